@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# `make demo` and `make test` need g++ 12 or newer, make, git and Python 3.11 or newer with its headers
+# and venv; everything else is installed into .venv at pinned versions. A second run installs and
+# compiles nothing.
+#
+#   PYTHON=python3.12      interpreter for .venv
+#   TORCHFUSE_WITH_CUDA=OFF  as in README.md; read when the build folder is configured first
+#   CTEST_ARGS, PYTEST_ARGS  further arguments
+
+PYTHON ?= python3
+BUILD := build/dev
+PREFIX := $(CURDIR)/build/prefix
+VENV_PYTHON := $(CURDIR)/.venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench lint clean build test-cpp test-python test-asan test-tsan test-layers \
+  test-consumer test-packaging prefix
+
+help:
+	@echo "make demo            train a digit classifier in Python and in C++"
+	@echo "make test            all tests: C++, Python, sanitizers, layers, consumer project"
+	@echo "make test-cpp | test-python | test-asan | test-tsan | test-layers | test-consumer"
+	@echo "make test-packaging  pip install into a second environment (downloads torch again)"
+	@echo "make bench           benchmarks/run.py --suite fused_adam"
+	@echo "make lint | clean"
+
+# --- Environment -------------------------------------------------------------------------------------
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.requirements: requirements-dev.txt | .venv/bin/python
+	$(VENV_PYTHON) -m pip install --quiet -r requirements-dev.txt
+	touch $@
+
+.venv/.requirements-lint: requirements-lint.txt .venv/.requirements
+	$(VENV_PYTHON) -m pip install --quiet -r requirements-lint.txt
+	touch $@
+
+# --- Build -------------------------------------------------------------------------------------------
+
+# pip configures the build folder and makes the package importable. Later runs only need ninja.
+$(BUILD)/.installed: .venv/.requirements setup.py pyproject.toml VERSION CMakePresets.json
+	TORCHFUSE_BUILD_DIR=$(BUILD) CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
+	  $(VENV_PYTHON) -m pip install --verbose --no-build-isolation --no-deps --editable .
+	touch $@
+
+# The component "python" alone goes beside the .py files; the rest is the C++ package.
+build: $(BUILD)/.installed
+	cmake --build $(BUILD) --target torchfuse torchfuse_C
+	@cmake --install $(BUILD) --prefix python/torchfuse > $(BUILD)/install.log
+	@cmake --install $(BUILD) --prefix python/torchfuse --component python >> $(BUILD)/install.log
+
+prefix: build
+	@cmake --install $(BUILD) --prefix $(PREFIX) > $(BUILD)/install-prefix.log
+
+# --- Tests -------------------------------------------------------------------------------------------
+
+test: test-layers test-cpp test-asan test-python test-consumer
+	@echo "make test: layers, C++, sanitizers, Python and the consumer project passed."
+
+test-cpp: build
+	cmake --build $(BUILD) --target all all_verify_interface_header_sets
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+
+test-python: build
+	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+build/asan-ubsan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json
+	cmake --preset $*
+
+test-asan: .venv/.requirements
+	$(MAKE) --no-print-directory build/asan-ubsan/build.ninja
+	cmake --build --preset asan-ubsan
+	ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1 ctest --preset asan-ubsan
+
+# The thread sanitizer cannot map its shadow under the widest address randomisation.
+test-tsan: .venv/.requirements
+	$(MAKE) --no-print-directory build/tsan/build.ninja
+	cmake --build --preset tsan
+	setarch --addr-no-randomize ctest --preset tsan
+
+test-layers: build
+	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
+
+test-consumer: prefix
+	cmake -S tests/packaging/consumer -B build/consumer -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build build/consumer
+	build/consumer/consumer
+
+test-packaging: .venv/.requirements
+	tests/packaging/test_pip_install.sh $(VENV_PYTHON)
+
+# --- Demo and benchmarks -----------------------------------------------------------------------------
+
+demo: prefix
+	$(VENV_PYTHON) examples/python/train_digits.py --export build/demo/digits --out build/demo
+	cmake -S examples/cpp/train_digits -B build/demo/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build build/demo/cpp
+	build/demo/cpp/train_digits build/demo/digits
+
+bench: build
+	$(VENV_PYTHON) benchmarks/run.py --suite fused_adam $(BENCH_ARGS)
+
+# --- Housekeeping ------------------------------------------------------------------------------------
+
+lint: .venv/.requirements-lint
+	tools/lint.sh
+
+clean:
+	rm -rf build dist python/torchfuse.egg-info python/torchfuse/lib python/torchfuse/include
+	rm -f python/torchfuse/_C.*.so

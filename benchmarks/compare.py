@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Prints result files as Markdown.
+
+Example:
+    python benchmarks/compare.py result.json            one run, with targets and verdicts
+    python benchmarks/compare.py old.json new.json      what changed between two runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Two runs of the same code differ by up to this much on a busy machine, reference stream aside.
+BETWEEN_RUNS = 0.05
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _milliseconds(quartiles: dict[str, float]) -> str:
+    return f"{1e3 * quartiles['median']:.3f} ± {1e3 * quartiles['iqr'] / 2:.3f}"
+
+
+def _verdict(reached: bool | None) -> str:
+    return "" if reached is None else "met" if reached else "**missed**"
+
+
+def met(row: dict[str, Any]) -> bool | None:
+    """Whether a case reaches its target; None without one."""
+    target = row["target"]
+    if target is None:
+        return None
+    return bool(row["ratios"][target["peer"]]["of_medians"] >= target["ratio"])
+
+
+def memory_met(row: dict[str, Any]) -> bool | None:
+    """Whether the extra memory of first and later steps stays below its target."""
+    if row["target_mib"] is None:
+        return None
+    largest = max(row["first_step_beyond_states_mib"], row["later_step_mib"])
+    return bool(largest < row["target_mib"])
+
+
+def _case_lines(cases: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        _row(
+            "case",
+            "tensors",
+            "ms (± half IQR)",
+            "GB/s",
+            "in-place scale GB/s",
+            "peer",
+            "its ms",
+            "ratio (quartiles per round)",
+            "target",
+            "verdict",
+        ),
+        _row("---", *["---:"] * 4, "---", *["---:"] * 3, "---"),
+    ]
+    for row in cases:
+        for peer, ratio in row["ratios"].items():
+            target = row["target"]
+            is_target = target is not None and target["peer"] == peer
+            rounds = ratio["per_round"]
+            lines.append(
+                _row(
+                    row["name"],
+                    f"{row['tensors']:,}",
+                    _milliseconds(row["seconds"][row["subject"]]),
+                    f"{row['gb_per_s'][row['subject']]:.1f}",
+                    f"{row['gb_per_s']['in-place scale']:.1f}",
+                    peer,
+                    _milliseconds(row["seconds"][peer]),
+                    f"{ratio['of_medians']:.2f}x ({rounds['low']:.2f} to {rounds['high']:.2f})",
+                    f"≥ {target['ratio']:g}x" if is_target else "",
+                    _verdict(met(row)) if is_target else "",
+                )
+            )
+    return lines
+
+
+def _memory_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        _row(
+            "peak extra memory",
+            "contender",
+            "first step beyond states, MiB",
+            "later steps, MiB",
+            "target",
+            "verdict",
+        ),
+        _row("---", "---", *["---:"] * 3, "---"),
+    ]
+    lines += [
+        _row(
+            row["name"],
+            row["contender"],
+            f"{row['first_step_beyond_states_mib']:.2f}",
+            f"{row['later_step_mib']:.2f}",
+            "" if row["target_mib"] is None else f"< {row['target_mib']:g}",
+            _verdict(memory_met(row)),
+        )
+        for row in rows
+    ]
+    return lines
+
+
+def _host_path_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        _row("host path", "tensors", "instructions per step", "per tensor"),
+        _row("---", "---:", "---:", "---:"),
+    ]
+    lines += [
+        _row(
+            row["contender"],
+            f"{row['tensors']:,}",
+            f"{row['instructions_per_step']:,.0f}",
+            f"{row['instructions_per_step'] / row['tensors']:,.0f}",
+        )
+        for row in rows
+    ]
+    return lines
+
+
+def table(result: dict[str, Any]) -> str:
+    """One run: times, bandwidths, ratios to the peers, and the verdict on each target."""
+    environment = result["environment"]
+    lines = [
+        f"{result['suite']}: {environment['gpu'] or environment['cpu']}, "
+        f"{environment['threads']} threads, {environment['cpu_isa']}, "
+        f"torch {environment['torch']}, {environment['date']}"
+    ]
+    for key, render in (
+        ("cases", _case_lines),
+        ("peak_memory", _memory_lines),
+        ("host_path", _host_path_lines),
+    ):
+        if result[key]:
+            lines += ["", *render(result[key])]
+    return "\n".join(lines)
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Two runs: the subject's time as a share of the in-run reference stream, old and new."""
+    before = {row["name"]: row for row in old["cases"]}
+    lines = [
+        _row("case", "old ms", "new ms", "speed, relative to in-place scale", "verdict"),
+        _row("---", *["---:"] * 3, "---"),
+    ]
+    for row in new["cases"]:
+        former = before.get(row["name"])
+        if former is None:
+            continue
+
+        def relative(entry: dict[str, Any]) -> float:
+            return float(entry["gb_per_s"][entry["subject"]] / entry["gb_per_s"]["in-place scale"])
+
+        change = relative(row) / relative(former)
+        verdict = "faster" if change > 1 else "slower"
+        if abs(change - 1) <= BETWEEN_RUNS:
+            verdict = "same"
+        lines.append(
+            _row(
+                row["name"],
+                _milliseconds(former["seconds"][former["subject"]]),
+                _milliseconds(row["seconds"][row["subject"]]),
+                f"{change:.2f}x",
+                verdict,
+            )
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Prints one result, or the difference of two."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, nargs="+", help="one result file, or old and new")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    arguments = parser.parse_args()
+    if len(arguments.results) > 2:
+        parser.error(f"expected one or two result files, got {len(arguments.results)}")
+    results = [json.loads(path.read_text()) for path in arguments.results]
+    print(table(results[0]) if len(results) == 1 else difference(*results))
+    newest = results[-1]
+    verdicts = [met(row) for row in newest["cases"]]
+    verdicts += [memory_met(row) for row in newest["peak_memory"]]
+    return 1 if arguments.check and False in verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

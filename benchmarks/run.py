@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs a benchmark suite and writes one result file.
+
+Example:
+    python benchmarks/run.py --suite fused_adam
+    python benchmarks/run.py --suite fused_adam --only scale_clip_step/large --out result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import compare
+import host_path
+import torchfuse
+from suites import peak_memory
+from torchfuse.testing.bench import interleave, summarize
+
+SUITES = ("fused_adam",)
+RESULT_FORMAT = 1
+REFERENCE = "in-place scale"
+MAX_REFERENCE_BYTES = 512 * 2**20
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", choices=SUITES, default=SUITES[0])
+    parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="small sets, five rounds")
+    parser.add_argument("--out", type=Path, help="result file; default: build/benchmarks/...")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, help="default 15; with --quick 5")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--callgrind", action="store_true", help="count the host path's instructions (valgrind)"
+    )
+    arguments = parser.parse_args()
+    if arguments.rounds is None:
+        arguments.rounds = 5 if arguments.quick else 15
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda was asked for, but torch sees no CUDA device")
+    if arguments.callgrind and host_path.valgrind() is None:
+        parser.error("--callgrind needs valgrind on the PATH; install it or leave the option out")
+    return arguments
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of a git command in this repository, or None outside of one."""
+    try:
+        result = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def environment(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything needed to read, or to repeat, the numbers."""
+    status = _git("status", "--porcelain")
+    return {
+        "command": ["python", "benchmarks/run.py", *sys.argv[1:]],
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "git": {
+            "sha": _git("rev-parse", "HEAD"),
+            "dirty": None if status is None else bool(status),
+        },
+        "cpu": _cpu_model(),
+        "cpu_isa": torchfuse._C.cpu_isa(),
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+        "device": arguments.device,
+        "gpu": torch.cuda.get_device_name() if arguments.device == "cuda" else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "torchfuse": torchfuse.__version__,
+        "build": torchfuse._C.build_info(),
+        "seed": arguments.seed,
+        "rounds": arguments.rounds,
+    }
+
+
+def reference_stream(num_bytes: int, device: torch.device) -> tuple[Callable[[], object], int]:
+    """Scales a buffer in place: what this machine's memory gives at this moment.
+
+    Returns:
+        The function, and the bytes that it reads and writes.
+    """
+    moved = min(num_bytes, MAX_REFERENCE_BYTES)
+    buffer = torch.ones(max(moved // 8, 1), device=device)
+    return lambda: buffer.mul_(1.0), 8 * buffer.numel()
+
+
+def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Verifies and times one case."""
+    device = torch.device(arguments.device)
+    parameters = case.load()
+    model_bytes = case.bytes_per_element * parameters.numel
+    prepared = case.prepare(device, arguments.seed)
+    reference, reference_bytes = reference_stream(model_bytes, device)
+    samples = interleave(
+        {**prepared.functions, REFERENCE: reference}, rounds=arguments.rounds, device=device
+    )
+
+    summary = summarize(samples, case.subject)
+    times = {name: entry["seconds"] for name, entry in summary.items()}
+    ratios = {
+        peer: {"of_medians": summary[peer]["ratio_of_medians"], "per_round": summary[peer]["ratio"]}
+        for peer in case.peers
+    }
+    return {
+        "name": case.name,
+        "subject": case.subject,
+        "tensors": len(parameters.shapes),
+        "numel": parameters.numel,
+        "model_bytes": model_bytes,
+        "gb_per_s": {
+            name: (reference_bytes if name == REFERENCE else model_bytes) / value["median"] / 1e9
+            for name, value in times.items()
+        },
+        "seconds": times,
+        "ratios": ratios,
+        "target": None if case.target is None else {"peer": case.peers[0], "ratio": case.target},
+        "verified": prepared.verified,
+        "samples": samples,
+    }
+
+
+def run_suite(suite: ModuleType, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs all selected cases of a suite."""
+    rows = []
+    for case in suite.CASES:
+        too_large = arguments.quick and case.load().numel > suite.QUICK_NUMEL
+        if arguments.only in case.name and not too_large:
+            print(f"{case.name} ...", file=sys.stderr, flush=True)
+            rows.append(run_case(case, arguments))
+    memory = []
+    for case in suite.MEMORY_CASES:
+        too_large = arguments.quick and case.parameters == "large"
+        if arguments.only in case.name and not too_large:
+            print(f"{case.name}, {case.contender} ...", file=sys.stderr, flush=True)
+            device = torch.device(arguments.device)
+            peak = peak_memory.measure(case, device, arguments.threads, arguments.seed)
+            memory.append(
+                {
+                    "name": case.name,
+                    "contender": case.contender,
+                    "target_mib": case.target_mib,
+                    **dataclasses.asdict(peak),
+                }
+            )
+    return {"cases": rows, "peak_memory": memory}
+
+
+def main() -> int:
+    """Runs the suite, writes the result file and prints the table."""
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    suite = importlib.import_module(f"suites.{arguments.suite}")
+    result = {
+        "format": RESULT_FORMAT,
+        "suite": arguments.suite,
+        "environment": environment(arguments),
+        **run_suite(suite, arguments),
+        "host_path": host_path.measure() if arguments.callgrind else None,
+    }
+    if not (result["cases"] or result["peak_memory"] or result["host_path"]):
+        print(f"no case of {arguments.suite} has {arguments.only!r} in its name", file=sys.stderr)
+        return 1
+    out = arguments.out
+    if out is None:
+        stamp = result["environment"]["date"].replace(":", "").partition("+")[0]
+        out = Path("build/benchmarks") / f"{arguments.suite}-{arguments.device}-{stamp}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(compare.table(result))
+    print(f"\nwrote {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The training steps that are compared: torchfuse's and torch's, on equal tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.amp.grad_scaler import GradScaler as TorchGradScaler
+
+from suites.parameters import ParameterSet
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+
+OURS = "torchfuse"
+FUSED = "torch fused"
+FOREACH = "torch foreach"
+DEFAULT = "torch default"  # AdamW() as written: a loop over the tensors on a CPU
+AGAIN = "torch fused, again"
+
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 0.01
+SCALE = 65536.0
+
+
+def _make_optimizer(
+    name: str, params: list[torch.Tensor], max_norm: float | None
+) -> torch.optim.Optimizer:
+    if name == OURS:
+        dtype = params[0].dtype
+        return FusedAdam(
+            params,
+            lr=LEARNING_RATE,
+            weight_decay=WEIGHT_DECAY,
+            max_grad_norm=max_norm,
+            # torch keeps the moments of a bf16 parameter in bf16; so do we here.
+            state_dtype=None if dtype == torch.float32 else dtype,
+        )
+    return torch.optim.AdamW(
+        params,
+        lr=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        fused=True if name == FUSED else None,
+        foreach=True if name == FOREACH else None,
+    )
+
+
+class Contender:
+    """One optimizer with parameters, gradients and, in the scaled pipeline, a loss scaler.
+
+    Timed steps run at a loss scale of 1 and a norm below the clip: torch's pipeline rescales its
+    gradients in place and would feed itself ever smaller numbers. The work is the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: ParameterSet,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        scale_and_clip: bool = False,
+    ) -> None:
+        """Builds equal tensors for equal arguments."""
+        self.name = name
+        self._parameters = parameters
+        self._device = device
+        self._grad_seed = seed + 1
+        self.params = [
+            torch.nn.Parameter(values.mul_(0.1)) for values in parameters.randn(dtype, device, seed)
+        ]
+        for param, grad in zip(
+            self.params, parameters.randn(dtype, device, self._grad_seed), strict=True
+        ):
+            param.grad = grad
+        # The norm of standard normal gradients is close to sqrt(numel), whatever the seed.
+        self._max_norm = float(parameters.numel) ** 0.5 if scale_and_clip else None
+        self.optimizer = _make_optimizer(name, list(self.params), self._max_norm)
+        self.scaler: TorchGradScaler | None = None
+        if scale_and_clip:
+            scaler_type = GradScaler if name == OURS else TorchGradScaler
+            self.scaler = scaler_type(device.type, init_scale=SCALE)
+            self.scaler.scale(torch.zeros((), device=device))
+
+    def fill_grads(self, factor: float) -> None:
+        """Writes the seed's gradients times `factor`; zero for sets without gradients."""
+        generator = torch.Generator(self._device).manual_seed(self._grad_seed)
+        for param in self.params:
+            assert param.grad is not None
+            param.grad.normal_(generator=generator)
+            param.grad.mul_(0.0 if self._parameters.zero_grads else factor)
+
+    def step(self) -> None:
+        """One step of the pipeline under test."""
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        if self.name != OURS:
+            assert self._max_norm is not None
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.params, self._max_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def run_verification_steps(self, count: int) -> None:
+        """Steps with a real loss scale and with clipping at work."""
+        for _ in range(count):
+            self.fill_grads(1.0 if self.scaler is None else 2.0 * SCALE)
+            self.step()
+
+    def prepare_timing(self) -> None:
+        """Puts gradients, scale and moments into the state in which steps are timed."""
+        self.fill_grads(1.0 if self.scaler is None else 0.5)
+        if self.scaler is not None:
+            self.scaler.update(1.0)
+        for param in self.params:
+            for key, value in self._parameters.moments.items():
+                self.optimizer.state[param][key].fill_(value)
+
+
+# Largest relative difference in norm, per tensor: of the parameters, and of the first moments.
+# torch rounds to bf16 after every operation, and computes its clip coefficient in fp32.
+TOLERANCES = {torch.float32: (5e-6, 1e-4), torch.bfloat16: (1e-2, 2e-2)}
+
+
+def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    norm = expected.detach().float().norm()
+    error = (actual.detach().float() - expected.detach().float()).norm()
+    return 0.0 if error == 0 else float(error / norm)
+
+
+def verify(contenders: list[Contender], dtype: torch.dtype) -> dict[str, float]:
+    """Compares every contender with torch's fused optimizer after three steps.
+
+    Returns:
+        The largest difference of parameters and of first moments.
+
+    Raises:
+        RuntimeError: A contender computes something else, so that timing it would be void.
+    """
+    for contender in contenders:
+        contender.run_verification_steps(3)
+    reference = next(contender for contender in contenders if contender.name == FUSED)
+    largest = {"params": 0.0, "exp_avg": 0.0}
+    for contender in contenders:
+        pairs = zip(contender.params, reference.params, strict=True)
+        for index, (param, expected) in enumerate(pairs):
+            differences = {
+                "params": _difference(param, expected),
+                "exp_avg": _difference(
+                    contender.optimizer.state[param]["exp_avg"],
+                    reference.optimizer.state[expected]["exp_avg"],
+                ),
+            }
+            for (key, value), limit in zip(differences.items(), TOLERANCES[dtype], strict=True):
+                if not value <= limit:
+                    raise RuntimeError(
+                        f"{contender.name}: expected {key}[{index}] within {limit:g} of "
+                        f"{FUSED}, got {value:g}"
+                    )
+                largest[key] = max(largest[key], value)
+    return largest
+
+
+def norm_functions(
+    parameters: ParameterSet, device: torch.device, seed: int
+) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
+    """The norm-and-check op against torch's norm, on the same gradients; verified against fp64."""
+    grads = parameters.randn(torch.float32, device, seed)
+    functions: dict[str, Callable[[], object]] = {
+        OURS: lambda: torch.ops.torchfuse.multi_tensor_l2_norm(grads),
+        "get_total_norm": lambda: torch.nn.utils.get_total_norm(grads),
+    }
+    squares = sum(float(grad.double().pow(2).sum()) for grad in grads)
+    norm, found_inf = torch.ops.torchfuse.multi_tensor_l2_norm(grads)
+    error = abs(float(norm) / squares**0.5 - 1)
+    if not error <= 1e-6 or float(found_inf) != 0:
+        raise RuntimeError(
+            f"multi_tensor_l2_norm: expected {squares**0.5:.9g} and found_inf 0, "
+            f"got {float(norm):.9g} and {float(found_inf):g}"
+        )
+    torch_error = abs(float(torch.nn.utils.get_total_norm(grads)) / squares**0.5 - 1)
+    return functions, {"norm": error, "norm of torch": torch_error}

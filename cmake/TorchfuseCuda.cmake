@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# Whether CUDA is built, with which nvcc, and for which architectures.
+cmake_policy(VERSION 3.25)
+
+# "8.0;9.0+PTX" (torch's notation; spaces and commas separate too) -> "80-real;90". CMake's "90" means
+# machine code and PTX, "90-real" machine code only.
+function(torchfuse_translate_arch_list out arch_list)
+  string(REGEX REPLACE "[ ,;]+" ";" entries "${arch_list}")
+  list(REMOVE_ITEM entries "")
+  set(result "")
+  foreach(entry IN LISTS entries)
+    if(NOT entry MATCHES "^([0-9]+)\\.([0-9][af]?)(\\+PTX)?$")
+      message(
+        FATAL_ERROR
+        "torchfuse: expected TORCH_CUDA_ARCH_LIST to hold entries such as 9.0 or 9.0+PTX, got "
+        "'${entry}'."
+      )
+    endif()
+    if(CMAKE_MATCH_3)
+      list(APPEND result "${CMAKE_MATCH_1}${CMAKE_MATCH_2}")
+    else()
+      list(APPEND result "${CMAKE_MATCH_1}${CMAKE_MATCH_2}-real")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES result)
+  set(${out} "${result}" PARENT_SCOPE)
+endfunction()
+
+# CMAKE_CUDA_ARCHITECTURES, then CUDAARCHS, then TORCH_CUDA_ARCH_LIST, then our own list, whose last
+# entry carries PTX for what comes after it. Must run before the language is enabled.
+function(torchfuse_choose_cuda_architectures)
+  if(DEFINED CMAKE_CUDA_ARCHITECTURES OR DEFINED ENV{CUDAARCHS})
+    return()
+  endif()
+  if(NOT "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
+    torchfuse_translate_arch_list(architectures "$ENV{TORCH_CUDA_ARCH_LIST}")
+  elseif(TORCHFUSE_NVCC_VERSION VERSION_LESS 12.8)
+    set(architectures 80-real 90)
+  else()
+    set(architectures 80-real 90-real 100-real 120)
+  endif()
+  set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures")
+endfunction()
+
+# Finds nvcc and its version; empty variables where there is none.
+function(_torchfuse_find_nvcc)
+  if(TORCHFUSE_TORCH_CUDA_VERSION)
+    string(REGEX MATCH "^[0-9]+" major "${TORCHFUSE_TORCH_CUDA_VERSION}")
+    # The toolkit's compiler also comes as wheels, which unpack beside torch.
+    set(beside_torch "${TORCHFUSE_TORCH_ROOT}/../nvidia/cu${major}/bin")
+  endif()
+  if(CMAKE_CUDA_COMPILER)
+    set(TORCHFUSE_NVCC "${CMAKE_CUDA_COMPILER}")
+  elseif(DEFINED ENV{CUDACXX})
+    set(TORCHFUSE_NVCC "$ENV{CUDACXX}")
+  else()
+    find_program(
+      TORCHFUSE_NVCC
+      nvcc
+      HINTS "$ENV{CUDA_HOME}/bin" "$ENV{CUDA_PATH}/bin"
+      PATHS /usr/local/cuda/bin "${beside_torch}"
+      DOC "The CUDA compiler"
+    )
+  endif()
+  set(version "")
+  if(TORCHFUSE_NVCC)
+    execute_process(
+      COMMAND "${TORCHFUSE_NVCC}" --version
+      OUTPUT_VARIABLE output
+      RESULT_VARIABLE status
+      ERROR_QUIET
+    )
+    if(status EQUAL 0 AND output MATCHES "release ([0-9]+\\.[0-9]+)")
+      set(version "${CMAKE_MATCH_1}")
+    endif()
+  endif()
+  set(TORCHFUSE_NVCC "${TORCHFUSE_NVCC}" PARENT_SCOPE)
+  set(TORCHFUSE_NVCC_VERSION "${version}" PARENT_SCOPE)
+endfunction()
+
+# Why CUDA cannot be built, as one sentence; empty if it can.
+function(_torchfuse_reason_against_cuda out)
+  set(reason "")
+  string(REGEX MATCH "^[0-9]+" torch_major "${TORCHFUSE_TORCH_CUDA_VERSION}")
+  string(REGEX MATCH "^[0-9]+" nvcc_major "${TORCHFUSE_NVCC_VERSION}")
+  if(NOT TORCHFUSE_KERNELS_ONLY AND NOT TORCHFUSE_TORCH_CUDA_VERSION)
+    set(reason "torch ${TORCHFUSE_TORCH_VERSION} was built without CUDA")
+  elseif(NOT TORCHFUSE_NVCC_VERSION)
+    set(reason "no nvcc was found on PATH, in CUDA_HOME or in CUDACXX")
+  elseif(NOT TORCHFUSE_KERNELS_ONLY AND NOT torch_major STREQUAL nvcc_major)
+    set(
+      reason
+      "torch uses CUDA ${TORCHFUSE_TORCH_CUDA_VERSION} but nvcc is ${TORCHFUSE_NVCC_VERSION}"
+    )
+  elseif(TORCHFUSE_NVCC_VERSION VERSION_LESS 12.0)
+    set(reason "nvcc ${TORCHFUSE_NVCC_VERSION} does not know C++20; 12.0 is the oldest that does")
+  endif()
+  set(${out} "${reason}" PARENT_SCOPE)
+endfunction()
+
+# Decides about CUDA and says so in one line. A macro, because CMAKE_CUDA_COMPILER must reach the
+# caller that enables the language.
+macro(torchfuse_choose_cuda out)
+  set(${out} OFF)
+  string(TOUPPER "${TORCHFUSE_WITH_CUDA}" _torchfuse_wish)
+  if(_torchfuse_wish STREQUAL "AUTO" OR TORCHFUSE_WITH_CUDA)
+    _torchfuse_find_nvcc()
+    _torchfuse_reason_against_cuda(_torchfuse_reason)
+    if(NOT _torchfuse_reason)
+      set(${out} ON)
+      set(CMAKE_CUDA_COMPILER "${TORCHFUSE_NVCC}" CACHE FILEPATH "The CUDA compiler")
+      message(STATUS "torchfuse: building for CPU and CUDA (nvcc ${TORCHFUSE_NVCC_VERSION})")
+    elseif(_torchfuse_wish STREQUAL "AUTO")
+      message(STATUS "torchfuse: building for CPU only: ${_torchfuse_reason}")
+    else()
+      message(
+        FATAL_ERROR
+        "torchfuse: TORCHFUSE_WITH_CUDA=ON, but ${_torchfuse_reason}. Install what is missing, or "
+        "use TORCHFUSE_WITH_CUDA=OFF."
+      )
+    endif()
+  else()
+    message(STATUS "torchfuse: building for CPU only: TORCHFUSE_WITH_CUDA=${TORCHFUSE_WITH_CUDA}")
+  endif()
+endmacro()

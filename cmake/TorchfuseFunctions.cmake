@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# The verbs of the manifest, and what every target of ours has in common.
+
+set(TORCHFUSE_KERNELS "")
+set(TORCHFUSE_SIMD_KERNELS "")
+set(TORCHFUSE_OPS "")
+set(TORCHFUSE_OPTIMIZERS "")
+set(TORCHFUSE_FUNCTORS "")
+
+function(_torchfuse_expect_files verb)
+  foreach(file IN LISTS ARGN)
+    if(NOT EXISTS "${PROJECT_SOURCE_DIR}/csrc/${file}")
+      message(
+        FATAL_ERROR
+        "${verb}: expected the file csrc/${file} to exist. Write it, or correct the name in "
+        "cmake/TorchfuseOps.cmake."
+      )
+    endif()
+  endforeach()
+endfunction()
+
+# A kernel without an op of its own. SIMD: one object per instruction level.
+function(torchfuse_add_kernel name)
+  _torchfuse_expect_files(
+    "torchfuse_add_kernel(${name})"
+    kernels/${name}.h
+    kernels/cpu/${name}_cpu.cpp
+    kernels/cuda/${name}_cuda.cu
+  )
+  if("${ARGN}" STREQUAL "SIMD")
+    set(TORCHFUSE_SIMD_KERNELS ${TORCHFUSE_SIMD_KERNELS} ${name} PARENT_SCOPE)
+  else()
+    set(TORCHFUSE_KERNELS ${TORCHFUSE_KERNELS} ${name} PARENT_SCOPE)
+  endif()
+endfunction()
+
+# A kernel and the op that calls it. A macro, so that the record reaches the caller's scope.
+macro(torchfuse_add_op name)
+  torchfuse_add_kernel(${name} ${ARGN})
+  _torchfuse_expect_files("torchfuse_add_op(${name})" ops/${name}.cpp)
+  list(APPEND TORCHFUSE_OPS ${name})
+endmacro()
+
+# An elementwise optimizer: one functor for all backends.
+macro(torchfuse_add_fused_optimizer name functor)
+  _torchfuse_expect_files(
+    "torchfuse_add_fused_optimizer(${name} ${functor})"
+    kernels/functors/${name}.h
+    ops/fused_${name}.cpp
+  )
+  list(APPEND TORCHFUSE_OPTIMIZERS ${name})
+  list(APPEND TORCHFUSE_FUNCTORS ${functor})
+  list(APPEND TORCHFUSE_OPS fused_${name})
+endmacro()
+
+# Language level, visibility, warnings and sanitizers: the same for every target of ours.
+function(torchfuse_set_defaults target)
+  set_target_properties(
+    ${target}
+    PROPERTIES
+      CXX_STANDARD 20
+      CXX_STANDARD_REQUIRED ON
+      CXX_EXTENSIONS OFF
+      CUDA_STANDARD 20
+      CUDA_STANDARD_REQUIRED ON
+      CUDA_EXTENSIONS OFF
+      CXX_VISIBILITY_PRESET hidden
+      CUDA_VISIBILITY_PRESET hidden
+      VISIBILITY_INLINES_HIDDEN ON
+      POSITION_INDEPENDENT_CODE ON
+  )
+  target_compile_options(
+    ${target}
+    PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>
+      "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler -Wall,-Wextra>"
+  )
+  if(TORCHFUSE_WERROR)
+    target_compile_options(
+      ${target}
+      PRIVATE
+        $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+        "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings -Xcompiler -Werror>"
+    )
+  endif()
+  if(TORCHFUSE_SANITIZE)
+    set(flags -fsanitize=${TORCHFUSE_SANITIZE} -fno-omit-frame-pointer -g)
+    if(TORCHFUSE_SANITIZE MATCHES "undefined")
+      list(APPEND flags -fno-sanitize-recover=undefined)
+    endif()
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${flags}>)
+    target_link_options(${target} PRIVATE -fsanitize=${TORCHFUSE_SANITIZE})
+  endif()
+endfunction()
+
+# A library or program that uses at::parallel_for. That header runs on one thread, silently, unless
+# it is compiled with -fopenmp; the runtime that is linked must be the one that torch itself uses.
+function(torchfuse_use_torch_threads target)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  target_link_libraries(${target} PRIVATE torchfuse::libgomp)
+endfunction()
+
+# Every header of the target's header sets must compile when it is included alone.
+function(torchfuse_check_headers target)
+  if(TORCHFUSE_BUILD_TESTS)
+    set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  endif()
+endfunction()
+
+# Stops with one sentence if the torch that was located is not one we are built and tested with.
+function(torchfuse_check_torch_is_supported)
+  if(TORCHFUSE_TORCH_MINOR VERSION_LESS 2.11 OR TORCHFUSE_TORCH_MINOR VERSION_GREATER_EQUAL 2.16)
+    message(
+      FATAL_ERROR
+      "torchfuse: expected torch to be at least 2.11 and older than 2.16, got "
+      "${TORCHFUSE_TORCH_VERSION} in ${TORCHFUSE_TORCH_ROOT}. Install another one, or set "
+      "TORCHFUSE_TORCH_DIR."
+    )
+  endif()
+  message(STATUS "torchfuse: using torch ${TORCHFUSE_TORCH_VERSION} in ${TORCHFUSE_TORCH_ROOT}")
+  file(GLOB gomp "${TORCHFUSE_TORCH_ROOT}/lib/libgomp*.so*")
+  if(NOT gomp)
+    message(
+      FATAL_ERROR
+      "torchfuse: expected torch to ship its OpenMP runtime as ${TORCHFUSE_TORCH_ROOT}/lib/"
+      "libgomp*.so*, got none. Use an official build of torch: with another runtime the CPU "
+      "kernels would not share torch's threads."
+    )
+  endif()
+endfunction()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# Where torch is and what it is, read from its own files: no target, no search for CUDA. Installed
+# with the package, because its users need the same torch.
+cmake_policy(VERSION 3.25)
+
+set(_TORCHFUSE_CMAKE_DIR "${CMAKE_CURRENT_LIST_DIR}")
+
+# Folders that may hold torch, best first: TORCHFUSE_TORCH_DIR alone if it is set, else the hints and
+# the environments of the Python interpreter.
+function(_torchfuse_torch_candidates out)
+  if(TORCHFUSE_TORCH_DIR)
+    set(${out} "${TORCHFUSE_TORCH_DIR}" PARENT_SCOPE)
+    return()
+  endif()
+  set(candidates ${TORCHFUSE_TORCH_HINTS})
+  if(NOT Python_EXECUTABLE)
+    find_package(Python 3.10 QUIET COMPONENTS Interpreter)
+  endif()
+  if(Python_EXECUTABLE)
+    execute_process(
+      COMMAND "${Python_EXECUTABLE}" "${_TORCHFUSE_CMAKE_DIR}/torch_search_path.py"
+      OUTPUT_VARIABLE found
+      OUTPUT_STRIP_TRAILING_WHITESPACE
+      COMMAND_ERROR_IS_FATAL ANY
+    )
+    string(REPLACE "\n" ";" found "${found}")
+    list(APPEND candidates ${found})
+  endif()
+  set(${out} "${candidates}" PARENT_SCOPE)
+endfunction()
+
+# version.py of a Python package, build-version of an unpacked LibTorch.
+function(_torchfuse_read_torch_version root)
+  set(version "")
+  set(cuda "")
+  if(EXISTS "${root}/version.py")
+    file(READ "${root}/version.py" text)
+    if(text MATCHES "__version__ = '([^']+)'")
+      set(version "${CMAKE_MATCH_1}")
+    endif()
+    if(text MATCHES "cuda[^=\n]*= '([0-9.]+)'")
+      set(cuda "${CMAKE_MATCH_1}")
+    endif()
+  elseif(EXISTS "${root}/build-version")
+    file(READ "${root}/build-version" version)
+    string(STRIP "${version}" version)
+    if(version MATCHES "\\+cu([0-9]+)([0-9])$")
+      set(cuda "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}")
+    endif()
+  endif()
+  set(TORCHFUSE_TORCH_VERSION "${version}" PARENT_SCOPE)
+  set(TORCHFUSE_TORCH_CUDA_VERSION "${cuda}" PARENT_SCOPE)
+endfunction()
+
+# Sets TORCHFUSE_TORCH_ROOT, TORCHFUSE_TORCH_VERSION ("2.11.0+cu130"), TORCHFUSE_TORCH_MINOR ("2.11")
+# and TORCHFUSE_TORCH_CUDA_VERSION ("13.0", empty for a CPU build). The root is empty if none is found.
+function(torchfuse_locate_torch)
+  _torchfuse_torch_candidates(candidates)
+  set(root "")
+  foreach(candidate IN LISTS candidates)
+    # A folder without headers is a torch that cannot be built against.
+    if(
+      candidate
+      AND EXISTS "${candidate}/lib/libtorch_cpu.so"
+      AND EXISTS "${candidate}/include/torch/library.h"
+    )
+      get_filename_component(root "${candidate}" REALPATH)
+      break()
+    endif()
+  endforeach()
+  if(root)
+    _torchfuse_read_torch_version("${root}")
+    if(NOT TORCHFUSE_TORCH_VERSION MATCHES "^([0-9]+\\.[0-9]+)")
+      message(FATAL_ERROR "torchfuse: the torch in ${root} does not say its version.")
+    endif()
+    set(TORCHFUSE_TORCH_MINOR "${CMAKE_MATCH_1}" PARENT_SCOPE)
+    set(TORCHFUSE_TORCH_VERSION "${TORCHFUSE_TORCH_VERSION}" PARENT_SCOPE)
+    set(TORCHFUSE_TORCH_CUDA_VERSION "${TORCHFUSE_TORCH_CUDA_VERSION}" PARENT_SCOPE)
+  elseif("REQUIRED" IN_LIST ARGV)
+    if(TORCHFUSE_TORCH_DIR)
+      set(where "in TORCHFUSE_TORCH_DIR=${TORCHFUSE_TORCH_DIR}")
+    else()
+      set(where "for the interpreter '${Python_EXECUTABLE}'")
+    endif()
+    message(
+      FATAL_ERROR
+      "torchfuse: no torch was found ${where}: install torch first and, if it is there already, set "
+      "TORCHFUSE_TORCH_DIR to its folder or install with pip's --no-build-isolation."
+    )
+  endif()
+  set(TORCHFUSE_TORCH_ROOT "${root}" PARENT_SCOPE)
+endfunction()

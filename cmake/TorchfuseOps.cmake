@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# Everything that torchfuse computes, one line each. The verbs only record names
+# (TorchfuseFunctions.cmake); csrc/kernels and csrc/ops read the record.
+
+# kernels/<name>.h  kernels/cpu/<name>_cpu.cpp  kernels/cuda/<name>_cuda.cu
+torchfuse_add_kernel(prologue)
+
+# The same, and ops/<name>.cpp. SIMD: the CPU file is compiled once per instruction level.
+torchfuse_add_op(multi_tensor_l2_norm SIMD)
+torchfuse_add_op(multi_tensor_unscale SIMD)
+torchfuse_add_op(amp_update_scale)
+
+# kernels/functors/<name>.h  ops/fused_<name>.cpp; the instantiations are configured from
+# kernels/instantiate/fused_optimizer_{cpu.cpp,dispatch.cpp,cuda.cu}.in.
+torchfuse_add_fused_optimizer(adam Adam)

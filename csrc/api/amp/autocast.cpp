@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <torchfuse/amp/autocast.h>
+
+#include <ATen/autocast_mode.h>
+#include <c10/util/Exception.h>
+
+namespace torchfuse::amp {
+namespace {
+
+namespace autocast = at::autocast;
+
+// The first member to be initialised calls this, so that a refused guard has changed nothing.
+c10::DeviceType checked_device(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype) {
+  TORCH_CHECK(device_type == c10::kCPU || device_type == c10::kCUDA,
+              "AutocastGuard: expected device_type to be kCPU or kCUDA, got ", device_type, ".");
+  TORCH_CHECK(!dtype || *dtype == c10::kHalf || *dtype == c10::kBFloat16,
+              "AutocastGuard: expected dtype to be kHalf or kBFloat16, got ", *dtype,
+              ". Pass enabled=false for full precision.");
+  return device_type;
+}
+
+}  // namespace
+
+AutocastGuard::AutocastGuard(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype,
+                             bool enabled, std::optional<bool> cache_enabled)
+    : device_type_(checked_device(device_type, dtype)),
+      previous_dtype_(autocast::get_autocast_dtype(device_type)),
+      previous_enabled_(autocast::is_autocast_enabled(device_type)),
+      previous_cache_enabled_(autocast::is_autocast_cache_enabled()) {
+  autocast::set_autocast_enabled(device_type_, enabled);
+  if (dtype) autocast::set_autocast_dtype(device_type_, *dtype);
+  if (cache_enabled) autocast::set_autocast_cache_enabled(*cache_enabled);
+  autocast::increment_nesting();
+}
+
+AutocastGuard::~AutocastGuard() {
+  // Casts of weights kept beyond the outermost guard would hold their memory for good.
+  if (autocast::decrement_nesting() == 0) autocast::clear_cache();
+  autocast::set_autocast_enabled(device_type_, previous_enabled_);
+  autocast::set_autocast_dtype(device_type_, previous_dtype_);
+  autocast::set_autocast_cache_enabled(previous_cache_enabled_);
+}
+
+}  // namespace torchfuse::amp

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The rules of torch.amp.GradScaler over GradScalerCore, with its error texts.
+#include <torchfuse/amp/grad_scaler.h>
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+#include <torch/cuda.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include <torchfuse/optim/fused_optimizer.h>
+
+namespace torchfuse::amp {
+namespace {
+
+GradScalerCore::Key key_of(const torch::optim::Optimizer& optimizer) {
+  return reinterpret_cast<GradScalerCore::Key>(&optimizer);
+}
+
+std::vector<at::Tensor> params_of(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> params;
+  for (const auto& group : optimizer.param_groups()) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
+}
+
+/// Device of the first parameter that has a gradient; none if no parameter has one.
+std::optional<at::Device> device_of_grads(torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& param : group.params()) {
+      if (param.defined() && param.grad().defined()) return param.device();
+    }
+  }
+  return std::nullopt;
+}
+
+// Written so that NaN fails.
+void check_growth_factor(double value) {
+  TORCH_CHECK(value > 1.0, "The growth factor must be > 1.0.");
+}
+
+void check_backoff_factor(double value) {
+  TORCH_CHECK(value < 1.0, "The backoff factor must be < 1.0.");
+}
+
+void check_growth_interval(std::int64_t value) {
+  TORCH_CHECK(value >= 1, "GradScaler: expected growth_interval to be at least 1, got ", value, ".");
+}
+
+void check_state(const GradScalerState& state) {
+  TORCH_CHECK(std::isfinite(state.scale) && state.scale >= 0.0,
+              "GradScaler: expected the state's scale to be finite and not negative, got ",
+              state.scale, ".");
+  check_growth_factor(state.growth_factor);
+  check_backoff_factor(state.backoff_factor);
+  check_growth_interval(state.growth_interval);
+  TORCH_CHECK(state.growth_tracker >= 0 &&
+                  state.growth_tracker <= std::numeric_limits<std::int32_t>::max(),
+              "GradScaler: expected the state's growth_tracker to be a 32-bit count, got ",
+              state.growth_tracker, ".");
+  const std::int64_t hysteresis = state.hysteresis_tracker.value_or(1);
+  TORCH_CHECK(hysteresis >= std::numeric_limits<std::int32_t>::min() &&
+                  hysteresis <= std::numeric_limits<std::int32_t>::max(),
+              "GradScaler: expected the state's hysteresis_tracker to be a 32-bit count, got ",
+              hysteresis, ".");
+}
+
+c10::IValue read_field(torch::serialize::InputArchive& archive, const char* name) {
+  c10::IValue value;
+  TORCH_CHECK(archive.try_read(name, value), "GradScaler.load: expected the archive to hold '", name,
+              "', got none. It was not written by GradScaler.save, or not completely.");
+  return value;
+}
+
+double read_double(torch::serialize::InputArchive& archive, const char* name) {
+  const c10::IValue value = read_field(archive, name);
+  TORCH_CHECK(value.isDouble(), "GradScaler.load: expected '", name, "' to be a number, got ",
+              value.tagKind(), ".");
+  return value.toDouble();
+}
+
+std::int64_t read_int(torch::serialize::InputArchive& archive, const char* name) {
+  const c10::IValue value = read_field(archive, name);
+  TORCH_CHECK(value.isInt(), "GradScaler.load: expected '", name, "' to be an integer, got ",
+              value.tagKind(), ".");
+  return value.toInt();
+}
+
+}  // namespace
+
+GradScaler::GradScaler(at::Device device, GradScalerOptions options)
+    : device_(device), options_(std::move(options)), core_(options_.hysteresis()) {
+  if (options_.enabled() && device_.is_cuda() && !torch::cuda::is_available()) {
+    TORCH_WARN("torchfuse::amp::GradScaler is enabled, but CUDA is not available. Disabling.");
+    options_.enabled(false);
+  }
+  if (!options_.enabled()) return;
+  check_growth_factor(options_.growth_factor());
+  check_backoff_factor(options_.backoff_factor());
+  check_growth_interval(options_.growth_interval());
+}
+
+void GradScaler::require_scale(const char* caller) const {
+  TORCH_CHECK(core_.initialized(), "Attempted ", caller,
+              " but _scale is None.  This may indicate your script did not use scaler.scale(loss or "
+              "outputs) earlier in the iteration.");
+}
+
+ScaleRule GradScaler::rule() const {
+  return {options_.growth_factor(), options_.backoff_factor(), options_.growth_interval()};
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& outputs) {
+  if (!options_.enabled()) return outputs;
+  TORCH_CHECK(outputs.defined(),
+              "GradScaler.scale: expected outputs to be a tensor, got an undefined one.");
+  if (!core_.initialized()) {
+    core_.initialize(outputs.device(), options_.init_scale(), init_growth_tracker_);
+  }
+  return outputs * core_.scale().to(outputs.device(), /*non_blocking=*/true);
+}
+
+std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> scaled;
+  scaled.reserve(outputs.size());
+  for (const at::Tensor& output : outputs) scaled.push_back(scale(output));
+  return scaled;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled()) return;
+  require_scale("unscale_");
+  const GradScalerCore::Key key = key_of(optimizer);
+  OptimizerState& state = states_[key];
+  TORCH_CHECK(state.stage != Stage::kUnscaled,
+              "unscale_() has already been called on this optimizer since the last update().");
+  TORCH_CHECK(state.stage != Stage::kStepped, "unscale_() is being called after step().");
+  state.found_inf = core_.unscale_(key, params_of(optimizer), core_.inv_scale());
+  state.stage = Stage::kUnscaled;
+}
+
+at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
+                            torch::optim::Optimizer::LossClosure closure) {
+  if (!options_.enabled()) return optimizer.step(std::move(closure));
+  TORCH_CHECK(closure == nullptr, "Closure use is not currently supported if GradScaler is enabled.");
+  require_scale("step");
+  OptimizerState& state = states_[key_of(optimizer)];
+  TORCH_CHECK(state.stage != Stage::kStepped,
+              "step() has already been called since the last update().");
+
+  at::Tensor result;
+  if (auto* fused = dynamic_cast<optim::FusedOptimizer*>(&optimizer)) {
+    result = step_fused(*fused, state);
+  } else {
+    if (state.stage == Stage::kReady) unscale_(optimizer);
+    TORCH_CHECK(!state.found_inf.empty(), "No inf checks were recorded for this optimizer.");
+    if (core_.combine(state.found_inf).item<float>() == 0.0f) result = optimizer.step();
+  }
+  state.stage = Stage::kStepped;
+  return result;
+}
+
+at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer, OptimizerState& state) {
+  // Gradients may have been dropped since unscale_(), and the scale may live on another device.
+  const std::optional<at::Device> device = device_of_grads(optimizer);
+  optim::ScalingRequest request;
+  if (device && state.stage == Stage::kReady) {
+    request.grad_scale = core_.scale().to(*device, /*non_blocking=*/true);
+    request.found_inf = core_.clear_slot(key_of(optimizer), *device);
+    request.check = true;
+    state.found_inf = {*request.found_inf};
+  } else if (device && !state.found_inf.empty()) {
+    request.found_inf = core_.combine(state.found_inf).to(*device, /*non_blocking=*/true);
+  }
+  optimizer.scaling_ = std::move(request);
+  const auto clear_request = c10::make_scope_exit([&optimizer] { optimizer.scaling_.reset(); });
+  return optimizer.step();
+}
+
+void GradScaler::update() {
+  if (!options_.enabled()) return;
+  require_scale("update");
+  std::vector<at::Tensor> slots;
+  for (const auto& [key, state] : states_) {
+    slots.insert(slots.end(), state.found_inf.begin(), state.found_inf.end());
+  }
+  TORCH_CHECK(!slots.empty(), "No inf checks were recorded prior to update.");
+  core_.update(slots, rule());
+  states_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!options_.enabled()) return;
+  require_scale("update");
+  core_.scale().fill_(new_scale);
+  states_.clear();
+}
+
+void GradScaler::update(const at::Tensor& new_scale) {
+  if (!options_.enabled()) return;
+  require_scale("update");
+  TORCH_CHECK(new_scale.defined() && new_scale.device().type() == device_.type() &&
+                  new_scale.numel() == 1 && !new_scale.requires_grad(),
+              "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
+              "torch.FloatTensor with requires_grad=False.");
+  core_.scale().copy_(new_scale.reshape({}));
+  states_.clear();
+}
+
+double GradScaler::get_scale() const {
+  if (!options_.enabled()) return 1.0;
+  return core_.initialized() ? core_.scale().item<float>() : options_.init_scale();
+}
+
+std::int64_t GradScaler::get_growth_tracker() const {
+  if (!options_.enabled()) return 0;
+  return core_.initialized() ? core_.growth_tracker().item<std::int32_t>() : init_growth_tracker_;
+}
+
+void GradScaler::set_growth_factor(double new_factor) {
+  check_growth_factor(new_factor);
+  options_.growth_factor(new_factor);
+}
+
+void GradScaler::set_backoff_factor(double new_factor) {
+  check_backoff_factor(new_factor);
+  options_.backoff_factor(new_factor);
+}
+
+void GradScaler::set_growth_interval(std::int64_t new_interval) {
+  check_growth_interval(new_interval);
+  options_.growth_interval(new_interval);
+}
+
+std::optional<GradScalerState> GradScaler::state_dict() const {
+  if (!options_.enabled()) return std::nullopt;
+  return GradScalerState{get_scale(),           options_.growth_factor(), options_.backoff_factor(),
+                         options_.growth_interval(), get_growth_tracker(), core_.hysteresis_tracker()};
+}
+
+void GradScaler::load_state_dict(const GradScalerState& state) {
+  if (!options_.enabled()) return;
+  check_state(state);
+  options_.init_scale(state.scale)
+      .growth_factor(state.growth_factor)
+      .backoff_factor(state.backoff_factor)
+      .growth_interval(state.growth_interval);
+  init_growth_tracker_ = state.growth_tracker;
+  core_.set_hysteresis_tracker(state.hysteresis_tracker.value_or(core_.hysteresis()));
+  if (core_.initialized()) {
+    core_.scale().fill_(state.scale);
+    core_.growth_tracker().fill_(state.growth_tracker);
+  }
+}
+
+void GradScaler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("enabled", c10::IValue(options_.enabled()));
+  const std::optional<GradScalerState> state = state_dict();
+  if (!state) return;
+  archive.write("scale", c10::IValue(state->scale));
+  archive.write("growth_factor", c10::IValue(state->growth_factor));
+  archive.write("backoff_factor", c10::IValue(state->backoff_factor));
+  archive.write("growth_interval", c10::IValue(state->growth_interval));
+  archive.write("_growth_tracker", c10::IValue(state->growth_tracker));
+  archive.write("_hysteresis_tracker", c10::IValue(*state->hysteresis_tracker));
+}
+
+void GradScaler::load(torch::serialize::InputArchive& archive) {
+  if (!options_.enabled()) return;
+  const c10::IValue saved_enabled = read_field(archive, "enabled");
+  TORCH_CHECK(saved_enabled.isBool(), "GradScaler.load: expected 'enabled' to be a bool, got ",
+              saved_enabled.tagKind(), ".");
+  TORCH_CHECK(saved_enabled.toBool(),
+              "The source state dict is empty, possibly because it was saved from a disabled instance "
+              "of GradScaler.");
+  GradScalerState state;
+  state.scale = read_double(archive, "scale");
+  state.growth_factor = read_double(archive, "growth_factor");
+  state.backoff_factor = read_double(archive, "backoff_factor");
+  state.growth_interval = read_int(archive, "growth_interval");
+  state.growth_tracker = read_int(archive, "_growth_tracker");
+  state.hysteresis_tracker = read_int(archive, "_hysteresis_tracker");
+  load_state_dict(state);
+}
+
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                            const GradScaler& scaler) {
+  scaler.save(archive);
+  return archive;
+}
+
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                           GradScaler& scaler) {
+  scaler.load(archive);
+  return archive;
+}
+
+}  // namespace torchfuse::amp

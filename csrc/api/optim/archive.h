@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Reading torch archives with errors that name the missing or ill-typed field.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
+#include <torch/serialize/archive.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torchfuse::optim {
+
+/// The archive's value `key`. `owner` is the reader's name; `valid` tests for what `type` says.
+template <typename Valid>
+c10::IValue read_value(torch::serialize::InputArchive& archive, const std::string& owner,
+                       const std::string& key, const char* type, Valid valid) {
+  c10::IValue value;
+  TORCH_CHECK_VALUE(archive.try_read(key, value), owner, ": expected the archive to hold ", key,
+                    ", got an archive without it.");
+  TORCH_CHECK_VALUE(valid(value), owner, ": expected the archive's ", key, " to be ", type,
+                    ", got a value of type ", value.tagKind(), ".");
+  return value;
+}
+
+inline double read_double(torch::serialize::InputArchive& archive, const std::string& owner,
+                          const std::string& key) {
+  return read_value(archive, owner, key, "a floating-point number",
+                    [](const c10::IValue& value) { return value.isDouble(); })
+      .toDouble();
+}
+
+inline bool read_bool(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key) {
+  return read_value(archive, owner, key, "a bool",
+                    [](const c10::IValue& value) { return value.isBool(); })
+      .toBool();
+}
+
+inline std::int64_t read_int(torch::serialize::InputArchive& archive, const std::string& owner,
+                             const std::string& key) {
+  return read_value(archive, owner, key, "an integer",
+                    [](const c10::IValue& value) { return value.isInt(); })
+      .toInt();
+}
+
+inline std::string read_string(torch::serialize::InputArchive& archive, const std::string& owner,
+                               const std::string& key) {
+  return read_value(archive, owner, key, "a string",
+                    [](const c10::IValue& value) { return value.isString(); })
+      .toStringRef();
+}
+
+/// Opens the archive nested under `key`.
+inline void read_nested(torch::serialize::InputArchive& archive, const std::string& owner,
+                        const std::string& key, torch::serialize::InputArchive& nested) {
+  read_value(archive, owner, key, "a nested archive",
+             [](const c10::IValue& value) { return value.isModule(); });
+  archive.read(key, nested);
+}
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One function per part of the module; module.cpp calls them all.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torchfuse::bindings {
+
+void bind_optim(pybind11::module_& module);
+void bind_amp(pybind11::module_& module);
+
+}  // namespace torchfuse::bindings

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The module torchfuse._C: everything of the native library that Python reaches other than through
+// torch.ops.torchfuse. python/torchfuse/_C.pyi describes it.
+#include "bindings/bindings.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torchfuse/fused_step.h>
+#include <torchfuse/version.h>
+
+// How the build describes itself. CMake defines these for this file, as string literals:
+//   TORCHFUSE_BUILT_WITH_TORCH  full version of torch's headers, e.g. "2.11.0+cu130"
+//   TORCHFUSE_BUILT_WITH_CUDA   version of the CUDA toolkit, or "" for a CPU build
+//   TORCHFUSE_COMPILER          name and version of the host compiler
+#if !defined(TORCHFUSE_BUILT_WITH_TORCH) || !defined(TORCHFUSE_BUILT_WITH_CUDA) || \
+    !defined(TORCHFUSE_COMPILER)
+#error "the build must define how build_info() describes it"
+#endif
+
+namespace torchfuse::bindings {
+namespace {
+
+// A c10::Error's what() carries a C++ backtrace; Python users get the sentence, as from torch.
+void translate_torch_error(std::exception_ptr pending) {
+  try {
+    if (pending) std::rethrow_exception(pending);
+  } catch (const c10::IndexError& error) {
+    py::set_error(PyExc_IndexError, error.what_without_backtrace());
+  } catch (const c10::ValueError& error) {
+    py::set_error(PyExc_ValueError, error.what_without_backtrace());
+  } catch (const c10::TypeError& error) {
+    py::set_error(PyExc_TypeError, error.what_without_backtrace());
+  } catch (const c10::NotImplementedError& error) {
+    py::set_error(PyExc_NotImplementedError, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    py::set_error(PyExc_RuntimeError, error.what_without_backtrace());
+  }
+}
+
+std::map<std::string, std::string> build_info() {
+  return {
+      {"torchfuse", TORCHFUSE_VERSION},
+      {"torch", TORCHFUSE_BUILT_WITH_TORCH},
+      {"cuda", TORCHFUSE_BUILT_WITH_CUDA},
+      {"compiler", TORCHFUSE_COMPILER},
+  };
+}
+
+// A step that is None in Python is undefined here.
+std::vector<at::Tensor> home_optional_steps(const std::vector<at::Tensor>& params,
+                                            const std::vector<std::optional<at::Tensor>>& steps) {
+  std::vector<at::Tensor> defined_steps;
+  defined_steps.reserve(steps.size());
+  for (const std::optional<at::Tensor>& step : steps) {
+    defined_steps.push_back(step.value_or(at::Tensor()));
+  }
+  return home_steps(params, std::move(defined_steps));
+}
+
+}  // namespace
+}  // namespace torchfuse::bindings
+
+PYBIND11_MODULE(_C, module) {
+  namespace bindings = torchfuse::bindings;
+  module.doc() = "Native part of torchfuse.";
+  py::register_local_exception_translator(&bindings::translate_torch_error);
+
+  module.def("build_info", &bindings::build_info,
+             "What was built, with which torch, CUDA and compiler.");
+  module.def("cpu_isa", &torchfuse::cpu_isa,
+             "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'.");
+  module.def("set_cpu_isa", &torchfuse::set_cpu_isa, py::arg("name"),
+             "Chooses the instruction level of the CPU kernels for this process.");
+  module.def("home_steps", &bindings::home_optional_steps, py::arg("params"), py::arg("steps"),
+             "Returns step counts as 0-dim views of separate elements of one buffer per device.");
+
+  bindings::bind_optim(module);
+  bindings::bind_amp(module);
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// FusedStep for Python: the native step plus the check that the optimizer's dictionaries still hold
+// the very objects that the plan was made from.
+#include "bindings/bindings.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torchfuse/fused_step.h>
+
+namespace torchfuse::bindings {
+namespace {
+
+// Note [Identity of optimizer state]
+// Users replace entries of `optimizer.state` (offloading, loading, freezing), and a stale native
+// pointer would then update a tensor that nobody saves. So each step compares the dictionaries with
+// the plan. A dictionary keeps its entries in insertion order, so walking it beside a recorded list
+// finds every replaced, added and removed entry without hashing a key: about 5 ns an entry. The
+// recorded objects are kept alive, or a new tensor could be given a dead one's address.
+class DictItems {
+ public:
+  DictItems() = default;
+
+  explicit DictItems(py::handle dict) {
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t position = 0;
+    items_.reserve(static_cast<std::size_t>(PyDict_Size(dict.ptr())));
+    while (PyDict_Next(dict.ptr(), &position, &key, &value) != 0) {
+      items_.emplace_back(py::reinterpret_borrow<py::object>(key),
+                          py::reinterpret_borrow<py::object>(value));
+    }
+  }
+
+  bool match(PyObject* dict) const {
+    if (static_cast<std::size_t>(PyDict_Size(dict)) != items_.size()) return false;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t position = 0;
+    for (const auto& [expected_key, expected_value] : items_) {
+      if (PyDict_Next(dict, &position, &key, &value) == 0) return false;
+      if (key != expected_key.ptr() || value != expected_value.ptr()) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::vector<std::pair<py::object, py::object>> items_;
+};
+
+/// One parameter of the plan.
+struct Entry {
+  py::object param;
+  c10::TensorImpl* impl = nullptr;  ///< what `param` held; torch.utils.swap_tensors exchanges it
+  py::object state;                 ///< the parameter's own dictionary, or null: no state yet
+  DictItems items;                  ///< of `state`
+};
+
+at::Tensor tensor_in(const py::dict& state, const std::string& key, std::size_t index) {
+  PyObject* value = PyDict_GetItemString(state.ptr(), key.c_str());
+  if (value == nullptr || value == Py_None) return {};
+  TORCH_CHECK_TYPE(THPVariable_Check(value), "FusedStep: expected states[", index, "]['", key,
+                   "'] to be a tensor, got ", Py_TYPE(value)->tp_name);
+  return THPVariable_Unpack(value);
+}
+
+HyperParam hyper_param(py::handle value, const std::string& name, std::size_t group) {
+  if (THPVariable_Check(value.ptr())) {
+    const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+    // A host tensor is read here: kernels of any device take a number.
+    const bool number = tensor.numel() == 1 && (tensor.scalar_type() == at::kFloat ||
+                                                tensor.scalar_type() == at::kDouble);
+    if (number && tensor.is_cpu()) return tensor.item<double>();
+    return tensor;
+  }
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (number == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    TORCH_CHECK_TYPE(false, "FusedStep: expected ", name, " of group ", group,
+                     " to be a number or a tensor, got ", Py_TYPE(value.ptr())->tp_name);
+  }
+  return number;
+}
+
+class PyFusedStep {
+ public:
+  explicit PyFusedStep(const std::string& algorithm) : native_(algorithm) {}
+
+  const std::vector<std::string>& hyper_param_names() const { return native_.hyper_param_names(); }
+  const std::vector<std::string>& state_names() const { return native_.state_names(); }
+
+  void plan(const py::list& params, const py::list& states, const std::vector<std::int64_t>& groups,
+            const std::optional<py::dict>& owner);
+  bool step(const py::list& groups, const FusedStepOptions& options,
+            const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists);
+
+  void reset() {
+    native_.reset();
+    entries_.clear();
+    owner_items_ = DictItems();
+  }
+  bool planned() const { return native_.planned(); }
+
+  std::optional<at::Tensor> total_norm() const { return defined_or_none(native_.total_norm()); }
+  std::optional<at::Tensor> skipped() const { return defined_or_none(native_.skipped()); }
+
+ private:
+  static std::optional<at::Tensor> defined_or_none(const at::Tensor& tensor) {
+    return tensor.defined() ? std::make_optional(tensor) : std::nullopt;
+  }
+
+  FusedSlot slot(const Entry& entry, std::size_t index, std::int64_t group) const;
+  bool fits(const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists) const;
+  bool same_params(const py::list& param_lists) const;
+  std::vector<std::vector<HyperParam>> hyper_params(const py::list& groups) const;
+
+  FusedStep native_;
+  std::vector<Entry> entries_;
+  DictItems owner_items_;  ///< of optimizer.state, where the caller gives it
+};
+
+FusedSlot PyFusedStep::slot(const Entry& entry, std::size_t index, std::int64_t group) const {
+  const auto state = py::reinterpret_borrow<py::dict>(entry.state);
+  FusedSlot slot;
+  slot.param = THPVariable_Unpack(entry.param.ptr());
+  for (const std::string& name : native_.state_names()) {
+    slot.states.push_back(tensor_in(state, name, index));
+  }
+  slot.master = tensor_in(state, "master_param", index);
+  slot.step = tensor_in(state, "step", index);
+  slot.group = group;
+  return slot;
+}
+
+void PyFusedStep::plan(const py::list& params, const py::list& states,
+                       const std::vector<std::int64_t>& groups,
+                       const std::optional<py::dict>& owner) {
+  TORCH_CHECK(params.size() == states.size() && params.size() == groups.size(),
+              "FusedStep: expected params, states and groups to have one length, got ",
+              params.size(), ", ", states.size(), " and ", groups.size());
+  std::vector<Entry> entries;
+  std::vector<FusedSlot> slots;
+  entries.reserve(params.size());
+  slots.reserve(params.size());
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    Entry entry;
+    entry.param = params[i];
+    TORCH_CHECK_TYPE(THPVariable_Check(entry.param.ptr()), "FusedStep: expected params[", i,
+                     "] to be a tensor, got ", Py_TYPE(entry.param.ptr())->tp_name);
+    entry.impl = THPVariable_Unpack(entry.param.ptr()).unsafeGetTensorImpl();
+    const py::object state = states[i];
+    if (!state.is_none()) {
+      TORCH_CHECK_TYPE(PyDict_Check(state.ptr()) != 0, "FusedStep: expected states[", i,
+                       "] to be a dict or None, got ", Py_TYPE(state.ptr())->tp_name);
+      entry.state = state;
+      entry.items = DictItems(state);
+      slots.push_back(slot(entry, i, groups[i]));
+    }
+    entries.push_back(std::move(entry));
+  }
+  native_.plan(std::move(slots));
+  entries_ = std::move(entries);
+  owner_items_ = owner ? DictItems(*owner) : DictItems();
+}
+
+bool PyFusedStep::same_params(const py::list& param_lists) const {
+  std::size_t next = 0;
+  for (const py::handle list : param_lists) {
+    if (PyList_Check(list.ptr()) == 0) return false;
+    const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
+    if (entries_.size() - next < static_cast<std::size_t>(size)) return false;
+    for (Py_ssize_t i = 0; i < size; ++i, ++next) {
+      if (PyList_GET_ITEM(list.ptr(), i) != entries_[next].param.ptr()) return false;
+    }
+  }
+  return next == entries_.size();
+}
+
+// See Note [Identity of optimizer state].
+bool PyFusedStep::fits(const std::optional<py::dict>& owner,
+                       const std::optional<py::list>& param_lists) const {
+  if (!native_.planned()) return false;
+  if (param_lists && !same_params(*param_lists)) return false;
+  if (owner && !owner_items_.match(owner->ptr())) return false;
+  for (const Entry& entry : entries_) {
+    const at::Tensor& param = THPVariable_Unpack(entry.param.ptr());
+    if (param.unsafeGetTensorImpl() != entry.impl) return false;
+    if (!entry.state) {
+      if (param.mutable_grad().defined()) return false;
+    } else if (!entry.items.match(entry.state.ptr())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<std::vector<HyperParam>> PyFusedStep::hyper_params(const py::list& groups) const {
+  const std::vector<std::string>& names = native_.hyper_param_names();
+  std::vector<std::vector<HyperParam>> result;
+  result.reserve(groups.size());
+  for (const py::handle group : groups) {
+    TORCH_CHECK_TYPE(PySequence_Check(group.ptr()) != 0, "FusedStep: expected groups[",
+                     result.size(), "] to be a sequence, got ", Py_TYPE(group.ptr())->tp_name);
+    const auto values = py::reinterpret_borrow<py::sequence>(group);
+    TORCH_CHECK(values.size() == names.size(), "FusedStep: expected groups[", result.size(),
+                "] to hold ", names.size(), " values, got ", values.size());
+    std::vector<HyperParam> converted;
+    converted.reserve(names.size());
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const py::object value = values[i];
+      converted.push_back(hyper_param(value, names[i], result.size()));
+    }
+    result.push_back(std::move(converted));
+  }
+  return result;
+}
+
+bool PyFusedStep::step(const py::list& groups, const FusedStepOptions& options,
+                       const std::optional<py::dict>& owner,
+                       const std::optional<py::list>& param_lists) {
+  if (!fits(owner, param_lists)) return false;
+  const std::vector<std::vector<HyperParam>> values = hyper_params(groups);
+  // Nothing below touches a Python object.
+  const py::gil_scoped_release released;
+  native_.step(values, options);
+  return true;
+}
+
+}  // namespace
+
+void bind_optim(py::module_& module) {
+  py::class_<PyFusedStep>(module, "FusedStep", "The native step of one optimizer.")
+      .def(py::init<const std::string&>(), py::arg("algorithm"))
+      .def_property_readonly("hyper_param_names", &PyFusedStep::hyper_param_names)
+      .def_property_readonly("state_names", &PyFusedStep::state_names)
+      .def_property_readonly("planned", &PyFusedStep::planned)
+      .def("plan", &PyFusedStep::plan, py::arg("params"), py::arg("states"), py::arg("groups"),
+           py::arg("owner") = py::none())
+      .def(
+          "step",
+          [](PyFusedStep& self, const py::list& groups, const std::optional<at::Tensor>& grad_scale,
+             const std::optional<at::Tensor>& found_inf, bool check_inside,
+             std::optional<double> max_grad_norm, bool write_back_grads,
+             const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists) {
+            FusedStepOptions options;
+            options.grad_scale = grad_scale;
+            options.found_inf = found_inf;
+            options.check_inside = check_inside;
+            options.max_grad_norm = max_grad_norm;
+            options.write_back_grads = write_back_grads;
+            return self.step(groups, options, owner, param_lists);
+          },
+          py::arg("groups"), py::arg("grad_scale") = py::none(),
+          py::arg("found_inf") = py::none(), py::arg("check_inside") = false,
+          py::arg("max_grad_norm") = py::none(), py::arg("write_back_grads") = false,
+          py::arg("owner") = py::none(), py::arg("param_lists") = py::none())
+      .def("reset", &PyFusedStep::reset)
+      .def("total_norm", &PyFusedStep::total_norm)
+      .def("skipped", &PyFusedStep::skipped);
+}
+
+}  // namespace torchfuse::bindings

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <torchfuse/amp/grad_scaler_core.h>
+#include <torchfuse/export.h>
+
+namespace torchfuse::optim {
+class FusedOptimizer;
+}
+
+namespace torchfuse::amp {
+
+/// Options of GradScaler; names and defaults as torch.amp.GradScaler.
+struct GradScalerOptions {
+  TORCH_ARG(double, init_scale) = 65536.0;
+  TORCH_ARG(double, growth_factor) = 2.0;  ///< > 1
+  TORCH_ARG(double, backoff_factor) = 0.5;  ///< < 1
+  TORCH_ARG(std::int64_t, growth_interval) = 2000;
+  TORCH_ARG(std::int64_t, hysteresis) = 1;  ///< overflows in a row that back the scale off
+  TORCH_ARG(bool, enabled) = true;
+};
+
+/// What torch.amp.GradScaler.state_dict() holds, and the hysteresis.
+struct GradScalerState {
+  double scale = 65536.0;
+  double growth_factor = 2.0;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;
+  std::int64_t growth_tracker = 0;
+  std::optional<std::int64_t> hysteresis_tracker;  ///< none: full
+};
+
+/// Dynamic loss scaling for LibTorch training loops, with the rules, defaults and error texts of
+/// torch.amp.GradScaler. step() reads nothing back for optimizers of torchfuse::optim, and one flag for
+/// others.
+///
+///     torchfuse::amp::GradScaler scaler(device);
+///     scaler.scale(loss).backward();
+///     scaler.step(optimizer);
+///     scaler.update();
+///
+/// Optimizers are known by their address. Movable, not copyable: two scalers must not share a scale.
+class TORCHFUSE_API GradScaler {
+ public:
+  /// @param device where the scale is used; kCUDA without CUDA warns and disables the scaler, as torch's.
+  explicit GradScaler(at::Device device, GradScalerOptions options = {});
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
+  GradScaler(GradScaler&&) noexcept = default;
+  GradScaler& operator=(GradScaler&&) noexcept = default;
+  ~GradScaler() = default;
+
+  /// Outputs times the scale, on their own device. The first call creates the scale there.
+  at::Tensor scale(const at::Tensor& outputs);
+  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
+
+  /// Divides the optimizer's gradients by the scale in place; at most once between updates.
+  void unscale_(torch::optim::Optimizer& optimizer);
+  /// Steps unless a gradient overflowed. Returns what the optimizer's step() returns; undefined where
+  /// it was not called. A closure is refused, unless the scaler is disabled.
+  at::Tensor step(torch::optim::Optimizer& optimizer,
+                  torch::optim::Optimizer::LossClosure closure = nullptr);
+  /// Adjusts the scale; call once per iteration, after all steps.
+  void update();
+  /// Sets the scale instead of adjusting it.
+  void update(double new_scale);
+  void update(const at::Tensor& new_scale);
+
+  double get_scale() const;  ///< reads the device
+  double get_growth_factor() const { return options_.growth_factor(); }
+  void set_growth_factor(double new_factor);
+  double get_backoff_factor() const { return options_.backoff_factor(); }
+  void set_backoff_factor(double new_factor);
+  std::int64_t get_growth_interval() const { return options_.growth_interval(); }
+  void set_growth_interval(std::int64_t new_interval);
+  std::int64_t get_growth_tracker() const;  ///< reads the device
+  bool is_enabled() const { return options_.enabled(); }
+
+  /// None when disabled. Reads the device; call it after update().
+  std::optional<GradScalerState> state_dict() const;
+  /// Checks every value before the first one is taken over. Nothing happens when disabled.
+  void load_state_dict(const GradScalerState& state);
+  void save(torch::serialize::OutputArchive& archive) const;
+  /// Leaves the scaler as it was if the archive lacks a field or holds one of another type.
+  void load(torch::serialize::InputArchive& archive);
+
+ private:
+  enum class Stage { kReady, kUnscaled, kStepped };
+  /// What happened to one optimizer since the last update().
+  struct OptimizerState {
+    Stage stage = Stage::kReady;
+    std::vector<at::Tensor> found_inf;  ///< one slot per device; empty before a check
+  };
+
+  void require_scale(const char* caller) const;
+  ScaleRule rule() const;
+  at::Tensor step_fused(torchfuse::optim::FusedOptimizer& optimizer, OptimizerState& state);
+
+  at::Device device_;
+  GradScalerOptions options_;
+  std::int64_t init_growth_tracker_ = 0;
+  GradScalerCore core_;
+  std::unordered_map<GradScalerCore::Key, OptimizerState> states_;
+};
+
+/// For torch::save(scaler, ...) and torch::load(scaler, ...).
+TORCHFUSE_API torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                                          const GradScaler& scaler);
+TORCHFUSE_API torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                                         GradScaler& scaler);
+
+}  // namespace torchfuse::amp

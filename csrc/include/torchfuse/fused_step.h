@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <torchfuse/export.h>
+
+namespace torchfuse {
+
+/// A hyper-parameter: a number (flags are 0 or 1), or a 0-dim fp32 or fp64 tensor that the kernels
+/// read on the device.
+using HyperParam = std::variant<double, at::Tensor>;
+
+/// One parameter with its optimizer state, as a FusedStep holds it.
+struct FusedSlot {
+  at::Tensor param;
+  /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
+  /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. All of one dtype:
+  /// fp32 or the parameter's; same sizes and strides as `param`.
+  std::vector<at::Tensor> states;
+  at::Tensor master;  ///< fp32 master of an fp16 or bf16 parameter, or undefined
+  at::Tensor step;    ///< 0-dim fp32, on the parameter's device
+  std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
+};
+
+/// What one step() is asked to do besides the update.
+struct FusedStepOptions {
+  /// Loss scale that the gradients carry (1 element, fp32). They are multiplied by its reciprocal.
+  std::optional<at::Tensor> grad_scale;
+  /// 1-element fp32 flag: non-zero skips the step on the device, without the host reading it.
+  std::optional<at::Tensor> found_inf;
+  /// Check all gradients inside the step; a non-finite element skips it and sets `found_inf`, if given.
+  bool check_inside = false;
+  /// Clip the global norm of the unscaled gradients, over all groups and devices.
+  std::optional<double> max_grad_norm;
+  /// Store the unscaled and clipped gradients in .grad; otherwise gradients are never modified.
+  bool write_back_grads = false;
+};
+
+/// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step
+/// (norm and check, then update). Python and C++ optimizer classes each hold one.
+///
+/// The plan is the list of slots. Every step re-reads each slot's gradient and memory addresses, so
+/// `p.data = ...` and replaced gradients are seen; a slot whose tensors no longer fit together raises
+/// an error that names it, before anything is written. Whoever replaces a state tensor by another
+/// tensor object must call plan() again. No gradient is held after step() returns.
+class TORCHFUSE_API FusedStep {
+ public:
+  /// `algorithm` is an update registered in ops: "adam". Throws on any other name.
+  explicit FusedStep(const std::string& algorithm);
+  ~FusedStep();
+  FusedStep(FusedStep&&) noexcept;
+  FusedStep& operator=(FusedStep&&) noexcept;
+
+  /// Names of the algorithm's hyper-parameters, in the order in which step() expects their values.
+  const std::vector<std::string>& hyper_param_names() const;
+  /// Names of the algorithm's states, in the order of FusedSlot::states.
+  const std::vector<std::string>& state_names() const;
+
+  /// Replaces the plan. Checks every slot; on an error the former plan stays.
+  void plan(std::vector<FusedSlot> slots);
+  bool planned() const;
+  void reset();
+  const std::vector<FusedSlot>& slots() const;
+
+  /// One step over all slots whose parameter has a gradient. `groups[slot.group]` holds the values
+  /// of hyper_param_names(). Every check is made before anything is written.
+  void step(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options = {});
+
+  /// L2 norm of the unscaled gradients of the last step that clipped or checked: a 0-dim fp32 tensor
+  /// on the device. Undefined before such a step.
+  at::Tensor total_norm() const;
+  /// 1 if the last step was skipped, else 0: a 0-dim fp32 tensor on the device. Undefined before the
+  /// first step.
+  at::Tensor skipped() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Gives each parameter's step count a home in one buffer per device: returns 0-dim views of separate
+/// elements with the values of `steps`, on the device of `params[i]`, or `steps` itself where it
+/// already is such a view. Undefined entries start at 0.
+TORCHFUSE_API std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
+                                                 std::vector<at::Tensor> steps);
+
+/// "baseline", "avx2" or "avx512": the instruction level of the CPU kernels.
+TORCHFUSE_API std::string cpu_isa();
+/// Chooses the level for all later calls in this process. Throws if the processor lacks it.
+TORCHFUSE_API void set_cpu_isa(const std::string& name);
+
+}  // namespace torchfuse

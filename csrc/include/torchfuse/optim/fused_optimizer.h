@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torchfuse/export.h>
+#include <torchfuse/fused_step.h>
+
+namespace torchfuse::amp {
+class GradScaler;
+}
+
+namespace torchfuse::optim {
+
+/// What a scaler asks of the next step of a fused optimizer. Set by amp::GradScaler around step().
+struct ScalingRequest {
+  std::optional<at::Tensor> grad_scale;  ///< loss scale still on the gradients
+  std::optional<at::Tensor> found_inf;   ///< flag to obey, and to set where `check` finds overflow
+  bool check = false;                    ///< look for non-finite gradients inside the step
+};
+
+/// Base of all fused optimizers: a torch::optim::Optimizer whose step() is one FusedStep call.
+///
+/// amp::GradScaler recognises optimizers by this base class and drives them without reading
+/// anything back to the host. State tensors may be replaced and options edited between steps: both
+/// are looked at again in every step.
+class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
+ public:
+  using torch::optim::Optimizer::Optimizer;
+  ~FusedOptimizer() override;
+  FusedOptimizer(FusedOptimizer&&) = default;
+  FusedOptimizer& operator=(FusedOptimizer&&) = default;
+
+  /// One update of every parameter that has a gradient. `closure` is called first, with gradients
+  /// enabled; its value is returned. Refused while a scaler drives the step.
+  torch::Tensor step(LossClosure closure = nullptr) final;
+
+  /// True norm of the last step's unscaled gradients (0-dim fp32, on the device), when the step
+  /// clipped or checked; undefined otherwise.
+  at::Tensor grad_norm() const;
+  /// 1 if the last step was skipped, else 0 (0-dim fp32, on the device). Undefined before a step.
+  at::Tensor last_step_skipped() const;
+
+ protected:
+  friend class torchfuse::amp::GradScaler;
+
+  /// Name of the class, for error messages.
+  virtual const char* name() const = 0;
+  /// Algorithm name for FusedStep.
+  virtual const char* algorithm() const = 0;
+  /// Throws if options are out of range, of another optimizer's type, or differ from the defaults
+  /// where the option is optimizer-wide. `group` is the group's index, none for the defaults.
+  virtual void check_options(const torch::optim::OptimizerOptions& options,
+                             std::optional<std::size_t> group) const = 0;
+  /// Values in FusedStep::hyper_param_names() order for one parameter group.
+  virtual std::vector<HyperParam> hyper_params(
+      const torch::optim::OptimizerOptions& options) const = 0;
+  /// Optimizer-wide options of a step without a scaler.
+  virtual FusedStepOptions step_options() const = 0;
+
+  /// A slot with the tensors of `state` (null: none yet); tensors that it lacks are created, `step`
+  /// may stay undefined.
+  virtual FusedSlot make_slot(const at::Tensor& param,
+                              const torch::optim::OptimizerParamState* state,
+                              const torch::optim::OptimizerOptions& options) const = 0;
+  /// Puts the slot's tensors into the parameter's state.
+  virtual void store_slot(const FusedSlot& slot) = 0;
+  /// Whether the slot still holds the very tensors of `state`, and those that `options` ask for.
+  virtual bool slot_is_current(const FusedSlot& slot,
+                               const torch::optim::OptimizerParamState& state,
+                               const torch::optim::OptimizerOptions& options) const = 0;
+
+  /// For those who replace the whole state: the next step plans afresh.
+  void invalidate_plan();
+  /// "param_groups[<group>]", or "defaults".
+  static std::string options_name(std::optional<std::size_t> group);
+  /// Returns its argument; throws if a group holds an undefined tensor.
+  static const std::vector<torch::optim::OptimizerParamGroup>& checked_groups(
+      const char* name, const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
+
+  /// Set by the scaler that drives the current step, and removed afterwards.
+  std::optional<ScalingRequest> scaling_;
+
+ private:
+  const torch::optim::OptimizerParamState* find_state(const at::Tensor& param) const;
+  bool has_gradients() const;
+  bool plan_is_valid() const;
+  void build_plan();
+
+  std::unique_ptr<FusedStep> fused_step_;
+};
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Everything that torchfuse offers to C++ programs.
+#pragma once
+
+#include <torchfuse/amp/autocast.h>
+#include <torchfuse/amp/grad_scaler.h>
+#include <torchfuse/fused_step.h>
+#include <torchfuse/ops.h>
+#include <torchfuse/optim/fused_adam.h>
+#include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/version.h>

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The few operations that functors are written in, with one rounding rule everywhere: each call is
+// rounded once, to nearest even. Built with -ffp-contract=off and -fmad=false, so a multiply-add is
+// fused exactly where a functor says `fma`.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/common/macros.h"
+
+namespace torchfuse::kernels {
+
+#if !defined(__CUDA_ARCH__) && !defined(__FMA__)
+/// Correctly rounded a * b + c without the instruction. The product of two floats is exact in
+/// double; rounding the sum to odd there makes the final rounding to float the only one that counts
+/// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
+/// rounding to odd", 2008).
+TORCHFUSE_HOST_DEVICE float emulated_fma(float a, float b, float c) {
+  const double product = static_cast<double>(a) * static_cast<double>(b);
+  const double addend = static_cast<double>(c);
+  const double sum = product + addend;
+  const double addend_part = sum - product;
+  const double error = (product - (sum - addend_part)) + (addend - addend_part);
+  std::uint64_t bits;
+  memcpy(&bits, &sum, sizeof bits);
+  // An inexact, finite sum with an even last bit moves one step towards the lost remainder.
+  const bool finite = (bits & 0x7ff0000000000000ull) != 0x7ff0000000000000ull;
+  if (finite && error != 0.0 && (bits & 1u) == 0) {
+    const bool away_from_zero = (error > 0.0) == (sum > 0.0);
+    bits = away_from_zero ? bits + 1 : bits - 1;
+  }
+  double odd;
+  memcpy(&odd, &bits, sizeof odd);
+  return static_cast<float>(odd);
+}
+#endif
+
+TORCHFUSE_HOST_DEVICE float fma(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#elif defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return emulated_fma(a, b, c);
+#endif
+}
+
+TORCHFUSE_HOST_DEVICE double fma(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return __fma_rn(a, b, c);
+#else
+  return __builtin_fma(a, b, c);
+#endif
+}
+
+TORCHFUSE_HOST_DEVICE float sqrt(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
+TORCHFUSE_HOST_DEVICE double sqrt(double x) {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(x);
+#else
+  return __builtin_sqrt(x);
+#endif
+}
+
+/// The larger value; NaN if either is NaN, as torch.maximum.
+template <class T>
+TORCHFUSE_HOST_DEVICE T max(T a, T b) {
+  if (a != a) return a;
+  return (a < b || b != b) ? b : a;
+}
+
+/// base^exponent for a whole exponent >= 0 by repeated squaring: the same bits on every device,
+/// which `pow` does not promise.
+TORCHFUSE_HOST_DEVICE double integer_power(double base, double exponent) {
+  std::uint64_t remaining = static_cast<std::uint64_t>(exponent);
+  double result = 1.0;
+  while (remaining != 0) {
+    if ((remaining & 1u) != 0) result = result * base;
+    base = base * base;
+    remaining >>= 1;
+  }
+  return result;
+}
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The only way in which kernels get shared memory, so that it can be replaced when their source runs
+// on a CPU.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+namespace torchfuse::kernels {
+
+#if defined(__CUDACC__)
+
+/// The block's one object of type T, uninitialised. All calls with the same T give the same object,
+/// so every use has a struct of its own.
+template <class T>
+__device__ __forceinline__ T& block_shared() {
+  static_assert(std::is_trivially_default_constructible_v<T>);
+  __shared__ T object;
+  return object;
+}
+
+#else
+
+/// Storage of the running block for `key`, suitably aligned for any type. Defined by whatever runs the
+/// kernels on the CPU.
+void* block_shared_storage(const void* key, std::size_t bytes);
+
+template <class T>
+T& block_shared() {
+  static_assert(std::is_trivially_default_constructible_v<T>);
+  static const char key = 0;
+  return *static_cast<T*>(block_shared_storage(&key, sizeof(T)));
+}
+
+#endif
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The tensors of one launch: one row per parameter, all of one dtype tuple and on one device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+
+namespace torchfuse::kernels {
+
+constexpr int kMaxStates = 3;
+
+/// One parameter with everything that its update touches. All streams have `numel` elements in the
+/// same memory order. Unused streams are null. The arrays live on the host; pointers inside point
+/// to the launch's device.
+struct TensorRow {
+  void* param = nullptr;  ///< read and written; only written when `master` is set
+  void* grad = nullptr;   ///< read; written only when gradients are written back
+  void* state[kMaxStates] = {};
+  void* master = nullptr;  ///< fp32 master of a 16-bit parameter
+  float* step = nullptr;   ///< number of updates that this parameter has received
+  std::int64_t numel = 0;
+  std::int32_t group = 0;  ///< index into the array of per-group hyper-parameters
+};
+
+/// `offsets` are the prefix sums of numel, count + 1 of them, so that work can be split by elements.
+struct TensorTable {
+  const TensorRow* rows = nullptr;
+  const std::int64_t* offsets = nullptr;
+  std::int64_t count = 0;
+  DType param = DType::kFloat32;
+  DType grad = DType::kFloat32;
+  DType state = DType::kFloat32;
+  bool has_master = false;
+
+  std::int64_t total() const { return count == 0 ? 0 : offsets[count]; }
+};
+
+/// The row that holds flattened element `position`, 0 <= position < offsets[count].
+TORCHFUSE_HOST_DEVICE std::int64_t find_row(const std::int64_t* offsets, std::int64_t count,
+                                            std::int64_t position) {
+  std::int64_t low = 0;
+  std::int64_t high = count;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    if (offsets[middle] <= position) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace torchfuse::kernels

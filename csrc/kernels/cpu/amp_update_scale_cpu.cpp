@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "kernels/amp_update_scale.h"
+
+namespace torchfuse::kernels {
+
+void amp_update_scale_cpu(const UpdateScaleArgs& args) {
+  // Without a tracker there is one unit of hysteresis: every overflow backs off.
+  const std::int32_t hysteresis = args.hysteresis_tracker == nullptr ? 1 : *args.hysteresis_tracker;
+  const ScaleState state =
+      update_scale({*args.scale, *args.growth_tracker, hysteresis}, *args.found_inf, args.params);
+  *args.scale = state.scale;
+  *args.growth_tracker = state.growth_tracker;
+  if (args.hysteresis_tracker != nullptr) *args.hysteresis_tracker = state.hysteresis_tracker;
+}
+
+}  // namespace torchfuse::kernels

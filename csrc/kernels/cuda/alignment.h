@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which accesses the addresses of a tensor's streams allow.
+//
+// Note [Peeling]
+// Kernels handle vectors of elements with 16-byte accesses. Where streams are not 16-byte aligned, a
+// few elements at the head of each chunk are handled one by one, so many that the vectors behind them
+// need the fewest memory instructions over all streams, stored ones counting twice. A stream that is
+// still not aligned there (a gradient inside a bucket, say) is accessed with the widest power of two
+// that its address allows. Chunks are multiples of 16 bytes in every stream, so one head fits all
+// chunks of a tensor. Addresses are multiples of the element size.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/macros.h"
+
+namespace torchfuse::kernels::cuda {
+
+constexpr std::uint32_t kVectorBytes = 16;
+
+/// The widest access, a power of two of at most 16 bytes, that `address` allows.
+TORCHFUSE_HOST_DEVICE std::uint32_t legal_width(std::uintptr_t address) {
+  const std::uint32_t low = static_cast<std::uint32_t>(address) | kVectorBytes;
+  return low & (~low + 1u);
+}
+
+struct StreamAccess {
+  std::uintptr_t address = 0;
+  std::uint32_t element_size = 4;
+  std::uint32_t uses = 1;  ///< 2 for a stream that is loaded and stored
+};
+
+/// Elements to peel so that vectors of `vec` elements cost the fewest memory instructions. See Note
+/// [Peeling].
+inline std::uint32_t best_head(const StreamAccess* streams, int count, std::uint32_t vec) {
+  std::uintptr_t low_bits = 0;
+  for (int s = 0; s < count; ++s) low_bits |= streams[s].address;
+  if (legal_width(low_bits) == kVectorBytes) return 0;
+  std::uint32_t best = 0;
+  std::uint32_t best_cost = ~0u;
+  for (std::uint32_t head = 0; head < vec; ++head) {
+    std::uint32_t cost = 0;
+    for (int s = 0; s < count; ++s) {
+      const std::uint32_t size = streams[s].element_size;
+      cost += streams[s].uses * vec * size / legal_width(streams[s].address + head * size);
+    }
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = head;
+    }
+  }
+  return best;
+}
+
+}  // namespace torchfuse::kernels::cuda

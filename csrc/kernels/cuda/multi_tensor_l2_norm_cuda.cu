@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// K1: one read of all gradients gives sums of squares and the non-finite flag; the last block may run
+// the step's prologue.
+#include "kernels/multi_tensor_l2_norm.h"
+
+#include <cmath>
+
+#include "kernels/common/atomic.h"
+#include "kernels/common/shared.h"
+#include "kernels/cuda/block_reduce.cuh"
+#include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/prologue.cuh"
+#include "kernels/cuda/vec.cuh"
+
+namespace torchfuse::kernels {
+
+namespace cuda {
+namespace {
+
+struct NormRow {
+  const void* grad;
+  std::int64_t numel;
+  std::int64_t slot;  ///< of the tensor's first chunk
+};
+
+constexpr std::size_t kNormFixedBytes = sizeof(PrologueInputs) + 4 * sizeof(void*);
+/// Every row may bring a step count along.
+constexpr int kNormRows = table_capacity(sizeof(NormRow) + sizeof(float*), kNormFixedBytes);
+
+struct NormLaunch {
+  LaunchTable<NormRow, kNormRows> table;
+  NormPartial* partials;
+  std::uint32_t* arrivals;  ///< null: no prologue
+  PrologueInputs prologue;
+  std::int32_t num_steps;
+  float* steps[kNormRows];
+};
+
+/// One thread's sums. Squares below the threshold stay under 2^120 (2^1000 in fp64), scaled ones under
+/// 2^96 (2^848), and a thread adds at most 64 of each: a sum that is not finite proves an element
+/// that is not finite, and the reverse holds because NaN and infinity survive squaring and adding.
+template <class T>
+struct ThreadSums {
+  static constexpr int kChains = 4;  ///< independent additions
+  T small[kChains] = {};
+  T big = T(0);
+
+  __device__ __forceinline__ void add(T x, int chain) {
+    if (fabs(x) < NormLimits<T>::kThreshold) {
+      small[chain] = kernels::fma(x, x, small[chain]);
+    } else {
+      const T scaled = x * NormLimits<T>::kScale;
+      big = kernels::fma(scaled, scaled, big);
+    }
+  }
+
+  __device__ __forceinline__ NormPartial partial() const {
+    const T sum = (small[0] + small[1]) + (small[2] + small[3]);
+    const bool finite = sum <= NormLimits<T>::kMax && big <= NormLimits<T>::kMax;
+    return make_partial(T(), static_cast<double>(sum), static_cast<double>(big), !finite);
+  }
+};
+
+/// The calling thread's part of `count` elements. Which thread adds which element in which order
+/// depends on `count` alone, not on the address: misaligned streams are read in narrower accesses.
+template <class S>
+__device__ __forceinline__ auto sum_squares(const unsigned char* grad, const RowShare& share) {
+  using T = decltype(widen(S{}));
+  constexpr std::uint32_t kVec = kVectorBytes / sizeof(S);
+  constexpr int kLoads = 4;  ///< vectors in flight per thread
+  const std::uint32_t width = legal_width(reinterpret_cast<std::uintptr_t>(grad));
+  const std::uint32_t vectors = share.count / kVec;
+  ThreadSums<T> sums;
+#pragma unroll 1
+  for (std::uint32_t base = share.rank; base < vectors; base += kLoads * share.size) {
+    RawVec<S, kVec> raw[kLoads] = {};
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      const std::uint32_t i = base + k * share.size;
+      // A vector past the end stays zero and adds nothing.
+      if (i < vectors) load_vec<Keep::kNormal>(raw[k], grad + i * kVectorBytes, width);
+    }
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      T values[kVec];
+      unpack(raw[k], values);
+#pragma unroll
+      for (int j = 0; j < static_cast<int>(kVec); ++j) sums.add(values[j], j % sums.kChains);
+    }
+  }
+  const std::uint32_t tail = vectors * kVec + share.rank;
+  if (tail < share.count) sums.add(load_element<S>(grad, tail), 0);
+  return sums;
+}
+
+struct NormShared {
+  bool last;
+};
+
+// A block handles one chunk of kNormChunk elements, a warp one small gradient; each writes one slot.
+// sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any alignment.
+template <class S>
+__global__ void __launch_bounds__(kThreads)
+    multi_tensor_l2_norm_kernel(const __grid_constant__ NormLaunch launch) {
+  const RowShare share = row_share(launch.table);
+  NormPartial partial{0.0, 0.0, 0};
+  if (share.row >= 0) {
+    const unsigned char* grad =
+        static_cast<const unsigned char*>(launch.table.rows[share.row].grad) +
+        share.begin * static_cast<std::int64_t>(sizeof(S));
+    partial = sum_squares<S>(grad, share).partial();
+  }
+  partial = share.size == kThreads ? block_sum(partial) : warp_sum(partial);
+  if (share.row >= 0 && share.rank == 0) {
+    launch.partials[launch.table.rows[share.row].slot + share.chunk_index] = partial;
+  }
+  if (launch.arrivals == nullptr) return;
+
+  // See Note [Hand-over between blocks].
+  NormShared& shared = block_shared<NormShared>();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    shared.last = fetch_add_acq_rel(launch.arrivals, 1) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!shared.last) return;
+  if (threadIdx.x == 0) *launch.arrivals = 0;
+  run_prologue(launch.prologue, launch.steps, launch.num_steps);
+}
+
+Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
+  const auto enqueue = [&](void (*kernel)(NormLaunch)) {
+    return launch(kernel, arguments, arguments.table.blocks, kThreads, stream,
+                  "launch of multi_tensor_l2_norm_kernel");
+  };
+  switch (dtype) {
+    case DType::kFloat32:
+      return enqueue(multi_tensor_l2_norm_kernel<float>);
+    case DType::kFloat16:
+      return enqueue(multi_tensor_l2_norm_kernel<Half>);
+    case DType::kBFloat16:
+      return enqueue(multi_tensor_l2_norm_kernel<BFloat16>);
+    case DType::kFloat64:
+      return enqueue(multi_tensor_l2_norm_kernel<double>);
+  }
+  return Status{cudaErrorInvalidValue, "gradient dtype of multi_tensor_l2_norm"};
+}
+
+/// The last launch of a list: its last block runs the prologue, for everything before it on the stream
+/// is finished.
+Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
+                            std::uint32_t* arrivals, DType dtype, Stream stream) {
+  const std::int64_t taken = prologue.num_steps < kNormRows ? prologue.num_steps : kNormRows;
+  arguments.arrivals = arrivals;
+  arguments.prologue = {prologue.params, prologue.partials, prologue.num_partials,
+                        prologue.scalars};
+  for (std::int64_t i = 0; i < taken; ++i) arguments.steps[i] = prologue.steps[i];
+  arguments.num_steps = static_cast<std::int32_t>(taken);
+  const Status status = launch_norm(arguments, dtype, stream);
+  if (!status.ok() || taken == prologue.num_steps) return status;
+  return grow_steps(prologue.scalars, prologue.steps + taken, prologue.num_steps - taken, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+
+Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const PrologueArgs* prologue,
+                                 std::uint32_t* arrivals, bool* prologue_done, Stream stream) {
+  using namespace cuda;
+  constexpr std::uint32_t kChunk = static_cast<std::uint32_t>(kNormChunk);
+  *prologue_done = false;
+  NormLaunch arguments{};
+  arguments.partials = args.partials;
+  arguments.table.reset(kChunk);
+  const Status status = for_each_row(args.tensors, [&](std::int64_t i) {
+    // A full table leaves when the next row comes, so that the last launch is known to be the last.
+    Status launched;
+    if (arguments.table.full()) {
+      launched = launch_norm(arguments, args.tensors.grad, stream);
+      arguments.table.reset(kChunk);
+    }
+    const TensorRow& row = args.tensors.rows[i];
+    arguments.table.append(NormRow{row.grad, row.numel, args.slots[i]});
+    return launched;
+  });
+  if (!status.ok() || arguments.table.count == 0) return status;
+  if (prologue == nullptr) return launch_norm(arguments, args.tensors.grad, stream);
+  *prologue_done = true;
+  return launch_with_prologue(arguments, *prologue, arrivals, args.tensors.grad, stream);
+}
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// In-place unscale with check: reads and writes every element once.
+#include "kernels/multi_tensor_unscale.h"
+
+#include "kernels/common/atomic.h"
+#include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/vec.cuh"
+
+namespace torchfuse::kernels {
+
+namespace cuda {
+namespace {
+
+struct UnscaleRow {
+  void* grad;
+  std::int64_t numel;
+};
+
+constexpr int kUnscaleRows = table_capacity(sizeof(UnscaleRow), 2 * sizeof(void*));
+
+struct UnscaleLaunch {
+  LaunchTable<UnscaleRow, kUnscaleRows> table;
+  const float* inv_scale;
+  float* found_inf;
+};
+
+template <class S>
+using ComputeOf = decltype(widen(S{}));
+
+/// x - x is 0 for finite x alone.
+template <class T>
+__device__ __forceinline__ bool is_finite(T x) {
+  return x - x == T(0);
+}
+
+// A block handles one chunk of a gradient, a warp one small gradient. 2 * sizeof(S) bytes per element
+// in 16-byte accesses: the elements in front of the first 16-byte boundary, and those behind the last
+// vector, are handled one by one (at most 15 of them).
+template <class S>
+__global__ void __launch_bounds__(kThreads)
+    multi_tensor_unscale_kernel(const __grid_constant__ UnscaleLaunch launch) {
+  using T = ComputeOf<S>;
+  constexpr std::uint32_t kVec = kVectorBytes / sizeof(S);
+  const RowShare share = row_share(launch.table);
+  if (share.row < 0) return;
+  const T inv_scale = static_cast<T>(*launch.inv_scale);
+  unsigned char* const grad = static_cast<unsigned char*>(launch.table.rows[share.row].grad) +
+                              share.begin * static_cast<std::int64_t>(sizeof(S));
+  const std::uint32_t past = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(grad)) %
+                             kVectorBytes / sizeof(S);
+  const std::uint32_t to_boundary = (kVec - past) % kVec;
+  const std::uint32_t head = to_boundary < share.count ? to_boundary : share.count;
+  const std::uint32_t vectors = (share.count - head) / kVec;
+  bool finite = true;
+
+#pragma unroll 2
+  for (std::uint32_t i = share.rank; i < vectors; i += share.size) {
+    unsigned char* const address = grad + (head + i * kVec) * sizeof(S);
+    RawVec<S, kVec> raw;
+    load_words<kVectorBytes, Keep::kNormal>(address, raw.words);
+    T values[kVec];
+    unpack(raw, values);
+#pragma unroll
+    for (T& value : values) {
+      finite = finite && is_finite(value);
+      value = value * inv_scale;
+    }
+    pack(values, raw);
+    store_words<kVectorBytes>(address, raw.words);
+  }
+
+  const std::uint32_t behind = head + vectors * kVec;
+  const std::uint32_t singles = head + (share.count - behind);
+  if (share.rank < singles) {
+    const std::uint32_t i = share.rank < head ? share.rank : behind + (share.rank - head);
+    const T value = load_element<S>(grad, i);
+    finite = finite && is_finite(value);
+    store_element<S>(grad, i, value * inv_scale);
+  }
+  if (!finite) raise_flag(launch.found_inf);
+}
+
+Status launch_unscale(const UnscaleLaunch& arguments, DType dtype, Stream stream) {
+  const auto enqueue = [&](void (*kernel)(UnscaleLaunch)) {
+    return launch(kernel, arguments, arguments.table.blocks, kThreads, stream,
+                  "launch of multi_tensor_unscale_kernel");
+  };
+  switch (dtype) {
+    case DType::kFloat32:
+      return enqueue(multi_tensor_unscale_kernel<float>);
+    case DType::kFloat16:
+      return enqueue(multi_tensor_unscale_kernel<Half>);
+    case DType::kBFloat16:
+      return enqueue(multi_tensor_unscale_kernel<BFloat16>);
+    case DType::kFloat64:
+      return enqueue(multi_tensor_unscale_kernel<double>);
+  }
+  return Status{cudaErrorInvalidValue, "gradient dtype of multi_tensor_unscale"};
+}
+
+}  // namespace
+}  // namespace cuda
+
+Status multi_tensor_unscale_cuda(const UnscaleArgs& args, Stream stream) {
+  using namespace cuda;
+  const std::uint32_t vec = kVectorBytes / static_cast<std::uint32_t>(size_of(args.tensors.grad));
+  const std::uint32_t chunk = choose_chunk(args.tensors.total(), kThreads * vec);
+  UnscaleLaunch arguments{};
+  arguments.inv_scale = args.inv_scale;
+  arguments.found_inf = args.found_inf;
+  arguments.table.reset(chunk);
+  const Status status = for_each_row(args.tensors, [&](std::int64_t i) {
+    const TensorRow& row = args.tensors.rows[i];
+    arguments.table.append(UnscaleRow{row.grad, row.numel});
+    if (!arguments.table.full()) return Status{};
+    const Status launched = launch_unscale(arguments, args.tensors.grad, stream);
+    arguments.table.reset(chunk);
+    return launched;
+  });
+  if (!status.ok() || arguments.table.count == 0) return status;
+  return launch_unscale(arguments, args.tensors.grad, stream);
+}
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The prologue as a kernel of its own, for steps that the norm kernel's last block cannot serve.
+#include "kernels/prologue.h"
+
+#include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/prologue.cuh"
+
+namespace torchfuse::kernels {
+
+namespace cuda {
+namespace {
+
+constexpr int kStepsPerLaunch = 4000;
+
+struct PrologueLaunch {
+  PrologueInputs inputs;
+  std::int32_t num_steps;
+  float* steps[kStepsPerLaunch];
+};
+
+struct GrowStepsLaunch {
+  const StepScalars* scalars;
+  std::int32_t num_steps;
+  float* steps[kStepsPerLaunch];
+};
+
+struct ReduceLaunch {
+  const NormPartial* partials;
+  std::int64_t count;
+  NormPartial* sum;
+};
+
+// One block: sums the partials (24 bytes each), takes the step's decisions and adds one to each step
+// count (8 bytes each). No alignment beyond the types' own.
+__global__ void __launch_bounds__(kThreads)
+    prologue_kernel(const __grid_constant__ PrologueLaunch launch) {
+  run_prologue(launch.inputs, launch.steps, launch.num_steps);
+}
+
+// One thread per step count, 8 bytes each.
+__global__ void __launch_bounds__(kThreads)
+    grow_steps_kernel(const __grid_constant__ GrowStepsLaunch launch) {
+  if (launch.scalars->skip != 0.0f) return;
+  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < static_cast<std::uint32_t>(launch.num_steps)) *launch.steps[i] += 1.0f;
+}
+
+// One block: sums the partials (24 bytes each).
+__global__ void __launch_bounds__(kThreads)
+    reduce_partials_kernel(const __grid_constant__ ReduceLaunch launch) {
+  const NormPartial sum = sum_partials(launch.partials, launch.count);
+  if (threadIdx.x == 0) *launch.sum = sum;
+}
+
+}  // namespace
+
+Status grow_steps(const StepScalars* scalars, float* const* steps, std::int64_t count,
+                  Stream stream) {
+  GrowStepsLaunch arguments{};
+  arguments.scalars = scalars;
+  for (std::int64_t begin = 0; begin < count; begin += kStepsPerLaunch) {
+    const std::int64_t rest = count - begin;
+    const std::int32_t taken =
+        static_cast<std::int32_t>(rest < kStepsPerLaunch ? rest : kStepsPerLaunch);
+    for (std::int32_t i = 0; i < taken; ++i) arguments.steps[i] = steps[begin + i];
+    arguments.num_steps = taken;
+    const std::uint32_t blocks = (static_cast<std::uint32_t>(taken) + kThreads - 1) / kThreads;
+    const Status status = launch(grow_steps_kernel, arguments, blocks, kThreads, stream,
+                                 "launch of grow_steps_kernel");
+    if (!status.ok()) return status;
+  }
+  return Status{};
+}
+
+}  // namespace cuda
+
+Status prologue_cuda(const PrologueArgs& args, Stream stream) {
+  using cuda::kStepsPerLaunch;
+  cuda::PrologueLaunch arguments{};
+  arguments.inputs = {args.params, args.partials, args.num_partials, args.scalars};
+  const std::int64_t taken = args.num_steps < kStepsPerLaunch ? args.num_steps : kStepsPerLaunch;
+  for (std::int64_t i = 0; i < taken; ++i) arguments.steps[i] = args.steps[i];
+  arguments.num_steps = static_cast<std::int32_t>(taken);
+  const Status status = cuda::launch(cuda::prologue_kernel, arguments, 1, cuda::kThreads, stream,
+                                     "launch of prologue_kernel");
+  if (!status.ok() || taken == args.num_steps) return status;
+  return cuda::grow_steps(args.scalars, args.steps + taken, args.num_steps - taken, stream);
+}
+
+Status reduce_partials_cuda(const NormPartial* partials, std::int64_t count, NormPartial* sum,
+                            Stream stream) {
+  return cuda::launch(cuda::reduce_partials_kernel, cuda::ReduceLaunch{partials, count, sum}, 1,
+                      cuda::kThreads, stream, "launch of reduce_partials_kernel");
+}
+
+}  // namespace torchfuse::kernels

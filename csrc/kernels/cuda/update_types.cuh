@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The compile-time side of an update kernel: its dtype tuple, the layout of its streams, its
+// arguments, and the choice of the tuple at run time.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/float16.h"
+#include "kernels/common/step_scalars.h"
+#include "kernels/cuda/alignment.h"
+#include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/supported_dtypes.h"
+
+namespace torchfuse::kernels::cuda {
+
+template <class Functor_, class Param_, class Grad_, class State_, bool kMaster_>
+struct UpdateTypes {
+  using Functor = Functor_;
+  using Param = Param_;
+  using Grad = Grad_;
+  using State = State_;
+  using Params = typename Functor::Params;
+  using Compute = std::conditional_t<std::is_same_v<Param, double>, double, float>;
+  using Coefs = typename Functor::template Coefs<Compute>;
+  static constexpr bool kMaster = kMaster_;
+  using Source = std::conditional_t<kMaster, float, Param>;  ///< what the old value is read from
+
+  static constexpr int kStates = Functor::kNumStates;
+  static constexpr int kParamStream = 0;
+  static constexpr int kGradStream = 1;
+  static constexpr int kStateStream = 2;  ///< the first of kStates
+  static constexpr int kSourceStream = kMaster ? kStateStream + kStates : kParamStream;
+  static constexpr int kStreams = kStateStream + kStates + (kMaster ? 1 : 0);
+
+  TORCHFUSE_HOST_DEVICE static constexpr std::uint32_t element_size(int stream) {
+    if (stream == kParamStream) return sizeof(Param);
+    if (stream == kGradStream) return sizeof(Grad);
+    if (stream == kSourceStream) return sizeof(Source);
+    return sizeof(State);
+  }
+
+  /// Elements per vector: 16 bytes of the narrowest stream.
+  static constexpr int kVec =
+      kVectorBytes / (sizeof(Param) == 2 || sizeof(Grad) == 2 || sizeof(State) == 2
+                          ? 2
+                          : sizeof(Param));
+
+  /// Resident blocks for which registers are budgeted: what keeps some 64 KB of loads in flight.
+  static constexpr int kBlocksPerSm = 1;
+};
+
+template <int kStreams>
+struct UpdateRow {
+  void* streams[kStreams];
+  float* step;
+  std::int64_t numel;
+};
+
+/// Parameter groups per launch: some 6 KB of hyper-parameters.
+template <class Params>
+constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
+
+template <class Types>
+struct UpdateLaunch {
+  using Row = UpdateRow<Types::kStreams>;
+  using Params = typename Types::Params;
+  static_assert(kMaxGroups<Params> >= 1 && kMaxGroups<Params> <= 255);
+  /// Each row also has its group and its head.
+  static constexpr int kRows =
+      table_capacity(sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));
+
+  LaunchTable<Row, kRows> table;
+  Params groups[kMaxGroups<Params>];
+  const StepScalars* scalars;
+  bool write_back_grads;
+  std::uint8_t group[kRows];  ///< index into groups
+  std::uint8_t head[kRows];   ///< see Note [Peeling]
+};
+
+/// Calls run(UpdateTypes<...>{}) for the tuple of the table. Must agree with cuda_supports.
+template <class Functor, class Run>
+Status dispatch_update(const TensorTable& table, Run run) {
+  if (!cuda_supports(table.param, table.grad, table.state, table.has_master)) {
+    return Status{cudaErrorInvalidValue,
+                  "fused update (the update kernels are not built for this tuple of parameter, "
+                  "gradient, state and master dtypes)"};
+  }
+  const auto with_half_width_param = [&](auto param) {
+    using Param = decltype(param);
+    const auto with_grad = [&](auto grad) {
+      using Grad = decltype(grad);
+      if (table.has_master) return run(UpdateTypes<Functor, Param, Grad, float, true>{});
+      if (table.state == DType::kFloat32) {
+        return run(UpdateTypes<Functor, Param, Grad, float, false>{});
+      }
+      return run(UpdateTypes<Functor, Param, Grad, Param, false>{});
+    };
+    return table.grad == DType::kFloat32 ? with_grad(float{}) : with_grad(Param{});
+  };
+  switch (table.param) {
+    case DType::kFloat64:
+      return run(UpdateTypes<Functor, double, double, double, false>{});
+    case DType::kFloat16:
+      return with_half_width_param(Half{});
+    case DType::kBFloat16:
+      return with_half_width_param(BFloat16{});
+    case DType::kFloat32:
+      break;
+  }
+  if (table.grad == DType::kFloat16) {
+    return run(UpdateTypes<Functor, float, Half, float, false>{});
+  }
+  if (table.grad == DType::kBFloat16) {
+    return run(UpdateTypes<Functor, float, BFloat16, float, false>{});
+  }
+  return run(UpdateTypes<Functor, float, float, float, false>{});
+}
+
+}  // namespace torchfuse::kernels::cuda

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Vectors of storage elements: raw bits in registers first, converted later, so that the loads of all
+// streams are in flight together. Conversions equal those of common/float16.h up to NaN payloads.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/float16.h"
+#include "kernels/cuda/alignment.h"
+
+namespace torchfuse::kernels::cuda {
+
+/// How long a line should stay in the caches.
+enum class Keep { kNormal, kReadOnce };
+
+/// kVec elements of storage type S, as they lie in memory.
+template <class S, int kVec>
+struct RawVec {
+  static constexpr int kWords = kVec * static_cast<int>(sizeof(S)) / 4;
+  static_assert(kWords % 4 == 0, "vectors are multiples of 16 bytes");
+  std::uint32_t words[kWords];
+};
+
+/// One access of the width of T. On a CPU, where misalignment would go unnoticed, it is trapped.
+template <class T, Keep kKeep>
+__device__ __forceinline__ T load_once(const unsigned char* address) {
+#if defined(__CUDA_ARCH__)
+  const T* typed = reinterpret_cast<const T*>(address);
+  return kKeep == Keep::kReadOnce ? __ldcs(typed) : *typed;
+#else
+  if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) __builtin_trap();
+  T value;
+  memcpy(&value, address, sizeof value);
+  return value;
+#endif
+}
+
+template <class T>
+__device__ __forceinline__ void store_once(unsigned char* address, T value) {
+#if defined(__CUDA_ARCH__)
+  __stcs(reinterpret_cast<T*>(address), value);
+#else
+  if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) __builtin_trap();
+  memcpy(address, &value, sizeof value);
+#endif
+}
+
+template <std::uint32_t kWidth, Keep kKeep, int kWords>
+__device__ __forceinline__ void load_words(const unsigned char* address,
+                                           std::uint32_t (&words)[kWords]) {
+  if constexpr (kWidth == 16) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 four = load_once<uint4, kKeep>(address + 4 * i);
+      words[i] = four.x;
+      words[i + 1] = four.y;
+      words[i + 2] = four.z;
+      words[i + 3] = four.w;
+    }
+  } else if constexpr (kWidth == 8) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 2) {
+      const uint2 two = load_once<uint2, kKeep>(address + 4 * i);
+      words[i] = two.x;
+      words[i + 1] = two.y;
+    }
+  } else if constexpr (kWidth == 4) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = load_once<unsigned, kKeep>(address + 4 * i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const std::uint32_t low = load_once<unsigned short, kKeep>(address + 4 * i);
+      const std::uint32_t high = load_once<unsigned short, kKeep>(address + 4 * i + 2);
+      words[i] = low | (high << 16);
+    }
+  }
+}
+
+template <std::uint32_t kWidth, int kWords>
+__device__ __forceinline__ void store_words(unsigned char* address,
+                                            const std::uint32_t (&words)[kWords]) {
+  if constexpr (kWidth == 16) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      store_once(address + 4 * i, make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]));
+    }
+  } else if constexpr (kWidth == 8) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 2) {
+      store_once(address + 4 * i, make_uint2(words[i], words[i + 1]));
+    }
+  } else if constexpr (kWidth == 4) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) store_once<unsigned>(address + 4 * i, words[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      store_once(address + 4 * i, static_cast<unsigned short>(words[i] & 0xffffu));
+      store_once(address + 4 * i + 2, static_cast<unsigned short>(words[i] >> 16));
+    }
+  }
+}
+
+/// Loads a vector with accesses of `width` bytes, from sizeof(S) to 16. `width` is the same for all
+/// threads of a warp.
+template <Keep kKeep, class S, int kVec>
+__device__ __forceinline__ void load_vec(RawVec<S, kVec>& raw, const unsigned char* address,
+                                         std::uint32_t width) {
+  if (width == 16) {
+    load_words<16, kKeep>(address, raw.words);
+  } else if (width == 8) {
+    load_words<8, kKeep>(address, raw.words);
+  } else if constexpr (sizeof(S) <= 4) {
+    if (sizeof(S) == 4 || width == 4) {
+      load_words<4, kKeep>(address, raw.words);
+    } else {
+      load_words<2, kKeep>(address, raw.words);
+    }
+  }
+}
+
+template <class S, int kVec>
+__device__ __forceinline__ void store_vec(unsigned char* address, const RawVec<S, kVec>& raw,
+                                          std::uint32_t width) {
+  if (width == 16) {
+    store_words<16>(address, raw.words);
+  } else if (width == 8) {
+    store_words<8>(address, raw.words);
+  } else if constexpr (sizeof(S) <= 4) {
+    if (sizeof(S) == 4 || width == 4) {
+      store_words<4>(address, raw.words);
+    } else {
+      store_words<2>(address, raw.words);
+    }
+  }
+}
+
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ double widen(double value) { return value; }
+__device__ __forceinline__ float widen(BFloat16 value) { return to_float(value); }
+__device__ __forceinline__ float widen(Half value) {
+#if defined(__CUDA_ARCH__)
+  return __half2float(__ushort_as_half(value.bits));
+#else
+  return to_float(value);
+#endif
+}
+
+__device__ __forceinline__ void narrow(float value, float& stored) { stored = value; }
+__device__ __forceinline__ void narrow(double value, double& stored) { stored = value; }
+__device__ __forceinline__ void narrow(float value, BFloat16& stored) {
+#if defined(__CUDA_ARCH__)
+  stored.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+#else
+  stored = to_bfloat16(value);
+#endif
+}
+__device__ __forceinline__ void narrow(float value, Half& stored) {
+#if defined(__CUDA_ARCH__)
+  stored.bits = __half_as_ushort(__float2half_rn(value));
+#else
+  stored = to_half(value);
+#endif
+}
+
+/// Two 16-bit elements as one word, the first in the low half: one instruction for both.
+__device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, BFloat16) {
+#if defined(__CUDA_ARCH__)
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+  std::uint32_t word;
+  memcpy(&word, &pair, sizeof word);
+  return word;
+#else
+  return to_bfloat16(first).bits | (static_cast<std::uint32_t>(to_bfloat16(second).bits) << 16);
+#endif
+}
+
+__device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, Half) {
+#if defined(__CUDA_ARCH__)
+  const __half2 pair = __floats2half2_rn(first, second);
+  std::uint32_t word;
+  memcpy(&word, &pair, sizeof word);
+  return word;
+#else
+  return to_half(first).bits | (static_cast<std::uint32_t>(to_half(second).bits) << 16);
+#endif
+}
+
+template <class T, class S, int kVec>
+__device__ __forceinline__ void unpack(const RawVec<S, kVec>& raw, T (&values)[kVec]) {
+  if constexpr (sizeof(S) == 2) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const std::uint32_t word = raw.words[i / 2];
+      const std::uint32_t bits = i % 2 == 0 ? word & 0xffffu : word >> 16;
+      values[i] = widen(S{static_cast<std::uint16_t>(bits)});
+    }
+  } else {
+    static_assert(sizeof(T) == sizeof(S));
+    memcpy(values, raw.words, sizeof values);
+  }
+}
+
+template <class T, class S, int kVec>
+__device__ __forceinline__ void pack(const T (&values)[kVec], RawVec<S, kVec>& raw) {
+  if constexpr (sizeof(S) == 2) {
+#pragma unroll
+    for (int i = 0; i < kVec; i += 2) {
+      raw.words[i / 2] = narrow_pair(values[i], values[i + 1], S{});
+    }
+  } else {
+    static_assert(sizeof(T) == sizeof(S));
+    memcpy(raw.words, values, sizeof values);
+  }
+}
+
+/// Element `index` of a stream.
+template <class S>
+__device__ __forceinline__ auto load_element(const unsigned char* stream, std::uint32_t index) {
+  return widen(reinterpret_cast<const S*>(stream)[index]);
+}
+
+template <class S, class T>
+__device__ __forceinline__ void store_element(unsigned char* stream, std::uint32_t index,
+                                              T value) {
+  narrow(value, reinterpret_cast<S*>(stream)[index]);
+}
+
+}  // namespace torchfuse::kernels::cuda

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), with AMSGrad (Reddi et al. 2018).
+#pragma once
+
+#include "kernels/common/hyper_param.h"
+#include "kernels/common/macros.h"
+#include "kernels/common/math.h"
+
+namespace torchfuse::kernels {
+
+struct AdamParams {
+  HyperParam lr;
+  HyperParam beta1;
+  HyperParam beta2;
+  HyperParam eps;
+  HyperParam weight_decay;
+  bool bias_correction = true;
+  bool adam_w_mode = true;  ///< decoupled weight decay; false adds weight_decay * param to the gradient
+  bool amsgrad = false;
+  bool maximize = false;
+};
+
+struct Adam {
+  using Params = AdamParams;
+  static constexpr int kNumStates = 3;  ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
+
+  /// Whether the stream `state` is used at all under these hyper-parameters.
+  TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int state) {
+    return state < 2 || params.amsgrad;
+  }
+
+  /// What one tensor's elements share: hyper-parameters and bias corrections, rounded to the
+  /// accumulation type once.
+  template <class T>
+  struct Coefs {
+    T grad_sign;
+    T l2_decay;            ///< weight_decay in L2 mode, else 0
+    T minus_lr_decay;      ///< -lr * weight_decay in decoupled mode, else 0
+    T one_minus_beta1;
+    T one_minus_beta2;
+    T inverse_sqrt_bias2;  ///< 1 / sqrt(1 - beta2^step)
+    T eps;
+    T minus_step_size;     ///< -lr / (1 - beta1^step)
+    bool amsgrad;
+  };
+
+  /// Everything in fp64, rounded at the end, so that host and device agree bit for bit.
+  template <class T>
+  TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double step) {
+    const double lr = params.lr.load();
+    const double beta1 = params.beta1.load();
+    const double beta2 = params.beta2.load();
+    const double weight_decay = params.weight_decay.load();
+    const double bias1 = params.bias_correction ? 1.0 - integer_power(beta1, step) : 1.0;
+    const double bias2 = params.bias_correction ? 1.0 - integer_power(beta2, step) : 1.0;
+    Coefs<T> coefs;
+    coefs.grad_sign = params.maximize ? T(-1) : T(1);
+    coefs.l2_decay = params.adam_w_mode ? T(0) : static_cast<T>(weight_decay);
+    coefs.minus_lr_decay = params.adam_w_mode ? static_cast<T>(-lr * weight_decay) : T(0);
+    coefs.one_minus_beta1 = static_cast<T>(1.0 - beta1);
+    coefs.one_minus_beta2 = static_cast<T>(1.0 - beta2);
+    coefs.inverse_sqrt_bias2 = static_cast<T>(1.0 / kernels::sqrt(bias2));
+    coefs.eps = static_cast<T>(params.eps.load());
+    coefs.minus_step_size = static_cast<T>(-lr / bias1);
+    coefs.amsgrad = params.amsgrad;
+    return coefs;
+  }
+
+  /// One element, or one vector of elements, `V` being T or a SIMD vector of T.
+  ///
+  ///   g  = +-grad + l2_decay * p
+  ///   m += (1 - beta1) (g - m)         v += (1 - beta2) (g^2 - v)
+  ///   p  = p - lr weight_decay p - step_size m / (sqrt(v) / sqrt(bias2) + eps)
+  template <class V, class T>
+  TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
+                                           const Coefs<T>& coefs) {
+    const V g = fma(V(coefs.l2_decay), param, grad * V(coefs.grad_sign));
+    state[0] = fma(V(coefs.one_minus_beta1), g - state[0], state[0]);
+    state[1] = fma(V(coefs.one_minus_beta2), fma(g, g, V(T(0)) - state[1]), state[1]);
+    V second_moment = state[1];
+    if (coefs.amsgrad) {
+      state[2] = max(state[2], state[1]);
+      second_moment = state[2];
+    }
+    const V denominator = fma(sqrt(second_moment), V(coefs.inverse_sqrt_bias2), V(coefs.eps));
+    const V decayed = fma(V(coefs.minus_lr_decay), param, param);
+    param = fma(V(coefs.minus_step_size), state[0] / denominator, decayed);
+  }
+};
+
+}  // namespace torchfuse::kernels

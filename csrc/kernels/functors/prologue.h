@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The decisions of a step, taken once on the device: skip or not, true norm, clip coefficient.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/macros.h"
+#include "kernels/common/float16.h"
+#include "kernels/functors/l2_norm.h"
+
+namespace torchfuse::kernels {
+
+struct PrologueParams {
+  const float* grad_scale = nullptr;  ///< loss scale that the gradients carry; null means 1
+  /// Non-zero on entry skips the step. Set to 1 where `check` finds a non-finite gradient element;
+  /// otherwise left as it was. Null: no scaler.
+  float* found_inf = nullptr;
+  bool check = false;      ///< skip the step if the statistics saw a non-finite element
+  bool has_norm = false;  ///< the sums are real; needed by `check`, clipping and the norm
+  double max_grad_norm = -1.0;  ///< clip to this norm; negative: no clipping
+};
+
+/// Clipping is torch.nn.utils.clip_grad_norm_'s: coefficient min(1, max_norm / (norm + 1e-6)), with a
+/// NaN norm passing through.
+TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
+                                               const NormPartial& sums) {
+  // The reciprocal is rounded to float as torch.amp's unscale does, so that both unscale alike.
+  const float inverse_scale =
+      params.grad_scale == nullptr
+          ? 1.0f
+          : static_cast<float>(1.0 / static_cast<double>(*params.grad_scale));
+  bool skip = params.found_inf != nullptr && *params.found_inf != 0.0f;
+  if (params.check && sums.nonfinite != 0) {
+    skip = true;
+    if (params.found_inf != nullptr) *params.found_inf = 1.0f;
+  }
+  StepScalars scalars;
+  scalars.grad_coef = static_cast<double>(inverse_scale);
+  scalars.total_norm = bits_to_float(0x7fc00000u);
+  if (params.has_norm) {
+    const double norm = norm_of(sums) * static_cast<double>(inverse_scale);
+    scalars.total_norm = static_cast<float>(norm);
+    if (params.max_grad_norm >= 0.0) {
+      const double clip = params.max_grad_norm / (norm + 1e-6);
+      scalars.grad_coef = scalars.grad_coef * (clip < 1.0 || clip != clip ? clip : 1.0);
+    }
+  }
+  scalars.skip = skip ? 1.0f : 0.0f;
+  return scalars;
+}
+
+}  // namespace torchfuse::kernels

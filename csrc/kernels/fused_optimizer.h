@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Entry points of every elementwise optimizer: K2 of the step, one pass over all tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/status.h"
+#include "kernels/common/step_scalars.h"
+#include "kernels/common/stream.h"
+#include "kernels/common/tensor_table.h"
+#include "kernels/cpu/isa.h"
+
+namespace torchfuse::kernels {
+
+template <class Functor>
+struct UpdateArgs {
+  TensorTable tensors;
+  const typename Functor::Params* groups = nullptr;  ///< host array, indexed by TensorRow::group
+  std::int32_t num_groups = 0;
+  const StepScalars* scalars = nullptr;  ///< on the tensors' device
+  bool write_back_grads = false;         ///< store grad * grad_coef
+};
+
+/// Updates the flattened elements [begin, end) of the table. Ranges may be split anywhere and run on
+/// any thread: the result does not depend on it. Does nothing when scalars->skip is set.
+/// 16-bit and fp32 storage may be mixed freely; fp64 parameters need fp64 gradients and states.
+template <class Functor>
+void fused_update_cpu(CpuIsa isa, const UpdateArgs<Functor>& args, std::int64_t begin,
+                      std::int64_t end);
+
+/// Enqueues the update of the whole table; reads the host arrays before it returns.
+template <class Functor>
+Status fused_update_cuda(const UpdateArgs<Functor>& args, Stream stream);
+
+}  // namespace torchfuse::kernels

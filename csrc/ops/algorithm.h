@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a fused optimizer adds to the common step: names, hyper-parameters and a functor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torchfuse/fused_step.h>
+
+#include "kernels/common/hyper_param.h"
+#include "kernels/fused_optimizer.h"
+#include "ops/backend.h"
+#include "ops/bucket.h"
+
+namespace torchfuse::ops {
+
+/// Reads one group's hyper-parameters in order, with range checks on those given as numbers. (A tensor
+/// is read on the device alone, so its value is the caller's affair.)
+class GroupReader {
+ public:
+  /// `tensors` receives the device copies of tensor values, which must outlive the launch.
+  GroupReader(const char* op, const std::vector<std::string>& names, std::int64_t group,
+              const std::vector<HyperParam>& values, const c10::Device& device,
+              std::vector<at::Tensor>& tensors);
+
+  /// The next value, at least `low` and below `high`; NaN is refused.
+  kernels::HyperParam number(double low = -std::numeric_limits<double>::infinity(),
+                             double high = std::numeric_limits<double>::infinity());
+  bool flag();
+
+ private:
+  const char* op_;
+  const std::vector<std::string>& names_;
+  std::int64_t group_;
+  const std::vector<HyperParam>& values_;
+  c10::Device device_;
+  std::vector<at::Tensor>& tensors_;
+  std::size_t next_ = 0;
+};
+
+class Algorithm {
+ public:
+  virtual ~Algorithm() = default;
+  virtual const char* op() const = 0;
+  virtual const std::vector<std::string>& hyper_param_names() const = 0;
+  virtual const std::vector<std::string>& state_names() const = 0;
+  /// Takes the groups' values for tensors on `device`.
+  virtual void set_groups(const std::vector<std::vector<HyperParam>>& groups,
+                          const c10::Device& device) = 0;
+  virtual bool uses_state(std::int64_t group, int state) const = 0;
+  /// Runs or enqueues the update of a bucket.
+  virtual void update(const Bucket& bucket, const kernels::StepScalars* scalars,
+                      bool write_back_grads) = 0;
+};
+
+template <class Functor>
+class FusedAlgorithm : public Algorithm {
+ public:
+  void set_groups(const std::vector<std::vector<HyperParam>>& groups,
+                  const c10::Device& device) final {
+    groups_.clear();
+    tensors_.clear();
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      GroupReader reader(op(), hyper_param_names(), static_cast<std::int64_t>(g), groups[g], device,
+                         tensors_);
+      groups_.push_back(read(reader));
+    }
+  }
+
+  bool uses_state(std::int64_t group, int state) const final {
+    return Functor::uses_state(groups_[group], state);
+  }
+
+  void update(const Bucket& bucket, const kernels::StepScalars* scalars,
+              bool write_back_grads) final {
+    kernels::UpdateArgs<Functor> args;
+    args.tensors = bucket.table();
+    args.groups = groups_.data();
+    args.num_groups = static_cast<std::int32_t>(groups_.size());
+    args.scalars = scalars;
+    args.write_back_grads = write_back_grads;
+    if (bucket.key.device.is_cpu()) {
+      parallel_over_elements(args.tensors.total(), [&](kernels::CpuIsa isa, std::int64_t begin,
+                                                       std::int64_t end) {
+        kernels::fused_update_cpu<Functor>(isa, args, begin, end);
+      });
+      return;
+    }
+#if defined(TORCHFUSE_WITH_CUDA)
+    check_status(op(), kernels::fused_update_cuda<Functor>(args, current_stream(bucket.key.device)));
+#endif
+  }
+
+ protected:
+  virtual typename Functor::Params read(GroupReader& reader) const = 0;
+
+ private:
+  std::vector<typename Functor::Params> groups_;
+  std::vector<at::Tensor> tensors_;
+};
+
+using AlgorithmFactory = std::function<std::unique_ptr<Algorithm>()>;
+
+/// Makes an algorithm known to FusedStep by name; called once per optimizer, at load time.
+bool register_algorithm(const std::string& name, AlgorithmFactory factory);
+/// Throws, naming the known ones, if there is no such algorithm.
+std::unique_ptr<Algorithm> make_algorithm(const std::string& name);
+
+}  // namespace torchfuse::ops

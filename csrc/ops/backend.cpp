@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ops/backend.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <string>
+
+#include <torchfuse/fused_step.h>
+
+#if defined(TORCHFUSE_WITH_CUDA)
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#endif
+
+#if !defined(_OPENMP)
+#error "compile csrc/ops with OpenMP: at::parallel_for is silently serial without it"
+#endif
+
+namespace torchfuse::ops {
+
+namespace {
+
+std::atomic<kernels::CpuIsa>& isa_in_force() {
+  static std::atomic<kernels::CpuIsa> isa{kernels::detect_cpu_isa()};
+  return isa;
+}
+
+}  // namespace
+
+kernels::CpuIsa current_cpu_isa() { return isa_in_force().load(std::memory_order_relaxed); }
+
+kernels::Stream current_stream(const c10::Device& device) {
+#if defined(TORCHFUSE_WITH_CUDA)
+  return c10::cuda::getCurrentCUDAStream(device.index()).stream();
+#else
+  TORCH_INTERNAL_ASSERT(false, "no streams without CUDA, asked for ", device);
+#endif
+}
+
+void check_status(const char* op, const kernels::Status& status) {
+  if (status.ok()) return;
+#if defined(TORCHFUSE_WITH_CUDA)
+  const auto error = static_cast<cudaError_t>(status.error);
+  TORCH_CHECK(false, op, ": ", status.what, " failed with ", cudaGetErrorName(error), ": ",
+              cudaGetErrorString(error), ".");
+#else
+  TORCH_CHECK(false, op, ": ", status.what, " failed with error ", status.error, ".");
+#endif
+}
+
+}  // namespace torchfuse::ops
+
+namespace torchfuse {
+
+std::string cpu_isa() { return kernels::name_of(ops::current_cpu_isa()); }
+
+void set_cpu_isa(const std::string& name) {
+  using kernels::CpuIsa;
+  const CpuIsa best = kernels::detect_cpu_isa();
+  for (const CpuIsa isa : {CpuIsa::kBaseline, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (name != kernels::name_of(isa)) continue;
+    TORCH_CHECK(isa <= best, "set_cpu_isa: expected name to be a level of this processor, got ", name,
+                ". The best here is ", kernels::name_of(best), ".");
+    ops::isa_in_force().store(isa, std::memory_order_relaxed);
+    return;
+  }
+  TORCH_CHECK(false, "set_cpu_isa: expected name to be baseline, avx2 or avx512, got ", name, ".");
+}
+
+}  // namespace torchfuse

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Where kernels run: the CPU's threads and instruction level, or a CUDA device's current stream.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+#include "kernels/common/status.h"
+#include "kernels/common/stream.h"
+#include "kernels/cpu/isa.h"
+
+namespace torchfuse::ops {
+
+/// Flattened elements that a thread takes at least.
+constexpr std::int64_t kGrainSize = 32768;
+
+/// The instruction level in force.
+kernels::CpuIsa current_cpu_isa();
+
+/// The device's current stream (torch's).
+kernels::Stream current_stream(const c10::Device& device);
+
+/// Throws if a launcher failed: op, CUDA error name and text.
+void check_status(const char* op, const kernels::Status& status);
+
+/// Runs `body(isa, begin, end)` over [0, total) on torch's CPU threads.
+template <class Body>
+void parallel_over_elements(std::int64_t total, const Body& body) {
+  const kernels::CpuIsa isa = current_cpu_isa();
+  at::parallel_for(0, total, kGrainSize,
+                   [&](std::int64_t begin, std::int64_t end) { body(isa, begin, end); });
+}
+
+}  // namespace torchfuse::ops

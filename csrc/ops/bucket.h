@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The host side of a kernels::TensorTable: rows of one device and dtype tuple, refilled every step.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/common/tensor_table.h"
+#include "kernels/multi_tensor_l2_norm.h"
+
+namespace torchfuse::ops {
+
+struct BucketKey {
+  c10::Device device{c10::kCPU};
+  kernels::DType param = kernels::DType::kFloat32;
+  kernels::DType grad = kernels::DType::kFloat32;
+  kernels::DType state = kernels::DType::kFloat32;
+  bool has_master = false;
+
+  bool operator==(const BucketKey& other) const {
+    return device == other.device && param == other.param && grad == other.grad &&
+           state == other.state && has_master == other.has_master;
+  }
+};
+
+struct Bucket {
+  BucketKey key;
+  std::vector<kernels::TensorRow> rows;
+  std::vector<std::int64_t> offsets{0};  ///< prefix sums of numel
+  std::vector<std::int64_t> slots{0};    ///< prefix sums of norm chunks
+
+  void clear() {
+    rows.clear();
+    offsets.resize(1);
+    slots.resize(1);
+  }
+
+  void add(const kernels::TensorRow& row) {
+    rows.push_back(row);
+    offsets.push_back(offsets.back() + row.numel);
+    slots.push_back(slots.back() + kernels::num_norm_chunks(row.numel));
+  }
+
+  kernels::TensorTable table() const {
+    return {rows.data(), offsets.data(), static_cast<std::int64_t>(rows.size()), key.param,
+            key.grad,    key.state,      key.has_master};
+  }
+
+  std::int64_t num_partials() const { return slots.back(); }
+};
+
+/// Buckets by key. Few keys exist at a time, so that the search is a short loop; the last one found is
+/// tried first.
+class Buckets {
+ public:
+  void clear() {
+    for (Bucket& bucket : buckets_) bucket.clear();
+  }
+
+  Bucket& of(const BucketKey& key) {
+    if (last_ < buckets_.size() && buckets_[last_].key == key) return buckets_[last_];
+    for (last_ = 0; last_ < buckets_.size(); ++last_) {
+      if (buckets_[last_].key == key) return buckets_[last_];
+    }
+    buckets_.push_back(Bucket{key, {}, {0}, {0}});
+    return buckets_.back();
+  }
+
+  std::vector<Bucket>& all() { return buckets_; }
+
+ private:
+  std::vector<Bucket> buckets_;
+  std::size_t last_ = 0;
+};
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A fused step whose tensors come as lists, for the functional ops: one StepEngine per call.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ops/algorithm.h"
+#include "ops/check.h"
+#include "ops/step_engine.h"
+
+namespace torchfuse::ops {
+
+/// Boxed Meta kernel of an op that mutates its arguments and returns nothing: drops the arguments.
+inline void trace_only(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+}
+
+class FunctionalStep {
+ public:
+  FunctionalStep(std::unique_ptr<Algorithm> algorithm, at::TensorList params, at::TensorList grads)
+      : engine_(std::move(algorithm)), grads_(grads), slots_(params.size()) {
+    check_same_length(op(), "grads", grads.size(), params.size(), "params");
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!grads[i].defined()) {
+        fail({op(), "grads", static_cast<std::int64_t>(i)}, "be a tensor", "an undefined tensor");
+      }
+      slots_[i].param = params[i];
+    }
+  }
+
+  /// The algorithm's next state. An optional one may be an empty list.
+  void add_state(at::TensorList states, bool optional = false) {
+    const std::string name = engine_.algorithm().state_names()[num_states_++] + "s";
+    if (!(optional && states.empty())) {
+      check_same_length(op(), name.c_str(), states.size(), slots_.size(), "params");
+    }
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      slots_[i].states.push_back(states.empty() ? at::Tensor() : states[i]);
+    }
+  }
+
+  void set_steps(at::TensorList steps) {
+    check_same_length(op(), "state_steps", steps.size(), slots_.size(), "params");
+    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].step = steps[i];
+  }
+
+  void set_masters(at::TensorList masters) {
+    if (masters.empty()) return;
+    check_same_length(op(), "master_params", masters.size(), slots_.size(), "params");
+    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].master = masters[i];
+  }
+
+  void run(std::vector<HyperParam> group, const std::optional<at::Tensor>& grad_scale,
+           const std::optional<at::Tensor>& found_inf) {
+    FusedStepOptions options;
+    options.grad_scale = grad_scale;
+    options.found_inf = found_inf;
+    engine_.plan(std::move(slots_));
+    engine_.run({std::move(group)}, options, &grads_);
+  }
+
+ private:
+  const char* op() { return engine_.algorithm().op(); }
+
+  StepEngine engine_;
+  at::TensorList grads_;
+  std::vector<FusedSlot> slots_;
+  std::size_t num_states_ = 0;
+};
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <torchfuse/fused_step.h>
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <utility>
+
+#include "ops/check.h"
+#include "ops/step_engine.h"
+
+namespace torchfuse {
+
+struct FusedStep::Impl {
+  explicit Impl(const std::string& algorithm) : engine(ops::make_algorithm(algorithm)) {}
+
+  ops::StepEngine engine;
+  bool planned = false;
+};
+
+FusedStep::FusedStep(const std::string& algorithm) : impl_(std::make_unique<Impl>(algorithm)) {}
+FusedStep::~FusedStep() = default;
+FusedStep::FusedStep(FusedStep&&) noexcept = default;
+FusedStep& FusedStep::operator=(FusedStep&&) noexcept = default;
+
+const std::vector<std::string>& FusedStep::hyper_param_names() const {
+  return impl_->engine.algorithm().hyper_param_names();
+}
+
+const std::vector<std::string>& FusedStep::state_names() const {
+  return impl_->engine.algorithm().state_names();
+}
+
+void FusedStep::plan(std::vector<FusedSlot> slots) {
+  impl_->engine.plan(std::move(slots));
+  impl_->planned = true;
+}
+
+bool FusedStep::planned() const { return impl_->planned; }
+
+void FusedStep::reset() {
+  impl_->engine.plan({});
+  impl_->planned = false;
+}
+
+const std::vector<FusedSlot>& FusedStep::slots() const { return impl_->engine.slots(); }
+
+void FusedStep::step(const std::vector<std::vector<HyperParam>>& groups,
+                     const FusedStepOptions& options) {
+  impl_->engine.run(groups, options);
+}
+
+at::Tensor FusedStep::total_norm() const { return impl_->engine.total_norm(); }
+
+at::Tensor FusedStep::skipped() const { return impl_->engine.skipped(); }
+
+namespace {
+
+/// Whether all steps of a device already are different elements of one buffer that nothing else
+/// shares with them.
+bool homed(const std::vector<at::Tensor>& steps, const std::vector<std::size_t>& members,
+           const c10::Device& device) {
+  std::map<std::int64_t, bool> seen;
+  const void* storage = nullptr;
+  for (const std::size_t i : members) {
+    const at::Tensor& step = steps[i];
+    if (!step.defined() || step.device() != device || step.scalar_type() != at::kFloat ||
+        step.dim() != 0 || !step.has_storage()) {
+      return false;
+    }
+    const void* own = step.storage().unsafeGetStorageImpl();
+    if (storage == nullptr) storage = own;
+    if (own != storage || !seen.emplace(step.storage_offset(), true).second) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
+                                   std::vector<at::Tensor> steps) {
+  ops::check_same_length("home_steps", "steps", steps.size(), params.size(), "params");
+  std::map<std::string, std::vector<std::size_t>> by_device;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    by_device[params[i].device().str()].push_back(i);
+  }
+  for (const auto& [name, members] : by_device) {
+    const c10::Device device(name);
+    if (homed(steps, members, device)) continue;
+    const auto options = at::TensorOptions().dtype(at::kFloat);
+    at::Tensor values = at::zeros({static_cast<std::int64_t>(members.size())}, options);
+    for (std::size_t k = 0; k < members.size(); ++k) {
+      const at::Tensor& step = steps[members[k]];
+      if (!step.defined()) continue;
+      TORCH_CHECK(step.numel() == 1, "home_steps: expected steps[", members[k],
+                  "] to hold one element, got ", step.numel(), ".");
+      values[static_cast<std::int64_t>(k)].copy_(step.reshape({}));
+    }
+    const at::Tensor buffer = values.to(device);
+    for (std::size_t k = 0; k < members.size(); ++k) {
+      steps[members[k]] = buffer.select(0, static_cast<std::int64_t>(k));
+    }
+  }
+  return steps;
+}
+
+}  // namespace torchfuse

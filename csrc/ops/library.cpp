@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Every op schema of torchfuse. Implementations register themselves in ops/<op>.cpp.
+#include <torch/library.h>
+
+TORCH_LIBRARY(torchfuse, m) {
+  // One Adam or AdamW step over lists of tensors, step counts included.
+  m.def(
+      "fused_adam_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] max_exp_avg_sqs, "
+      "Tensor(e!)[] state_steps, Tensor(f!)[] master_params, *, "
+      "float lr, float beta1, float beta2, float weight_decay, float eps, "
+      "bool amsgrad=False, bool maximize=False, bool adam_w_mode=True, bool bias_correction=True, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
+  // tensors *= inv_scale, with found_inf set to 1 if an element was not finite.
+  m.def("multi_tensor_unscale_(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()");
+
+  // L2 norm over all tensors and a flag for non-finite elements, in one read.
+  m.def("multi_tensor_l2_norm(Tensor[] tensors) -> (Tensor norm, Tensor found_inf)");
+
+  // The loss scale after a step.
+  m.def(
+      "amp_update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor found_inf, *, "
+      "float growth_factor, float backoff_factor, int growth_interval, "
+      "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1) -> ()");
+}

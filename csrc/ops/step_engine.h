@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The fused step over a list of slots: gather and check everything, then statistics, prologue and
+// update. FusedStep keeps one between steps; the functional ops make one per call.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torchfuse/fused_step.h>
+
+#include "kernels/common/step_scalars.h"
+#include "kernels/prologue.h"
+#include "ops/algorithm.h"
+#include "ops/bucket.h"
+
+namespace torchfuse::ops {
+
+class StepEngine {
+ public:
+  explicit StepEngine(std::unique_ptr<Algorithm> algorithm);
+
+  Algorithm& algorithm() { return *algorithm_; }
+
+  /// Checks the slots and takes them as the plan; on an error the former plan stays.
+  void plan(std::vector<FusedSlot> slots);
+  const std::vector<FusedSlot>& slots() const { return slots_; }
+
+  /// `grads[i]` belongs to slot i; without `grads`, each parameter's own .grad is read. A slot with an
+  /// undefined gradient takes no part.
+  void run(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options,
+           const at::TensorList* grads = nullptr);
+
+  at::Tensor total_norm() const;
+  at::Tensor skipped() const;
+
+ private:
+  /// A slot as the last check saw it. While the addresses stay, only the gradient needs checking.
+  struct Planned {
+    kernels::TensorRow row;
+    BucketKey key;
+    bool contiguous = false;  ///< of the parameter, and so of all its streams
+  };
+
+  /// Everything of a step that lives on one device.
+  struct DeviceWork {
+    c10::Device device{c10::kCPU};
+    std::vector<float*> steps;
+    std::vector<Bucket*> buckets;
+    at::Tensor scalars;   ///< the bytes of a StepScalars, as four floats
+    at::Tensor partials;  ///< NormPartial rows, as doubles
+    at::Tensor arrivals;  ///< zeroed counter for K1's last block
+    at::Tensor grad_scale;
+    at::Tensor found_inf;
+    std::int64_t num_partials = 0;
+    bool prologue_done = false;
+
+    kernels::StepScalars* scalars_ptr() const;
+    kernels::NormPartial* partials_ptr() const;
+  };
+
+  Planned check_slot(std::size_t index, const FusedSlot& slot) const;
+  bool unchanged(const FusedSlot& slot, const Planned& planned) const;
+  at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
+  void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
+  void check_options(const FusedStepOptions& options) const;
+  void check_used_states(std::size_t index) const;
+  DeviceWork& work_on(const c10::Device& device);
+  void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
+  void prepare_scalars(const FusedStepOptions& options);
+  kernels::PrologueArgs prologue_args(const DeviceWork& work, const FusedStepOptions& options,
+                                      bool has_norm) const;
+  void reduce_norms(const FusedStepOptions& options);
+  void share_partials();
+  void run_prologues(const FusedStepOptions& options, bool has_norm);
+  void update(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
+  void finish(const FusedStepOptions& options);
+
+  std::unique_ptr<Algorithm> algorithm_;
+  c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
+  std::vector<FusedSlot> slots_;
+  std::vector<Planned> planned_;
+  Buckets buckets_;
+  std::vector<DeviceWork> work_;
+  std::vector<std::size_t> active_;  ///< slots with a gradient in this step
+  /// Gradients that had to be copied into another layout or dtype: (original, copy).
+  std::vector<std::pair<at::Tensor, at::Tensor>> converted_;
+};
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The native module (csrc/bindings), private to the package."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+class FusedStep:
+    """The native step of one optimizer: plan, checks, norm, update.
+
+    Args:
+        algorithm: name of the update, e.g. "adam".
+    """
+
+    def __init__(self, algorithm: str) -> None: ...
+    @property
+    def hyper_param_names(self) -> list[str]: ...
+    @property
+    def state_names(self) -> list[str]: ...
+    @property
+    def planned(self) -> bool: ...
+    def plan(
+        self,
+        params: list[Tensor],
+        states: list[dict[str, Any] | None],
+        groups: list[int],
+        owner: dict[Any, Any] | None = None,
+    ) -> None:
+        """Replaces the plan; on an error the former one stays.
+
+        Args:
+            params: every parameter, in the order of the parameter groups.
+            states: each parameter's own state dictionary, or None before its first gradient.
+            groups: index of each parameter's group.
+            owner: the dictionary of all states, if step() is to check its entries.
+        """
+
+    def step(
+        self,
+        groups: list[Sequence[float | bool | Tensor]],
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+        check_inside: bool = False,
+        max_grad_norm: float | None = None,
+        write_back_grads: bool = False,
+        owner: dict[Any, Any] | None = None,
+        param_lists: list[list[Tensor]] | None = None,
+    ) -> bool:
+        """One step over all parameters that have a gradient.
+
+        Args:
+            groups: for each group, values in the order of `hyper_param_names`.
+            owner: checked against the plan, if given.
+            param_lists: the parameter list of each group, checked against the plan, if given.
+
+        Returns:
+            False if the plan does not fit any more; then nothing was done.
+        """
+
+    def reset(self) -> None: ...
+    def total_norm(self) -> Tensor | None: ...
+    def skipped(self) -> Tensor | None: ...
+
+def home_steps(params: list[Tensor], steps: list[Tensor | None]) -> list[Tensor]:
+    """Step counts as 0-dim views of separate elements of one buffer per device."""
+
+class GradScalerCore:
+    """The device side of torchfuse.amp.GradScaler."""
+
+    scale: Tensor | None
+    growth_tracker: Tensor | None
+    def __init__(self, hysteresis: int = 1) -> None: ...
+    @property
+    def hysteresis(self) -> int: ...
+    def initialize(self, device: torch.device, scale: float, growth_tracker: int) -> None: ...
+    def hysteresis_tracker(self) -> int: ...
+    def set_hysteresis_tracker(self, value: int) -> None: ...
+    def clear_slot(self, optimizer: int, device: torch.device) -> Tensor: ...
+    def unscale_(
+        self,
+        optimizer: int,
+        params: Sequence[Tensor],
+        inv_scale: Tensor,
+        allow_fp16: bool = False,
+    ) -> list[Tensor]: ...
+    def check(self, optimizer: int, params: Sequence[Tensor]) -> list[Tensor]: ...
+    def combine(self, slots: Sequence[Tensor]) -> Tensor: ...
+    def update(
+        self,
+        slots: Sequence[Tensor],
+        growth_factor: float,
+        backoff_factor: float,
+        growth_interval: int,
+    ) -> None: ...
+
+def cpu_isa() -> str: ...
+def set_cpu_isa(name: str) -> None: ...
+def build_info() -> dict[str, str]: ...

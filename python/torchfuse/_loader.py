@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Loads the native library, after checking that it was built with the torch that is installed.
+
+torch's C++ interface changes between minor versions; a library built with another one fails with an
+undefined symbol, or later. The build therefore leaves its torch version in build_info.json, where
+it can be read without loading anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = Path(__file__).resolve().parent
+_BUILD_INFO = _PACKAGE / "build_info.json"
+_REBUILD = "Build torchfuse again in this environment: pip install --force-reinstall ."
+
+#: Folder to add to CMAKE_PREFIX_PATH for find_package(torchfuse).
+cmake_prefix_path: str = str(_PACKAGE)
+
+
+@functools.cache
+def recorded_build() -> dict[str, Any]:
+    """What the build wrote about itself: at least `torchfuse` and `torch`, both full versions."""
+    try:
+        text = _BUILD_INFO.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ImportError(
+            f"torchfuse: expected {_BUILD_INFO.name} in the package, got none: the native library "
+            "has not been built. Build it with: pip install ."
+        ) from None
+    info: dict[str, Any] = json.loads(text)
+    return info
+
+
+def version() -> str:
+    """Version of torchfuse."""
+    return str(recorded_build()["torchfuse"])
+
+
+def _minor(full_version: str) -> str:
+    return ".".join(full_version.split("+")[0].split(".")[:2])
+
+
+def check_torch(installed: str) -> None:
+    """Raises ImportError unless `installed` is of the torch minor version of the build."""
+    built = str(recorded_build()["torch"])
+    if _minor(installed) != _minor(built):
+        raise ImportError(
+            f"torchfuse: expected torch {_minor(built)}, with which it was built, "
+            f"got torch {installed}. {_REBUILD}"
+        )
+
+
+def load() -> None:
+    """Imports torch and the native module, which registers torch.ops.torchfuse."""
+    import torch
+
+    check_torch(torch.__version__)
+    try:
+        importlib.import_module("torchfuse._C")
+    except ImportError as error:
+        raise ImportError(
+            f"torchfuse: expected its native library to load with torch {torch.__version__}, "
+            f"got: {error}. {_REBUILD}"
+        ) from error

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The operators of torchfuse, typed and documented.
+
+Each function calls the operator of its name in `torch.ops.torchfuse`; torch.compile traces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["amp_update_scale_", "fused_adam_", "multi_tensor_l2_norm", "multi_tensor_unscale_"]
+
+
+def fused_adam_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    max_exp_avg_sqs: Sequence[Tensor],
+    state_steps: Sequence[Tensor],
+    master_params: Sequence[Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool = False,
+    maximize: bool = False,
+    adam_w_mode: bool = True,
+    bias_correction: bool = True,
+    lr_tensor: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """One Adam or AdamW step on lists of tensors, in place.
+
+    The formula is that of :class:`torchfuse.optimizers.FusedAdam`, which also owns the state and
+    costs less per call.
+
+    Args:
+        params: fp32, fp16, bf16 or fp64; dense, any strides.
+        grads: same sizes, any of these dtypes; never modified.
+        exp_avgs: same sizes and strides as `params`, fp32 or the parameter's dtype.
+        exp_avg_sqs: as `exp_avgs`.
+        max_exp_avg_sqs: as `exp_avgs`; empty unless `amsgrad`.
+        state_steps: 0-dim fp32 counts on the parameters' device, each its own element.
+        master_params: fp32 masters of 16-bit parameters, or empty. The master is updated and the
+            parameter receives its rounded copy.
+        lr: learning rate.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        weight_decay: weight decay.
+        eps: added to the denominator.
+        amsgrad: use the running maximum of the second moment.
+        maximize: ascend instead of descend.
+        adam_w_mode: decoupled weight decay; otherwise it is added to the gradient.
+        bias_correction: correct both moments for their start at zero.
+        lr_tensor: 0-dim fp32 or fp64 tensor that replaces `lr`.
+        grad_scale: 1-element fp32; gradients are multiplied by its reciprocal.
+        found_inf: 1-element fp32; if not 0, nothing changes, the step counts included.
+
+    Example:
+        >>> param, grad = torch.ones(3), torch.ones(3)
+        >>> exp_avg, exp_avg_sq, step = torch.zeros(3), torch.zeros(3), torch.zeros(())
+        >>> fused_adam_([param], [grad], [exp_avg], [exp_avg_sq], [], [step], [],
+        ...             lr=0.1, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8)
+        >>> param
+        tensor([0.9000, 0.9000, 0.9000])
+    """
+    torch.ops.torchfuse.fused_adam_(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        max_exp_avg_sqs,
+        state_steps,
+        master_params,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=amsgrad,
+        maximize=maximize,
+        adam_w_mode=adam_w_mode,
+        bias_correction=bias_correction,
+        lr_tensor=lr_tensor,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
+
+
+def multi_tensor_unscale_(tensors: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Multiplies every tensor by `inv_scale` in place, looking for non-finite elements on the way.
+
+    Args:
+        tensors: any mix of fp32, fp16, bf16 and fp64, all on one device.
+        found_inf: 1-element fp32 on that device; set to 1 if an element was not finite before, and
+            never cleared.
+        inv_scale: 1-element fp32 on that device.
+
+    Example:
+        >>> tensors, found_inf = [torch.tensor([2.0, 4.0])], torch.zeros(())
+        >>> multi_tensor_unscale_(tensors, found_inf, torch.tensor(0.5))
+        >>> tensors[0], found_inf
+        (tensor([1., 2.]), tensor(0.))
+    """
+    torch.ops.torchfuse.multi_tensor_unscale_(tensors, found_inf, inv_scale)
+
+
+def multi_tensor_l2_norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The L2 norm over all elements of all tensors, and whether one is not finite, in one read.
+
+    The sum of squares cannot overflow, and the result is the same bits on every run and for any
+    number of threads.
+
+    Args:
+        tensors: any mix of fp32, fp16, bf16 and fp64, all on one device.
+
+    Returns:
+        The norm and the flag (1 or 0), 0-dim fp32 tensors on that device.
+
+    Example:
+        >>> multi_tensor_l2_norm([torch.tensor([3.0]), torch.tensor([4.0])])
+        (tensor(5.), tensor(0.))
+    """
+    norm, found_inf = torch.ops.torchfuse.multi_tensor_l2_norm(tensors)
+    return norm, found_inf
+
+
+def amp_update_scale_(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
+    *,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    hysteresis_tracker: Tensor | None = None,
+    hysteresis: int = 1,
+) -> None:
+    """Updates a loss scale in place after a step, by the rule of torch.amp.GradScaler.
+
+    Args:
+        scale: 1-element fp32.
+        growth_tracker: 1-element int32, successful steps since the scale last changed.
+        found_inf: 1-element fp32, not 0 if the step overflowed.
+        growth_factor: the scale grows by this after `growth_interval` successful steps.
+        backoff_factor: the scale is multiplied by this after an overflow.
+        growth_interval: see `growth_factor`.
+        hysteresis_tracker: 1-element int32, overflows still tolerated; needed if `hysteresis` > 1.
+        hysteresis: overflows in a row after which the scale backs off.
+
+    Example:
+        >>> scale, tracker = torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
+        >>> amp_update_scale_(scale, tracker, torch.tensor(1.0),
+        ...                   growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
+        >>> scale
+        tensor(4.)
+    """
+    torch.ops.torchfuse.amp_update_scale_(
+        scale,
+        growth_tracker,
+        found_inf,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+        hysteresis_tracker=hysteresis_tracker,
+        hysteresis=hysteresis,
+    )

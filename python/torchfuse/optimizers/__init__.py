@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fused optimizers, with apex's class names and torch.optim's behaviour."""
+
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers.fused_adam import FusedAdam
+
+__all__ = ["FusedAdam", "FusedOptimizer"]

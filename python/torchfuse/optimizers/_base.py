@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What every fused optimizer shares: the native step, its plan, loss scaling and checkpoints."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from torchfuse import _C
+from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, read_state_dict
+from torchfuse.optimizers._checks import (
+    HALF_DTYPES,
+    check_max_grad_norm,
+    check_params,
+    check_state_dtype,
+)
+
+# Options of the whole step: the norm is taken and the step is skipped over all groups at once.
+_SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none")
+
+
+@functools.cache
+def _state_names_of(algorithm: str) -> tuple[str, ...]:
+    return tuple(_C.FusedStep(algorithm).state_names)
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
+
+    A subclass names its native algorithm and says which values a parameter group gives it. State is
+    created for a parameter with its first gradient, under torch.optim's keys.
+
+    Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers: a scaler sets the
+    attributes `grad_scale` (a tensor or None) and `found_inf` before it calls `step()`, and deletes
+    them afterwards. Neither that nor clipping makes the host wait for the device.
+    """
+
+    _step_supports_amp_scaling = True
+
+    #: Name of the update for the native step.
+    _algorithm: ClassVar[str]
+
+    # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
+    # and report them in `found_inf`.
+    _check_inside: bool = False
+
+    _native: _C.FusedStep | None
+    _planned_names: list[tuple[str, ...]] | None
+
+    # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._forget_plan()
+        super().__init__(params, defaults)
+
+    # What a subclass provides.
+
+    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Values of one group, in the order of the native step's `hyper_param_names`."""
+        raise NotImplementedError
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """States that a parameter of this group needs."""
+        raise NotImplementedError
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
+        """Raises ValueError or TypeError for a value out of range, naming the group."""
+        raise NotImplementedError
+
+    def _normalize_group(self, group: dict[str, Any]) -> None:
+        """Rewrites, in place, a group that torch.optim or apex may have saved."""
+        for key in TORCH_ONLY_KEYS:
+            group.pop(key, None)
+
+    # The step.
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: called first, with gradients enabled; its value is returned.
+
+        Raises:
+            RuntimeError: for a closure while a gradient scaler drives the step, and for tensors
+                that no longer fit together; the message names them, and nothing has changed.
+        """
+        loss: float | None = None
+        try:
+            if closure is not None:
+                if getattr(self, "found_inf", None) is not None:
+                    # torch's scaler looks for closures too, but overlooks positional ones.
+                    raise RuntimeError(
+                        "Closure use is not currently supported if GradScaler is enabled."
+                    )
+                with torch.enable_grad():
+                    loss = closure()
+            self._fused_update()
+        except Exception:
+            # torch's scaler leaves its request behind when a step fails; the next step, with or
+            # without a scaler, must not obey it.
+            for name in ("grad_scale", "found_inf"):
+                vars(self).pop(name, None)
+            raise
+        return loss
+
+    def _fused_update(self) -> None:
+        if self._native is None:
+            self._native = _C.FusedStep(self._algorithm)
+        self._check_shared_options()
+        shared = self.param_groups[0]
+        names = [self._needed_names(group) for group in self.param_groups]
+        if names != self._planned_names:
+            self._plan(names)
+        arguments = {
+            "groups": [self._hyper_params(group) for group in self.param_groups],
+            "grad_scale": getattr(self, "grad_scale", None),
+            "found_inf": getattr(self, "found_inf", None),
+            "check_inside": self._check_inside or shared["skip_non_finite"],
+            "max_grad_norm": shared["max_grad_norm"],
+            "write_back_grads": shared["write_back_grads"],
+            "owner": self.state,
+            "param_lists": [group["params"] for group in self.param_groups],
+        }
+        if not self._native.step(**arguments):
+            self._plan(names)
+            if not self._native.step(**arguments):
+                raise RuntimeError(
+                    f"{type(self).__name__}.step: expected the state to stay as it is during the "
+                    "step, got a change. Do not change it from another thread."
+                )
+
+    @torch.no_grad()
+    def _plan(self, names: list[tuple[str, ...]]) -> None:
+        """Creates missing state and tells the native step about all parameters."""
+        assert self._native is not None
+        # Until the new plan stands, the next step has to make one.
+        self._planned_names = None
+        params: list[Tensor] = []
+        group_indices: list[int] = []
+        with_state: list[Tensor] = []
+        for index, group in enumerate(self.param_groups):
+            for param in group["params"]:
+                if param.grad is not None or self.state.get(param):
+                    self._create_state(param, group)
+                    with_state.append(param)
+                params.append(param)
+                group_indices.append(index)
+        homes = _C.home_steps(with_state, [self.state[param].get("step") for param in with_state])
+        for param, home in zip(with_state, homes, strict=True):
+            self.state[param]["step"] = home
+        states = [self.state.get(param) or None for param in params]
+        self._native.plan(params, states, group_indices, self.state)
+        self._planned_names = names
+
+    def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[param]
+        dtype = self._state_dtype(param, group)
+        for name in self._state_names(group):
+            if name not in state:
+                state[name] = torch.zeros_like(
+                    param, dtype=dtype, memory_format=torch.preserve_format
+                )
+        if group["master_weights"] and param.dtype in HALF_DTYPES and "master_param" not in state:
+            state["master_param"] = param.detach().to(torch.float32)
+
+    def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        masters = ("master_param",) if group["master_weights"] else ()
+        return (*self._state_names(group), *masters)
+
+    def _all_state_names(self) -> tuple[str, ...]:
+        """States that the algorithm knows, needed or not."""
+        return _state_names_of(self._algorithm)
+
+    def _state_dtype(self, param: Tensor, group: dict[str, Any]) -> torch.dtype:
+        if group["state_dtype"] is None and param.dtype in HALF_DTYPES:
+            return torch.float32
+        return param.dtype
+
+    def _forget_plan(self) -> None:
+        self._native = None
+        self._planned_names = None
+
+    def _patch_step_function(self) -> None:
+        # torch wraps the class's step for hooks and the profiler. Outside of that, the step is one
+        # clean graph break under torch.compile; here and not at import, which would load dynamo.
+        super()._patch_step_function()
+        step = type(self).step
+        if not getattr(step, "_torchfuse_uncompiled", False):
+            wrapped: Any = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
+            wrapped.hooked = True
+            wrapped._torchfuse_uncompiled = True
+            type(self).step = wrapped  # type: ignore[method-assign]
+
+    # What the last step did.
+
+    def grad_norm(self) -> Tensor | None:
+        """Norm of the last step's unscaled gradients before clipping, over all groups.
+
+        A 0-dim fp32 tensor on the device, valid until the next step; None before the first step,
+        NaN if the step neither clipped nor checked inside. Reading its value makes the host wait.
+        """
+        return None if self._native is None else self._native.total_norm()
+
+    def last_step_skipped(self) -> Tensor | None:
+        """1 if the last step was skipped, else 0.
+
+        A 0-dim fp32 tensor on the device, valid until the next step; None before the first step.
+        """
+        return None if self._native is None else self._native.skipped()
+
+    # Groups and gradients.
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Resets the gradients of all parameters.
+
+        Args:
+            set_to_none: remove the gradients instead of filling them with zeros. None: as the
+                constructor's `set_grad_none` says.
+        """
+        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a parameter group; values that it does not give are the optimizer's defaults.
+
+        Raises:
+            ValueError: for a value out of range or a parameter that cannot be updated, naming the
+                group; the optimizer stays as it was.
+        """
+        if isinstance(param_group, dict) and self.param_groups:
+            for key in _SHARED_OPTIONS:
+                param_group.setdefault(key, self.param_groups[0][key])
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        try:
+            self._check_group(index, self.param_groups[index], self.param_groups[0])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
+        name = type(self).__name__
+        check_params(name, index, group["params"])
+        check_max_grad_norm(name, index, group["max_grad_norm"])
+        check_state_dtype(name, index, group["state_dtype"], group["params"])
+        self._check_hyper_params(index, group)
+        self._check_same_options(index, group, first)
+
+    def _check_same_options(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
+        for key in _SHARED_OPTIONS:
+            if group[key] != first[key]:
+                raise ValueError(
+                    f"{type(self).__name__}: expected {key} of group {index} to be {first[key]} as "
+                    f"in group 0, got {group[key]}. The option belongs to the whole step."
+                )
+
+    def _check_shared_options(self) -> None:
+        first = self.param_groups[0]
+        for index, group in enumerate(self.param_groups):
+            self._check_same_options(index, group, first)
+
+    @property
+    def set_grad_none(self) -> bool:
+        """Whether zero_grad() removes gradients, for all groups."""
+        return bool(self.param_groups[0]["set_grad_none"])
+
+    @set_grad_none.setter
+    def set_grad_none(self, value: bool) -> None:
+        self._set_in_all_groups("set_grad_none", bool(value))
+
+    def _set_in_all_groups(self, key: str, value: Any) -> None:
+        for group in self.param_groups:
+            group[key] = value
+
+    # Checkpoints.
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
+
+        The state is copied, moved to the parameters' devices and laid out like them; it stays fp32
+        for 16-bit parameters. Options that the checkpoint does not know keep their values.
+
+        Args:
+            state_dict: what `state_dict()` returned.
+
+        Raises:
+            ValueError: for missing keys, wrong shapes or wrong dtypes, naming the parameter's index
+                and the key; the optimizer stays as it was.
+        """
+        loaded = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replacement = pre_hook(self, loaded)
+            if replacement is not None:
+                loaded = replacement
+        with torch.no_grad():
+            state, groups = read_state_dict(self, loaded)
+        self.__setstate__({"state": state, "param_groups": groups})
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also called by copy.deepcopy and pickle, which drop the native object."""
+        super().__setstate__(state)
+        self._forget_plan()
+        for group in self.param_groups:
+            self._normalize_group(group)
+            for key, default in self.defaults.items():
+                if key not in TORCH_ONLY_KEYS:
+                    group.setdefault(key, default)

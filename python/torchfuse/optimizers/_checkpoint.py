@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reads the state_dict of one of our optimizers, of torch.optim or of apex.
+
+Note [Loading changes all or nothing]
+Everything is checked before the first tensor is converted, and the result is handed over in one
+assignment, so an optimizer that refused a checkpoint goes on as before. Loaded tensors are copies:
+the saved optimizer and the loaded one never share memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchfuse import _C
+from torchfuse.optimizers._checks import HALF_DTYPES
+
+if TYPE_CHECKING:
+    from torchfuse.optimizers._base import FusedOptimizer
+
+#: Keys of torch.optim's groups that choose among torch's implementations and mean nothing here.
+TORCH_ONLY_KEYS = ("foreach", "fused", "differentiable")
+
+
+def read_state_dict(
+    optimizer: FusedOptimizer, state_dict: Mapping[str, Any]
+) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
+    """Returns the state and the parameter groups that `state_dict` describes for `optimizer`."""
+    name = f"{type(optimizer).__name__}.load_state_dict"
+    for key in ("state", "param_groups"):
+        if key not in state_dict:
+            raise ValueError(
+                f"{name}: expected state_dict to hold '{key}', got the keys {sorted(state_dict)}."
+            )
+    _check_group_sizes(optimizer, state_dict["param_groups"])
+    groups, group_steps = _read_groups(optimizer, state_dict["param_groups"])
+
+    group_of: dict[Any, int] = {}
+    for index, saved in enumerate(state_dict["param_groups"]):
+        group_of.update(dict.fromkeys(saved["params"], index))
+    param_of = dict(
+        zip(
+            chain.from_iterable(saved["params"] for saved in state_dict["param_groups"]),
+            chain.from_iterable(group["params"] for group in groups),
+            strict=True,
+        )
+    )
+    for key, saved in state_dict["state"].items():
+        if key in param_of and saved:
+            index = group_of[key]
+            reader = _StateReader(optimizer, f"{name}: expected state[{key}]", groups[index])
+            reader.check(param_of[key], saved, group_steps[index])
+
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    for key, saved in state_dict["state"].items():
+        if key not in param_of:
+            state[key] = saved
+        elif saved:
+            index = group_of[key]
+            reader = _StateReader(optimizer, name, groups[index])
+            state[param_of[key]] = reader.convert(param_of[key], saved, group_steps[index])
+    params = [param for param in param_of.values() if param in state]
+    homes = _C.home_steps(params, [state[param]["step"] for param in params])
+    for param, home in zip(params, homes, strict=True):
+        state[param]["step"] = home
+    return state, groups
+
+
+def _check_group_sizes(optimizer: FusedOptimizer, saved_groups: list[dict[str, Any]]) -> None:
+    # torch.optim's own words: libraries search for them.
+    if len(saved_groups) != len(optimizer.param_groups):
+        raise ValueError("loaded state dict has a different number of parameter groups")
+    for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+        if len(group["params"]) != len(saved["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of "
+                "optimizer's group"
+            )
+
+
+def _read_groups(
+    optimizer: FusedOptimizer, saved_groups: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The new groups, and the step count that apex keeps in each group (or None)."""
+    groups: list[dict[str, Any]] = []
+    steps: list[Any] = []
+    for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+        kept = {key: value for key, value in saved.items() if key not in ("params", "step")}
+        loaded = copy.deepcopy(kept)
+        optimizer._normalize_group(loaded)
+        # `capturable` changes nothing here, and torch's value describes torch's own step.
+        loaded.pop("capturable", None)
+        device = group["params"][0].device if group["params"] else None
+        loaded = {key: _move(value, device) for key, value in loaded.items()}
+        groups.append({**group, **loaded, "params": group["params"]})
+        steps.append(saved.get("step"))
+    for index, group in enumerate(groups):
+        optimizer._check_group(index, group, groups[0])
+    return groups, steps
+
+
+def _move(value: Any, device: torch.device | None) -> Any:
+    """Moves tensor hyper-parameters to the parameters: kernels read them there."""
+    if isinstance(value, Tensor):
+        return value.reshape(()).to(device) if value.numel() == 1 else value
+    if isinstance(value, tuple | list):
+        return tuple(_move(entry, device) for entry in value)
+    return value
+
+
+class _StateReader:
+    """Checks and converts the saved state of one parameter."""
+
+    def __init__(self, optimizer: FusedOptimizer, where: str, group: dict[str, Any]) -> None:
+        self._optimizer = optimizer
+        self._where = where
+        self._group = group
+
+    def check(self, param: Tensor, saved: Any, group_step: Any) -> None:
+        where = self._where
+        if not isinstance(saved, Mapping):
+            raise ValueError(f"{where} to be a dict, got {type(saved).__name__}.")
+        for name in self._optimizer._state_names(self._group):
+            if name not in saved:
+                raise ValueError(f"{where} to hold '{name}', got the keys {sorted(saved)}.")
+        for name in self._tensor_names(saved):
+            self._check_tensor(name, saved[name], param)
+        if "master_param" in saved and param.dtype not in HALF_DTYPES:
+            raise ValueError(
+                f"{where}['master_param'] to belong to an fp16 or bf16 parameter, "
+                f"got {param.dtype}. Remove the entry: the parameter itself has full precision."
+            )
+        step = saved.get("step", group_step)
+        if step is None:
+            raise ValueError(
+                f"{where} or its parameter group to hold 'step', got the keys {sorted(saved)}."
+            )
+        if not isinstance(step, int | float) and not (
+            isinstance(step, Tensor) and step.numel() == 1
+        ):
+            raise ValueError(f"{where}['step'] to be a number or a 1-element tensor, got {step!r}.")
+
+    def _check_tensor(self, name: str, value: Any, param: Tensor) -> None:
+        where = f"{self._where}['{name}']"
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{where} to be a tensor, got {type(value).__name__}.")
+        if value.shape != param.shape:
+            raise ValueError(
+                f"{where} to have the shape {list(param.shape)}, got {list(value.shape)}."
+            )
+        if not value.is_floating_point():
+            raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")
+
+    def _tensor_names(self, saved: Mapping[str, Any]) -> list[str]:
+        names = (*self._optimizer._all_state_names(), "master_param")
+        return [name for name in names if name in saved]
+
+    def convert(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> dict[str, Any]:
+        # Moments stay fp32 for 16-bit parameters; torch's own loader would round them.
+        dtype = self._optimizer._state_dtype(param, self._group)
+        step = saved.get("step", group_step)
+        if isinstance(step, Tensor):
+            step = step.detach().to(torch.float32).reshape(()).clone()
+        else:
+            step = torch.tensor(float(step))
+        state: dict[str, Any] = {"step": step}
+        for name in self._tensor_names(saved):
+            wanted = torch.float32 if name == "master_param" else dtype
+            home = torch.empty_like(param, dtype=wanted, memory_format=torch.preserve_format)
+            state[name] = home.copy_(saved[name])
+        for name, value in saved.items():
+            if name not in state:
+                state[name] = copy.deepcopy(value)
+        return state

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checks of what users give to an optimizer; every message names the parameter group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+PARAM_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
+    """Refuses parameters that no kernel can update."""
+    for index, param in enumerate(params):
+        where = f"{owner}: expected params[{index}] of group {group} to be"
+        if is_traceable_wrapper_subclass(param):
+            raise TypeError(
+                f"{where} a plain tensor, got {type(param).__name__}. "
+                "Give the optimizer its local tensor."
+            )
+        if param.layout != torch.strided:
+            raise ValueError(f"{where} dense, got layout {param.layout}.")
+        if param.dtype not in PARAM_DTYPES:
+            raise ValueError(f"{where} fp32, fp16, bf16 or fp64, got {param.dtype}.")
+    if len({id(param) for param in params}) != len(params):
+        raise ValueError(
+            f"{owner}: expected each parameter of group {group} to be listed once, "
+            "got a parameter twice. Remove the duplicate."
+        )
+
+
+def check_hyper_param(
+    owner: str, group: int, name: str, value: Any, *, below: float = math.inf
+) -> None:
+    """Requires a number, or a 0-dim fp32 or fp64 tensor, in [0, below)."""
+    where = f"{owner}: expected {name} of group {group} to be"
+    if isinstance(value, Tensor):
+        if value.dim() != 0 or value.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{where} a number or a 0-dim fp32 or fp64 tensor, "
+                f"got a {value.dtype} tensor of shape {list(value.shape)}."
+            )
+    elif not isinstance(value, Real):
+        raise TypeError(f"{where} a number or a 0-dim tensor, got {type(value).__name__}.")
+    if not 0.0 <= float(value) < below:
+        bound = "finite" if below == math.inf else f"less than {below:g}"
+        raise ValueError(f"{where} at least 0 and {bound}, got {float(value)}.")
+
+
+def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
+    """Requires None or a number >= 0; infinity asks for the norm without clipping."""
+    if value is None:
+        return
+    where = f"{owner}: expected max_grad_norm of group {group} to be"
+    if not isinstance(value, Real):
+        raise TypeError(f"{where} None or a number, got {type(value).__name__}.")
+    if not float(value) >= 0.0:
+        raise ValueError(f"{where} None or at least 0, got {float(value)}.")
+
+
+def check_state_dtype(
+    owner: str, group: int, state_dtype: torch.dtype | None, params: Sequence[Tensor]
+) -> None:
+    """State is fp32 (fp64 for fp64 parameters) or, on request, of the parameter's own dtype."""
+    if state_dtype is None:
+        return
+    for index, param in enumerate(params):
+        if state_dtype != param.dtype:
+            raise ValueError(
+                f"{owner}: expected state_dtype of group {group} to be None or the dtype of "
+                f"params[{index}], {param.dtype}, got {state_dtype}."
+            )

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), AMSGrad (Reddi et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._checks import check_hyper_param
+
+# Arguments of step() that apex kept for older scripts, in its positional order.
+_REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
+
+
+class FusedAdam(FusedOptimizer):
+    r"""Adam and AdamW in one pass over all parameters, with unscaling and clipping inside the step.
+
+    With :math:`g` the gradient (negated under `maximize`) and :math:`t` the parameter's step count:
+
+    .. math::
+        g &\leftarrow g + \lambda p \quad \text{(adam_w_mode=False)} \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        p &\leftarrow p - \gamma \lambda p \quad \text{(adam_w_mode=True)} \\
+        p &\leftarrow p - \frac{\gamma}{1 - \beta_1^t}
+            \frac{m}{\sqrt{v} / \sqrt{1 - \beta_2^t} + \epsilon}
+
+    Under `amsgrad`, the running maximum of :math:`v` takes its place in the last line.
+
+    Args:
+        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64; also
+            `named_parameters()`.
+        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
+        betas: decay rates of the moments, in [0, 1).
+        eps: added to the denominator.
+        adam_w_mode: decoupled weight decay (AdamW); otherwise L2 regularisation (Adam).
+        weight_decay: :math:`\lambda`. The default is 0, as in apex; torch's AdamW has 0.01.
+        amsgrad: use the running maximum of the second moment.
+        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
+        capturable: accepted for apex; every step can be captured in a CUDA graph. See
+            `make_capturable()` for values that change between replays.
+        master_weights: keep an fp32 copy of every fp16 and bf16 parameter as
+            `state["master_param"]`, update it, and round it to the parameter. It is made from the
+            parameter in its first step.
+        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step, as
+            `torch.nn.utils.clip_grad_norm_`. `math.inf` only measures it.
+        maximize: ascend instead of descend.
+        write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
+            are never modified.
+        skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
+        state_dtype: dtype of the moments. None: fp32 for 16-bit parameters, else the parameter's
+            dtype. fp16 or bf16 halves their memory and is allowed for parameters of that dtype.
+
+    Raises:
+        ValueError: for a value out of range or an unsuitable parameter, naming the group.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = FusedAdam(model.parameters(), lr=1e-2, weight_decay=0.01, max_grad_norm=1.0)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
+        >>> int(optimizer.state[model.weight]["step"])
+        1
+
+    Notes:
+        Differences from torch.optim.Adam and AdamW: moments are fp32 for 16-bit parameters;
+        clipping and unscaling cost no pass of their own; the step never waits for the device;
+        `found_inf` skips the step whenever it is not 0; complex and sparse tensors are refused.
+        Checkpoints interchange in both directions.
+
+        Differences from apex.optimizers.FusedAdam: it also runs on the CPU; steps are counted per
+        parameter; `amsgrad`, bf16 masters, groups added later and any dense layout work; masters
+        are saved; gradients are not overwritten; a step after `scaler.unscale_` unscales nothing.
+        The class attributes `multi_tensor_adam*` and `_dummy_overflow_buf` do not exist.
+    """
+
+    _algorithm = "adam"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float | Tensor = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float | Tensor = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+        capturable: bool = False,
+        master_weights: bool = False,
+        *,
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        write_back_grads: bool = False,
+        skip_non_finite: bool = False,
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "adam_w_mode": bool(adam_w_mode),
+            "capturable": capturable,
+            "master_weights": master_weights,
+            "set_grad_none": set_grad_none,
+            "max_grad_norm": max_grad_norm,
+            "write_back_grads": write_back_grads,
+            "skip_non_finite": skip_non_finite,
+            "state_dtype": state_dtype,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None, *removed: Any, **removed_keywords: Any) -> None: ...
+
+    @overload
+    def step(
+        self, closure: Callable[[], float], *removed: Any, **removed_keywords: Any
+    ) -> float: ...
+
+    # apex's arguments are not spelled out: torch's scaler takes a parameter named `grad_scaler` for
+    # the protocol that it is about to drop.
+    def step(
+        self,
+        closure: Callable[[], float] | None = None,
+        *removed: Any,
+        **removed_keywords: Any,
+    ) -> float | None:
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: called first, with gradients enabled; its value is returned.
+            *removed: apex's `grads`, `output_params`, `scale`, `grad_norms` and `grad_scaler`,
+                accepted as None.
+            **removed_keywords: the same by name.
+
+        Raises:
+            RuntimeError: as for every fused optimizer, and for a removed argument that is not None.
+        """
+        if removed or removed_keywords:
+            _refuse_removed_arguments(removed, removed_keywords)
+        return super().step(closure)
+
+    def make_capturable(self) -> None:
+        """Turns lr, betas, eps and weight_decay of all groups into tensors beside the parameters.
+
+        A captured CUDA graph reads them at every replay: change them with `fill_`, as torch's
+        learning-rate schedulers do for a tensor lr.
+        """
+        for group in self.param_groups:
+            device = group["params"][0].device if group["params"] else torch.device("cpu")
+            for key in ("lr", "eps", "weight_decay"):
+                group[key] = _as_tensor(group[key], device)
+            group["betas"] = tuple(_as_tensor(beta, device) for beta in group["betas"])
+
+    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        beta1, beta2 = group["betas"]
+        return (
+            group["lr"],
+            beta1,
+            beta2,
+            group["eps"],
+            group["weight_decay"],
+            group["bias_correction"],
+            group["adam_w_mode"],
+            group["amsgrad"],
+            group["maximize"],
+        )
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        if group["amsgrad"]:
+            return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        return ("exp_avg", "exp_avg_sq")
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
+        name = type(self).__name__
+        for key in ("lr", "eps", "weight_decay"):
+            check_hyper_param(name, index, key, group[key])
+        betas = group["betas"]
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ValueError(
+                f"{name}: expected betas of group {index} to be a pair of numbers, got {betas!r}."
+            )
+        for position, beta in enumerate(betas):
+            check_hyper_param(name, index, f"betas[{position}]", beta, below=1.0)
+
+    def _normalize_group(self, group: dict[str, Any]) -> None:
+        super()._normalize_group(group)
+        # torch's key wins: torch.optim.AdamW passes an older `adam_w_mode` on but sets its own.
+        decoupled = group.pop("decoupled_weight_decay", None)
+        if decoupled is not None:
+            group["adam_w_mode"] = bool(decoupled)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with the group keys that torch.optim.Adam and AdamW need to go on from it."""
+        state_dict: dict[str, Any] = super().state_dict()
+        for group in state_dict["param_groups"]:
+            group.update(
+                decoupled_weight_decay=bool(group["adam_w_mode"]),
+                foreach=None,
+                fused=None,
+                capturable=False,
+                differentiable=False,
+            )
+        return state_dict
+
+    @property
+    def adam_w_mode(self) -> int:
+        """1 for decoupled weight decay, 0 for L2 regularisation; of the first group."""
+        return int(self.param_groups[0]["adam_w_mode"])
+
+    @adam_w_mode.setter
+    def adam_w_mode(self, value: int) -> None:
+        self._set_in_all_groups("adam_w_mode", bool(value))
+
+    @property
+    def capturable(self) -> bool:
+        """The constructor's argument; without effect."""
+        return bool(self.param_groups[0]["capturable"])
+
+    @capturable.setter
+    def capturable(self, value: bool) -> None:
+        self._set_in_all_groups("capturable", bool(value))
+
+    @property
+    def master_weights(self) -> bool:
+        """Whether 16-bit parameters have fp32 masters; of the first group."""
+        return bool(self.param_groups[0]["master_weights"])
+
+    @master_weights.setter
+    def master_weights(self, value: bool) -> None:
+        self._set_in_all_groups("master_weights", bool(value))
+
+
+def _as_tensor(value: float | Tensor, device: torch.device) -> Tensor:
+    # fp64, so that the step computes with the same values as before.
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return torch.tensor(value, dtype=torch.float64, device=device)
+
+
+def _refuse_removed_arguments(removed: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    if len(removed) > len(_REMOVED_ARGUMENTS):
+        raise TypeError(
+            f"FusedAdam.step: expected at most {1 + len(_REMOVED_ARGUMENTS)} arguments, "
+            f"got {1 + len(removed)}."
+        )
+    given = dict(zip(_REMOVED_ARGUMENTS, removed, strict=False))
+    for name in keywords:
+        if name not in _REMOVED_ARGUMENTS or name in given:
+            raise TypeError(f"FusedAdam.step: expected no argument {name!r}.")
+    given.update(keywords)
+    if given.get("grad_scaler") is not None:
+        raise RuntimeError(
+            "FusedAdam.step: expected grad_scaler to be None, got a scaler. "
+            "Call grad_scaler.step(optimizer) instead."
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise RuntimeError(
+                f"FusedAdam.step: expected {name} to be None, got {type(value).__name__}. The step "
+                "reads gradients from the parameters and takes loss scales from a gradient scaler."
+            )

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Oracles, tolerances and the benchmark timer with which torchfuse itself is tested."""
+
+from torchfuse.testing.asserts import (
+    assert_bitwise_equal,
+    assert_close_to_torch,
+    assert_error_at_most,
+)
+from torchfuse.testing.bench import interleave, summarize
+from torchfuse.testing.reference import ReferenceAdam
+
+__all__ = [
+    "ReferenceAdam",
+    "assert_bitwise_equal",
+    "assert_close_to_torch",
+    "assert_error_at_most",
+    "interleave",
+    "summarize",
+]

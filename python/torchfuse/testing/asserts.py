@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How close two results have to be.
+
+torch's own implementations of Adam are 2e-4 apart elementwise after 100 steps where the result is
+near zero, but 4e-6 against max(|ref|, 1e-2) and far less in norm. The tolerances follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+NORM_TOLERANCE = 2e-6
+ELEMENT_TOLERANCE = 5e-6
+ELEMENT_FLOOR = 1e-2
+
+
+def _as_list(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _pairs(
+    ours: Tensor | Sequence[Tensor], reference: Tensor | Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    ours, reference = _as_list(ours), _as_list(reference)
+    if len(ours) != len(reference):
+        raise AssertionError(f"expected {len(reference)} tensors, got {len(ours)}")
+    for index, (mine, theirs) in enumerate(zip(ours, reference, strict=True)):
+        if mine.shape != theirs.shape:
+            raise AssertionError(
+                f"tensor {index}: expected shape {list(theirs.shape)}, got {list(mine.shape)}"
+            )
+    return list(zip(ours, reference, strict=True))
+
+
+def _fp64(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def relative_error(ours: Tensor, reference: Tensor) -> float:
+    """||ours - reference|| / ||reference||, in fp64; the plain norm where the reference is zero."""
+    mine, theirs = _fp64(ours), _fp64(reference)
+    difference = float(torch.linalg.vector_norm(mine - theirs))
+    size = float(torch.linalg.vector_norm(theirs))
+    return difference / size if size > 0.0 else difference
+
+
+def assert_close_to_torch(
+    ours: Tensor | Sequence[Tensor],
+    reference: Tensor | Sequence[Tensor],
+    *,
+    norm_tolerance: float = NORM_TOLERANCE,
+    element_tolerance: float = ELEMENT_TOLERANCE,
+) -> None:
+    """Compares fp32 parameters after about 100 steps with torch's.
+
+    Per tensor ||ours - ref|| <= norm_tolerance * ||ref||, and for every element
+    |ours - ref| <= element_tolerance * max(|ref|, 1e-2).
+
+    Example:
+        >>> assert_close_to_torch(torch.ones(2), torch.ones(2) * (1 + 1e-6))
+    """
+    for index, (mine, theirs) in enumerate(_pairs(ours, reference)):
+        error = relative_error(mine, theirs)
+        # Negated, so that a NaN fails.
+        if not error <= norm_tolerance:
+            raise AssertionError(
+                f"tensor {index}: expected a relative error in norm of at most {norm_tolerance:g}, "
+                f"got {error:.3g}"
+            )
+        mine, theirs = _fp64(mine), _fp64(theirs)
+        scaled = (mine - theirs).abs() / theirs.abs().clamp_min(ELEMENT_FLOOR)
+        if scaled.numel() and not float(scaled.max()) <= element_tolerance:
+            worst = int(scaled.argmax())
+            raise AssertionError(
+                f"tensor {index}, element {worst}: expected an error of at most "
+                f"{element_tolerance:g} max(|ref|, {ELEMENT_FLOOR:g}), "
+                f"got {float(scaled.max()):.3g} ({float(mine.flatten()[worst])!r} against "
+                f"{float(theirs.flatten()[worst])!r})"
+            )
+
+
+def assert_error_at_most(
+    ours: Tensor | Sequence[Tensor],
+    torch_result: Tensor | Sequence[Tensor],
+    oracle: Tensor | Sequence[Tensor],
+    *,
+    factor: float = 1.1,
+) -> None:
+    """Requires our error against an fp64 oracle to be at most `factor` times torch's."""
+    theirs = [relative_error(*pair) for pair in _pairs(torch_result, oracle)]
+    for index, (pair, allowed) in enumerate(zip(_pairs(ours, oracle), theirs, strict=True)):
+        error = relative_error(*pair)
+        if not error <= factor * allowed:
+            raise AssertionError(
+                f"tensor {index}: expected an error of at most {factor:g} times torch's "
+                f"{allowed:.3g}, got {error:.3g}"
+            )
+
+
+def assert_bitwise_equal(
+    ours: Tensor | Sequence[Tensor], reference: Tensor | Sequence[Tensor]
+) -> None:
+    """Requires equal dtypes and equal bits, NaN payloads and the sign of zero included.
+
+    Example:
+        >>> assert_bitwise_equal(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    """
+    for index, (mine, theirs) in enumerate(_pairs(ours, reference)):
+        if mine.dtype != theirs.dtype:
+            raise AssertionError(f"tensor {index}: expected {theirs.dtype}, got {mine.dtype}")
+        different = (_bytes(mine) != _bytes(theirs)).any(dim=1)
+        if bool(different.any()):
+            first = int(different.nonzero()[0])
+            raise AssertionError(
+                f"tensor {index}: {int(different.sum())} of {different.numel()} elements differ, "
+                f"first element {first}: {mine.flatten()[first].item()!r} against "
+                f"{theirs.flatten()[first].item()!r}"
+            )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes of each element, in row-major order: [numel, itemsize]."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).reshape(flat.numel(), tensor.element_size())

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Builds torchfuse by calling CMake; CMakeLists.txt is the only description of the build.
+
+Environment variables:
+    CMAKE_ARGS            further arguments for the configure step
+    TORCHFUSE_WITH_CUDA   AUTO (default), ON or OFF
+    TORCH_CUDA_ARCH_LIST  architectures in torch's notation, read by CMake
+    TORCHFUSE_BUILD_DIR   build folder, by default build/<interpreter>-<build type>
+    MAX_JOBS              number of parallel compilations
+    DEBUG                 1 for a debug build
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = ROOT / "python" / "torchfuse"
+
+
+class CMakeExtension(Extension):
+    """An extension whose sources CMake knows."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, sources=[])
+
+
+def find_tool(name: str) -> str:
+    """Path of a build tool: the interpreter's own scripts come before PATH."""
+    search = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    path = shutil.which(name, path=search)
+    if path is None:
+        raise SystemExit(
+            f"torchfuse: {name} was not found. Run `pip install {name}` and try again."
+        )
+    return path
+
+
+class CMakeBuild(build_ext):
+    """Configures, builds and installs into the Python package."""
+
+    def run(self) -> None:
+        for extension in self.extensions:
+            self.build_extension(extension)
+
+    def build_extension(self, extension: Extension) -> None:
+        in_place = bool(self.inplace or getattr(self, "editable_mode", False))
+        build_type = "Debug" if os.environ.get("DEBUG", "0") not in ("", "0") else "Release"
+        tag = f"{sys.implementation.cache_tag}-{build_type.lower()}"
+        build_dir = Path(os.environ.get("TORCHFUSE_BUILD_DIR") or ROOT / "build" / tag).resolve()
+        package = PACKAGE if in_place else Path(self.build_lib).resolve() / "torchfuse"
+
+        cmake = find_tool("cmake")
+        self._call(
+            cmake,
+            *["-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja"],
+            f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
+            f"-DCMAKE_BUILD_TYPE={build_type}",
+            "-DCMAKE_INSTALL_LIBDIR=lib",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            "-DTORCHFUSE_BUILD_PYTHON=ON",
+            f"-DTORCHFUSE_WITH_CUDA={os.environ.get('TORCHFUSE_WITH_CUDA') or 'AUTO'}",
+            # A wheel must not hold this machine's paths; an editable install is used where it is.
+            f"-DTORCHFUSE_RELOCATABLE={'OFF' if in_place else 'ON'}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+        )
+        parallel = ["--parallel", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
+        self._call(
+            cmake, "--build", str(build_dir), *parallel, "--target", "torchfuse", "torchfuse_C"
+        )
+        self._call(cmake, "--install", str(build_dir), "--prefix", str(package))
+        self._call(
+            cmake, "--install", str(build_dir), "--prefix", str(package), "--component", "python"
+        )
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def _call(self, *command: str) -> None:
+        sys.stdout.flush()
+        if subprocess.run(command, check=False).returncode != 0:
+            raise SystemExit(f"torchfuse: this command failed, see above: {shlex.join(command)}")
+
+
+setup(ext_modules=[CMakeExtension("torchfuse._C")], cmdclass={"build_ext": CMakeBuild})

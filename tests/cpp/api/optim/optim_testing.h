@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Parameters, gradients and comparisons for the tests of optimizers.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torchfuse/optim/fused_adam.h>
+
+namespace torchfuse::testing {
+
+/// Sizes with vector tails, one element, none, and enough for several chunks.
+inline std::vector<std::vector<std::int64_t>> test_sizes() {
+  return {{37, 5}, {1}, {0}, {129}, {2, 3, 5, 7}};
+}
+
+inline std::vector<torch::Tensor> make_params(torch::ScalarType dtype = torch::kFloat) {
+  torch::manual_seed(7);
+  std::vector<torch::Tensor> params;
+  for (const auto& size : test_sizes()) {
+    params.push_back(torch::randn(size, torch::kFloat).to(dtype).requires_grad_(true));
+  }
+  return params;
+}
+
+/// New leaves with the values of `params`.
+inline std::vector<torch::Tensor> copy_of(const std::vector<torch::Tensor>& params) {
+  std::vector<torch::Tensor> copies;
+  for (const torch::Tensor& param : params) {
+    copies.push_back(param.detach().clone().requires_grad_(true));
+  }
+  return copies;
+}
+
+/// The same gradients for the same `seed`, in each parameter's dtype.
+inline void set_grads(const std::vector<torch::Tensor>& params, std::uint64_t seed) {
+  torch::manual_seed(seed);
+  for (const torch::Tensor& param : params) {
+    param.mutable_grad() = torch::randn(param.sizes(), torch::kFloat).to(param.scalar_type());
+  }
+}
+
+/// Parity after up to 100 steps: 2e-6 in norm, 5e-6 per element relative to max(|expected|, 1e-2).
+inline void expect_close(const torch::Tensor& actual, const torch::Tensor& expected) {
+  const torch::NoGradGuard no_grad;
+  ASSERT_EQ(actual.sizes(), expected.sizes());
+  if (actual.numel() == 0) return;
+  const torch::Tensor reference = expected.to(torch::kDouble);
+  const torch::Tensor difference = actual.to(torch::kDouble) - reference;
+  EXPECT_LE(difference.norm().item<double>(), 2e-6 * reference.norm().item<double>());
+  const torch::Tensor allowed = 5e-6 * reference.abs().clamp_min(1e-2);
+  EXPECT_TRUE((difference.abs() <= allowed).all().item<bool>())
+      << "largest difference " << difference.abs().max().item<double>();
+}
+
+inline void expect_close(const std::vector<torch::Tensor>& actual,
+                         const std::vector<torch::Tensor>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    SCOPED_TRACE("tensor " + std::to_string(i));
+    expect_close(actual[i], expected[i]);
+  }
+}
+
+inline void expect_equal(const std::vector<torch::Tensor>& actual,
+                         const std::vector<torch::Tensor>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_TRUE(torch::equal(actual[i], expected[i])) << "tensor " << i;
+  }
+}
+
+/// `function` throws, and the message contains `text`.
+template <typename Function>
+void expect_error(Function&& function, const std::string& text) {
+  try {
+    std::forward<Function>(function)();
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what_without_backtrace()).find(text), std::string::npos)
+        << "expected \"" << text << "\" in: " << error.what_without_backtrace();
+    return;
+  }
+  ADD_FAILURE() << "expected an error with \"" << text << "\", got none";
+}
+
+using optim::FusedAdam;
+using optim::FusedAdamOptions;
+using optim::FusedAdamParamState;
+
+inline FusedAdamParamState& state_of(FusedAdam& optimizer, const torch::Tensor& param) {
+  return static_cast<FusedAdamParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
+}
+
+inline FusedAdamOptions& options_of(FusedAdam& optimizer) {
+  return static_cast<FusedAdamOptions&>(optimizer.param_groups()[0].options());
+}
+
+inline void run_steps(FusedAdam& optimizer, const std::vector<torch::Tensor>& params, int first,
+               int last) {
+  for (int i = first; i < last; ++i) {
+    set_grads(params, i);
+    optimizer.step();
+  }
+}
+
+}  // namespace torchfuse::testing

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the kernel tests share: levels of this machine, tensors at any alignment, tables.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/common/float16.h"
+#include "kernels/common/tensor_table.h"
+#include "kernels/cpu/isa.h"
+
+namespace torchfuse::kernels::testing {
+
+inline std::vector<CpuIsa> levels_here() {
+  std::vector<CpuIsa> levels;
+  for (const CpuIsa isa : {CpuIsa::kBaseline, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (isa <= detect_cpu_isa()) levels.push_back(isa);
+  }
+  return levels;
+}
+
+/// Elements of storage type `dtype`, exactly as long as needed, so that a sanitizer sees every access
+/// past either end; `offset` elements from an allocation's start.
+class Buffer {
+ public:
+  Buffer(DType dtype, std::int64_t numel, std::int64_t offset = 0)
+      : dtype_(dtype), numel_(numel), offset_(offset), bytes_((numel + offset) * size_of(dtype)) {}
+
+  void* data() { return bytes_.data() + offset_ * size_of(dtype_); }
+  const void* data() const { return bytes_.data() + offset_ * size_of(dtype_); }
+  std::int64_t numel() const { return numel_; }
+  DType dtype() const { return dtype_; }
+
+  double get(std::int64_t i) const {
+    const char* at = static_cast<const char*>(data()) + i * size_of(dtype_);
+    if (dtype_ == DType::kFloat64) return read<double>(at);
+    if (dtype_ == DType::kFloat32) return read<float>(at);
+    if (dtype_ == DType::kFloat16) return to_float(read<Half>(at));
+    return to_float(read<BFloat16>(at));
+  }
+
+  void set(std::int64_t i, double value) {
+    char* at = static_cast<char*>(data()) + i * size_of(dtype_);
+    const float narrow = static_cast<float>(value);
+    if (dtype_ == DType::kFloat64) write(at, value);
+    if (dtype_ == DType::kFloat32) write(at, narrow);
+    if (dtype_ == DType::kFloat16) write(at, to_half(narrow));
+    if (dtype_ == DType::kBFloat16) write(at, to_bfloat16(narrow));
+  }
+
+  void fill_normal(std::mt19937& random, double scale = 1.0) {
+    std::normal_distribution<double> normal(0.0, scale);
+    for (std::int64_t i = 0; i < numel_; ++i) set(i, normal(random));
+  }
+
+  void fill_abs_normal(std::mt19937& random, double scale = 1.0) {
+    fill_normal(random, scale);
+    for (std::int64_t i = 0; i < numel_; ++i) set(i, std::abs(get(i)));
+  }
+
+  bool operator==(const Buffer& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  template <class T>
+  static T read(const char* at) {
+    T value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  template <class T>
+  static void write(char* at, T value) {
+    std::memcpy(at, &value, sizeof value);
+  }
+
+  DType dtype_;
+  std::int64_t numel_;
+  std::int64_t offset_;
+  std::vector<char> bytes_;
+};
+
+/// Rows with their prefix sums.
+struct Rows {
+  std::vector<TensorRow> rows;
+  std::vector<std::int64_t> offsets{0};
+
+  void add(const TensorRow& row) {
+    rows.push_back(row);
+    offsets.push_back(offsets.back() + row.numel);
+  }
+
+  TensorTable table(DType param, DType grad, DType state, bool has_master = false) const {
+    return {rows.data(), offsets.data(), static_cast<std::int64_t>(rows.size()), param, grad, state,
+            has_master};
+  }
+};
+
+/// Sizes around every vector width, lane count and chunk border.
+inline std::vector<std::int64_t> interesting_sizes() {
+  return {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1003, 16383, 16384, 16385, 40001};
+}
+
+}  // namespace torchfuse::kernels::testing

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "kernels/common/math.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/common/float16.h"
+
+namespace torchfuse::kernels {
+namespace {
+
+// This file is compiled without -mfma, so `fma` is the emulation that the baseline level uses.
+TEST(Fma, EmulationRoundsOnceForRandomBits) {
+  std::mt19937 random(1);
+  std::int64_t compared = 0;
+  for (int i = 0; i < 2000000; ++i) {
+    const float a = bits_to_float(random());
+    const float b = bits_to_float(random());
+    const float c = bits_to_float(random());
+    const float expected = std::fmaf(a, b, c);
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(fma(a, b, c)));
+      continue;
+    }
+    // Denormal results are flushed by the kernels, so their last bit is not promised.
+    if (std::fabs(expected) < 0x1p-126f && expected != 0.0f) continue;
+    ASSERT_EQ(float_bits(fma(a, b, c)), float_bits(expected)) << a << ' ' << b << ' ' << c;
+    ++compared;
+  }
+  EXPECT_GT(compared, 1000000);
+}
+
+TEST(Fma, EmulationRoundsOnceNearTies) {
+  std::mt19937 random(2);
+  for (int i = 0; i < 2000000; ++i) {
+    // Similar magnitudes, where a second rounding would show.
+    const float a = 1.0f + static_cast<float>(random() & 0x7fffff) * 0x1p-23f;
+    const float b = 1.0f + static_cast<float>(random() & 0xfff) * 0x1p-12f;
+    const float c = std::ldexp(1.0f + static_cast<float>(random() & 0x7fffff) * 0x1p-23f,
+                               static_cast<int>(random() % 60) - 30) *
+                    ((random() & 1) != 0 ? 1.0f : -1.0f);
+    ASSERT_EQ(float_bits(fma(a, b, c)), float_bits(std::fmaf(a, b, c))) << a << ' ' << b << ' ' << c;
+  }
+}
+
+TEST(IntegerPower, AgreesWithPow) {
+  for (const double base : {0.9, 0.99, 0.999, 0.95, 0.5}) {
+    for (const double exponent : {0.0, 1.0, 2.0, 3.0, 10.0, 777.0, 100000.0}) {
+      const double expected = std::pow(base, exponent);
+      EXPECT_NEAR(integer_power(base, exponent), expected, 1e-11 * expected) << base << '^' << exponent;
+    }
+  }
+}
+
+TEST(Max, PropagatesNan) {
+  EXPECT_EQ(kernels::max(1.0f, 2.0f), 2.0f);
+  EXPECT_EQ(kernels::max(2.0f, 1.0f), 2.0f);
+  EXPECT_TRUE(std::isnan(kernels::max(NAN, 1.0f)));
+  EXPECT_TRUE(std::isnan(kernels::max(1.0f, NAN)));
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "kernels/multi_tensor_l2_norm.h"
+
+#include <gtest/gtest.h>
+
+#include "kernel_test.h"
+
+namespace torchfuse::kernels {
+namespace {
+
+using testing::Buffer;
+using testing::Rows;
+
+struct Problem {
+  Problem(DType dtype, const std::vector<std::int64_t>& sizes, std::int64_t offset = 0)
+      : dtype(dtype) {
+    std::mt19937 random(3);
+    for (const std::int64_t numel : sizes) {
+      grads.emplace_back(dtype, numel, offset);
+      grads.back().fill_normal(random);
+      TensorRow row;
+      row.grad = grads.back().data();
+      row.numel = numel;
+      rows.add(row);
+      slots.push_back(slots.back() + num_norm_chunks(numel));
+    }
+  }
+
+  std::vector<NormPartial> run(CpuIsa isa, std::int64_t piece) const {
+    // Poisoned: every slot must be written.
+    std::vector<NormPartial> partials(slots.back(), NormPartial{-1.0, -1.0, 77});
+    const L2NormArgs args{rows.table(dtype, dtype, dtype), slots.data(), partials.data()};
+    const std::int64_t total = rows.offsets.back();
+    for (std::int64_t begin = 0; begin < total; begin += piece) {
+      multi_tensor_l2_norm_cpu(isa, args, begin, std::min(total, begin + piece));
+    }
+    return partials;
+  }
+
+  NormPartial sum(CpuIsa isa = detect_cpu_isa()) const {
+    const auto partials = run(isa, rows.offsets.back());
+    NormPartial total{};
+    reduce_partials_cpu(partials.data(), static_cast<std::int64_t>(partials.size()), &total);
+    return total;
+  }
+
+  double expected_norm() const {
+    long double sum = 0;
+    for (const Buffer& grad : grads) {
+      for (std::int64_t i = 0; i < grad.numel(); ++i) {
+        sum += static_cast<long double>(grad.get(i)) * grad.get(i);
+      }
+    }
+    return static_cast<double>(std::sqrt(sum));
+  }
+
+  DType dtype;
+  std::vector<Buffer> grads;
+  Rows rows;
+  std::vector<std::int64_t> slots{0};
+};
+
+const DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
+
+TEST(L2Norm, MatchesLongDouble) {
+  for (const DType dtype : kEveryDType) {
+    for (const std::int64_t offset : {0, 1}) {
+      const Problem problem(dtype, testing::interesting_sizes(), offset);
+      const NormPartial sum = problem.sum();
+      const double tolerance = dtype == DType::kFloat64 ? 1e-13 : 1e-6;
+      EXPECT_NEAR(norm_of(sum), problem.expected_norm(), tolerance * problem.expected_norm());
+      EXPECT_EQ(sum.nonfinite, 0u);
+    }
+  }
+}
+
+TEST(L2Norm, EveryLevelAndEverySplitGivesTheSameBits) {
+  for (const DType dtype : kEveryDType) {
+    Problem problem(dtype, testing::interesting_sizes(), 1);
+    problem.grads.back().set(5, dtype == DType::kFloat16 ? 60000.0 : 1e25);
+    const auto expected = problem.run(CpuIsa::kBaseline, problem.rows.offsets.back());
+    for (const CpuIsa isa : testing::levels_here()) {
+      for (const std::int64_t piece : {1000, 16384, 1000000}) {
+        const auto partials = problem.run(isa, piece);
+        ASSERT_EQ(std::memcmp(partials.data(), expected.data(),
+                              partials.size() * sizeof(NormPartial)),
+                  0)
+            << name_of(isa) << ' ' << piece;
+      }
+    }
+  }
+}
+
+TEST(L2Norm, LargeElementsNeitherOverflowNorHideSmallOnes) {
+  Problem problem(DType::kFloat32, {5000});
+  for (std::int64_t i = 0; i < 5000; ++i) problem.grads[0].set(i, 3e38);
+  EXPECT_NEAR(norm_of(problem.sum()) / problem.expected_norm(), 1.0, 1e-6);
+  EXPECT_EQ(problem.sum().nonfinite, 0u);
+  Problem wide(DType::kFloat64, {5000});
+  for (std::int64_t i = 0; i < 5000; ++i) wide.grads[0].set(i, 1e300);
+  EXPECT_NEAR(norm_of(wide.sum()) / 1e300 / std::sqrt(5000.0), 1.0, 1e-12);
+}
+
+TEST(L2Norm, FindsANonFiniteElementAnywhere) {
+  for (const DType dtype : kEveryDType) {
+    for (const CpuIsa isa : testing::levels_here()) {
+      for (const std::int64_t numel : {1, 15, 64, 65, 16384, 16385}) {
+        for (const double value : {double(INFINITY), -double(INFINITY), double(NAN)}) {
+          for (const std::int64_t at : {std::int64_t{0}, numel / 2, numel - 1}) {
+            Problem problem(dtype, {3, numel, 5});
+            problem.grads[1].set(at, value);
+            ASSERT_NE(problem.sum(isa).nonfinite, 0u) << name_of(isa) << ' ' << numel << ' ' << at;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels

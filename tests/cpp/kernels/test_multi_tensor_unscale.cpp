@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "kernels/multi_tensor_unscale.h"
+
+#include <gtest/gtest.h>
+
+#include "kernel_test.h"
+
+namespace torchfuse::kernels {
+namespace {
+
+using testing::Buffer;
+using testing::Rows;
+
+struct Problem {
+  Problem(DType dtype, const std::vector<std::int64_t>& sizes, std::int64_t offset) : dtype(dtype) {
+    std::mt19937 random(5);
+    for (const std::int64_t numel : sizes) {
+      grads.emplace_back(dtype, numel, offset);
+      grads.back().fill_normal(random, 100.0);
+      TensorRow row;
+      row.grad = grads.back().data();
+      row.numel = numel;
+      rows.add(row);
+    }
+  }
+
+  bool run(CpuIsa isa, float inv_scale, std::int64_t piece) {
+    const UnscaleArgs args{rows.table(dtype, dtype, dtype), &inv_scale, nullptr};
+    const std::int64_t total = rows.offsets.back();
+    bool found = false;
+    for (std::int64_t begin = 0; begin < total; begin += piece) {
+      found |= multi_tensor_unscale_cpu(isa, args, begin, std::min(total, begin + piece));
+    }
+    return found;
+  }
+
+  DType dtype;
+  std::vector<Buffer> grads;
+  Rows rows;
+};
+
+const DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
+
+TEST(Unscale, MultipliesEveryElementOnce) {
+  for (const DType dtype : kEveryDType) {
+    for (const CpuIsa isa : testing::levels_here()) {
+      const Problem before(dtype, testing::interesting_sizes(), 1);
+      Problem after(dtype, testing::interesting_sizes(), 1);
+      EXPECT_FALSE(after.run(isa, 0.3f, 7919));
+      for (std::size_t t = 0; t < before.grads.size(); ++t) {
+        Buffer expected = before.grads[t];
+        for (std::int64_t i = 0; i < expected.numel(); ++i) {
+          const double x = before.grads[t].get(i);
+          // One rounding in the arithmetic type, one to the storage type.
+          expected.set(i, dtype == DType::kFloat64
+                              ? x * static_cast<double>(0.3f)
+                              : static_cast<double>(static_cast<float>(x) * 0.3f));
+        }
+        ASSERT_TRUE(after.grads[t] == expected) << name_of(isa) << ' ' << t;
+      }
+    }
+  }
+}
+
+TEST(Unscale, FindsANonFiniteElementAnywhere) {
+  for (const DType dtype : kEveryDType) {
+    for (const CpuIsa isa : testing::levels_here()) {
+      for (const std::int64_t numel : {1, 15, 16, 17, 65, 1003}) {
+        for (const double value : {double(INFINITY), -double(INFINITY), double(NAN)}) {
+          for (const std::int64_t at : {std::int64_t{0}, numel / 2, numel - 1}) {
+            Problem problem(dtype, {4, numel, 4}, 0);
+            problem.grads[1].set(at, value);
+            ASSERT_TRUE(problem.run(isa, 1.0f, 1000)) << name_of(isa) << ' ' << numel << ' ' << at;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Unscale, ReportsInputsNotResults) {
+  // A finite element whose product overflows is the scale's fault, not the gradient's.
+  Problem problem(DType::kFloat32, {16}, 0);
+  for (std::int64_t i = 0; i < 16; ++i) problem.grads[0].set(i, 3e38);
+  EXPECT_FALSE(problem.run(detect_cpu_isa(), 1e10f, 16));
+  EXPECT_TRUE(std::isinf(problem.grads[0].get(0)));
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checkpoints, pickles and copies of the scaler, and exchange with torch's."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.adam import make_params, random_grads, set_grads
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+
+CLASSES = [torch.amp.GradScaler, GradScaler]
+
+
+def iterate(scaler: Any, optimizer: torch.optim.Optimizer, overflow: bool = False) -> None:
+    params = optimizer.param_groups[0]["params"]
+    scaler.scale(torch.ones(()))
+    set_grads(params, random_grads(params, 0))
+    if overflow:
+        params[-1].grad.view(-1)[0] = math.inf
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def used(scaler_class: Any, **options: Any) -> Any:
+    scaler = scaler_class("cpu", init_scale=256.0, growth_interval=5, **options)
+    optimizer = torch.optim.SGD(make_params(), lr=0.1)
+    for overflow in (True, False, False, False):
+        iterate(scaler, optimizer, overflow)
+    return scaler
+
+
+@pytest.mark.parametrize("target", CLASSES, ids=["to-torch", "to-ours"])
+@pytest.mark.parametrize("source", CLASSES, ids=["torch", "ours"])
+@pytest.mark.parametrize("started", [False, True])
+def test_state_dict_moves_between_scalers(source: Any, target: Any, started: bool) -> None:
+    saved = used(source)
+    state = saved.state_dict()
+    expected = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 5}
+    assert state == {"scale": 128.0, "_growth_tracker": 3, **expected}
+    loaded = target("cpu")
+    if started:
+        loaded.scale(torch.ones(()))
+    loaded.load_state_dict(state)
+    assert loaded.state_dict() == state
+    for scaler in (saved, loaded):
+        optimizer = torch.optim.SGD(make_params(), lr=0.1)
+        iterate(scaler, optimizer)
+        iterate(scaler, optimizer)
+        assert scaler.get_scale() == 256.0
+
+
+def test_state_dict_survives_a_weights_only_file() -> None:
+    file = io.BytesIO()
+    state = used(GradScaler).state_dict()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+
+
+def test_empty_state_dict() -> None:
+    scaler = used(GradScaler)
+    with pytest.raises(RuntimeError, match="^The source state dict is empty, possibly because"):
+        scaler.load_state_dict({})
+    assert scaler.get_scale() == 128.0
+
+
+@pytest.mark.parametrize(
+    "key", ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"]
+)
+def test_missing_key_is_named_and_changes_nothing(key: str) -> None:
+    scaler = used(GradScaler)
+    before = scaler.state_dict()
+    state = {name: 7 for name in before if name != key}
+    with pytest.raises(KeyError, match=f"expected state_dict to hold '{key}'"):
+        scaler.load_state_dict(state)
+    assert scaler.state_dict() == before
+    iterate(scaler, torch.optim.SGD(make_params(), lr=0.1))
+
+
+def test_wrong_value_is_named_and_changes_nothing() -> None:
+    scaler = used(GradScaler)
+    before = scaler.state_dict()
+    with pytest.raises(TypeError, match=r"expected state_dict\['backoff_factor'\] to be a number, got None"):
+        scaler.load_state_dict({**before, "scale": 1.0, "backoff_factor": None})
+    assert scaler.state_dict() == before
+
+
+def by_pickle(scaler: Any) -> Any:
+    return pickle.loads(pickle.dumps(scaler))
+
+
+def by_torch_file(scaler: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(scaler, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = [by_pickle, by_torch_file, copy.deepcopy, copy.copy]
+
+
+@pytest.mark.parametrize("duplicate", COPIES)
+@pytest.mark.parametrize("scaler_class", CLASSES, ids=["torch", "ours"])
+def test_copies_in_the_middle_of_training(scaler_class: Any, duplicate: Callable[[Any], Any]) -> None:
+    scaler = used(scaler_class)
+    twin = duplicate(scaler)
+    assert type(twin) is scaler_class
+    assert twin.state_dict() == scaler.state_dict()
+    twin_optimizer = torch.optim.SGD(make_params(), lr=0.1)
+    iterate(twin, twin_optimizer)
+    iterate(twin, twin_optimizer)
+    assert (twin.get_scale(), scaler.get_scale()) == (256.0, 128.0)
+
+
+@pytest.mark.parametrize("duplicate", COPIES)
+def test_copies_of_a_new_and_of_a_disabled_scaler(duplicate: Callable[[Any], Any]) -> None:
+    new = duplicate(GradScaler("cpu", init_scale=2.0, hysteresis=3))
+    iterate(new, FusedAdam(make_params()), overflow=True)
+    assert (new.get_scale(), new.state_dict()["_hysteresis_tracker"]) == (2.0, 2)
+    disabled = duplicate(GradScaler("cpu", enabled=False))
+    iterate(disabled, FusedAdam(make_params()))
+    assert not disabled.is_enabled()
+
+
+@pytest.mark.parametrize("duplicate", COPIES)
+@pytest.mark.parametrize("scaler_class", CLASSES, ids=["torch", "ours"])
+def test_no_copies_inside_an_iteration(scaler_class: Any, duplicate: Callable[[Any], Any]) -> None:
+    scaler = used(scaler_class)
+    optimizer = torch.optim.SGD(make_params(), lr=0.1)
+    set_grads(optimizer.param_groups[0]["params"], random_grads(make_params(), 0))
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+    message = "A GradScaler instance may only be pickled at the beginning of an iteration"
+    with pytest.raises(AssertionError, match=message):
+        duplicate(scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert duplicate(scaler).state_dict() == scaler.state_dict()
+
+
+def test_hysteresis_is_part_of_the_state() -> None:
+    scaler = used(GradScaler, hysteresis=3)
+    optimizer = FusedAdam(make_params())
+    iterate(scaler, optimizer, overflow=True)
+    state = scaler.state_dict()
+    assert state["_hysteresis_tracker"] == 2
+    loaded = GradScaler("cpu", hysteresis=3)
+    loaded.load_state_dict(state)
+    assert loaded.state_dict() == state
+    torch.amp.GradScaler("cpu").load_state_dict(state)
+    loaded.load_state_dict(torch.amp.GradScaler("cpu").state_dict())
+    assert loaded.state_dict()["_hysteresis_tracker"] == 3

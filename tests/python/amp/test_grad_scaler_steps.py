@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whole iterations: torch's optimizers and ours, under torch's scaler and under ours."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.adam import make_params, random_grads, set_grads, snapshot
+from support.compare import assert_all_same_bits
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+
+OVERFLOWS = {2, 3, 7}
+OPTIONS: dict[str, Any] = {"init_scale": 2.0**10, "growth_interval": 2}
+
+MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+class NoHostRead(TorchDispatchMode):
+    """Fails where the value of a tensor is read."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = func.name()
+        assert name not in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"), name
+        return func(*args, **(kwargs or {}))
+
+
+def sgd(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=False)
+
+
+def torch_adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01, foreach=False)
+
+
+def torch_fused_adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01, fused=True)
+
+
+def fused_adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return FusedAdam(params, lr=0.01)
+
+
+def run(
+    scaler: Any, make_optimizer: MakeOptimizer, device: str, *, unscale: bool = False, steps: int = 10
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Trains with fixed gradients; returns all values at the end and the history of the scale."""
+    params = make_params(device=device)
+    optimizer = make_optimizer(params)
+    history = []
+    for seed in range(steps):
+        scale = float(scaler.scale(torch.ones((), device=device)))
+        set_grads(params, [scale * g for g in random_grads(params, seed)])
+        if seed in OVERFLOWS:
+            params[seed % len(params)].grad.view(-1)[-1] = math.inf
+        before = snapshot(optimizer)
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        if seed in OVERFLOWS:
+            after = snapshot(optimizer)
+            kept = [name for name in before if not (unscale and name.startswith("grad"))]
+            assert_all_same_bits({n: after[n] for n in kept}, {n: before[n] for n in kept})
+        scaler.update()
+        history.append(scaler.get_scale())
+        assert not {"grad_scale", "found_inf", "_check_inside"} & set(vars(optimizer))
+    return snapshot(optimizer), history
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("make_optimizer", [sgd, torch_adam])
+def test_torch_optimizer_under_ours_equals_torch(
+    make_optimizer: MakeOptimizer, unscale: bool, device: str
+) -> None:
+    torchs = run(torch.amp.GradScaler(device, **OPTIONS), make_optimizer, device, unscale=unscale)
+    ours = run(GradScaler(device, **OPTIONS), make_optimizer, device, unscale=unscale)
+    assert ours[1] == torchs[1]
+    assert len(set(ours[1])) > 2
+    assert_all_same_bits(ours[0], torchs[0])
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("make_optimizer", [torch_fused_adam, fused_adam])
+def test_optimizer_that_scales_itself_under_both(
+    make_optimizer: MakeOptimizer, unscale: bool, device: str
+) -> None:
+    torchs = run(torch.amp.GradScaler(device, **OPTIONS), make_optimizer, device, unscale=unscale)
+    ours = run(GradScaler(device, **OPTIONS), make_optimizer, device, unscale=unscale)
+    assert ours[1] == torchs[1]
+    assert_all_same_bits(ours[0], torchs[0])
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_no_host_read_with_our_optimizer(unscale: bool, device: str) -> None:
+    params = make_params(device=device)
+    optimizer = FusedAdam(params, max_grad_norm=1.0)
+    scaler = GradScaler(device, init_scale=4.0)
+    for seed in range(3):
+        set_grads(params, random_grads(params, seed))
+        with NoHostRead():
+            scaler.scale(torch.ones((), device=device))
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    assert all(float(optimizer.state[p]["step"]) == 3.0 for p in params)
+
+
+def test_the_guard_of_the_test_above_sees_a_host_read() -> None:
+    params = make_params()
+    set_grads(params, random_grads(params, 0))
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    with NoHostRead(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        scaler.step(torch.optim.SGD(params, lr=0.1))
+
+
+def test_gradients_of_our_optimizer_stay_scaled() -> None:
+    params = make_params()
+    optimizer = FusedAdam(params)
+    scaler = GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.ones(()))
+    set_grads(params, random_grads(params, 0))
+    before = [p.grad.clone() for p in params]
+    scaler.step(optimizer)
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_gradients_are_checked_inside_the_step(dtype: torch.dtype, device: str) -> None:
+    params = make_params(dtype=dtype, device=device)
+    optimizer = FusedAdam(params, master_weights=True)
+    scaler = GradScaler(device, init_scale=8.0)
+    scaler.scale(torch.ones((), device=device))
+    set_grads(params, random_grads(params, 0))
+    scaler.step(optimizer)
+    scaler.update()
+    assert float(optimizer.state[params[0]]["step"]) == 1.0
+    params[-1].grad.view(-1)[-1] = math.nan
+    scaler.step(optimizer)
+    scaler.update()
+    assert float(optimizer.state[params[0]]["step"]) == 1.0
+    assert scaler.get_scale() == 4.0
+
+
+def test_two_optimizers_share_one_scale() -> None:
+    first, second = make_params(seed=1), make_params(seed=2)
+    ours, torchs = FusedAdam(first), torch.optim.SGD(second, lr=0.1)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    set_grads(first, [torch.full_like(p, math.nan) for p in first])
+    set_grads(second, [torch.full_like(p, 8.0) for p in second])
+    expected = [p.detach() - 0.1 for p in second]
+    before = snapshot(ours)
+    scaler.step(ours)
+    scaler.step(torchs)
+    scaler.update()
+    assert_all_same_bits({name: snapshot(ours)[name] for name in before}, before)
+    assert all(torch.allclose(p, e) for p, e in zip(second, expected, strict=True))
+    assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("argument", [{"closure": lambda: 0.0}, (lambda: 0.0,)], ids=["name", "place"])
+def test_closures_are_refused(argument: Any) -> None:
+    params = make_params()
+    set_grads(params, random_grads(params, 0))
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    args, kwargs = ((), argument) if isinstance(argument, dict) else (argument, {})
+    optimizer = FusedAdam(params)
+    with pytest.raises(RuntimeError, match="^Closure use is not currently supported"):
+        scaler.step(optimizer, *args, **kwargs)
+    scaler.step(optimizer, None)
+    assert float(optimizer.state[params[0]]["step"]) == 1.0
+
+
+@pytest.mark.parametrize("make_optimizer", [torch_fused_adam, fused_adam])
+@pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, GradScaler])
+def test_step_without_gradients(scaler_class: Any, make_optimizer: MakeOptimizer) -> None:
+    scaler = scaler_class("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(make_optimizer(make_params()))
+    with pytest.raises(AssertionError, match="^No inf checks were recorded prior to update.$"):
+        scaler.update()
+
+
+@pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, GradScaler])
+def test_a_users_own_grad_scale_is_one_more_factor(scaler_class: Any) -> None:
+    params, reference = make_params(), make_params()
+    ours, plain = FusedAdam(params), FusedAdam(reference)
+    scaler = scaler_class("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    grads = random_grads(params, 0)
+    set_grads(params, [8.0 * g for g in grads])
+    set_grads(reference, grads)
+    ours.grad_scale = torch.tensor(2.0)
+    scaler.step(ours)
+    plain.step()
+    assert_all_same_bits(
+        {k: v for k, v in snapshot(ours).items() if not k.startswith("grad")},
+        {k: v for k, v in snapshot(plain).items() if not k.startswith("grad")},
+    )
+
+
+def test_an_error_in_the_step_returns_what_was_lent() -> None:
+    params = make_params()
+    set_grads(params, random_grads(params, 0))
+    optimizer = FusedAdam(params)
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+
+    def fail(*_: Any) -> None:
+        raise KeyError("hook")
+
+    handle = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(KeyError, match="hook"):
+        scaler.step(optimizer)
+    handle.remove()
+    assert not {"grad_scale", "found_inf", "_check_inside"} & set(vars(optimizer))
+    scaler.step(optimizer)
+    scaler.update()
+    assert float(optimizer.state[params[0]]["step"]) == 1.0
+
+
+def test_schedulers_see_the_step(recwarn: pytest.WarningsRecorder) -> None:
+    params = make_params()
+    set_grads(params, random_grads(params, 0))
+    optimizer = FusedAdam(params)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+    scheduler.step()
+    assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
+
+
+def test_a_wrapper_around_ours_gets_torchs_protocol() -> None:
+    class Wrapper(torch.optim.Optimizer):
+        _step_supports_amp_scaling = True
+
+        def __init__(self, inner: FusedAdam) -> None:
+            self.inner = inner
+            self.param_groups = inner.param_groups
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.grad_scale, self.inner.found_inf = self.grad_scale, self.found_inf
+            self.inner.step()
+
+    params = make_params()
+    optimizer = FusedAdam(params)
+    set_grads(params, random_grads(params, 0))
+    params[0].grad[0] = math.inf
+    scaler = GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    before = [p.detach().clone() for p in params]
+    scaler.step(Wrapper(optimizer))
+    scaler.update()
+    assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+    assert scaler.get_scale() == 4.0
+
+
+def test_slots_are_the_same_tensors_in_every_iteration(device: str) -> None:
+    """A captured graph would write to the old address otherwise."""
+    params = make_params(device=device)
+    optimizer = FusedAdam(params)
+    scaler = GradScaler(device)
+    pointers = set()
+    for seed in range(3):
+        scaler.scale(torch.ones((), device=device))
+        set_grads(params, random_grads(params, seed))
+        scaler.step(optimizer)
+        found = scaler._found_inf_per_device(optimizer)
+        pointers.add(tuple(slot.data_ptr() for slot in found.values()))
+        scaler.update()
+    assert len(pointers) == 1
+
+
+def test_hysteresis_backs_off_after_overflows_in_a_row() -> None:
+    params = make_params()
+    optimizer = FusedAdam(params)
+    scaler = GradScaler("cpu", init_scale=64.0, growth_interval=1000, hysteresis=2)
+    history = []
+    for overflow in (True, False, True, True, True, False, True):
+        scaler.scale(torch.ones(()))
+        set_grads(params, random_grads(params, 0))
+        if overflow:
+            params[1].grad[0, 0] = math.nan
+        scaler.step(optimizer)
+        scaler.update()
+        history.append(scaler.get_scale())
+    assert history == [64.0, 64.0, 64.0, 32.0, 16.0, 16.0, 16.0]
+    assert float(optimizer.state[params[0]]["step"]) == 2.0
+
+
+def test_the_scaler_does_not_keep_an_optimizer_alive() -> None:
+    params = make_params()
+    set_grads(params, random_grads(params, 0))
+    optimizer = FusedAdam(params)
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+    scaler.update()
+    reference = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert reference() is None

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.ops.torchfuse.amp_update_scale_ against torch's operator and a written-out hysteresis."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torchfuse
+from torch import Tensor
+
+
+def make_state(scale: float, tracker: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    return (
+        torch.tensor(scale, device=device),
+        torch.tensor(tracker, dtype=torch.int32, device=device),
+    )
+
+
+def rule(growth: float = 2.0, backoff: float = 0.5, interval: int = 3) -> dict[str, Any]:
+    return {"growth_factor": growth, "backoff_factor": backoff, "growth_interval": interval}
+
+
+@pytest.mark.parametrize("growth", [2.0, 1.5])
+@pytest.mark.parametrize("backoff", [0.5, 0.3])
+@pytest.mark.parametrize("interval", [1, 2, 5])
+def test_equals_torchs_operator_over_a_run(
+    growth: float, backoff: float, interval: int, device: str
+) -> None:
+    ours = make_state(1000.0, device=device)
+    torchs = make_state(1000.0)
+    flags = [0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
+    for flag in flags:
+        found_inf = torch.tensor(float(flag))
+        torch._amp_update_scale_(*torchs, found_inf, growth, backoff, interval)
+        torch.ops.torchfuse.amp_update_scale_(
+            *ours, found_inf.to(device), **rule(growth, backoff, interval)
+        )
+        assert float(ours[0]) == float(torchs[0])
+        assert int(ours[1]) == int(torchs[1])
+
+
+def test_scale_does_not_grow_past_fp32(device: str) -> None:
+    scale, tracker = make_state(3e38, device=device)
+    zero = torch.zeros((), device=device)
+    for _ in range(5):
+        torch.ops.torchfuse.amp_update_scale_(scale, tracker, zero, **rule(interval=1))
+    assert float(scale) == float(torch.tensor(3e38))
+    assert int(tracker) == 0
+
+
+@pytest.mark.parametrize("hysteresis", [1, 2, 3])
+def test_hysteresis(hysteresis: int, device: str) -> None:
+    """The scale backs off from the n-th overflow since the last growth on; growth refills."""
+    scale, tracker = make_state(1024.0, device=device)
+    left = torch.tensor(hysteresis, dtype=torch.int32, device=device)
+    expected, remaining, successes = 1024.0, hysteresis, 0
+    for flag in itertools.chain([1, 1, 1, 1], [0, 0], [1], [0, 0, 0], [1, 1, 1], [0] * 6):
+        torch.ops.torchfuse.amp_update_scale_(
+            scale,
+            tracker,
+            torch.tensor(float(flag), device=device),
+            **rule(),
+            hysteresis_tracker=left,
+            hysteresis=hysteresis,
+        )
+        if flag:
+            remaining, successes = remaining - 1, 0
+            expected *= 0.5 if remaining <= 0 else 1.0
+        else:
+            successes += 1
+            if successes == 3:
+                expected, remaining, successes = expected * 2, hysteresis, 0
+        assert (float(scale), int(tracker)) == (expected, successes)
+
+
+def test_shapes_and_versions() -> None:
+    scale, tracker = torch.tensor([8.0]), torch.tensor([0], dtype=torch.int32)
+    versions = scale._version, tracker._version
+    torch.ops.torchfuse.amp_update_scale_(scale, tracker, torch.ones(1, 1), **rule())
+    assert scale.tolist() == [4.0]
+    assert (scale._version, tracker._version) > versions
+
+
+def test_wrapper_function_is_the_op() -> None:
+    scale, tracker = make_state(8.0)
+    torchfuse.ops.amp_update_scale_(scale, tracker, torch.ones(()), **rule())
+    assert float(scale) == 4.0
+
+
+INT = torch.zeros((), dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "extra", "message"),
+    [
+        ((torch.ones(2), INT, torch.zeros(())), {}, "scale to hold one element of dtype Float"),
+        ((torch.ones(()).double(), INT, torch.zeros(())), {}, "scale to hold one element"),
+        ((torch.ones(()), torch.zeros(()), torch.zeros(())), {}, "growth_tracker to hold one"),
+        ((torch.ones(()), INT, INT), {}, "found_inf to hold one element of dtype Float"),
+        ((torch.ones(()), INT, torch.zeros(())), {"hysteresis": 0}, "hysteresis to be a number"),
+        ((torch.ones(()), INT, torch.zeros(())), {"hysteresis": 2}, "hysteresis_tracker to be a"),
+        (
+            (torch.ones(()), INT, torch.zeros(())),
+            {"hysteresis": 2, "hysteresis_tracker": torch.zeros(())},
+            "hysteresis_tracker to hold one element of dtype Int",
+        ),
+    ],
+)
+def test_bad_arguments(tensors: Any, extra: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=f"amp_update_scale_: expected {message}"):
+        torch.ops.torchfuse.amp_update_scale_(*(t.clone() for t in tensors), **rule(), **extra)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.compile: the operators trace into one graph, the optimizer's step is one clean break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torchfuse
+from support.adam import clone_params, make_params, random_grads, set_grads
+from support.compare import assert_same_bits
+from torch import Tensor
+from torchfuse.optimizers import FusedAdam
+
+HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def full_graph(function: Any) -> Any:
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("namespace", [torch.ops.torchfuse, torchfuse.ops], ids=["ops", "wrappers"])
+def test_fused_adam_in_one_graph(namespace: Any, device: str) -> None:
+    def make() -> list[list[Tensor]]:
+        params = [p.detach() for p in make_params(device=device)]
+        zeros = [[torch.zeros_like(p) for p in params] for _ in range(2)]
+        steps = [torch.zeros((), device=device) for _ in params]
+        return [params, random_grads(params, 1), *zeros, [], steps, []]
+
+    def two_steps(*lists: list[Tensor]) -> Tensor:
+        namespace.fused_adam_(*lists, **HYPER)
+        lists[1][0].mul_(2)
+        namespace.fused_adam_(*lists, **HYPER)
+        return lists[0][0] + 1
+
+    eager, compiled = make(), make()
+    expected = two_steps(*eager)
+    assert_same_bits(full_graph(two_steps)(*compiled), expected)
+    for a, b in zip(eager, compiled, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert_same_bits(y, x)
+
+
+def test_unscale_norm_and_update_in_one_graph(device: str) -> None:
+    def make() -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        torch.manual_seed(5)
+        tracker = torch.zeros((), dtype=torch.int32, device=device)
+        tensors = [torch.randn(9, device=device), torch.randn(3, 4, device=device)]
+        return tensors, torch.zeros((), device=device), torch.tensor(8.0, device=device), tracker
+
+    def body(
+        tensors: list[Tensor], found_inf: Tensor, scale: Tensor, tracker: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        torchfuse.ops.multi_tensor_unscale_(tensors, found_inf, 1 / scale)
+        norm, flag = torchfuse.ops.multi_tensor_l2_norm(tensors)
+        torchfuse.ops.amp_update_scale_(
+            scale, tracker, found_inf + flag, growth_factor=2.0, backoff_factor=0.5,
+            growth_interval=1,
+        )  # fmt: skip
+        return norm * 2, scale + 0
+
+    eager, compiled = make(), make()
+    expected = body(*eager)
+    for actual, e in zip(full_graph(body)(*compiled), expected, strict=True):
+        assert_same_bits(actual, e)
+    assert float(compiled[2]) == float(eager[2]) == 16.0
+    assert_same_bits(compiled[0][1], eager[0][1])
+
+
+def test_optimizer_step_is_one_graph_break() -> None:
+    params = make_params()
+    reference = clone_params(params)
+    optimizer, control = FusedAdam(params, lr=1e-2), FusedAdam(reference, lr=1e-2)
+
+    def update(x: Tensor) -> Tensor:
+        y = x * 2
+        optimizer.step()
+        return y + params[0].detach().sum()
+
+    set_grads(params, random_grads(params, 0))
+    set_grads(reference, random_grads(params, 0))
+    explanation = torch._dynamo.explain(update)(torch.ones(3))
+    assert explanation.graph_break_count == 1, explanation.break_reasons
+    assert explanation.graph_count == 2
+    control.step()
+    for p, r in zip(params, reference, strict=True):
+        assert_same_bits(p, r)
+
+
+def test_compiled_training_equals_eager(recwarn: pytest.WarningsRecorder) -> None:
+    def build() -> tuple[torch.nn.Module, FusedAdam]:
+        torch.manual_seed(2)
+        model = torch.nn.Linear(4, 3)
+        return model, FusedAdam(model.parameters(), lr=1e-2, max_grad_norm=1.0)
+
+    def run(compile_it: bool) -> list[Tensor]:
+        model, optimizer = build()
+
+        def one_step(x: Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        step = torch.compile(one_step, backend="aot_eager") if compile_it else one_step
+        for seed in range(4):
+            step(torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)))
+        return [p.detach() for p in model.parameters()]
+
+    for compiled, eager in zip(run(True), run(False), strict=True):
+        assert_same_bits(compiled, eager)
+    ours = [w for w in recwarn if "torchfuse" in str(w.message)]
+    assert not ours, [str(w.message) for w in ours]

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.ops.torchfuse.fused_adam_: the functional face of the fused step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchfuse
+from support.adam import Config, exact_adam_step, make_params, random_grads, train
+from support.compare import assert_rounded, assert_same_bits
+from torch import Tensor
+
+CONFIG = Config(lr=1e-2, weight_decay=0.1)
+SHAPES = ((33, 5), (0,), (1,), (4097,))
+LISTS = ["params", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps"]
+
+
+def make_arguments(
+    dtype: torch.dtype = torch.float32, device: str = "cpu", masters: bool = False
+) -> dict[str, list[Tensor]]:
+    params = [p.detach() for p in make_params(SHAPES, dtype, device)]
+    moment = torch.float64 if dtype == torch.float64 else torch.float32
+    zeros = [torch.zeros_like(p, dtype=moment) for p in params]
+    return {
+        "params": params,
+        "grads": random_grads(params, 1),
+        "exp_avgs": zeros,
+        "exp_avg_sqs": [z.clone() for z in zeros],
+        "max_exp_avg_sqs": [],
+        "state_steps": [torch.zeros((), device=device) for _ in params],
+        "master_params": [p.float() for p in params] if masters else [],
+    }
+
+
+def hyper_params(config: Config = CONFIG, **extra: Any) -> dict[str, Any]:
+    values = {"lr": config.lr, "beta1": config.betas[0], "beta2": config.betas[1]}
+    values |= {"weight_decay": config.weight_decay, "eps": config.eps}
+    return {**values, **extra}
+
+
+def call(arguments: dict[str, list[Tensor]], **extra: Any) -> None:
+    torch.ops.torchfuse.fused_adam_(*arguments.values(), **hyper_params(**extra))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_equals_the_optimizer(dtype: torch.dtype, device: str) -> None:
+    params = make_params(SHAPES, dtype, device)
+    optimizer = CONFIG.ours(params)
+    arguments = make_arguments(dtype, device)
+    for seed in range(4):
+        train(optimizer, params, [seed])
+        arguments["grads"] = [p.grad for p in params]
+        call(arguments)
+    for index, p in enumerate(params):
+        assert_same_bits(arguments["params"][index], p, f"params[{index}]")
+        assert_same_bits(arguments["exp_avgs"][index], optimizer.state[p]["exp_avg"])
+        assert float(arguments["state_steps"][index]) == 4.0
+
+
+@pytest.mark.parametrize("adam_w_mode", [False, True])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_first_step_against_fp64(adam_w_mode: bool, maximize: bool, device: str) -> None:
+    config = Config(1e-2, weight_decay=0.1, maximize=maximize, adam_w_mode=adam_w_mode)
+    arguments = make_arguments(device=device)
+    before = [p.clone() for p in arguments["params"]]
+    call(arguments, maximize=maximize, adam_w_mode=adam_w_mode)
+    for index, p in enumerate(before):
+        zeros = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+        exact, _ = exact_adam_step(config, p, arguments["grads"][index], zeros, 1)
+        assert_rounded(arguments["params"][index], exact, f"params[{index}]", slack=3e-7)
+
+
+def test_masters_are_updated_and_rounded(device: str) -> None:
+    arguments = make_arguments(torch.bfloat16, device, masters=True)
+    reference = make_arguments(torch.float32, device)
+    reference["params"] = [m.clone() for m in arguments["master_params"]]
+    reference["grads"] = [g.float() for g in arguments["grads"]]
+    for _ in range(3):
+        call(arguments)
+        call(reference)
+    for p, master, expected in zip(
+        arguments["params"], arguments["master_params"], reference["params"], strict=True
+    ):
+        assert_same_bits(master, expected, "master")
+        assert_same_bits(p, expected.to(torch.bfloat16), "param")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_grad_scale_and_found_inf(shape: tuple[int, ...], device: str) -> None:
+    plain, scaled = make_arguments(device=device), make_arguments(device=device)
+    scaled["grads"] = [g * 8 for g in scaled["grads"]]
+    grads = [g.clone() for g in scaled["grads"]]
+    scale = torch.full(shape, 8.0, device=device)
+    call(plain)
+    call(scaled, grad_scale=scale, found_inf=torch.zeros(shape, device=device))
+    for p, s in zip(plain["params"], scaled["params"], strict=True):
+        assert_same_bits(s, p)
+    before = {name: [t.clone() for t in scaled[name]] for name in LISTS}
+    for flag in (1.0, 2.0, math.nan):
+        call(scaled, grad_scale=scale, found_inf=torch.full(shape, flag, device=device))
+    for name, tensors in before.items():
+        for index, t in enumerate(tensors):
+            assert_same_bits(scaled[name][index], t, f"{name}[{index}]")
+    for grad, g in zip(scaled["grads"], grads, strict=True):
+        assert_same_bits(grad, g, "grads are inputs")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lr_tensor_replaces_lr(dtype: torch.dtype, device: str) -> None:
+    by_number, by_tensor = make_arguments(device=device), make_arguments(device=device)
+    call(by_number, lr=0.125)
+    call(by_tensor, lr_tensor=torch.tensor(0.125, dtype=dtype, device=device))
+    for a, b in zip(by_number["params"], by_tensor["params"], strict=True):
+        assert_same_bits(b, a)
+
+
+def test_empty_lists() -> None:
+    torch.ops.torchfuse.fused_adam_([], [], [], [], [], [], [], **hyper_params())
+
+
+def test_wrapper_function_is_the_op() -> None:
+    by_op, by_function = make_arguments(), make_arguments()
+    call(by_op)
+    torchfuse.ops.fused_adam_(*by_function.values(), **hyper_params())
+    for a, b in zip(by_op["params"], by_function["params"], strict=True):
+        assert_same_bits(a, b)
+
+
+def test_versions_of_all_mutated_lists_are_bumped() -> None:
+    arguments = make_arguments()
+    mutated = [n for n in LISTS if n not in ("grads", "max_exp_avg_sqs")]
+    before = {name: [t._version for t in arguments[name]] for name in LISTS}
+    call(arguments)
+    for name in mutated:
+        after = [t._version for t in arguments[name]]
+        assert all(a > b for a, b in zip(after, before[name], strict=True)), name
+    assert [g._version for g in arguments["grads"]] == before["grads"]
+
+
+def test_leaf_that_requires_grad_is_refused_as_by_any_in_place_op() -> None:
+    arguments = make_arguments()
+    arguments["params"] = [p.requires_grad_() for p in arguments["params"]]
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        call(arguments)
+    with torch.no_grad():
+        call(arguments)
+
+
+def _shorten(name: str) -> Callable[[dict[str, list[Tensor]]], None]:
+    return lambda arguments: arguments[name].pop() and None
+
+
+def _replace(name: str, index: int, convert: Callable[[Tensor], Tensor]) -> Any:
+    def spoil(arguments: dict[str, list[Tensor]]) -> None:
+        arguments[name][index] = convert(arguments[name][index])
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_shorten("grads"), "expected grads to have as many tensors as params, 4, got 3"),
+        (_shorten("exp_avgs"), "expected exp_avgs to have as many tensors as params, 4, got 3"),
+        (_shorten("exp_avg_sqs"), "expected exp_avg_sqs to have as many tensors as params, 4"),
+        (_shorten("state_steps"), "expected state_steps to have as many tensors as params, 4"),
+        (
+            lambda a: a.update(master_params=[torch.zeros(1)]),
+            "expected master_params to have as many tensors as params, 4, got 1",
+        ),
+        (
+            lambda a: a.update(max_exp_avg_sqs=[torch.zeros(1)]),
+            "expected max_exp_avg_sqs to have as many tensors as params, 4, got 1",
+        ),
+        (
+            lambda a: a.update(master_params=[p.clone() for p in a["params"]]),
+            r"expected master_params\[0\] to belong to a float16 or bfloat16 parameter",
+        ),
+        (
+            _replace("params", 2, lambda t: t.to(torch.int32)),
+            r"expected params\[2\] to be of dtype float32, .*, got Int",
+        ),
+        (
+            _replace("params", 0, lambda t: torch.cat([t, t], 1)[:, ::2]),
+            r"expected params\[0\] to fill its memory without gaps",
+        ),
+        (
+            _replace("params", 0, lambda t: t[:1].expand(33, 5)),
+            r"expected params\[0\] to fill its memory without gaps or overlap",
+        ),
+        (
+            _replace("grads", 3, lambda t: t[1:]),
+            r"expected grads\[3\] to have the sizes of params, \[4097\], got \[4096\]",
+        ),
+        (_replace("grads", 0, lambda t: t.to_sparse()), r"expected grads\[0\] to be dense, got"),
+        (
+            _replace("grads", 0, lambda t: t.to(torch.complex64)),
+            r"expected grads\[0\] to be of dtype .*, got Complex.*view_as_real",
+        ),
+        (_replace("grads", 0, lambda t: t.to(torch.int64)), r"expected grads\[0\] to be of dtype"),
+        (_replace("exp_avgs", 3, lambda t: t[1:]), r"expected exp_avgs\[3\] to have the sizes of"),
+        (
+            _replace("exp_avgs", 0, lambda t: t.t().contiguous().t()),
+            r"expected exp_avgs\[0\] to have the strides of params",
+        ),
+        (_replace("exp_avg_sqs", 0, lambda t: t.half()), r"expected exp_avg_sqs\[0\] to be of"),
+        (_replace("exp_avg_sqs", 0, lambda t: t.double()), r"expected exp_avg_sqs\[0\] to be of"),
+        (
+            _replace("state_steps", 1, lambda t: t.double()),
+            r"expected state_steps\[1\] to hold one element of dtype Float, got 1 of dtype Double",
+        ),
+        (
+            _replace("state_steps", 1, lambda t: torch.zeros(2)),
+            r"expected state_steps\[1\] to hold one element",
+        ),
+    ],
+)
+def test_bad_lists(spoil: Any, message: str) -> None:
+    arguments = make_arguments()
+    spoil(arguments)
+    before = {name: [t.clone() for t in arguments[name]] for name in LISTS}
+    with pytest.raises(RuntimeError, match=f"fused_adam_: {message}"):
+        call(arguments)
+    for name, tensors in before.items():
+        for index, t in enumerate(tensors):
+            assert torch.equal(arguments[name][index], t), f"{name}[{index}] was written"
+
+
+def test_amsgrad_needs_its_state() -> None:
+    with pytest.raises(RuntimeError, match="fused_adam_: expected max_exp_avg_sqs to"):
+        call(make_arguments(), amsgrad=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lr", -1.0), ("lr", math.nan), ("beta1", 1.0), ("beta2", -0.5), ("beta2", math.nan),
+     ("eps", -1e-9), ("weight_decay", math.nan)],
+)  # fmt: skip
+def test_bad_hyper_parameters(name: str, value: float) -> None:
+    arguments = make_arguments()
+    with pytest.raises(RuntimeError, match=rf"fused_adam_: expected {name}(\[0\])? to be a number"):
+        call(arguments, **{name: value})
+    assert all(float(s) == 0.0 for s in arguments["state_steps"])
+
+
+@pytest.mark.parametrize("name", ["grad_scale", "found_inf", "lr_tensor"])
+@pytest.mark.parametrize("value", [torch.zeros(2), torch.zeros((), dtype=torch.int32)])
+def test_bad_scalars(name: str, value: Tensor) -> None:
+    label = "lr" if name == "lr_tensor" else name
+    message = rf"fused_adam_: expected {label}\S* to hold one element"
+    with pytest.raises(RuntimeError, match=message):
+        call(make_arguments(), **{name: value})

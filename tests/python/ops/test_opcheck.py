@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.library.opcheck on every operator: schema, fake kernels, autograd registration, AOT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}
+SCALE_RULE = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3}
+
+
+def adam_lists(dtype: torch.dtype, device: str, **which: bool) -> tuple[list[Tensor], ...]:
+    params = [torch.randn(5, 3, device=device).to(dtype), torch.randn(7, device=device).to(dtype)]
+    state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    states = [[torch.rand_like(p, dtype=state_dtype) for p in params] for _ in range(3)]
+    return (
+        params,
+        [torch.randn_like(p) for p in params],
+        states[0],
+        states[1],
+        states[2] if which.get("amsgrad") else [],
+        [torch.ones((), device=device) for _ in params],
+        [p.float() for p in params] if which.get("masters") else [],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_fused_adam(dtype: torch.dtype, amsgrad: bool, device: str) -> None:
+    lists = adam_lists(dtype, device, amsgrad=amsgrad, masters=dtype == torch.bfloat16)
+    opcheck(torch.ops.torchfuse.fused_adam_.default, lists, {**HYPER, "amsgrad": amsgrad})
+
+
+def test_fused_adam_with_tensor_options(device: str) -> None:
+    options: dict[str, Any] = {
+        "lr_tensor": torch.tensor(1e-2, device=device),
+        "grad_scale": torch.tensor(4.0, device=device),
+        "found_inf": torch.zeros((), device=device),
+    }
+    lists = adam_lists(torch.float32, device)
+    opcheck(torch.ops.torchfuse.fused_adam_.default, lists, {**HYPER, **options})
+
+
+@pytest.mark.parametrize("value", [1.0, float("inf")])
+def test_multi_tensor_unscale(value: float, device: str) -> None:
+    tensors = [torch.full((5, 3), value, device=device), torch.ones(7, device=device).double()]
+    scalars = torch.zeros((), device=device), torch.full((), 0.5, device=device)
+    opcheck(torch.ops.torchfuse.multi_tensor_unscale_.default, (tensors, *scalars))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_multi_tensor_l2_norm(dtype: torch.dtype, device: str) -> None:
+    tensors = [torch.randn(5, 3, device=device).to(dtype), torch.randn(7, device=device)]
+    opcheck(torch.ops.torchfuse.multi_tensor_l2_norm.default, (tensors,))
+
+
+@pytest.mark.parametrize("hysteresis", [1, 2])
+def test_amp_update_scale(hysteresis: int, device: str) -> None:
+    integers = [torch.full((), hysteresis, dtype=torch.int32, device=device) for _ in range(2)]
+    extra: dict[str, Any] = {}
+    if hysteresis > 1:
+        extra = {"hysteresis": hysteresis, "hysteresis_tracker": integers[1]}
+    scale, found_inf = torch.full((), 8.0, device=device), torch.ones((), device=device)
+    arguments = (scale, integers[0], found_inf)
+    opcheck(torch.ops.torchfuse.amp_update_scale_.default, arguments, {**SCALE_RULE, **extra})

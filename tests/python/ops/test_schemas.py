@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""All operators come from one schema file, have the kernels they need, and match their wrappers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torchfuse
+
+EXPECTED = {
+    "fused_adam_": (
+        "(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+        "Tensor(d!)[] max_exp_avg_sqs, Tensor(e!)[] state_steps, Tensor(f!)[] master_params, *, "
+        "float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad=False, "
+        "bool maximize=False, bool adam_w_mode=True, bool bias_correction=True, "
+        "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"
+    ),
+    "multi_tensor_unscale_": (
+        "(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()"
+    ),
+    "multi_tensor_l2_norm": "(Tensor[] tensors) -> (Tensor norm, Tensor found_inf)",
+    "amp_update_scale_": (
+        "(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor found_inf, *, float growth_factor, "
+        "float backoff_factor, int growth_interval, Tensor(c!)? hysteresis_tracker=None, "
+        "int hysteresis=1) -> ()"
+    ),
+}
+
+
+def registered() -> dict[str, torch.FunctionSchema]:
+    return {
+        schema.name.removeprefix("torchfuse::"): schema
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("torchfuse::")
+    }
+
+
+def test_the_registered_operators_are_the_expected_ones() -> None:
+    assert set(registered()) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_schema(name: str) -> None:
+    parsed = torch._C.parse_schema(f"torchfuse::{name}{EXPECTED[name]}")
+    assert str(registered()[name]) == str(parsed)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_registered_from_the_schema_file(name: str) -> None:
+    dump = torch._C._dispatch_dump(f"torchfuse::{name}")
+    assert re.search(r"debug: registered at \S*ops/library\.cpp:\d+", dump), dump
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("key", ["CPU", "CUDA", "Meta"])
+def test_every_operator_has_a_kernel(name: str, key: str) -> None:
+    """CUDA also in a CPU-only build, where the kernel says how to rebuild."""
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchfuse::{name}", key)
+
+
+def test_the_schema_file_holds_the_only_registration_block() -> None:
+    ops = Path(__file__).parents[3] / "csrc"
+    if not ops.is_dir():
+        pytest.skip("needs the source tree")
+    blocks = [
+        path.relative_to(ops)
+        for path in ops.rglob("*.cpp")
+        if re.search(r"^TORCH_LIBRARY(_FRAGMENT)?\(", path.read_text(), re.MULTILINE)
+    ]
+    assert blocks == [Path("ops/library.cpp")]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_wrapper_has_the_schemas_arguments(name: str) -> None:
+    wrapper = getattr(torchfuse.ops, name)
+    assert wrapper.__doc__, "undocumented"
+    parameters = inspect.signature(wrapper).parameters.values()
+    arguments = registered()[name].arguments
+    assert [p.name for p in parameters] == [a.name for a in arguments]
+    for parameter, argument in zip(parameters, arguments, strict=True):
+        assert (parameter.kind is parameter.KEYWORD_ONLY) == argument.kwarg_only, argument.name
+        default = None if parameter.default is parameter.empty else parameter.default
+        assert default == argument.default_value, argument.name
+        assert f"{argument.name}:" in wrapper.__doc__, f"{argument.name} is undocumented"
+
+
+def test_the_module_exports_every_operator() -> None:
+    assert sorted(torchfuse.ops.__all__) == sorted(EXPECTED)
+
+
+@pytest.mark.skipif(
+    torchfuse._C.build_info()["cuda"] != "", reason="about builds without CUDA"
+)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA tensor needs a CUDA device")
+def test_cuda_tensors_in_a_cpu_build_say_how_to_rebuild() -> None:
+    with pytest.raises(RuntimeError, match="built without CUDA.*TORCHFUSE_WITH_CUDA=ON"):
+        torch.ops.torchfuse.multi_tensor_l2_norm([torch.ones(2, device="cuda")])

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""FusedAdam against torch.optim.Adam and AdamW over 100 steps, and against fp64."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from support.adam import Config, all_configs, clone_params, make_params, set_grads, train
+from support.compare import assert_all_within_tolerance, norm_error
+from torchfuse.optimizers import FusedAdam
+
+STEPS = range(100)
+
+
+@pytest.mark.parametrize("config", all_configs(), ids=str)
+def test_parity_with_torch_and_fp64(config: Config, device: str) -> None:
+    start = make_params(device=device)
+    params, reference = clone_params(start), clone_params(start)
+    exact = clone_params(start, torch.float64)
+    train(config.ours(params), params, STEPS)
+    train(config.torch(reference), reference, STEPS)
+    train(config.torch(exact), exact, STEPS)
+    assert_all_within_tolerance(params, reference)
+    for index, (p, r, e) in enumerate(zip(params, reference, exact, strict=True)):
+        ours, torchs = norm_error(p, e), norm_error(r, e)
+        assert ours <= 1.1 * torchs + 1e-8, (
+            f"param[{index}]: error {ours:.3g} against fp64, torch's own is {torchs:.3g}"
+        )
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_states_match_torch(amsgrad: bool, device: str) -> None:
+    config = Config(amsgrad=amsgrad, weight_decay=0.1)
+    params, reference = make_params(device=device), make_params(device=device)
+    ours, torchs = config.ours(params), config.torch(reference)
+    train(ours, params, range(20))
+    train(torchs, reference, range(20))
+    for index, (p, r) in enumerate(zip(params, reference, strict=True)):
+        assert set(ours.state[p]) == set(torchs.state[r])
+        assert float(ours.state[p]["step"]) == 20.0
+        for name in set(torchs.state[r]) - {"step"}:
+            error = norm_error(ours.state[p][name], torchs.state[r][name])
+            assert error < 2e-6, f"{name}[{index}]: error {error:.3g}"
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-3, 0.0])
+def test_eps(eps: float) -> None:
+    config = Config(eps=eps)
+    params, reference = make_params([(65,)]), make_params([(65,)])
+    # Without eps a zero gradient at the start is 0 / 0, in torch as well.
+    grads = [torch.rand(65) + 0.5]
+    for optimizer, own in ((config.ours(params), params), (config.torch(reference), reference)):
+        for _ in range(10):
+            set_grads(own, grads)
+            optimizer.step()
+    assert_all_within_tolerance(params, reference)
+
+
+def test_fp64_parameters_are_computed_in_fp64(device: str) -> None:
+    config = Config(weight_decay=0.05, amsgrad=True)
+    params = make_params(dtype=torch.float64, device=device)
+    reference = clone_params(params)
+    ours = config.ours(params)
+    train(ours, params, range(30))
+    train(config.torch(reference), reference, range(30))
+    assert ours.state[params[0]]["exp_avg"].dtype == torch.float64
+    for p, r in zip(params, reference, strict=True):
+        assert norm_error(p, r) < 1e-14
+
+
+def test_without_bias_correction() -> None:
+    config = Config(lr=1e-2)
+    param = torch.nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.float64))
+    optimizer = config.ours([param], bias_correction=False)
+    expected = param.detach().clone()
+    m, v = torch.zeros_like(expected), torch.zeros_like(expected)
+    for step in range(1, 6):
+        grad = torch.sin(torch.arange(9, dtype=torch.float64) + step)
+        param.grad = grad.clone()
+        optimizer.step()
+        m = 0.9 * m + 0.1 * grad
+        v = 0.999 * v + 0.001 * grad * grad
+        expected -= 1e-2 * m / (v.sqrt() + 1e-8)
+    torch.testing.assert_close(param.detach(), expected, rtol=1e-13, atol=1e-15)
+    assert float(optimizer.state[param]["step"]) == 5.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tensor_lr_equals_float_lr(dtype: torch.dtype, device: str) -> None:
+    params = make_params(device=device)
+    copies = clone_params(params)
+    lr = torch.tensor(2.0**-10, dtype=dtype, device=device)
+    with_tensor, with_float = FusedAdam(params, lr=lr), FusedAdam(copies, lr=2.0**-10)
+    train(with_tensor, params, range(3))
+    train(with_float, copies, range(3))
+    lr.fill_(2.0**-7)
+    with_float.param_groups[0]["lr"] = 2.0**-7
+    train(with_tensor, params, range(3, 6))
+    train(with_float, copies, range(3, 6))
+    for p, c in zip(params, copies, strict=True):
+        assert torch.equal(p, c)
+
+
+def test_groups_have_their_own_hyper_parameters() -> None:
+    def build(kind: Any, params: list[torch.nn.Parameter], **extra: Any) -> Any:
+        groups = [
+            {"params": params[:2], "lr": 1e-2, "weight_decay": 0.1},
+            {"params": params[2:3], "betas": (0.5, 0.9), "amsgrad": True},
+            {"params": params[3:], "maximize": True, "eps": 1e-4},
+        ]
+        return kind(groups, lr=1e-3, weight_decay=0.0, **extra)
+
+    params, reference = make_params(), make_params()
+    train(build(FusedAdam, params), params, range(25))
+    train(build(torch.optim.AdamW, reference, foreach=False), reference, range(25))
+    assert_all_within_tolerance(params, reference)
+
+
+def test_learning_rate_scheduler() -> None:
+    params, reference = make_params(), make_params()
+    for own, optimizer in ((params, Config().ours(params)), (reference, Config().torch(reference))):
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=1e-2, total_steps=20, cycle_momentum=True
+        )
+        for seed in range(20):
+            train(optimizer, own, [seed])
+            if seed < 19:
+                scheduler.step()
+    assert_all_within_tolerance(params, reference)
+
+
+def test_closure_runs_with_grad_and_its_value_is_returned() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedAdam([param])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (param**2).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = optimizer.step(closure)
+    assert float(loss) == 4.0
+    assert (param < 1).all()
+
+
+def test_signature_starts_with_apex_positional_order() -> None:
+    parameters = inspect.signature(FusedAdam.__init__).parameters
+    positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == [
+        "self", "params", "lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay",
+        "amsgrad", "set_grad_none", "capturable", "master_weights",
+    ]  # fmt: skip
+    defaults = [parameters[name].default for name in positional[2:]]
+    assert defaults == [1e-3, True, (0.9, 0.999), 1e-8, True, 0.0, False, True, False, False]
+
+
+def test_apex_attributes_reflect_the_groups() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedAdam([param], 1e-3, True, (0.9, 0.99), 1e-7, False, 0.1)
+    assert not optimizer.adam_w_mode
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.99)
+    param.grad = torch.ones(4)
+    optimizer.zero_grad()
+    assert param.grad is None
+
+
+@pytest.mark.parametrize("set_grad_none", [False, True])
+def test_zero_grad(set_grad_none: bool) -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedAdam([param], set_grad_none=set_grad_none)
+    param.grad = torch.ones(4)
+    optimizer.zero_grad()
+    if set_grad_none:
+        assert param.grad is None
+    else:
+        assert param.grad is not None and (param.grad == 0).all()
+    param.grad = torch.ones(4)
+    optimizer.zero_grad(set_to_none=True)
+    assert param.grad is None

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Adam: configurations, torch's optimizers as the reference, and an fp64 oracle in plain torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchfuse.optimizers import FusedAdam
+
+DEFAULT_SHAPES = ((7,), (33, 5), (128,), (3, 4, 5, 2))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyper-parameters, with conversion to our optimizer and to torch's."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    maximize: bool = False
+    adam_w_mode: bool = True
+
+    def ours(self, params: Iterable[Any], **extra: Any) -> FusedAdam:
+        return FusedAdam(
+            params,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            amsgrad=self.amsgrad,
+            maximize=self.maximize,
+            adam_w_mode=self.adam_w_mode,
+            **extra,
+        )
+
+    def torch(self, params: Iterable[Any]) -> torch.optim.Adam:
+        """The for-loop implementation: foreach and fused off."""
+        kind = torch.optim.AdamW if self.adam_w_mode else torch.optim.Adam
+        return kind(
+            params,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            amsgrad=self.amsgrad,
+            maximize=self.maximize,
+            foreach=False,
+            fused=False,
+        )
+
+    def __str__(self) -> str:
+        flags = [name for name in ("amsgrad", "maximize") if getattr(self, name)]
+        mode = "adamw" if self.adam_w_mode else "adam"
+        values = [f"lr{self.lr}", f"b{self.betas[0]}", f"wd{self.weight_decay}"]
+        return "-".join([mode, *values, *flags])
+
+
+def all_configs() -> list[Config]:
+    """Every combination of two values of each hyper-parameter."""
+    return [
+        Config(lr, betas, 1e-8, decay, amsgrad, maximize, adam_w_mode)
+        for lr, betas, decay, amsgrad, maximize, adam_w_mode in itertools.product(
+            (1e-3, 3e-4),
+            ((0.9, 0.999), (0.8, 0.95)),
+            (0.0, 0.1),
+            (False, True),
+            (False, True),
+            (False, True),
+        )
+    ]
+
+
+def make_params(
+    shapes: Sequence[Sequence[int]] = DEFAULT_SHAPES,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 1,
+) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    values = [torch.randn(tuple(shape), generator=generator) for shape in shapes]
+    return [torch.nn.Parameter(value.to(device=device, dtype=dtype)) for value in values]
+
+
+def clone_params(
+    params: Iterable[Tensor], dtype: torch.dtype | None = None
+) -> list[torch.nn.Parameter]:
+    """Copies with memory of their own, in the same layout."""
+    return [
+        torch.nn.Parameter(p.detach().clone().to(dtype=dtype or p.dtype)) for p in params
+    ]
+
+
+def random_grads(params: Iterable[Tensor], seed: int, scale: float = 1.0) -> list[Tensor]:
+    """Gradients of the parameters' dtype; later tensors have smaller ones, some elements are 0."""
+    generator = torch.Generator().manual_seed(seed)
+    grads = []
+    for index, p in enumerate(params):
+        grad = torch.randn(p.shape, generator=generator) * (scale / (1 + index % 7) ** 2)
+        if grad.numel() > 4:
+            grad.view(-1)[3] = 0.0
+        grads.append(grad.to(device=p.device, dtype=p.dtype))
+    return grads
+
+
+def set_grads(params: Iterable[Tensor], grads: Iterable[Tensor | None]) -> None:
+    """Gives every parameter its own copy, converted to its dtype."""
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = None if grad is None else grad.detach().clone().to(p.dtype)
+
+
+def train(
+    optimizer: torch.optim.Optimizer, params: Sequence[Tensor], steps: Iterable[int]
+) -> None:
+    """One step for every number in `steps`, which seeds its gradients (drawn in fp32)."""
+    for seed in steps:
+        set_grads(params, random_grads([p.detach().float() for p in params], seed))
+        optimizer.step()
+
+
+def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Copies of every parameter, gradient and state tensor, by name."""
+    copies: dict[str, Tensor] = {}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, p in enumerate(params):
+        copies[f"param[{index}]"] = p.detach().clone()
+        if p.grad is not None:
+            copies[f"grad[{index}]"] = p.grad.clone()
+        for name, value in optimizer.state.get(p, {}).items():
+            if isinstance(value, Tensor):
+                copies[f"{name}[{index}]"] = value.clone()
+    return copies
+
+
+def exact_adam_step(
+    config: Config, param: Tensor, grad: Tensor, state: dict[str, Tensor], step: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One step from the given values in fp64, by the definition; the inputs stay as they are."""
+    p, g = param.detach().double(), grad.detach().double()
+    beta1, beta2 = config.betas
+    g = -g if config.maximize else g
+    if not config.adam_w_mode:
+        g = g + config.weight_decay * p
+    m = beta1 * state["exp_avg"].double() + (1 - beta1) * g
+    v = beta2 * state["exp_avg_sq"].double() + (1 - beta2) * g * g
+    new_state = {"exp_avg": m, "exp_avg_sq": v}
+    second = v
+    if config.amsgrad:
+        second = torch.maximum(state["max_exp_avg_sq"].double(), v)
+        new_state["max_exp_avg_sq"] = second
+    if config.adam_w_mode:
+        p = p - config.lr * config.weight_decay * p
+    m_hat = m / (1 - beta1**step)
+    v_hat = second / (1 - beta2**step)
+    return p - config.lr * m_hat / (v_hat.sqrt() + config.eps), new_state

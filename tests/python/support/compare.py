@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Comparisons of tensors: bit for bit, within the project's tolerances, and by rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+NORM_TOLERANCE = 2e-6
+ELEMENT_TOLERANCE = 5e-6
+ELEMENT_FLOOR = 1e-2
+
+_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The encodings of the elements, in logical order, so that NaN and -0.0 compare as stored."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(_INTEGER_OF_SIZE[flat.element_size()])
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor, what: str = "tensor") -> None:
+    """Fails with the first element that differs in any bit."""
+    assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype} is not {expected.dtype}"
+    assert actual.shape == expected.shape, f"{what}: {actual.shape} is not {expected.shape}"
+    different = (bits(actual) != bits(expected)).nonzero().reshape(-1)
+    if len(different):
+        first = int(different[0])
+        a = actual.detach().reshape(-1)[first].item()
+        e = expected.detach().reshape(-1)[first].item()
+        raise AssertionError(
+            f"{what}: {len(different)} of {actual.numel()} elements differ, first at {first}: "
+            f"{a!r} is not {e!r}"
+        )
+
+
+def assert_all_same_bits(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """assert_same_bits for every entry; the keys must be the same."""
+    assert list(actual) == list(expected)
+    for name, tensor in actual.items():
+        assert_same_bits(tensor, expected[name], name)
+
+
+def norm_error(actual: Tensor, reference: Tensor) -> float:
+    """||actual - reference|| / ||reference|| in fp64; 0 where both are zero."""
+    a, r = actual.detach().double(), reference.detach().double()
+    difference, size = float((a - r).norm()), float(r.norm())
+    return difference / size if size > 0 else difference
+
+
+def assert_within_tolerance(actual: Tensor, reference: Tensor, what: str = "tensor") -> None:
+    """The tolerance for 100 fp32 steps: 2e-6 in norm, 5e-6 max(|reference|, 1e-2) elementwise."""
+    error = norm_error(actual, reference)
+    assert error <= NORM_TOLERANCE, f"{what}: error {error:.3g} in norm exceeds {NORM_TOLERANCE}"
+    a, r = actual.detach().double(), reference.detach().double()
+    if a.numel() == 0:
+        return
+    relative = (a - r).abs() / r.abs().clamp_min(ELEMENT_FLOOR)
+    worst = float(relative.max())
+    assert worst <= ELEMENT_TOLERANCE, (
+        f"{what}: elementwise error {worst:.3g} exceeds {ELEMENT_TOLERANCE} "
+        f"at {int(relative.reshape(-1).argmax())}"
+    )
+
+
+def assert_all_within_tolerance(
+    actual: Sequence[Tensor], reference: Sequence[Tensor], what: str = "param"
+) -> None:
+    assert len(actual) == len(reference)
+    for index, (a, r) in enumerate(zip(actual, reference, strict=True)):
+        assert_within_tolerance(a, r, f"{what}[{index}]")
+
+
+def assert_rounded(actual: Tensor, exact: Tensor, what: str, slack: float = 1e-6) -> None:
+    """`actual` is `exact` (fp64) rounded once to its dtype, give or take `slack` of computation.
+
+    That is, it lies within half a unit in the last place of the exact value, plus the error that
+    fp32 arithmetic before the rounding may bring in (`slack`, relative).
+    """
+    values = actual.detach().double()
+    info = torch.finfo(actual.dtype)
+    exponent = torch.frexp(exact)[1].double() - 1
+    smallest = torch.frexp(torch.tensor(info.smallest_normal, dtype=torch.float64))[1].double() - 1
+    ulp = info.eps * torch.exp2(torch.maximum(exponent, smallest.to(exact.device)))
+    allowed = 0.5 * ulp + slack * exact.abs() + slack * 1e-3
+    error = (values - exact).abs()
+    bad = (error > allowed).nonzero()
+    assert len(bad) == 0, (
+        f"{what}: {len(bad)} elements are not the rounded exact value, first at "
+        f"{bad[0].tolist()}: {values[tuple(bad[0])].item()!r} for {exact[tuple(bad[0])].item()!r}"
+    )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What `import torchfuse` and `python -m torchfuse` give."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torchfuse
+
+
+def run_module(*arguments: str) -> str:
+    """Output of `python -m torchfuse`, run away from the source tree."""
+    result = subprocess.run(
+        [sys.executable, "-m", "torchfuse", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(torchfuse.__file__).parents[1])},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_version_is_that_of_the_version_file() -> None:
+    version_file = Path(__file__).parents[2] / "VERSION"
+    if not version_file.is_file():
+        pytest.skip("needs the source tree")
+    assert torchfuse.__version__ == version_file.read_text().strip()
+
+
+def test_public_names() -> None:
+    assert issubclass(torchfuse.optimizers.FusedAdam, torch.optim.Optimizer)
+    assert issubclass(torchfuse.amp.GradScaler, torch.amp.GradScaler)
+    assert callable(torchfuse.ops.fused_adam_)
+    for name in torchfuse.__all__:
+        assert hasattr(torchfuse, name), name
+
+
+def test_build_info() -> None:
+    info = torchfuse._C.build_info()
+    assert info["torchfuse"] == torchfuse.__version__
+    assert info["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert info["compiler"]
+    assert all(isinstance(value, str) for value in info.values())
+
+
+def test_cpu_isa_is_one_of_the_known_levels() -> None:
+    assert torchfuse._C.cpu_isa() in ("baseline", "avx2", "avx512")
+    torchfuse._C.set_cpu_isa("baseline")
+    assert torchfuse._C.cpu_isa() == "baseline"
+    with pytest.raises(RuntimeError, match="avx1024"):
+        torchfuse._C.set_cpu_isa("avx1024")
+    assert torchfuse._C.cpu_isa() == "baseline"
+
+
+def test_unknown_algorithm_names_the_known_ones() -> None:
+    with pytest.raises(RuntimeError, match="expected algorithm to be one of: adam, got adamski"):
+        torchfuse._C.FusedStep("adamski")
+
+
+def test_import_needs_no_order_and_prints_nothing() -> None:
+    code = "import torchfuse, torch; print(torch.ops.torchfuse.multi_tensor_l2_norm is not None)"
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(torchfuse.__file__).parents[1])},
+    )
+    assert result.returncode == 0, result.stderr
+    assert (result.stdout.strip(), result.stderr.strip()) == ("True", "")
+
+
+def test_version_option() -> None:
+    assert torchfuse.__version__ in run_module("--version")
+
+
+def test_env_option_reports_build_and_machine() -> None:
+    report = run_module("--env")
+    for expected in (torchfuse.__version__, torch.__version__, torchfuse._C.cpu_isa()):
+        assert expected in report
+    assert "CUDA" in report or "cuda" in report
+    assert torchfuse._C.build_info()["compiler"] in report
+
+
+def test_cmake_dir_option_names_the_package_directory() -> None:
+    directory = Path(run_module("--cmake-dir"))
+    assert directory.is_absolute()
+    if not directory.is_dir():
+        pytest.skip("the CMake package is there after an installation")
+    assert list(directory.rglob("torchfuseConfig.cmake")) or list(
+        directory.rglob("torchfuse-config.cmake")
+    )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the build reads from its surroundings, and what the installed package says about itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchfuse
+from torchfuse import __main__ as command_line
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_cmake_script(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Runs lines of CMake after loading our modules; messages arrive on stderr."""
+    path = tmp_path / "script.cmake"
+    path.write_text(
+        f'include("{ROOT}/cmake/TorchfuseCuda.cmake")\n'
+        f'include("{ROOT}/cmake/TorchfuseLocateTorch.cmake")\n{script}',
+        encoding="utf-8",
+    )
+    scripts = sysconfig.get_path("scripts")
+    cmake = shutil.which("cmake", path=scripts) or shutil.which("cmake")
+    assert cmake is not None, "the tests need cmake: pip install cmake"
+    return subprocess.run([cmake, "-P", str(path)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("torch_notation", "cmake_notation"),
+    [
+        ("8.0;9.0+PTX", "80-real;90"),
+        ("8.0 9.0", "80-real;90-real"),
+        ("8.0, 8.0;12.0+PTX", "80-real;120"),
+        ("9.0a", "90a-real"),
+    ],
+)
+def test_architectures_are_translated(
+    torch_notation: str, cmake_notation: str, tmp_path: Path
+) -> None:
+    script = f'torchfuse_translate_arch_list(out "{torch_notation}")\nmessage("${{out}}")\n'
+    result = run_cmake_script(script, tmp_path)
+    assert result.stderr.strip() == cmake_notation
+
+
+def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    result = run_cmake_script('torchfuse_translate_arch_list(out "Hopper")\n', tmp_path)
+    assert result.returncode != 0
+    assert "TORCH_CUDA_ARCH_LIST" in result.stderr
+    assert "'Hopper'" in result.stderr
+
+
+def test_torch_is_located_by_its_own_files(tmp_path: Path) -> None:
+    script = (
+        f'set(Python_EXECUTABLE "{sys.executable}")\n'
+        "torchfuse_locate_torch(REQUIRED)\n"
+        'message("${TORCHFUSE_TORCH_ROOT}|${TORCHFUSE_TORCH_VERSION}|'
+        '${TORCHFUSE_TORCH_CUDA_VERSION}")\n'
+    )
+    root, version, cuda = run_cmake_script(script, tmp_path).stderr.strip().split("|")
+    assert Path(root) == Path(torch.__file__).resolve().parent
+    assert version == torch.__version__
+    assert cuda == (torch.version.cuda or "")
+
+
+def test_unpacked_libtorch_is_located_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libtorch_cpu.so").touch()
+    (tmp_path / "include/torch").mkdir(parents=True)
+    (tmp_path / "include/torch/library.h").touch()
+    (tmp_path / "build-version").write_text("2.12.1+cu130\n", encoding="utf-8")
+    script = (
+        f'set(TORCHFUSE_TORCH_DIR "{tmp_path}")\n'
+        "torchfuse_locate_torch(REQUIRED)\n"
+        'message("${TORCHFUSE_TORCH_MINOR}|${TORCHFUSE_TORCH_CUDA_VERSION}")\n'
+    )
+    assert run_cmake_script(script, tmp_path).stderr.strip() == "2.12|13.0"
+
+
+def test_missing_torch_is_one_sentence_with_the_remedy(tmp_path: Path) -> None:
+    script = f'set(TORCHFUSE_TORCH_DIR "{tmp_path}")\ntorchfuse_locate_torch(REQUIRED)\n'
+    result = run_cmake_script(script, tmp_path)
+    assert result.returncode != 0
+    assert "no torch was found" in result.stderr
+    assert "--no-build-isolation" in " ".join(result.stderr.split())
+
+
+def test_version_is_the_one_of_the_version_file(capsys: pytest.CaptureFixture[str]) -> None:
+    version = (ROOT / "VERSION").read_text(encoding="utf-8").strip()
+    assert torchfuse.__version__ == version
+    assert command_line.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version
+
+
+def test_cmake_dir_holds_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--cmake-dir"]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert (folder / "torchfuseConfig.cmake").is_file()
+    assert (folder / "torchfuseTargets.cmake").is_file()
+
+
+def test_env_names_what_was_built_and_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    described = {line.split("  ")[0].strip(): line.split("  ")[-1].strip() for line in lines}
+    assert described["torch"] == torch.__version__
+    for key in ("torchfuse", "torch", "cuda", "compiler", "cpu_levels"):
+        assert f"built: {key}" in described
+    assert described["cpu level in use"] in {"baseline", "avx2", "avx512"}
+
+
+def test_recorded_build_agrees_with_the_native_module() -> None:
+    recorded = json.loads((Path(torchfuse.__file__).parent / "build_info.json").read_text())
+    for key, value in torchfuse._C.build_info().items():
+        assert recorded[key] == value

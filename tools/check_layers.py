@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checks that arrows between the layers point down only, and that SIMD objects keep to themselves.
+
+Rules of includes (csrc/README.md): kernels know neither torch nor ops; ops know kernel headers but
+no driver; the C++ classes and the bindings know public headers only. With --build-dir it also reads
+the symbols of the objects that are compiled once per instruction level: a weak symbol that they
+share with other objects could be linked in its AVX-512 form for every machine (Note [One object per
+instruction level] in csrc/kernels/cpu/isa.h).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".in"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+TORCH = r"(torch|ATen|c10|caffe2)/"
+PYTHON = r"(pybind11/|Python\.h$|torch/csrc/utils/pybind\.h$|torch/extension\.h$)"
+CUDA = r"(cuda[_./]|cuda_runtime|cub/|cooperative_groups|curand)"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the files under one folder must not include; the first folder that matches decides."""
+
+    folder: str
+    forbidden: str
+    reason: str
+
+
+RULES = (
+    Rule(
+        "csrc/kernels/functors",
+        f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|ops/|api/|bindings/|torchfuse/",
+        "functors are plain math, shared by g++ and nvcc",
+    ),
+    Rule(
+        "csrc/kernels/common",
+        f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|ops/|api/|bindings/|torchfuse/",
+        "kernels/common is below everything",
+    ),
+    Rule(
+        "csrc/kernels/cpu",
+        f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|ops/|api/|bindings/|torchfuse/",
+        "CPU kernels know neither torch nor CUDA",
+    ),
+    Rule(
+        "csrc/kernels",
+        f"{TORCH}|{PYTHON}|ops/|api/|bindings/|torchfuse/",
+        "kernels do not know torch",
+    ),
+    Rule(
+        "csrc/ops",
+        rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/(?!supported_dtypes\.h$)"
+        r"|kernels/cpu/(?!isa\.h$)"
+        r"|api/|bindings/|torchfuse/(optim|amp|nn|parallel)/",
+        "ops call kernels through kernels/*.h and know no driver",
+    ),
+    Rule(
+        "csrc/api",
+        f"{PYTHON}|kernels/|ops/|bindings/",
+        "the C++ classes use public headers only and hold no numerics",
+    ),
+    Rule(
+        "csrc/include",
+        f"{PYTHON}|kernels/|ops/|api/|bindings/",
+        "public headers are installed, private ones are not",
+    ),
+    Rule(
+        "csrc/bindings",
+        "kernels/|ops/|api/",
+        "bindings use public headers only",
+    ),
+)
+
+
+def check_text(path: str, text: str) -> list[str]:
+    """Violations in one file, each as a sentence; `path` is relative to the repository."""
+    rule = next((rule for rule in RULES if path.startswith(rule.folder + "/")), None)
+    if rule is None:
+        return []
+    forbidden = re.compile(rule.forbidden)
+    return [
+        f"{path}: expected no include of <{name}>: {rule.reason}."
+        for name in INCLUDE.findall(text)
+        if forbidden.match(name)
+    ]
+
+
+def check_includes(root: Path) -> list[str]:
+    """Violations of the include rules in a source tree."""
+    violations = []
+    for file in sorted((root / "csrc").rglob("*")):
+        if file.is_file() and file.suffix in SUFFIXES:
+            path = file.relative_to(root).as_posix()
+            violations += check_text(path, file.read_text(encoding="utf-8"))
+    return violations
+
+
+def check_symbols(name: str, level: str, nm_output: str) -> list[str]:
+    """Violations in one object's `nm --demangle` listing.
+
+    Weak (W, V) and unique (u) definitions may be replaced by another object's. Only those inside
+    the namespace of the level, or about a type of that namespace, belong to this object alone.
+    """
+    violations = []
+    for line in nm_output.splitlines():
+        match = re.match(r"^[0-9a-f]+ ([WVu]) (.+)$", line)
+        if match and f"::{level}::" not in match.group(2):
+            violations.append(
+                f"{name}: expected weak symbols in namespace {level} only, got {match.group(2)}. "
+                "Force it inline, or move it into the namespace."
+            )
+    return violations
+
+
+def check_objects(build_dir: Path) -> list[str]:
+    """Violations in the objects of all instruction levels of a build."""
+    violations = []
+    for level in ("baseline", "avx2", "avx512"):
+        folder = build_dir / f"csrc/kernels/CMakeFiles/torchfuse_kernels_{level}.dir"
+        objects = sorted(folder.rglob("*.o"))
+        if not objects:
+            violations.append(f"{folder}: expected objects, got none. Build torchfuse first.")
+        for path in objects:
+            listing = subprocess.run(
+                ["nm", "--demangle", "--defined-only", str(path)],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            violations += check_symbols(f"{level}/{path.name}", level, listing.stdout)
+    return violations
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints every violation; returns 1 if there is one."""
+    parser = argparse.ArgumentParser(description="Checks the layers of csrc.")
+    parser.add_argument("--root", type=Path, default=ROOT, help="source tree")
+    parser.add_argument("--build-dir", type=Path, help="also check the objects of this build")
+    options = parser.parse_args(arguments)
+    violations = check_includes(options.root)
+    if options.build_dir is not None:
+        violations += check_objects(options.build_dir)
+    for violation in violations:
+        print(violation, file=sys.stderr)
+    print(f"check_layers: {len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
