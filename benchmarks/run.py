@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import gc
 import importlib
 import json
 import os
@@ -127,9 +128,14 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     model_bytes = case.bytes_per_element * parameters.numel
     prepared = case.prepare(device, arguments.seed)
     reference, reference_bytes = reference_stream(model_bytes, device)
-    samples = interleave(
-        {**prepared.functions, REFERENCE: reference}, rounds=arguments.rounds, device=device
-    )
+    gc.collect()
+    gc.disable()  # as timeit does: a collection hits whoever runs when it is due
+    try:
+        samples = interleave(
+            {**prepared.functions, REFERENCE: reference}, rounds=arguments.rounds, device=device
+        )
+    finally:
+        gc.enable()
 
     summary = summarize(samples, case.subject)
     times = {name: entry["seconds"] for name, entry in summary.items()}

@@ -192,15 +192,12 @@ void StepEngine::finish(const FusedStepOptions& options) {
   }
   converted_.clear();
   const auto bump = [](const at::Tensor& tensor) {
-    if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   };
   for (const std::size_t i : active_) {
-    const FusedSlot& slot = slots_[i];
-    bump(slot.param);
-    for (const at::Tensor& state : slot.states) bump(state);
-    bump(slot.master);
-    bump(slot.step);
-    if (options.write_back_grads) bump(slot.param.mutable_grad());
+    // Autograd may have saved parameters, and gradients too; nothing saves optimizer state.
+    bump(slots_[i].param);
+    if (options.write_back_grads) bump(slots_[i].param.mutable_grad());
   }
   active_.clear();
 }

@@ -37,12 +37,28 @@ class StepEngine {
   at::Tensor skipped() const;
 
  private:
+  /// One tensor of a slot as the last check saw it.
+  struct Stream {
+    c10::TensorImpl* impl = nullptr;
+    const void* address = nullptr;
+  };
+
   /// A slot as the last check saw it. While the addresses stay, only the gradient needs checking.
   struct Planned {
     kernels::TensorRow row;
     BucketKey key;
+    caffe2::TypeMeta param_type;
+    caffe2::TypeMeta state_type;
     bool contiguous = false;  ///< of the parameter, and so of all its streams
+    std::int32_t num_streams = 0;
+    Stream streams[3 + kernels::kMaxStates];  ///< parameter, states, master, step
+
+    void add(const at::Tensor& tensor);
+    bool unchanged() const;
   };
+
+  /// What the survey found of a slot's gradient.
+  enum class Found : std::uint8_t { kNoGrad, kAsPlanned, kNeedsCheck };
 
   /// Everything of a step that lives on one device.
   struct DeviceWork {
@@ -62,9 +78,12 @@ class StepEngine {
   };
 
   Planned check_slot(std::size_t index, const FusedSlot& slot) const;
-  bool unchanged(const FusedSlot& slot, const Planned& planned) const;
   at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
   void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
+  const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;
+  void fetch_ahead(std::size_t index) const;
+  void survey(const at::TensorList* grads);
+  void add_row(std::size_t index, const at::Tensor& grad);
   void check_options(const FusedStepOptions& options) const;
   void check_used_states(std::size_t index) const;
   DeviceWork& work_on(const c10::Device& device);
@@ -84,6 +103,7 @@ class StepEngine {
   std::vector<Planned> planned_;
   Buckets buckets_;
   std::vector<DeviceWork> work_;
+  std::vector<Found> found_;
   std::vector<std::size_t> active_;  ///< slots with a gradient in this step
   /// Gradients that had to be copied into another layout or dtype: (original, copy).
   std::vector<std::pair<at::Tensor, at::Tensor>> converted_;

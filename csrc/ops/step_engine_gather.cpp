@@ -16,9 +16,11 @@ namespace torchfuse::ops {
 
 namespace {
 
-void* memory_of(const at::Tensor& tensor) {
-  return tensor.numel() == 0 ? nullptr : tensor.unsafeGetTensorImpl()->mutable_data();
+void* memory_of(c10::TensorImpl* impl) {
+  return impl->numel() == 0 ? nullptr : impl->mutable_data();
 }
+
+void* memory_of(const at::Tensor& tensor) { return memory_of(tensor.unsafeGetTensorImpl()); }
 
 /// `tensor` as one of a parameter's streams: element i of both lies at the same offset.
 void check_stream(const Argument& argument, const at::Tensor& tensor, const at::Tensor& param) {
@@ -45,6 +47,8 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   planned.key.param = dtype_of(param_argument, param);
   planned.key.state = planned.key.param;
   planned.contiguous = param.is_contiguous();
+  planned.param_type = param.dtype();
+  planned.add(param);
   planned.row.param = memory_of(param);
   planned.row.numel = param.numel();
   planned.row.group = static_cast<std::int32_t>(slot.group);
@@ -68,6 +72,8 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
     }
     first = false;
     planned.key.state = dtype;
+    planned.state_type = state.dtype();
+    planned.add(state);
     planned.row.state[k] = memory_of(state);
   }
   if (slot.master.defined()) {
@@ -81,32 +87,36 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
            "Other parameters need no master.");
     }
     planned.key.has_master = true;
+    planned.add(slot.master);
     planned.row.master = memory_of(slot.master);
   }
   const Argument step_argument{op, "state_steps", i};
   check_scalar(step_argument, slot.step, at::kFloat);
   check_same_device(step_argument, slot.step, param.device(), "params");
+  planned.add(slot.step);
   planned.row.step = static_cast<float*>(memory_of(slot.step));
   return planned;
 }
 
-bool StepEngine::unchanged(const FusedSlot& slot, const Planned& planned) const {
-  // Strides can change under one address only through a view of the same memory, which a contiguous
-  // tensor would show; other layouts are checked in full every time.
-  const auto same = [](const at::Tensor& tensor, const void* address, std::int64_t numel) {
-    return memory_of(tensor) == address && tensor.numel() == numel && tensor.is_contiguous();
-  };
-  const std::int64_t numel = planned.row.numel;
-  if (!planned.contiguous || !same(slot.param, planned.row.param, numel)) return false;
-  if (dtype_of({algorithm_->op(), "params"}, slot.param) != planned.key.param) return false;
-  for (std::size_t k = 0; k < slot.states.size(); ++k) {
-    const at::Tensor& state = slot.states[k];
-    if (!state.defined()) continue;
-    if (!same(state, planned.row.state[k], numel)) return false;
-    if (dtype_of({algorithm_->op(), "states"}, state) != planned.key.state) return false;
+void StepEngine::Planned::add(const at::Tensor& tensor) {
+  streams[num_streams++] = {tensor.unsafeGetTensorImpl(), memory_of(tensor)};
+}
+
+/// Strides can change under one address only through another view of the same memory, which a
+/// contiguous tensor would show; other layouts are checked in full every time.
+bool StepEngine::Planned::unchanged() const {
+  if (!contiguous || streams[0].impl->dtype() != param_type) return false;
+  const std::int32_t step = num_streams - 1;
+  for (std::int32_t k = 0; k < step; ++k) {
+    c10::TensorImpl* impl = streams[k].impl;
+    if (impl->numel() != row.numel || !impl->is_contiguous()) return false;
+    if (memory_of(impl) != streams[k].address) return false;
   }
-  if (slot.master.defined() && !same(slot.master, planned.row.master, numel)) return false;
-  return memory_of(slot.step) == planned.row.step;
+  const std::int32_t states = row.master == nullptr ? step : step - 1;
+  for (std::int32_t k = 1; k < states; ++k) {
+    if (streams[k].impl->dtype() != state_type) return false;
+  }
+  return memory_of(streams[step].impl) == streams[step].address;
 }
 
 void StepEngine::plan(std::vector<FusedSlot> slots) {
@@ -164,6 +174,81 @@ StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
   return work_.back();
 }
 
+const at::Tensor& StepEngine::grad_of(std::size_t index, const at::TensorList* grads) const {
+  return grads != nullptr ? (*grads)[index] : slots_[index].param.mutable_grad();
+}
+
+/// Long lists of small tensors are bound by the latency of their tensor objects, which lie scattered:
+/// ask for those of later slots while this one is looked at.
+void StepEngine::fetch_ahead(std::size_t index) const {
+  constexpr std::size_t kObjects = 16;
+  constexpr std::size_t kStorages = 8;
+  constexpr std::size_t kGrads = 4;
+  const auto fetch = [](const void* object, int bytes) {
+    for (int line = 0; line < bytes; line += 64) {
+      __builtin_prefetch(static_cast<const char*>(object) + line);
+    }
+  };
+  if (index + kObjects >= planned_.size()) return;
+  const Planned& objects = planned_[index + kObjects];
+  for (std::int32_t k = 0; k < objects.num_streams; ++k) {
+    fetch(objects.streams[k].impl, sizeof(c10::TensorImpl));
+  }
+  const Planned& storages = planned_[index + kStorages];
+  for (std::int32_t k = 0; k < storages.num_streams; ++k) {
+    fetch(storages.streams[k].impl->unsafe_storage().unsafeGetStorageImpl(), 128);
+  }
+  fetch(slots_[index + kGrads].param.mutable_grad().unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
+}
+
+/// Looks at every slot, on all threads, without changing or throwing anything: does it take part, and
+/// is it as planned? The few that are not are checked in full afterwards, in order.
+void StepEngine::survey(const at::TensorList* grads) {
+  constexpr std::int64_t kSlotsPerThread = 1024;
+  found_.resize(slots_.size());
+  const auto look = [&](std::size_t i) {
+    const at::Tensor& grad = grad_of(i, grads);
+    if (!grad.defined()) return Found::kNoGrad;
+    const Planned& planned = planned_[i];
+    const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
+    const bool as_planned =
+        impl->layout() == at::kStrided && impl->dtype() == planned.param_type &&
+        impl->device() == planned.key.device && impl->is_contiguous() && !grad.is_neg() &&
+        impl->sizes().equals(planned.streams[0].impl->sizes()) && impl->has_storage() &&
+        planned.unchanged();
+    return as_planned ? Found::kAsPlanned : Found::kNeedsCheck;
+  };
+  at::parallel_for(0, static_cast<std::int64_t>(slots_.size()), kSlotsPerThread,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i) {
+                       if (grads == nullptr) fetch_ahead(static_cast<std::size_t>(i));
+                       found_[i] = look(static_cast<std::size_t>(i));
+                     }
+                   });
+}
+
+void StepEngine::add_row(std::size_t index, const at::Tensor& grad) {
+  Planned& planned = planned_[index];
+  const bool as_planned = found_[index] == Found::kAsPlanned;
+  at::Tensor held;
+  if (!as_planned) {
+    if (!planned.unchanged()) planned = check_slot(index, slots_[index]);
+    held = usable_grad(index, planned, grad);
+  }
+  check_used_states(index);
+  const at::Tensor& usable = as_planned ? grad : held;
+  const Argument argument{algorithm_->op(), "grads", static_cast<std::int64_t>(index)};
+  kernels::TensorRow row = planned.row;
+  row.grad = memory_of(usable);
+  if (row.numel != 0 && row.grad == nullptr) check_tensor(argument, grad);
+  work_on(planned.key.device).steps.push_back(row.step);
+  active_.push_back(index);
+  if (row.numel == 0) return;
+  BucketKey key = planned.key;
+  key.grad = as_planned ? key.param : dtype_of(argument, usable);
+  buckets_.of(key).add(row);
+}
+
 void StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
                         const at::TensorList* grads) {
   buckets_.clear();
@@ -174,35 +259,13 @@ void StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     work.buckets.clear();
   }
   set_groups(groups, planned_.front().key.device);
-  DeviceWork* work = nullptr;
+  survey(grads);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const FusedSlot& slot = slots_[i];
-    const at::Tensor& grad = grads != nullptr ? (*grads)[i] : slot.param.mutable_grad();
-    if (!grad.defined()) continue;
-    if (!unchanged(slot, planned_[i])) planned_[i] = check_slot(i, slot);
-    const Planned& planned = planned_[i];
-    TORCH_CHECK(slot.group >= 0 && slot.group < static_cast<std::int64_t>(groups.size()),
+    if (found_[i] == Found::kNoGrad) continue;
+    TORCH_CHECK(slots_[i].group >= 0 && slots_[i].group < static_cast<std::int64_t>(groups.size()),
                 algorithm_->op(), ": expected params[", i, "] to belong to one of ", groups.size(),
-                " parameter groups, got group ", slot.group, ".");
-    check_used_states(i);
-
-    const Argument argument{algorithm_->op(), "grads", static_cast<std::int64_t>(i)};
-    at::Tensor held;
-    const at::TensorImpl* impl = grad.unsafeGetTensorImpl();
-    const bool plain = planned.contiguous && impl->layout() == at::kStrided &&
-                       impl->dtype() == slot.param.unsafeGetTensorImpl()->dtype() &&
-                       impl->device() == planned.key.device && impl->is_contiguous() &&
-                       impl->sizes().equals(slot.param.sizes()) && !grad.is_neg();
-    const at::Tensor& usable = plain ? grad : (held = usable_grad(i, planned, grad));
-    kernels::TensorRow row = planned.row;
-    row.grad = memory_of(usable);
-    if (row.numel != 0 && row.grad == nullptr) check_tensor(argument, grad);
-    BucketKey key = planned.key;
-    key.grad = plain ? key.param : dtype_of(argument, usable);
-    if (work == nullptr || work->device != key.device) work = &work_on(key.device);
-    work->steps.push_back(row.step);
-    active_.push_back(i);
-    if (row.numel != 0) buckets_.of(key).add(row);
+                " parameter groups, got group ", slots_[i].group, ".");
+    add_row(i, grad_of(i, grads));
   }
   for (Bucket& bucket : buckets_.all()) {
     if (!bucket.rows.empty()) work_on(bucket.key.device).buckets.push_back(&bucket);

@@ -30,23 +30,31 @@ struct StreamAccess {
   std::uint32_t uses = 1;  ///< 2 for a stream that is loaded and stored
 };
 
-/// Elements to peel so that vectors of `vec` elements cost the fewest memory instructions. See Note
-/// [Peeling].
-inline std::uint32_t best_head(const StreamAccess* streams, int count, std::uint32_t vec) {
+struct Peeling {
+  std::uint32_t head = 0;
+  bool aligned = true;  ///< behind the head, all streams allow 16-byte accesses
+};
+
+/// How many elements to peel so that vectors of `vec` elements cost the fewest memory instructions. See
+/// Note [Peeling].
+inline Peeling best_peeling(const StreamAccess* streams, int count, std::uint32_t vec) {
   std::uintptr_t low_bits = 0;
   for (int s = 0; s < count; ++s) low_bits |= streams[s].address;
-  if (legal_width(low_bits) == kVectorBytes) return 0;
-  std::uint32_t best = 0;
+  if (legal_width(low_bits) == kVectorBytes) return Peeling{};
+  Peeling best;
   std::uint32_t best_cost = ~0u;
   for (std::uint32_t head = 0; head < vec; ++head) {
     std::uint32_t cost = 0;
+    bool aligned = true;
     for (int s = 0; s < count; ++s) {
       const std::uint32_t size = streams[s].element_size;
-      cost += streams[s].uses * vec * size / legal_width(streams[s].address + head * size);
+      const std::uint32_t width = legal_width(streams[s].address + head * size);
+      cost += streams[s].uses * vec * size / width;
+      aligned = aligned && width == kVectorBytes;
     }
     if (cost < best_cost) {
       best_cost = cost;
-      best = head;
+      best = {head, aligned};
     }
   }
   return best;

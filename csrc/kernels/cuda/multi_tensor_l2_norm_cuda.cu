@@ -82,10 +82,13 @@ __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const Row
     }
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
-      T values[kVec];
-      unpack(raw[k], values);
 #pragma unroll
-      for (int j = 0; j < static_cast<int>(kVec); ++j) sums.add(values[j], j % sums.kChains);
+      for (int pair = 0; pair < static_cast<int>(kVec / 2); ++pair) {
+        T values[2];
+        get_pair(raw[k], pair, values);
+        sums.add(values[0], 2 * pair % sums.kChains);
+        sums.add(values[1], (2 * pair + 1) % sums.kChains);
+      }
     }
   }
   const std::uint32_t tail = vectors * kVec + share.rank;

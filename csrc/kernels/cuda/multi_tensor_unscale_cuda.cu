@@ -58,14 +58,14 @@ __global__ void __launch_bounds__(kThreads)
     unsigned char* const address = grad + (head + i * kVec) * sizeof(S);
     RawVec<S, kVec> raw;
     load_words<kVectorBytes, Keep::kNormal>(address, raw.words);
-    T values[kVec];
-    unpack(raw, values);
 #pragma unroll
-    for (T& value : values) {
-      finite = finite && is_finite(value);
-      value = value * inv_scale;
+    for (int pair = 0; pair < static_cast<int>(kVec / 2); ++pair) {
+      T values[2];
+      get_pair(raw, pair, values);
+      finite = finite && is_finite(values[0]) && is_finite(values[1]);
+      const T scaled[2] = {values[0] * inv_scale, values[1] * inv_scale};
+      set_pair(raw, pair, scaled);
     }
-    pack(values, raw);
     store_words<kVectorBytes>(address, raw.words);
   }
 

@@ -49,8 +49,11 @@ struct UpdateTypes {
                           ? 2
                           : sizeof(Param));
 
-  /// Resident blocks for which registers are budgeted: what keeps some 64 KB of loads in flight.
-  static constexpr int kBlocksPerSm = 1;
+  /// Resident blocks per multiprocessor that registers are budgeted for: as many as need no spills, and
+  /// enough for 48 to 84 KB of loads in flight.
+  static constexpr bool kManyRegisters =
+      sizeof(Param) == 8 || (sizeof(Param) == 2 && sizeof(Grad) == 4 && sizeof(State) == 4);
+  static constexpr int kBlocksPerSm = kVec == 4 ? 4 : kManyRegisters ? 2 : 3;
 };
 
 template <int kStreams>

@@ -194,31 +194,27 @@ __device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, 
 #endif
 }
 
+/// Elements 2 * pair and 2 * pair + 1 of a vector, converted. Vectors are worked on pair by pair, in
+/// place, so that few converted values are alive at a time.
 template <class T, class S, int kVec>
-__device__ __forceinline__ void unpack(const RawVec<S, kVec>& raw, T (&values)[kVec]) {
+__device__ __forceinline__ void get_pair(const RawVec<S, kVec>& raw, int pair, T (&values)[2]) {
   if constexpr (sizeof(S) == 2) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const std::uint32_t word = raw.words[i / 2];
-      const std::uint32_t bits = i % 2 == 0 ? word & 0xffffu : word >> 16;
-      values[i] = widen(S{static_cast<std::uint16_t>(bits)});
-    }
+    const std::uint32_t word = raw.words[pair];
+    values[0] = widen(S{static_cast<std::uint16_t>(word & 0xffffu)});
+    values[1] = widen(S{static_cast<std::uint16_t>(word >> 16)});
   } else {
     static_assert(sizeof(T) == sizeof(S));
-    memcpy(values, raw.words, sizeof values);
+    memcpy(values, &raw.words[pair * static_cast<int>(sizeof values / 4)], sizeof values);
   }
 }
 
 template <class T, class S, int kVec>
-__device__ __forceinline__ void pack(const T (&values)[kVec], RawVec<S, kVec>& raw) {
+__device__ __forceinline__ void set_pair(RawVec<S, kVec>& raw, int pair, const T (&values)[2]) {
   if constexpr (sizeof(S) == 2) {
-#pragma unroll
-    for (int i = 0; i < kVec; i += 2) {
-      raw.words[i / 2] = narrow_pair(values[i], values[i + 1], S{});
-    }
+    raw.words[pair] = narrow_pair(values[0], values[1], S{});
   } else {
     static_assert(sizeof(T) == sizeof(S));
-    memcpy(raw.words, values, sizeof values);
+    memcpy(&raw.words[pair * static_cast<int>(sizeof values / 4)], values, sizeof values);
   }
 }
 

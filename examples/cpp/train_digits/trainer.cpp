@@ -91,8 +91,8 @@ class Trainer {
       loss = torch::nn::functional::cross_entropy(model_->forward(images), labels);
     }
     scaler_.scale(loss).backward();
-    // Checks, unscales, clips and updates in two reads of the gradients, and skips the update on the
-    // device if the scale was too large: nothing here waits for a value.
+    // Checks, unscales, clips and updates in two reads of the gradients, and skips the update on
+    // the device if the scale was too large: nothing here waits for a value.
     scaler_.step(optimizer_);
     scaler_.update();
   }
@@ -107,7 +107,7 @@ class Trainer {
   double scale() const { return scaler_.is_enabled() ? scaler_.get_scale() : 1.0; }
 
  private:
-  // The same initial weights in every run; on the CPU first, so that they do not depend on the device.
+  // The same initial weights in every run and, made on the CPU, on every device.
   static torch::nn::Sequential make_model_on(torch::Device device) {
     torch::manual_seed(0);
     torch::nn::Sequential model = make_model();

@@ -29,7 +29,7 @@ struct Result {
   double final_scale = 1.0;
 };
 
-/// Trains the network in "fp32", "bf16" or "fp16" mixed precision and tests it. Shows a progress bar.
+/// Trains the network in "fp32", "bf16" or "fp16" mixed precision and tests it; shows its progress.
 /// Wants a process of its own on a CPU, where peak memory is that of the process.
 Result train(const std::string& mode, const Digits& data, torch::Device device, int epochs);
 

@@ -69,7 +69,8 @@ def run(
         scaler.step(optimizer)
         if seed in OVERFLOWS:
             after = snapshot(optimizer)
-            kept = [name for name in before if not (unscale and name.startswith("grad"))]
+            unscaled = unscale or not hasattr(optimizer, "_step_supports_amp_scaling")
+            kept = [name for name in before if not (unscaled and name.startswith("grad"))]
             assert_all_same_bits({n: after[n] for n in kept}, {n: before[n] for n in kept})
         scaler.update()
         history.append(scaler.get_scale())

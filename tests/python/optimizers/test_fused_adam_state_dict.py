@@ -67,7 +67,7 @@ def test_torchs_fused_optimizer_continues_from_our_checkpoint() -> None:
     train(ours, params, range(5))
     reference = clone_params(params)
     torchs = torch.optim.AdamW(reference, fused=True)
-    torchs.load_state_dict(ours.state_dict())
+    torchs.load_state_dict(through_file(ours.state_dict()))
     for group in torchs.param_groups:
         group["fused"] = True
     train(ours, params, range(5, 8))
