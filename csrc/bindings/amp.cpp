@@ -29,16 +29,14 @@ void bind_amp(py::module_& module) {
       .def(py::init<std::int64_t>(), py::arg("hysteresis") = 1)
       .def("initialize", &GradScalerCore::initialize, py::arg("device"), py::arg("scale"),
            py::arg("growth_tracker"))
-      .def_property(
-          "scale", &GradScalerCore::scale,
-          [](GradScalerCore& core, const std::optional<at::Tensor>& tensor) {
-            core.set_scale(tensor_or_undefined(tensor));
-          })
-      .def_property(
-          "growth_tracker", &GradScalerCore::growth_tracker,
-          [](GradScalerCore& core, const std::optional<at::Tensor>& tensor) {
-            core.set_growth_tracker(tensor_or_undefined(tensor));
-          })
+      .def_property("scale", &GradScalerCore::scale,
+                    [](GradScalerCore& core, const std::optional<at::Tensor>& tensor) {
+                      core.set_scale(tensor_or_undefined(tensor));
+                    })
+      .def_property("growth_tracker", &GradScalerCore::growth_tracker,
+                    [](GradScalerCore& core, const std::optional<at::Tensor>& tensor) {
+                      core.set_growth_tracker(tensor_or_undefined(tensor));
+                    })
       .def_property_readonly("hysteresis", &GradScalerCore::hysteresis)
       .def("hysteresis_tracker", &GradScalerCore::hysteresis_tracker)
       .def("set_hysteresis_tracker", &GradScalerCore::set_hysteresis_tracker, py::arg("value"))

@@ -48,7 +48,8 @@ void check_backoff_factor(double value) {
 }
 
 void check_growth_interval(std::int64_t value) {
-  TORCH_CHECK(value >= 1, "GradScaler: expected growth_interval to be at least 1, got ", value, ".");
+  TORCH_CHECK(value >= 1, "GradScaler: expected growth_interval to be at least 1, got ", value,
+              ".");
 }
 
 void check_state(const GradScalerState& state) {
@@ -58,10 +59,10 @@ void check_state(const GradScalerState& state) {
   check_growth_factor(state.growth_factor);
   check_backoff_factor(state.backoff_factor);
   check_growth_interval(state.growth_interval);
-  TORCH_CHECK(state.growth_tracker >= 0 &&
-                  state.growth_tracker <= std::numeric_limits<std::int32_t>::max(),
-              "GradScaler: expected the state's growth_tracker to be a 32-bit count, got ",
-              state.growth_tracker, ".");
+  TORCH_CHECK(
+      state.growth_tracker >= 0 && state.growth_tracker <= std::numeric_limits<std::int32_t>::max(),
+      "GradScaler: expected the state's growth_tracker to be a 32-bit count, got ",
+      state.growth_tracker, ".");
   const std::int64_t hysteresis = state.hysteresis_tracker.value_or(1);
   TORCH_CHECK(hysteresis >= std::numeric_limits<std::int32_t>::min() &&
                   hysteresis <= std::numeric_limits<std::int32_t>::max(),
@@ -69,25 +70,22 @@ void check_state(const GradScalerState& state) {
               hysteresis, ".");
 }
 
-c10::IValue read_field(torch::serialize::InputArchive& archive, const char* name) {
+c10::IValue read_field(torch::serialize::InputArchive& archive, const char* name,
+                       bool (c10::IValue::*has_type)() const, const char* type) {
   c10::IValue value;
-  TORCH_CHECK(archive.try_read(name, value), "GradScaler.load: expected the archive to hold '", name,
-              "', got none. It was not written by GradScaler.save, or not completely.");
+  TORCH_CHECK(archive.try_read(name, value), "GradScaler.load: expected the archive to hold '",
+              name, "', got none. It was not written by GradScaler.save, or not completely.");
+  TORCH_CHECK((value.*has_type)(), "GradScaler.load: expected '", name, "' to be ", type, ", got ",
+              value.tagKind(), ".");
   return value;
 }
 
 double read_double(torch::serialize::InputArchive& archive, const char* name) {
-  const c10::IValue value = read_field(archive, name);
-  TORCH_CHECK(value.isDouble(), "GradScaler.load: expected '", name, "' to be a number, got ",
-              value.tagKind(), ".");
-  return value.toDouble();
+  return read_field(archive, name, &c10::IValue::isDouble, "a number").toDouble();
 }
 
 std::int64_t read_int(torch::serialize::InputArchive& archive, const char* name) {
-  const c10::IValue value = read_field(archive, name);
-  TORCH_CHECK(value.isInt(), "GradScaler.load: expected '", name, "' to be an integer, got ",
-              value.tagKind(), ".");
-  return value.toInt();
+  return read_field(archive, name, &c10::IValue::isInt, "an integer").toInt();
 }
 
 }  // namespace
@@ -105,9 +103,10 @@ GradScaler::GradScaler(at::Device device, GradScalerOptions options)
 }
 
 void GradScaler::require_scale(const char* caller) const {
-  TORCH_CHECK(core_.initialized(), "Attempted ", caller,
-              " but _scale is None.  This may indicate your script did not use scaler.scale(loss or "
-              "outputs) earlier in the iteration.");
+  TORCH_CHECK(
+      core_.initialized(), "Attempted ", caller,
+      " but _scale is None.  This may indicate your script did not use scaler.scale(loss or "
+      "outputs) earlier in the iteration.");
 }
 
 ScaleRule GradScaler::rule() const {
@@ -146,7 +145,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
                             torch::optim::Optimizer::LossClosure closure) {
   if (!options_.enabled()) return optimizer.step(std::move(closure));
-  TORCH_CHECK(closure == nullptr, "Closure use is not currently supported if GradScaler is enabled.");
+  TORCH_CHECK(closure == nullptr,
+              "Closure use is not currently supported if GradScaler is enabled.");
   require_scale("step");
   OptimizerState& state = states_[key_of(optimizer)];
   TORCH_CHECK(state.stage != Stage::kStepped,
@@ -164,7 +164,8 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
   return result;
 }
 
-at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer, OptimizerState& state) {
+at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
+                                  OptimizerState& state) {
   // Gradients may have been dropped since unscale_(), and the scale may live on another device.
   const std::optional<at::Device> device = device_of_grads(optimizer);
   optim::ScalingRequest request;
@@ -238,8 +239,12 @@ void GradScaler::set_growth_interval(std::int64_t new_interval) {
 
 std::optional<GradScalerState> GradScaler::state_dict() const {
   if (!options_.enabled()) return std::nullopt;
-  return GradScalerState{get_scale(),           options_.growth_factor(), options_.backoff_factor(),
-                         options_.growth_interval(), get_growth_tracker(), core_.hysteresis_tracker()};
+  return GradScalerState{get_scale(),
+                         options_.growth_factor(),
+                         options_.backoff_factor(),
+                         options_.growth_interval(),
+                         get_growth_tracker(),
+                         core_.hysteresis_tracker()};
 }
 
 void GradScaler::load_state_dict(const GradScalerState& state) {
@@ -271,12 +276,10 @@ void GradScaler::save(torch::serialize::OutputArchive& archive) const {
 
 void GradScaler::load(torch::serialize::InputArchive& archive) {
   if (!options_.enabled()) return;
-  const c10::IValue saved_enabled = read_field(archive, "enabled");
-  TORCH_CHECK(saved_enabled.isBool(), "GradScaler.load: expected 'enabled' to be a bool, got ",
-              saved_enabled.tagKind(), ".");
+  const c10::IValue saved_enabled = read_field(archive, "enabled", &c10::IValue::isBool, "a bool");
   TORCH_CHECK(saved_enabled.toBool(),
-              "The source state dict is empty, possibly because it was saved from a disabled instance "
-              "of GradScaler.");
+              "The source state dict is empty, possibly because it was saved from a disabled "
+              "instance of GradScaler.");
   GradScalerState state;
   state.scale = read_double(archive, "scale");
   state.growth_factor = read_double(archive, "growth_factor");
@@ -285,18 +288,6 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   state.growth_tracker = read_int(archive, "_growth_tracker");
   state.hysteresis_tracker = read_int(archive, "_hysteresis_tracker");
   load_state_dict(state);
-}
-
-torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
-                                            const GradScaler& scaler) {
-  scaler.save(archive);
-  return archive;
-}
-
-torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
-                                           GradScaler& scaler) {
-  scaler.load(archive);
-  return archive;
 }
 
 }  // namespace torchfuse::amp

@@ -35,9 +35,10 @@ bool is_subclass(const at::Tensor& tensor) {
 
 /// The tensor that holds the values of a parameter's gradient; undefined without a gradient.
 at::Tensor grad_values(const at::Tensor& param, bool allow_fp16) {
-  TORCH_CHECK_TYPE(param.defined(),
-                   "GradScaler: expected every parameter to be a tensor, got an undefined one. Remove "
-                   "it from the optimizer.");
+  TORCH_CHECK_TYPE(
+      param.defined(),
+      "GradScaler: expected every parameter to be a tensor, got an undefined one. Remove "
+      "it from the optimizer.");
   at::Tensor& grad = param.mutable_grad();
   if (!grad.defined()) return {};
   TORCH_CHECK_VALUE(allow_fp16 || grad.scalar_type() != at::kHalf,
@@ -85,7 +86,8 @@ GradScalerCore::GradScalerCore(std::int64_t hysteresis)
                     hysteresis, ".");
 }
 
-void GradScalerCore::initialize(const at::Device& device, double scale, std::int64_t growth_tracker) {
+void GradScalerCore::initialize(const at::Device& device, double scale,
+                                std::int64_t growth_tracker) {
   scale_ = at::full({}, scale, float_on(device));
   growth_tracker_ = at::full({}, growth_tracker, float_on(device).dtype(at::kInt));
 }
@@ -133,7 +135,8 @@ at::Tensor& GradScalerCore::record_slot(Key optimizer, const at::Device& device,
   return recorded.back();
 }
 
-std::vector<at::Tensor> GradScalerCore::unscale_(Key optimizer, const std::vector<at::Tensor>& params,
+std::vector<at::Tensor> GradScalerCore::unscale_(Key optimizer,
+                                                 const std::vector<at::Tensor>& params,
                                                  const at::Tensor& inv_scale, bool allow_fp16) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> recorded;
@@ -149,7 +152,8 @@ std::vector<at::Tensor> GradScalerCore::unscale_(Key optimizer, const std::vecto
   return recorded;
 }
 
-std::vector<at::Tensor> GradScalerCore::check(Key optimizer, const std::vector<at::Tensor>& params) {
+std::vector<at::Tensor> GradScalerCore::check(Key optimizer,
+                                              const std::vector<at::Tensor>& params) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> recorded;
   for (const GradList& list : group_grads(params, /*allow_fp16=*/true)) {
@@ -190,8 +194,8 @@ void GradScalerCore::update(const std::vector<at::Tensor>& slots, const ScaleRul
   ensure_hysteresis_tracker();
   const std::optional<at::Tensor> tracker =
       hysteresis_ > 1 ? std::optional<at::Tensor>(hysteresis_tracker_) : std::nullopt;
-  amp_update_scale_(scale_, growth_tracker_, combine(slots), rule.growth_factor, rule.backoff_factor,
-                    rule.growth_interval, tracker, hysteresis_);
+  amp_update_scale_(scale_, growth_tracker_, combine(slots), rule.growth_factor,
+                    rule.backoff_factor, rule.growth_interval, tracker, hysteresis_);
 }
 
 }  // namespace torchfuse::amp

@@ -10,6 +10,9 @@
 
 namespace torchfuse::kernels {
 
+/// kAvx2 includes FMA and F16C. kAvx512 includes BF16 (Sapphire Rapids, Zen 4 and later): rounding to
+/// bf16 in integer arithmetic would cost more than the wider vectors win, so older AVX-512 processors
+/// run at kAvx2.
 enum class CpuIsa { kBaseline, kAvx2, kAvx512 };
 
 /// The best level that this processor and operating system offer.

@@ -21,7 +21,7 @@ struct UpdateChunk {
   bool uses_state[Types::kStates];
   bool write_back_grads;
   typename Types::Compute grad_coef;
-  typename Types::Coefs coefs;
+  const typename Types::Coefs* coefs;  ///< in shared memory
 };
 
 /// The width of accesses at `address`. Found anew for every vector where streams are misaligned: three
@@ -84,7 +84,6 @@ __device__ __forceinline__ void update_vector(const UpdateChunk<Types>& chunk,
     }
     put<kAligned>(chunk, kGrad, index, raw_scaled);
   }
-  RawVec<typename Types::Param, kVec> raw_param;
 #pragma unroll
   for (int pair = 0; pair < kVec / 2; ++pair) {
     T param[2];
@@ -99,18 +98,26 @@ __device__ __forceinline__ void update_vector(const UpdateChunk<Types>& chunk,
       T element_state[Types::kStates];
 #pragma unroll
       for (int k = 0; k < Types::kStates; ++k) element_state[k] = state[k][i];
-      Types::Functor::update(param[i], grad[i] * chunk.grad_coef, element_state, chunk.coefs);
+      Types::Functor::update(param[i], grad[i] * chunk.grad_coef, element_state, *chunk.coefs);
 #pragma unroll
       for (int k = 0; k < Types::kStates; ++k) state[k][i] = element_state[k];
     }
-    set_pair(raw_param, pair, param);
-    if constexpr (Types::kMaster) set_pair(raw_source, pair, param);
+    set_pair(raw_source, pair, param);
 #pragma unroll
     for (int k = 0; k < Types::kStates; ++k) set_pair(raw_state[k], pair, state[k]);
   }
 
-  put<kAligned>(chunk, Types::kParamStream, index, raw_param);
-  if constexpr (Types::kMaster) put<kAligned>(chunk, kSource, index, raw_source);
+  put<kAligned>(chunk, kSource, index, raw_source);
+  if constexpr (Types::kMaster) {
+    RawVec<typename Types::Param, kVec> raw_param;
+#pragma unroll
+    for (int pair = 0; pair < kVec / 2; ++pair) {
+      T param[2];
+      get_pair(raw_source, pair, param);
+      set_pair(raw_param, pair, param);
+    }
+    put<kAligned>(chunk, Types::kParamStream, index, raw_param);
+  }
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
     if (chunk.uses_state[k]) put<kAligned>(chunk, kState + k, index, raw_state[k]);
@@ -134,7 +141,7 @@ __device__ __forceinline__ void update_single(const UpdateChunk<Types>& chunk,
     state[k] = T(0);
     if (chunk.uses_state[k]) state[k] = load_element<State>(chunk.streams[kState + k], index);
   }
-  Types::Functor::update(param, grad, state, chunk.coefs);
+  Types::Functor::update(param, grad, state, *chunk.coefs);
   store_element<typename Types::Param>(chunk.streams[Types::kParamStream], index, param);
   if constexpr (Types::kMaster) {
     store_element<Source>(chunk.streams[Types::kSourceStream], index, param);
@@ -161,8 +168,8 @@ __device__ __forceinline__ void update_chunk(const UpdateChunk<Types>& chunk,
     update_single(chunk, share.rank < head ? share.rank : behind + (share.rank - head));
   }
 #pragma unroll 1
-  for (std::uint32_t i = head + share.rank * kVec; i < behind; i += share.size * kVec) {
-    update_vector<Types, kAligned>(chunk, i);
+  for (std::uint32_t i = share.rank; head + i * kVec < behind; i += share.size) {
+    update_vector<Types, kAligned>(chunk, head + i * kVec);
   }
 }
 
@@ -206,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? Types::kBlocksPerSm : 1)
   }
   chunk.write_back_grads = launch.write_back_grads;
   chunk.grad_coef = static_cast<T>(launch.scalars->grad_coef);
-  chunk.coefs = shared.coefs[share.team];
+  chunk.coefs = &shared.coefs[share.team];
   update_chunk<Types, kAligned>(chunk, share, launch.head[share.row]);
 }
 

@@ -49,11 +49,15 @@ struct UpdateTypes {
                           ? 2
                           : sizeof(Param));
 
-  /// Resident blocks per multiprocessor that registers are budgeted for: as many as need no spills, and
-  /// enough for 48 to 84 KB of loads in flight.
-  static constexpr bool kManyRegisters =
-      sizeof(Param) == 8 || (sizeof(Param) == 2 && sizeof(Grad) == 4 && sizeof(State) == 4);
-  static constexpr int kBlocksPerSm = kVec == 4 ? 4 : kManyRegisters ? 2 : 3;
+  /// Bytes that a thread has in flight, all states in use.
+  static constexpr int kLoadBytes =
+      kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
+
+  /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without spills on
+  /// every architecture. 40 to 96 KB of loads are in flight.
+  static constexpr int kBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes > 128 ? 2
+                                      : kVec == 4                              ? 4
+                                                                               : 3;
 };
 
 template <int kStreams>

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler as _TorchGradScaler
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
@@ -40,13 +41,13 @@ def _grad_device(optimizer: torch.optim.Optimizer) -> torch.device | None:
     return None
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(_TorchGradScaler):
     r"""Dynamic loss scaling with the rules, defaults and errors of torch.amp.GradScaler.
 
     With an optimizer of torchfuse, :meth:`step` is the optimizer's one fused step: the check, the
-    unscaling by :math:`1 / \text{scale}` and the decision to skip happen on the device, gradients stay
-    as they are, and the host waits for nothing. Every other optimizer gets what torch's scaler gives
-    it. The scale and all flags stay in the same tensors from one iteration to the next.
+    unscaling by :math:`1 / \text{scale}` and the decision to skip happen on the device, gradients
+    stay as they are, and the host waits for nothing. Every other optimizer gets what torch's scaler
+    gives it. The scale and all flags stay in the same tensors from one iteration to the next.
 
     Args:
         device: type of the device, ``"cuda"`` or ``"cpu"``.
@@ -55,7 +56,8 @@ class GradScaler(torch.amp.GradScaler):
         backoff_factor: multiplies the scale after an overflow; below 1.
         growth_interval: number of steps.
         enabled: False turns all methods into pass-throughs.
-        hysteresis: number of overflows in a row that back the scale off. Each of them skips its step.
+        hysteresis: number of overflows in a row that back the scale off. Each of them skips its
+            step.
 
     Example:
         >>> import torch, torchfuse
@@ -69,9 +71,10 @@ class GradScaler(torch.amp.GradScaler):
         1024.0
 
     Notes:
-        Different from torch.amp.GradScaler: overflow flags are combined by their maximum, so that they
-        are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``load_state_dict`` changes
-        nothing if a key is missing; with hysteresis above 1, the state dict has one key more.
+        Different from torch.amp.GradScaler: overflow flags are combined by their maximum, so that
+        they are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``load_state_dict``
+        changes nothing if a key is missing; with hysteresis above 1, the state dict has one key
+        more.
     """
 
     def __init__(
@@ -87,7 +90,9 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         # Before torch's constructor, which assigns _scale and _growth_tracker: both live in there.
         self._core = _C.GradScalerCore(hysteresis)
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        super().__init__(
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
 
     @property
     def _scale(self) -> Tensor | None:
@@ -133,8 +138,8 @@ class GradScaler(torch.amp.GradScaler):
         """Unscales the gradients if needed, and steps unless one of them is not finite.
 
         Args:
-            optimizer: an optimizer of torchfuse never makes the host wait here; whether it skipped is
-                its ``last_step_skipped()``.
+            optimizer: one of torchfuse never makes the host wait here; whether it skipped is its
+                ``last_step_skipped()``.
             args: passed on to ``optimizer.step``.
             kwargs: passed on to ``optimizer.step``.
 
@@ -190,8 +195,8 @@ class GradScaler(torch.amp.GradScaler):
             new_scale: sets the scale instead; a tensor's value is copied.
 
         Raises:
-            AssertionError: before the first ``scale()``, if nothing was checked since the last call, or
-                for an unsuitable `new_scale`.
+            AssertionError: before the first ``scale()``, if nothing was checked since the last
+                call, or for an unsuitable `new_scale`.
         """
         if not self._enabled or new_scale is not None:
             super().update(new_scale)
@@ -236,10 +241,10 @@ class GradScaler(torch.amp.GradScaler):
                     f"{sorted(state_dict)}. Load what state_dict() returned."
                 )
             values[key] = self._number(key, state_dict[key], convert)
-        hysteresis = state_dict.get("_hysteresis_tracker", self._core.hysteresis)
-        hysteresis = self._number("_hysteresis_tracker", hysteresis, int)
+        tracker = state_dict.get("_hysteresis_tracker", self._core.hysteresis)
+        tracker = int(self._number("_hysteresis_tracker", tracker, int))
         super().load_state_dict(values)
-        self._core.set_hysteresis_tracker(hysteresis)
+        self._core.set_hysteresis_tracker(tracker)
 
     @staticmethod
     def _number(key: str, value: Any, convert: type[float] | type[int]) -> float:

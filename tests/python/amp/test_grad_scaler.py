@@ -12,6 +12,7 @@ import torch
 from support.adam import make_params, random_grads, set_grads
 from support.compare import assert_same_bits
 from torch import Tensor
+
 from torchfuse.amp import GradScaler
 
 NON_FINITE = [math.inf, -math.inf, math.nan]
@@ -104,9 +105,10 @@ def test_unscale_divides_in_place(scale: float) -> None:
     def program(scaler: Any) -> list[Tensor]:
         scaler.scale(torch.zeros(()))
         optimizer = sgd_with_grads(scale=1e3)
-        grads = [p.grad for p in optimizer.param_groups[0]["params"]]
+        params = optimizer.param_groups[0]["params"]
+        grads = [p.grad for p in params]
         scaler.unscale_(optimizer)
-        assert all(p.grad is g for p, g in zip(optimizer.param_groups[0]["params"], grads, strict=True))
+        assert all(p.grad is grad for p, grad in zip(params, grads, strict=True))
         return values(optimizer)
 
     check(program, init_scale=scale)
@@ -229,7 +231,13 @@ def test_calls_before_scale(method: str) -> None:
 
 @pytest.mark.parametrize(
     "new_scale",
-    [7.0, torch.tensor(9.0), torch.tensor([9.0]), torch.ones(2), torch.ones((), requires_grad=True)],
+    [
+        7.0,
+        torch.tensor(9.0),
+        torch.tensor([9.0]),
+        torch.ones(2),
+        torch.ones((), requires_grad=True),
+    ],
     ids=str,
 )
 def test_update_with_new_scale(new_scale: Any) -> None:
@@ -261,7 +269,7 @@ def test_factors_out_of_range(options: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("hysteresis", [0, -1, 2**31])
 def test_hysteresis_out_of_range(hysteresis: int) -> None:
-    with pytest.raises(ValueError, match="expected hysteresis to be a 32-bit count of at least 1, got"):
+    with pytest.raises(ValueError, match="expected hysteresis to be a 32-bit count of"):
         GradScaler("cpu", hysteresis=hysteresis)
 
 
@@ -294,7 +302,8 @@ def test_disabled_passes_everything_through() -> None:
         loss = scaler.step(optimizer, closure=lambda: 5.0)
         scaler.update()
         scaler.load_state_dict({})
-        return [loss, scaler.get_scale(), scaler.is_enabled(), scaler.state_dict(), *values(optimizer)]
+        settings = [scaler.get_scale(), scaler.is_enabled(), scaler.state_dict()]
+        return [loss, *settings, *values(optimizer)]
 
     assert check(program, enabled=False)[1][:4] == [5.0, 1.0, False, {}]
 
@@ -314,10 +323,11 @@ def test_foreign_private_attributes_stay_writable() -> None:
     assert (scaler.get_scale(), scaler._get_growth_tracker()) == (32.0, 4)
     optimizer = sgd_with_grads()
     scaler.unscale_(optimizer)
-    scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"][torch.device("cpu")].fill_(1.0)
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state["found_inf_per_device"][torch.device("cpu")].fill_(1.0)
     scaler.update()
     assert scaler.get_scale() == 16.0
     assert len(scaler._per_optimizer_states) == 0
-    with pytest.raises(ValueError, match="expected _scale to be a tensor of 1 element of type Float"):
+    with pytest.raises(ValueError, match="expected _scale to be a tensor of 1 element of type"):
         scaler._scale = torch.ones(2)
     assert scaler.get_scale() == 16.0

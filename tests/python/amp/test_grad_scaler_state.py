@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads
+
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
@@ -67,7 +68,7 @@ def test_state_dict_survives_a_weights_only_file() -> None:
 
 def test_empty_state_dict() -> None:
     scaler = used(GradScaler)
-    with pytest.raises(RuntimeError, match="^The source state dict is empty, possibly because"):
+    with pytest.raises(RuntimeError, match=r"^The source state dict is empty, possibly because"):
         scaler.load_state_dict({})
     assert scaler.get_scale() == 128.0
 
@@ -88,7 +89,8 @@ def test_missing_key_is_named_and_changes_nothing(key: str) -> None:
 def test_wrong_value_is_named_and_changes_nothing() -> None:
     scaler = used(GradScaler)
     before = scaler.state_dict()
-    with pytest.raises(TypeError, match=r"expected state_dict\['backoff_factor'\] to be a number, got None"):
+    message = r"expected state_dict\['backoff_factor'\] to be a number, got None"
+    with pytest.raises(TypeError, match=message):
         scaler.load_state_dict({**before, "scale": 1.0, "backoff_factor": None})
     assert scaler.state_dict() == before
 
@@ -109,7 +111,9 @@ COPIES = [by_pickle, by_torch_file, copy.deepcopy, copy.copy]
 
 @pytest.mark.parametrize("duplicate", COPIES)
 @pytest.mark.parametrize("scaler_class", CLASSES, ids=["torch", "ours"])
-def test_copies_in_the_middle_of_training(scaler_class: Any, duplicate: Callable[[Any], Any]) -> None:
+def test_copies_in_the_middle_of_training(
+    scaler_class: Any, duplicate: Callable[[Any], Any]
+) -> None:
     scaler = used(scaler_class)
     twin = duplicate(scaler)
     assert type(twin) is scaler_class

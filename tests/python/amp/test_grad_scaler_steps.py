@@ -15,6 +15,7 @@ from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
@@ -27,9 +28,7 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 class NoHostRead(TorchDispatchMode):
     """Fails where the value of a tensor is read."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
         assert name not in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"), name
         return func(*args, **(kwargs or {}))
@@ -52,7 +51,12 @@ def fused_adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def run(
-    scaler: Any, make_optimizer: MakeOptimizer, device: str, *, unscale: bool = False, steps: int = 10
+    scaler: Any,
+    make_optimizer: MakeOptimizer,
+    device: str,
+    *,
+    unscale: bool = False,
+    steps: int = 10,
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Trains with fixed gradients; returns all values at the end and the history of the scale."""
     params = make_params(device=device)
@@ -171,7 +175,9 @@ def test_two_optimizers_share_one_scale() -> None:
     assert scaler.get_scale() == 4.0
 
 
-@pytest.mark.parametrize("argument", [{"closure": lambda: 0.0}, (lambda: 0.0,)], ids=["name", "place"])
+@pytest.mark.parametrize(
+    "argument", [{"closure": lambda: 0.0}, (lambda: 0.0,)], ids=["name", "place"]
+)
 def test_closures_are_refused(argument: Any) -> None:
     params = make_params()
     set_grads(params, random_grads(params, 0))
@@ -179,7 +185,7 @@ def test_closures_are_refused(argument: Any) -> None:
     scaler.scale(torch.ones(()))
     args, kwargs = ((), argument) if isinstance(argument, dict) else (argument, {})
     optimizer = FusedAdam(params)
-    with pytest.raises(RuntimeError, match="^Closure use is not currently supported"):
+    with pytest.raises(RuntimeError, match=r"^Closure use is not currently supported"):
         scaler.step(optimizer, *args, **kwargs)
     scaler.step(optimizer, None)
     assert float(optimizer.state[params[0]]["step"]) == 1.0
@@ -191,7 +197,7 @@ def test_step_without_gradients(scaler_class: Any, make_optimizer: MakeOptimizer
     scaler = scaler_class("cpu")
     scaler.scale(torch.ones(()))
     scaler.step(make_optimizer(make_params()))
-    with pytest.raises(AssertionError, match="^No inf checks were recorded prior to update.$"):
+    with pytest.raises(AssertionError, match=r"^No inf checks were recorded prior to update.$"):
         scaler.update()
 
 

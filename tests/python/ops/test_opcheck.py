@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchfuse  # noqa: F401  registers the operators
 from torch import Tensor
 from torch.library import opcheck
 

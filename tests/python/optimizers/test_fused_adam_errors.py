@@ -155,6 +155,7 @@ def check_refused_step(spoil: Callable[[FusedAdam, list[Any]], None], message: s
         optimizer.step()
     for p, state in zip(params, saved, strict=True):
         optimizer.state[p] = state
+        p.grad = None
         p.grad_dtype = p.dtype
     set_grads(params, random_grads(params, 2))
     for name in ("grad_scale", "found_inf"):
@@ -222,7 +223,7 @@ def test_fp64_parameter_with_fp32_state_is_refused_by_name() -> None:
 def test_groups_with_different_clipping() -> None:
     params = make_params()
     groups = [{"params": params[:2], "max_grad_norm": 1.0}, {"params": params[2:]}]
-    message = "expected max_grad_norm of group 1 to be that of group 0"
+    message = "expected max_grad_norm of group 1 to be 1.0 as in group 0, got 2.0"
     with pytest.raises(ValueError, match=message):
         FusedAdam([groups[0], {**groups[1], "max_grad_norm": 2.0}])
     optimizer = FusedAdam([{"params": params[:2]}, {"params": params[2:]}], max_grad_norm=1.0)

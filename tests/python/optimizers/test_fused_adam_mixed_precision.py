@@ -168,7 +168,7 @@ def test_norm_is_over_all_groups_and_dtypes() -> None:
     assert float(optimizer.grad_norm()) == pytest.approx(float(everything.norm()), rel=1e-6)
 
 
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-22, 1.0, 1e19, 3e30, 3e37])
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-22, 1.0, 1e19, 3e30, 1e36])
 def test_norm_neither_overflows_nor_underflows(magnitude: float, device: str) -> None:
     """Squares of these leave fp32's range; the norm of 100 such elements does not."""
     param = torch.nn.Parameter(torch.zeros(100, device=device))

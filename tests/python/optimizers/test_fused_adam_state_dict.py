@@ -185,7 +185,7 @@ def test_step_as_a_python_number() -> None:
     params = make_params()
     optimizer = CONFIGS[0].ours(params)
     train(optimizer, params, range(3))
-    state_dict = optimizer.state_dict()
+    state_dict = copy.deepcopy(optimizer.state_dict())
     for state in state_dict["state"].values():
         state["step"] = 3
     resumed = clone_params(params)

@@ -10,8 +10,8 @@
 
 namespace torchfuse::amp {
 
-/// Turns autocast on (or off) for the current thread until the end of the scope: the C++ counterpart
-/// of `with torch.autocast(device_type, dtype)`.
+/// Turns autocast on (or off) for the current thread until the end of the scope: the C++
+/// counterpart of `with torch.autocast(device_type, dtype)`.
 ///
 /// Restores the dtype, the enabled flag, the cache flag and the nesting level on exit, exceptions
 /// included, and clears the weight-cast cache when the outermost guard ends. Neither copyable nor

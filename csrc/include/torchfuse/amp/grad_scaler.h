@@ -23,7 +23,7 @@ namespace torchfuse::amp {
 /// Options of GradScaler; names and defaults as torch.amp.GradScaler.
 struct GradScalerOptions {
   TORCH_ARG(double, init_scale) = 65536.0;
-  TORCH_ARG(double, growth_factor) = 2.0;  ///< > 1
+  TORCH_ARG(double, growth_factor) = 2.0;   ///< > 1
   TORCH_ARG(double, backoff_factor) = 0.5;  ///< < 1
   TORCH_ARG(std::int64_t, growth_interval) = 2000;
   TORCH_ARG(std::int64_t, hysteresis) = 1;  ///< overflows in a row that back the scale off
@@ -41,18 +41,20 @@ struct GradScalerState {
 };
 
 /// Dynamic loss scaling for LibTorch training loops, with the rules, defaults and error texts of
-/// torch.amp.GradScaler. step() reads nothing back for optimizers of torchfuse::optim, and one flag for
-/// others.
+/// torch.amp.GradScaler. step() reads nothing back for optimizers of torchfuse::optim, and one flag
+/// for others.
 ///
 ///     torchfuse::amp::GradScaler scaler(device);
 ///     scaler.scale(loss).backward();
 ///     scaler.step(optimizer);
 ///     scaler.update();
 ///
-/// Optimizers are known by their address. Movable, not copyable: two scalers must not share a scale.
+/// Optimizers are known by their address. Movable, not copyable: two scalers must not share a
+/// scale.
 class TORCHFUSE_API GradScaler {
  public:
-  /// @param device where the scale is used; kCUDA without CUDA warns and disables the scaler, as torch's.
+  /// @param device where the scale is used; kCUDA without CUDA warns and disables the scaler, as
+  /// torch's.
   explicit GradScaler(at::Device device, GradScalerOptions options = {});
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
@@ -66,8 +68,8 @@ class TORCHFUSE_API GradScaler {
 
   /// Divides the optimizer's gradients by the scale in place; at most once between updates.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Steps unless a gradient overflowed. Returns what the optimizer's step() returns; undefined where
-  /// it was not called. A closure is refused, unless the scaler is disabled.
+  /// Steps unless a gradient overflowed. Returns what the optimizer's step() returns; undefined
+  /// where it was not called. A closure is refused, unless the scaler is disabled.
   at::Tensor step(torch::optim::Optimizer& optimizer,
                   torch::optim::Optimizer::LossClosure closure = nullptr);
   /// Adjusts the scale; call once per iteration, after all steps.
@@ -114,9 +116,16 @@ class TORCHFUSE_API GradScaler {
 };
 
 /// For torch::save(scaler, ...) and torch::load(scaler, ...).
-TORCHFUSE_API torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
-                                                          const GradScaler& scaler);
-TORCHFUSE_API torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
-                                                         GradScaler& scaler);
+inline torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                                   const GradScaler& scaler) {
+  scaler.save(archive);
+  return archive;
+}
+
+inline torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                                  GradScaler& scaler) {
+  scaler.load(archive);
+  return archive;
+}
 
 }  // namespace torchfuse::amp

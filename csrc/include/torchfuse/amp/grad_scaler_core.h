@@ -18,10 +18,11 @@ struct ScaleRule {
   std::int64_t growth_interval = 2000;
 };
 
-/// The device side of a loss scaler, for any host language: the scale, its trackers, and one found_inf
-/// slot per optimizer and device, all persistent tensors, so that a captured graph finds them again.
-/// GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when each call is allowed.
-/// Optimizers are known by an opaque key. Nothing here reads the device, except hysteresis_tracker().
+/// The device side of a loss scaler, for any host language: the scale, its trackers, and one
+/// found_inf slot per optimizer and device, all persistent tensors, so that a captured graph finds
+/// them again. GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when each
+/// call is allowed. Optimizers are known by an opaque key. Nothing here reads the device, except
+/// hysteresis_tracker().
 class TORCHFUSE_API GradScalerCore {
  public:
   using Key = std::uint64_t;
@@ -50,10 +51,10 @@ class TORCHFUSE_API GradScalerCore {
   /// The optimizer's found_inf slot on `device`, set to zero: a 0-dim fp32 tensor.
   at::Tensor clear_slot(Key optimizer, const at::Device& device);
 
-  /// Multiplies the gradients of `params` by `inv_scale` in place and returns the slots, one per device
-  /// that holds gradients, each non-zero if one of its gradients held a non-finite element. Sparse
-  /// gradients are unscaled through their values; fp16 ones are coalesced first, because adding up
-  /// duplicates can overflow.
+  /// Multiplies the gradients of `params` by `inv_scale` in place and returns the slots, one per
+  /// device that holds gradients, each non-zero if one of its gradients held a non-finite element.
+  /// Sparse gradients are unscaled through their values; fp16 ones are coalesced first, because
+  /// adding up duplicates can overflow.
   /// @throws c10::ValueError for fp16 gradients unless `allow_fp16`, before anything is written.
   std::vector<at::Tensor> unscale_(Key optimizer, const std::vector<at::Tensor>& params,
                                    const at::Tensor& inv_scale, bool allow_fp16 = false);
@@ -68,8 +69,10 @@ class TORCHFUSE_API GradScalerCore {
   void update(const std::vector<at::Tensor>& slots, const ScaleRule& rule);
 
  private:
-  /// The optimizer's slot on `device` within this check, cleared when the check first meets the device.
-  at::Tensor& record_slot(Key optimizer, const at::Device& device, std::vector<at::Tensor>& recorded);
+  /// The optimizer's slot on `device` within this check, cleared when the check first meets the
+  /// device.
+  at::Tensor& record_slot(Key optimizer, const at::Device& device,
+                          std::vector<at::Tensor>& recorded);
   void ensure_hysteresis_tracker();
 
   std::int64_t hysteresis_;

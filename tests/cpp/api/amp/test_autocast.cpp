@@ -23,11 +23,10 @@ static_assert(!std::is_move_constructible_v<AutocastGuard>);
 auto autocast_state() {
   const int nesting = at::autocast::increment_nesting() - 1;
   at::autocast::decrement_nesting();
-  return std::make_tuple(at::autocast::is_autocast_enabled(at::kCPU),
-                         at::autocast::is_autocast_enabled(at::kCUDA),
-                         at::autocast::get_autocast_dtype(at::kCPU),
-                         at::autocast::get_autocast_dtype(at::kCUDA),
-                         at::autocast::is_autocast_cache_enabled(), nesting);
+  return std::make_tuple(
+      at::autocast::is_autocast_enabled(at::kCPU), at::autocast::is_autocast_enabled(at::kCUDA),
+      at::autocast::get_autocast_dtype(at::kCPU), at::autocast::get_autocast_dtype(at::kCUDA),
+      at::autocast::is_autocast_cache_enabled(), nesting);
 }
 
 torch::ScalarType matmul_dtype() {
@@ -103,7 +102,9 @@ TEST(AutocastGuard, RestoresStateThatWasNotTheDefault) {
   at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);
   at::autocast::set_autocast_cache_enabled(false);
   const auto before = autocast_state();
-  { const AutocastGuard autocast(torch::kCPU, torch::kBFloat16, false, true); }
+  {
+    const AutocastGuard autocast(torch::kCPU, torch::kBFloat16, false, true);
+  }
   EXPECT_EQ(autocast_state(), before);
   at::autocast::set_autocast_enabled(at::kCPU, std::get<0>(initial));
   at::autocast::set_autocast_dtype(at::kCPU, std::get<2>(initial));

@@ -35,8 +35,8 @@ std::vector<torch::Tensor> grads_of(const std::vector<torch::Tensor>& params) {
 std::vector<torch::Tensor> states_of(FusedAdam& optimizer) {
   std::vector<torch::Tensor> states;
   for (const torch::Tensor& param : optimizer.param_groups()[0].params()) {
-    const auto& state = static_cast<const FusedAdamParamState&>(
-        *optimizer.state().at(param.unsafeGetTensorImpl()));
+    const auto& state =
+        static_cast<const FusedAdamParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
     states.insert(states.end(), {state.step(), state.exp_avg(), state.exp_avg_sq()});
   }
   return copies(states);

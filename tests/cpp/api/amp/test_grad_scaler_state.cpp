@@ -19,9 +19,7 @@ using amp::GradScaler;
 using amp::GradScalerOptions;
 using amp::GradScalerState;
 
-GradScalerState some_state() {
-  return {128.0, 3.0, 0.25, 7, 5, 1};
-}
+GradScalerState some_state() { return {128.0, 3.0, 0.25, 7, 5, 1}; }
 
 /// A scaler in that state, with its tensors in place.
 GradScaler used_scaler() {
@@ -112,9 +110,13 @@ TEST(GradScalerState, WrongTypeIsNamedAndChangesNothing) {
 TEST(GradScalerState, WrongValueIsNamedAndChangesNothing) {
   GradScaler scaler = used_scaler();
   const std::pair<const char*, c10::IValue> cases[] = {
-      {"scale", NAN},         {"scale", -1.0},          {"growth_factor", 1.0},
-      {"backoff_factor", NAN}, {"growth_interval", std::int64_t{0}},
-      {"_growth_tracker", std::int64_t{-1}}, {"_growth_tracker", std::int64_t{1} << 40},
+      {"scale", NAN},
+      {"scale", -1.0},
+      {"growth_factor", 1.0},
+      {"backoff_factor", NAN},
+      {"growth_interval", std::int64_t{0}},
+      {"_growth_tracker", std::int64_t{-1}},
+      {"_growth_tracker", std::int64_t{1} << 40},
   };
   for (const auto& [name, value] : cases) {
     EXPECT_THROW(load_damaged(scaler, name, value), c10::Error) << name;

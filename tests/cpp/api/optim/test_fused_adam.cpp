@@ -83,18 +83,19 @@ TEST(FusedAdam, MaximizeWithoutBiasCorrectionMatchesTheFormula) {
   expect_close(params[0], p);
 }
 
-TEST(FusedAdam, MastersOf16BitParametersFollowFp32) {
+// Against fp64: in fp32, torch rounds 1 - lr * weight_decay, which adds up to 3e-6 in 100 steps.
+TEST(FusedAdam, MastersOf16BitParametersFollowFp64) {
   const auto params = make_params(torch::kBFloat16);
   std::vector<torch::Tensor> expected;
   for (const auto& param : params) {
-    expected.push_back(param.detach().to(torch::kFloat).requires_grad_(true));
+    expected.push_back(param.detach().to(torch::kDouble).requires_grad_(true));
   }
   FusedAdam optimizer(params, FusedAdamOptions(2e-3).weight_decay(0.01).master_weights(true));
   torch::optim::AdamW reference(expected, torch::optim::AdamWOptions(2e-3).weight_decay(0.01));
   for (int i = 0; i < 100; ++i) {
     set_grads(params, i);
     for (std::size_t k = 0; k < params.size(); ++k) {
-      expected[k].mutable_grad() = params[k].grad().to(torch::kFloat);
+      expected[k].mutable_grad() = params[k].grad().to(torch::kDouble);
     }
     optimizer.step();
     reference.step();
@@ -204,7 +205,9 @@ TEST(FusedAdam, ObeysSchedulersAndEditedOptions) {
     schedule.step();
     reference_schedule.step();
   }
-  EXPECT_DOUBLE_EQ(optimizer.param_groups()[0].options().get_lr(), 1e-2 / 16.0);
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(),
+            reference.param_groups()[0].options().get_lr());
+  EXPECT_LT(optimizer.param_groups()[0].options().get_lr(), 1e-2);
   expect_close(params, expected);
 }
 
