@@ -26,6 +26,7 @@ void check_arguments(const at::Tensor& scale, const at::Tensor& growth_tracker,
   ops::check_backend(kOp, scale.device());
   ops::check_scalar({kOp, "growth_tracker"}, growth_tracker, at::kInt);
   ops::check_scalar({kOp, "found_inf"}, found_inf, at::kFloat);
+  ops::check_writable({kOp, "scale"}, scale);
   ops::check_same_device({kOp, "growth_tracker"}, growth_tracker, scale.device(), "scale");
   ops::check_same_device({kOp, "found_inf"}, found_inf, scale.device(), "scale");
   TORCH_CHECK(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(), kOp,
@@ -38,6 +39,14 @@ void check_arguments(const at::Tensor& scale, const at::Tensor& growth_tracker,
   TORCH_CHECK(hysteresis == 1 || hysteresis_tracker, kOp,
               ": expected hysteresis_tracker to be a tensor when hysteresis is ", hysteresis,
               ", got none.");
+}
+
+void run(const c10::Device& device, const kernels::UpdateScaleArgs& args) {
+  if (device.is_cpu()) return kernels::amp_update_scale_cpu(args);
+#if defined(TORCHFUSE_WITH_CUDA)
+  const c10::OptionalDeviceGuard guard(device);
+  ops::check_status(kOp, kernels::amp_update_scale_cuda(args, ops::current_stream(device)));
+#endif
 }
 
 void update_scale_impl(const at::Tensor& scale, const at::Tensor& growth_tracker,
@@ -55,11 +64,10 @@ void update_scale_impl(const at::Tensor& scale, const at::Tensor& growth_tracker
   args.params.backoff_factor = backoff_factor;
   args.params.growth_interval = growth_interval;
   args.params.hysteresis = static_cast<std::int32_t>(hysteresis);
-  if (scale.is_cpu()) return kernels::amp_update_scale_cpu(args);
-#if defined(TORCHFUSE_WITH_CUDA)
-  const c10::OptionalDeviceGuard guard(scale.device());
-  ops::check_status(kOp, kernels::amp_update_scale_cuda(args, ops::current_stream(scale.device())));
-#endif
+  run(scale.device(), args);
+  ops::mark_written(scale);
+  ops::mark_written(growth_tracker);
+  if (hysteresis_tracker) ops::mark_written(*hysteresis_tracker);
 }
 
 }  // namespace
@@ -78,6 +86,10 @@ void amp_update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker
 
 TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("amp_update_scale_", update_scale_impl); }
 TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("amp_update_scale_", update_scale_impl); }
+// Other layouts and devices get our error.
+TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
+  m.impl("amp_update_scale_", update_scale_impl);
+}
 TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
   m.impl("amp_update_scale_", torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
 }

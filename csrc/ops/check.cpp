@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ops/check.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <sstream>
@@ -116,6 +117,14 @@ void check_scalar(const Argument& argument, const at::Tensor& tensor, at::Scalar
   }
   if (tensor.const_data_ptr() == nullptr) {
     fail(argument, "have memory of its own", "a null data pointer");
+  }
+}
+
+void check_writable(const Argument& argument, const at::Tensor& tensor) {
+  if (!tensor.defined() || !c10::GradMode::is_enabled()) return;
+  if (tensor.requires_grad() && tensor.is_leaf()) {
+    fail(argument, "be writable", "a leaf Variable that requires grad, used in an in-place operation",
+         "Call the op under torch.no_grad().");
   }
 }
 

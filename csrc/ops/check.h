@@ -45,6 +45,15 @@ void check_same_length(const char* op, const char* name, std::size_t length, std
 /// One element of type `dtype`, strided and with memory.
 void check_scalar(const Argument& argument, const at::Tensor& tensor, at::ScalarType dtype);
 
+/// An op writes to `tensor`: as torch's in-place ops, refuses a leaf that requires grad while gradients
+/// are recorded.
+void check_writable(const Argument& argument, const at::Tensor& tensor);
+
+/// Tells autograd that an op wrote to `tensor`.
+inline void mark_written(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 /// Throws for CUDA devices in a build without CUDA, with the way to one that has it.
 void check_backend(const char* op, const c10::Device& device);
 

@@ -61,11 +61,22 @@ class FunctionalStep {
     FusedStepOptions options;
     options.grad_scale = grad_scale;
     options.found_inf = found_inf;
+    check_all_writable();
     engine_.plan(std::move(slots_));
     engine_.run({std::move(group)}, options, &grads_);
   }
 
  private:
+  void check_all_writable() {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const auto index = static_cast<std::int64_t>(i);
+      check_writable({op(), "params", index}, slots_[i].param);
+      check_writable({op(), "master_params", index}, slots_[i].master);
+      check_writable({op(), "state_steps", index}, slots_[i].step);
+      for (const at::Tensor& state : slots_[i].states) check_writable({op(), "states", index}, state);
+    }
+  }
+
   const char* op() { return engine_.algorithm().op(); }
 
   StepEngine engine_;

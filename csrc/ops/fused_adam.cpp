@@ -87,7 +87,7 @@ void fused_adam_(at::TensorList params, at::TensorList grads, at::TensorList exp
 
 TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("fused_adam_", fused_adam_impl); }
 TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("fused_adam_", fused_adam_impl); }
-// Empty lists carry no device.
+// Empty lists carry no device; other layouts and devices get our error.
 TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
   m.impl("fused_adam_", fused_adam_impl);
 }

@@ -22,6 +22,10 @@ void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
                   const at::Tensor& inv_scale) {
   ops::check_scalar({kOp, "found_inf"}, found_inf, at::kFloat);
   ops::check_scalar({kOp, "inv_scale"}, inv_scale, at::kFloat);
+  ops::check_writable({kOp, "found_inf"}, found_inf);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    ops::check_writable({kOp, "tensors", static_cast<std::int64_t>(i)}, tensors[i]);
+  }
   ops::TensorList list(kOp, "tensors", tensors);
   if (list.buckets().empty()) return;
   ops::check_same_device({kOp, "found_inf"}, found_inf, list.device(), "tensors");
@@ -45,6 +49,8 @@ void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
 #endif
   }
   list.copy_back();
+  for (const at::Tensor& tensor : tensors) ops::mark_written(tensor);
+  ops::mark_written(found_inf);
 }
 
 }  // namespace
@@ -59,6 +65,10 @@ void multi_tensor_unscale_(at::TensorList tensors, const at::Tensor& found_inf,
 
 TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("multi_tensor_unscale_", unscale_impl); }
 TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("multi_tensor_unscale_", unscale_impl); }
+// Empty lists carry no device; other layouts and devices get our error.
+TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
+  m.impl("multi_tensor_unscale_", unscale_impl);
+}
 TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
   m.impl("multi_tensor_unscale_", torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
 }

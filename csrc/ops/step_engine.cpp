@@ -191,14 +191,18 @@ void StepEngine::finish(const FusedStepOptions& options) {
     for (auto& [original, copy] : converted_) original.copy_(copy);
   }
   converted_.clear();
-  const auto bump = [](const at::Tensor& tensor) {
-    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-  };
-  for (const std::size_t i : active_) {
-    // Autograd may have saved parameters, and gradients too; nothing saves optimizer state.
-    bump(slots_[i].param);
-    if (options.write_back_grads) bump(slots_[i].param.mutable_grad());
-  }
+  constexpr std::int64_t kSlotsPerThread = 1024;
+  at::parallel_for(0, static_cast<std::int64_t>(active_.size()), kSlotsPerThread,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i) {
+                       const FusedSlot& slot = slots_[active_[i]];
+                       mark_written(slot.param);
+                       for (const at::Tensor& state : slot.states) mark_written(state);
+                       mark_written(slot.master);
+                       mark_written(slot.step);
+                       if (options.write_back_grads) mark_written(slot.param.mutable_grad());
+                     }
+                   });
   active_.clear();
 }
 

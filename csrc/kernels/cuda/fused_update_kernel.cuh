@@ -41,7 +41,7 @@ template <bool kAligned, class Types, class S>
 __device__ __forceinline__ void fetch(const UpdateChunk<Types>& chunk, int stream,
                                       std::uint32_t index, RawVec<S, Types::kVec>& raw) {
   const unsigned char* address = chunk.streams[stream] + byte_offset<S>(index);
-  load_vec<Keep::kReadOnce>(raw, address, access_width<kAligned>(address));
+  load_vec<Keep::kStream>(raw, address, access_width<kAligned>(address));
 }
 
 template <bool kAligned, class Types, class S>
@@ -49,7 +49,7 @@ __device__ __forceinline__ void put(const UpdateChunk<Types>& chunk, int stream,
                                     std::uint32_t index,
                                     const RawVec<S, Types::kVec>& raw) {
   unsigned char* address = chunk.streams[stream] + byte_offset<S>(index);
-  store_vec(address, raw, access_width<kAligned>(address));
+  store_vec<Keep::kStream>(address, raw, access_width<kAligned>(address));
 }
 
 /// The vector that begins at element `index`. All loads are issued before the first value is used.

@@ -21,8 +21,8 @@
 #include <cstdint>
 
 #include "kernels/common/status.h"
-#include "kernels/common/stream.h"
 #include "kernels/common/tensor_table.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace torchfuse::kernels::cuda {
 
@@ -31,9 +31,6 @@ constexpr std::uint32_t kWarpThreads = 32;
 constexpr std::uint32_t kWarps = kThreads / kWarpThreads;
 constexpr std::int64_t kWarpElements = 512;
 constexpr std::uint32_t kMaxChunk = 16384;
-
-/// The driver's limit for kernel arguments since CUDA 12.1.
-constexpr std::size_t kMaxArgumentBytes = 32764;
 
 /// Rows that fit beside `fixed_bytes` of other arguments; 32 bytes are kept for counts and padding.
 constexpr int table_capacity(std::size_t bytes_per_row, std::size_t fixed_bytes) {
@@ -96,8 +93,6 @@ struct RowShare {
   std::int64_t begin;
 };
 
-#if defined(__CUDACC__) || defined(TORCHFUSE_CUDA_ON_CPU)
-
 template <class Row, int kCapacity>
 __device__ __forceinline__ RowShare row_share(const LaunchTable<Row, kCapacity>& table) {
   int row = 0;
@@ -138,8 +133,6 @@ __device__ __forceinline__ RowShare row_share(const LaunchTable<Row, kCapacity>&
   return share;
 }
 
-#endif
-
 /// The chunk for `total` elements: see Note [CUDA chunks].
 inline std::uint32_t choose_chunk(std::int64_t total, std::uint32_t smallest) {
   constexpr std::int64_t kAimedBlocks = 4096;
@@ -160,20 +153,6 @@ Status for_each_row(const TensorTable& tensors, Visit visit) {
     }
   }
   return Status{};
-}
-
-/// Enqueues `kernel`, which takes its only argument by value.
-template <class Arguments>
-Status launch(void (*kernel)(Arguments), const Arguments& arguments, std::uint32_t blocks,
-              std::uint32_t threads, Stream stream, const char* what) {
-  static_assert(sizeof(Arguments) <= kMaxArgumentBytes);
-  void* pointers[] = {const_cast<Arguments*>(&arguments)};
-  const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks),
-                                             dim3(threads), pointers, 0, stream);
-  if (error == cudaSuccess) return Status{};
-  // The failure is reported here, once; a later check must not find it again.
-  static_cast<void>(cudaGetLastError());
-  return Status{static_cast<int>(error), what};
 }
 
 }  // namespace torchfuse::kernels::cuda

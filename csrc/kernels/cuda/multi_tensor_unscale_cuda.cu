@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
       const T scaled[2] = {values[0] * inv_scale, values[1] * inv_scale};
       set_pair(raw, pair, scaled);
     }
-    store_words<kVectorBytes>(address, raw.words);
+    store_words<kVectorBytes, Keep::kNormal>(address, raw.words);
   }
 
   const std::uint32_t behind = head + vectors * kVec;

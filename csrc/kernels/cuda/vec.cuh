@@ -17,8 +17,8 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// How long a line should stay in the caches.
-enum class Keep { kNormal, kReadOnce };
+/// How long a line should stay in the caches: kStream is for streams larger than them.
+enum class Keep { kNormal, kStream };
 
 /// kVec elements of storage type S, as they lie in memory.
 template <class S, int kVec>
@@ -33,7 +33,7 @@ template <class T, Keep kKeep>
 __device__ __forceinline__ T load_once(const unsigned char* address) {
 #if defined(__CUDA_ARCH__)
   const T* typed = reinterpret_cast<const T*>(address);
-  return kKeep == Keep::kReadOnce ? __ldcs(typed) : *typed;
+  return kKeep == Keep::kStream ? __ldcs(typed) : *typed;
 #else
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) __builtin_trap();
   T value;
@@ -42,10 +42,15 @@ __device__ __forceinline__ T load_once(const unsigned char* address) {
 #endif
 }
 
-template <class T>
+template <Keep kKeep, class T>
 __device__ __forceinline__ void store_once(unsigned char* address, T value) {
 #if defined(__CUDA_ARCH__)
-  __stcs(reinterpret_cast<T*>(address), value);
+  T* typed = reinterpret_cast<T*>(address);
+  if constexpr (kKeep == Keep::kStream) {
+    __stcs(typed, value);
+  } else {
+    *typed = value;
+  }
 #else
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) __builtin_trap();
   memcpy(address, &value, sizeof value);
@@ -84,27 +89,28 @@ __device__ __forceinline__ void load_words(const unsigned char* address,
   }
 }
 
-template <std::uint32_t kWidth, int kWords>
+template <std::uint32_t kWidth, Keep kKeep, int kWords>
 __device__ __forceinline__ void store_words(unsigned char* address,
                                             const std::uint32_t (&words)[kWords]) {
   if constexpr (kWidth == 16) {
 #pragma unroll
     for (int i = 0; i < kWords; i += 4) {
-      store_once(address + 4 * i, make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]));
+      store_once<kKeep>(address + 4 * i,
+                        make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]));
     }
   } else if constexpr (kWidth == 8) {
 #pragma unroll
     for (int i = 0; i < kWords; i += 2) {
-      store_once(address + 4 * i, make_uint2(words[i], words[i + 1]));
+      store_once<kKeep>(address + 4 * i, make_uint2(words[i], words[i + 1]));
     }
   } else if constexpr (kWidth == 4) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) store_once<unsigned>(address + 4 * i, words[i]);
+    for (int i = 0; i < kWords; ++i) store_once<kKeep, unsigned>(address + 4 * i, words[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      store_once(address + 4 * i, static_cast<unsigned short>(words[i] & 0xffffu));
-      store_once(address + 4 * i + 2, static_cast<unsigned short>(words[i] >> 16));
+      store_once<kKeep>(address + 4 * i, static_cast<unsigned short>(words[i] & 0xffffu));
+      store_once<kKeep>(address + 4 * i + 2, static_cast<unsigned short>(words[i] >> 16));
     }
   }
 }
@@ -127,18 +133,18 @@ __device__ __forceinline__ void load_vec(RawVec<S, kVec>& raw, const unsigned ch
   }
 }
 
-template <class S, int kVec>
+template <Keep kKeep, class S, int kVec>
 __device__ __forceinline__ void store_vec(unsigned char* address, const RawVec<S, kVec>& raw,
                                           std::uint32_t width) {
   if (width == 16) {
-    store_words<16>(address, raw.words);
+    store_words<16, kKeep>(address, raw.words);
   } else if (width == 8) {
-    store_words<8>(address, raw.words);
+    store_words<8, kKeep>(address, raw.words);
   } else if constexpr (sizeof(S) <= 4) {
     if (sizeof(S) == 4 || width == 4) {
-      store_words<4>(address, raw.words);
+      store_words<4, kKeep>(address, raw.words);
     } else {
-      store_words<2>(address, raw.words);
+      store_words<2, kKeep>(address, raw.words);
     }
   }
 }

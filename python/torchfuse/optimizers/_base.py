@@ -126,7 +126,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         arguments = {
             "groups": [self._hyper_params(group) for group in self.param_groups],
             "grad_scale": getattr(self, "grad_scale", None),
-            "found_inf": getattr(self, "found_inf", None),
+            "found_inf": self._scaler_flag(),
             "check_inside": self._check_inside or shared["skip_non_finite"],
             "max_grad_norm": shared["max_grad_norm"],
             "write_back_grads": shared["write_back_grads"],
@@ -140,6 +140,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__}.step: expected the state to stay as it is during the "
                     "step, got a change. Do not change it from another thread."
                 )
+
+    def _scaler_flag(self) -> Tensor | None:
+        flag = getattr(self, "found_inf", None)
+        # Without any gradient torch's scaler sets the number 0 here: there is nothing to skip then.
+        return flag if isinstance(flag, Tensor) else None
 
     @torch.no_grad()
     def _plan(self, names: list[tuple[str, ...]]) -> None:

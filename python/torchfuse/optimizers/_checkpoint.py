@@ -150,6 +150,8 @@ class _StateReader:
         where = f"{self._where}['{name}']"
         if not isinstance(value, Tensor):
             raise ValueError(f"{where} to be a tensor, got {type(value).__name__}.")
+        if value.layout is not torch.strided:
+            raise ValueError(f"{where} to be a dense tensor, got layout {value.layout}.")
         if value.shape != param.shape:
             raise ValueError(
                 f"{where} to have the shape {list(param.shape)}, got {list(value.shape)}."

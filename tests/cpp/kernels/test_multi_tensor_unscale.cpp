@@ -78,6 +78,44 @@ TEST(Unscale, FindsANonFiniteElementAnywhere) {
   }
 }
 
+// The SIMD conversions against the integer routines: every encoding in, and products that need every
+// kind of rounding out.
+TEST(Unscale, ConvertsEveryEncodingAtEveryLevel) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const float scale : {1.0f, 1.001953125f, 0.99609375f, 3e-5f, 0.3f, 7.0f}) {
+      for (const CpuIsa isa : testing::levels_here()) {
+        Buffer all(dtype, 65536);
+        for (std::int64_t i = 0; i < 65536; ++i) {
+          const auto bits = static_cast<std::uint16_t>(i);
+          std::memcpy(static_cast<char*>(all.data()) + 2 * i, &bits, 2);
+        }
+        const Buffer before = all;
+        Rows rows;
+        TensorRow row;
+        row.grad = all.data();
+        row.numel = 65536;
+        rows.add(row);
+        const UnscaleArgs args{rows.table(dtype, dtype, dtype), &scale, nullptr};
+        EXPECT_TRUE(multi_tensor_unscale_cpu(isa, args, 0, 65536));
+        Buffer expected = before;
+        for (std::int64_t i = 0; i < 65536; ++i) {
+          // Kernels flush fp32 denormals on the way in and out.
+          const auto flush = [](float x) { return std::fabs(x) < 0x1p-126f ? x * 0.0f : x; };
+          const float product = flush(flush(static_cast<float>(before.get(i))) * scale);
+          expected.set(i, product);
+          if (std::isnan(product)) {
+            ASSERT_TRUE(std::isnan(all.get(i))) << name_of(isa) << ' ' << i;
+            continue;
+          }
+          ASSERT_EQ(float_bits(static_cast<float>(all.get(i))),
+                    float_bits(static_cast<float>(expected.get(i))))
+              << name_of(isa) << ' ' << i << " x " << scale;
+        }
+      }
+    }
+  }
+}
+
 TEST(Unscale, ReportsInputsNotResults) {
   // A finite element whose product overflows is the scale's fault, not the gradient's.
   Problem problem(DType::kFloat32, {16}, 0);

@@ -53,7 +53,7 @@ def test_scale_does_not_grow_past_fp32(device: str) -> None:
 
 @pytest.mark.parametrize("hysteresis", [1, 2, 3])
 def test_hysteresis(hysteresis: int, device: str) -> None:
-    """The scale backs off from the n-th overflow since the last growth on; growth refills."""
+    """The scale backs off from the n-th overflow in a row on; a clean step refills."""
     scale, tracker = make_state(1024.0, device=device)
     left = torch.tensor(hysteresis, dtype=torch.int32, device=device)
     expected, remaining, successes = 1024.0, hysteresis, 0
@@ -70,9 +70,9 @@ def test_hysteresis(hysteresis: int, device: str) -> None:
             remaining, successes = remaining - 1, 0
             expected *= 0.5 if remaining <= 0 else 1.0
         else:
-            successes += 1
+            remaining, successes = hysteresis, successes + 1
             if successes == 3:
-                expected, remaining, successes = expected * 2, hysteresis, 0
+                expected, successes = expected * 2, 0
         assert (float(scale), int(tracker)) == (expected, successes)
 
 
@@ -81,7 +81,8 @@ def test_shapes_and_versions() -> None:
     versions = scale._version, tracker._version
     torch.ops.torchfuse.amp_update_scale_(scale, tracker, torch.ones(1, 1), **rule())
     assert scale.tolist() == [4.0]
-    assert (scale._version, tracker._version) > versions
+    assert scale._version > versions[0]
+    assert tracker._version > versions[1]
 
 
 def test_wrapper_function_is_the_op() -> None:

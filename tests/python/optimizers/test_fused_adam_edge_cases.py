@@ -128,16 +128,17 @@ def test_write_back_grads_stores_unscaled_and_clipped_gradients(device: str) -> 
         torch.testing.assert_close(p.grad.double(), grad.double() * (0.5 / norm), rtol=5e-6, atol=0)
 
 
-def test_version_counters_bump() -> None:
+@pytest.mark.parametrize("write_back_grads", [False, True])
+def test_version_counters_bump(write_back_grads: bool) -> None:
     params = make_params()
-    optimizer = CONFIG.ours(params)
-    train(optimizer, params, [0])
-    state = optimizer.state[params[0]]
-    tensors = {"param": params[0], **{k: state[k] for k in ("exp_avg", "exp_avg_sq", "step")}}
-    versions = {name: t._version for name, t in tensors.items()}
-    train(optimizer, params, [1])
-    for name, t in tensors.items():
-        assert t._version > versions[name], f"{name}: the update is invisible to autograd"
+    optimizer = CONFIG.ours(params, write_back_grads=write_back_grads)
+    for seed in range(2):
+        set_grads(params, random_grads(params, seed))
+        versions = [(p._version, p.grad._version) for p in params]
+        optimizer.step()
+        for index, (p, (param, grad)) in enumerate(zip(params, versions, strict=True)):
+            assert p._version > param, f"params[{index}]: the update is invisible to autograd"
+            assert (p.grad._version > grad) == write_back_grads, f"grads[{index}]"
 
 
 def test_backward_through_an_updated_parameter_is_refused() -> None:

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The only way in which kernels are started, so that it can be replaced when their source runs on a CPU.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/status.h"
+#include "kernels/common/stream.h"
+
+namespace torchfuse::kernels::cuda {
+
+/// The driver's limit for kernel arguments since CUDA 12.1.
+constexpr std::size_t kMaxArgumentBytes = 32764;
+
+/// Enqueues `kernel`, which takes its only argument by value.
+template <class Arguments>
+Status launch(void (*kernel)(Arguments), const Arguments& arguments, std::uint32_t blocks,
+              std::uint32_t threads, Stream stream, const char* what) {
+  static_assert(sizeof(Arguments) <= kMaxArgumentBytes);
+  void* pointers[] = {const_cast<Arguments*>(&arguments)};
+  const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks),
+                                             dim3(threads), pointers, 0, stream);
+  if (error == cudaSuccess) return Status{};
+  // The failure is reported here, once; a later check must not find it again.
+  static_cast<void>(cudaGetLastError());
+  return Status{static_cast<int>(error), what};
+}
+
+}  // namespace torchfuse::kernels::cuda
