@@ -148,6 +148,16 @@ def test_closure_runs_with_grad_and_its_value_is_returned() -> None:
     assert (param < 1).all()
 
 
+def test_step_hooks_run() -> None:
+    params = make_params([(4,)])
+    optimizer = FusedAdam(params)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(optimizer, params, range(2))
+    assert calls == ["before", "after"] * 2
+
+
 def test_signature_starts_with_apex_positional_order() -> None:
     parameters = inspect.signature(FusedAdam.__init__).parameters
     positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -220,6 +220,19 @@ def test_fp64_parameter_with_fp32_state_is_refused_by_name() -> None:
         optimizer.step()
 
 
+def test_gradient_without_memory() -> None:
+    """As FSDP leaves freed shards: sizes and strides look normal, the pointer is null."""
+    params = make_params()
+    optimizer = CONFIG.ours(params)
+    train(optimizer, params, [0])
+    before = snapshot(optimizer)
+    params[2].grad.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"expected grads\[2\] to have memory of its own"):
+        optimizer.step()
+    params[2].grad = before["grad[2]"].clone()
+    assert_all_same_bits(snapshot(optimizer), before)
+
+
 def test_groups_with_different_clipping() -> None:
     params = make_params()
     groups = [{"params": params[:2], "max_grad_norm": 1.0}, {"params": params[2:]}]

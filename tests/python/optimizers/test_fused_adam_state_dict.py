@@ -75,6 +75,19 @@ def test_torchs_fused_optimizer_continues_from_our_checkpoint() -> None:
     assert_all_within_tolerance(params, reference)
 
 
+def test_options_that_a_torch_checkpoint_does_not_know_are_kept() -> None:
+    reference = make_params()
+    torchs = torch.optim.AdamW(reference)
+    train(torchs, reference, [0])
+    options = {"max_grad_norm": 0.5, "write_back_grads": True, "skip_non_finite": True}
+    ours = FusedAdam(make_params(), bias_correction=False, **options)
+    ours.load_state_dict(torchs.state_dict())
+    group = ours.param_groups[0]
+    assert {name: group[name] for name in options} == options
+    assert group["bias_correction"] is False
+    assert not {"foreach", "fused", "differentiable"} & set(group)
+
+
 def test_adam_checkpoints_choose_the_decay_mode() -> None:
     for kind, adam_w_mode in ((torch.optim.Adam, False), (torch.optim.AdamW, True)):
         reference = make_params()
