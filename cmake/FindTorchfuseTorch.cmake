@@ -38,7 +38,15 @@ function(_torchfuse_import_torch root)
     _torchfuse_import_torch_library(libgomp "${gomp}")
   endif()
   set(needed "")
-  foreach(name c10 torch_cpu c10_cuda torch_cuda torch torch_python)
+  foreach(
+    name
+    c10
+    torch_cpu
+    c10_cuda
+    torch_cuda
+    torch
+    torch_python
+  )
     set(path "${root}/lib/lib${name}.so")
     if(name STREQUAL "torch")
       list(APPEND needed "\"${path}\"")

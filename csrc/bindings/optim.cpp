@@ -78,8 +78,8 @@ HyperParam hyper_param(py::handle value, const std::string& name, std::size_t gr
   if (THPVariable_Check(value.ptr())) {
     const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
     // A host tensor is read here: kernels of any device take a number.
-    const bool number = tensor.numel() == 1 && (tensor.scalar_type() == at::kFloat ||
-                                                tensor.scalar_type() == at::kDouble);
+    const bool number = tensor.numel() == 1 &&
+                        (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
     if (number && tensor.is_cpu()) return tensor.item<double>();
     return tensor;
   }
@@ -260,10 +260,10 @@ void bind_optim(py::module_& module) {
             options.write_back_grads = write_back_grads;
             return self.step(groups, options, owner, param_lists);
           },
-          py::arg("groups"), py::arg("grad_scale") = py::none(),
-          py::arg("found_inf") = py::none(), py::arg("check_inside") = false,
-          py::arg("max_grad_norm") = py::none(), py::arg("write_back_grads") = false,
-          py::arg("owner") = py::none(), py::arg("param_lists") = py::none())
+          py::arg("groups"), py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
+          py::arg("check_inside") = false, py::arg("max_grad_norm") = py::none(),
+          py::arg("write_back_grads") = false, py::arg("owner") = py::none(),
+          py::arg("param_lists") = py::none())
       .def("reset", &PyFusedStep::reset)
       .def("total_norm", &PyFusedStep::total_norm)
       .def("skipped", &PyFusedStep::skipped);

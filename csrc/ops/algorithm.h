@@ -21,8 +21,8 @@
 
 namespace torchfuse::ops {
 
-/// Reads one group's hyper-parameters in order, with range checks on those given as numbers. (A tensor
-/// is read on the device alone, so its value is the caller's affair.)
+/// Reads one group's hyper-parameters in order, with range checks on those given as numbers. (A
+/// tensor is read on the device alone, so its value is the caller's affair.)
 class GroupReader {
  public:
   /// `tensors` receives the device copies of tensor values, which must outlive the launch.
@@ -87,14 +87,15 @@ class FusedAlgorithm : public Algorithm {
     args.scalars = scalars;
     args.write_back_grads = write_back_grads;
     if (bucket.key.device.is_cpu()) {
-      parallel_over_elements(args.tensors.total(), [&](kernels::CpuIsa isa, std::int64_t begin,
-                                                       std::int64_t end) {
-        kernels::fused_update_cpu<Functor>(isa, args, begin, end);
-      });
+      parallel_over_elements(args.tensors.total(),
+                             [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                               kernels::fused_update_cpu<Functor>(isa, args, begin, end);
+                             });
       return;
     }
 #if defined(TORCHFUSE_WITH_CUDA)
-    check_status(op(), kernels::fused_update_cuda<Functor>(args, current_stream(bucket.key.device)));
+    check_status(op(),
+                 kernels::fused_update_cuda<Functor>(args, current_stream(bucket.key.device)));
 #endif
   }
 

@@ -59,7 +59,8 @@ void update_scale_impl(const at::Tensor& scale, const at::Tensor& growth_tracker
   args.scale = scale.mutable_data_ptr<float>();
   args.growth_tracker = growth_tracker.mutable_data_ptr<std::int32_t>();
   args.found_inf = found_inf.const_data_ptr<float>();
-  if (hysteresis_tracker) args.hysteresis_tracker = hysteresis_tracker->mutable_data_ptr<std::int32_t>();
+  if (hysteresis_tracker)
+    args.hysteresis_tracker = hysteresis_tracker->mutable_data_ptr<std::int32_t>();
   args.params.growth_factor = growth_factor;
   args.params.backoff_factor = backoff_factor;
   args.params.growth_interval = growth_interval;

@@ -60,8 +60,8 @@ void set_cpu_isa(const std::string& name) {
   const CpuIsa best = kernels::detect_cpu_isa();
   for (const CpuIsa isa : {CpuIsa::kBaseline, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
     if (name != kernels::name_of(isa)) continue;
-    TORCH_CHECK(isa <= best, "set_cpu_isa: expected name to be a level of this processor, got ", name,
-                ". The best here is ", kernels::name_of(best), ".");
+    TORCH_CHECK(isa <= best, "set_cpu_isa: expected name to be a level of this processor, got ",
+                name, ". The best here is ", kernels::name_of(best), ".");
     ops::isa_in_force().store(isa, std::memory_order_relaxed);
     return;
   }

@@ -44,15 +44,16 @@ struct Bucket {
   }
 
   kernels::TensorTable table() const {
-    return {rows.data(), offsets.data(), static_cast<std::int64_t>(rows.size()), key.param,
-            key.grad,    key.state,      key.has_master};
+    return {rows.data(),   offsets.data(), static_cast<std::int64_t>(rows.size()),
+            key.param,     key.grad,       key.state,
+            key.has_master};
   }
 
   std::int64_t num_partials() const { return slots.back(); }
 };
 
-/// Buckets by key. Few keys exist at a time, so that the search is a short loop; the last one found is
-/// tried first.
+/// Buckets by key. Few keys exist at a time, so that the search is a short loop; the last one found
+/// is tried first.
 class Buckets {
  public:
   void clear() {

@@ -86,7 +86,8 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 void check_same_sizes(const Argument& argument, const at::Tensor& tensor,
                       const at::Tensor& reference, const char* reference_name) {
   if (tensor.sizes().equals(reference.sizes())) return;
-  fail(argument, std::string("have the sizes of ") + reference_name + ", " + text(reference.sizes()),
+  fail(argument,
+       std::string("have the sizes of ") + reference_name + ", " + text(reference.sizes()),
        text(tensor.sizes()));
 }
 
@@ -123,7 +124,8 @@ void check_scalar(const Argument& argument, const at::Tensor& tensor, at::Scalar
 void check_writable(const Argument& argument, const at::Tensor& tensor) {
   if (!tensor.defined() || !c10::GradMode::is_enabled()) return;
   if (tensor.requires_grad() && tensor.is_leaf()) {
-    fail(argument, "be writable", "a leaf Variable that requires grad, used in an in-place operation",
+    fail(argument, "be writable",
+         "a leaf Variable that requires grad, used in an in-place operation",
          "Call the op under torch.no_grad().");
   }
 }
@@ -133,7 +135,8 @@ void check_backend(const char* op, const c10::Device& device) {
   (void)op;
   (void)device;
 #else
-  TORCH_CHECK(!device.is_cuda(), op, ": torchfuse was built without CUDA and cannot run on ", device,
+  TORCH_CHECK(!device.is_cuda(), op, ": torchfuse was built without CUDA and cannot run on ",
+              device,
               ". Rebuild it with TORCHFUSE_WITH_CUDA=ON and an nvcc whose CUDA major version is "
               "torch's.");
 #endif

@@ -31,8 +31,8 @@ void check_tensor(const Argument& argument, const at::Tensor& tensor);
 /// check_tensor, and elements that fill their memory without gaps or overlap, in any order.
 void check_dense(const Argument& argument, const at::Tensor& tensor);
 
-/// Whether the two store equal elements at equal offsets: same sizes and strides, dimensions of size
-/// one aside.
+/// Whether the two store equal elements at equal offsets: same sizes and strides, dimensions of
+/// size one aside.
 bool same_layout(const at::Tensor& a, const at::Tensor& b);
 
 void check_same_sizes(const Argument& argument, const at::Tensor& tensor,
@@ -45,8 +45,8 @@ void check_same_length(const char* op, const char* name, std::size_t length, std
 /// One element of type `dtype`, strided and with memory.
 void check_scalar(const Argument& argument, const at::Tensor& tensor, at::ScalarType dtype);
 
-/// An op writes to `tensor`: as torch's in-place ops, refuses a leaf that requires grad while gradients
-/// are recorded.
+/// An op writes to `tensor`: as torch's in-place ops, refuses a leaf that requires grad while
+/// gradients are recorded.
 void check_writable(const Argument& argument, const at::Tensor& tensor);
 
 /// Tells autograd that an op wrote to `tensor`.

@@ -17,7 +17,8 @@
 namespace torchfuse::ops {
 
 /// Boxed Meta kernel of an op that mutates its arguments and returns nothing: drops the arguments.
-inline void trace_only(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+inline void trace_only(const c10::OperatorHandle& op, c10::DispatchKeySet,
+                       torch::jit::Stack* stack) {
   torch::jit::drop(*stack, op.schema().arguments().size());
 }
 
@@ -73,7 +74,8 @@ class FunctionalStep {
       check_writable({op(), "params", index}, slots_[i].param);
       check_writable({op(), "master_params", index}, slots_[i].master);
       check_writable({op(), "state_steps", index}, slots_[i].step);
-      for (const at::Tensor& state : slots_[i].states) check_writable({op(), "states", index}, state);
+      for (const at::Tensor& state : slots_[i].states)
+        check_writable({op(), "states", index}, state);
     }
   }
 

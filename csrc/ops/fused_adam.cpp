@@ -17,9 +17,9 @@ class AdamAlgorithm final : public ops::FusedAlgorithm<kernels::Adam> {
   const char* op() const override { return "fused_adam_"; }
 
   const std::vector<std::string>& hyper_param_names() const override {
-    static const std::vector<std::string> names{
-        "lr",  "beta1", "beta2", "eps", "weight_decay", "bias_correction", "adam_w_mode",
-        "amsgrad", "maximize"};
+    static const std::vector<std::string> names{"lr",          "beta1",        "beta2",
+                                                "eps",         "weight_decay", "bias_correction",
+                                                "adam_w_mode", "amsgrad",      "maximize"};
     return names;
   }
 
@@ -93,8 +93,7 @@ TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
 }
 // The op returns nothing: tracing needs no more than its schema.
 TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("fused_adam_",
-         torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
+  m.impl("fused_adam_", torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
 }
 
 }  // namespace torchfuse

@@ -13,7 +13,8 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 
   // tensors *= inv_scale, with found_inf set to 1 if an element was not finite.
-  m.def("multi_tensor_unscale_(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()");
+  m.def(
+      "multi_tensor_unscale_(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()");
 
   // L2 norm over all tensors and a flag for non-finite elements, in one read.
   m.def("multi_tensor_l2_norm(Tensor[] tensors) -> (Tensor norm, Tensor found_inf)");

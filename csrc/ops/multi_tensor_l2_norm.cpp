@@ -29,17 +29,17 @@ void run_prologue(const c10::Device& device, const kernels::PrologueArgs& args) 
 void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* partials) {
   const kernels::L2NormArgs args{bucket.table(), bucket.slots.data(), partials};
   if (bucket.key.device.is_cpu()) {
-    ops::parallel_over_elements(args.tensors.total(), [&](kernels::CpuIsa isa, std::int64_t begin,
-                                                          std::int64_t end) {
-      kernels::multi_tensor_l2_norm_cpu(isa, args, begin, end);
-    });
+    ops::parallel_over_elements(args.tensors.total(),
+                                [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                                  kernels::multi_tensor_l2_norm_cpu(isa, args, begin, end);
+                                });
     return;
   }
 #if defined(TORCHFUSE_WITH_CUDA)
   bool prologue_done = false;
-  ops::check_status(kOp, kernels::multi_tensor_l2_norm_cuda(
-                             args, nullptr, nullptr, &prologue_done,
-                             ops::current_stream(bucket.key.device)));
+  ops::check_status(kOp,
+                    kernels::multi_tensor_l2_norm_cuda(args, nullptr, nullptr, &prologue_done,
+                                                       ops::current_stream(bucket.key.device)));
 #endif
 }
 

@@ -36,16 +36,17 @@ void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
                                     found_inf.mutable_data_ptr<float>()};
     if (list.device().is_cpu()) {
       std::atomic<bool> found{false};
-      ops::parallel_over_elements(args.tensors.total(), [&](kernels::CpuIsa isa, std::int64_t begin,
-                                                            std::int64_t end) {
-        if (kernels::multi_tensor_unscale_cpu(isa, args, begin, end)) found = true;
-      });
+      ops::parallel_over_elements(args.tensors.total(),
+                                  [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                                    if (kernels::multi_tensor_unscale_cpu(isa, args, begin, end))
+                                      found = true;
+                                  });
       if (found) *args.found_inf = 1.0f;
       continue;
     }
 #if defined(TORCHFUSE_WITH_CUDA)
-    ops::check_status(
-        kOp, kernels::multi_tensor_unscale_cuda(args, ops::current_stream(list.device())));
+    ops::check_status(kOp,
+                      kernels::multi_tensor_unscale_cuda(args, ops::current_stream(list.device())));
 #endif
   }
   list.copy_back();

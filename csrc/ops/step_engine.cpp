@@ -95,10 +95,10 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
       const kernels::L2NormArgs args{bucket->table(), bucket->slots.data(), partials};
       partials += bucket->num_partials();
       if (work.device.is_cpu()) {
-        parallel_over_elements(args.tensors.total(), [&](kernels::CpuIsa isa, std::int64_t begin,
-                                                         std::int64_t end) {
-          kernels::multi_tensor_l2_norm_cpu(isa, args, begin, end);
-        });
+        parallel_over_elements(args.tensors.total(),
+                               [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                                 kernels::multi_tensor_l2_norm_cpu(isa, args, begin, end);
+                               });
         continue;
       }
 #if defined(TORCHFUSE_WITH_CUDA)

@@ -28,8 +28,8 @@ class StepEngine {
   void plan(std::vector<FusedSlot> slots);
   const std::vector<FusedSlot>& slots() const { return slots_; }
 
-  /// `grads[i]` belongs to slot i; without `grads`, each parameter's own .grad is read. A slot with an
-  /// undefined gradient takes no part.
+  /// `grads[i]` belongs to slot i; without `grads`, each parameter's own .grad is read. A slot with
+  /// an undefined gradient takes no part.
   void run(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options,
            const at::TensorList* grads = nullptr);
 

@@ -65,7 +65,10 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
     const kernels::DType dtype = dtype_of(argument, state);
     if (dtype != planned.key.param &&
         (dtype != kernels::DType::kFloat32 || planned.key.param == kernels::DType::kFloat64)) {
-      fail(argument, "be of the parameter's dtype or float32", c10::str(state.scalar_type()));
+      fail(argument,
+           planned.key.param == kernels::DType::kFloat64 ? "be of the parameter's dtype, float64"
+                                                         : "be of the parameter's dtype or float32",
+           c10::str(state.scalar_type()));
     }
     if (!first && dtype != planned.key.state) {
       fail(argument, "be of the same dtype as the other states", c10::str(state.scalar_type()));
@@ -178,8 +181,8 @@ const at::Tensor& StepEngine::grad_of(std::size_t index, const at::TensorList* g
   return grads != nullptr ? (*grads)[index] : slots_[index].param.mutable_grad();
 }
 
-/// Long lists of small tensors are bound by the latency of their tensor objects, which lie scattered:
-/// ask for those of later slots while this one is looked at.
+/// Long lists of small tensors are bound by the latency of their tensor objects, which lie
+/// scattered: ask for those of later slots while this one is looked at.
 void StepEngine::fetch_ahead(std::size_t index) const {
   constexpr std::size_t kObjects = 16;
   constexpr std::size_t kStorages = 8;
@@ -201,8 +204,8 @@ void StepEngine::fetch_ahead(std::size_t index) const {
   fetch(slots_[index + kGrads].param.mutable_grad().unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
 }
 
-/// Looks at every slot, on all threads, without changing or throwing anything: does it take part, and
-/// is it as planned? The few that are not are checked in full afterwards, in order.
+/// Looks at every slot, on all threads, without changing or throwing anything: does it take part,
+/// and is it as planned? The few that are not are checked in full afterwards, in order.
 void StepEngine::survey(const at::TensorList* grads) {
   constexpr std::int64_t kSlotsPerThread = 1024;
   found_.resize(slots_.size());
@@ -211,11 +214,11 @@ void StepEngine::survey(const at::TensorList* grads) {
     if (!grad.defined()) return Found::kNoGrad;
     const Planned& planned = planned_[i];
     const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
-    const bool as_planned =
-        impl->layout() == at::kStrided && impl->dtype() == planned.param_type &&
-        impl->device() == planned.key.device && impl->is_contiguous() && !grad.is_neg() &&
-        impl->sizes().equals(planned.streams[0].impl->sizes()) && impl->has_storage() &&
-        planned.unchanged();
+    const bool as_planned = impl->layout() == at::kStrided && impl->dtype() == planned.param_type &&
+                            impl->device() == planned.key.device && impl->is_contiguous() &&
+                            !grad.is_neg() &&
+                            impl->sizes().equals(planned.streams[0].impl->sizes()) &&
+                            impl->has_storage() && planned.unchanged();
     return as_planned ? Found::kAsPlanned : Found::kNeedsCheck;
   };
   at::parallel_for(0, static_cast<std::int64_t>(slots_.size()), kSlotsPerThread,

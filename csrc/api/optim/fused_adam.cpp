@@ -36,8 +36,7 @@ void check_wide_options(const FusedAdamOptions& options, const FusedAdamOptions&
   check_wide_option(options.max_grad_norm() == wide.max_grad_norm(), group, "max_grad_norm");
   check_wide_option(options.write_back_grads() == wide.write_back_grads(), group,
                     "write_back_grads");
-  check_wide_option(options.skip_non_finite() == wide.skip_non_finite(), group,
-                    "skip_non_finite");
+  check_wide_option(options.skip_non_finite() == wide.skip_non_finite(), group, "skip_non_finite");
 }
 
 FusedAdam::FusedAdam(const std::vector<OptimizerParamGroup>& param_groups,
@@ -96,8 +95,8 @@ FusedSlot FusedAdam::make_slot(const at::Tensor& param, const OptimizerParamStat
   if (state != nullptr) held = static_cast<const FusedAdamParamState&>(*state);
   const bool complete = held.exp_avg().defined();
   TORCH_CHECK_VALUE(held.exp_avg_sq().defined() == complete && held.step().defined() == complete,
-                    kFusedAdamName, ": expected the state of a parameter of sizes ",
-                    param.sizes(), " to have all of step, exp_avg and exp_avg_sq, got some. "
+                    kFusedAdamName, ": expected the state of a parameter of sizes ", param.sizes(),
+                    " to have all of step, exp_avg and exp_avg_sq, got some. "
                     "Set all, or erase the parameter's state.");
   const auto moment = [&param](const at::Tensor& tensor) {
     return tensor.defined() ? tensor : zero_moment(param);
@@ -134,8 +133,7 @@ bool FusedAdam::slot_is_current(const FusedSlot& slot, const OptimizerParamState
   return slot.states[0].is_same(held.exp_avg()) && slot.states[1].is_same(held.exp_avg_sq()) &&
          slot.step.is_same(held.step()) && slot.master.is_same(held.master_param()) &&
          slot.master.defined() == wants_master(slot.param, adam) &&
-         max.defined() == adam.amsgrad() &&
-         (!max.defined() || max.is_same(held.max_exp_avg_sq()));
+         max.defined() == adam.amsgrad() && (!max.defined() || max.is_same(held.max_exp_avg_sq()));
 }
 
 }  // namespace torchfuse::optim

@@ -31,8 +31,8 @@ torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param, const 
                     std::initializer_list<at::ScalarType> dtypes) {
   if (!loaded.defined()) return {};
   TORCH_CHECK_VALUE(loaded.sizes() == param.sizes(), kName, ": expected the archive's ", name,
-                    " to have the sizes ", param.sizes(), " of its parameter, got ",
-                    loaded.sizes(), ".");
+                    " to have the sizes ", param.sizes(), " of its parameter, got ", loaded.sizes(),
+                    ".");
   bool known = false;
   for (const at::ScalarType dtype : dtypes) known = known || loaded.scalar_type() == dtype;
   TORCH_CHECK_VALUE(known, kName, ": expected the archive's ", name, " to have dtype ",
@@ -79,8 +79,7 @@ std::unique_ptr<FusedAdamParamState> read_state(torch::serialize::InputArchive& 
   state->exp_avg(adopt(loaded.exp_avg(), param, name + ".exp_avg",
                        {moment_dtype(param), param.scalar_type()}));
   state->exp_avg_sq(adopt(loaded.exp_avg_sq(), param, name + ".exp_avg_sq", {dtype}));
-  state->max_exp_avg_sq(
-      adopt(loaded.max_exp_avg_sq(), param, name + ".max_exp_avg_sq", {dtype}));
+  state->max_exp_avg_sq(adopt(loaded.max_exp_avg_sq(), param, name + ".max_exp_avg_sq", {dtype}));
   state->master_param(adopt(loaded.master_param(), param, name + ".master_param", {at::kFloat}));
   return state;
 }

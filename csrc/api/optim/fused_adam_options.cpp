@@ -69,9 +69,8 @@ void FusedAdamOptions::check(const std::string& owner) const {
   check_beta(owner, 1, std::get<1>(betas()));
   check_non_negative(owner, "eps", eps());
   check_non_negative(owner, "weight_decay", weight_decay());
-  TORCH_CHECK_VALUE(!max_grad_norm().has_value() || *max_grad_norm() >= 0.0,
-                    "FusedAdam: expected ", owner, ".max_grad_norm to be >= 0 or none, got ",
-                    *max_grad_norm(), ".");
+  TORCH_CHECK_VALUE(!max_grad_norm().has_value() || *max_grad_norm() >= 0.0, "FusedAdam: expected ",
+                    owner, ".max_grad_norm to be >= 0 or none, got ", *max_grad_norm(), ".");
 }
 
 void FusedAdamOptions::serialize(torch::serialize::InputArchive& archive) {

@@ -25,8 +25,8 @@ struct FusedSlot {
   /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. All of one dtype:
   /// fp32 or the parameter's; same sizes and strides as `param`.
   std::vector<at::Tensor> states;
-  at::Tensor master;  ///< fp32 master of an fp16 or bf16 parameter, or undefined
-  at::Tensor step;    ///< 0-dim fp32, on the parameter's device
+  at::Tensor master;       ///< fp32 master of an fp16 or bf16 parameter, or undefined
+  at::Tensor step;         ///< 0-dim fp32, on the parameter's device
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
 };
 
@@ -36,7 +36,8 @@ struct FusedStepOptions {
   std::optional<at::Tensor> grad_scale;
   /// 1-element fp32 flag: non-zero skips the step on the device, without the host reading it.
   std::optional<at::Tensor> found_inf;
-  /// Check all gradients inside the step; a non-finite element skips it and sets `found_inf`, if given.
+  /// Check all gradients inside the step; a non-finite element skips it and sets `found_inf`, if
+  /// given.
   bool check_inside = false;
   /// Clip the global norm of the unscaled gradients, over all groups and devices.
   std::optional<double> max_grad_norm;
@@ -48,9 +49,9 @@ struct FusedStepOptions {
 /// (norm and check, then update). Python and C++ optimizer classes each hold one.
 ///
 /// The plan is the list of slots. Every step re-reads each slot's gradient and memory addresses, so
-/// `p.data = ...` and replaced gradients are seen; a slot whose tensors no longer fit together raises
-/// an error that names it, before anything is written. Whoever replaces a state tensor by another
-/// tensor object must call plan() again. No gradient is held after step() returns.
+/// `p.data = ...` and replaced gradients are seen; a slot whose tensors no longer fit together
+/// raises an error that names it, before anything is written. Whoever replaces a state tensor by
+/// another tensor object must call plan() again. No gradient is held after step() returns.
 class TORCHFUSE_API FusedStep {
  public:
   /// `algorithm` is an update registered in ops: "adam". Throws on any other name.
@@ -72,13 +73,14 @@ class TORCHFUSE_API FusedStep {
 
   /// One step over all slots whose parameter has a gradient. `groups[slot.group]` holds the values
   /// of hyper_param_names(). Every check is made before anything is written.
-  void step(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options = {});
+  void step(const std::vector<std::vector<HyperParam>>& groups,
+            const FusedStepOptions& options = {});
 
-  /// L2 norm of the unscaled gradients of the last step that clipped or checked: a 0-dim fp32 tensor
-  /// on the device. Undefined before such a step.
+  /// L2 norm of the unscaled gradients of the last step that clipped or checked: a 0-dim fp32
+  /// tensor on the device. Undefined before such a step.
   at::Tensor total_norm() const;
-  /// 1 if the last step was skipped, else 0: a 0-dim fp32 tensor on the device. Undefined before the
-  /// first step.
+  /// 1 if the last step was skipped, else 0: a 0-dim fp32 tensor on the device. Undefined before
+  /// the first step.
   at::Tensor skipped() const;
 
  private:
@@ -86,9 +88,9 @@ class TORCHFUSE_API FusedStep {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Gives each parameter's step count a home in one buffer per device: returns 0-dim views of separate
-/// elements with the values of `steps`, on the device of `params[i]`, or `steps` itself where it
-/// already is such a view. Undefined entries start at 0.
+/// Gives each parameter's step count a home in one buffer per device: returns 0-dim views of
+/// separate elements with the values of `steps`, on the device of `params[i]`, or `steps` itself
+/// where it already is such a view. Undefined entries start at 0.
 TORCHFUSE_API std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
                                                  std::vector<at::Tensor> steps);
 

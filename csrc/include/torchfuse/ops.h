@@ -22,9 +22,9 @@ namespace torchfuse {
 ///     param -= lr * weight_decay * param           (adam_w_mode = true)
 ///     param -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 ///
-/// where v is max_exp_avg_sq = max(max_exp_avg_sq, v) under `amsgrad`, and both bias corrections are 1
-/// without `bias_correction`. Same results as torch.optim.Adam and AdamW up to rounding (Kingma and Ba
-/// 2015; Loshchilov and Hutter 2019).
+/// where v is max_exp_avg_sq = max(max_exp_avg_sq, v) under `amsgrad`, and both bias corrections
+/// are 1 without `bias_correction`. Same results as torch.optim.Adam and AdamW up to rounding
+/// (Kingma and Ba 2015; Loshchilov and Hutter 2019).
 ///
 /// @param params fp32, fp16, bf16 or fp64; dense, any strides.
 /// @param grads same sizes; any of these dtypes; never modified.
@@ -49,28 +49,30 @@ TORCHFUSE_API void fused_adam_(at::TensorList params, at::TensorList grads, at::
 
 /// Multiplies every tensor by `inv_scale` in place and sets `found_inf` to 1 if an element was not
 /// finite before. One read and one write; `found_inf` is never cleared. As torch's
-/// _amp_foreach_non_finite_check_and_unscale_, for any mix of fp32, fp16, bf16 and fp64 and any strides.
+/// _amp_foreach_non_finite_check_and_unscale_, for any mix of fp32, fp16, bf16 and fp64 and any
+/// strides.
 ///
 /// @param tensors all on one device.
 /// @param found_inf, inv_scale 1-element fp32 on the same device.
 TORCHFUSE_API void multi_tensor_unscale_(at::TensorList tensors, const at::Tensor& found_inf,
                                          const at::Tensor& inv_scale);
 
-/// The L2 norm over all elements of all tensors, and whether one is not finite, in one read. The sum
-/// of squares cannot overflow, and the result is the same bits on every run and thread count.
+/// The L2 norm over all elements of all tensors, and whether one is not finite, in one read. The
+/// sum of squares cannot overflow, and the result is the same bits on every run and thread count.
 ///
 /// @param tensors any mix of fp32, fp16, bf16 and fp64 on one device.
-/// @return {norm, found_inf}: 0-dim fp32 tensors on that device. An empty list gives zeros on the CPU.
+/// @return {norm, found_inf}: 0-dim fp32 tensors on that device. An empty list gives zeros on the
+/// CPU.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::TensorList tensors);
 
 /// Updates a loss scale in place after a step (torch.amp's rule; with `hysteresis` > 1, apex's).
 ///
 /// @param scale, found_inf 1-element fp32; growth_tracker 1-element int32; one device.
 /// @param hysteresis_tracker 1-element int32, needed when hysteresis > 1.
-TORCHFUSE_API void amp_update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker,
-                                     const at::Tensor& found_inf, double growth_factor,
-                                     double backoff_factor, std::int64_t growth_interval,
-                                     const std::optional<at::Tensor>& hysteresis_tracker = std::nullopt,
-                                     std::int64_t hysteresis = 1);
+TORCHFUSE_API void amp_update_scale_(
+    const at::Tensor& scale, const at::Tensor& growth_tracker, const at::Tensor& found_inf,
+    double growth_factor, double backoff_factor, std::int64_t growth_interval,
+    const std::optional<at::Tensor>& hysteresis_tracker = std::nullopt,
+    std::int64_t hysteresis = 1);
 
 }  // namespace torchfuse

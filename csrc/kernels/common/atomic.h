@@ -5,8 +5,8 @@
 // Results pass from one block to another only through `fetch_add_acq_rel`: the writer's stores come
 // before its arrival (release), the reader's loads after it has seen all arrivals (acquire), and
 // __syncthreads() extends both to the other threads of the block. One operation carries the whole
-// ordering, so leaving it out is an error that a race detector can see when the kernels run on a CPU;
-// a relaxed atomic with a fence beside it is not.
+// ordering, so leaving it out is an error that a race detector can see when the kernels run on a
+// CPU; a relaxed atomic with a fence beside it is not.
 #pragma once
 
 #include <cstdint>

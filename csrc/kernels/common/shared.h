@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The only way in which kernels get shared memory, so that it can be replaced when their source runs
-// on a CPU.
+// The only way in which kernels get shared memory, so that it can be replaced when their source
+// runs on a CPU.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ __device__ __forceinline__ T& block_shared() {
 
 #else
 
-/// Storage of the running block for `key`, suitably aligned for any type. Defined by whatever runs the
-/// kernels on the CPU.
+/// Storage of the running block for `key`, suitably aligned for any type. Defined by whatever runs
+/// the kernels on the CPU.
 void* block_shared_storage(const void* key, std::size_t bytes);
 
 template <class T>

@@ -23,7 +23,8 @@ struct TensorRow {
   std::int32_t group = 0;  ///< index into the array of per-group hyper-parameters
 };
 
-/// `offsets` are the prefix sums of numel, count + 1 of them, so that work can be split by elements.
+/// `offsets` are the prefix sums of numel, count + 1 of them, so that work can be split by
+/// elements.
 struct TensorTable {
   const TensorRow* rows = nullptr;
   const std::int64_t* offsets = nullptr;

@@ -5,10 +5,10 @@
 
 namespace torchfuse::kernels {
 
-#define TORCHFUSE_DECLARE_LEVEL(level)                                            \
-  namespace cpu::level {                                                          \
-  void multi_tensor_l2_norm(const L2NormArgs&, std::int64_t, std::int64_t);       \
-  bool multi_tensor_unscale(const UnscaleArgs&, std::int64_t, std::int64_t);      \
+#define TORCHFUSE_DECLARE_LEVEL(level)                                       \
+  namespace cpu::level {                                                     \
+  void multi_tensor_l2_norm(const L2NormArgs&, std::int64_t, std::int64_t);  \
+  bool multi_tensor_unscale(const UnscaleArgs&, std::int64_t, std::int64_t); \
   }
 TORCHFUSE_DECLARE_LEVEL(baseline)
 TORCHFUSE_DECLARE_LEVEL(avx2)

@@ -6,10 +6,10 @@
 
 namespace torchfuse::kernels {
 
-#define TORCHFUSE_DECLARE_LEVEL(level)                                             \
-  namespace cpu::level {                                                           \
-  template <class Functor>                                                         \
-  void fused_update(const UpdateArgs<Functor>&, std::int64_t, std::int64_t);       \
+#define TORCHFUSE_DECLARE_LEVEL(level)                                       \
+  namespace cpu::level {                                                     \
+  template <class Functor>                                                   \
+  void fused_update(const UpdateArgs<Functor>&, std::int64_t, std::int64_t); \
   }
 TORCHFUSE_DECLARE_LEVEL(baseline)
 TORCHFUSE_DECLARE_LEVEL(avx2)

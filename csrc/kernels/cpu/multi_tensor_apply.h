@@ -29,8 +29,7 @@ struct Streams {
 /// Updates one vector of elements at `index`.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_vector(const Streams& streams, std::int64_t index,
-                                    const typename Functor::template Coefs<T>& coefs,
-                                    T grad_coef) {
+                                    const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   using V = typename Simd<T>::V;
   V param = load(streams.param_in, index, streams.param_in_dtype, T());
   const V grad = load(streams.grad, index, streams.grad_dtype, T()) * V(grad_coef);
@@ -98,8 +97,8 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
 /// Whole vectors of one tensor, then the rest.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_stretch(const Streams& streams, std::int64_t begin, std::int64_t end,
-                                    const typename Functor::template Coefs<T>& coefs,
-                                    T grad_coef) {
+                                     const typename Functor::template Coefs<T>& coefs,
+                                     T grad_coef) {
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
   std::int64_t i = begin;
   for (; i + kWidth <= end; i += kWidth) {
@@ -116,12 +115,11 @@ TORCHFUSE_INLINE void update_stretch(const Streams& streams, std::int64_t begin,
   if (i < end) update_tail<Functor, T>(streams, i, end - i, coefs, grad_coef);
 }
 
-/// Elements [begin, end) of one tensor. Where all streams have one 16-bit type the arithmetic is the
-/// limit, not memory: telling the compiler so takes the type branches out of the loop.
+/// Elements [begin, end) of one tensor. Where all streams have one 16-bit type the arithmetic is
+/// the limit, not memory: telling the compiler so takes the type branches out of the loop.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, std::int64_t end,
-                                    const typename Functor::template Coefs<T>& coefs,
-                                    T grad_coef) {
+                                    const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const auto all = [&](DType dtype) {
     return streams.param_in_dtype == dtype && streams.param_dtype == dtype &&
            streams.grad_dtype == dtype && streams.state_dtype == dtype;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sum of squares and non-finite flag in one read. Every chunk of kNormChunk elements is summed in 64
-// lanes, element i of the chunk in lane i % 64, whatever the vector width; the lanes are added in a
-// fixed tree. So the result is the same bits at every instruction level.
+// Sum of squares and non-finite flag in one read. Every chunk of kNormChunk elements is summed in
+// 64 lanes, element i of the chunk in lane i % 64, whatever the vector width; the lanes are added
+// in a fixed tree. So the result is the same bits at every instruction level.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include "kernels/cpu/simd.h"
@@ -11,8 +11,8 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 namespace {
 
 constexpr std::int64_t kLanes = 64;
-/// How far ahead gradients are prefetched. Reading alone is limited by latency; this far ahead keeps
-/// two cores near the speed of a plain copy.
+/// How far ahead gradients are prefetched. Reading alone is limited by latency; this far ahead
+/// keeps two cores near the speed of a plain copy.
 constexpr std::int64_t kPrefetchBytes = 4096;
 
 template <class T>
@@ -28,16 +28,18 @@ TORCHFUSE_INLINE bool reaches(VecF x, float threshold) {
 }
 TORCHFUSE_INLINE VecF larger_magnitude(VecF a, VecF b) {
   const __m512i mask = _mm512_set1_epi32(0x7fffffff);
-  return VecF(_mm512_castsi512_ps(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a.v), mask),
-                                                   _mm512_and_si512(_mm512_castps_si512(b.v), mask))));
+  return VecF(
+      _mm512_castsi512_ps(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a.v), mask),
+                                           _mm512_and_si512(_mm512_castps_si512(b.v), mask))));
 }
 TORCHFUSE_INLINE bool reaches(VecD x, double threshold) {
   return _mm512_cmp_pd_mask(_mm512_abs_pd(x.v), _mm512_set1_pd(threshold), _CMP_NLT_UQ) != 0;
 }
 TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
   const __m512i mask = _mm512_set1_epi64(0x7fffffffffffffff);
-  return VecD(_mm512_castsi512_pd(_mm512_max_epu64(_mm512_and_si512(_mm512_castpd_si512(a.v), mask),
-                                                   _mm512_and_si512(_mm512_castpd_si512(b.v), mask))));
+  return VecD(
+      _mm512_castsi512_pd(_mm512_max_epu64(_mm512_and_si512(_mm512_castpd_si512(a.v), mask),
+                                           _mm512_and_si512(_mm512_castpd_si512(b.v), mask))));
 }
 #elif defined(__AVX2__)
 TORCHFUSE_INLINE bool reaches(VecF x, float threshold) {
@@ -47,8 +49,9 @@ TORCHFUSE_INLINE bool reaches(VecF x, float threshold) {
 }
 TORCHFUSE_INLINE VecF larger_magnitude(VecF a, VecF b) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);
-  return VecF(_mm256_castsi256_ps(_mm256_max_epu32(_mm256_and_si256(_mm256_castps_si256(a.v), mask),
-                                                   _mm256_and_si256(_mm256_castps_si256(b.v), mask))));
+  return VecF(
+      _mm256_castsi256_ps(_mm256_max_epu32(_mm256_and_si256(_mm256_castps_si256(a.v), mask),
+                                           _mm256_and_si256(_mm256_castps_si256(b.v), mask))));
 }
 TORCHFUSE_INLINE bool reaches(VecD x, double threshold) {
   const __m256d absolute = _mm256_andnot_pd(_mm256_set1_pd(-0.0), x.v);
@@ -80,8 +83,8 @@ struct Sums {
   bool nonfinite = false;
 };
 
-/// Sixty-four elements of which one is at or above the threshold, or not finite. Rare, and out of line so
-/// that the common loop keeps its sums in registers.
+/// Sixty-four elements of which one is at or above the threshold, or not finite. Rare, and out of
+/// line so that the common loop keeps its sums in registers.
 template <class T>
 __attribute__((noinline)) void add_large(Sums<T>& sums, const T* x) {
   for (std::int64_t lane = 0; lane < kLanes; ++lane) {

@@ -119,8 +119,7 @@ TORCHFUSE_INLINE __m128i round_bf16(VecF x) {
   const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
-  rounded =
-      _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7fc0), nan);
+  rounded = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7fc0), nan);
   // packus works within 128-bit halves; gather the two useful quarters.
   const __m256i packed = _mm256_packus_epi32(rounded, rounded);
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
@@ -186,8 +185,8 @@ struct Simd<double> {
   static constexpr int kWidth = sizeof(VecD) / sizeof(double);
 };
 
-/// Loads one vector from element `index` of a stream of storage type `dtype`. The branch is the same
-/// for every vector of a launch and hides behind the division and the square root.
+/// Loads one vector from element `index` of a stream of storage type `dtype`. The branch is the
+/// same for every vector of a launch and hides behind the division and the square root.
 TORCHFUSE_INLINE VecF load(const void* stream, std::int64_t index, DType dtype, float) {
   if (dtype == DType::kFloat32) return load_f32(static_cast<const float*>(stream) + index);
   if (dtype == DType::kBFloat16) return load_bf16(static_cast<const BFloat16*>(stream) + index);
@@ -209,9 +208,9 @@ TORCHFUSE_INLINE void prefetch(const void* stream, std::int64_t byte_offset) {
   __builtin_prefetch(static_cast<const char*>(stream) + byte_offset, 0, 3);
 }
 
-/// Treats fp32 denormals as zero, on input and output, for its own lifetime: they cost 20 to 30 times
-/// a normal operation, and a decaying moment stays denormal for ever. Matches -ftz=true on the device.
-/// fp64 kernels do not use it.
+/// Treats fp32 denormals as zero, on input and output, for its own lifetime: they cost 20 to 30
+/// times a normal operation, and a decaying moment stays denormal for ever. Matches -ftz=true on
+/// the device. fp64 kernels do not use it.
 class FlushDenormals {
  public:
 #if defined(__SSE2__)

@@ -2,12 +2,12 @@
 // Which accesses the addresses of a tensor's streams allow.
 //
 // Note [Peeling]
-// Kernels handle vectors of elements with 16-byte accesses. Where streams are not 16-byte aligned, a
-// few elements at the head of each chunk are handled one by one, so many that the vectors behind them
-// need the fewest memory instructions over all streams, stored ones counting twice. A stream that is
-// still not aligned there (a gradient inside a bucket, say) is accessed with the widest power of two
-// that its address allows. Chunks are multiples of 16 bytes in every stream, so one head fits all
-// chunks of a tensor. Addresses are multiples of the element size.
+// Kernels handle vectors of elements with 16-byte accesses. Where streams are not 16-byte aligned,
+// a few elements at the head of each chunk are handled one by one, so many that the vectors behind
+// them need the fewest memory instructions over all streams, stored ones counting twice. A stream
+// that is still not aligned there (a gradient inside a bucket, say) is accessed with the widest
+// power of two that its address allows. Chunks are multiples of 16 bytes in every stream, so one
+// head fits all chunks of a tensor. Addresses are multiples of the element size.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct Peeling {
   bool aligned = true;  ///< behind the head, all streams allow 16-byte accesses
 };
 
-/// How many elements to peel so that vectors of `vec` elements cost the fewest memory instructions. See
-/// Note [Peeling].
+/// How many elements to peel so that vectors of `vec` elements cost the fewest memory instructions.
+/// See Note [Peeling].
 inline Peeling best_peeling(const StreamAccess* streams, int count, std::uint32_t vec) {
   std::uintptr_t low_bits = 0;
   for (int s = 0; s < count; ++s) low_bits |= streams[s].address;

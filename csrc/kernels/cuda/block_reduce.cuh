@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums of NormPartials over a warp or a block, in an order that depends on thread numbers alone: the
-// same bits on every run.
+// Sums of NormPartials over a warp or a block, in an order that depends on thread numbers alone:
+// the same bits on every run.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -46,8 +46,8 @@ __device__ __forceinline__ NormPartial block_sum(NormPartial value) {
   return value;
 }
 
-/// Thread 0 gets the sum of `count` partials: each thread adds every 256th in order, then the block's
-/// threads are added.
+/// Thread 0 gets the sum of `count` partials: each thread adds every 256th in order, then the
+/// block's threads are added.
 __device__ __forceinline__ NormPartial sum_partials(const NormPartial* partials,
                                                     std::int64_t count) {
   NormPartial sum{0.0, 0.0, 0};

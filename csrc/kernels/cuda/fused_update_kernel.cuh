@@ -24,8 +24,8 @@ struct UpdateChunk {
   const typename Types::Coefs* coefs;  ///< in shared memory
 };
 
-/// The width of accesses at `address`. Found anew for every vector where streams are misaligned: three
-/// instructions, where widths kept for the loop would cost a register per stream.
+/// The width of accesses at `address`. Found anew for every vector where streams are misaligned:
+/// three instructions, where widths kept for the loop would cost a register per stream.
 template <bool kAligned>
 __device__ __forceinline__ std::uint32_t access_width(const unsigned char* address) {
   return kAligned ? kVectorBytes : legal_width(reinterpret_cast<std::uintptr_t>(address));
@@ -46,8 +46,7 @@ __device__ __forceinline__ void fetch(const UpdateChunk<Types>& chunk, int strea
 
 template <bool kAligned, class Types, class S>
 __device__ __forceinline__ void put(const UpdateChunk<Types>& chunk, int stream,
-                                    std::uint32_t index,
-                                    const RawVec<S, Types::kVec>& raw) {
+                                    std::uint32_t index, const RawVec<S, Types::kVec>& raw) {
   unsigned char* address = chunk.streams[stream] + byte_offset<S>(index);
   store_vec<Keep::kStream>(address, raw, access_width<kAligned>(address));
 }
@@ -73,7 +72,8 @@ __device__ __forceinline__ void update_vector(const UpdateChunk<Types>& chunk,
   }
 
   if (chunk.write_back_grads) {
-    // Ahead of the update, and in registers of its own: the update need not keep what it multiplies.
+    // Ahead of the update, and in registers of its own: the update need not keep what it
+    // multiplies.
     RawVec<typename Types::Grad, kVec> raw_scaled;
 #pragma unroll
     for (int pair = 0; pair < kVec / 2; ++pair) {
@@ -155,11 +155,11 @@ __device__ __forceinline__ void update_single(const UpdateChunk<Types>& chunk,
   }
 }
 
-/// The calling thread's share of a chunk. See Note [Peeling]. The single elements come first: behind
-/// the loop they would keep its base addresses alive through it.
+/// The calling thread's share of a chunk. See Note [Peeling]. The single elements come first:
+/// behind the loop they would keep its base addresses alive through it.
 template <class Types, bool kAligned>
-__device__ __forceinline__ void update_chunk(const UpdateChunk<Types>& chunk,
-                                             const RowShare& share, std::uint32_t wanted_head) {
+__device__ __forceinline__ void update_chunk(const UpdateChunk<Types>& chunk, const RowShare& share,
+                                             std::uint32_t wanted_head) {
   constexpr std::uint32_t kVec = Types::kVec;
   const std::uint32_t head = wanted_head < share.count ? wanted_head : share.count;
   const std::uint32_t behind = share.count - (share.count - head) % kVec;
@@ -178,11 +178,11 @@ struct UpdateShared {
   typename Types::Coefs coefs[kWarps];  ///< by team
 };
 
-// A block handles one chunk of a parameter, a warp one small parameter. Bytes per element: the sum of
-// the streams, read once (and, but for the gradient, written once): fp32 Adam 16 + 12. One thread of
-// each team computes what its elements share, in fp64. 16-byte accesses for every stream, whatever its
-// type; misaligned streams as in Note [Peeling], in a kernel of their own so that the common one keeps
-// its registers.
+// A block handles one chunk of a parameter, a warp one small parameter. Bytes per element: the sum
+// of the streams, read once (and, but for the gradient, written once): fp32 Adam 16 + 12. One
+// thread of each team computes what its elements share, in fp64. 16-byte accesses for every stream,
+// whatever its type; misaligned streams as in Note [Peeling], in a kernel of their own so that the
+// common one keeps its registers.
 template <class Types, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? Types::kBlocksPerSm : 1)
     fused_update_kernel(const __grid_constant__ UpdateLaunch<Types> launch) {
@@ -192,9 +192,9 @@ __global__ void __launch_bounds__(kThreads, kAligned ? Types::kBlocksPerSm : 1)
   UpdateShared<Types>& shared = block_shared<UpdateShared<Types>>();
   const RowShare share = row_share(launch.table);
   if (share.row >= 0 && share.rank == 0) {
-    shared.coefs[share.team] = Functor::template prepare<T>(
-        launch.groups[launch.group[share.row]],
-        static_cast<double>(*launch.table.rows[share.row].step));
+    shared.coefs[share.team] =
+        Functor::template prepare<T>(launch.groups[launch.group[share.row]],
+                                     static_cast<double>(*launch.table.rows[share.row].step));
   }
   __syncthreads();
   if (share.row < 0) return;

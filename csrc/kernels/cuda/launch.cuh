@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The only way in which kernels are started, so that it can be replaced when their source runs on a CPU.
+// The only way in which kernels are started, so that it can be replaced when their source runs on a
+// CPU.
 #pragma once
 
 #include <cuda_runtime.h>

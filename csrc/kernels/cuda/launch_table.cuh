@@ -2,12 +2,13 @@
 // How one launch covers many tensors of any size.
 //
 // Note [Launch tables]
-// All that a launch needs to know about its tensors is passed by value in the kernel's arguments: no
-// device memory, no copy, nothing that a captured graph could find changed. Lists longer than the
-// argument limit take several launches. Block b finds its tensor by binary search over `first_block`,
-// which holds the first block of each row. A tensor of up to kWarpElements elements gets a warp: up to
-// eight such rows in sequence share one block. They come first in a launch, because they take long for
-// their size, and the work of one row never depends on where in the table it stands.
+// All that a launch needs to know about its tensors is passed by value in the kernel's arguments:
+// no device memory, no copy, nothing that a captured graph could find changed. Lists longer than
+// the argument limit take several launches. Block b finds its tensor by binary search over
+// `first_block`, which holds the first block of each row. A tensor of up to kWarpElements elements
+// gets a warp: up to eight such rows in sequence share one block. They come first in a launch,
+// because they take long for their size, and the work of one row never depends on where in the
+// table it stands.
 //
 // Note [CUDA chunks]
 // A block handles one chunk of one tensor (or eight small tensors). Chunks of 16,384 elements keep

@@ -29,7 +29,8 @@ class UpdateLauncher {
     launch_.write_back_grads = args.write_back_grads;
   }
 
-  /// Enqueues all rows that are `aligned` or not; sets `others` if there are rows of the other kind.
+  /// Enqueues all rows that are `aligned` or not; sets `others` if there are rows of the other
+  /// kind.
   Status run(bool aligned, bool* others) {
     aligned_ = aligned;
     reset();
@@ -72,9 +73,9 @@ class UpdateLauncher {
 
   Status flush() {
     if (launch_.table.count == 0) return Status{};
-    const Status status = launch(
-        aligned_ ? fused_update_kernel<Types, true> : fused_update_kernel<Types, false>, launch_,
-        launch_.table.blocks, kThreads, stream_, "launch of fused_update_kernel");
+    const Status status =
+        launch(aligned_ ? fused_update_kernel<Types, true> : fused_update_kernel<Types, false>,
+               launch_, launch_.table.blocks, kThreads, stream_, "launch of fused_update_kernel");
     reset();
     return status;
   }
@@ -109,8 +110,8 @@ class UpdateLauncher {
       if (is_state && !Functor::uses_state(params, state)) continue;
       const bool read_only = s == Types::kGradStream && !args_.write_back_grads;
       const bool write_only = s == Types::kParamStream && Types::kMaster;
-      accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.streams[s]),
-                           Types::element_size(s), read_only || write_only ? 1u : 2u};
+      accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.streams[s]), Types::element_size(s),
+                           read_only || write_only ? 1u : 2u};
     }
     return best_peeling(accesses, count, Types::kVec);
   }

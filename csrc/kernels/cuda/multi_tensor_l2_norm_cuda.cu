@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// K1: one read of all gradients gives sums of squares and the non-finite flag; the last block may run
-// the step's prologue.
+// K1: one read of all gradients gives sums of squares and the non-finite flag; the last block may
+// run the step's prologue.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include <cmath>
@@ -36,9 +36,10 @@ struct NormLaunch {
   float* steps[kNormRows];
 };
 
-/// One thread's sums. Squares below the threshold stay under 2^120 (2^1000 in fp64), scaled ones under
-/// 2^96 (2^848), and a thread adds at most 64 of each: a sum that is not finite proves an element
-/// that is not finite, and the reverse holds because NaN and infinity survive squaring and adding.
+/// One thread's sums. Squares below the threshold stay under 2^120 (2^1000 in fp64), scaled ones
+/// under 2^96 (2^848), and a thread adds at most 64 of each: a sum that is not finite proves an
+/// element that is not finite, and the reverse holds because NaN and infinity survive squaring and
+/// adding.
 template <class T>
 struct ThreadSums {
   static constexpr int kChains = 4;  ///< independent additions
@@ -100,8 +101,8 @@ struct NormShared {
   bool last;
 };
 
-// A block handles one chunk of kNormChunk elements, a warp one small gradient; each writes one slot.
-// sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any alignment.
+// A block handles one chunk of kNormChunk elements, a warp one small gradient; each writes one
+// slot. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any alignment.
 template <class S>
 __global__ void __launch_bounds__(kThreads)
     multi_tensor_l2_norm_kernel(const __grid_constant__ NormLaunch launch) {
@@ -149,8 +150,8 @@ Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
   return Status{cudaErrorInvalidValue, "gradient dtype of multi_tensor_l2_norm"};
 }
 
-/// The last launch of a list: its last block runs the prologue, for everything before it on the stream
-/// is finished.
+/// The last launch of a list: its last block runs the prologue, for everything before it on the
+/// stream is finished.
 Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
                             std::uint32_t* arrivals, DType dtype, Stream stream) {
   const std::int64_t taken = prologue.num_steps < kNormRows ? prologue.num_steps : kNormRows;

@@ -33,9 +33,9 @@ __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
 }
 
-// A block handles one chunk of a gradient, a warp one small gradient. 2 * sizeof(S) bytes per element
-// in 16-byte accesses: the elements in front of the first 16-byte boundary, and those behind the last
-// vector, are handled one by one (at most 15 of them).
+// A block handles one chunk of a gradient, a warp one small gradient. 2 * sizeof(S) bytes per
+// element in 16-byte accesses: the elements in front of the first 16-byte boundary, and those
+// behind the last vector, are handled one by one (at most 15 of them).
 template <class S>
 __global__ void __launch_bounds__(kThreads)
     multi_tensor_unscale_kernel(const __grid_constant__ UnscaleLaunch launch) {
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kThreads)
   const T inv_scale = static_cast<T>(*launch.inv_scale);
   unsigned char* const grad = static_cast<unsigned char*>(launch.table.rows[share.row].grad) +
                               share.begin * static_cast<std::int64_t>(sizeof(S));
-  const std::uint32_t past = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(grad)) %
-                             kVectorBytes / sizeof(S);
+  const std::uint32_t past =
+      static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(grad)) % kVectorBytes / sizeof(S);
   const std::uint32_t to_boundary = (kVec - past) % kVec;
   const std::uint32_t head = to_boundary < share.count ? to_boundary : share.count;
   const std::uint32_t vectors = (share.count - head) / kVec;

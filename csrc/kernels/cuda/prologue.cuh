@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The prologue as one device function for its two callers: the last block of the norm kernel and the
-// one-block kernel of prologue_cuda.cu.
+// The prologue as one device function for its two callers: the last block of the norm kernel and
+// the one-block kernel of prologue_cuda.cu.
 #pragma once
 
 #include <cstdint>

@@ -30,8 +30,8 @@ struct ReduceLaunch {
   NormPartial* sum;
 };
 
-// One block: sums the partials (24 bytes each), takes the step's decisions and adds one to each step
-// count (8 bytes each). No alignment beyond the types' own.
+// One block: sums the partials (24 bytes each), takes the step's decisions and adds one to each
+// step count (8 bytes each). No alignment beyond the types' own.
 __global__ void __launch_bounds__(kThreads)
     prologue_kernel(const __grid_constant__ PrologueLaunch launch) {
   run_prologue(launch.inputs, launch.steps, launch.num_steps);

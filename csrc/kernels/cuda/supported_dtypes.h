@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The dtype tuples that update kernels are built for. `ops` converts gradients of other dtypes first.
+// The dtype tuples that update kernels are built for. `ops` converts gradients of other dtypes
+// first.
 #pragma once
 
 #include "kernels/common/dtype.h"

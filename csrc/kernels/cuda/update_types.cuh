@@ -45,16 +45,15 @@ struct UpdateTypes {
 
   /// Elements per vector: 16 bytes of the narrowest stream.
   static constexpr int kVec =
-      kVectorBytes / (sizeof(Param) == 2 || sizeof(Grad) == 2 || sizeof(State) == 2
-                          ? 2
-                          : sizeof(Param));
+      kVectorBytes /
+      (sizeof(Param) == 2 || sizeof(Grad) == 2 || sizeof(State) == 2 ? 2 : sizeof(Param));
 
   /// Bytes that a thread has in flight, all states in use.
   static constexpr int kLoadBytes =
       kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
 
-  /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without spills on
-  /// every architecture. 40 to 96 KB of loads are in flight.
+  /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without
+  /// spills on every architecture. 40 to 96 KB of loads are in flight.
   static constexpr int kBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes > 128 ? 2
                                       : kVec == 4                              ? 4
                                                                                : 3;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Vectors of storage elements: raw bits in registers first, converted later, so that the loads of all
-// streams are in flight together. Conversions equal those of common/float16.h up to NaN payloads.
+// Vectors of storage elements: raw bits in registers first, converted later, so that the loads of
+// all streams are in flight together. Conversions equal those of common/float16.h up to NaN
+// payloads.
 #pragma once
 
 #include <cstdint>
@@ -200,8 +201,8 @@ __device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, 
 #endif
 }
 
-/// Elements 2 * pair and 2 * pair + 1 of a vector, converted. Vectors are worked on pair by pair, in
-/// place, so that few converted values are alive at a time.
+/// Elements 2 * pair and 2 * pair + 1 of a vector, converted. Vectors are worked on pair by pair,
+/// in place, so that few converted values are alive at a time.
 template <class T, class S, int kVec>
 __device__ __forceinline__ void get_pair(const RawVec<S, kVec>& raw, int pair, T (&values)[2]) {
   if constexpr (sizeof(S) == 2) {
@@ -231,8 +232,7 @@ __device__ __forceinline__ auto load_element(const unsigned char* stream, std::u
 }
 
 template <class S, class T>
-__device__ __forceinline__ void store_element(unsigned char* stream, std::uint32_t index,
-                                              T value) {
+__device__ __forceinline__ void store_element(unsigned char* stream, std::uint32_t index, T value) {
   narrow(value, reinterpret_cast<S*>(stream)[index]);
 }
 

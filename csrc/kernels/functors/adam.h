@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), with AMSGrad (Reddi et al. 2018).
+// Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), with AMSGrad (Reddi et al.
+// 2018).
 #pragma once
 
 #include "kernels/common/hyper_param.h"
@@ -15,7 +16,8 @@ struct AdamParams {
   HyperParam eps;
   HyperParam weight_decay;
   bool bias_correction = true;
-  bool adam_w_mode = true;  ///< decoupled weight decay; false adds weight_decay * param to the gradient
+  bool adam_w_mode =
+      true;  ///< decoupled weight decay; false adds weight_decay * param to the gradient
   bool amsgrad = false;
   bool maximize = false;
 };
@@ -34,13 +36,13 @@ struct Adam {
   template <class T>
   struct Coefs {
     T grad_sign;
-    T l2_decay;            ///< weight_decay in L2 mode, else 0
-    T minus_lr_decay;      ///< -lr * weight_decay in decoupled mode, else 0
+    T l2_decay;        ///< weight_decay in L2 mode, else 0
+    T minus_lr_decay;  ///< -lr * weight_decay in decoupled mode, else 0
     T one_minus_beta1;
     T one_minus_beta2;
     T inverse_sqrt_bias2;  ///< 1 / sqrt(1 - beta2^step)
     T eps;
-    T minus_step_size;     ///< -lr / (1 - beta1^step)
+    T minus_step_size;  ///< -lr / (1 - beta1^step)
     bool amsgrad;
   };
 
@@ -70,7 +72,7 @@ struct Adam {
   ///
   ///   g  = +-grad + l2_decay * p
   ///   m += (1 - beta1) (g - m)         v += (1 - beta2) (g^2 - v)
-  ///   p  = p - lr weight_decay p - step_size m / (sqrt(v) / sqrt(bias2) + eps)
+  ///   p -= lr weight_decay p + step_size m / (sqrt(v) / sqrt(bias2) + eps)
   template <class V, class T>
   TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
                                            const Coefs<T>& coefs) {
@@ -83,8 +85,9 @@ struct Adam {
       second_moment = state[2];
     }
     const V denominator = fma(sqrt(second_moment), V(coefs.inverse_sqrt_bias2), V(coefs.eps));
-    const V decayed = fma(V(coefs.minus_lr_decay), param, param);
-    param = fma(V(coefs.minus_step_size), state[0] / denominator, decayed);
+    // Both changes are summed before they meet the parameter: one rounding at its magnitude.
+    const V adam_change = state[0] / denominator * V(coefs.minus_step_size);
+    param = param + fma(V(coefs.minus_lr_decay), param, adam_change);
   }
 };
 

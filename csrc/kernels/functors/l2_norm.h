@@ -2,11 +2,11 @@
 // One gradient element's share of the one-read statistics: sum of squares and non-finite flag.
 //
 // Note [Two accumulators]
-// A float accumulator overflows at sums near 2^128, so squares of large elements would turn a finite
-// gradient into an infinite norm. Elements below `kThreshold` are squared as they are; the others
-// are first multiplied by `kScale`, and their sum is scaled back in fp64, where the squares of all
-// floats fit. For fp64 gradients the same split keeps the two sums apart up to the final square
-// root. No second pass is needed, and small elements lose nothing to the scaling.
+// A float accumulator overflows at sums near 2^128, so squares of large elements would turn a
+// finite gradient into an infinite norm. Elements below `kThreshold` are squared as they are; the
+// others are first multiplied by `kScale`, and their sum is scaled back in fp64, where the squares
+// of all floats fit. For fp64 gradients the same split keeps the two sums apart up to the final
+// square root. No second pass is needed, and small elements lose nothing to the scaling.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/common/macros.h"
 #include "kernels/common/float16.h"
+#include "kernels/common/macros.h"
 #include "kernels/functors/l2_norm.h"
 
 namespace torchfuse::kernels {
@@ -15,13 +15,13 @@ struct PrologueParams {
   /// Non-zero on entry skips the step. Set to 1 where `check` finds a non-finite gradient element;
   /// otherwise left as it was. Null: no scaler.
   float* found_inf = nullptr;
-  bool check = false;      ///< skip the step if the statistics saw a non-finite element
-  bool has_norm = false;  ///< the sums are real; needed by `check`, clipping and the norm
+  bool check = false;           ///< skip the step if the statistics saw a non-finite element
+  bool has_norm = false;        ///< the sums are real; needed by `check`, clipping and the norm
   double max_grad_norm = -1.0;  ///< clip to this norm; negative: no clipping
 };
 
-/// Clipping is torch.nn.utils.clip_grad_norm_'s: coefficient min(1, max_norm / (norm + 1e-6)), with a
-/// NaN norm passing through.
+/// Clipping is torch.nn.utils.clip_grad_norm_'s: coefficient min(1, max_norm / (norm + 1e-6)), with
+/// a NaN norm passing through.
 TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
                                                const NormPartial& sums) {
   // The reciprocal is rounded to float as torch.amp's unscale does, so that both unscale alike.

@@ -22,8 +22,8 @@ struct ScaleState {
   std::int32_t hysteresis_tracker;
 };
 
-/// Overflow: use up one unit of hysteresis, and back off when none is left. A clean step refills the
-/// hysteresis; after growth_interval clean steps the scale grows, unless it would leave fp32.
+/// Overflow: use up one unit of hysteresis, and back off when none is left. A clean step refills
+/// the hysteresis; after growth_interval clean steps the scale grows, unless it would leave fp32.
 TORCHFUSE_HOST_DEVICE ScaleState update_scale(ScaleState state, float found_inf,
                                               const ScaleUpdateParams& params) {
   if (found_inf != 0.0f) {

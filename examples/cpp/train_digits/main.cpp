@@ -68,17 +68,16 @@ Arguments parse(int argc, char** argv) {
 }
 
 int run_worker(const Arguments& arguments) {
-  const Result result =
-      digits::train(arguments.mode, digits::load_digits(arguments.folder),
-                    torch::Device(arguments.device), arguments.epochs);
+  const Result result = digits::train(arguments.mode, digits::load_digits(arguments.folder),
+                                      torch::Device(arguments.device), arguments.epochs);
   const bool written = write(arguments.result_fd, &result, sizeof(result)) == sizeof(result);
   return written ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 [[noreturn]] void exec_worker(const Arguments& arguments, const std::string& mode, int result_fd) {
   const std::vector<std::string> words = {
-      "train_digits", arguments.folder, "--epochs",     std::to_string(arguments.epochs),
-      "--device",     arguments.device, "--mode",       mode,
+      "train_digits", arguments.folder,         "--epochs", std::to_string(arguments.epochs),
+      "--device",     arguments.device,         "--mode",   mode,
       "--result-fd",  std::to_string(result_fd)};
   std::vector<char*> argv;
   for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
@@ -132,9 +131,8 @@ int run_all(const Arguments& arguments) {
   bool reached = true;
   for (std::size_t i = 0; i < modes.size(); ++i) {
     const std::string label = modes[i] == "fp32" ? modes[i] : "mixed " + modes[i];
-    std::printf("%-12s %17.2f ms %10.1f MiB %13.2f %% %17.0f\n", label.c_str(),
-                results[i].step_ms, results[i].peak_mib, 100.0 * results[i].accuracy,
-                results[i].final_scale);
+    std::printf("%-12s %17.2f ms %10.1f MiB %13.2f %% %17.0f\n", label.c_str(), results[i].step_ms,
+                results[i].peak_mib, 100.0 * results[i].accuracy, results[i].final_scale);
     reached = reached && results[i].accuracy >= kMinAccuracy;
   }
   if (!reached) {

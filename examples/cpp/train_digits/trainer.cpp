@@ -169,8 +169,7 @@ Result train(const std::string& mode, const Digits& data, torch::Device device, 
   result.peak_mib = memory.mib();
   result.step_ms = times.empty() ? 0.0 : median(times);
   result.final_scale = trainer.scale();
-  result.accuracy =
-      trainer.accuracy(data.test_images.to(device), data.test_labels.to(device));
+  result.accuracy = trainer.accuracy(data.test_images.to(device), data.test_labels.to(device));
   return result;
 }
 

@@ -24,8 +24,8 @@ inline std::vector<CpuIsa> levels_here() {
   return levels;
 }
 
-/// Elements of storage type `dtype`, exactly as long as needed, so that a sanitizer sees every access
-/// past either end; `offset` elements from an allocation's start.
+/// Elements of storage type `dtype`, exactly as long as needed, so that a sanitizer sees every
+/// access past either end; `offset` elements from an allocation's start.
 class Buffer {
  public:
   Buffer(DType dtype, std::int64_t numel, std::int64_t offset = 0)
@@ -94,14 +94,15 @@ struct Rows {
   }
 
   TensorTable table(DType param, DType grad, DType state, bool has_master = false) const {
-    return {rows.data(), offsets.data(), static_cast<std::int64_t>(rows.size()), param, grad, state,
-            has_master};
+    return {rows.data(), offsets.data(), static_cast<std::int64_t>(rows.size()), param, grad,
+            state,       has_master};
   }
 };
 
 /// Sizes around every vector width, lane count and chunk border.
 inline std::vector<std::int64_t> interesting_sizes() {
-  return {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1003, 16383, 16384, 16385, 40001};
+  return {0,  1,  2,  3,  7,   8,    9,     15,    16,    17,   31,
+          33, 63, 64, 65, 127, 1003, 16383, 16384, 16385, 40001};
 }
 
 }  // namespace torchfuse::kernels::testing

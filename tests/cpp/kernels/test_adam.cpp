@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <thread>
 
 #include "kernel_test.h"
 #include "kernels/fused_optimizer.h"
@@ -42,7 +43,8 @@ struct Problem {
       params.emplace_back(config.param, numel, config.offset);
       grads.emplace_back(config.grad, numel, config.offset);
       masters.emplace_back(DType::kFloat32, numel, config.offset);
-      for (auto* list : {&first, &second, &maximum}) list->emplace_back(config.state, numel, config.offset);
+      for (auto* list : {&first, &second, &maximum})
+        list->emplace_back(config.state, numel, config.offset);
       steps.push_back(std::make_unique<float>(3.0f));
       grads.back().fill_normal(random);
       masters.back().fill_normal(random);
@@ -90,7 +92,8 @@ struct Expected {
   double param, m, v, v_max;
 };
 
-Expected reference(const AdamParams& group, double grad_coef, double step, Expected in, double grad) {
+Expected reference(const AdamParams& group, double grad_coef, double step, Expected in,
+                   double grad) {
   const double lr = group.lr.value;
   double g = grad * grad_coef * (group.maximize ? -1 : 1);
   if (!group.adam_w_mode) g += group.weight_decay.value * in.param;
@@ -112,11 +115,10 @@ void expect_matches_reference(const Config& config, const AdamParams& group, dou
   fused_update_cpu(detect_cpu_isa(), after.args(group), 0, 1003);
   for (std::int64_t i = 0; i < 1003; ++i) {
     const Buffer& start = config.has_master ? before.masters[0] : before.params[0];
-    const Expected expected =
-        reference(group, 0.5, 3.0,
-                  {start.get(i), before.first[0].get(i), before.second[0].get(i),
-                   before.maximum[0].get(i)},
-                  before.grads[0].get(i));
+    const Expected expected = reference(
+        group, 0.5, 3.0,
+        {start.get(i), before.first[0].get(i), before.second[0].get(i), before.maximum[0].get(i)},
+        before.grads[0].get(i));
     ASSERT_NEAR(after.params[0].get(i), expected.param, tolerance * (1 + std::abs(expected.param)));
     ASSERT_NEAR(after.first[0].get(i), expected.m, tolerance * (1 + std::abs(expected.m)));
     ASSERT_NEAR(after.second[0].get(i), expected.v, tolerance * (1 + std::abs(expected.v)));
@@ -184,6 +186,24 @@ TEST(Adam, EveryLevelAndEverySplitGivesTheSameBits) {
       ASSERT_TRUE(split == whole) << name_of(isa);
     }
   }
+}
+
+TEST(Adam, ThreadsMayShareATable) {
+  const Config config{DType::kBFloat16, DType::kFloat32, DType::kFloat32, true, false, 1};
+  const std::vector<std::int64_t> sizes(200, 333);
+  const AdamParams group = default_params();
+  Problem alone(config, sizes);
+  Problem shared(config, sizes);
+  const std::int64_t total = alone.rows.offsets.back();
+  fused_update_cpu(detect_cpu_isa(), alone.args(group), 0, total);
+  const UpdateArgs<Adam> args = shared.args(group);
+  std::vector<std::thread> threads;
+  for (std::int64_t t = 0; t < 4; ++t) {
+    threads.emplace_back(
+        [&, t] { fused_update_cpu(detect_cpu_isa(), args, total * t / 4, total * (t + 1) / 4); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(shared == alone);
 }
 
 TEST(Adam, LeavesEverythingWhenSkipped) {

@@ -41,7 +41,8 @@ TEST(Fma, EmulationRoundsOnceNearTies) {
     const float c = std::ldexp(1.0f + static_cast<float>(random() & 0x7fffff) * 0x1p-23f,
                                static_cast<int>(random() % 60) - 30) *
                     ((random() & 1) != 0 ? 1.0f : -1.0f);
-    ASSERT_EQ(float_bits(fma(a, b, c)), float_bits(std::fmaf(a, b, c))) << a << ' ' << b << ' ' << c;
+    ASSERT_EQ(float_bits(fma(a, b, c)), float_bits(std::fmaf(a, b, c)))
+        << a << ' ' << b << ' ' << c;
   }
 }
 
@@ -49,7 +50,8 @@ TEST(IntegerPower, AgreesWithPow) {
   for (const double base : {0.9, 0.99, 0.999, 0.95, 0.5}) {
     for (const double exponent : {0.0, 1.0, 2.0, 3.0, 10.0, 777.0, 100000.0}) {
       const double expected = std::pow(base, exponent);
-      EXPECT_NEAR(integer_power(base, exponent), expected, 1e-11 * expected) << base << '^' << exponent;
+      EXPECT_NEAR(integer_power(base, exponent), expected, 1e-11 * expected)
+          << base << '^' << exponent;
     }
   }
 }

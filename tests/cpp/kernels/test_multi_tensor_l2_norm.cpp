@@ -82,9 +82,8 @@ TEST(L2Norm, EveryLevelAndEverySplitGivesTheSameBits) {
     for (const CpuIsa isa : testing::levels_here()) {
       for (const std::int64_t piece : {1000, 16384, 1000000}) {
         const auto partials = problem.run(isa, piece);
-        ASSERT_EQ(std::memcmp(partials.data(), expected.data(),
-                              partials.size() * sizeof(NormPartial)),
-                  0)
+        ASSERT_EQ(
+            std::memcmp(partials.data(), expected.data(), partials.size() * sizeof(NormPartial)), 0)
             << name_of(isa) << ' ' << piece;
       }
     }

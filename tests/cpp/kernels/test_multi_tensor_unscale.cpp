@@ -78,8 +78,8 @@ TEST(Unscale, FindsANonFiniteElementAnywhere) {
   }
 }
 
-// The SIMD conversions against the integer routines: every encoding in, and products that need every
-// kind of rounding out.
+// The SIMD conversions against the integer routines: every encoding in, and products that need
+// every kind of rounding out.
 TEST(Unscale, ConvertsEveryEncodingAtEveryLevel) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const float scale : {1.0f, 1.001953125f, 0.99609375f, 3e-5f, 0.3f, 7.0f}) {

@@ -37,7 +37,8 @@ std::string message_of(const Body& body) {
 
 TEST(FusedStep, NamesItsParts) {
   const FusedStep step("adam");
-  EXPECT_EQ(step.state_names(), (std::vector<std::string>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}));
+  EXPECT_EQ(step.state_names(),
+            (std::vector<std::string>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}));
   EXPECT_EQ(step.hyper_param_names().size(), kGroup.size());
   EXPECT_NE(message_of([] { FusedStep unknown("adamm"); }).find("one of: adam"), std::string::npos);
 }
@@ -133,8 +134,9 @@ TEST(FusedStep, NamesTheOffender) {
   FusedStep step("adam");
   std::vector<FusedSlot> slots{make_slot(good), make_slot(bad)};
   slots[1].states[0] = torch::zeros({5});
-  EXPECT_NE(message_of([&] { step.plan(slots); })
-                .find("fused_adam_: expected exp_avgs[1] to have the sizes of params, [4], got [5]"),
+  EXPECT_NE(message_of([&] {
+              step.plan(slots);
+            }).find("fused_adam_: expected exp_avgs[1] to have the sizes of params, [4], got [5]"),
             std::string::npos);
   step.plan({make_slot(good), make_slot(bad)});
   bad.mutable_grad() = torch::randn({4}).to_sparse();
@@ -151,11 +153,13 @@ TEST(FusedStep, RefusesHyperParametersOutOfRange) {
   const at::Tensor param = make_param({4});
   FusedStep step("adam");
   step.plan({make_slot(param)});
-  const std::vector<std::pair<int, double>> cases{{0, -1.0}, {0, NAN}, {1, 1.0}, {2, -0.1}, {3, -1e-9}};
+  const std::vector<std::pair<int, double>> cases{
+      {0, -1.0}, {0, NAN}, {1, 1.0}, {2, -0.1}, {3, -1e-9}};
   for (const auto& [index, value] : cases) {
     std::vector<HyperParam> group = kGroup;
     group[index] = value;
-    const std::string expected = "expected " + step.hyper_param_names()[index] + "[0] to be a number";
+    const std::string expected =
+        "expected " + step.hyper_param_names()[index] + "[0] to be a number";
     EXPECT_NE(message_of([&] { step.step({group}); }).find(expected), std::string::npos);
   }
 }

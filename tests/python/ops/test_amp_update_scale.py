@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torchfuse
 from torch import Tensor
+
+import torchfuse
 
 
 def make_state(scale: float, tracker: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torchfuse
 from support.adam import clone_params, make_params, random_grads, set_grads
 from support.compare import assert_same_bits
 from torch import Tensor
+
+import torchfuse
 from torchfuse.optimizers import FusedAdam
 
 HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}

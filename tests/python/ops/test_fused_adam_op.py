@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import torchfuse
 from support.adam import Config, exact_adam_step, make_params, random_grads, train
 from support.compare import assert_rounded, assert_same_bits
 from torch import Tensor
+
+import torchfuse
 
 CONFIG = Config(lr=1e-2, weight_decay=0.1)
 SHAPES = ((33, 5), (0,), (1,), (4097,))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import torchfuse
 from support.compare import assert_same_bits
 from torch import Tensor
+
+import torchfuse
 
 SIZES = [0, 1, 3, 17, 64, 4097, 70_003]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torchfuse  # noqa: F401  registers the operators
 from torch import Tensor
 from torch.library import opcheck
+
+import torchfuse  # noqa: F401  registers the operators
 
 HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}
 SCALE_RULE = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 import torchfuse
 
 EXPECTED = {
@@ -92,10 +93,8 @@ def test_the_module_exports_every_operator() -> None:
     assert sorted(torchfuse.ops.__all__) == sorted(EXPECTED)
 
 
-@pytest.mark.skipif(
-    torchfuse._C.build_info()["cuda"] != "", reason="about builds without CUDA"
-)
+@pytest.mark.skipif(torchfuse._C.build_info()["cuda"] != "", reason="about builds without CUDA")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA tensor needs a CUDA device")
 def test_cuda_tensors_in_a_cpu_build_say_how_to_rebuild() -> None:
-    with pytest.raises(RuntimeError, match="built without CUDA.*TORCHFUSE_WITH_CUDA=ON"):
+    with pytest.raises(RuntimeError, match=r"built without CUDA.*TORCHFUSE_WITH_CUDA=ON"):
         torch.ops.torchfuse.multi_tensor_l2_norm([torch.ones(2, device="cuda")])

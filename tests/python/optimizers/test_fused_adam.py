@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.adam import Config, all_configs, clone_params, make_params, set_grads, train
 from support.compare import assert_all_within_tolerance, norm_error
+
 from torchfuse.optimizers import FusedAdam
 
 STEPS = range(100)
@@ -188,7 +189,8 @@ def test_zero_grad(set_grad_none: bool) -> None:
     if set_grad_none:
         assert param.grad is None
     else:
-        assert param.grad is not None and (param.grad == 0).all()
+        assert param.grad is not None
+        assert (param.grad == 0).all()
     param.grad = torch.ones(4)
     optimizer.zero_grad(set_to_none=True)
     assert param.grad is None

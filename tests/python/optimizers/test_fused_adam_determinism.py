@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchfuse
 from support.adam import Config, make_params, snapshot, train
 from support.compare import assert_all_same_bits
 from torch import Tensor
+
+import torchfuse
 
 LEVELS = ["baseline", "avx2", "avx512"]
 SHAPES = ((1,), (0,), (70_003,), (33, 5), (16,), (4097,), (300_001,))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.adam import Config, clone_params, make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits, assert_all_within_tolerance, assert_same_bits
+
 from torchfuse.optimizers import FusedAdam
 
 CONFIG = Config(weight_decay=0.1)

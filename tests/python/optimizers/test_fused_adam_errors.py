@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.adam import Config, make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits
+
 from torchfuse.optimizers import FusedAdam
 
 CONFIG = Config(weight_decay=0.1)

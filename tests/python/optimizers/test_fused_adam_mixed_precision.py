@@ -23,6 +23,7 @@ from support.compare import (
     norm_error,
 )
 from torch import Tensor
+
 from torchfuse.optimizers import FusedAdam
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -49,9 +50,7 @@ def test_each_step_is_exact_then_rounded(
         states = [copy_state(optimizer, p) for p in params]
         train(optimizer, params, [seed])
         for index, p in enumerate(params):
-            exact, moments = exact_adam_step(
-                config, before[index], p.grad, states[index], seed + 1
-            )
+            exact, moments = exact_adam_step(config, before[index], p.grad, states[index], seed + 1)
             assert_rounded(p, exact, f"param[{index}] at step {seed + 1}", slack=2e-6)
             for name, value in moments.items():
                 actual = optimizer.state[p][name]
@@ -111,9 +110,7 @@ def test_moments_of_the_parameters_dtype(dtype: torch.dtype, device: str) -> Non
         states = [copy_state(optimizer, p) for p in params]
         train(optimizer, params, [seed])
         for index, p in enumerate(params):
-            exact, moments = exact_adam_step(
-                config, before[index], p.grad, states[index], seed + 1
-            )
+            exact, moments = exact_adam_step(config, before[index], p.grad, states[index], seed + 1)
             # fp16 moments below 2^-24 underflow; the update is still taken from unrounded moments.
             assert_rounded(p, exact, f"param[{index}]", slack=2e-6)
             for name, value in moments.items():

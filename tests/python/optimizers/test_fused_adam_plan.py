@@ -98,20 +98,6 @@ def test_deleted_state_of_one_parameter_starts_again() -> None:
     assert_all_within_tolerance(params, reference)
 
 
-def test_swapped_parameter_is_seen() -> None:
-    """torch.utils.swap_tensors exchanges what the same Python objects hold."""
-    params, reference = make_params(), make_params()
-    ours, torchs = CONFIG.ours(params), CONFIG.torch(reference)
-    train(ours, params, range(2))
-    train(torchs, reference, range(2))
-    for own in (params, reference):
-        own[0].grad = None
-        torch.utils.swap_tensors(own[0], torch.nn.Parameter(torch.full_like(own[0], 0.5)))
-    train(ours, params, range(2, 4))
-    train(torchs, reference, range(2, 4))
-    assert_all_within_tolerance(params, reference)
-
-
 def test_model_to_another_dtype_with_its_state() -> None:
     """model.to(dtype) between steps: the state follows when it is loaded again."""
     params, reference = make_params(), make_params()

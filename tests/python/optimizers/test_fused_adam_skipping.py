@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.adam import Config, make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits, assert_all_within_tolerance
+
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 

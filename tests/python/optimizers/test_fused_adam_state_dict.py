@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.adam import Config, clone_params, make_params, snapshot, train
 from support.compare import assert_all_same_bits, assert_all_within_tolerance, assert_same_bits
+
 from torchfuse.optimizers import FusedAdam
 
 CONFIGS = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from torchfuse.optimizers import FusedAdam
 
 DEFAULT_SHAPES = ((7,), (33, 5), (128,), (3, 4, 5, 2))
@@ -65,9 +66,9 @@ class Config:
 def all_configs() -> list[Config]:
     """Every combination of two values of each hyper-parameter.
 
-    torch's AdamW multiplies by 1 - lr * weight_decay, rounded to fp32. For most products that rounding
-    alone moves a parameter by 1e-6 to 3e-6 in 100 steps, which is our whole tolerance; 5e-5 is among the
-    best, with 0.8e-6.
+    torch's AdamW multiplies by 1 - lr * weight_decay, rounded to fp32. For most products that
+    rounding alone moves a parameter by 1e-6 to 3e-6 in 100 steps, which is our whole tolerance;
+    5e-5 is among the best, with 0.8e-6.
     """
     return [
         Config(lr, betas, 1e-8, decay / lr, amsgrad, maximize, adam_w_mode)
@@ -97,9 +98,7 @@ def clone_params(
     params: Iterable[Tensor], dtype: torch.dtype | None = None
 ) -> list[torch.nn.Parameter]:
     """Copies with memory of their own, in the same layout."""
-    return [
-        torch.nn.Parameter(p.detach().clone().to(dtype=dtype or p.dtype)) for p in params
-    ]
+    return [torch.nn.Parameter(p.detach().clone().to(dtype=dtype or p.dtype)) for p in params]
 
 
 def random_grads(params: Iterable[Tensor], seed: int, scale: float = 1.0) -> list[Tensor]:
@@ -120,9 +119,7 @@ def set_grads(params: Iterable[Tensor], grads: Iterable[Tensor | None]) -> None:
         p.grad = None if grad is None else grad.detach().clone().to(p.dtype)
 
 
-def train(
-    optimizer: torch.optim.Optimizer, params: Sequence[Tensor], steps: Iterable[int]
-) -> None:
+def train(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], steps: Iterable[int]) -> None:
     """One step for every number in `steps`, which seeds its gradients (drawn in fp32)."""
     for seed in steps:
         set_grads(params, random_grads([p.detach().float() for p in params], seed))

@@ -102,7 +102,7 @@ inline FusedAdamOptions& options_of(FusedAdam& optimizer) {
 }
 
 inline void run_steps(FusedAdam& optimizer, const std::vector<torch::Tensor>& params, int first,
-               int last) {
+                      int last) {
   for (int i = first; i < last; ++i) {
     set_grads(params, i);
     optimizer.step();

@@ -44,10 +44,9 @@ TEST_P(FusedAdamParity, MatchesTorchOver100Steps) {
   const auto [adam_w_mode, amsgrad, weight_decay, dtype] = GetParam();
   const auto params = make_params(dtype);
   const auto expected = copy_of(params);
-  FusedAdam optimizer(params, FusedAdamOptions(2e-3)
-                                  .adam_w_mode(adam_w_mode)
-                                  .amsgrad(amsgrad)
-                                  .weight_decay(weight_decay));
+  FusedAdam optimizer(
+      params,
+      FusedAdamOptions(2e-3).adam_w_mode(adam_w_mode).amsgrad(amsgrad).weight_decay(weight_decay));
   const auto reference = torch_optimizer(expected, adam_w_mode, amsgrad, weight_decay);
   for (int i = 0; i < 100; ++i) {
     set_grads(params, i);
@@ -216,8 +215,8 @@ TEST(FusedAdam, UsesReplacedStatesAndNewOptionsAtOnce) {
   FusedAdam optimizer(params);
   set_grads(params, 0);
   optimizer.step();
-  auto& state = static_cast<FusedAdamParamState&>(
-      *optimizer.state().at(params[0].unsafeGetTensorImpl()));
+  auto& state =
+      static_cast<FusedAdamParamState&>(*optimizer.state().at(params[0].unsafeGetTensorImpl()));
   const torch::Tensor former = state.exp_avg();
   const torch::Tensor kept = former.clone();
   const torch::Tensor replacement = torch::zeros_like(former);

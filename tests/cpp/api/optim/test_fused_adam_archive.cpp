@@ -88,9 +88,8 @@ TEST(FusedAdamArchive, TakesTheLayoutOfTheParameter) {
   const torch::Tensor rows = torch::randn({2, 3, 4, 5}).requires_grad_(true);
   FusedAdam optimizer(std::vector<torch::Tensor>{rows});
   run_steps(optimizer, {rows}, 0, 2);
-  const torch::Tensor channels_last = rows.detach()
-                                          .contiguous(torch::MemoryFormat::ChannelsLast)
-                                          .requires_grad_(true);
+  const torch::Tensor channels_last =
+      rows.detach().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(true);
   FusedAdam restored(std::vector<torch::Tensor>{channels_last});
   load(restored, saved(optimizer));
   EXPECT_EQ(state_of(restored, channels_last).exp_avg().strides(), channels_last.strides());
@@ -165,10 +164,9 @@ TEST(FusedAdamArchive, RefusesStatesThatDoNotFit) {
   using State = FusedAdamParamState;
   expect_refused(edited_archive([](FusedAdam&, State& s) { s.exp_avg(torch::zeros({2})); }),
                  "state[1].exp_avg to have the sizes [1] of its parameter, got [2]");
-  expect_refused(edited_archive([](FusedAdam&, State& s) {
-                   s.exp_avg(s.exp_avg().to(torch::kHalf));
-                 }),
-                 "state[1].exp_avg to have dtype Float for a Float parameter, got Half");
+  expect_refused(
+      edited_archive([](FusedAdam&, State& s) { s.exp_avg(s.exp_avg().to(torch::kHalf)); }),
+      "state[1].exp_avg to have dtype Float for a Float parameter, got Half");
   expect_refused(edited_archive([](FusedAdam&, State& s) { s.exp_avg_sq(torch::Tensor()); }),
                  "expected the archive to hold param_groups[0].state[1].exp_avg_sq");
   expect_refused(edited_archive([](FusedAdam&, State& s) { s.step(torch::ones({2})); }),
