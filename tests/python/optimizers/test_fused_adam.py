@@ -194,3 +194,25 @@ def test_zero_grad(set_grad_none: bool) -> None:
     param.grad = torch.ones(4)
     optimizer.zero_grad(set_to_none=True)
     assert param.grad is None
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01, 0.1])
+@pytest.mark.parametrize("lr", [1e-4, 2**-9, 1e-1])
+def test_no_further_from_fp64_than_torch_itself(lr: float, weight_decay: float) -> None:
+    """Decay and step are summed before they meet the parameter, so it is rounded once a step."""
+    start = torch.randn(5000)
+    ours, torchs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    exact = torch.nn.Parameter(start.double())
+    optimizers: list[torch.optim.Optimizer] = [FusedAdam([ours], lr=lr, weight_decay=weight_decay)]
+    for param in (torchs, exact):
+        optimizers.append(
+            torch.optim.AdamW([param], lr=lr, weight_decay=weight_decay, foreach=False)
+        )
+    for _ in range(100):
+        grad = torch.randn(5000)
+        ours.grad, torchs.grad, exact.grad = grad.clone(), grad.clone(), grad.double()
+        for optimizer in optimizers:
+            optimizer.step()
+    error = (ours.detach().double() - exact).norm()
+    torch_error = (torchs.detach().double() - exact).norm()
+    assert error <= 1.1 * torch_error
