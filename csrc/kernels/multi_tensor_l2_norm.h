@@ -32,8 +32,8 @@ void multi_tensor_l2_norm_cpu(CpuIsa isa, const L2NormArgs& args, std::int64_t b
 
 /// Enqueues the sums of the whole table. With `prologue`, the last block to finish also runs the
 /// prologue over the partials (`arrivals` must then be one zeroed counter, which is left zero); the
-/// caller asks for it only if this call is the step's only source of partials. `*prologue_done` tells
-/// whether it ran: it does not for a table without elements.
+/// caller asks for it only if this call is the step's only source of partials. `*prologue_done`
+/// tells whether it ran: it does not for a table without elements.
 Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const PrologueArgs* prologue,
                                  std::uint32_t* arrivals, bool* prologue_done, Stream stream);
 

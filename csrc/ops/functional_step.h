@@ -65,6 +65,12 @@ class FunctionalStep {
     check_all_writable();
     engine_.plan(std::move(slots_));
     engine_.run({std::move(group)}, options, &grads_);
+    // The step itself marks parameters, which autograd may have saved; an op marks all it mutates.
+    for (const FusedSlot& slot : engine_.slots()) {
+      for (const at::Tensor& state : slot.states) mark_written(state);
+      mark_written(slot.master);
+      mark_written(slot.step);
+    }
   }
 
  private:

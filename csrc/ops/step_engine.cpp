@@ -197,9 +197,6 @@ void StepEngine::finish(const FusedStepOptions& options) {
                      for (std::int64_t i = begin; i < end; ++i) {
                        const FusedSlot& slot = slots_[active_[i]];
                        mark_written(slot.param);
-                       for (const at::Tensor& state : slot.states) mark_written(state);
-                       mark_written(slot.master);
-                       mark_written(slot.step);
                        if (options.write_back_grads) mark_written(slot.param.mutable_grad());
                      }
                    });
