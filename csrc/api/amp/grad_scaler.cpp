@@ -91,7 +91,7 @@ std::int64_t read_int(torch::serialize::InputArchive& archive, const char* name)
 }  // namespace
 
 GradScaler::GradScaler(at::Device device, GradScalerOptions options)
-    : device_(device), options_(std::move(options)), core_(options_.hysteresis()) {
+    : device_(device), options_(options), core_(options_.hysteresis()) {
   if (options_.enabled() && device_.is_cuda() && !torch::cuda::is_available()) {
     TORCH_WARN("torchfuse::amp::GradScaler is enabled, but CUDA is not available. Disabling.");
     options_.enabled(false);
