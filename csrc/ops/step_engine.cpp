@@ -191,7 +191,6 @@ void StepEngine::finish(const FusedStepOptions& options) {
     for (auto& [original, copy] : converted_) original.copy_(copy);
   }
   converted_.clear();
-  constexpr std::int64_t kSlotsPerThread = 1024;
   at::parallel_for(0, static_cast<std::int64_t>(active_.size()), kSlotsPerThread,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) {

@@ -18,6 +18,9 @@
 
 namespace torchfuse::ops {
 
+/// Slots that a thread takes at least in the passes over tensor objects.
+constexpr std::int64_t kSlotsPerThread = 1024;
+
 class StepEngine {
  public:
   explicit StepEngine(std::unique_ptr<Algorithm> algorithm);

@@ -207,7 +207,6 @@ void StepEngine::fetch_ahead(std::size_t index) const {
 /// Looks at every slot, on all threads, without changing or throwing anything: does it take part,
 /// and is it as planned? The few that are not are checked in full afterwards, in order.
 void StepEngine::survey(const at::TensorList* grads) {
-  constexpr std::int64_t kSlotsPerThread = 1024;
   found_.resize(slots_.size());
   const auto look = [&](std::size_t i) {
     const at::Tensor& grad = grad_of(i, grads);

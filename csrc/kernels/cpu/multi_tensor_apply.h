@@ -115,19 +115,17 @@ TORCHFUSE_INLINE void update_stretch(const Streams& streams, std::int64_t begin,
   if (i < end) update_tail<Functor, T>(streams, i, end - i, coefs, grad_coef);
 }
 
-/// Elements [begin, end) of one tensor. Where all streams have one 16-bit type the arithmetic is
-/// the limit, not memory: telling the compiler so takes the type branches out of the loop.
+/// Elements [begin, end) of one tensor. Where all streams are bf16 the arithmetic is the
+/// limit, not memory: telling the compiler so takes the type branches out of the loop.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
-  const auto all = [&](DType dtype) {
-    return streams.param_in_dtype == dtype && streams.param_dtype == dtype &&
-           streams.grad_dtype == dtype && streams.state_dtype == dtype;
-  };
-  if (all(DType::kBFloat16) && !streams.write_back) {
+  const DType bf16 = DType::kBFloat16;
+  if (streams.param_in_dtype == bf16 && streams.param_dtype == bf16 && streams.grad_dtype == bf16 &&
+      streams.state_dtype == bf16 && !streams.write_back) {
     Streams known = streams;
-    known.param_in_dtype = known.param_dtype = DType::kBFloat16;
-    known.grad_dtype = known.state_dtype = DType::kBFloat16;
+    known.param_in_dtype = known.param_dtype = bf16;
+    known.grad_dtype = known.state_dtype = bf16;
     known.master = nullptr;
     known.write_back = false;
     update_stretch<Functor, T>(known, begin, end, coefs, grad_coef);
