@@ -19,6 +19,14 @@ __device__ __forceinline__ T& block_shared() {
   return object;
 }
 
+/// The launch's dynamic shared memory, 16-byte aligned and uninitialised, as an array of T.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  static_assert(std::is_trivially_default_constructible_v<T> && alignof(T) <= 16);
+  extern __shared__ uint4 dynamic_shared_words[];
+  return reinterpret_cast<T*>(dynamic_shared_words);
+}
+
 #else
 
 /// Storage of the running block for `key`, suitably aligned for any type. Defined by whatever runs
@@ -30,6 +38,15 @@ T& block_shared() {
   static_assert(std::is_trivially_default_constructible_v<T>);
   static const char key = 0;
   return *static_cast<T*>(block_shared_storage(&key, sizeof(T)));
+}
+
+/// The running block's dynamic shared memory. Defined as above.
+void* dynamic_shared_storage();
+
+template <class T>
+T* dynamic_shared() {
+  static_assert(std::is_trivially_default_constructible_v<T> && alignof(T) <= 16);
+  return static_cast<T*>(dynamic_shared_storage());
 }
 
 #endif

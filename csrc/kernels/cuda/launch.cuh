@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The only way in which kernels are started, so that it can be replaced when their source runs on a
-// CPU.
+// The only place where kernels are started.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,8 +21,8 @@ Status launch(void (*kernel)(Arguments), const Arguments& arguments, std::uint32
               std::uint32_t threads, Stream stream, const char* what) {
   static_assert(sizeof(Arguments) <= kMaxArgumentBytes);
   void* pointers[] = {const_cast<Arguments*>(&arguments)};
-  const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks),
-                                             dim3(threads), pointers, 0, stream);
+  const cudaError_t error =
+      cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), pointers, 0, stream);
   if (error == cudaSuccess) return Status{};
   // The failure is reported here, once; a later check must not find it again.
   static_cast<void>(cudaGetLastError());

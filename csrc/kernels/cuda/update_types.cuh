@@ -54,9 +54,9 @@ struct UpdateTypes {
 
   /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without
   /// spills on every architecture. 40 to 96 KB of loads are in flight.
-  static constexpr int kBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes > 128 ? 2
-                                      : kVec == 4                              ? 4
-                                                                               : 3;
+  static constexpr int kBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes >= 128 ? 2
+                                      : kVec == 4                               ? 4
+                                                                                : 3;
 };
 
 template <int kStreams>

@@ -4,13 +4,12 @@
 // payloads.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#if defined(__CUDACC__)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#endif
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/float16.h"
@@ -29,33 +28,21 @@ struct RawVec {
   std::uint32_t words[kWords];
 };
 
-/// One access of the width of T. On a CPU, where misalignment would go unnoticed, it is trapped.
+/// One access of the width of T.
 template <class T, Keep kKeep>
 __device__ __forceinline__ T load_once(const unsigned char* address) {
-#if defined(__CUDA_ARCH__)
   const T* typed = reinterpret_cast<const T*>(address);
   return kKeep == Keep::kStream ? __ldcs(typed) : *typed;
-#else
-  if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) __builtin_trap();
-  T value;
-  memcpy(&value, address, sizeof value);
-  return value;
-#endif
 }
 
 template <Keep kKeep, class T>
 __device__ __forceinline__ void store_once(unsigned char* address, T value) {
-#if defined(__CUDA_ARCH__)
   T* typed = reinterpret_cast<T*>(address);
   if constexpr (kKeep == Keep::kStream) {
     __stcs(typed, value);
   } else {
     *typed = value;
   }
-#else
-  if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) __builtin_trap();
-  memcpy(address, &value, sizeof value);
-#endif
 }
 
 template <std::uint32_t kWidth, Keep kKeep, int kWords>
@@ -154,51 +141,31 @@ __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
 __device__ __forceinline__ float widen(BFloat16 value) { return to_float(value); }
 __device__ __forceinline__ float widen(Half value) {
-#if defined(__CUDA_ARCH__)
   return __half2float(__ushort_as_half(value.bits));
-#else
-  return to_float(value);
-#endif
 }
 
 __device__ __forceinline__ void narrow(float value, float& stored) { stored = value; }
 __device__ __forceinline__ void narrow(double value, double& stored) { stored = value; }
 __device__ __forceinline__ void narrow(float value, BFloat16& stored) {
-#if defined(__CUDA_ARCH__)
   stored.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
-#else
-  stored = to_bfloat16(value);
-#endif
 }
 __device__ __forceinline__ void narrow(float value, Half& stored) {
-#if defined(__CUDA_ARCH__)
   stored.bits = __half_as_ushort(__float2half_rn(value));
-#else
-  stored = to_half(value);
-#endif
 }
 
 /// Two 16-bit elements as one word, the first in the low half: one instruction for both.
 __device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, BFloat16) {
-#if defined(__CUDA_ARCH__)
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   std::uint32_t word;
   memcpy(&word, &pair, sizeof word);
   return word;
-#else
-  return to_bfloat16(first).bits | (static_cast<std::uint32_t>(to_bfloat16(second).bits) << 16);
-#endif
 }
 
 __device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, Half) {
-#if defined(__CUDA_ARCH__)
   const __half2 pair = __floats2half2_rn(first, second);
   std::uint32_t word;
   memcpy(&word, &pair, sizeof word);
   return word;
-#else
-  return to_half(first).bits | (static_cast<std::uint32_t>(to_half(second).bits) << 16);
-#endif
 }
 
 /// Elements 2 * pair and 2 * pair + 1 of a vector, converted. Vectors are worked on pair by pair,

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the kernels' source sees of CUDA when g++ compiles it: this file stands in for the toolkit's
+// <cuda_runtime.h>. Behaviour is in engine.h, the rules are in ../README.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "../engine.h"
+
+// --- Keywords ------------------------------------------------------------------------------------
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+#define CUDA_ON_CPU_LACKS_KEYWORD(text) _Pragma(text)
+#define __shared__                                                                                 \
+  CUDA_ON_CPU_LACKS_KEYWORD(                                                                       \
+      "GCC error \"cuda_on_cpu lacks __shared__: use block_shared<T>() or dynamic_shared<T>() of " \
+      "kernels/common/shared.h\"")
+#define __constant__         \
+  CUDA_ON_CPU_LACKS_KEYWORD( \
+      "GCC error \"cuda_on_cpu lacks __constant__: pass constants in the kernel's arguments\"")
+#define __managed__                                                                         \
+  CUDA_ON_CPU_LACKS_KEYWORD("GCC error \"cuda_on_cpu lacks __managed__: kernels never own " \
+                            "memory\"")
+#define __cluster_dims__(...) \
+  CUDA_ON_CPU_LACKS_KEYWORD("GCC error \"cuda_on_cpu lacks __cluster_dims__: no clusters\"")
+
+/// A function that kernels must not use, or that has yet to be written here. Using it is an error
+/// that names it.
+#define CUDA_ON_CPU_LACKS(name, remedy)                                                 \
+  template <class... Arguments>                                                         \
+  constexpr int name(Arguments...) {                                                    \
+    static_assert(sizeof...(Arguments) > 1000, "cuda_on_cpu lacks " #name ": " remedy); \
+    return 0;                                                                           \
+  }
+
+CUDA_ON_CPU_LACKS(__threadfence, "hand over with fetch_add_acq_rel of kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(__threadfence_block, "use __syncthreads() or __syncwarp()")
+CUDA_ON_CPU_LACKS(__threadfence_system, "kernels do not talk to the host")
+CUDA_ON_CPU_LACKS(atomicAdd, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(atomicSub, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(atomicMax, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(atomicMin, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(atomicExch, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(atomicCAS, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(atomicOr, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(atomicAnd, "add an operation to kernels/common/atomic.h")
+CUDA_ON_CPU_LACKS(__activemask, "name the lanes of a collective explicitly")
+CUDA_ON_CPU_LACKS(__nanosleep, "kernels do not wait for other blocks")
+CUDA_ON_CPU_LACKS(__match_any_sync, "write it in include/cuda_runtime.h")
+CUDA_ON_CPU_LACKS(__match_all_sync, "write it in include/cuda_runtime.h")
+CUDA_ON_CPU_LACKS(__reduce_add_sync, "write it in include/cuda_runtime.h")
+
+// --- Types and built-in variables ----------------------------------------------------------------
+
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct uint3 {
+  unsigned x, y, z;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+// One-dimensional launches only: engine.h refuses others, so .y and .z are constants.
+struct BuiltInIndex {
+  unsigned x;
+  static constexpr unsigned y = 0, z = 0;
+};
+struct BuiltInSize {
+  unsigned x;
+  static constexpr unsigned y = 1, z = 1;
+};
+#define threadIdx (BuiltInIndex{::cuda_on_cpu::running.thread})
+#define blockIdx (BuiltInIndex{::cuda_on_cpu::running.block})
+#define blockDim (BuiltInSize{::cuda_on_cpu::running.threads_per_block})
+#define gridDim (BuiltInSize{::cuda_on_cpu::running.blocks})
+constexpr int warpSize = 32;
+
+// --- Barriers, votes and shuffles ----------------------------------------------------------------
+
+inline void __syncthreads() { ::cuda_on_cpu::block_barrier("__syncthreads", 0); }
+inline int __syncthreads_count(int predicate) {
+  return static_cast<int>(::cuda_on_cpu::block_barrier("__syncthreads_count", predicate != 0));
+}
+inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
+inline int __syncthreads_and(int predicate) {
+  return __syncthreads_count(predicate) ==
+         static_cast<int>(::cuda_on_cpu::running.threads_per_block);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu) { ::cuda_on_cpu::warp_barrier(mask); }
+
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const std::uint64_t* values =
+      ::cuda_on_cpu::warp_exchange("__ballot_sync", mask, predicate != 0 ? 1u : 0u);
+  unsigned ballot = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1u) != 0 && values[lane] != 0) ballot |= 1u << lane;
+  }
+  return ballot;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) {
+  return __ballot_sync(mask, predicate) == mask;
+}
+
+namespace cuda_on_cpu {
+
+/// The value of lane `source`; `in_segment` false: the calling lane keeps its own.
+template <class T>
+T shuffle(const char* what, unsigned mask, T value, unsigned source, bool in_segment) {
+  static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  const std::uint64_t* values = warp_exchange(what, mask, bits);
+  if (!in_segment) return value;
+  require_lane(what, mask, source);
+  T result;
+  std::memcpy(&result, &values[source], sizeof result);
+  return result;
+}
+
+}  // namespace cuda_on_cpu
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+  const unsigned self = threadIdx.x % 32, segment = static_cast<unsigned>(width);
+  const unsigned source = self / segment * segment + static_cast<unsigned>(lane) % segment;
+  return ::cuda_on_cpu::shuffle("__shfl_sync", mask, value, source, true);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const unsigned self = threadIdx.x % 32, segment = static_cast<unsigned>(width);
+  return ::cuda_on_cpu::shuffle("__shfl_down_sync", mask, value, self + delta,
+                                self % segment + delta < segment);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const unsigned self = threadIdx.x % 32, segment = static_cast<unsigned>(width);
+  return ::cuda_on_cpu::shuffle("__shfl_up_sync", mask, value, self - delta,
+                                self % segment >= delta);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+  const unsigned self = threadIdx.x % 32, segment = static_cast<unsigned>(width);
+  const unsigned source = self ^ static_cast<unsigned>(lanes);
+  return ::cuda_on_cpu::shuffle("__shfl_xor_sync", mask, value, source,
+                                source / segment <= self / segment);
+}
+
+// --- Memory accesses with a cache hint -----------------------------------------------------------
+
+#define CUDA_ON_CPU_LOAD(name)                                                                \
+  template <class T>                                                                          \
+  T name(const T* address) {                                                                  \
+    ::cuda_on_cpu::require_aligned(address, alignof(T) < sizeof(T) ? sizeof(T) : alignof(T)); \
+    return *address;                                                                          \
+  }
+#define CUDA_ON_CPU_STORE(name)                                                               \
+  template <class T>                                                                          \
+  void name(T* address, T value) {                                                            \
+    ::cuda_on_cpu::require_aligned(address, alignof(T) < sizeof(T) ? sizeof(T) : alignof(T)); \
+    *address = value;                                                                         \
+  }
+CUDA_ON_CPU_LOAD(__ldg)
+CUDA_ON_CPU_LOAD(__ldca)
+CUDA_ON_CPU_LOAD(__ldcg)
+CUDA_ON_CPU_LOAD(__ldcs)
+CUDA_ON_CPU_STORE(__stwb)
+CUDA_ON_CPU_STORE(__stcg)
+CUDA_ON_CPU_STORE(__stcs)
+#undef CUDA_ON_CPU_LOAD
+#undef CUDA_ON_CPU_STORE
+
+// --- The runtime's functions ---------------------------------------------------------------------
+
+using cudaStream_t = struct CUstream_st*;
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchFailure = 719,
+};
+
+/// Runs the grid to its end. A launch that a device would refuse, or a kernel that goes wrong in a
+/// way that can be told, gives an error; ::cuda_on_cpu::last_fault() has the words.
+template <class... Parameters>
+cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
+                             std::size_t shared_bytes = 0, cudaStream_t = nullptr) {
+  const auto body = [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    kernel(*static_cast<const Parameters*>(arguments[kIndex])...);
+  };
+  const auto run = [&] { body(std::index_sequence_for<Parameters...>{}); };
+  using Run = decltype(run);
+  ::cuda_on_cpu::LaunchShape shape;
+  shape.grid[0] = grid.x, shape.grid[1] = grid.y, shape.grid[2] = grid.z;
+  shape.block[0] = block.x, shape.block[1] = block.y, shape.block[2] = block.z;
+  shape.argument_bytes = (sizeof(Parameters) + ... + 0);
+  shape.shared_bytes = shared_bytes;
+  return static_cast<cudaError_t>(::cuda_on_cpu::run_grid(
+      shape, [](const void* context) { (*static_cast<const Run*>(context))(); }, &run));
+}
+
+/// The error of the last launch, which is then forgotten.
+inline cudaError_t cudaGetLastError() {
+  return static_cast<cudaError_t>(::cuda_on_cpu::take_last_error());
+}

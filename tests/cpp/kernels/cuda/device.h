@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The device that the launchers of csrc/kernels run on in these tests. The same tests are built
+// twice: against the kernels' source compiled for the CPU (device_on_cpu.cpp, see
+// tests/cpp/cuda_on_cpu/README.md), and against the real ones (device_on_gpu.cpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../kernel_test.h"
+#include "kernels/common/stream.h"
+
+namespace torchfuse::kernels::testing {
+
+/// True where device memory is the CPU's: costs are those of a CPU, and accesses are counted.
+bool device_is_cpu();
+
+/// The stream that tests launch on.
+Stream stream();
+
+/// Waits for the stream, and fails the test if a kernel failed.
+void synchronize();
+
+/// How the CPU runs what is launched from now on; nothing on a GPU, which does as it likes.
+struct Order {
+  std::uint64_t seed = 0;             ///< of blocks and threads; 0: ascending
+  std::uint32_t resident_blocks = 2;  ///< that run interleaved
+  bool flush_denormals = true;        ///< false for fp64 kernels
+};
+void set_order(const Order& order);
+
+/// Memory of the device, with forbidden memory around it that accesses are caught in: at once on
+/// the CPU, by a changed margin on a GPU. Starts filled with 0xff bytes, a NaN in every format.
+class DeviceMemory {
+ public:
+  /// Which end is as near to an inaccessible page as the alignment allows (on the CPU).
+  enum class Guard { kBegin, kEnd };
+
+  /// `misalignment`: the address modulo 16.
+  explicit DeviceMemory(std::size_t bytes, std::size_t misalignment = 0, Guard guard = Guard::kEnd);
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&&) noexcept;
+  DeviceMemory& operator=(DeviceMemory&&) noexcept;
+
+  void* data() const;
+  std::size_t bytes() const;
+  void upload(const void* source) const;
+  void download(void* target) const;
+
+  /// Fails the test if memory around has changed.
+  void expect_margins_intact() const;
+
+  /// Fails the test unless kernels read and wrote each byte so many times since the last upload
+  /// or construction. Says nothing where accesses are not counted.
+  void expect_accesses(unsigned reads, unsigned writes) const;
+  /// Load and store instructions since then; 0 where they are not counted.
+  std::size_t loads() const;
+  std::size_t stores() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Whether expect_accesses() and loads() count here.
+bool accesses_are_counted();
+
+/// A tensor on the device, `offset` elements behind a 16-byte boundary.
+class DeviceTensor : public DeviceMemory {
+ public:
+  using Guard = DeviceMemory::Guard;
+
+  explicit DeviceTensor(const Buffer& host, std::int64_t offset = 0, Guard guard = Guard::kEnd)
+      : DeviceMemory(static_cast<std::size_t>(host.numel()) * size_of(host.dtype()),
+                     static_cast<std::size_t>(offset) * size_of(host.dtype()) % 16, guard),
+        dtype_(host.dtype()),
+        numel_(host.numel()) {
+    upload(host.data());
+  }
+
+  DType dtype() const { return dtype_; }
+  std::int64_t numel() const { return numel_; }
+
+  Buffer to_host() const {
+    Buffer host(dtype_, numel_);
+    download(host.data());
+    return host;
+  }
+
+ private:
+  DType dtype_;
+  std::int64_t numel_;
+};
+
+/// Plain values on the device: partials, step counts, flags.
+template <class T>
+class DeviceArray : public DeviceMemory {
+ public:
+  explicit DeviceArray(const std::vector<T>& host)
+      : DeviceMemory(host.size() * sizeof(T)), size_(host.size()) {
+    upload(host.data());
+  }
+
+  T* data() const { return static_cast<T*>(DeviceMemory::data()); }
+
+  std::vector<T> to_host() const {
+    std::vector<T> host(size_);
+    download(host.data());
+    return host;
+  }
+
+ private:
+  std::size_t size_;
+};
+
+}  // namespace torchfuse::kernels::testing
