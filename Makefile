@@ -17,13 +17,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint clean build test-cpp test-python test-asan test-tsan test-layers \
-  test-consumer test-packaging prefix
+.PHONY: help demo test bench lint clean build coverage prefix test-asan test-consumer test-cpp \
+  test-cubins test-layers test-mutations test-packaging test-python test-tsan
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
 	@echo "make test            all tests: C++, Python, sanitizers, layers, consumer project"
 	@echo "make test-cpp | test-python | test-asan | test-tsan | test-layers | test-consumer"
+	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
+	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
+	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
 	@echo "make test-packaging  pip install into a second environment (downloads torch again)"
 	@echo "make bench           benchmarks/run.py --suite fused_adam"
 	@echo "make lint | clean"
@@ -60,8 +63,10 @@ prefix: build
 
 # --- Tests -------------------------------------------------------------------------------------------
 
-test: test-layers test-cpp test-asan test-python test-consumer
-	@echo "make test: layers, C++, sanitizers, Python and the consumer project passed."
+test: test-layers test-cpp test-asan test-tsan test-python test-cubins test-mutations coverage \
+  test-consumer
+	@echo "make test: layers, C++, sanitizers, Python, machine code, mutations, coverage and the" \
+	  "consumer project passed."
 
 test-cpp: build
 	cmake --build $(BUILD) --target all all_verify_interface_header_sets
@@ -70,7 +75,8 @@ test-cpp: build
 test-python: build
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
-build/asan-ubsan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json
+build/asan-ubsan/build.ninja build/coverage/build.ninja build/tsan/build.ninja: \
+  build/%/build.ninja: CMakePresets.json
 	cmake --preset $*
 
 test-asan: .venv/.requirements
@@ -84,8 +90,24 @@ test-tsan: .venv/.requirements
 	cmake --build --preset tsan
 	setarch --addr-no-randomize ctest --preset tsan
 
+# Compiles every CUDA kernel for every architecture, once. Needs no GPU.
+test-cubins: build
+	$(VENV_PYTHON) tools/check_cubins.py --build-dir $(BUILD)
+
+test-mutations: .venv/.requirements
+	$(VENV_PYTHON) tools/mutate_kernels.py --ci
+
+coverage: .venv/.requirements
+	$(MAKE) --no-print-directory build/coverage/build.ninja
+	cmake --build --preset coverage --target torchfuse_cuda_on_cpu_tests \
+	  torchfuse_cuda_on_cpu_self_tests
+	find build/coverage -name '*.gcda' -delete
+	ctest --preset coverage
+	$(VENV_PYTHON) tools/kernel_coverage.py
+
 test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
+	$(VENV_PYTHON) tools/last_gpu_run.py --check
 
 test-consumer: prefix
 	cmake -S tests/packaging/consumer -B build/consumer -G Ninja -DCMAKE_BUILD_TYPE=Release \

@@ -70,11 +70,12 @@ TORCHFUSE_HOST_DEVICE double sqrt(double x) {
 #endif
 }
 
-/// The larger value; NaN if either is NaN, as torch.maximum.
+/// The larger value; NaN if either is NaN, as torch.maximum; b of two zeros, as MAXPS. An operation
+/// like the others: where denormals are flushed, its result is. A mere choice would let them pass.
 template <class T>
 TORCHFUSE_HOST_DEVICE T max(T a, T b) {
-  if (a != a) return a;
-  return (a < b || b != b) ? b : a;
+  const T larger = (a != a || a > b) ? a : b;
+  return fma(larger, T(1), T(-0.0));
 }
 
 /// base^exponent for a whole exponent >= 0 by repeated squaring: the same bits on every device,

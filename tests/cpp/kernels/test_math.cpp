@@ -2,6 +2,7 @@
 #include "kernels/common/math.h"
 
 #include <gtest/gtest.h>
+#include <immintrin.h>
 
 #include <cmath>
 #include <random>
@@ -61,6 +62,24 @@ TEST(Max, PropagatesNan) {
   EXPECT_EQ(kernels::max(2.0f, 1.0f), 2.0f);
   EXPECT_TRUE(std::isnan(kernels::max(NAN, 1.0f)));
   EXPECT_TRUE(std::isnan(kernels::max(1.0f, NAN)));
+}
+
+TEST(Max, TakesTheSecondOfTwoZerosAsTheVectorInstructionDoes) {
+  EXPECT_EQ(float_bits(kernels::max(0.0f, -0.0f)), 0x80000000u);
+  EXPECT_EQ(float_bits(kernels::max(-0.0f, 0.0f)), 0u);
+}
+
+TEST(Max, FlushesDenormalsWhereTheyAreFlushed) {
+  volatile float tiny = 0x1p-130f;
+  volatile float minus_tiny = -0x1p-140f;
+  EXPECT_EQ(kernels::max(tiny, minus_tiny), 0x1p-130f);
+  const unsigned control = _mm_getcsr();
+  _mm_setcsr(control | 0x8040);
+  const float positive = kernels::max(minus_tiny, tiny);
+  const float negative = kernels::max(tiny, minus_tiny);
+  _mm_setcsr(control);
+  EXPECT_EQ(float_bits(positive), 0u);
+  EXPECT_EQ(float_bits(negative), 0x80000000u);
 }
 
 }  // namespace
