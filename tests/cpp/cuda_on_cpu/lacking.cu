@@ -20,4 +20,6 @@ __global__ void kernel(unsigned* counter) {
 
 #if defined(USES_CONSTANT)
 __constant__ int table[4];
+#elif defined(USES_MANAGED)
+__managed__ int table[4];
 #endif

@@ -20,19 +20,11 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 
-#define CUDA_ON_CPU_LACKS_KEYWORD(text) _Pragma(text)
-#define __shared__                                                                                 \
-  CUDA_ON_CPU_LACKS_KEYWORD(                                                                       \
-      "GCC error \"cuda_on_cpu lacks __shared__: use block_shared<T>() or dynamic_shared<T>() of " \
-      "kernels/common/shared.h\"")
-#define __constant__         \
-  CUDA_ON_CPU_LACKS_KEYWORD( \
-      "GCC error \"cuda_on_cpu lacks __constant__: pass constants in the kernel's arguments\"")
-#define __managed__                                                                         \
-  CUDA_ON_CPU_LACKS_KEYWORD("GCC error \"cuda_on_cpu lacks __managed__: kernels never own " \
-                            "memory\"")
-#define __cluster_dims__(...) \
-  CUDA_ON_CPU_LACKS_KEYWORD("GCC error \"cuda_on_cpu lacks __cluster_dims__: no clusters\"")
+// Each on one line: a pragma's text cannot be put together.
+#define __shared__ _Pragma("GCC error \"cuda_on_cpu lacks __shared__: use block_shared<T>()\"")
+#define __constant__ _Pragma("GCC error \"cuda_on_cpu lacks __constant__: pass arguments\"")
+#define __managed__ _Pragma("GCC error \"cuda_on_cpu lacks __managed__: kernels own nothing\"")
+#define __cluster_dims__(...) _Pragma("GCC error \"cuda_on_cpu lacks __cluster_dims__\"")
 
 /// A function that kernels must not use, or that has yet to be written here. Using it is an error
 /// that names it.
