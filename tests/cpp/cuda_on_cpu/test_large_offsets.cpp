@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Tensors of more than 2^32 elements: the few blocks that stand where indices or byte offsets of 32
+// bits, signed or unsigned, would wrap.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "engine.h"
+#include "kernels/functors/adam.h"
+#include "kernels/fused_optimizer.h"
+#include "kernels/multi_tensor_l2_norm.h"
+#include "kernels/multi_tensor_unscale.h"
+#include "sparse_memory.h"
+
+namespace cuda_on_cpu {
+namespace {
+
+using namespace torchfuse::kernels;
+using torchfuse::kernels::testing::Buffer;
+using torchfuse::kernels::testing::Rows;
+
+/// Elements that one block handles in long lists.
+constexpr std::int64_t kChunk = 16384;
+constexpr std::int64_t kNumel = (std::int64_t{1} << 32) + 2 * kChunk + 17;
+constexpr std::uint32_t kBlocks = (kNumel + kChunk - 1) / kChunk;
+
+constexpr DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                                 DType::kFloat64};
+
+/// Elements [first, first + count) of a tensor: whole chunks.
+struct Part {
+  std::int64_t first;
+  std::int64_t count;
+};
+
+/// The first chunk, the last two, and those on both sides of 2^31 and 2^32, in elements and bytes.
+std::vector<Part> parts(DType dtype) {
+  std::set<std::int64_t> borders;
+  for (const int power : {31, 32}) {
+    const std::int64_t border = std::int64_t{1} << power;
+    borders.insert({border, border / static_cast<std::int64_t>(size_of(dtype))});
+  }
+  std::vector<Part> result{{0, kChunk}};
+  for (const std::int64_t border : borders) result.push_back({border - kChunk, 2 * kChunk});
+  result.push_back({kNumel - 17 - kChunk, kChunk + 17});
+  return result;
+}
+
+/// Numbers that tell elements and parts apart, exact in every format.
+Buffer content_of(DType dtype, std::int64_t count, std::size_t part) {
+  Buffer content(dtype, count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    content.set(i, static_cast<double>(i % 97 + 1) + 8.0 * static_cast<double>(part));
+  }
+  return content;
+}
+
+/// A tensor that exists in its parts only.
+std::unique_ptr<SparseTensor> make_tensor(DType dtype, std::int64_t offset) {
+  auto tensor = std::make_unique<SparseTensor>(dtype, kNumel, offset);
+  const auto all = parts(dtype);
+  for (std::size_t part = 0; part < all.size(); ++part) {
+    tensor->write(all[part].first, content_of(dtype, all[part].count, part));
+  }
+  return tensor;
+}
+
+class LargeOffsets : public ::testing::Test {
+ protected:
+  ~LargeOffsets() override { set_schedule({}); }
+
+  /// Launches to come run the blocks of the parts alone, `before` blocks into their grids, and
+  /// those before them.
+  static void select(DType dtype, std::uint32_t before) {
+    std::set<std::uint32_t> blocks;
+    for (std::uint32_t block = 0; block < before; ++block) blocks.insert(block);
+    for (const Part& part : parts(dtype)) {
+      for (std::int64_t done = 0; done < part.count; done += kChunk) {
+        blocks.insert(before + static_cast<std::uint32_t>((part.first + done) / kChunk));
+      }
+    }
+    Schedule schedule;
+    schedule.seed = 1;
+    schedule.flush_denormals = dtype != DType::kFloat64;
+    schedule.selected = [blocks](std::uint32_t block) { return blocks.contains(block); };
+    set_schedule(schedule);
+    clear_launches();
+  }
+
+  static void expect_launched(const Status& status, std::uint32_t blocks) {
+    EXPECT_TRUE(status.ok()) << status.what << ": " << last_fault();
+    ASSERT_EQ(launches().size(), 1u);
+    EXPECT_EQ(launches()[0].grid[0], blocks);
+  }
+};
+
+void expect_partial(const NormPartial& partial, double sum) {
+  EXPECT_EQ(partial.small, sum);
+  EXPECT_EQ(partial.big, 0.0);
+  EXPECT_EQ(partial.nonfinite, 0u);
+}
+
+double sum_of_squares(const Buffer& content, std::int64_t first) {
+  double sum = 0.0;
+  for (std::int64_t i = first; i < std::min(first + kChunk, content.numel()); ++i) {
+    sum += content.get(i) * content.get(i);
+  }
+  return sum;
+}
+
+TEST_F(LargeOffsets, NormWritesTheSlotsOfTheseChunks) {
+  for (const DType dtype : kEveryDType) {
+    for (const std::int64_t offset : {0, 1}) {
+      const auto tensor = make_tensor(dtype, offset);
+      // A tensor of one block comes first, so that chunk and block have different numbers.
+      Buffer other = content_of(dtype, 600, 0);
+      Rows rows;
+      rows.add({.grad = other.data(), .numel = 600});
+      rows.add({.grad = tensor->data(), .numel = kNumel});
+      const std::int64_t slots[] = {0, 1, 1 + kBlocks};
+      const NormPartial fresh{-1.0, -1.0, 77};
+      std::vector<NormPartial> partials(1 + kBlocks, fresh);
+      select(dtype, 1);
+      bool done = false;
+      const Status status =
+          multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), slots, partials.data()},
+                                    nullptr, nullptr, &done, nullptr);
+      expect_launched(status, 1 + kBlocks);
+      expect_partial(partials[0], sum_of_squares(other, 0));
+      partials[0] = fresh;
+      const auto all = parts(dtype);
+      for (std::size_t part = 0; part < all.size(); ++part) {
+        const Buffer content = content_of(dtype, all[part].count, part);
+        for (std::int64_t first = 0; first < content.numel(); first += kChunk) {
+          const auto slot = static_cast<std::size_t>(1 + (all[part].first + first) / kChunk);
+          expect_partial(partials[slot], sum_of_squares(content, first));
+          partials[slot] = fresh;
+        }
+      }
+      EXPECT_TRUE(std::all_of(partials.begin(), partials.end(), [&](const NormPartial& partial) {
+        return std::memcmp(&partial, &fresh, sizeof fresh) == 0;
+      })) << "a slot of another chunk was written";
+    }
+  }
+}
+
+TEST_F(LargeOffsets, NormWritesSlotsBeyond32Bits) {
+  constexpr std::int64_t kSlot = (std::int64_t{1} << 32) + 5;
+  const SparseMemory memory((kSlot + 3) * sizeof(NormPartial));
+  memory.open((kSlot - 1) * sizeof(NormPartial), (kSlot + 3) * sizeof(NormPartial));
+  auto* const partials = reinterpret_cast<NormPartial*>(memory.data());
+  Buffer content = content_of(DType::kFloat32, kChunk + 5, 0);
+  Rows rows;
+  rows.add({.grad = content.data(), .numel = content.numel()});
+  const std::int64_t slots[] = {kSlot, kSlot + 2};
+  bool done = false;
+  const Status status = multi_tensor_l2_norm_cuda(
+      {rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32), slots, partials}, nullptr,
+      nullptr, &done, nullptr);
+  EXPECT_TRUE(status.ok()) << status.what;
+  expect_partial(partials[kSlot - 1], 0.0);
+  expect_partial(partials[kSlot], sum_of_squares(content, 0));
+  expect_partial(partials[kSlot + 1], sum_of_squares(content, kChunk));
+  expect_partial(partials[kSlot + 2], 0.0);
+}
+
+TEST_F(LargeOffsets, UnscaleScalesTheElementsOfTheseChunks) {
+  for (const DType dtype : kEveryDType) {
+    for (const std::int64_t offset : {0, 1}) {
+      const auto tensor = make_tensor(dtype, offset);
+      Rows rows;
+      rows.add({.grad = tensor->data(), .numel = kNumel});
+      const float inv_scale = 0.5f;
+      float found_inf = 0.0f;
+      select(dtype, 0);
+      const Status status = multi_tensor_unscale_cuda(
+          {rows.table(dtype, dtype, dtype), &inv_scale, &found_inf}, nullptr);
+      expect_launched(status, kBlocks);
+      EXPECT_EQ(found_inf, 0.0f);
+      const auto all = parts(dtype);
+      for (std::size_t part = 0; part < all.size(); ++part) {
+        Buffer expected = content_of(dtype, all[part].count, part);
+        for (std::int64_t i = 0; i < expected.numel(); ++i) expected.set(i, expected.get(i) / 2);
+        EXPECT_TRUE(tensor->read(all[part].first, all[part].count) == expected)
+            << "from element " << all[part].first << " of dtype " << int(dtype);
+      }
+    }
+  }
+}
+
+AdamParams adam_params() {
+  AdamParams params;
+  params.lr.value = 1e-2;
+  params.beta1.value = 0.9;
+  params.beta2.value = 0.999;
+  params.eps.value = 1e-8;
+  params.weight_decay.value = 0.1;
+  return params;
+}
+
+UpdateArgs<Adam> update_args(const Rows& rows, DType dtype, const AdamParams& group,
+                             const StepScalars& scalars) {
+  UpdateArgs<Adam> args;
+  args.tensors = rows.table(dtype, dtype, dtype);
+  args.groups = &group;
+  args.num_groups = 1;
+  args.scalars = &scalars;
+  return args;
+}
+
+/// What the CPU makes of four streams with the same content: parameter, gradient and two states.
+std::vector<Buffer> updated_on_cpu(const Buffer& content, const AdamParams& group,
+                                   const StepScalars& scalars) {
+  std::vector<Buffer> streams(4, content);
+  float step = 3.0f;
+  Rows rows;
+  rows.add({.param = streams[0].data(),
+            .grad = streams[1].data(),
+            .state = {streams[2].data(), streams[3].data()},
+            .step = &step,
+            .numel = content.numel()});
+  fused_update_cpu(detect_cpu_isa(), update_args(rows, content.dtype(), group, scalars), 0,
+                   content.numel());
+  return streams;
+}
+
+TEST_F(LargeOffsets, UpdateChangesTheElementsOfTheseChunks) {
+  const AdamParams group = adam_params();
+  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const std::int64_t offset : {0, 1}) {
+      std::vector<std::unique_ptr<SparseTensor>> streams;
+      for (int s = 0; s < 4; ++s) streams.push_back(make_tensor(dtype, s == 1 ? offset : 0));
+      float step = 3.0f;
+      Rows rows;
+      rows.add({.param = streams[0]->data(),
+                .grad = streams[1]->data(),
+                .state = {streams[2]->data(), streams[3]->data()},
+                .step = &step,
+                .numel = kNumel});
+      select(dtype, 0);
+      expect_launched(fused_update_cuda(update_args(rows, dtype, group, scalars), nullptr),
+                      kBlocks);
+      const auto all = parts(dtype);
+      for (std::size_t part = 0; part < all.size(); ++part) {
+        const auto expected =
+            updated_on_cpu(content_of(dtype, all[part].count, part), group, scalars);
+        for (std::size_t s = 0; s < streams.size(); ++s) {
+          EXPECT_TRUE(streams[s]->read(all[part].first, all[part].count) == expected[s])
+              << "stream " << s << " from element " << all[part].first << " of dtype "
+              << int(dtype);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cuda_on_cpu

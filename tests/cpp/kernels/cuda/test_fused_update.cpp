@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The update kernels with the Adam functor give the CPU driver's bits: for every dtype tuple, size,
+// number of tensors and of groups, and mode. test_fused_update_layout.cpp is about addresses.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "update_problem.h"
+
+namespace torchfuse::kernels::testing {
+namespace {
+
+using Passed = UpdateGroups::Passed;
+
+/// Sizes around multiples of vectors and warps, the largest tensor of a warp, and chunks.
+std::vector<std::int64_t> border_sizes(std::int64_t vec, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::set<std::int64_t> sizes;
+  for (const std::int64_t border : {0l, 32l, 32 * vec, 512l}) {
+    for (std::int64_t distance = -vec - 1; distance <= vec + 1; ++distance) {
+      if (border + distance >= 0) sizes.insert(border + distance);
+    }
+  }
+  const std::int64_t chunk = 256 * vec;
+  for (const std::int64_t border : {chunk, 2 * chunk, 3 * chunk}) {
+    const std::int64_t some = 1 + static_cast<std::int64_t>(random()) % vec;
+    for (const std::int64_t distance : {-some, -1l, 0l, 1l, some, 17l}) {
+      sizes.insert(border + distance);
+    }
+  }
+  return {sizes.begin(), sizes.end()};
+}
+
+/// Tensors of these sizes, in random order, groups and steps in turn.
+std::vector<UpdateTensor> tensors_of(std::vector<std::int64_t> sizes, std::int32_t groups,
+                                     std::uint32_t seed) {
+  constexpr float kSteps[] = {1.0f, 2.0f, 7.0f, 1000.0f, 123457.0f};
+  std::shuffle(sizes.begin(), sizes.end(), std::mt19937(seed));
+  std::vector<UpdateTensor> tensors;
+  std::uint32_t number = 0;
+  for (const std::int64_t numel : sizes) {
+    tensors.push_back({numel, static_cast<std::int32_t>(number) % groups,
+                       kSteps[number % std::size(kSteps)], 1000 * seed + number});
+    ++number;
+  }
+  return tensors;
+}
+
+/// Mostly small sizes, as models have them.
+std::vector<std::int64_t> random_sizes(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::int64_t> sizes(count);
+  for (std::int64_t& size : sizes) {
+    const std::uint32_t limit = random() % 32 == 0 ? 3000 : random() % 8 == 0 ? 700 : 40;
+    size = random() % limit;
+  }
+  return sizes;
+}
+
+class CudaFusedUpdateTuple : public ::testing::TestWithParam<UpdateTuple> {};
+
+TEST_P(CudaFusedUpdateTuple, EverySizeGivesTheBitsOfTheCpu) {
+  const UpdateGroups groups = UpdateGroups::distinct(3);
+  for (const std::uint32_t seed : {0, 1, 2}) {
+    UpdateProblem problem(GetParam(), tensors_of(border_sizes(GetParam().vec(), seed), 3, seed),
+                          groups);
+    problem.write_back_grads = seed % 2 == 1;
+    problem.pack(seed);
+    problem.run({.seed = seed, .resident_blocks = 1u << seed});
+  }
+}
+
+TEST_P(CudaFusedUpdateTuple, EveryModeGivesTheBitsOfTheCpu) {
+  for (const Passed passed : {Passed::kByValue, Passed::kByPointer}) {
+    const UpdateGroups groups = UpdateGroups::distinct(16, passed);
+    for (const bool write_back : {false, true}) {
+      UpdateProblem problem(GetParam(), tensors_of(std::vector<std::int64_t>(64, 117), 16, 3),
+                            groups);
+      problem.write_back_grads = write_back;
+      problem.scalars.grad_coef = write_back ? 1.0 : -1.0 / 3.0;
+      problem.pack(4);
+      problem.run({.seed = 5});
+    }
+  }
+}
+
+TEST_P(CudaFusedUpdateTuple, ASkippedStepTouchesNothing) {
+  const UpdateGroups groups = UpdateGroups::distinct(3);
+  UpdateProblem problem(GetParam(), tensors_of({1, 100, 512, 513, 2500}, 3, 6), groups);
+  problem.write_back_grads = true;
+  problem.pack(7);
+  for (const float skip : {1.0f, 2.0f, -0.5f}) {
+    problem.scalars.skip = skip;
+    problem.run({.seed = 8});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaFusedUpdateTuple, ::testing::ValuesIn(update_tuples()),
+                         [](const auto& tuple) { return tuple.param.name(); });
+
+TEST(CudaFusedUpdate, ThereAreSixteenTuples) { EXPECT_EQ(update_tuples().size(), 16); }
+
+TEST(CudaFusedUpdate, OtherTuplesAreRefusedByName) {
+  const UpdateGroups groups = UpdateGroups::distinct(1);
+  for (const UpdateTuple& tuple : update_tuples(false)) {
+    SCOPED_TRACE(tuple.name());
+    UpdateProblem problem(tuple, {{5}, {600}}, groups);
+    problem.write_back_grads = true;
+    problem.pack(1);
+    const Status status = problem.launch({});
+    EXPECT_NE(status.error, 0);
+    EXPECT_NE(std::string(status.what)
+                  .find("not built for this tuple of parameter, gradient, "
+                        "state and master dtypes"),
+              std::string::npos)
+        << status.what;
+    problem.expect_untouched();
+  }
+}
+
+TEST(CudaFusedUpdate, AnyNumberOfTensors) {
+  const UpdateGroups groups = UpdateGroups::distinct(3);
+  const UpdateTuple master{DType::kBFloat16, DType::kBFloat16, DType::kFloat32, true};
+  for (const std::uint32_t count : {0, 1, 2, 33, 1200, 5000}) {  // several launches from 400 on
+    SCOPED_TRACE(count);
+    UpdateProblem problem(count % 3 == 0 ? master : UpdateTuple{},
+                          tensors_of(random_sizes(count, count), 3, count), groups);
+    problem.pack(count);
+    problem.run({.seed = count + 1, .resident_blocks = 4});
+  }
+}
+
+TEST(CudaFusedUpdate, EmptyTensorsAmongOthersAndAlone) {
+  const UpdateGroups groups = UpdateGroups::distinct(2);
+  for (const std::vector<std::int64_t>& sizes :
+       {std::vector<std::int64_t>{0}, std::vector<std::int64_t>(500, 0),
+        std::vector<std::int64_t>{0, 3, 0, 0, 600, 0}}) {
+    UpdateProblem problem({}, tensors_of(sizes, 2, 1), groups);
+    problem.pack(2);
+    problem.run({.seed = 3});
+  }
+}
+
+TEST(CudaFusedUpdate, AnyNumberOfGroups) {
+  for (const Passed passed : {Passed::kByValue, Passed::kByPointer}) {
+    for (const std::int32_t count : {1, 3, 200}) {  // more than a launch holds
+      SCOPED_TRACE(count);
+      const UpdateGroups groups = UpdateGroups::distinct(count, passed);
+      UpdateProblem problem({}, tensors_of(random_sizes(450, 9), count, 10), groups);
+      problem.pack(11);
+      problem.run({.seed = 12});
+    }
+  }
+}
+
+TEST(CudaFusedUpdate, TensorsOfOneGroupNeedNotBeNeighbours) {
+  const UpdateGroups groups = UpdateGroups::distinct(60);
+  std::mt19937 random(13);
+  std::vector<UpdateTensor> tensors;
+  for (std::uint32_t i = 0; i < 300; ++i) {
+    const std::int32_t group = static_cast<std::int32_t>(random() % 60);
+    tensors.push_back({static_cast<std::int64_t>(random() % 30), group, 1.0f, i});
+  }
+  UpdateProblem problem({}, tensors, groups);
+  problem.pack(14);
+  problem.run({.seed = 15});
+}
+
+TEST(CudaFusedUpdate, ExtremeHyperParametersAndCounts) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  std::vector<AdamParams> groups(6);
+  groups[1] = distinct_group(0);
+  groups[1].lr.value = 0.0;
+  groups[2] = distinct_group(0);
+  groups[2].lr.value = 1e30;
+  groups[3] = distinct_group(0);
+  groups[3].eps.value = inf;
+  groups[4] = distinct_group(0);
+  groups[4].beta2.value = 1.0;
+  groups[5] = distinct_group(0);
+  groups[5].weight_decay.value = nan;
+  const UpdateGroups all(groups);
+  std::vector<UpdateTensor> tensors;
+  for (std::int32_t group = 0; group < 6; ++group) {
+    for (const float step : {0.0f, 1.0f, 16777216.0f}) {
+      tensors.push_back({70, group, step, static_cast<std::uint32_t>(tensors.size())});
+    }
+  }
+  const DType wide = DType::kFloat64;
+  for (const UpdateTuple& tuple : {UpdateTuple{}, UpdateTuple{wide, wide, wide}}) {
+    for (const double grad_coef : {0.0, 1e-42, 1e30, inf, nan}) {
+      UpdateProblem problem(tuple, tensors, all);
+      problem.scalars.grad_coef = grad_coef;
+      problem.write_back_grads = true;
+      problem.pack(16);
+      problem.run({.seed = 17});
+    }
+  }
+}
+
+// Up to eight small tensors in a block, coefficients handed over at its barrier, several blocks of
+// a tensor: little enough for a race detector.
+TEST(CudaFusedUpdate, SmallListsHaveNoRaces) {
+  const UpdateGroups groups = UpdateGroups::distinct(3, Passed::kByPointer);
+  const UpdateTuple master{DType::kBFloat16, DType::kBFloat16, DType::kFloat32, true};
+  const UpdateTuple half{DType::kFloat16, DType::kFloat32, DType::kFloat16};
+  for (const UpdateTuple& tuple : {UpdateTuple{}, master, half}) {
+    for (const std::uint32_t seed : {1, 2}) {
+      const std::int64_t two_chunks = 2 * 256 * tuple.vec();
+      UpdateProblem problem(
+          tuple, tensors_of({0, 1, 2, 31, 40, 65, 200, 511, 512, 514, two_chunks + 17}, 3, seed),
+          groups);
+      problem.write_back_grads = seed == 1;
+      problem.pack(seed);
+      problem.run({.seed = seed, .resident_blocks = 4});
+    }
+  }
+}
+
+TEST(CudaFusedUpdate, SmallSkippedListsTouchNothing) {
+  const UpdateGroups groups = UpdateGroups::distinct(1);
+  UpdateProblem problem({}, tensors_of({5, 700}, 1, 1), groups);
+  problem.write_back_grads = true;
+  problem.scalars.skip = 1.0f;
+  problem.pack(1);
+  problem.run({.seed = 1});
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels::testing

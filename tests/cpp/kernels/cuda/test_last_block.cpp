@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The prologue in the last block of K1: it runs once, after everything else, and leaves the arrival
+// counter ready for the next launch.
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "kernels/multi_tensor_l2_norm.h"
+#include "norm_partials.h"
+#include "prologue_step.h"
+
+namespace torchfuse::kernels {
+namespace {
+
+using namespace testing;
+
+/// K1 with a prologue over its partials, on memory that lasts for several launches.
+class NormStep {
+ public:
+  NormStep(const GradientList& list, Step step)
+      : list_(list),
+        rows_(list.device_rows()),
+        slots_(list.slots()),
+        device_(with_fresh_partials(std::move(step), slots_.back())),
+        arrivals_({0}) {}
+
+  Status launch(bool* done) const {
+    const L2NormArgs args{list_.table(rows_), slots_.data(), device_.partials()};
+    const PrologueArgs prologue = device_.args();
+    return multi_tensor_l2_norm_cuda(args, &prologue, arrivals_.data(), done, stream());
+  }
+
+  void run() const {
+    bool done = false;
+    const Status status = launch(&done);
+    ASSERT_TRUE(status.ok()) << status.what;
+    synchronize();
+    EXPECT_TRUE(done);
+    EXPECT_EQ(arrivals_.to_host()[0], 0u);
+    arrivals_.expect_margins_intact();
+  }
+
+  const DeviceStep& device() const { return device_; }
+  Outcome outcome() const { return device_.outcome(); }
+  std::uint32_t arrivals() const { return arrivals_.to_host()[0]; }
+
+ private:
+  static Step with_fresh_partials(Step step, std::int64_t slots) {
+    step.partials.assign(static_cast<std::size_t>(slots), {-1.0, -1.0, 77});
+    return step;
+  }
+
+  const GradientList& list_;
+  Rows rows_;
+  std::vector<std::int64_t> slots_;
+  DeviceStep device_;
+  DeviceArray<std::uint32_t> arrivals_;
+};
+
+/// Tensors of whole numbers for `blocks` blocks, two of them of several warps.
+GradientList whole_list(DType dtype, int blocks) {
+  std::mt19937 random(1);
+  GradientList list(dtype);
+  for (const std::int64_t numel : {3, 0, 500, 1, 7, 9, 11, 13, 15, 17}) {
+    list.add(whole_numbers(dtype, numel, random), 1);
+  }
+  for (int block = 2; block < blocks; ++block) {
+    list.add(whole_numbers(dtype, 600 + 100 * block, random), 1);
+  }
+  return list;
+}
+
+double exact_norm(const GradientList& list) {
+  double sum = 0.0;
+  for (const GradientList::Row& row : list.rows()) {
+    for (std::int64_t i = 0; i < row.numel; ++i) sum += list.get(row, i) * list.get(row, i);
+  }
+  return std::sqrt(sum);
+}
+
+TEST(CudaLastBlock, SmallListsRunThePrologueOnceInEveryLaunch) {
+  for (const DType dtype : kEveryDType) {
+    const GradientList list = whole_list(dtype, 8);
+    for (const std::uint32_t resident : {1, 2, 4, 8}) {
+      const NormStep step(list, {.counts = {0.0f, 41.0f, 7.0f}});
+      for (const unsigned launches : {1, 2, 3}) {
+        set_order_for(dtype, 10 * resident + launches, resident);
+        step.run();
+        step.device().expect_single_accesses(launches, launches);
+        const auto grown = static_cast<float>(launches);
+        const Outcome outcome = step.outcome();
+        EXPECT_EQ(outcome.scalars.total_norm, static_cast<float>(exact_norm(list)));
+        EXPECT_EQ(outcome.scalars.grad_coef, 1.0);
+        EXPECT_EQ(outcome.scalars.skip, 0.0f);
+        EXPECT_EQ(outcome.counts, (std::vector{grown, 41.0f + grown, 7.0f + grown}));
+      }
+    }
+  }
+}
+
+TEST(CudaLastBlock, SmallListsAreSkippedForAnElementThatIsNotFinite) {
+  for (const DType dtype : kEveryDType) {
+    for (const std::int64_t at : {0, 599}) {
+      Buffer content(dtype, 600);
+      content.set(at, std::numeric_limits<double>::infinity());
+      GradientList list = whole_list(dtype, 4);
+      list.add(content, 1);
+      for (const bool check : {true, false}) {
+        const NormStep step(list, {.found_inf = 0.0f, .check = check, .counts = {3.0f}});
+        for (int launch = 0; launch < 2; ++launch) {
+          set_order_for(dtype, static_cast<std::uint64_t>(1 + at + launch), 4);
+          step.run();
+        }
+        const Outcome outcome = step.outcome();
+        EXPECT_EQ(outcome.scalars.skip, check ? 1.0f : 0.0f);
+        EXPECT_EQ(outcome.found_inf, check ? 1.0f : 0.0f);
+        EXPECT_EQ(outcome.counts[0], check ? 3.0f : 5.0f);
+      }
+    }
+  }
+}
+
+TEST(CudaLastBlock, GivesTheBitsOfThePrologueKernel) {
+  std::mt19937 random(2);
+  for (const DType dtype : kEveryDType) {
+    // More partials than a block has threads, so that the order of their sum matters.
+    std::vector<std::int64_t> sizes(300, 5);
+    sizes.insert(sizes.end(), {600, 700, 3 * kNormChunk + 17});
+    Buffer content(dtype, 300 * 5 + 600 + 700 + 3 * kNormChunk + 17);
+    content.fill_normal(random);
+    GradientList list(dtype);
+    list.add_packed(content, sizes, 1);
+    set_order_for(dtype, 1, 4);
+    Step step{.grad_scale = 1024.0f, .found_inf = 0.0f, .check = true, .counts = {1.0f, 2.0f}};
+    step.partials = partials_of(list);
+    for (const double max_norm : {-1.0, 0.001}) {
+      step.max_grad_norm = max_norm;
+      const NormStep behind(list, step);
+      behind.run();
+      expect_same_outcome(behind.outcome(), prologue_on_device(step));
+    }
+  }
+}
+
+TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
+  const GradientList list = whole_list(DType::kFloat32, 3);
+  // Some 900 fit into K1's launch, 4,000 into each that follows.
+  for (const std::size_t count : {0, 1, 256, 257, 900, 905, 906, 907, 912, 4905, 4907, 9100}) {
+    for (const float flag : {0.0f, 2.0f}) {
+      set_order({.seed = count, .resident_blocks = 4});
+      const NormStep step(list, {.found_inf = flag, .counts = std::vector<float>(count, 9.0f)});
+      step.run();
+      step.device().expect_single_accesses(1, 1);
+      ASSERT_EQ(step.outcome().counts, std::vector<float>(count, flag == 0.0f ? 10.0f : 9.0f));
+    }
+  }
+}
+
+TEST(CudaLastBlock, ComesAfterAllLaunchesOfAList) {
+  std::mt19937 random(3);
+  std::vector<std::size_t> lengths{1, 8, 9, 3000};
+  // The end of a launch, which takes some 900 tensors, is among these.
+  for (std::size_t length = 904; length <= 908; ++length) lengths.push_back(length);
+  for (const std::size_t length : lengths) {
+    GradientList list(DType::kFloat32);
+    list.add_packed(whole_numbers(DType::kFloat32, static_cast<std::int64_t>(length), random),
+                    std::vector<std::int64_t>(length, 1), 1);
+    set_order({.seed = length, .resident_blocks = 4});
+    const NormStep step(list, {.counts = std::vector<float>(length, 0.0f)});
+    step.run();
+    step.device().expect_single_accesses(1, 1);
+    EXPECT_EQ(step.outcome().scalars.total_norm, static_cast<float>(exact_norm(list))) << length;
+    EXPECT_EQ(step.outcome().counts, std::vector<float>(length, 1.0f)) << length;
+  }
+}
+
+TEST(CudaLastBlock, DoesNotRunForAListWithoutElements) {
+  GradientList list(DType::kFloat32);
+  for (const int tensors : {0, 20}) {
+    while (list.rows().size() < static_cast<std::size_t>(tensors)) {
+      list.add(Buffer(DType::kFloat32, 0));
+    }
+    const NormStep step(list, {.found_inf = 0.0f, .counts = {3.0f}});
+    bool done = true;
+    const Status status = step.launch(&done);
+    EXPECT_TRUE(status.ok()) << status.what;
+    synchronize();
+    EXPECT_FALSE(done);
+    EXPECT_EQ(step.arrivals(), 0u);
+    EXPECT_EQ(step.outcome().scalars.grad_coef, -1.0) << "what the test had written there";
+    EXPECT_EQ(step.outcome().counts[0], 3.0f);
+  }
+}
+
+/// K1 on tensors of these sizes, without memory: for launches that are refused.
+Status refused(const std::vector<std::int64_t>& sizes, DType dtype, const DeviceStep& step) {
+  Rows rows;
+  std::vector<std::int64_t> slots{0};
+  for (const std::int64_t numel : sizes) {
+    rows.add({.grad = nullptr, .numel = numel});
+    slots.push_back(slots.back() + num_norm_chunks(numel));
+  }
+  const DeviceArray<std::uint32_t> arrivals({0});
+  const PrologueArgs prologue = step.args();
+  bool done = false;
+  const Status status =
+      multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), slots.data(), nullptr}, &prologue,
+                                arrivals.data(), &done, stream());
+  synchronize();
+  EXPECT_EQ(arrivals.to_host()[0], 0u);
+  return status;
+}
+
+TEST(CudaLastBlock, ReportsALaunchThatTheDeviceRefusesAndStopsThere) {
+  constexpr std::int64_t kTooLarge = std::int64_t{1} << 45;  // 2^31 blocks
+  set_order({});
+  const DeviceStep step({.counts = std::vector<float>(2000, 3.0f)});
+  std::vector<std::int64_t> first_of_many(2000, 600);
+  first_of_many[0] = kTooLarge;
+  for (const auto& sizes : {std::vector<std::int64_t>{kTooLarge}, first_of_many}) {
+    const Status status = refused(sizes, DType::kFloat32, step);
+    EXPECT_FALSE(status.ok());
+    EXPECT_STREQ(status.what, "launch of multi_tensor_l2_norm_kernel");
+  }
+  const Status status = refused({100}, static_cast<DType>(9), step);
+  EXPECT_FALSE(status.ok());
+  EXPECT_STREQ(status.what, "gradient dtype of multi_tensor_l2_norm");
+  EXPECT_EQ(step.outcome().counts, std::vector<float>(2000, 3.0f));
+  // The error is reported once and does not stick to the next launch.
+  const GradientList list = whole_list(DType::kFloat32, 3);
+  NormStep(list, {}).run();
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels

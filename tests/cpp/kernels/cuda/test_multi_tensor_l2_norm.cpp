@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// K1's partials: every element counted once, the same bits always. Other properties:
+// test_multi_tensor_l2_norm_values.cpp, and its last block's in test_prologue.cpp.
+#include "kernels/multi_tensor_l2_norm.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "norm_partials.h"
+
+namespace torchfuse::kernels {
+namespace {
+
+using namespace testing;
+
+/// For contents from whole_numbers(): nothing is rounded, so the order of additions plays no part.
+void expect_exact_sums(const GradientList& list) {
+  const auto partials = partials_of(list);
+  for_each_slot(list, [&](const auto& row, auto first, auto stop, std::size_t slot) {
+    double sum = 0.0;
+    for (std::int64_t i = first; i < stop; ++i) sum += list.get(row, i) * list.get(row, i);
+    ASSERT_EQ(partials[slot].small, sum) << row.numel << " elements from " << first;
+    ASSERT_EQ(partials[slot].big, 0.0) << row.numel << " elements from " << first;
+    ASSERT_EQ(partials[slot].nonfinite, 0u) << row.numel << " elements from " << first;
+  });
+}
+
+/// Load instructions for a row: vectors in the widest accesses that its address allows, then the
+/// elements behind them.
+std::size_t expected_loads(const GradientList& list, const GradientList::Row& row) {
+  const auto size = static_cast<std::int64_t>(size_of(list.dtype()));
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(list.device()[row.memory].data()) + row.begin * size;
+  std::uintptr_t width = 16;
+  while (address % width != 0) width /= 2;
+  std::size_t loads = 0;
+  for (std::int64_t first = 0; first < row.numel; first += kNormChunk) {
+    const std::int64_t count = std::min(kNormChunk, row.numel - first);
+    const std::int64_t vec = elements_per_vector(list.dtype());
+    loads += static_cast<std::size_t>(count / vec) * (16 / width) +
+             static_cast<std::size_t>(count % vec);
+  }
+  return loads;
+}
+
+TEST(CudaL2Norm, SmallListsHaveExactSums) {
+  std::mt19937 random(1);
+  for (const DType dtype : kEveryDType) {
+    GradientList list(dtype);
+    for (const std::int64_t numel : {1, 511, 0, 513, 7, 16387}) {
+      list.add(whole_numbers(dtype, numel, random), 1);
+    }
+    for (const std::uint64_t seed : {0, 1, 2}) {
+      set_order_for(dtype, seed);
+      expect_exact_sums(list);
+    }
+  }
+}
+
+TEST(CudaL2Norm, EverySizeAtEveryMisalignmentHasExactSums) {
+  std::mt19937 random(2);
+  for (const DType dtype : kEveryDType) {
+    for (std::int64_t offset = 0; offset < elements_per_vector(dtype); ++offset) {
+      SCOPED_TRACE(::testing::Message() << "dtype " << int(dtype) << ", offset " << offset);
+      GradientList list(dtype);
+      for (const std::int64_t numel : border_sizes(kNormChunk)) {
+        const bool odd = list.rows().size() % 2 != 0;
+        list.add(whole_numbers(dtype, numel, random), offset,
+                 odd ? GradientList::Guard::kBegin : GradientList::Guard::kEnd);
+      }
+      set_order_for(dtype, static_cast<std::uint64_t>(offset));
+      expect_exact_sums(list);
+      for (const GradientList::Row& row : list.rows()) {
+        if (!accesses_are_counted()) continue;
+        ASSERT_EQ(list.device()[row.memory].loads(), expected_loads(list, row)) << row.numel;
+      }
+    }
+  }
+}
+
+TEST(CudaL2Norm, ListsOfEveryLengthHaveExactSums) {
+  std::mt19937 random(3);
+  const auto expect_exact = [&](DType dtype, const std::vector<std::int64_t>& sizes) {
+    const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+    GradientList list(dtype);
+    list.add_packed(whole_numbers(dtype, total, random), sizes, 1);
+    set_order_for(dtype, random());
+    expect_exact_sums(list);
+  };
+  for (const DType dtype : kEveryDType) {
+    std::vector<std::int64_t> every(530);
+    std::iota(every.begin(), every.end(), 0);
+    expect_exact(dtype, every);
+    // Tensors for warps, for blocks, and empty ones in turn; several launches, as each has some
+    // 900.
+    std::vector<std::int64_t> mixed(dtype == DType::kFloat16 ? 5000 : 1000);
+    for (auto& numel : mixed) numel = static_cast<std::int64_t>(random() % 3 * (random() % 30));
+    for (std::size_t i = 0; i < mixed.size(); i += 50) mixed[i] += 513;
+    mixed[mixed.size() / 2] = 2 * kNormChunk + 3;
+    expect_exact(dtype, mixed);
+    for (const std::size_t length : {1, 7, 8, 9, 16, 17}) {
+      expect_exact(dtype, std::vector<std::int64_t>(length, 3));
+    }
+  }
+}
+
+/// A tensor of each kind, with contents that round.
+std::vector<Buffer> rounding_contents(DType dtype) {
+  std::mt19937 random(5);
+  std::vector<Buffer> contents;
+  for (const std::int64_t numel : {300, 2001, 16384 + 77}) {
+    contents.emplace_back(dtype, numel);
+    contents.back().fill_normal(random);
+    contents.back().set(numel / 2, largest(dtype) / 8);
+  }
+  return contents;
+}
+
+/// The partials of the tensors at the given places of the list, one after the other.
+std::vector<NormPartial> partials_at(const GradientList& list,
+                                     const std::vector<std::size_t>& places) {
+  const auto all = partials_of(list);
+  const auto slots = list.slots();
+  std::vector<NormPartial> result;
+  for (const std::size_t place : places) {
+    for (std::int64_t slot = slots[place]; slot < slots[place + 1]; ++slot) {
+      result.push_back(all[static_cast<std::size_t>(slot)]);
+    }
+  }
+  return result;
+}
+
+void expect_same_bits(const std::vector<NormPartial>& a, const std::vector<NormPartial>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(NormPartial)), 0);
+}
+
+TEST(CudaL2Norm, SmallListsGiveTheSameBitsInAnyOrderOfExecution) {
+  for (const DType dtype : kEveryDType) {
+    GradientList list(dtype);
+    for (const Buffer& content : rounding_contents(dtype)) list.add(content);
+    set_order_for(dtype, 0, 1);
+    const auto expected = partials_of(list);
+    for (const std::uint32_t resident : {1, 2, 4}) {
+      set_order_for(dtype, 10 + resident, resident);
+      expect_same_bits(partials_of(list), expected);
+    }
+  }
+}
+
+TEST(CudaL2Norm, ATensorHasTheSameBitsAtAnyAddressAndPlace) {
+  std::mt19937 random(6);
+  for (const DType dtype : kEveryDType) {
+    const auto contents = rounding_contents(dtype);
+    GradientList alone(dtype);
+    for (const Buffer& content : contents) alone.add(content);
+    set_order_for(dtype, 0);
+    const auto expected = partials_of(alone);
+    for (std::int64_t offset = 1; offset < elements_per_vector(dtype); ++offset) {
+      GradientList shifted(dtype);
+      for (const Buffer& content : contents) shifted.add(content, offset);
+      expect_same_bits(partials_of(shifted), expected);
+    }
+    if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) continue;
+    // Among many others, in a later launch, and in another order.
+    GradientList crowd(dtype);
+    crowd.add_packed(whole_numbers(dtype, 920, random), std::vector<std::int64_t>(920, 1));
+    for (const Buffer& content : contents) crowd.add(content, 1);
+    set_order_for(dtype, 3, 4);
+    expect_same_bits(partials_at(crowd, {920, 921, 922}), expected);
+    std::vector<std::size_t> backwards(923);
+    std::iota(backwards.rbegin(), backwards.rend(), std::size_t{0});
+    crowd.reorder(backwards);
+    expect_same_bits(partials_at(crowd, {2, 1, 0}), expected);
+  }
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What tests of the fused update are made of: dtype tuples, contents, hyper-parameters.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <ostream>
+#include <string>
+
+#include "device.h"
+#include "kernels/cuda/supported_dtypes.h"
+#include "kernels/functors/adam.h"
+
+namespace torchfuse::kernels::testing {
+
+/// The streams of a tensor.
+enum Part : int { kParam, kGrad, kFirst, kSecond, kMaximum, kMaster, kParts };
+
+inline const char* name_of(Part part) {
+  constexpr const char* kNames[kParts] = {"param",      "grad",           "exp_avg",
+                                          "exp_avg_sq", "max_exp_avg_sq", "master"};
+  return kNames[part];
+}
+
+inline void*& pointer_of(TensorRow& row, Part part) {
+  if (part == kParam) return row.param;
+  if (part == kGrad) return row.grad;
+  return part == kMaster ? row.master : row.state[part - kFirst];
+}
+
+struct UpdateTuple {
+  DType param = DType::kFloat32;
+  DType grad = DType::kFloat32;
+  DType state = DType::kFloat32;
+  bool has_master = false;
+
+  DType dtype(Part part) const {
+    if (part == kParam) return param;
+    if (part == kGrad) return grad;
+    return part == kMaster ? DType::kFloat32 : state;
+  }
+
+  /// Elements per vector: 16 bytes of the narrowest stream.
+  std::int64_t vec() const {
+    return 16 /
+           static_cast<std::int64_t>(std::min({size_of(param), size_of(grad), size_of(state)}));
+  }
+
+  std::string name() const {
+    constexpr const char* kNames[] = {"Fp32", "Fp16", "Bf16", "Fp64"};
+    std::string text;
+    for (const DType dtype : {param, grad, state}) text += kNames[static_cast<int>(dtype)];
+    return text + (has_master ? "Master" : "");
+  }
+};
+
+inline void PrintTo(const UpdateTuple& tuple, std::ostream* out) { *out << tuple.name(); }
+
+/// The tuples that kernels are built for, or all others.
+inline std::vector<UpdateTuple> update_tuples(bool supported = true) {
+  constexpr DType kAll[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
+  std::vector<UpdateTuple> tuples;
+  for (const DType param : kAll) {
+    for (const DType grad : kAll) {
+      for (const DType state : kAll) {
+        for (const bool master : {false, true}) {
+          if (cuda_supports(param, grad, state, master) == supported) {
+            tuples.push_back({param, grad, state, master});
+          }
+        }
+      }
+    }
+  }
+  return tuples;
+}
+
+/// One tensor of a list. Its contents depend on nothing but `seed`, `numel` and the dtypes.
+struct UpdateTensor {
+  std::int64_t numel = 0;
+  std::int32_t group = 0;
+  float step = 1.0f;
+  std::uint32_t seed = 0;
+};
+
+inline std::vector<float> steps_of(const std::vector<UpdateTensor>& tensors) {
+  std::vector<float> steps;
+  for (const UpdateTensor& tensor : tensors) steps.push_back(tensor.step);
+  return steps;
+}
+
+/// Random elements, with others at the borders of tensors, warps and chunks: zeros, the ends of the
+/// formats' ranges, infinities, NaN.
+inline void fill_part(Buffer& buffer, std::int64_t begin, std::int64_t numel, Part part,
+                      std::uint32_t seed) {
+  using Limits = std::numeric_limits<float>;
+  constexpr double kSpecial[] = {0.0,
+                                 -0.0,
+                                 Limits::infinity(),
+                                 -Limits::infinity(),
+                                 Limits::quiet_NaN(),
+                                 Limits::max(),
+                                 -Limits::max(),
+                                 Limits::min(),
+                                 -Limits::min(),
+                                 Limits::denorm_min(),
+                                 -1e-40,
+                                 1e-30,
+                                 -1e25,
+                                 65504.0,
+                                 6e-8,
+                                 1.0,
+                                 1e300,
+                                 -1e-310};
+  // The last two are for fp64.
+  const std::size_t specials = std::size(kSpecial) - (buffer.dtype() == DType::kFloat64 ? 0 : 2);
+  constexpr double kScale[kParts] = {2.0, 1.0, 0.1, 0.01, 0.01, 2.0};
+  constexpr std::int64_t kBorder = 512;
+  constexpr std::int64_t kNear = 17;
+  std::minstd_rand random(seed * 2654435761u + static_cast<std::uint32_t>(part));
+  const auto dice = [&] { return static_cast<std::size_t>(random() >> 8); };
+  for (std::int64_t i = 0; i < numel; ++i) {
+    double value = (static_cast<double>(random()) * 0x1p-30 - 1.0) * kScale[part];
+    if (part == kSecond || part == kMaximum) value = std::abs(value);
+    const std::int64_t distance = std::min({i % kBorder, kBorder - 1 - i % kBorder, numel - 1 - i});
+    if (distance < kNear && dice() % 8 == 0) value = kSpecial[dice() % specials];
+    buffer.set(begin + i, value);
+  }
+}
+
+/// The first element in which `count` elements of both differ, NaN payloads aside; or `count`.
+inline std::int64_t first_difference(const Buffer& a, std::int64_t a_begin, const Buffer& b,
+                                     std::int64_t b_begin, std::int64_t count) {
+  const std::int64_t size = static_cast<std::int64_t>(size_of(a.dtype()));
+  const char* const a_bytes = static_cast<const char*>(a.data()) + a_begin * size;
+  const char* const b_bytes = static_cast<const char*>(b.data()) + b_begin * size;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (std::memcmp(a_bytes + i * size, b_bytes + i * size, static_cast<std::size_t>(size)) == 0) {
+      continue;
+    }
+    if (!std::isnan(a.get(a_begin + i)) || !std::isnan(b.get(b_begin + i))) return i;
+  }
+  return count;
+}
+
+/// Hyper-parameters unlike those of any other `number`, in mode `number` % 16.
+inline AdamParams distinct_group(int number) {
+  AdamParams group;
+  group.lr.value = 1e-3 * (1 + number);
+  group.beta1.value = 0.9 - 1e-3 * number;
+  group.beta2.value = 0.999 - 1e-4 * number;
+  group.eps.value = 1e-8 * (1 + number % 3);
+  group.weight_decay.value = number % 5 == 0 ? 0.0 : 0.01 * number;
+  group.bias_correction = (number & 1) == 0;
+  group.adam_w_mode = (number & 2) == 0;
+  group.amsgrad = (number & 4) == 0;
+  group.maximize = (number & 8) != 0;
+  return group;
+}
+
+/// Parameter groups as the host and as the device see them.
+class UpdateGroups {
+ public:
+  enum class Passed { kByValue, kByPointer };
+
+  /// kByPointer: two of three hyper-parameters, as float and as double in turn.
+  explicit UpdateGroups(std::vector<AdamParams> groups, Passed passed = Passed::kByValue)
+      : host_(std::move(groups)), device_(host_) {
+    constexpr HyperParam AdamParams::* kFields[] = {&AdamParams::lr, &AdamParams::beta1,
+                                                    &AdamParams::beta2, &AdamParams::eps,
+                                                    &AdamParams::weight_decay};
+    if (passed == Passed::kByValue) return;
+    std::vector<HyperParam*> in_float, in_double;
+    std::vector<float> floats;
+    std::vector<double> doubles;
+    int number = 0;
+    for (std::size_t g = 0; g < host_.size(); ++g) {
+      for (const auto field : kFields) {
+        HyperParam& on_host = host_[g].*field;
+        HyperParam& on_device = device_[g].*field;
+        if (++number % 3 == 0) continue;
+        if (number % 3 == 1) {
+          floats.push_back(static_cast<float>(on_host.value));
+          on_host.value = static_cast<double>(floats.back());
+          in_float.push_back(&on_device);
+        } else {
+          doubles.push_back(on_host.value);
+          in_double.push_back(&on_device);
+        }
+        on_device.value = std::numeric_limits<double>::quiet_NaN();  // to be ignored
+      }
+    }
+    floats_ = std::make_unique<DeviceArray<float>>(floats);
+    doubles_ = std::make_unique<DeviceArray<double>>(doubles);
+    for (std::size_t i = 0; i < in_float.size(); ++i) in_float[i]->pointer = floats_->data() + i;
+    for (std::size_t i = 0; i < in_double.size(); ++i) {
+      in_double[i]->pointer = doubles_->data() + i;
+      in_double[i]->dtype = DType::kFloat64;
+    }
+  }
+
+  /// Groups 0 to count - 1 of distinct_group().
+  static UpdateGroups distinct(int count, Passed passed = Passed::kByValue) {
+    std::vector<AdamParams> groups;
+    for (int i = 0; i < count; ++i) groups.push_back(distinct_group(i));
+    return UpdateGroups(std::move(groups), passed);
+  }
+
+  const std::vector<AdamParams>& on_host() const { return host_; }
+  const std::vector<AdamParams>& on_device() const { return device_; }
+  std::int32_t count() const { return static_cast<std::int32_t>(host_.size()); }
+
+ private:
+  std::vector<AdamParams> host_;
+  std::vector<AdamParams> device_;
+  std::unique_ptr<DeviceArray<float>> floats_;
+  std::unique_ptr<DeviceArray<double>> doubles_;
+};
+
+}  // namespace torchfuse::kernels::testing

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A list of tensors that is updated by the device and by the CPU driver, whose bits are the
+// device's, too.
+#pragma once
+
+#include "kernels/fused_optimizer.h"
+#include "update_data.h"
+#include "update_traffic.h"
+
+namespace torchfuse::kernels::testing {
+
+class UpdateProblem {
+ public:
+  using Contents = std::vector<Buffer>;  ///< by part, the tensors one after the other
+  using Guard = DeviceMemory::Guard;
+
+  bool write_back_grads = false;
+  StepScalars scalars{0.375, 0.0f, 0.0f};
+  /// The length of the list as far as the choice of a chunk is concerned, if it is larger than the
+  /// real one: the CUDA driver asks for nothing else. Large chunks need no large list this way.
+  std::int64_t claimed_total = 0;
+
+  UpdateProblem(const UpdateTuple& tuple, std::vector<UpdateTensor> tensors,
+                const UpdateGroups& groups)
+      : tuple_(tuple), tensors_(std::move(tensors)), groups_(groups), steps_(steps_of(tensors_)) {
+    for (const UpdateTensor& tensor : tensors_) offsets_.push_back(offsets_.back() + tensor.numel);
+    for (int p = 0; p < kParts; ++p) {
+      const Part part = static_cast<Part>(p);
+      before_.emplace_back(tuple.dtype(part), offsets_.back());
+      for (std::size_t t = 0; t < tensors_.size(); ++t) {
+        fill_part(before_.back(), offsets_[t], tensors_[t].numel, part, tensors_[t].seed);
+      }
+    }
+    // Output only: whatever is there must not matter, and must not be taken for a result.
+    if (tuple.has_master) {
+      std::fill_n(static_cast<char*>(before_[kParam].data()), bytes_of(kParam, offsets_.back()),
+                  char{0x5a});
+    }
+    rows_.resize(tensors_.size());
+  }
+
+  std::int64_t offset(std::size_t tensor) const { return offsets_[tensor]; }
+  /// What the device made of a part.
+  const Buffer& result(Part part) const { return after_[part]; }
+
+  /// One memory for each part, in which its tensors lie without gaps in an order of its own, so
+  /// that all of them are misaligned at random and an access outside of one falls into another.
+  void pack(std::uint32_t seed) {
+    std::mt19937 random(seed);
+    clear();
+    for (int p = 0; p < kParts; ++p) {
+      const Part part = static_cast<Part>(p);
+      std::vector<std::size_t> used, spare;
+      for (std::size_t t = 0; t < tensors_.size(); ++t) {
+        if (uses(part, t)) used.push_back(t);
+        if (has_spare(part, t)) spare.push_back(t);
+      }
+      for (auto* list : {&used, &spare}) {
+        std::shuffle(list->begin(), list->end(), random);
+        const Guard guard = random() % 2 == 0 ? Guard::kBegin : Guard::kEnd;
+        place(part, std::move(*list), random() % 8, guard);
+      }
+    }
+  }
+
+  /// A memory of its own for each part of each tensor, misalignment(part, tensor) elements behind a
+  /// 16-byte boundary.
+  template <class Misalignment>
+  void set_apart(Misalignment misalignment) {
+    clear();
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      for (int p = 0; p < kParts; ++p) {
+        const Part part = static_cast<Part>(p);
+        if (!uses(part, t) && !has_spare(part, t)) continue;
+        const Guard guard =
+            (t + static_cast<std::size_t>(p)) % 2 == 0 ? Guard::kBegin : Guard::kEnd;
+        place(part, {t}, static_cast<std::size_t>(misalignment(part, t)), guard);
+      }
+    }
+  }
+
+  /// Load and store instructions on a part in the last launch.
+  Traffic traffic(Part part) const {
+    Traffic sum;
+    for (const Place& place : places_) {
+      if (place.part != part) continue;
+      sum.loads += place.memory.loads();
+      sum.stores += place.memory.stores();
+    }
+    return sum;
+  }
+
+  /// Sets everything to its first contents and enqueues the update.
+  Status launch(Order order) {
+    order.flush_denormals = tuple_.param != DType::kFloat64;
+    set_order(order);
+    for (const Place& place : places_) {
+      std::vector<char> bytes(place.memory.bytes());
+      std::size_t at = 0;
+      for (const std::size_t t : place.tensors) {
+        std::memcpy(bytes.data() + at, begin_of(before_[place.part], t), bytes_of(place.part, t));
+        at += bytes_of(place.part, t);
+      }
+      place.memory.upload(bytes.data());
+    }
+    const DeviceArray<StepScalars> device_scalars({scalars});
+    std::vector<std::int64_t> offsets = offsets_;
+    offsets.back() = total();
+    const Status status = fused_update_cuda<Adam>(
+        args(rows_, offsets, groups_.on_device(), device_scalars.data()), stream());
+    synchronize();
+    const StepScalars now = device_scalars.to_host()[0];
+    EXPECT_EQ(std::memcmp(&now, &scalars, sizeof now), 0) << "the step's scalars were changed";
+    return status;
+  }
+
+  /// Updates on the device and on the CPU, and fails the test unless the bits are the same, each
+  /// byte was accessed as often as it should be, and by as few instructions.
+  void run(const Order& order) {
+    SCOPED_TRACE(tuple_.name() + ", seed " + std::to_string(order.seed) + ", " +
+                 std::to_string(order.resident_blocks) + " resident blocks");
+    const Status status = launch(order);
+    ASSERT_TRUE(status.ok()) << status.error << " " << status.what;
+    Contents expected = before_;
+    update_by_cpu(expected);
+    expect(expected, scalars.skip == 0.0f);
+  }
+
+  /// Fails the test if anything was accessed.
+  void expect_untouched() { expect(before_, false); }
+
+ private:
+  /// One memory of the device and the tensors that lie in it.
+  struct Place {
+    Part part;
+    std::vector<std::size_t> tensors;
+    bool used;
+    DeviceMemory memory;
+  };
+
+  std::int64_t total() const { return std::max(claimed_total, offsets_.back()); }
+
+  bool uses(Part part, std::size_t tensor) const {
+    if (part == kMaster) return tuple_.has_master;
+    return part != kMaximum ||
+           groups_.on_host()[static_cast<std::size_t>(tensors_[tensor].group)].amsgrad;
+  }
+
+  /// Of the states that are not used, half are null and half are memory that must stay untouched.
+  bool has_spare(Part part, std::size_t tensor) const {
+    return part == kMaximum && tensor % 2 == 0 && !uses(part, tensor);
+  }
+
+  std::size_t bytes_of(Part part, std::int64_t numel) const {
+    return static_cast<std::size_t>(numel) * size_of(tuple_.dtype(part));
+  }
+  std::size_t bytes_of(Part part, std::size_t tensor) const {
+    return bytes_of(part, tensors_[tensor].numel);
+  }
+
+  char* begin_of(Buffer& buffer, std::size_t tensor) const {
+    return static_cast<char*>(buffer.data()) +
+           static_cast<std::size_t>(offsets_[tensor]) * size_of(buffer.dtype());
+  }
+
+  void clear() {
+    places_.clear();
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      rows_[t] = TensorRow{};
+      rows_[t].numel = tensors_[t].numel;
+      rows_[t].group = tensors_[t].group;
+      rows_[t].step = steps_.data() + t;
+    }
+  }
+
+  void place(Part part, std::vector<std::size_t> tensors, std::size_t misalignment, Guard guard) {
+    std::size_t bytes = 0;
+    for (const std::size_t t : tensors) bytes += bytes_of(part, t);
+    if (bytes == 0) return;
+    const std::size_t size = size_of(tuple_.dtype(part));
+    DeviceMemory memory(bytes, misalignment * size % 16, guard);
+    char* at = static_cast<char*>(memory.data());
+    for (const std::size_t t : tensors) {
+      pointer_of(rows_[t], part) = at;
+      at += bytes_of(part, t);
+    }
+    const bool used = uses(part, tensors.front());
+    places_.push_back({part, std::move(tensors), used, std::move(memory)});
+  }
+
+  UpdateArgs<Adam> args(const std::vector<TensorRow>& rows,
+                        const std::vector<std::int64_t>& offsets,
+                        const std::vector<AdamParams>& groups,
+                        const StepScalars* step_scalars) const {
+    UpdateArgs<Adam> result;
+    result.tensors = {rows.data(),      offsets.data(), static_cast<std::int64_t>(rows.size()),
+                      tuple_.param,     tuple_.grad,    tuple_.state,
+                      tuple_.has_master};
+    result.groups = groups.data();
+    result.num_groups = groups_.count();
+    result.scalars = step_scalars;
+    result.write_back_grads = write_back_grads;
+    return result;
+  }
+
+  void update_by_cpu(Contents& contents) const {
+    std::vector<TensorRow> rows(tensors_.size());
+    std::vector<float> steps = steps_of(tensors_);
+    for (std::size_t t = 0; t < rows.size(); ++t) {
+      for (int p = 0; p < kParts; ++p) {
+        pointer_of(rows[t], static_cast<Part>(p)) =
+            begin_of(contents[static_cast<std::size_t>(p)], t);
+      }
+      rows[t].numel = tensors_[t].numel;
+      rows[t].group = tensors_[t].group;
+      rows[t].step = &steps[t];
+    }
+    fused_update_cpu<Adam>(detect_cpu_isa(), args(rows, offsets_, groups_.on_host(), &scalars), 0,
+                           offsets_.back());
+  }
+
+  void expect(const Contents& expected, bool touched) {
+    after_ = before_;
+    for (const Place& place : places_) {
+      if (::testing::Test::HasFailure()) return;  // one is enough
+      SCOPED_TRACE(name_of(place.part));
+      std::vector<char> bytes(place.memory.bytes());
+      place.memory.download(bytes.data());
+      std::size_t at = 0;
+      for (const std::size_t t : place.tensors) {
+        std::memcpy(begin_of(after_[place.part], t), bytes.data() + at, bytes_of(place.part, t));
+        at += bytes_of(place.part, t);
+        expect_same(expected[place.part], place.part, t);
+      }
+      place.memory.expect_margins_intact();
+      expect_accesses(place, touched && place.used);
+    }
+    EXPECT_EQ(steps_.to_host(), steps_of(tensors_)) << "step counts were changed";
+  }
+
+  void expect_same(const Buffer& expected, Part part, std::size_t t) const {
+    const std::int64_t numel = tensors_[t].numel;
+    const std::int64_t i =
+        first_difference(after_[part], offsets_[t], expected, offsets_[t], numel);
+    ASSERT_EQ(i, numel) << "tensor " << t << " of " << numel << " elements differs at " << i << ": "
+                        << after_[part].get(offsets_[t] + i) << " instead of "
+                        << expected.get(offsets_[t] + i);
+  }
+
+  unsigned reads_of(Part part) const { return part == kParam && tuple_.has_master ? 0 : 1; }
+  unsigned writes_of(Part part) const { return part == kGrad && !write_back_grads ? 0 : 1; }
+
+  void expect_accesses(const Place& place, bool touched) const {
+    if (!accesses_are_counted()) return;
+    Traffic expected;
+    if (touched) {
+      place.memory.expect_accesses(reads_of(place.part), writes_of(place.part));
+      for (const std::size_t t : place.tensors) {
+        const std::size_t instructions = instructions_for(place.part, t);
+        expected.loads += instructions * reads_of(place.part);
+        expected.stores += instructions * writes_of(place.part);
+      }
+    } else {
+      place.memory.expect_accesses(0, 0);
+    }
+    EXPECT_EQ(place.memory.loads(), expected.loads) << "load instructions";
+    EXPECT_EQ(place.memory.stores(), expected.stores) << "store instructions";
+  }
+
+  /// Accesses of one direction that a part of a tensor takes.
+  std::size_t instructions_for(Part part, std::size_t t) const {
+    TensorRow row = rows_[t];
+    std::vector<cuda::StreamAccess> streams;
+    for (int p = 0; p < kParts; ++p) {
+      const Part other = static_cast<Part>(p);
+      if (uses(other, t)) streams.push_back(access_of(other, row));
+    }
+    const std::int64_t longest = row.numel <= 512 ? 512 : chunk_of(total(), tuple_.vec());
+    return instructions_of(access_of(part, row), streams, row.numel, longest, tuple_.vec());
+  }
+
+  cuda::StreamAccess access_of(Part part, TensorRow& row) const {
+    return {reinterpret_cast<std::uintptr_t>(pointer_of(row, part)),
+            static_cast<std::uint32_t>(size_of(tuple_.dtype(part))),
+            reads_of(part) + writes_of(part)};
+  }
+
+  UpdateTuple tuple_;
+  std::vector<UpdateTensor> tensors_;
+  const UpdateGroups& groups_;
+  DeviceArray<float> steps_;
+  std::vector<std::int64_t> offsets_{0};
+  std::vector<TensorRow> rows_;  ///< with the device's pointers
+  std::vector<Place> places_;
+  Contents before_;
+  Contents after_;
+};
+
+}  // namespace torchfuse::kernels::testing
