@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""docs/testing.md claims about GPUs what the newest result file says, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import last_gpu_run
+import pytest
+
+PAGE = f"# Tests\n\n{last_gpu_run.BEGIN}\nold\n{last_gpu_run.END}\n\nThe end.\n"
+
+
+def add_result(root: Path, name: str, **changes: Any) -> None:
+    stage = {"status": "passed", "seconds": 83.2, "reason": "", "key": ""}
+    result = {
+        "kind": "gpu_suite",
+        "date": "2027-01-02T03:04:05+00:00",
+        "sha": "0123456789abcdef",
+        "dirty": False,
+        "gpu": {"name": "NVIDIA H200"},
+        "driver": "580.1",
+        "nvcc": "13.0",
+        "torch": "2.11.0",
+        "passed": True,
+        "stages": [
+            {**stage, "name": "build"},
+            {**stage, "name": "racecheck", "status": "failed", "reason": "a|b", "key": "2 errors"},
+        ],
+        "left_out": ["test_opcheck.py: needs expecttest"],
+        **changes,
+    }
+    path = root / "benchmarks/results" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result))
+
+
+def add_page(root: Path, text: str = PAGE) -> Path:
+    (root / "docs").mkdir()
+    page = root / "docs/testing.md"
+    page.write_text(text)
+    return page
+
+
+def test_without_a_result_it_says_never(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_result(tmp_path, "amd-epyc-cpu/2026-11-21-93f4cfd.json", kind=None)
+    add_result(tmp_path, "trial/2026-11-22-93f4cfd.json", gpu=None)
+    assert last_gpu_run.main(["--root", str(tmp_path)]) == 0
+    assert "have never run on a GPU" in capsys.readouterr().out
+
+
+def test_the_newest_result_is_described(tmp_path: Path) -> None:
+    add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json", dirty=True, passed=False)
+    add_result(tmp_path, "zzz/2027-01-01-0123456.json", date="2027-01-01T23:59:59+00:00")
+    text = last_gpu_run.describe(tmp_path)
+    assert "2027-01-02 (UTC), commit `0123456` with uncommitted changes, NVIDIA H200" in text
+    assert "driver 580.1, nvcc 13.0, torch 2.11.0): not every stage passed" in text
+    assert "(../benchmarks/results/nvidia-h200/2027-01-02-0123456.json)" in text
+    assert "| build | passed | 83.2 |  |" in text
+    assert "| racecheck | failed | 83.2 | a\\|b; 2 errors |" in text
+    assert text.endswith("Left out: test_opcheck.py: needs expecttest")
+
+
+def test_write_makes_check_pass_until_a_newer_result_comes(tmp_path: Path) -> None:
+    page = add_page(tmp_path)
+    arguments = ["--root", str(tmp_path)]
+    assert last_gpu_run.main([*arguments, "--check"]) == 1
+    assert last_gpu_run.main([*arguments, "--write"]) == 0
+    assert last_gpu_run.main([*arguments, "--check"]) == 0
+    text = page.read_text()
+    assert text.startswith("# Tests\n\n<!-- last GPU run: begin -->\nThe CUDA kernels have never")
+    assert text.endswith("<!-- last GPU run: end -->\n\nThe end.\n")
+    add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json")
+    assert last_gpu_run.main([*arguments, "--check"]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no markers", f"{last_gpu_run.END} {last_gpu_run.BEGIN}", last_gpu_run.BEGIN, PAGE + PAGE],
+)
+def test_a_page_without_both_markers_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = add_page(tmp_path, text)
+    assert last_gpu_run.main(["--root", str(tmp_path), "--write"]) == 1
+    assert "last GPU run: begin" in capsys.readouterr().err
+    assert page.read_text() == text

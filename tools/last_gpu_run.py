@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Says when the CUDA kernels last ran on a GPU, from the result files of tools/gpu_suite.sh alone.
+
+Example:
+    python tools/last_gpu_run.py           print it
+    python tools/last_gpu_run.py --write   put it into docs/testing.md
+    python tools/last_gpu_run.py --check   exit with 1 if docs/testing.md says anything else
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = Path("docs/testing.md")
+RESULTS = Path("benchmarks/results")
+KIND = "gpu_suite"
+BEGIN = "<!-- last GPU run: begin -->"
+END = "<!-- last GPU run: end -->"
+NEVER = (
+    "The CUDA kernels have never run on a GPU: `benchmarks/results` holds no result of "
+    "`tools/gpu_suite.sh`."
+)
+
+
+def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The latest result of the suite on a GPU; other benchmark results lie in the same folders."""
+    found = []
+    for path in (root / RESULTS).glob("*/*.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result.get("kind") == KIND and result["gpu"] is not None:
+            found.append((result["date"], path, result))
+    if not found:
+        return None
+    _, path, result = max(found, key=lambda entry: entry[:2])
+    return path.relative_to(root), result
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def describe(root: Path) -> str:
+    """The section as Markdown, without the markers."""
+    latest = newest(root)
+    if latest is None:
+        return NEVER
+    path, result = latest
+    day, gpu = result["date"][:10], result["gpu"]["name"]
+    changed = " with uncommitted changes" if result["dirty"] else ""
+    outcome = "every stage passed" if result["passed"] else "not every stage passed"
+    lines = [
+        f"Last run of `tools/gpu_suite.sh`: {day} (UTC), commit `{result['sha'][:7]}`{changed}, "
+        f"{gpu} (driver {result['driver']}, nvcc {result['nvcc']}, torch {result['torch']}): "
+        f"{outcome}. Everything is in [`{path.as_posix()}`](../{path.as_posix()}).",
+        "",
+        "| stage | outcome | seconds | |",
+        "|---|---|---:|---|",
+    ]
+    for stage in result["stages"]:
+        notes = "; ".join(text for text in (stage["reason"], stage["key"]) if text)
+        seconds = f"{stage['seconds']:.1f}"
+        lines.append(f"| {stage['name']} | {stage['status']} | {seconds} | {_cell(notes)} |")
+    lines += [f"\nLeft out: {text}" for text in result["left_out"]]
+    return "\n".join(lines)
+
+
+def replaced(page: str, text: str) -> str:
+    """The page with `text` between the markers.
+
+    Raises:
+        ValueError: the page has not exactly one of each marker, in this order.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in after or END in before:
+        raise ValueError(f"expected {PAGE} to hold one line {BEGIN} and, behind it, one line {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints, writes or checks the section."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=ROOT, help="source tree")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", action="store_true", help=f"update {PAGE}")
+    action.add_argument("--check", action="store_true", help=f"compare with {PAGE}")
+    options = parser.parse_args(arguments)
+    text = describe(options.root)
+    if not (options.write or options.check):
+        print(text)
+        return 0
+    path = options.root / PAGE
+    try:
+        page = path.read_text(encoding="utf-8")
+        wanted = replaced(page, text)
+    except (OSError, ValueError) as error:
+        print(f"last_gpu_run: {error}", file=sys.stderr)
+        return 1
+    if options.write:
+        path.write_text(wanted, encoding="utf-8")
+    elif page != wanted:
+        print(
+            f"last_gpu_run: expected {PAGE} to report the newest result file. "
+            "Run `python tools/last_gpu_run.py --write`.",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
