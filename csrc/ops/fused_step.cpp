@@ -88,16 +88,16 @@ std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
   for (const auto& [name, members] : by_device) {
     const c10::Device device(name);
     if (homed(steps, members, device)) continue;
-    const auto options = at::TensorOptions().dtype(at::kFloat);
-    at::Tensor values = at::zeros({static_cast<std::int64_t>(members.size())}, options);
+    // On the device from the start: a copy from or to the host would make it wait.
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+    const at::Tensor buffer = at::zeros({static_cast<std::int64_t>(members.size())}, options);
     for (std::size_t k = 0; k < members.size(); ++k) {
       const at::Tensor& step = steps[members[k]];
       if (!step.defined()) continue;
       TORCH_CHECK(step.numel() == 1, "home_steps: expected steps[", members[k],
                   "] to hold one element, got ", step.numel(), ".");
-      values[static_cast<std::int64_t>(k)].copy_(step.reshape({}));
+      buffer[static_cast<std::int64_t>(k)].copy_(step.reshape({}), /*non_blocking=*/true);
     }
-    const at::Tensor buffer = values.to(device);
     for (std::size_t k = 0; k < members.size(); ++k) {
       steps[members[k]] = buffer.select(0, static_cast<std::int64_t>(k));
     }

@@ -21,6 +21,7 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/float16.h"
 #include "kernels/common/math.h"
+#include "kernels/cpu/flush_denormals.h"
 
 #ifndef TORCHFUSE_ISA_NAMESPACE
 #error "compile once per instruction level, with TORCHFUSE_ISA_NAMESPACE set"
@@ -207,23 +208,5 @@ TORCHFUSE_INLINE void store(void* stream, std::int64_t index, DType, VecD x, dou
 TORCHFUSE_INLINE void prefetch(const void* stream, std::int64_t byte_offset) {
   __builtin_prefetch(static_cast<const char*>(stream) + byte_offset, 0, 3);
 }
-
-/// Treats fp32 denormals as zero, on input and output, for its own lifetime: they cost 20 to 30
-/// times a normal operation, and a decaying moment stays denormal for ever. Matches -ftz=true on
-/// the device. fp64 kernels do not use it.
-class FlushDenormals {
- public:
-#if defined(__SSE2__)
-  TORCHFUSE_INLINE FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
-  TORCHFUSE_INLINE ~FlushDenormals() { _mm_setcsr(saved_); }
-#else
-  FlushDenormals() = default;
-#endif
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
-
- private:
-  unsigned saved_ = 0;
-};
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

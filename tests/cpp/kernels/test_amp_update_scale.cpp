@@ -36,6 +36,13 @@ TEST(UpdateScale, GrowsAfterTheIntervalAndBacksOffAtOnce) {
   EXPECT_EQ(f.growth, 0);
 }
 
+TEST(UpdateScale, FlushesADenormalScaleAsTheDeviceDoes) {
+  Fixture f;
+  f.scale = 0x1p-126f;
+  f.update(1.0f);
+  EXPECT_EQ(f.scale, 0.0f);
+}
+
 TEST(UpdateScale, NeverLeavesFp32) {
   Fixture f;
   f.scale = 0x1p127f;

@@ -87,6 +87,17 @@ TEST(Prologue, ANanNormReachesTheGradientsWithoutAScaler) {
   EXPECT_EQ(f.scalars.skip, 0.0f);
 }
 
+TEST(Prologue, FlushesADenormalInverseScaleAsTheDeviceDoes) {
+  Fixture f;
+  float grad_scale = 0x1p127f;
+  f.args.params.grad_scale = &grad_scale;
+  prologue_cpu(f.args);
+  EXPECT_EQ(f.scalars.grad_coef, 0.0);
+  grad_scale = 0x1p126f;
+  prologue_cpu(f.args);
+  EXPECT_EQ(f.scalars.grad_coef, 0x1p-126);
+}
+
 TEST(Prologue, HugeNormsClipToTheRightCoefficient) {
   Fixture f;
   f.args.params.has_norm = true;
