@@ -50,7 +50,7 @@ def junit(text: str) -> TestCounts:
     for case in ElementTree.fromstring(text).iter("testcase"):
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            classname, name = case.get("classname", ""), case.get("name", "")
+            classname, name = case.get("classname", ""), case.get("name") or "no test by itself"
             counts.failures.append(name if classname in ("", name) else f"{classname}::{name}")
         elif skipped is not None:
             counts.skip(skipped.get("message") or skipped.text or "")

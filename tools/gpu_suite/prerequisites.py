@@ -89,7 +89,7 @@ def inspect(environment: Mapping[str, str], gtest_source: Path | None) -> Machin
         tools[name] = shutil.which(name, path=cuda)
     if gtest_source is None and (DEBIAN_GTEST / "CMakeLists.txt").is_file():
         gtest_source = DEBIAN_GTEST
-    return Machine(facts, tools, gtest_source, os.cpu_count() or 1)
+    return Machine(facts, tools, gtest_source, len(os.sched_getaffinity(0)))
 
 
 def _missing_tools(machine: Machine, with_cuda: bool) -> list[str]:

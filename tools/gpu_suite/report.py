@@ -22,7 +22,7 @@ from gpu_suite.stages import BENCHMARK, BENCHMARK_RESULT, Setup, left_out
 KIND = "gpu_suite"
 FORMAT = 1
 UNKNOWN_SHA = "unknown"
-TAIL_LINES = 60
+TAIL_LINES, TAIL_CHARACTERS = 60, 8000
 NOT_REACHED, NOT_SELECTED = "not reached", "not selected"
 
 
@@ -92,7 +92,7 @@ def _entry(name: str, status: str, reason: str = "", **more: Any) -> dict[str, A
 def tail(log: str, root: Path) -> str:
     """The log's end, without the checkout's place on this machine."""
     end = "\n".join(log.splitlines()[-TAIL_LINES:])
-    return end.replace(f"{root}/", "").replace(str(root), ".")
+    return end.replace(f"{root}/", "").replace(str(root), ".")[-TAIL_CHARACTERS:]
 
 
 def record(result: dict[str, Any], outcome: Result, root: Path, seconds: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -34,17 +35,15 @@ class Overtime(Exception):
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process with all that it started: politely, then by force."""
+    """Ends a process with all that it started: politely, then by force.
+
+    One that not even force ends, because it hangs in a driver, is left behind.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
 
 
 class Runner:

@@ -72,6 +72,8 @@ def test_reports_of_googletest_are_counted() -> None:
     assert counts.as_dict() == {"passed": 1, "failed": 1, "skipped": 2}
     assert counts.failures == ["Norm::B"]
     assert counts.skips == {"needs a GPU": 1, "not run": 1}
+    # What fails before the first test has no name.
+    assert parsers.junit('<a><testcase name=""><failure/></testcase></a>').failures != [""]
 
 
 def test_listings_are_counted() -> None:
