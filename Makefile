@@ -72,8 +72,9 @@ test-cpp: build
 	cmake --build $(BUILD) --target all all_verify_interface_header_sets
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
 
+# Threads that wait for work do not spin: they share two cores with the tests.
 test-python: build
-	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
 build/asan-ubsan/build.ninja build/coverage/build.ninja build/tsan/build.ninja: \
   build/%/build.ninja: CMakePresets.json

@@ -25,4 +25,5 @@ mypy || status=1
 shellcheck "${shell[@]}" || status=1
 codespell "${cxx[@]}" "${cmake[@]}" "${python[@]}" README.md CONTRIBUTING.md CHANGELOG.md docs || status=1
 python tools/check_layers.py || status=1
+python tools/last_gpu_run.py --check || status=1
 exit "$status"

@@ -16,6 +16,10 @@ from torchfuse.optimizers import FusedAdam
 STEPS = range(100)
 
 
+def flat(params: list[torch.nn.Parameter]) -> torch.Tensor:
+    return torch.cat([p.detach().double().reshape(-1) for p in params])
+
+
 @pytest.mark.parametrize("config", all_configs(), ids=str)
 def test_parity_with_torch_and_fp64(config: Config, device: str) -> None:
     start = make_params(device=device)
@@ -25,11 +29,10 @@ def test_parity_with_torch_and_fp64(config: Config, device: str) -> None:
     train(config.torch(reference), reference, STEPS)
     train(config.torch(exact), exact, STEPS)
     assert_all_within_tolerance(params, reference)
-    for index, (p, r, e) in enumerate(zip(params, reference, exact, strict=True)):
-        ours, torchs = norm_error(p, e), norm_error(r, e)
-        assert ours <= 1.1 * torchs + 1e-8, (
-            f"param[{index}]: error {ours:.3g} against fp64, torch's own is {torchs:.3g}"
-        )
+    # Of all elements together: on a tensor of a few elements the smaller error is a matter of luck,
+    # and of the random numbers that torch draws on this processor.
+    ours, torchs = (norm_error(flat(own), flat(exact)) for own in (params, reference))
+    assert ours <= 1.1 * torchs, f"error {ours:.3g} against fp64, torch's own is {torchs:.3g}"
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

@@ -10,6 +10,7 @@
 namespace torchfuse::kernels::testing {
 namespace {
 
+using Packing = UpdateProblem::Packing;
 using Passed = UpdateGroups::Passed;
 
 /// Sizes around multiples of vectors and warps, the largest tensor of a warp, and chunks.
@@ -60,13 +61,16 @@ std::vector<std::int64_t> random_sizes(std::size_t count, std::uint32_t seed) {
 class CudaFusedUpdateTuple : public ::testing::TestWithParam<UpdateTuple> {};
 
 TEST_P(CudaFusedUpdateTuple, EverySizeGivesTheBitsOfTheCpu) {
-  const UpdateGroups groups = UpdateGroups::distinct(3);
-  for (const std::uint32_t seed : {0, 1, 2}) {
-    UpdateProblem problem(GetParam(), tensors_of(border_sizes(GetParam().vec(), seed), 3, seed),
-                          groups);
-    problem.write_back_grads = seed % 2 == 1;
-    problem.pack(seed);
-    problem.run({.seed = seed, .resident_blocks = 1u << seed});
+  for (const std::int32_t seed : {0, 1, 2}) {
+    // Scattered; alike, and some tensors without the third state; alike.
+    const std::int32_t num_groups = 3 - seed;
+    const UpdateGroups groups = UpdateGroups::distinct(num_groups);
+    const std::uint32_t dice = static_cast<std::uint32_t>(seed);
+    UpdateProblem problem(
+        GetParam(), tensors_of(border_sizes(GetParam().vec(), dice), num_groups, dice), groups);
+    problem.write_back_grads = seed != 0;
+    problem.pack(dice, seed == 0 ? Packing::kScattered : Packing::kAlike);
+    problem.run({.seed = dice, .resident_blocks = 1u << dice});
   }
 }
 
@@ -125,7 +129,7 @@ TEST(CudaFusedUpdate, AnyNumberOfTensors) {
     SCOPED_TRACE(count);
     UpdateProblem problem(count % 3 == 0 ? master : UpdateTuple{},
                           tensors_of(random_sizes(count, count), 3, count), groups);
-    problem.pack(count);
+    problem.pack(count, count == 5000 ? Packing::kAlike : Packing::kScattered);
     problem.run({.seed = count + 1, .resident_blocks = 4});
   }
 }
@@ -147,7 +151,7 @@ TEST(CudaFusedUpdate, AnyNumberOfGroups) {
       SCOPED_TRACE(count);
       const UpdateGroups groups = UpdateGroups::distinct(count, passed);
       UpdateProblem problem({}, tensors_of(random_sizes(450, 9), count, 10), groups);
-      problem.pack(11);
+      problem.pack(11, passed == Passed::kByValue ? Packing::kAlike : Packing::kScattered);
       problem.run({.seed = 12});
     }
   }

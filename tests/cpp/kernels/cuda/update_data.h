@@ -127,6 +127,30 @@ inline void fill_part(Buffer& buffer, std::int64_t begin, std::int64_t numel, Pa
   }
 }
 
+/// By part, the tensors one after the other.
+using Contents = std::vector<Buffer>;
+
+inline Contents first_contents(const UpdateTuple& tuple, const std::vector<UpdateTensor>& tensors) {
+  std::int64_t total = 0;
+  for (const UpdateTensor& tensor : tensors) total += tensor.numel;
+  Contents contents;
+  for (int p = 0; p < kParts; ++p) {
+    const Part part = static_cast<Part>(p);
+    Buffer& buffer = contents.emplace_back(tuple.dtype(part), total);
+    if (part == kParam && tuple.has_master) {
+      // Output only: whatever is there must not matter, and must not be taken for a result.
+      for (std::int64_t i = 0; i < total; ++i) buffer.set(i, 5.5);
+      continue;
+    }
+    std::int64_t begin = 0;
+    for (const UpdateTensor& tensor : tensors) {
+      fill_part(buffer, begin, tensor.numel, part, tensor.seed);
+      begin += tensor.numel;
+    }
+  }
+  return contents;
+}
+
 /// The first element in which `count` elements of both differ, NaN payloads aside; or `count`.
 inline std::int64_t first_difference(const Buffer& a, std::int64_t a_begin, const Buffer& b,
                                      std::int64_t b_begin, std::int64_t count) {
@@ -150,9 +174,9 @@ inline AdamParams distinct_group(int number) {
   group.beta2.value = 0.999 - 1e-4 * number;
   group.eps.value = 1e-8 * (1 + number % 3);
   group.weight_decay.value = number % 5 == 0 ? 0.0 : 0.01 * number;
-  group.bias_correction = (number & 1) == 0;
-  group.adam_w_mode = (number & 2) == 0;
-  group.amsgrad = (number & 4) == 0;
+  group.amsgrad = (number & 1) == 0;
+  group.bias_correction = (number & 2) == 0;
+  group.adam_w_mode = (number & 4) == 0;
   group.maximize = (number & 8) != 0;
   return group;
 }

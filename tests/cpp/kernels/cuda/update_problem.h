@@ -11,7 +11,6 @@ namespace torchfuse::kernels::testing {
 
 class UpdateProblem {
  public:
-  using Contents = std::vector<Buffer>;  ///< by part, the tensors one after the other
   using Guard = DeviceMemory::Guard;
 
   bool write_back_grads = false;
@@ -24,18 +23,7 @@ class UpdateProblem {
                 const UpdateGroups& groups)
       : tuple_(tuple), tensors_(std::move(tensors)), groups_(groups), steps_(steps_of(tensors_)) {
     for (const UpdateTensor& tensor : tensors_) offsets_.push_back(offsets_.back() + tensor.numel);
-    for (int p = 0; p < kParts; ++p) {
-      const Part part = static_cast<Part>(p);
-      before_.emplace_back(tuple.dtype(part), offsets_.back());
-      for (std::size_t t = 0; t < tensors_.size(); ++t) {
-        fill_part(before_.back(), offsets_[t], tensors_[t].numel, part, tensors_[t].seed);
-      }
-    }
-    // Output only: whatever is there must not matter, and must not be taken for a result.
-    if (tuple.has_master) {
-      std::fill_n(static_cast<char*>(before_[kParam].data()), bytes_of(kParam, offsets_.back()),
-                  char{0x5a});
-    }
+    before_ = first_contents(tuple, tensors_);
     rows_.resize(tensors_.size());
   }
 
@@ -43,10 +31,16 @@ class UpdateProblem {
   /// What the device made of a part.
   const Buffer& result(Part part) const { return after_[part]; }
 
-  /// One memory for each part, in which its tensors lie without gaps in an order of its own, so
-  /// that all of them are misaligned at random and an access outside of one falls into another.
-  void pack(std::uint32_t seed) {
+  /// kScattered: the tensors of each part in an order of its own, so that nearly all are misaligned
+  /// in a way that no head mends. kAlike: in one order and equally misaligned, so that heads do,
+  /// but for a third state that not all tensors have.
+  enum class Packing { kScattered, kAlike };
+
+  /// One memory for each part, in which its tensors lie without gaps: an access outside of one
+  /// falls into another.
+  void pack(std::uint32_t seed, Packing packing = Packing::kScattered) {
     std::mt19937 random(seed);
+    const std::size_t misalignment = random() % 8;
     clear();
     for (int p = 0; p < kParts; ++p) {
       const Part part = static_cast<Part>(p);
@@ -55,11 +49,10 @@ class UpdateProblem {
         if (uses(part, t)) used.push_back(t);
         if (has_spare(part, t)) spare.push_back(t);
       }
-      for (auto* list : {&used, &spare}) {
-        std::shuffle(list->begin(), list->end(), random);
-        const Guard guard = random() % 2 == 0 ? Guard::kBegin : Guard::kEnd;
-        place(part, std::move(*list), random() % 8, guard);
-      }
+      const Guard guard = random() % 2 == 0 ? Guard::kBegin : Guard::kEnd;
+      if (packing == Packing::kScattered) std::shuffle(used.begin(), used.end(), random);
+      place(part, used, packing == Packing::kAlike ? misalignment : random() % 8, guard);
+      place(part, spare, 0, guard);
     }
   }
 
@@ -151,11 +144,8 @@ class UpdateProblem {
     return part == kMaximum && tensor % 2 == 0 && !uses(part, tensor);
   }
 
-  std::size_t bytes_of(Part part, std::int64_t numel) const {
-    return static_cast<std::size_t>(numel) * size_of(tuple_.dtype(part));
-  }
   std::size_t bytes_of(Part part, std::size_t tensor) const {
-    return bytes_of(part, tensors_[tensor].numel);
+    return static_cast<std::size_t>(tensors_[tensor].numel) * size_of(tuple_.dtype(part));
   }
 
   char* begin_of(Buffer& buffer, std::size_t tensor) const {
@@ -173,7 +163,8 @@ class UpdateProblem {
     }
   }
 
-  void place(Part part, std::vector<std::size_t> tensors, std::size_t misalignment, Guard guard) {
+  void place(Part part, const std::vector<std::size_t>& tensors, std::size_t misalignment,
+             Guard guard) {
     std::size_t bytes = 0;
     for (const std::size_t t : tensors) bytes += bytes_of(part, t);
     if (bytes == 0) return;
@@ -184,8 +175,7 @@ class UpdateProblem {
       pointer_of(rows_[t], part) = at;
       at += bytes_of(part, t);
     }
-    const bool used = uses(part, tensors.front());
-    places_.push_back({part, std::move(tensors), used, std::move(memory)});
+    places_.push_back({part, tensors, uses(part, tensors.front()), std::move(memory)});
   }
 
   UpdateArgs<Adam> args(const std::vector<TensorRow>& rows,

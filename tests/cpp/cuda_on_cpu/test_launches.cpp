@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How many launches and blocks lists of tensors take. No block runs, so tensors need no memory.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine.h"
+#include "kernels/functors/adam.h"
+#include "kernels/fused_optimizer.h"
+#include "kernels/kernel_test.h"
+#include "kernels/multi_tensor_l2_norm.h"
+#include "kernels/multi_tensor_unscale.h"
+
+namespace cuda_on_cpu {
+namespace {
+
+using namespace torchfuse::kernels;
+using torchfuse::kernels::testing::Rows;
+
+struct Launches {
+  std::size_t count = 0;
+  std::size_t blocks = 0;
+};
+
+class ListLaunches : public ::testing::Test {
+ protected:
+  ListLaunches() {
+    set_schedule({.selected = [](std::uint32_t) { return false; }});
+  }
+  ~ListLaunches() override { set_schedule({}); }
+
+  /// Those of `enqueue`.
+  template <class Enqueue>
+  static Launches count(Enqueue enqueue) {
+    clear_launches();
+    const Status status = enqueue();
+    EXPECT_TRUE(status.ok()) << status.what;
+    Launches result;
+    for (const LaunchShape& launch : launches()) {
+      EXPECT_EQ(launch.block[0], 256u);
+      ++result.count;
+      result.blocks += launch.grid[0];
+    }
+    return result;
+  }
+
+  static Rows rows(const std::vector<std::int64_t>& sizes) {
+    Rows rows;
+    for (const std::int64_t numel : sizes) {
+      TensorRow row;
+      row.numel = numel;
+      rows.add(row);
+    }
+    return rows;
+  }
+
+  static TensorTable table(const Rows& rows) {
+    return rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32);
+  }
+
+  static Launches norm(const std::vector<std::int64_t>& sizes, std::size_t steps = 0) {
+    const Rows list = rows(sizes);
+    const std::vector<std::int64_t> slots(sizes.size() + 1);
+    const std::vector<float*> counts(steps);
+    std::uint32_t arrivals = 0;
+    PrologueArgs prologue;
+    prologue.steps = counts.data();
+    prologue.num_steps = static_cast<std::int64_t>(steps);
+    bool done = false;
+    return count([&] {
+      return multi_tensor_l2_norm_cuda({table(list), slots.data(), nullptr}, &prologue, &arrivals,
+                                       &done, nullptr);
+    });
+  }
+
+  static Launches unscale(const std::vector<std::int64_t>& sizes) {
+    const Rows list = rows(sizes);
+    return count(
+        [&] { return multi_tensor_unscale_cuda({table(list), nullptr, nullptr}, nullptr); });
+  }
+
+  static Launches update(const std::vector<std::int64_t>& sizes) {
+    const Rows list = rows(sizes);
+    const AdamParams group;
+    UpdateArgs<Adam> args;
+    args.tensors = table(list);
+    args.groups = &group;
+    args.num_groups = 1;
+    return count([&] { return fused_update_cuda(args, nullptr); });
+  }
+};
+
+TEST_F(ListLaunches, ManyTensorsTakeFewLaunchesAndShareBlocks) {
+  const std::vector<std::int64_t> sizes(5000, 1);
+  for (const auto& [launches, most] :
+       {std::pair{norm(sizes), 6u}, std::pair{unscale(sizes), 4u}, std::pair{update(sizes), 12u}}) {
+    EXPECT_LE(launches.count, most);
+    EXPECT_GE(launches.blocks, 5000u / 8);
+    EXPECT_LE(launches.blocks, 5000u / 8 + launches.count);
+  }
+}
+
+TEST_F(ListLaunches, SmallTensorsShareBlocksWhereverTheyStandInTheList) {
+  std::vector<std::int64_t> sizes;
+  for (int i = 0; i < 160; ++i) sizes.insert(sizes.end(), {512, 513, 0});
+  for (const Launches& launches : {norm(sizes), unscale(sizes), update(sizes)}) {
+    EXPECT_EQ(launches.count, 1u);
+    EXPECT_EQ(launches.blocks, 160u / 8 + 160u);
+  }
+}
+
+TEST_F(ListLaunches, AStepTakesOneLaunchUpToNineHundredCounts) {
+  EXPECT_EQ(norm({1}, 900).count, 1u);
+  EXPECT_EQ(norm({1}, 4900).count, 2u);
+}
+
+TEST_F(ListLaunches, ChunksGrowWithTheList) {
+  const auto chunk_of = [](const Launches& launches, std::int64_t numel) {
+    return numel / static_cast<std::int64_t>(launches.blocks);
+  };
+  for (const int power : {20, 22, 23, 24, 26, 30}) {
+    const std::int64_t numel = std::int64_t{1} << power;
+    // Some 4,096 blocks, of one vector for each thread at least, and 16,384 elements at most.
+    const std::int64_t expected = std::clamp(numel / 4096, std::int64_t{1024}, std::int64_t{16384});
+    EXPECT_EQ(chunk_of(unscale({numel}), numel), expected) << power;
+    EXPECT_EQ(chunk_of(update({numel}), numel), expected) << power;
+    EXPECT_EQ(chunk_of(norm({numel}), numel), 16384) << power;
+  }
+}
+
+TEST_F(ListLaunches, ListsWithoutElementsTakeNone) {
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{}, {0, 0, 0}}) {
+    EXPECT_EQ(norm(sizes, 5000).count, 0u);
+    EXPECT_EQ(unscale(sizes).count, 0u);
+    EXPECT_EQ(update(sizes).count, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace cuda_on_cpu
