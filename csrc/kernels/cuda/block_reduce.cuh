@@ -32,11 +32,11 @@ struct BlockSumShared {
   NormPartial warps[kWarps];
 };
 
-/// Thread 0 gets the sum over the block. All threads must call it.
+/// Thread 0 gets the sum over the block. All threads must call it, and pass a barrier before they
+/// call it again: the earlier sum may still be read.
 __device__ __forceinline__ NormPartial block_sum(NormPartial value) {
   BlockSumShared& shared = block_shared<BlockSumShared>();
   value = warp_sum(value);
-  __syncthreads();  // an earlier sum may still be read
   if (threadIdx.x % kWarpThreads == 0) shared.warps[threadIdx.x / kWarpThreads] = value;
   __syncthreads();
   if (threadIdx.x == 0) {

@@ -76,11 +76,11 @@ TEST(CudaUpdateScale, SmallSequencesHaveTheCpusBits) {
 
 TEST(CudaUpdateScale, EveryStateHasTheCpusBits) {
   set_order({});
-  for (const float start :
-       {1.0f, 0x1p127f, 0x1.fffffep127f, 0x1p-125f, 0.0f, -4.0f, kInfinity, std::nanf("")}) {
+  for (const float start : {1.0f, 0x1p127f, 0x1.fffffep127f, 0x1p-126f, 0x1p-140f, 0.0f, -4.0f,
+                            kInfinity, std::nanf("")}) {
     for (const std::int32_t tracker : {0, 1, 1999, 2000, -5, kLargest}) {
       for (const std::int32_t left : {-1, 0, 1, 2}) {
-        for (const float flag : {0.0f, -0.0f, 1.0f, 2.0f, kInfinity, std::nanf("")}) {
+        for (const float flag : {0.0f, -0.0f, 1.0f, 2.0f, 0x1p-140f, kInfinity, std::nanf("")}) {
           Scale scale({start, tracker, left}, {2.0, 0.5, 2000, 2}, true);
           scale.update_and_compare(flag);
           ASSERT_FALSE(HasFailure()) << "scale " << start << ", growth tracker " << tracker

@@ -35,9 +35,9 @@ TEST(CudaPrologue, EveryChoiceHasTheCpusBits) {
     step.partials = {partial};
     for (const double max_norm : {-1.0, 0.0, 0.5, 1e9, kInfinity, kNan}) {
       step.max_grad_norm = max_norm;
-      for (const std::optional<float> scale :
-           std::vector<std::optional<float>>{std::nullopt, 1.0f, 65536.0f, 3.0f, 0.0f,
-                                             std::numeric_limits<float>::infinity(), NAN}) {
+      for (const std::optional<float> scale : std::vector<std::optional<float>>{
+               std::nullopt, 1.0f, 65536.0f, 3.0f, 0.0f, 0x1p127f, 0x1p-127f,
+               std::numeric_limits<float>::infinity(), NAN}) {
         step.grad_scale = scale;
         for (const bool has_norm : {false, true}) {
           step.has_norm = has_norm;
