@@ -18,12 +18,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test bench lint clean build coverage prefix test-asan test-consumer test-cpp \
-  test-cubins test-layers test-mutations test-packaging test-python test-tsan
+  test-cubins test-layers test-mutations test-packaging test-python test-tsan test-types
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
 	@echo "make test            all tests: C++, Python, sanitizers, layers, consumer project"
 	@echo "make test-cpp | test-python | test-asan | test-tsan | test-layers | test-consumer"
+	@echo "make test-types      mypy and stubtest"
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
 	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
@@ -63,10 +64,10 @@ prefix: build
 
 # --- Tests -------------------------------------------------------------------------------------------
 
-test: test-layers test-cpp test-asan test-tsan test-python test-cubins test-mutations coverage \
-  test-consumer
-	@echo "make test: layers, C++, sanitizers, Python, machine code, mutations, coverage and the" \
-	  "consumer project passed."
+test: test-layers test-types test-cpp test-asan test-tsan test-python test-cubins test-mutations \
+  coverage test-consumer
+	@echo "make test: layers, types, C++, sanitizers, Python, machine code, mutations, coverage and" \
+	  "the consumer project passed."
 
 test-cpp: build
 	cmake --build $(BUILD) --target all all_verify_interface_header_sets
@@ -105,6 +106,12 @@ coverage: .venv/.requirements
 	find build/coverage -name '*.gcda' -delete
 	ctest --preset coverage
 	$(VENV_PYTHON) tools/kernel_coverage.py
+
+# The package, examples, benchmarks and tools under mypy's strict rules, and the stub of the native
+# module against the module.
+test-types: .venv/.requirements-lint build
+	$(VENV_PYTHON) -m mypy
+	$(VENV_PYTHON) -m mypy.stubtest torchfuse._C --allowlist tools/stubtest_allowlist.txt
 
 test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)

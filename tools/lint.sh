@@ -21,7 +21,6 @@ clang-format --dry-run --Werror "${cxx[@]}" || status=1
 gersemi --check --quiet "${cmake[@]}" || status=1
 ruff format --check --quiet "${python[@]}" || status=1
 ruff check "${python[@]}" || status=1
-mypy || status=1
 shellcheck "${shell[@]}" || status=1
 codespell "${cxx[@]}" "${cmake[@]}" "${python[@]}" README.md CONTRIBUTING.md CHANGELOG.md docs || status=1
 python tools/check_layers.py || status=1

@@ -203,7 +203,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         super()._patch_step_function()
         step = type(self).step
         if not getattr(step, "_torchfuse_uncompiled", False):
-            wrapped: Any = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
+            wrapped: Any = torch.compiler.disable(step)
             wrapped.hooked = True
             wrapped._torchfuse_uncompiled = True
             type(self).step = wrapped  # type: ignore[method-assign]
