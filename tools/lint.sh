@@ -22,7 +22,9 @@ gersemi --check --quiet "${cmake[@]}" || status=1
 ruff format --check --quiet "${python[@]}" || status=1
 ruff check "${python[@]}" || status=1
 shellcheck "${shell[@]}" || status=1
-codespell "${cxx[@]}" "${cmake[@]}" "${python[@]}" README.md CONTRIBUTING.md CHANGELOG.md docs || status=1
+check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml || status=1
+check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_re*.yml || status=1
+codespell "${cxx[@]}" "${cmake[@]}" "${python[@]}" ./*.md docs .github || status=1
 python tools/check_layers.py || status=1
 python tools/last_gpu_run.py --check || status=1
 exit "$status"
