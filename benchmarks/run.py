@@ -16,7 +16,6 @@ import importlib
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 
 import compare
 import host_path
+import machine
 import torchfuse
 from suites import peak_memory
 from torchfuse.testing.bench import interleave, summarize
@@ -61,41 +61,17 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def _git(*arguments: str) -> str | None:
-    """Output of a git command in this repository, or None outside of one."""
-    try:
-        result = subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return result.stdout.strip()
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything needed to read, or to repeat, the numbers."""
-    status = _git("status", "--porcelain")
+    status = machine.git("status", "--porcelain")
     return {
         "command": ["python", "benchmarks/run.py", *sys.argv[1:]],
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "git": {
-            "sha": _git("rev-parse", "HEAD"),
+            "sha": machine.git("rev-parse", "HEAD"),
             "dirty": None if status is None else bool(status),
         },
-        "cpu": _cpu_model(),
+        "cpu": machine.cpu_model(),
         "cpu_isa": torchfuse._C.cpu_isa(),
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],
