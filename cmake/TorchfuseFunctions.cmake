@@ -6,6 +6,7 @@ set(TORCHFUSE_SIMD_KERNELS "")
 set(TORCHFUSE_OPS "")
 set(TORCHFUSE_OPTIMIZERS "")
 set(TORCHFUSE_FUNCTORS "")
+set(TORCHFUSE_OPTIMIZER_CLASSES "")
 
 function(_torchfuse_expect_files verb)
   foreach(file IN LISTS ARGN)
@@ -41,7 +42,7 @@ macro(torchfuse_add_op name)
   list(APPEND TORCHFUSE_OPS ${name})
 endmacro()
 
-# An elementwise optimizer: one functor for all backends.
+# An elementwise optimizer: one functor for all backends. CPP_CLASS: it also has a C++ class.
 macro(torchfuse_add_fused_optimizer name functor)
   _torchfuse_expect_files(
     "torchfuse_add_fused_optimizer(${name} ${functor})"
@@ -51,6 +52,19 @@ macro(torchfuse_add_fused_optimizer name functor)
   list(APPEND TORCHFUSE_OPTIMIZERS ${name})
   list(APPEND TORCHFUSE_FUNCTORS ${functor})
   list(APPEND TORCHFUSE_OPS fused_${name})
+  if("${ARGN}" STREQUAL "CPP_CLASS")
+    _torchfuse_expect_files(
+      "torchfuse_add_fused_optimizer(${name} ${functor} CPP_CLASS)"
+      include/torchfuse/optim/fused_${name}.h
+      api/optim/fused_${name}.cpp
+    )
+    list(APPEND TORCHFUSE_OPTIMIZER_CLASSES fused_${name})
+  elseif(NOT "${ARGN}" STREQUAL "")
+    message(
+      FATAL_ERROR
+      "torchfuse_add_fused_optimizer(${name}): expected CPP_CLASS or nothing, got ${ARGN}."
+    )
+  endif()
 endmacro()
 
 # Language level, visibility, warnings and sanitizers: the same for every target of ours.
@@ -104,6 +118,44 @@ endfunction()
 function(torchfuse_check_headers target)
   if(TORCHFUSE_BUILD_TESTS)
     set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  endif()
+endfunction()
+
+# Stops with one sentence if the compiler does not know enough of C++20.
+function(torchfuse_check_compiler)
+  set(too_old FALSE)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
+    set(too_old TRUE)
+  endif()
+  if(too_old OR NOT "cxx_std_20" IN_LIST CMAKE_CXX_COMPILE_FEATURES)
+    message(
+      FATAL_ERROR
+      "torchfuse: expected a compiler that knows C++20, g++ 12 or newer, got ${CMAKE_CXX_COMPILER_ID} "
+      "${CMAKE_CXX_COMPILER_VERSION} in ${CMAKE_CXX_COMPILER}. Set CXX to another one."
+    )
+  endif()
+endfunction()
+
+# Stops with one sentence if the interpreter that the module is built for is too old or does not run.
+function(torchfuse_check_python)
+  if(NOT Python_EXECUTABLE)
+    return()
+  endif()
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c "import sys; print('%d.%d' % sys.version_info[:2])"
+    OUTPUT_VARIABLE version
+    OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_QUIET
+  )
+  if(NOT version MATCHES "^[0-9.]+$")
+    set(version "an interpreter that does not run")
+  endif()
+  if(NOT version VERSION_GREATER_EQUAL 3.10)
+    message(
+      FATAL_ERROR
+      "torchfuse: expected Python 3.10 or newer, got ${version} in ${Python_EXECUTABLE}. Set "
+      "Python_EXECUTABLE to another one, or use TORCHFUSE_BUILD_PYTHON=OFF."
+    )
   endif()
 endfunction()
 

@@ -11,5 +11,6 @@ torchfuse_add_op(multi_tensor_unscale SIMD)
 torchfuse_add_op(amp_update_scale)
 
 # kernels/functors/<name>.h  ops/fused_<name>.cpp; the instantiations are configured from
-# kernels/instantiate/fused_optimizer_{cpu.cpp,dispatch.cpp,cuda.cu}.in.
-torchfuse_add_fused_optimizer(adam Adam)
+# kernels/instantiate/fused_optimizer_{cpu.cpp,dispatch.cpp,cuda.cu}.in. CPP_CLASS: also
+# include/torchfuse/optim/fused_<name>.h  api/optim/fused_<name>.cpp.
+torchfuse_add_fused_optimizer(adam Adam CPP_CLASS)

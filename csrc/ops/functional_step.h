@@ -4,9 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
 
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,34 @@ inline void trace_only(const c10::OperatorHandle& op, c10::DispatchKeySet,
                        torch::jit::Stack* stack) {
   torch::jit::drop(*stack, op.schema().arguments().size());
 }
+
+/// Registers `implementation` as the kernel of the op torchfuse::`name`, on every backend: empty
+/// lists carry no device, and other layouts and devices get our error. An op that returns nothing
+/// is traced by its schema alone.
+#define TORCHFUSE_REGISTER_STEP_OP(name, implementation)                                        \
+  TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl(name, implementation); }                       \
+  TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl(name, implementation); }                      \
+  TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) { m.impl(name, implementation); } \
+  TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {                                                      \
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());                \
+  }                                                                                             \
+  static_assert(true)
+
+/// Calls the op through the dispatcher. `Implementation` gives its signature.
+template <auto Implementation, class... Args>
+void call_step_op(const char* name, Args&&... args) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow(name, "")
+                             .typed<std::remove_pointer_t<decltype(Implementation)>>();
+  op.call(std::forward<Args>(args)...);
+}
+
+/// An op's hyper-parameters as the step takes them: a tensor instead of the number, if there is
+/// one; a flag.
+inline HyperParam tensor_or(const std::optional<at::Tensor>& tensor, double number) {
+  return tensor ? HyperParam(*tensor) : HyperParam(number);
+}
+inline HyperParam flag(bool value) { return value ? 1.0 : 0.0; }
 
 class FunctionalStep {
  public:

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Adam and AdamW: hyper-parameters, and the functional op over the common step.
-#include <torch/library.h>
 #include <torchfuse/ops.h>
 
 #include "kernels/functors/adam.h"
 #include "ops/algorithm.h"
-#include "ops/check.h"
 #include "ops/functional_step.h"
 
 namespace torchfuse {
@@ -55,17 +53,16 @@ void fused_adam_impl(at::TensorList params, at::TensorList grads, at::TensorList
                      const std::optional<at::Tensor>& lr_tensor,
                      const std::optional<at::Tensor>& grad_scale,
                      const std::optional<at::Tensor>& found_inf) {
-  const HyperParam rate = lr_tensor ? HyperParam(*lr_tensor) : HyperParam(lr);
-  const auto number = [](bool flag) { return HyperParam(flag ? 1.0 : 0.0); };
   ops::FunctionalStep step(std::make_unique<AdamAlgorithm>(), params, grads);
   step.add_state(exp_avgs);
   step.add_state(exp_avg_sqs);
   step.add_state(max_exp_avg_sqs, /*optional=*/!amsgrad);
   step.set_steps(state_steps);
   step.set_masters(master_params);
-  step.run({rate, beta1, beta2, eps, weight_decay, number(bias_correction), number(adam_w_mode),
-            number(amsgrad), number(maximize)},
-           grad_scale, found_inf);
+  step.run(
+      {ops::tensor_or(lr_tensor, lr), beta1, beta2, eps, weight_decay, ops::flag(bias_correction),
+       ops::flag(adam_w_mode), ops::flag(amsgrad), ops::flag(maximize)},
+      grad_scale, found_inf);
 }
 
 }  // namespace
@@ -77,23 +74,12 @@ void fused_adam_(at::TensorList params, at::TensorList grads, at::TensorList exp
                  bool adam_w_mode, bool bias_correction, const std::optional<at::Tensor>& lr_tensor,
                  const std::optional<at::Tensor>& grad_scale,
                  const std::optional<at::Tensor>& found_inf) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::fused_adam_", "")
-                             .typed<decltype(fused_adam_impl)>();
-  op.call(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, master_params, lr,
-          beta1, beta2, weight_decay, eps, amsgrad, maximize, adam_w_mode, bias_correction,
-          lr_tensor, grad_scale, found_inf);
+  ops::call_step_op<fused_adam_impl>("torchfuse::fused_adam_", params, grads, exp_avgs, exp_avg_sqs,
+                                     max_exp_avg_sqs, state_steps, master_params, lr, beta1, beta2,
+                                     weight_decay, eps, amsgrad, maximize, adam_w_mode,
+                                     bias_correction, lr_tensor, grad_scale, found_inf);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("fused_adam_", fused_adam_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("fused_adam_", fused_adam_impl); }
-// Empty lists carry no device; other layouts and devices get our error.
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("fused_adam_", fused_adam_impl);
-}
-// The op returns nothing: tracing needs no more than its schema.
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("fused_adam_", torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
-}
+TORCHFUSE_REGISTER_STEP_OP("fused_adam_", fused_adam_impl);
 
 }  // namespace torchfuse

@@ -64,6 +64,8 @@ def fused_adam_(
         found_inf: 1-element fp32; if not 0, nothing changes, the step counts included.
 
     Example:
+        >>> import torch
+        >>> from torchfuse.ops import fused_adam_
         >>> param, grad = torch.ones(3), torch.ones(3)
         >>> exp_avg, exp_avg_sq, step = torch.zeros(3), torch.zeros(3), torch.zeros(())
         >>> fused_adam_([param], [grad], [exp_avg], [exp_avg_sq], [], [step], [],
@@ -104,6 +106,8 @@ def multi_tensor_unscale_(tensors: Sequence[Tensor], found_inf: Tensor, inv_scal
         inv_scale: 1-element fp32 on that device.
 
     Example:
+        >>> import torch
+        >>> from torchfuse.ops import multi_tensor_unscale_
         >>> tensors, found_inf = [torch.tensor([2.0, 4.0])], torch.zeros(())
         >>> multi_tensor_unscale_(tensors, found_inf, torch.tensor(0.5))
         >>> tensors[0], found_inf
@@ -125,6 +129,8 @@ def multi_tensor_l2_norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         The norm and the flag (1 or 0), 0-dim fp32 tensors on that device.
 
     Example:
+        >>> import torch
+        >>> from torchfuse.ops import multi_tensor_l2_norm
         >>> multi_tensor_l2_norm([torch.tensor([3.0]), torch.tensor([4.0])])
         (tensor(5.), tensor(0.))
     """
@@ -156,6 +162,8 @@ def amp_update_scale_(
         hysteresis: overflows in a row after which the scale backs off.
 
     Example:
+        >>> import torch
+        >>> from torchfuse.ops import amp_update_scale_
         >>> scale, tracker = torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
         >>> amp_update_scale_(scale, tracker, torch.tensor(1.0),
         ...                   growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)

@@ -7,7 +7,9 @@
 #include <torch/serialize/archive.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <tuple>
 
 namespace torchfuse::optim {
 
@@ -23,18 +25,37 @@ c10::IValue read_value(torch::serialize::InputArchive& archive, const std::strin
   return value;
 }
 
-inline double read_double(torch::serialize::InputArchive& archive, const std::string& owner,
-                          const std::string& key) {
-  return read_value(archive, owner, key, "a floating-point number",
-                    [](const c10::IValue& value) { return value.isDouble(); })
-      .toDouble();
+inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key, double& number) {
+  number = read_value(archive, owner, key, "a floating-point number", [](const c10::IValue& value) {
+             return value.isDouble();
+           }).toDouble();
 }
 
-inline bool read_bool(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key) {
-  return read_value(archive, owner, key, "a bool",
-                    [](const c10::IValue& value) { return value.isBool(); })
-      .toBool();
+inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key, bool& flag) {
+  flag = read_value(archive, owner, key, "a bool", [](const c10::IValue& value) {
+           return value.isBool();
+         }).toBool();
+}
+
+inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key, std::optional<double>& number) {
+  number = read_value(archive, owner, key, "a number or none", [](const c10::IValue& value) {
+             return value.isNone() || value.isDouble();
+           }).toOptional<double>();
+}
+
+inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key, std::tuple<double, double>& pair) {
+  const auto is_pair = [](const c10::IValue& value) {
+    if (!value.isTuple()) return false;
+    const auto& elements = value.toTupleRef().elements();
+    return elements.size() == 2 && elements[0].isDouble() && elements[1].isDouble();
+  };
+  const c10::IValue value = read_value(archive, owner, key, "a pair of numbers", is_pair);
+  const auto& elements = value.toTupleRef().elements();
+  pair = {elements[0].toDouble(), elements[1].toDouble()};
 }
 
 inline std::int64_t read_int(torch::serialize::InputArchive& archive, const std::string& owner,

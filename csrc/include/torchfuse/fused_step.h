@@ -20,7 +20,7 @@ using HyperParam = std::variant<double, at::Tensor>;
 
 /// One parameter with its optimizer state, as a FusedStep holds it.
 struct FusedSlot {
-  at::Tensor param;
+  at::Tensor param;  ///< the parameter itself; its gradient is read from .grad()
   /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
   /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. All of one dtype:
   /// fp32 or the parameter's; same sizes and strides as `param`.
@@ -57,7 +57,9 @@ class TORCHFUSE_API FusedStep {
   /// `algorithm` is an update registered in ops: "adam". Throws on any other name.
   explicit FusedStep(const std::string& algorithm);
   ~FusedStep();
+  /// Movable, not copyable.
   FusedStep(FusedStep&&) noexcept;
+  /// Movable, not copyable.
   FusedStep& operator=(FusedStep&&) noexcept;
 
   /// Names of the algorithm's hyper-parameters, in the order in which step() expects their values.
@@ -67,9 +69,9 @@ class TORCHFUSE_API FusedStep {
 
   /// Replaces the plan. Checks every slot; on an error the former plan stays.
   void plan(std::vector<FusedSlot> slots);
-  bool planned() const;
-  void reset();
-  const std::vector<FusedSlot>& slots() const;
+  bool planned() const;                         ///< whether there is a plan
+  void reset();                                 ///< forgets the plan
+  const std::vector<FusedSlot>& slots() const;  ///< the plan, in the order given to plan()
 
   /// One step over all slots whose parameter has a gradient. `groups[slot.group]` holds the values
   /// of hyper_param_names(). Every check is made before anything is written.

@@ -33,6 +33,10 @@ namespace torchfuse {
 /// @param state_steps 0-dim fp32 counts on the parameters' device, each its own element.
 /// @param master_params fp32 masters of 16-bit parameters, or empty. The master is updated and the
 ///   parameter receives its rounded copy.
+/// @param lr learning rate.
+/// @param beta1, beta2 decay rates of the moments, in [0, 1).
+/// @param weight_decay, eps as in the formula.
+/// @param amsgrad, maximize, adam_w_mode, bias_correction as in the formula.
 /// @param lr_tensor 0-dim fp32 or fp64 tensor that replaces `lr`.
 /// @param grad_scale 1-element fp32: gradients are multiplied by its reciprocal.
 /// @param found_inf 1-element fp32: if not 0, nothing changes, the step counts included.
@@ -67,8 +71,13 @@ TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::Tensor
 
 /// Updates a loss scale in place after a step (torch.amp's rule; with `hysteresis` > 1, apex's).
 ///
-/// @param scale, found_inf 1-element fp32; growth_tracker 1-element int32; one device.
+/// @param scale, found_inf 1-element fp32 on one device.
+/// @param growth_tracker 1-element int32 on that device: clean steps since the scale last changed.
+/// @param growth_factor multiplies the scale after `growth_interval` clean steps in a row.
+/// @param backoff_factor multiplies the scale after an overflow.
+/// @param growth_interval see `growth_factor`.
 /// @param hysteresis_tracker 1-element int32, needed when hysteresis > 1.
+/// @param hysteresis overflows in a row that back the scale off; 1 is torch's rule.
 TORCHFUSE_API void amp_update_scale_(
     const at::Tensor& scale, const at::Tensor& growth_tracker, const at::Tensor& found_inf,
     double growth_factor, double backoff_factor, std::int64_t growth_interval,

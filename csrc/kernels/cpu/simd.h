@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The vector type of this file's instruction level, in the terms that functors use: + - * /, unary
-// minus through subtraction, fma, sqrt, max. See Note [One object per instruction level] in isa.h.
+// minus through subtraction, fma, sqrt, max, sign. See Note [One object per instruction level] in
+// isa.h.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +61,20 @@ TORCHFUSE_INLINE VecD max(VecD a, VecD b) {
   const __mmask8 keep_a = _mm512_cmp_pd_mask(a.v, a.v, _CMP_UNORD_Q);
   return VecD(_mm512_mask_mov_pd(_mm512_max_pd(a.v, b.v), keep_a, a.v));
 }
+TORCHFUSE_INLINE VecF signs_or(VecF zeros, VecF a) {
+  const __m512 zero = _mm512_setzero_ps();
+  const __m512 up =
+      _mm512_mask_mov_ps(zeros.v, _mm512_cmp_ps_mask(a.v, zero, _CMP_GT_OQ), _mm512_set1_ps(1.0f));
+  return VecF(
+      _mm512_mask_mov_ps(up, _mm512_cmp_ps_mask(a.v, zero, _CMP_LT_OQ), _mm512_set1_ps(-1.0f)));
+}
+TORCHFUSE_INLINE VecD signs_or(VecD zeros, VecD a) {
+  const __m512d zero = _mm512_setzero_pd();
+  const __m512d up =
+      _mm512_mask_mov_pd(zeros.v, _mm512_cmp_pd_mask(a.v, zero, _CMP_GT_OQ), _mm512_set1_pd(1.0));
+  return VecD(
+      _mm512_mask_mov_pd(up, _mm512_cmp_pd_mask(a.v, zero, _CMP_LT_OQ), _mm512_set1_pd(-1.0)));
+}
 TORCHFUSE_INLINE VecF load_f32(const float* p) { return VecF(_mm512_loadu_ps(p)); }
 TORCHFUSE_INLINE void store_f32(float* p, VecF x) { _mm512_storeu_ps(p, x.v); }
 TORCHFUSE_INLINE VecD load_f64(const double* p) { return VecD(_mm512_loadu_pd(p)); }
@@ -106,6 +121,18 @@ TORCHFUSE_INLINE VecF max(VecF a, VecF b) {
 TORCHFUSE_INLINE VecD max(VecD a, VecD b) {
   const __m256d keep_a = _mm256_cmp_pd(a.v, a.v, _CMP_UNORD_Q);
   return VecD(_mm256_blendv_pd(_mm256_max_pd(a.v, b.v), a.v, keep_a));
+}
+TORCHFUSE_INLINE VecF signs_or(VecF zeros, VecF a) {
+  const __m256 zero = _mm256_setzero_ps();
+  const __m256 up =
+      _mm256_blendv_ps(zeros.v, _mm256_set1_ps(1.0f), _mm256_cmp_ps(a.v, zero, _CMP_GT_OQ));
+  return VecF(_mm256_blendv_ps(up, _mm256_set1_ps(-1.0f), _mm256_cmp_ps(a.v, zero, _CMP_LT_OQ)));
+}
+TORCHFUSE_INLINE VecD signs_or(VecD zeros, VecD a) {
+  const __m256d zero = _mm256_setzero_pd();
+  const __m256d up =
+      _mm256_blendv_pd(zeros.v, _mm256_set1_pd(1.0), _mm256_cmp_pd(a.v, zero, _CMP_GT_OQ));
+  return VecD(_mm256_blendv_pd(up, _mm256_set1_pd(-1.0), _mm256_cmp_pd(a.v, zero, _CMP_LT_OQ)));
 }
 TORCHFUSE_INLINE VecF load_f32(const float* p) { return VecF(_mm256_loadu_ps(p)); }
 TORCHFUSE_INLINE void store_f32(float* p, VecF x) { _mm256_storeu_ps(p, x.v); }
@@ -156,6 +183,8 @@ TORCHFUSE_INLINE VecD sqrt(VecD a) { return VecD(TORCHFUSE_D(sqrt)(a.v)); }
 TORCHFUSE_INLINE VecD fma(VecD a, VecD b, VecD c) {
   return VecD(TORCHFUSE_D(fmadd)(a.v, b.v, c.v));
 }
+TORCHFUSE_INLINE VecF sign(VecF a) { return signs_or(fma(a, VecF(1.0f), VecF(-0.0f)), a); }
+TORCHFUSE_INLINE VecD sign(VecD a) { return signs_or(fma(a, VecD(1.0), VecD(-0.0)), a); }
 #undef TORCHFUSE_F
 #undef TORCHFUSE_D
 

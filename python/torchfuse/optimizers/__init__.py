@@ -4,4 +4,7 @@
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers.fused_adam import FusedAdam
 
-__all__ = ["FusedAdam", "FusedOptimizer"]
+__all__ = [
+    "FusedAdam",
+    "FusedOptimizer",
+]

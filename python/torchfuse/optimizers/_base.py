@@ -14,10 +14,14 @@ from torchfuse import _C
 from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, read_state_dict
 from torchfuse.optimizers._checks import (
     HALF_DTYPES,
+    PAIRS,
+    check_hyper_param,
     check_max_grad_norm,
+    check_pair,
     check_params,
     check_state_dtype,
 )
+from torchfuse.optimizers._options import StepOptions, as_tensor
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
 _SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none")
@@ -28,11 +32,17 @@ def _state_names_of(algorithm: str) -> tuple[str, ...]:
     return tuple(_C.FusedStep(algorithm).state_names)
 
 
+@functools.cache
+def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
+    return tuple(_C.FusedStep(algorithm).hyper_param_names)
+
+
 class FusedOptimizer(torch.optim.Optimizer):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
-    A subclass names its native algorithm and says which values a parameter group gives it. State is
-    created for a parameter with its first gradient, under torch.optim's keys.
+    A subclass names its native algorithm and its hyper-parameters; a group gives them under the
+    native step's names, unless the subclass says otherwise. State is created for a parameter with
+    its first gradient, under the algorithm's names, which are torch.optim's keys.
 
     Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers: a scaler sets the
     attributes `grad_scale` (a tensor or None) and `found_inf` before it calls `step()`, and deletes
@@ -43,6 +53,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     #: Name of the update for the native step.
     _algorithm: ClassVar[str]
+
+    #: Hyper-parameters that are numbers or 0-dim tensors of at least 0, and what each stays below.
+    #: Under the keys of PAIRS a group holds two of them.
+    _bounds: ClassVar[Mapping[str, float]]
 
     # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
     # and report them in `found_inf`.
@@ -55,23 +69,44 @@ class FusedOptimizer(torch.optim.Optimizer):
     grad_scale: Tensor | None
     found_inf: Tensor | None
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        set_grad_none: bool = True,
+        master_weights: bool = False,
+        max_grad_norm: float | None = None,
+        write_back_grads: bool = False,
+        skip_non_finite: bool = False,
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
         self._forget_plan()
-        super().__init__(params, defaults)
+        options: StepOptions = {
+            "set_grad_none": set_grad_none,
+            "master_weights": master_weights,
+            "max_grad_norm": max_grad_norm,
+            "write_back_grads": write_back_grads,
+            "skip_non_finite": skip_non_finite,
+            "state_dtype": state_dtype,
+        }
+        super().__init__(params, {**defaults, **options})
 
-    # What a subclass provides.
+    # What a subclass may say differently.
 
     def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Values of one group, in the order of the native step's `hyper_param_names`."""
-        raise NotImplementedError
+        return tuple(group[name] for name in _hyper_param_names_of(self._algorithm))
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         """States that a parameter of this group needs."""
-        raise NotImplementedError
+        return self._all_state_names()
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         """Raises ValueError or TypeError for a value out of range, naming the group."""
-        raise NotImplementedError
+        for key, below in self._bounds.items():
+            check = check_pair if key in PAIRS else check_hyper_param
+            check(type(self).__name__, index, key, group[key], below=below)
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
         """Rewrites, in place, a group that torch.optim or apex may have saved."""
@@ -227,6 +262,20 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # Groups and gradients.
 
+    def make_capturable(self) -> None:
+        """Turns the numbers among all groups' hyper-parameters into tensors beside the parameters.
+
+        A captured CUDA graph reads them at every replay: change them with `fill_`, as torch's
+        learning-rate schedulers do for a tensor lr.
+        """
+        for group in self.param_groups:
+            device = group["params"][0].device if group["params"] else torch.device("cpu")
+            for key in self._bounds:
+                if key in PAIRS:
+                    group[key] = tuple(as_tensor(value, device) for value in group[key])
+                else:
+                    group[key] = as_tensor(group[key], device)
+
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Resets the gradients of all parameters.
 
@@ -283,6 +332,15 @@ class FusedOptimizer(torch.optim.Optimizer):
     @set_grad_none.setter
     def set_grad_none(self, value: bool) -> None:
         self._set_in_all_groups("set_grad_none", bool(value))
+
+    @property
+    def master_weights(self) -> bool:
+        """Whether 16-bit parameters have fp32 masters; of the first group."""
+        return bool(self.param_groups[0]["master_weights"])
+
+    @master_weights.setter
+    def master_weights(self, value: bool) -> None:
+        self._set_in_all_groups("master_weights", bool(value))
 
     def _set_in_all_groups(self, key: str, value: Any) -> None:
         for group in self.param_groups:

@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 PARAM_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
+#: Hyper-parameters that come in pairs, in every optimizer that has them.
+PAIRS = ("betas",)
+
 
 def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
     """Refuses parameters that no kernel can update."""
@@ -52,6 +55,16 @@ def check_hyper_param(
     if not 0.0 <= float(value) < below:
         bound = "finite" if below == math.inf else f"less than {below:g}"
         raise ValueError(f"{where} at least 0 and {bound}, got {float(value)}.")
+
+
+def check_pair(owner: str, group: int, name: str, values: Any, *, below: float = math.inf) -> None:
+    """Requires two values that check_hyper_param accepts."""
+    if not isinstance(values, tuple | list) or len(values) != 2:
+        raise ValueError(
+            f"{owner}: expected {name} of group {group} to be a pair of numbers, got {values!r}."
+        )
+    for position, value in enumerate(values):
+        check_hyper_param(owner, group, f"{name}[{position}]", value, below=below)
 
 
 def check_max_grad_norm(owner: str, group: int, value: Any) -> None:

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import check_hyper_param
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
 _REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
@@ -23,8 +23,8 @@ class FusedAdam(FusedOptimizer):
 
     .. math::
         g &\leftarrow g + \lambda p \quad \text{(adam_w_mode=False)} \\
-        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
-        v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
         p &\leftarrow p - \gamma \lambda p \quad \text{(adam_w_mode=True)} \\
         p &\leftarrow p - \frac{\gamma}{1 - \beta_1^t}
             \frac{m}{\sqrt{v} / \sqrt{1 - \beta_2^t} + \epsilon}
@@ -83,6 +83,12 @@ class FusedAdam(FusedOptimizer):
     """
 
     _algorithm = "adam"
+    _bounds: ClassVar[Mapping[str, float]] = {
+        "lr": math.inf,
+        "betas": 1.0,
+        "eps": math.inf,
+        "weight_decay": math.inf,
+    }
 
     def __init__(
         self,
@@ -114,14 +120,17 @@ class FusedAdam(FusedOptimizer):
             "maximize": maximize,
             "adam_w_mode": bool(adam_w_mode),
             "capturable": capturable,
-            "master_weights": master_weights,
-            "set_grad_none": set_grad_none,
-            "max_grad_norm": max_grad_norm,
-            "write_back_grads": write_back_grads,
-            "skip_non_finite": skip_non_finite,
-            "state_dtype": state_dtype,
         }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            defaults,
+            set_grad_none=set_grad_none,
+            master_weights=master_weights,
+            max_grad_norm=max_grad_norm,
+            write_back_grads=write_back_grads,
+            skip_non_finite=skip_non_finite,
+            state_dtype=state_dtype,
+        )
 
     @overload
     def step(self, closure: None = None, *removed: Any, **removed_keywords: Any) -> None: ...
@@ -154,18 +163,6 @@ class FusedAdam(FusedOptimizer):
             _refuse_removed_arguments(removed, removed_keywords)
         return super().step(closure)
 
-    def make_capturable(self) -> None:
-        """Turns lr, betas, eps and weight_decay of all groups into tensors beside the parameters.
-
-        A captured CUDA graph reads them at every replay: change them with `fill_`, as torch's
-        learning-rate schedulers do for a tensor lr.
-        """
-        for group in self.param_groups:
-            device = group["params"][0].device if group["params"] else torch.device("cpu")
-            for key in ("lr", "eps", "weight_decay"):
-                group[key] = _as_tensor(group[key], device)
-            group["betas"] = tuple(_as_tensor(beta, device) for beta in group["betas"])
-
     def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
         beta1, beta2 = group["betas"]
         return (
@@ -184,18 +181,6 @@ class FusedAdam(FusedOptimizer):
         if group["amsgrad"]:
             return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
         return ("exp_avg", "exp_avg_sq")
-
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        name = type(self).__name__
-        for key in ("lr", "eps", "weight_decay"):
-            check_hyper_param(name, index, key, group[key])
-        betas = group["betas"]
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            raise ValueError(
-                f"{name}: expected betas of group {index} to be a pair of numbers, got {betas!r}."
-            )
-        for position, beta in enumerate(betas):
-            check_hyper_param(name, index, f"betas[{position}]", beta, below=1.0)
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
         super()._normalize_group(group)
@@ -234,22 +219,6 @@ class FusedAdam(FusedOptimizer):
     @capturable.setter
     def capturable(self, value: bool) -> None:
         self._set_in_all_groups("capturable", bool(value))
-
-    @property
-    def master_weights(self) -> bool:
-        """Whether 16-bit parameters have fp32 masters; of the first group."""
-        return bool(self.param_groups[0]["master_weights"])
-
-    @master_weights.setter
-    def master_weights(self, value: bool) -> None:
-        self._set_in_all_groups("master_weights", bool(value))
-
-
-def _as_tensor(value: float | Tensor, device: torch.device) -> Tensor:
-    # fp64, so that the step computes with the same values as before.
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return torch.tensor(value, dtype=torch.float64, device=device)
 
 
 def _refuse_removed_arguments(removed: tuple[Any, ...], keywords: dict[str, Any]) -> None:

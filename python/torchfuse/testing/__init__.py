@@ -7,10 +7,14 @@ from torchfuse.testing.asserts import (
     assert_error_at_most,
 )
 from torchfuse.testing.bench import interleave, summarize
-from torchfuse.testing.reference import ReferenceAdam
+from torchfuse.testing.optim_specs import OPTIM_SPECS, OptimSpec
+from torchfuse.testing.reference import ReferenceAdam, ReferenceOptimizer
 
 __all__ = [
+    "OPTIM_SPECS",
+    "OptimSpec",
     "ReferenceAdam",
+    "ReferenceOptimizer",
     "assert_bitwise_equal",
     "assert_close_to_torch",
     "assert_error_at_most",

@@ -56,10 +56,21 @@ def assert_close_to_torch(
 ) -> None:
     """Compares fp32 parameters after about 100 steps with torch's.
 
-    Per tensor ||ours - ref|| <= norm_tolerance * ||ref||, and for every element
-    |ours - ref| <= element_tolerance * max(|ref|, 1e-2).
+    Per tensor ``norm(ours - ref) <= norm_tolerance * norm(ref)``, and for every element
+    ``abs(ours - ref) <= element_tolerance * max(abs(ref), 1e-2)``.
+
+    Args:
+        ours: a tensor or a list of tensors.
+        reference: what to compare with, of the same shapes.
+        norm_tolerance: see above.
+        element_tolerance: see above.
+
+    Raises:
+        AssertionError: naming the tensor, the element and both values.
 
     Example:
+        >>> import torch
+        >>> from torchfuse.testing import assert_close_to_torch
         >>> assert_close_to_torch(torch.ones(2), torch.ones(2) * (1 + 1e-6))
     """
     for index, (mine, theirs) in enumerate(_pairs(ours, reference)):
@@ -89,7 +100,23 @@ def assert_error_at_most(
     *,
     factor: float = 1.1,
 ) -> None:
-    """Requires our error against an fp64 oracle to be at most `factor` times torch's."""
+    """Requires our error against an fp64 oracle to be at most `factor` times torch's.
+
+    Args:
+        ours: a tensor or a list of tensors.
+        torch_result: torch's result for the same input.
+        oracle: the result in fp64, such as that of :class:`ReferenceAdam`.
+        factor: how much larger than torch's our error may be.
+
+    Raises:
+        AssertionError: naming the tensor and both errors.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.testing import assert_error_at_most
+        >>> oracle = torch.tensor([1.0], dtype=torch.float64)
+        >>> assert_error_at_most(oracle + 1e-8, oracle + 1e-7, oracle)
+    """
     theirs = [relative_error(*pair) for pair in _pairs(torch_result, oracle)]
     for index, (pair, allowed) in enumerate(zip(_pairs(ours, oracle), theirs, strict=True)):
         error = relative_error(*pair)
@@ -105,7 +132,16 @@ def assert_bitwise_equal(
 ) -> None:
     """Requires equal dtypes and equal bits, NaN payloads and the sign of zero included.
 
+    Args:
+        ours: a tensor or a list of tensors.
+        reference: what to compare with, of the same shapes.
+
+    Raises:
+        AssertionError: naming the tensor, the first element that differs and both values.
+
     Example:
+        >>> import torch
+        >>> from torchfuse.testing import assert_bitwise_equal
         >>> assert_bitwise_equal(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
     """
     for index, (mine, theirs) in enumerate(_pairs(ours, reference)):

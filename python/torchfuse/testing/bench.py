@@ -35,6 +35,7 @@ def interleave(
         Seconds of every run, by case; entry i of each list is from round i.
 
     Example:
+        >>> from torchfuse.testing import interleave
         >>> samples = interleave({"a": lambda: None, "b": lambda: None}, rounds=3)
         >>> sorted(samples), len(samples["a"])
         (['a', 'b'], 3)
@@ -104,6 +105,7 @@ def summarize(
         quartiles, iqr). Above 1 means that the subject is faster.
 
     Example:
+        >>> from torchfuse.testing import summarize
         >>> summarize({"ours": [1.0, 1.0], "theirs": [2.0, 2.0]})["theirs"]["ratio_of_medians"]
         2.0
     """

@@ -4,71 +4,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@dataclass
-class _AdamState:
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    max_exp_avg_sq: Tensor
-    step: int = 0
+#: One parameter's update in place: ``update(param, grad, state, step, **hyper_params)``. `state`
+#: holds the tensors of the former steps, and is empty in the first; `step` counts from 1.
+Update = Callable[..., None]
 
 
-class ReferenceAdam:
-    """Adam and AdamW in fp64, by the formula of :class:`torchfuse.optimizers.FusedAdam`.
+class ReferenceOptimizer:
+    """Any optimizer in fp64, given the update of one parameter.
 
     Args:
         params: starting values; copied.
-        lr: learning rate.
-        betas: decay rates of the moments.
-        eps: added to the denominator.
-        weight_decay: weight decay.
-        adam_w_mode: decoupled weight decay; otherwise L2.
-        bias_correction: correct the moments for their start at zero.
-        amsgrad: use the running maximum of the second moment.
-        maximize: ascend instead of descend.
-        max_grad_norm: clip the norm of the unscaled gradients, as torch's clip_grad_norm_.
+        update: the formula.
+        max_grad_norm: clip the norm of the unscaled gradients, as torch's `clip_grad_norm_`.
+        **hyper_params: passed on to `update`.
+
+    Attributes:
+        params: the parameters, fp64.
+        states: one dict of fp64 tensors per parameter, by the optimizer's state names.
+        steps: one step count per parameter.
 
     Example:
-        >>> oracle = ReferenceAdam([torch.ones(2)], lr=0.1)
+        >>> import torch
+        >>> from torchfuse.testing import ReferenceOptimizer
+        >>> def descend(param, grad, state, step, *, lr):
+        ...     param.sub_(lr * grad)
+        >>> oracle = ReferenceOptimizer([torch.ones(2)], descend, lr=0.5)
         >>> oracle.step([torch.ones(2)])
         >>> oracle.params[0]
-        tensor([0.9000, 0.9000], dtype=torch.float64)
+        tensor([0.5000, 0.5000], dtype=torch.float64)
     """
 
     def __init__(
         self,
         params: Sequence[Tensor],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        update: Update,
         *,
-        adam_w_mode: bool = True,
-        bias_correction: bool = True,
-        amsgrad: bool = False,
-        maximize: bool = False,
         max_grad_norm: float | None = None,
+        **hyper_params: Any,
     ) -> None:
-        self.params = [param.detach().to(torch.float64, copy=True) for param in params]
-        self.lr = lr
-        self.betas = betas
-        self.eps = eps
-        self.weight_decay = weight_decay
-        self.adam_w_mode = adam_w_mode
-        self.bias_correction = bias_correction
-        self.amsgrad = amsgrad
-        self.maximize = maximize
+        self.params = [param.detach().to("cpu", torch.float64, copy=True) for param in params]
+        self.states: list[dict[str, Tensor]] = [{} for _ in self.params]
+        self.steps = [0 for _ in self.params]
         self.max_grad_norm = max_grad_norm
-        self.states = [
-            _AdamState(torch.zeros_like(p), torch.zeros_like(p), torch.zeros_like(p))
-            for p in self.params
-        ]
+        self.hyper_params = hyper_params
+        self._update = update
 
     def step(self, grads: Sequence[Tensor | None], grad_scale: float = 1.0) -> None:
         """One step.
@@ -77,11 +62,22 @@ class ReferenceAdam:
             grads: one per parameter, or None to leave it out.
             grad_scale: loss scale that the gradients carry.
         """
-        unscaled = [None if g is None else g.detach().to(torch.float64) / grad_scale for g in grads]
+        unscaled = [
+            None if grad is None else grad.detach().to("cpu", torch.float64) / grad_scale
+            for grad in grads
+        ]
         coefficient = self._clip_coefficient(unscaled)
-        for param, grad, state in zip(self.params, unscaled, self.states, strict=True):
-            if grad is not None:
-                self._update(param, grad * coefficient, state)
+        for index, grad in enumerate(unscaled):
+            if grad is None:
+                continue
+            self.steps[index] += 1
+            self._update(
+                self.params[index],
+                grad * coefficient,
+                self.states[index],
+                self.steps[index],
+                **self.hyper_params,
+            )
 
     def _clip_coefficient(self, grads: Sequence[Tensor | None]) -> float:
         if self.max_grad_norm is None:
@@ -89,21 +85,58 @@ class ReferenceAdam:
         norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads if grad is not None))
         return min(1.0, self.max_grad_norm / (norm + 1e-6))
 
-    def _update(self, param: Tensor, grad: Tensor, state: _AdamState) -> None:
-        beta1, beta2 = self.betas
-        state.step += 1
-        grad = -grad if self.maximize else grad
-        if self.adam_w_mode:
-            param.mul_(1 - self.lr * self.weight_decay)
-        else:
-            grad = grad + self.weight_decay * param
-        state.exp_avg.mul_(beta1).add_((1 - beta1) * grad)
-        state.exp_avg_sq.mul_(beta2).add_((1 - beta2) * grad.square())
-        second_moment = state.exp_avg_sq
-        if self.amsgrad:
-            torch.maximum(state.max_exp_avg_sq, state.exp_avg_sq, out=state.max_exp_avg_sq)
-            second_moment = state.max_exp_avg_sq
-        bias1 = 1 - beta1**state.step if self.bias_correction else 1.0
-        bias2 = 1 - beta2**state.step if self.bias_correction else 1.0
-        denominator = second_moment.sqrt() / math.sqrt(bias2) + self.eps
-        param.sub_(self.lr / bias1 * state.exp_avg / denominator)
+
+def adam_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    adam_w_mode: bool = True,
+    bias_correction: bool = True,
+    amsgrad: bool = False,
+    maximize: bool = False,
+) -> None:
+    """Adam and AdamW, by the formula of :class:`torchfuse.optimizers.FusedAdam`."""
+    beta1, beta2 = betas
+    for name in ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else [])):
+        state.setdefault(name, torch.zeros_like(param))
+    grad = -grad if maximize else grad
+    if adam_w_mode:
+        param.mul_(1 - lr * weight_decay)
+    else:
+        grad = grad + weight_decay * param
+    state["exp_avg"].mul_(beta1).add_((1 - beta1) * grad)
+    second_moment = state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * grad.square())
+    if amsgrad:
+        second_moment = torch.maximum(
+            state["max_exp_avg_sq"], second_moment, out=state["max_exp_avg_sq"]
+        )
+    bias1 = 1 - beta1**step if bias_correction else 1.0
+    bias2 = 1 - beta2**step if bias_correction else 1.0
+    denominator = second_moment.sqrt() / math.sqrt(bias2) + eps
+    param.sub_(lr / bias1 * state["exp_avg"] / denominator)
+
+
+class ReferenceAdam(ReferenceOptimizer):
+    """Adam and AdamW in fp64.
+
+    Args:
+        params: starting values; copied.
+        **hyper_params: those of :class:`torchfuse.optimizers.FusedAdam`, and `max_grad_norm`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.testing import ReferenceAdam
+        >>> oracle = ReferenceAdam([torch.ones(2)], lr=0.1)
+        >>> oracle.step([torch.ones(2)])
+        >>> oracle.params[0]
+        tensor([0.9000, 0.9000], dtype=torch.float64)
+    """
+
+    def __init__(self, params: Sequence[Tensor], **hyper_params: Any) -> None:
+        super().__init__(params, adam_update, **hyper_params)

@@ -69,6 +69,25 @@ TEST(Max, TakesTheSecondOfTwoZerosAsTheVectorInstructionDoes) {
   EXPECT_EQ(float_bits(kernels::max(-0.0f, 0.0f)), 0u);
 }
 
+TEST(Sign, IsOneOrMinusOneOrTheZeroOrNanItself) {
+  EXPECT_EQ(kernels::sign(0x1p-126f), 1.0f);
+  EXPECT_EQ(kernels::sign(-INFINITY), -1.0f);
+  EXPECT_EQ(kernels::sign(-3.0), -1.0);
+  EXPECT_EQ(float_bits(kernels::sign(0.0f)), 0u);
+  EXPECT_EQ(float_bits(kernels::sign(-0.0f)), 0x80000000u);
+  EXPECT_TRUE(std::isnan(kernels::sign(NAN)));
+}
+
+TEST(Sign, TakesDenormalsForZeroWhereTheyAreFlushed) {
+  volatile float minus_tiny = -0x1p-130f;
+  EXPECT_EQ(kernels::sign(minus_tiny), -1.0f);
+  const unsigned control = _mm_getcsr();
+  _mm_setcsr(control | 0x8040);
+  const float flushed = kernels::sign(minus_tiny);
+  _mm_setcsr(control);
+  EXPECT_EQ(float_bits(flushed), 0x80000000u);
+}
+
 TEST(Max, FlushesDenormalsWhereTheyAreFlushed) {
   volatile float tiny = 0x1p-130f;
   volatile float minus_tiny = -0x1p-140f;

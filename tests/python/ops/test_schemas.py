@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""All operators come from one schema file, have the kernels they need, and match their wrappers."""
+"""All operators come from one schema file, have the kernels they need, and match their wrappers.
+
+The operator of an optimizer has a common form, which its entry in torchfuse.testing.optim_specs
+implies; all others are listed here.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import pytest
 import torch
 
 import torchfuse
+from torchfuse.testing import OPTIM_SPECS
 
 EXPECTED = {
     "fused_adam_": (
@@ -31,6 +36,9 @@ EXPECTED = {
     ),
 }
 
+OPTIMIZER_OPS = {spec.op: spec for spec in OPTIM_SPECS}
+ALL = sorted({*EXPECTED, *OPTIMIZER_OPS})
+
 
 def registered() -> dict[str, torch.FunctionSchema]:
     return {
@@ -41,7 +49,7 @@ def registered() -> dict[str, torch.FunctionSchema]:
 
 
 def test_the_registered_operators_are_the_expected_ones() -> None:
-    assert set(registered()) == set(EXPECTED)
+    assert sorted(registered()) == ALL
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -50,13 +58,31 @@ def test_schema(name: str) -> None:
     assert str(registered()[name]) == str(parsed)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", OPTIMIZER_OPS)
+def test_an_optimizers_operator_has_the_common_form(name: str) -> None:
+    """Lists of tensors, all but the gradients written; hyper-parameters; what a scaler asks."""
+    native = torchfuse._C.FusedStep(OPTIMIZER_OPS[name].algorithm)
+    arguments = registered()[name].arguments
+    lists = [argument for argument in arguments if not argument.kwarg_only]
+    written = [argument.name for argument in lists if argument.is_write]
+    states = [f"{state}s" for state in native.state_names]
+    assert [a.name for a in lists] == ["params", "grads", *states, "state_steps", "master_params"]
+    assert written == ["params", *states, "state_steps", "master_params"]
+    assert all(str(argument.type) == "List[Tensor]" for argument in lists)
+    keywords = {argument.name: argument for argument in arguments if argument.kwarg_only}
+    common = {"lr_tensor", "grad_scale", "found_inf"}
+    assert set(keywords) == {*native.hyper_param_names, *common}
+    assert all(keywords[key].default_value is None for key in common)
+    assert not registered()[name].returns
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_registered_from_the_schema_file(name: str) -> None:
     dump = torch._C._dispatch_dump(f"torchfuse::{name}")
     assert re.search(r"debug: registered at \S*ops/library\.cpp:\d+", dump), dump
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("key", ["CPU", "CUDA", "Meta"])
 def test_every_operator_has_a_kernel(name: str, key: str) -> None:
     """CUDA also in a CPU-only build, where the kernel says how to rebuild."""
@@ -89,7 +115,7 @@ def test_wrapper_has_the_schemas_arguments(name: str) -> None:
         assert f"{argument.name}:" in wrapper.__doc__, f"{argument.name} is undocumented"
 
 
-def test_the_module_exports_every_operator() -> None:
+def test_the_module_exports_every_operator_that_is_listed_here() -> None:
     assert sorted(torchfuse.ops.__all__) == sorted(EXPECTED)
 
 

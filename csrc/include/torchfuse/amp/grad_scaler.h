@@ -22,21 +22,21 @@ namespace torchfuse::amp {
 
 /// Options of GradScaler; names and defaults as torch.amp.GradScaler.
 struct GradScalerOptions {
-  TORCH_ARG(double, init_scale) = 65536.0;
-  TORCH_ARG(double, growth_factor) = 2.0;   ///< > 1
-  TORCH_ARG(double, backoff_factor) = 0.5;  ///< < 1
-  TORCH_ARG(std::int64_t, growth_interval) = 2000;
-  TORCH_ARG(std::int64_t, hysteresis) = 1;  ///< overflows in a row that back the scale off
-  TORCH_ARG(bool, enabled) = true;
+  TORCH_ARG(double, init_scale) = 65536.0;          ///< first scale
+  TORCH_ARG(double, growth_factor) = 2.0;           ///< after growth_interval clean steps; > 1
+  TORCH_ARG(double, backoff_factor) = 0.5;          ///< after an overflow; < 1
+  TORCH_ARG(std::int64_t, growth_interval) = 2000;  ///< clean steps before the scale grows
+  TORCH_ARG(std::int64_t, hysteresis) = 1;          ///< overflows in a row that back the scale off
+  TORCH_ARG(bool, enabled) = true;                  ///< false: all methods pass through
 };
 
 /// What torch.amp.GradScaler.state_dict() holds, and the hysteresis.
 struct GradScalerState {
-  double scale = 65536.0;
-  double growth_factor = 2.0;
-  double backoff_factor = 0.5;
-  std::int64_t growth_interval = 2000;
-  std::int64_t growth_tracker = 0;
+  double scale = 65536.0;                          ///< the loss scale
+  double growth_factor = 2.0;                      ///< as in GradScalerOptions
+  double backoff_factor = 0.5;                     ///< as in GradScalerOptions
+  std::int64_t growth_interval = 2000;             ///< as in GradScalerOptions
+  std::int64_t growth_tracker = 0;                 ///< clean steps since the scale last changed
   std::optional<std::int64_t> hysteresis_tracker;  ///< none: full
 };
 
@@ -55,15 +55,19 @@ class TORCHFUSE_API GradScaler {
  public:
   /// @param device where the scale is used; kCUDA without CUDA warns and disables the scaler, as
   /// torch's.
+  /// @param options numbers that rule the scale, and whether there is scaling at all.
   explicit GradScaler(at::Device device, GradScalerOptions options = {});
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
+  /// Movable, not copyable.
   GradScaler(GradScaler&&) noexcept = default;
+  /// Movable, not copyable.
   GradScaler& operator=(GradScaler&&) noexcept = default;
   ~GradScaler() = default;
 
   /// Outputs times the scale, on their own device. The first call creates the scale there.
   at::Tensor scale(const at::Tensor& outputs);
+  /// The same for several outputs, which may lie on different devices.
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
   /// Divides the optimizer's gradients by the scale in place; at most once between updates.
@@ -76,22 +80,28 @@ class TORCHFUSE_API GradScaler {
   void update();
   /// Sets the scale instead of adjusting it.
   void update(double new_scale);
+  /// The same with the value of a 1-element tensor, which is copied on the device.
   void update(const at::Tensor& new_scale);
 
   double get_scale() const;  ///< reads the device
+  /// As in GradScalerOptions.
   double get_growth_factor() const { return options_.growth_factor(); }
-  void set_growth_factor(double new_factor);
+  void set_growth_factor(double new_factor);  ///< > 1
+  /// As in GradScalerOptions.
   double get_backoff_factor() const { return options_.backoff_factor(); }
-  void set_backoff_factor(double new_factor);
+  void set_backoff_factor(double new_factor);  ///< < 1
+  /// As in GradScalerOptions.
   std::int64_t get_growth_interval() const { return options_.growth_interval(); }
-  void set_growth_interval(std::int64_t new_interval);
-  std::int64_t get_growth_tracker() const;  ///< reads the device
+  void set_growth_interval(std::int64_t new_interval);  ///< >= 1
+  std::int64_t get_growth_tracker() const;              ///< reads the device
+  /// False if the options say so, or if CUDA was asked for and is not there.
   bool is_enabled() const { return options_.enabled(); }
 
   /// None when disabled. Reads the device; call it after update().
   std::optional<GradScalerState> state_dict() const;
   /// Checks every value before the first one is taken over. Nothing happens when disabled.
   void load_state_dict(const GradScalerState& state);
+  /// Writes what state_dict() returns.
   void save(torch::serialize::OutputArchive& archive) const;
   /// Leaves the scaler as it was if the archive lacks a field or holds one of another type.
   void load(torch::serialize::InputArchive& archive);

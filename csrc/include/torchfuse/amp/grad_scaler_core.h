@@ -13,9 +13,9 @@ namespace torchfuse::amp {
 
 /// Numbers that rule how the loss scale moves.
 struct ScaleRule {
-  double growth_factor = 2.0;
-  double backoff_factor = 0.5;
-  std::int64_t growth_interval = 2000;
+  double growth_factor = 2.0;           ///< multiplies the scale after growth_interval clean steps
+  double backoff_factor = 0.5;          ///< multiplies the scale after an overflow
+  std::int64_t growth_interval = 2000;  ///< clean steps in a row before the scale grows
 };
 
 /// The device side of a loss scaler, for any host language: the scale, its trackers, and one
@@ -25,24 +25,29 @@ struct ScaleRule {
 /// hysteresis_tracker().
 class TORCHFUSE_API GradScalerCore {
  public:
-  using Key = std::uint64_t;
+  using Key = std::uint64_t;  ///< an optimizer's identity, such as its address
 
   /// @param hysteresis overflows in a row that back the scale off; 1 is torch's rule.
   explicit GradScalerCore(std::int64_t hysteresis = 1);
 
-  bool initialized() const { return scale_.defined(); }
+  bool initialized() const { return scale_.defined(); }  ///< whether there is a scale
   /// Creates scale and growth tracker on `device`, with these values.
   void initialize(const at::Device& device, double scale, std::int64_t growth_tracker);
 
+  /// The scale, 1 element of fp32; undefined before initialize().
   const at::Tensor& scale() const { return scale_; }
+  /// Clean steps since the scale last changed, 1 element of int32; undefined before initialize().
   const at::Tensor& growth_tracker() const { return growth_tracker_; }
-  /// Replace a persistent tensor (1 element, fp32 and int32); an undefined tensor forgets it.
+  /// Replaces the persistent scale (1 element, fp32); an undefined tensor forgets it.
   void set_scale(at::Tensor scale);
+  /// Replaces the persistent growth tracker (1 element, int32); an undefined tensor forgets it.
   void set_growth_tracker(at::Tensor growth_tracker);
 
+  /// Overflows in a row that back the scale off.
   std::int64_t hysteresis() const { return hysteresis_; }
   /// Overflows in a row that are left before the scale backs off. Reads the device.
   std::int64_t hysteresis_tracker() const;
+  /// Sets that count, on the device if there is a scale.
   void set_hysteresis_tracker(std::int64_t value);
 
   /// 1 / scale, rounded once.

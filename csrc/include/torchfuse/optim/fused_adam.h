@@ -21,9 +21,10 @@ namespace torchfuse::optim {
 /// they are.
 struct TORCHFUSE_API FusedAdamOptions
     : public torch::optim::OptimizerCloneableOptions<FusedAdamOptions> {
-  using betas_t = std::tuple<double, double>;
+  using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
-  // NOLINTNEXTLINE(google-explicit-constructor): torch's options convert from the learning rate.
+  /// Converts from the learning rate, as torch's options.
+  // NOLINTNEXTLINE(google-explicit-constructor)
   FusedAdamOptions(double lr = 1e-3);
 
   TORCH_ARG(double, lr) = 1e-3;                             ///< learning rate, >= 0
@@ -31,9 +32,9 @@ struct TORCHFUSE_API FusedAdamOptions
   TORCH_ARG(double, eps) = 1e-8;                            ///< added to the denominator, >= 0
   TORCH_ARG(double, weight_decay) = 0.0;                    ///< >= 0
   TORCH_ARG(bool, bias_correction) = true;                  ///< divide the moments by 1 - beta^step
-  TORCH_ARG(bool, adam_w_mode) = true;  ///< decoupled decay; false: L2, as torch::optim::Adam
-  TORCH_ARG(bool, amsgrad) = false;
-  TORCH_ARG(bool, maximize) = false;
+  TORCH_ARG(bool, adam_w_mode) = true;      ///< decoupled decay; false: L2, as torch::optim::Adam
+  TORCH_ARG(bool, amsgrad) = false;         ///< running maximum of the second moment
+  TORCH_ARG(bool, maximize) = false;        ///< ascend instead of descend
   TORCH_ARG(bool, master_weights) = false;  ///< fp32 masters for fp16 and bf16 parameters
   /// Clip the global norm of the unscaled gradients inside the step. Optimizer-wide.
   TORCH_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
@@ -48,9 +49,10 @@ struct TORCHFUSE_API FusedAdamOptions
 
   /// @throws c10::Error if the archive lacks an option; `*this` stays as it was.
   void serialize(torch::serialize::InputArchive& archive) override;
+  /// Writes every option under its name.
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  double get_lr() const override;
-  void set_lr(double lr) override;
+  double get_lr() const override;   ///< for torch's schedulers
+  void set_lr(double lr) override;  ///< for torch's schedulers
 };
 
 /// State of one parameter; names as torch.optim.Adam.
@@ -63,11 +65,15 @@ struct TORCHFUSE_API FusedAdamParamState
   TORCH_ARG(torch::Tensor, master_param) = {};    ///< with master_weights, for 16-bit parameters
 
  public:
+  /// Reads the tensors that the archive holds; the others become undefined.
   void serialize(torch::serialize::InputArchive& archive) override;
+  /// Writes every tensor that is defined under its name.
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Adam and AdamW in one fused pass; see torchfuse::fused_adam_ in ops.h for the formula. Moments
+extern template class FusedOptimizerOf<FusedAdamOptions, FusedAdamParamState>;
+
+/// Adam and AdamW in one fused pass; see torchfuse::fused_adam_() for the formula. Moments
 /// are fp32 for fp16 and bf16 parameters.
 ///
 ///     using torchfuse::optim::FusedAdam;
@@ -75,31 +81,9 @@ struct TORCHFUSE_API FusedAdamParamState
 ///     FusedAdam optimizer(model->parameters(), FusedAdamOptions(1e-3).weight_decay(0.01));
 ///
 /// @throws c10::Error for options out of range, naming the option and the group.
-class TORCHFUSE_API FusedAdam : public FusedOptimizer {
+class TORCHFUSE_API FusedAdam : public FusedOptimizerOf<FusedAdamOptions, FusedAdamParamState> {
  public:
-  explicit FusedAdam(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                     FusedAdamOptions defaults = {});
-  explicit FusedAdam(std::vector<torch::Tensor> params, FusedAdamOptions defaults = {});
-
-  /// Options and states in the order of the groups' parameters.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  /// Checks everything the archive holds before any of it replaces the optimizer's own. The
-  /// optimizer-wide options of the archive become the defaults' too.
-  void load(torch::serialize::InputArchive& archive) override;
-
- protected:
-  const char* name() const override;
-  const char* algorithm() const override;
-  void check_options(const torch::optim::OptimizerOptions& options,
-                     std::optional<std::size_t> group) const override;
-  std::vector<HyperParam> hyper_params(
-      const torch::optim::OptimizerOptions& options) const override;
-  FusedStepOptions step_options() const override;
-  FusedSlot make_slot(const at::Tensor& param, const torch::optim::OptimizerParamState* state,
-                      const torch::optim::OptimizerOptions& options) const override;
-  void store_slot(const FusedSlot& slot) override;
-  bool slot_is_current(const FusedSlot& slot, const torch::optim::OptimizerParamState& state,
-                       const torch::optim::OptimizerOptions& options) const override;
+  using FusedOptimizerOf::FusedOptimizerOf;
 };
 
 }  // namespace torchfuse::optim

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
 
 #include <cstddef>
 #include <memory>
@@ -34,7 +35,9 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
  public:
   using torch::optim::Optimizer::Optimizer;
   ~FusedOptimizer() override;
+  /// Movable, not copyable.
   FusedOptimizer(FusedOptimizer&&) = default;
+  /// Movable, not copyable.
   FusedOptimizer& operator=(FusedOptimizer&&) = default;
 
   /// One update of every parameter that has a gradient. `closure` is called first, with gradients
@@ -94,6 +97,40 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   void build_plan();
 
   std::unique_ptr<FusedStep> fused_step_;
+};
+
+/// A fused optimizer with options and per-parameter states of these types: all that its class needs
+/// but these two. Defined for the optimizers of torchfuse.
+template <class Options, class State>
+class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
+ public:
+  /// @param param_groups groups without options of their own get `defaults`.
+  /// @param defaults hyper-parameters, and the optimizer-wide options.
+  /// @throws c10::Error for options out of range, naming the option and the group.
+  explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                            Options defaults = {});
+  /// The same for one group.
+  explicit FusedOptimizerOf(std::vector<torch::Tensor> params, Options defaults = {});
+
+  /// Options and states in the order of the groups' parameters.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  /// Checks everything the archive holds before any of it replaces the optimizer's own. The
+  /// optimizer-wide options of the archive become the defaults' too.
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  const char* name() const override;
+  const char* algorithm() const override;
+  void check_options(const torch::optim::OptimizerOptions& options,
+                     std::optional<std::size_t> group) const override;
+  std::vector<HyperParam> hyper_params(
+      const torch::optim::OptimizerOptions& options) const override;
+  FusedStepOptions step_options() const override;
+  FusedSlot make_slot(const at::Tensor& param, const torch::optim::OptimizerParamState* state,
+                      const torch::optim::OptimizerOptions& options) const override;
+  void store_slot(const FusedSlot& slot) override;
+  bool slot_is_current(const FusedSlot& slot, const torch::optim::OptimizerParamState& state,
+                       const torch::optim::OptimizerOptions& options) const override;
 };
 
 }  // namespace torchfuse::optim

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The classes of fused optimizers, given what is particular to each: checks, and options and states
+// in archives.
+#pragma once
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/serialize/archive.h>
+#include <torchfuse/optim/fused_optimizer.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api/optim/archive.h"
+
+namespace torchfuse::optim {
+
+/// What is particular to the class with these options. Each class specialises it in its own file:
+///
+///     static constexpr const char* kName;       // of the class, for messages and archives
+///     static constexpr const char* kAlgorithm;  // for FusedStep
+///     static constexpr std::size_t kRequired;   // states of every parameter; the others are made
+///                                               // when the options ask for them
+///     // visit(key, value) for every option and for every state, in the algorithm's order
+///     template <class Self, class Visit> static void options(Self& options, const Visit& visit);
+///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
+///     static bool uses_state(const Options& options, std::size_t index);
+///     static std::vector<HyperParam> hyper_params(const Options& options);
+template <class Options>
+struct FusedClass;
+
+// The conditions are written so that a NaN fails them.
+inline void check_non_negative(const char* name, const std::string& owner, const char* option,
+                               double value) {
+  TORCH_CHECK_VALUE(std::isfinite(value) && value >= 0.0, name, ": expected ", owner, ".", option,
+                    " to be a finite number >= 0, got ", value, ".");
+}
+
+inline void check_below_one(const char* name, const std::string& owner, const char* option,
+                            double value) {
+  TORCH_CHECK_VALUE(value >= 0.0 && value < 1.0, name, ": expected ", owner, ".", option,
+                    " to be in [0, 1), got ", value, ".");
+}
+
+inline void check_max_grad_norm(const char* name, const std::string& owner,
+                                const std::optional<double>& value) {
+  TORCH_CHECK_VALUE(!value.has_value() || *value >= 0.0, name, ": expected ", owner,
+                    ".max_grad_norm to be >= 0 or none, got ", *value, ".");
+}
+
+/// Throws, naming the group, if an optimizer-wide option differs from `wide`.
+template <class Options>
+void check_wide_options(const Options& options, const Options& wide, std::size_t group) {
+  const auto check = [group](bool same, const char* option) {
+    TORCH_CHECK_VALUE(same, FusedClass<Options>::kName, ": expected param_groups[", group, "].",
+                      option,
+                      " to equal the optimizer's own, got another value. It holds for all groups: "
+                      "set it in the defaults and in every group that has options of its own.");
+  };
+  check(options.max_grad_norm() == wide.max_grad_norm(), "max_grad_norm");
+  check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
+  check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
+}
+
+template <class Options>
+bool wants_master(const at::Tensor& param, const Options& options) {
+  const at::ScalarType dtype = param.scalar_type();
+  return options.master_weights() && (dtype == at::kHalf || dtype == at::kBFloat16);
+}
+
+inline at::ScalarType state_dtype(const at::Tensor& param) {
+  return param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// --- Options and states in archives --------------------------------------------------------------
+
+template <class Options>
+void read_options(torch::serialize::InputArchive& archive, Options& options) {
+  const std::string owner = std::string(FusedClass<Options>::kName) + "Options";
+  Options loaded;
+  FusedClass<Options>::options(
+      loaded, [&](const char* key, auto& value) { read_into(archive, owner, key, value); });
+  options = loaded;
+}
+
+template <class Options>
+void write_options(torch::serialize::OutputArchive& archive, const Options& options) {
+  FusedClass<Options>::options(
+      options, [&](const char* key, const auto& value) { archive.write(key, c10::IValue(value)); });
+}
+
+/// visit(key, tensor) for everything that a parameter's state holds.
+template <class Options, class State, class Visit>
+void visit_tensors(State& state, const Visit& visit) {
+  visit("step", state.step());
+  FusedClass<Options>::states(state, visit);
+  visit("master_param", state.master_param());
+}
+
+/// An absent tensor is an undefined one, as in torch's states.
+template <class Options, class State>
+void read_tensors(torch::serialize::InputArchive& archive, State& state) {
+  State loaded;
+  visit_tensors<Options>(loaded, [&](const char* key, torch::Tensor& tensor) {
+    c10::IValue value;
+    if (!archive.try_read(key, value)) return;
+    TORCH_CHECK_VALUE(value.isTensor(), FusedClass<Options>::kName,
+                      "ParamState: expected the archive's ", key,
+                      " to be a tensor, got a value of type ", value.tagKind(), ".");
+    tensor = value.toTensor();
+  });
+  state = std::move(loaded);
+}
+
+template <class Options, class State>
+void write_tensors(torch::serialize::OutputArchive& archive, const State& state) {
+  const torch::Tensor* const step = &state.step();
+  visit_tensors<Options>(state, [&](const char* key, const torch::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    // A view is written with the whole buffer behind it, so the count gets a storage of its own.
+    archive.write(key, c10::IValue(&tensor == step ? tensor.clone() : tensor.detach()));
+  });
+}
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Saving and loading a fused optimizer of any class. A load checks everything it reads before it
+// replaces anything.
+#pragma once
+
+#include "api/optim/fused_class.h"
+
+namespace torchfuse::optim {
+
+/// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
+/// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
+inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
+                           const std::string& name, at::ScalarType dtype, at::ScalarType other) {
+  if (!loaded.defined()) return {};
+  TORCH_CHECK_VALUE(loaded.sizes() == param.sizes(), name, " to have the sizes ", param.sizes(),
+                    " of its parameter, got ", loaded.sizes(), ".");
+  const at::ScalarType found = loaded.scalar_type();
+  TORCH_CHECK_VALUE(found == dtype || found == other, name, " to have dtype ", dtype, " for a ",
+                    param.scalar_type(), " parameter, got ", found, ".");
+  torch::Tensor own =
+      at::empty_like(param.detach(), param.options().dtype(found), at::MemoryFormat::Preserve);
+  own.copy_(loaded);
+  return own;
+}
+
+inline torch::Tensor adopt_step(const torch::Tensor& loaded, const std::string& name) {
+  TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == at::kFloat, name,
+                    " to be a 0-dim Float tensor, got a ", loaded.dim(), "-dim ",
+                    loaded.scalar_type(), " one.");
+  const double count = loaded.item<double>();
+  TORCH_CHECK_VALUE(std::isfinite(count) && count >= 0.0, name, " to be a finite number >= 0, got ",
+                    count, ".");
+  return loaded.clone();
+}
+
+/// The state of one parameter, checked. `name` is where it stands in the archive.
+template <class Options, class State>
+std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const at::Tensor& param,
+                                  const Options& options, const std::string& name) {
+  using Class = FusedClass<Options>;
+  const std::string expected = std::string(Class::kName) + ": expected the archive";
+  State loaded;
+  loaded.serialize(archive);
+  const auto require = [&](bool holds, const char* key) {
+    TORCH_CHECK_VALUE(holds, expected, " to hold ", name, ".", key, ", got a state without it.");
+  };
+  const bool master = wants_master(param, options);
+  require(loaded.step().defined(), "step");
+  std::size_t index = 0;
+  at::ScalarType dtype = state_dtype(param);
+  at::ScalarType other = param.scalar_type();
+  Class::states(loaded, [&](const char* key, torch::Tensor& tensor) {
+    require(tensor.defined() || !Class::uses_state(options, index), key);
+    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, dtype, other);
+    // All states have the dtype of the first.
+    if (index++ == 0 && tensor.defined()) dtype = other = tensor.scalar_type();
+  });
+  require(loaded.master_param().defined() || !master, "master_param");
+  TORCH_CHECK_VALUE(!loaded.master_param().defined() || master, expected, " to hold no ", name,
+                    ".master_param, got one for a ", param.scalar_type(),
+                    " parameter. Masters belong to 16-bit parameters.");
+  loaded.master_param(adopt(loaded.master_param(), param, expected + "'s " + name + ".master_param",
+                            at::kFloat, at::kFloat));
+  loaded.step(adopt_step(loaded.step(), expected + "'s " + name + ".step"));
+  return std::make_unique<State>(std::move(loaded));
+}
+
+template <class Options, class State>
+struct LoadedGroup {
+  Options options;
+  /// One entry per parameter; null where the parameter had no state.
+  std::vector<std::unique_ptr<State>> states;
+};
+
+template <class Options, class State>
+LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
+                                       const std::vector<torch::Tensor>& params,
+                                       const std::string& name) {
+  constexpr const char* kName = FusedClass<Options>::kName;
+  LoadedGroup<Options, State> loaded;
+  torch::serialize::InputArchive options;
+  read_nested(archive, kName, "options", options);
+  loaded.options.serialize(options);
+  loaded.options.check(name);
+  const std::int64_t count = read_int(archive, kName, "param_count");
+  TORCH_CHECK_VALUE(count == static_cast<std::int64_t>(params.size()), kName,
+                    ": expected the archive's ", name, " to have ", params.size(),
+                    " parameters, got ", count, ".");
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const std::string key = "state/" + std::to_string(i);
+    c10::IValue value;
+    loaded.states.emplace_back();
+    if (!archive.try_read(key, value)) continue;
+    torch::serialize::InputArchive state;
+    read_nested(archive, kName, key, state);
+    loaded.states.back() = read_state<Options, State>(state, params[i], loaded.options,
+                                                      name + ".state[" + std::to_string(i) + "]");
+  }
+  return loaded;
+}
+
+template <class Options>
+std::string archive_format() {
+  return "torchfuse.optim." + std::string(FusedClass<Options>::kName) + ".1";
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("format", c10::IValue(archive_format<Options>()));
+  archive.write("group_count", c10::IValue(static_cast<std::int64_t>(param_groups_.size())));
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    torch::serialize::OutputArchive group_archive(archive.compilation_unit());
+    torch::serialize::OutputArchive options(archive.compilation_unit());
+    param_groups_[group].options().serialize(options);
+    group_archive.write("options", options);
+
+    const std::vector<torch::Tensor>& params = param_groups_[group].params();
+    group_archive.write("param_count", c10::IValue(static_cast<std::int64_t>(params.size())));
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const auto entry = state_.find(params[i].unsafeGetTensorImpl());
+      if (entry == state_.end()) continue;
+      torch::serialize::OutputArchive state(archive.compilation_unit());
+      entry->second->serialize(state);
+      group_archive.write("state/" + std::to_string(i), state);
+    }
+    archive.write("group/" + std::to_string(group), group_archive);
+  }
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& archive) {
+  const at::NoGradGuard no_grad;
+  const std::string format = read_string(archive, name(), "format");
+  TORCH_CHECK_VALUE(format == archive_format<Options>(), name(),
+                    ": expected the archive's format to be ", archive_format<Options>(), ", got ",
+                    format, ".");
+  const std::int64_t count = read_int(archive, name(), "group_count");
+  TORCH_CHECK_VALUE(count == static_cast<std::int64_t>(param_groups_.size()), name(),
+                    ": expected the archive to have ", param_groups_.size(),
+                    " parameter groups, got ", count, ".");
+  std::vector<LoadedGroup<Options, State>> loaded;
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    torch::serialize::InputArchive group_archive;
+    read_nested(archive, name(), "group/" + std::to_string(group), group_archive);
+    loaded.push_back(read_group<Options, State>(group_archive, param_groups_[group].params(),
+                                                options_name(group)));
+    check_wide_options(loaded.back().options, loaded.front().options, group);
+  }
+
+  // Everything is read and checked; from here on nothing is refused.
+  decltype(state_) states;
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    static_cast<Options&>(param_groups_[group].options()) = loaded[group].options;
+    const std::vector<torch::Tensor>& params = param_groups_[group].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (loaded[group].states[i] == nullptr) continue;
+      states[params[i].unsafeGetTensorImpl()] = std::move(loaded[group].states[i]);
+    }
+  }
+  state_ = std::move(states);
+  if (!loaded.empty()) {
+    const Options& wide = loaded.front().options;
+    static_cast<Options&>(defaults())
+        .max_grad_norm(wide.max_grad_norm())
+        .write_back_grads(wide.write_back_grads())
+        .skip_non_finite(wide.skip_non_finite());
+  }
+  invalidate_plan();
+}
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Options and slots of a fused optimizer of any class. Included by each class's own file, which
+// then instantiates FusedOptimizerOf.
+#pragma once
+
+#include "api/optim/fused_class.h"
+#include "api/optim/fused_class_archive.h"
+
+namespace torchfuse::optim {
+
+template <class Options, class State>
+FusedOptimizerOf<Options, State>::FusedOptimizerOf(
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups, Options defaults)
+    : FusedOptimizer(checked_groups(FusedClass<Options>::kName, param_groups),
+                     std::make_unique<Options>(defaults)) {
+  defaults.check(options_name(std::nullopt));
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    FusedOptimizerOf::check_options(param_groups_[group].options(), group);
+  }
+}
+
+template <class Options, class State>
+FusedOptimizerOf<Options, State>::FusedOptimizerOf(std::vector<torch::Tensor> params,
+                                                   Options defaults)
+    : FusedOptimizerOf(
+          std::vector<torch::optim::OptimizerParamGroup>{
+              torch::optim::OptimizerParamGroup(std::move(params))},
+          std::move(defaults)) {}
+
+template <class Options, class State>
+const char* FusedOptimizerOf<Options, State>::name() const {
+  return FusedClass<Options>::kName;
+}
+
+template <class Options, class State>
+const char* FusedOptimizerOf<Options, State>::algorithm() const {
+  return FusedClass<Options>::kAlgorithm;
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::check_options(const torch::optim::OptimizerOptions& options,
+                                                     std::optional<std::size_t> group) const {
+  constexpr const char* kName = FusedClass<Options>::kName;
+  const auto* own = dynamic_cast<const Options*>(&options);
+  TORCH_CHECK_TYPE(own != nullptr, kName, ": expected ", options_name(group), ".options to be ",
+                   kName, "Options, got those of another optimizer.");
+  own->check(options_name(group));
+  if (group.has_value()) {
+    check_wide_options(*own, static_cast<const Options&>(defaults()), *group);
+  }
+}
+
+template <class Options, class State>
+std::vector<HyperParam> FusedOptimizerOf<Options, State>::hyper_params(
+    const torch::optim::OptimizerOptions& options) const {
+  return FusedClass<Options>::hyper_params(static_cast<const Options&>(options));
+}
+
+template <class Options, class State>
+FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
+  const auto& own = static_cast<const Options&>(defaults());
+  FusedStepOptions options;
+  options.check_inside = own.skip_non_finite();
+  options.max_grad_norm = own.max_grad_norm();
+  options.write_back_grads = own.write_back_grads();
+  return options;
+}
+
+/// "step, exp_avg and exp_avg_sq": what a parameter has all of, or nothing.
+template <class Options, class State>
+std::string required_names() {
+  std::vector<std::string> names{"step"};
+  State state;
+  FusedClass<Options>::states(state, [&](const char* key, const torch::Tensor&) {
+    if (names.size() <= FusedClass<Options>::kRequired) names.emplace_back(key);
+  });
+  std::string text = names.front();
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    text += (i + 1 == names.size() ? " and " : ", ") + names[i];
+  }
+  return text;
+}
+
+template <class Options, class State>
+FusedSlot FusedOptimizerOf<Options, State>::make_slot(
+    const at::Tensor& param, const torch::optim::OptimizerParamState* state,
+    const torch::optim::OptimizerOptions& options) const {
+  using Class = FusedClass<Options>;
+  const auto& own = static_cast<const Options&>(options);
+  State held;
+  if (state != nullptr) held = static_cast<const State&>(*state);
+  FusedSlot slot;
+  slot.param = param;
+  slot.step = held.step();
+  bool whole = true;
+  Class::states(held, [&](const char*, const torch::Tensor& tensor) {
+    const std::size_t index = slot.states.size();
+    whole = whole && (index >= Class::kRequired || tensor.defined() == slot.step.defined());
+    slot.states.push_back(Class::uses_state(own, index) ? tensor : torch::Tensor());
+  });
+  TORCH_CHECK_VALUE(whole, Class::kName, ": expected the state of a parameter of sizes ",
+                    param.sizes(), " to have all of ", required_names<Options, State>(),
+                    ", got some. Set all, or erase the parameter's state.");
+  for (std::size_t index = 0; index < slot.states.size(); ++index) {
+    if (slot.states[index].defined() || !Class::uses_state(own, index)) continue;
+    slot.states[index] = at::zeros_like(param.detach(), param.options().dtype(state_dtype(param)),
+                                        at::MemoryFormat::Preserve);
+  }
+  if (wants_master(param, own)) {
+    slot.master = held.master_param().defined()
+                      ? held.master_param()
+                      : param.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true,
+                                          at::MemoryFormat::Preserve);
+  }
+  return slot;
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
+  std::unique_ptr<torch::optim::OptimizerParamState>& entry =
+      state_[slot.param.unsafeGetTensorImpl()];
+  if (entry == nullptr) entry = std::make_unique<State>();
+  auto& state = static_cast<State&>(*entry);
+  state.step(slot.step);
+  std::size_t index = 0;
+  FusedClass<Options>::states(state, [&](const char*, torch::Tensor& tensor) {
+    const at::Tensor& stored = slot.states[index++];
+    if (stored.defined()) tensor = stored;
+  });
+  // A master that is no longer wanted is dropped: it would be stale when masters are wanted again.
+  state.master_param(slot.master);
+}
+
+template <class Options, class State>
+bool FusedOptimizerOf<Options, State>::slot_is_current(
+    const FusedSlot& slot, const torch::optim::OptimizerParamState& state,
+    const torch::optim::OptimizerOptions& options) const {
+  const auto& own = static_cast<const Options&>(options);
+  const auto& held = static_cast<const State&>(state);
+  bool current = slot.step.is_same(held.step()) && slot.master.is_same(held.master_param()) &&
+                 slot.master.defined() == wants_master(slot.param, own);
+  std::size_t index = 0;
+  FusedClass<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {
+    const at::Tensor& planned = slot.states[index];
+    current = current && planned.defined() == FusedClass<Options>::uses_state(own, index) &&
+              (!planned.defined() || planned.is_same(tensor));
+    ++index;
+  });
+  return current;
+}
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The options that every fused optimizer takes."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+
+class StepOptions(TypedDict, total=False):
+    """Options that every fused optimizer takes by keyword.
+
+    Attributes:
+        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros; the
+            default.
+        master_weights: keep an fp32 copy of every fp16 and bf16 parameter as
+            `state["master_param"]`, update it, and round it to the parameter. It is made from the
+            parameter in its first step.
+        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step, as
+            `torch.nn.utils.clip_grad_norm_`. `math.inf` only measures it.
+        write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
+            are never modified.
+        skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
+        state_dtype: dtype of the states. None: fp32 for 16-bit parameters, else the parameter's
+            dtype. fp16 or bf16 halves their memory and is allowed for parameters of that dtype.
+    """
+
+    set_grad_none: bool
+    master_weights: bool
+    max_grad_norm: float | None
+    write_back_grads: bool
+    skip_non_finite: bool
+    state_dtype: torch.dtype | None
+
+
+def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:
+    """A hyper-parameter as an fp64 tensor, so that a step computes with the same value."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return torch.tensor(value, dtype=torch.float64, device=device)

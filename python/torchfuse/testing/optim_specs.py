@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One entry per fused optimizer, from which its tests are generated.
+
+`tests/python/optimizers/test_optim_specs.py` is parametrised over `OPTIM_SPECS` and fails for an
+optimizer without an entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse import optimizers
+from torchfuse.testing.reference import ReferenceOptimizer, Update, adam_update
+
+HyperParams = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OptimSpec:
+    """What an optimizer has to compute.
+
+    Attributes:
+        optimizer: the class; its op is `fused_<algorithm>_`.
+        update: the formula for one parameter, in fp64. Its states are those of the class, by name.
+        grid: hyper-parameters to test, by the names that class and formula share.
+        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree.
+
+    Example:
+        >>> from torchfuse.testing import OPTIM_SPECS
+        >>> OPTIM_SPECS[0].op
+        'fused_adam_'
+    """
+
+    optimizer: type[optimizers.FusedOptimizer]
+    update: Update
+    grid: tuple[HyperParams, ...]
+    torch_optimizer: Callable[..., torch.optim.Optimizer] | None = None
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the native step."""
+        return self.optimizer._algorithm
+
+    @property
+    def op(self) -> str:
+        """Name of the op in `torch.ops.torchfuse`."""
+        return f"fused_{self.algorithm}_"
+
+    def oracle(
+        self, params: Sequence[Tensor], hyper_params: HyperParams, **options: Any
+    ) -> ReferenceOptimizer:
+        """The formula as an optimizer of copies of `params`."""
+        return ReferenceOptimizer(params, self.update, **hyper_params, **options)
+
+
+def grid(**values: Sequence[Any]) -> tuple[HyperParams, ...]:
+    """Every combination of the given values.
+
+    Example:
+        >>> grid(lr=[0.1], amsgrad=[False, True])
+        ({'lr': 0.1, 'amsgrad': False}, {'lr': 0.1, 'amsgrad': True})
+    """
+    return tuple(
+        dict(zip(values, combination, strict=True))
+        for combination in itertools.product(*values.values())
+    )
+
+
+def _torch_adam(params: Any, *, adam_w_mode: bool, **hyper_params: Any) -> torch.optim.Optimizer:
+    kind = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
+    return kind(params, foreach=False, fused=False, **hyper_params)
+
+
+OPTIM_SPECS: tuple[OptimSpec, ...] = (
+    OptimSpec(
+        optimizer=optimizers.FusedAdam,
+        update=adam_update,
+        grid=grid(
+            lr=[1e-3],
+            betas=[(0.9, 0.999)],
+            # lr * weight_decay is 5e-5: torch rounds 1 minus it to fp32, for most values with more
+            # error than the tolerance.
+            weight_decay=[0.0, 5e-2],
+            amsgrad=[False, True],
+            maximize=[False, True],
+            adam_w_mode=[True, False],
+        ),
+        torch_optimizer=_torch_adam,
+    ),
+    # The next entry goes above.
+)

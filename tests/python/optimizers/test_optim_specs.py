@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every fused optimizer, by its entry in torchfuse.testing.optim_specs: formula, skipping, state.
+
+A new optimizer gets these tests with its entry; what only one optimizer has is tested beside.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from support.adam import DEFAULT_SHAPES, make_params, random_grads, set_grads, snapshot
+from support.compare import assert_all_same_bits, assert_rounded, assert_same_bits
+from torch import Tensor
+
+import torchfuse
+from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers._checks import PAIRS
+from torchfuse.testing import OPTIM_SPECS, OptimSpec, ReferenceOptimizer, assert_close_to_torch
+
+SHAPES = (*DEFAULT_SHAPES, (0,), (1,))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An optimizer under one choice of hyper-parameters."""
+
+    spec: OptimSpec
+    hyper: dict[str, Any]
+
+    def ours(self, params: Any, **options: Any) -> FusedOptimizer:
+        # The base class has no hyper-parameters of its own, so its signature does not fit.
+        make: Any = self.spec.optimizer
+        return make(params, **self.hyper, **options)
+
+    def __str__(self) -> str:
+        values = "-".join(f"{name}={value}" for name, value in self.hyper.items())
+        return f"{self.spec.algorithm}-{values}"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How parameters and states are stored."""
+
+    name: str
+    dtype: torch.dtype
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CASES = [Case(spec, dict(hyper)) for spec in OPTIM_SPECS for hyper in spec.grid]
+FIRST_CASES = [Case(spec, dict(spec.grid[0])) for spec in OPTIM_SPECS]
+LAST_CASES = [Case(spec, dict(spec.grid[-1])) for spec in OPTIM_SPECS]
+FP32 = Mode("fp32", torch.float32)
+BF16_MASTER = Mode("bf16-master", torch.bfloat16, {"master_weights": True})
+MODES = [
+    FP32,
+    Mode("fp64", torch.float64),
+    Mode("fp16", torch.float16),
+    Mode("bf16", torch.bfloat16),
+    Mode("fp16-master", torch.float16, {"master_weights": True}),
+    BF16_MASTER,
+    Mode("bf16-state", torch.bfloat16, {"state_dtype": torch.bfloat16}),
+]
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_optimizer = pytest.mark.parametrize("case", LAST_CASES, ids=str)
+every_mode = pytest.mark.parametrize("mode", MODES, ids=str)
+
+
+def tensors_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The algorithm's own states."""
+    return {name: state[name] for name in state if name not in ("step", "master_param")}
+
+
+def oracle_at(
+    case: Case, optimizer: FusedOptimizer, params: Sequence[Tensor], **options: Any
+) -> ReferenceOptimizer:
+    """The oracle with the present values of `optimizer`."""
+    sources = [optimizer.state[p].get("master_param", p) for p in params]
+    oracle = case.spec.oracle(sources, case.hyper, **options)
+    for index, param in enumerate(params):
+        state = optimizer.state[param]
+        oracle.states[index] = {
+            name: tensor.to("cpu", torch.float64, copy=True)
+            for name, tensor in tensors_of(state).items()
+        }
+        oracle.steps[index] = int(state.get("step", torch.zeros(())))
+    return oracle
+
+
+def train(optimizer: FusedOptimizer, params: Sequence[Tensor], seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        set_grads(params, random_grads(params, seed))
+        optimizer.step()
+
+
+def test_every_optimizer_has_an_entry() -> None:
+    exported = {
+        value
+        for name in torchfuse.optimizers.__all__
+        if (value := getattr(torchfuse.optimizers, name)) is not FusedOptimizer
+        and isinstance(value, type)
+    }
+    assert {spec.optimizer for spec in OPTIM_SPECS} == exported
+
+
+# --- The formula ---------------------------------------------------------------------------------
+
+
+@every_mode
+@every_case
+def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: str) -> None:
+    params = make_params(SHAPES, mode.dtype, device)
+    optimizer = case.ours(params, **mode.options)
+    slack = 1e-14 if mode.dtype == torch.float64 else 1e-6
+    for step in (1, 2, 3):
+        oracle = oracle_at(case, optimizer, params)
+        train(optimizer, params, [step])
+        oracle.step([p.grad for p in params])
+        for index, param in enumerate(params):
+            state = optimizer.state[param]
+            assert float(state["step"]) == step
+            source = state.get("master_param", param)
+            assert ("master_param" in state) == bool(mode.options.get("master_weights"))
+            assert_rounded(source.cpu(), oracle.params[index], f"param[{index}]", slack)
+            assert_same_bits(param.detach(), source.detach().to(mode.dtype))
+            assert set(tensors_of(state)) == set(oracle.states[index])
+            for name, exact in oracle.states[index].items():
+                assert_rounded(state[name].cpu(), exact, f"{name}[{index}]", slack)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled-and-clipped"])
+@every_case
+def test_twenty_steps_stay_close_to_fp64(case: Case, scaled: bool, device: str) -> None:
+    params = make_params(SHAPES, device=device)
+    max_grad_norm = 0.5 if scaled else None
+    optimizer = case.ours(params, max_grad_norm=max_grad_norm)
+    oracle = case.spec.oracle(params, case.hyper, max_grad_norm=max_grad_norm)
+    scale = 1024.0 if scaled else 1.0
+    for step in range(1, 21):
+        grads = random_grads(params, step, scale=scale)
+        set_grads(params, grads)
+        if scaled:
+            optimizer.grad_scale = torch.tensor(scale, device=device)
+            optimizer.found_inf = torch.zeros((), device=device)
+        optimizer.step()
+        oracle.step(grads, scale)
+        assert_all_same_bits(
+            {str(i): p.grad for i, p in enumerate(params) if p.grad is not None},
+            {str(i): grad for i, grad in enumerate(grads)},
+        )
+    assert_close_to_torch(params, oracle.params)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.spec.torch_optimizer is not None], ids=str
+)
+def test_twenty_steps_stay_close_to_torch(case: Case, device: str) -> None:
+    params, theirs = make_params(SHAPES, device=device), make_params(SHAPES, device=device)
+    assert case.spec.torch_optimizer is not None
+    optimizer, reference = case.ours(params), case.spec.torch_optimizer(theirs, **case.hyper)
+    for step in range(1, 21):
+        for both, model in ((params, optimizer), (theirs, reference)):
+            set_grads(both, random_grads(both, step))
+            model.step()
+    assert_close_to_torch(params, theirs)
+
+
+@every_mode
+@every_optimizer
+def test_same_bits_at_every_instruction_level(case: Case, mode: Mode) -> None:
+    results = {}
+    for level in ("baseline", "avx2", "avx512"):
+        try:
+            torchfuse._C.set_cpu_isa(level)
+        except RuntimeError:  # this processor lacks it
+            break
+        params = make_params(SHAPES, mode.dtype)
+        optimizer = case.ours(params, **mode.options)
+        train(optimizer, params, [1, 2])
+        results[level] = snapshot(optimizer)
+    for result in results.values():
+        assert_all_same_bits(result, results["baseline"])
+
+
+# --- Skipping, groups, hyper-parameters ----------------------------------------------------------
+
+
+@every_mode
+@every_optimizer
+def test_a_skipped_first_step_leaves_no_trace(case: Case, mode: Mode, device: str) -> None:
+    params = make_params(SHAPES, mode.dtype, device)
+    untouched = make_params(SHAPES, mode.dtype, device)
+    optimizer, reference = case.ours(params, **mode.options), case.ours(untouched, **mode.options)
+    optimizer.found_inf = torch.ones((), device=device)
+    train(optimizer, params, [1])
+    for param, start in zip(params, untouched, strict=True):
+        assert_same_bits(param.detach(), start.detach())
+        assert float(optimizer.state[param]["step"]) == 0.0
+    del optimizer.found_inf
+    for model, tensors in ((optimizer, params), (reference, untouched)):
+        train(model, tensors, [2, 3])
+    assert_all_same_bits(snapshot(optimizer), snapshot(reference))
+
+
+@every_optimizer
+def test_a_non_finite_gradient_skips_the_step_on_request(case: Case, device: str) -> None:
+    params = make_params(SHAPES, device=device)
+    optimizer = case.ours(params, skip_non_finite=True)
+    train(optimizer, params, [1])
+    set_grads(params, random_grads(params, 2))
+    assert params[1].grad is not None
+    params[1].grad[2, 3] = float("inf")
+    before = snapshot(optimizer)
+    optimizer.step()
+    assert_all_same_bits(snapshot(optimizer), before)
+    skipped = optimizer.last_step_skipped()
+    assert skipped is not None
+    assert float(skipped) == 1.0
+
+
+@pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
+def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -> None:
+    hypers = [dict(spec.grid[0]), dict(spec.grid[-1])]
+    together = [make_params(device=device, seed=seed) for seed in (1, 2)]
+    alone = [make_params(device=device, seed=seed) for seed in (1, 2)]
+    make: Any = spec.optimizer
+    joint = make([{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)])
+    for step in (1, 2):
+        for tensors in (*together, *alone):
+            set_grads(tensors, random_grads(tensors, step))
+        joint.step()
+    for index, (tensors, hyper) in enumerate(zip(alone, hypers, strict=True)):
+        separate = Case(spec, hyper).ours(tensors)
+        train(separate, tensors, [1, 2])
+        for mine, theirs in zip(together[index], tensors, strict=True):
+            assert_same_bits(mine.detach(), theirs.detach())
+
+
+@every_optimizer
+def test_tensor_hyper_parameters_give_the_same_bits(case: Case, device: str) -> None:
+    params, others = make_params(device=device), make_params(device=device)
+    optimizer, capturable = case.ours(params), case.ours(others)
+    capturable.make_capturable()
+    assert isinstance(capturable.param_groups[0]["lr"], Tensor)
+    train(optimizer, params, [1, 2])
+    train(capturable, others, [1, 2])
+    assert_all_same_bits(snapshot(capturable), snapshot(optimizer))
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [(case, name) for case in FIRST_CASES for name in case.spec.optimizer._bounds],
+    ids=str,
+)
+def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> None:
+    below = case.spec.optimizer._bounds[name]
+    for bad in (-0.1, below, float("nan")):
+        value = (0.5, bad) if name in PAIRS else bad
+        where = rf"{name}(\[1\])? of group 0 to be at least 0"
+        with pytest.raises(ValueError, match=rf"{case.spec.optimizer.__name__}: expected {where}"):
+            Case(case.spec, {**case.hyper, name: value}).ours(make_params())
+
+
+# --- State dicts ---------------------------------------------------------------------------------
+
+
+@every_mode
+@every_optimizer
+def test_a_loaded_checkpoint_goes_on_with_the_same_bits(
+    case: Case, mode: Mode, device: str
+) -> None:
+    params = make_params(SHAPES, mode.dtype, device)
+    optimizer = case.ours(params, **mode.options)
+    train(optimizer, params, [1, 2])
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    others = copy.deepcopy(params)
+    loaded = case.ours(others, **mode.options)
+    loaded.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    train(optimizer, params, [3])
+    train(loaded, others, [3])
+    assert_all_same_bits(snapshot(loaded), snapshot(optimizer))
+
+
+@every_optimizer
+def test_a_checkpoint_without_a_state_is_refused(case: Case) -> None:
+    params = make_params()
+    optimizer = case.ours(params)
+    train(optimizer, params, [1])
+    before = snapshot(optimizer)
+    for name in tensors_of(optimizer.state[params[1]]):
+        broken = copy.deepcopy(optimizer.state_dict())
+        del broken["state"][1][name]
+        with pytest.raises(ValueError, match=rf"expected state\[1\] to hold '{name}'"):
+            optimizer.load_state_dict(broken)
+    assert_all_same_bits(snapshot(optimizer), before)
+
+
+# --- The op --------------------------------------------------------------------------------------
+
+
+def op_arguments(
+    optimizer: FusedOptimizer, params: Sequence[Tensor]
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Copies of the optimizer's tensors and values, in the order of every fused optimizer's op."""
+    states = [optimizer.state[p] for p in params]
+    names = torchfuse._C.FusedStep(optimizer._algorithm).state_names
+    lists = [
+        [p.detach() for p in params],
+        [p.grad for p in params],
+        *([state[name] for state in states if name in state] for name in names),
+        [state["step"] for state in states],
+        [state["master_param"] for state in states if "master_param" in state],
+    ]
+    schema = getattr(torch.ops.torchfuse, f"fused_{optimizer._algorithm}_").default._schema
+    types = {argument.name: argument.type for argument in schema.arguments}
+    values = optimizer._hyper_params(optimizer.param_groups[0])
+    keywords = {
+        name: bool(value) if isinstance(types[name], torch.BoolType) else float(value)
+        for name, value in zip(
+            torchfuse._C.FusedStep(optimizer._algorithm).hyper_param_names, values, strict=True
+        )
+    }
+    return [[tensor.clone() for tensor in tensors] for tensors in lists], keywords
+
+
+@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
+@every_case
+def test_the_op_does_what_the_class_does(case: Case, mode: Mode, device: str) -> None:
+    params = make_params(SHAPES, mode.dtype, device)
+    optimizer = case.ours(params, **mode.options)
+    train(optimizer, params, [1])
+    set_grads(params, random_grads(params, 2))
+    lists, keywords = op_arguments(optimizer, params)
+    getattr(torch.ops.torchfuse, case.spec.op)(*lists, **keywords)
+    optimizer.step()
+    expected, _ = op_arguments(optimizer, params)
+    for mine, theirs in zip(lists, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert_same_bits(a, b)
+
+
+@every_optimizer
+def test_the_op_takes_its_learning_rate_from_a_tensor(case: Case, device: str) -> None:
+    params = make_params(device=device)
+    optimizer = case.ours(params)
+    train(optimizer, params, [1])
+    lists, keywords = op_arguments(optimizer, params)
+    expected = copy.deepcopy(lists)
+    op = getattr(torch.ops.torchfuse, case.spec.op)
+    op(*expected, **keywords)
+    rate = torch.tensor(keywords["lr"], dtype=torch.float64, device=device)
+    op(*lists, **{**keywords, "lr": 0.0}, lr_tensor=rate)
+    for a, b in zip(lists[0], expected[0], strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
+@every_optimizer
+def test_opcheck(case: Case, mode: Mode, device: str) -> None:
+    params = make_params([(5, 3), (7,)], mode.dtype, device)
+    optimizer = case.ours(params, **mode.options)
+    train(optimizer, params, [1])
+    lists, keywords = op_arguments(optimizer, params)
+    op = getattr(torch.ops.torchfuse, case.spec.op).default
+    options = {
+        "grad_scale": torch.tensor(4.0, device=device),
+        "found_inf": torch.zeros((), device=device),
+    }
+    torch.library.opcheck(op, tuple(lists), {**keywords, **options})

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The verbs of cmake/TorchfuseOps.cmake refuse what does not fit, and name it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cmake") is None or not (ROOT / "cmake").is_dir(),
+    reason="needs CMake and the source tree",
+)
+
+
+def run(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "manifest.cmake"
+    script.write_text(
+        f'set(PROJECT_SOURCE_DIR "{ROOT}")\n'
+        f'include("{ROOT}/cmake/TorchfuseFunctions.cmake")\n'
+        f"{line}\n"
+        'message("classes: ${TORCHFUSE_OPTIMIZER_CLASSES}; ops: ${TORCHFUSE_OPS}")\n',
+        encoding="utf-8",
+    )
+    return subprocess.run(["cmake", "-P", str(script)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "classes"), [("", ""), (" CPP_CLASS", "fused_adam")], ids=["op-alone", "with-class"]
+)
+def test_an_optimizer_is_recorded(tmp_path: Path, suffix: str, classes: str) -> None:
+    result = run(tmp_path, f"torchfuse_add_fused_optimizer(adam Adam{suffix})")
+    assert f"classes: {classes}; ops: fused_adam" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "torchfuse_add_fused_optimizer(adam Adam CLASS)",
+            "expected CPP_CLASS or nothing, got CLASS",
+        ),
+        (
+            "torchfuse_add_fused_optimizer(none None)",
+            "expected the file csrc/kernels/functors/none.h to exist",
+        ),
+        ("torchfuse_add_op(none)", "expected the file csrc/kernels/none.h to exist"),
+    ],
+    ids=["keyword", "optimizer-file", "op-file"],
+)
+def test_a_line_that_does_not_fit_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    result = run(tmp_path, line)
+    assert result.returncode != 0
+    assert message in re.sub(r"\s+", " ", result.stderr)
