@@ -33,11 +33,12 @@ function(_torchfuse_import_torch root)
   endif()
   # Which libgomp it is differs: libgomp.so.1 in one wheel, libgomp-<hash>.so.1 in another.
   file(GLOB gomp "${root}/lib/libgomp*.so*")
+  set(needed "")
   if(gomp)
     list(GET gomp 0 gomp)
     _torchfuse_import_torch_library(libgomp "${gomp}")
+    list(APPEND needed "\"${gomp}\"")
   endif()
-  set(needed "")
   foreach(
     name
     c10
@@ -62,7 +63,8 @@ function(_torchfuse_import_torch root)
   endif()
   # libtorch and libtorch_cuda register their kernels when they are loaded and no program calls them by
   # name, so the linker would drop them. The others are listed too, so that a program finds each of
-  # them through its own run path. Naming the targets as well gives it that run path.
+  # them through its own run path, wherever our library lies: also libgomp, or the system's would be
+  # loaded instead, if there is one. Naming the targets as well gives it that run path.
   string(REPLACE ";" "," needed "${needed}")
   add_library(torchfuse::torch INTERFACE IMPORTED)
   set(libraries torchfuse::torch_headers torchfuse::torch_cpu torchfuse::c10)

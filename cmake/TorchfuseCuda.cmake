@@ -42,12 +42,14 @@ function(torchfuse_choose_cuda_architectures)
   set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures")
 endfunction()
 
-# Finds nvcc and its version; empty variables where there is none.
+# Finds nvcc and its version; empty variables where there is none. TORCHFUSE_NVCC_ERROR says why one that
+# was found cannot be used.
 function(_torchfuse_find_nvcc)
   if(TORCHFUSE_TORCH_CUDA_VERSION)
     string(REGEX MATCH "^[0-9]+" major "${TORCHFUSE_TORCH_CUDA_VERSION}")
     # The toolkit's compiler also comes as wheels, which unpack beside torch.
-    set(beside_torch "${TORCHFUSE_TORCH_ROOT}/../nvidia/cu${major}/bin")
+    cmake_path(GET TORCHFUSE_TORCH_ROOT PARENT_PATH site_packages)
+    set(beside_torch "${site_packages}/nvidia/cu${major}/bin")
   endif()
   if(CMAKE_CUDA_COMPILER)
     set(TORCHFUSE_NVCC "${CMAKE_CUDA_COMPILER}")
@@ -63,28 +65,65 @@ function(_torchfuse_find_nvcc)
     )
   endif()
   set(version "")
+  set(error "")
   if(TORCHFUSE_NVCC)
     execute_process(
       COMMAND "${TORCHFUSE_NVCC}" --version
       OUTPUT_VARIABLE output
+      ERROR_VARIABLE output
       RESULT_VARIABLE status
-      ERROR_QUIET
     )
     if(status EQUAL 0 AND output MATCHES "release ([0-9]+\\.[0-9]+)")
       set(version "${CMAKE_MATCH_1}")
+    else()
+      set(error "${TORCHFUSE_NVCC} --version fails (${status})")
     endif()
   endif()
   set(TORCHFUSE_NVCC "${TORCHFUSE_NVCC}" PARENT_SCOPE)
   set(TORCHFUSE_NVCC_VERSION "${version}" PARENT_SCOPE)
+  set(TORCHFUSE_NVCC_ERROR "${error}" PARENT_SCOPE)
 endfunction()
 
-# Why CUDA cannot be built, as one sentence; empty if it can.
+# Compiles an empty kernel: an nvcc that knows its version may still lack its parts or refuse the host
+# compiler. `out` is empty if it works, else the first line of its complaint.
+function(_torchfuse_try_nvcc out)
+  set(${out} "" PARENT_SCOPE)
+  if(TORCHFUSE_WORKING_NVCC STREQUAL TORCHFUSE_NVCC)
+    return()
+  endif()
+  set(folder "${CMAKE_BINARY_DIR}/CMakeFiles/torchfuse_try_nvcc")
+  file(WRITE "${folder}/empty.cu" "__global__ void empty() {}\n")
+  set(host "")
+  foreach(compiler "${CMAKE_CUDA_HOST_COMPILER}" "$ENV{CUDAHOSTCXX}")
+    if(compiler AND NOT host)
+      set(host -ccbin "${compiler}")
+    endif()
+  endforeach()
+  execute_process(
+    COMMAND "${TORCHFUSE_NVCC}" ${host} -std=c++20 -c empty.cu -o empty.o
+    WORKING_DIRECTORY "${folder}"
+    OUTPUT_VARIABLE output
+    ERROR_VARIABLE output
+    RESULT_VARIABLE status
+  )
+  if(status EQUAL 0)
+    set(TORCHFUSE_WORKING_NVCC "${TORCHFUSE_NVCC}" CACHE INTERNAL "Compiled an empty kernel")
+    return()
+  endif()
+  string(STRIP "${output}" output)
+  string(REGEX MATCH "^[^\n]*" line "${output}")
+  set(${out} "${TORCHFUSE_NVCC} cannot compile an empty kernel (${line})" PARENT_SCOPE)
+endfunction()
+
+# Why CUDA cannot be built, as a part of a sentence; empty if it can.
 function(_torchfuse_reason_against_cuda out)
   set(reason "")
   string(REGEX MATCH "^[0-9]+" torch_major "${TORCHFUSE_TORCH_CUDA_VERSION}")
   string(REGEX MATCH "^[0-9]+" nvcc_major "${TORCHFUSE_NVCC_VERSION}")
   if(NOT TORCHFUSE_KERNELS_ONLY AND NOT TORCHFUSE_TORCH_CUDA_VERSION)
     set(reason "torch ${TORCHFUSE_TORCH_VERSION} was built without CUDA")
+  elseif(TORCHFUSE_NVCC_ERROR)
+    set(reason "${TORCHFUSE_NVCC_ERROR}")
   elseif(NOT TORCHFUSE_NVCC_VERSION)
     set(reason "no nvcc was found on PATH, in CUDA_HOME or in CUDACXX")
   elseif(NOT TORCHFUSE_KERNELS_ONLY AND NOT torch_major STREQUAL nvcc_major)
@@ -94,8 +133,32 @@ function(_torchfuse_reason_against_cuda out)
     )
   elseif(TORCHFUSE_NVCC_VERSION VERSION_LESS 12.0)
     set(reason "nvcc ${TORCHFUSE_NVCC_VERSION} does not know C++20; 12.0 is the oldest that does")
+  else()
+    _torchfuse_try_nvcc(reason)
   endif()
   set(${out} "${reason}" PARENT_SCOPE)
+endfunction()
+
+# What to install for TORCHFUSE_WITH_CUDA=ON. From CUDA 13 on PyPI has nvcc, whose parts must be of one
+# release: that of the package through which torch itself pins its CUDA libraries.
+function(_torchfuse_cuda_remedy out)
+  set(version "")
+  file(GLOB toolkit "${TORCHFUSE_TORCH_ROOT}/../cuda_toolkit-*.dist-info")
+  if(toolkit MATCHES "cuda_toolkit-([0-9.]+)\\.dist-info")
+    set(version "${CMAKE_MATCH_1}")
+  elseif(TORCHFUSE_TORCH_CUDA_VERSION STREQUAL "13.0")
+    set(version 13.0.2)
+  endif()
+  if(version VERSION_GREATER_EQUAL 13)
+    string(
+      CONCAT remedy
+      "Install the CUDA toolkit, or its compiler beside torch with: pip install "
+      "'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]==${version}'"
+    )
+  else()
+    set(remedy "Install what is missing")
+  endif()
+  set(${out} "${remedy}" PARENT_SCOPE)
 endfunction()
 
 # Decides about CUDA and says so in one line. A macro, because CMAKE_CUDA_COMPILER must reach the
@@ -109,14 +172,18 @@ macro(torchfuse_choose_cuda out)
     if(NOT _torchfuse_reason)
       set(${out} ON)
       set(CMAKE_CUDA_COMPILER "${TORCHFUSE_NVCC}" CACHE FILEPATH "The CUDA compiler")
-      message(STATUS "torchfuse: building for CPU and CUDA (nvcc ${TORCHFUSE_NVCC_VERSION})")
+      message(
+        STATUS
+        "torchfuse: building for CPU and CUDA (nvcc ${TORCHFUSE_NVCC_VERSION} in ${TORCHFUSE_NVCC})"
+      )
     elseif(_torchfuse_wish STREQUAL "AUTO")
       message(STATUS "torchfuse: building for CPU only: ${_torchfuse_reason}")
     else()
+      _torchfuse_cuda_remedy(_torchfuse_remedy)
       message(
         FATAL_ERROR
-        "torchfuse: TORCHFUSE_WITH_CUDA=ON, but ${_torchfuse_reason}. Install what is missing, or "
-        "use TORCHFUSE_WITH_CUDA=OFF."
+        "torchfuse: TORCHFUSE_WITH_CUDA=ON, but ${_torchfuse_reason}. ${_torchfuse_remedy}; or use "
+        "TORCHFUSE_WITH_CUDA=OFF."
       )
     endif()
   else()

@@ -5,14 +5,35 @@ cmake_policy(VERSION 3.25)
 
 set(_TORCHFUSE_CMAKE_DIR "${CMAKE_CURRENT_LIST_DIR}")
 
-# Folders that may hold torch, best first: TORCHFUSE_TORCH_DIR alone if it is set, else the hints and
-# the environments of the Python interpreter.
+# A folder without headers is a torch that cannot be built against.
+function(_torchfuse_holds_torch out folder)
+  if(EXISTS "${folder}/lib/libtorch_cpu.so" AND EXISTS "${folder}/include/torch/library.h")
+    set(${out} TRUE PARENT_SCOPE)
+  else()
+    set(${out} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
+# Folders that may hold torch, best first: TORCHFUSE_TORCH_DIR alone if it is set, as a variable of
+# CMake or of the environment, else the hints and the environments of the Python interpreter.
 function(_torchfuse_torch_candidates out)
+  if(NOT TORCHFUSE_TORCH_DIR AND DEFINED ENV{TORCHFUSE_TORCH_DIR})
+    file(TO_CMAKE_PATH "$ENV{TORCHFUSE_TORCH_DIR}" TORCHFUSE_TORCH_DIR)
+    set(TORCHFUSE_TORCH_DIR "${TORCHFUSE_TORCH_DIR}" PARENT_SCOPE)
+  endif()
   if(TORCHFUSE_TORCH_DIR)
     set(${out} "${TORCHFUSE_TORCH_DIR}" PARENT_SCOPE)
     return()
   endif()
-  set(candidates ${TORCHFUSE_TORCH_HINTS})
+  # A project in C++ has no need of Python where a hint is right.
+  foreach(hint IN LISTS TORCHFUSE_TORCH_HINTS)
+    _torchfuse_holds_torch(found "${hint}")
+    if(found)
+      set(${out} "${hint}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  set(candidates "")
   if(NOT Python_EXECUTABLE)
     find_package(Python 3.10 QUIET COMPONENTS Interpreter)
   endif()
@@ -58,12 +79,8 @@ function(torchfuse_locate_torch)
   _torchfuse_torch_candidates(candidates)
   set(root "")
   foreach(candidate IN LISTS candidates)
-    # A folder without headers is a torch that cannot be built against.
-    if(
-      candidate
-      AND EXISTS "${candidate}/lib/libtorch_cpu.so"
-      AND EXISTS "${candidate}/include/torch/library.h"
-    )
+    _torchfuse_holds_torch(found "${candidate}")
+    if(found)
       get_filename_component(root "${candidate}" REALPATH)
       break()
     endif()
@@ -80,7 +97,7 @@ function(torchfuse_locate_torch)
     if(TORCHFUSE_TORCH_DIR)
       set(where "in TORCHFUSE_TORCH_DIR=${TORCHFUSE_TORCH_DIR}")
     else()
-      set(where "for the interpreter '${Python_EXECUTABLE}'")
+      set(where "in the environments of '${Python_EXECUTABLE}'")
     endif()
     message(
       FATAL_ERROR

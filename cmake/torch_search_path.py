@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prints the torch folders of this interpreter's environments, one per line, best first.
+"""Prints the torch folders of the environment that is installed into, one per line, best first.
 
 It must not import torch: under pip's build isolation the import fails although the environment
-that is installed into has torch, and a search of that environment's own folders finds it.
+that is installed into has torch, and a search of that environment's own folders finds it. uv builds
+in an environment of its own and points VIRTUAL_ENV to that one, so under uv the environments on
+PATH count too, and the .venv that uv finds by itself.
 """
 
 from __future__ import annotations
@@ -11,40 +13,77 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
+from pathlib import Path
+
+# posix_local and deb_system are Debian's schemes: local/lib and dist-packages.
+_SCHEMES = ("posix_prefix", "posix_local", "deb_system")
 
 
-def _platlib(prefix: str, scheme: str) -> str:
-    return sysconfig.get_path("platlib", scheme, vars={"base": prefix, "platbase": prefix})
+def _platlibs(prefix: str) -> Iterator[str]:
+    for scheme in _SCHEMES:
+        if scheme in sysconfig.get_scheme_names():
+            paths = {"base": prefix, "platbase": prefix}
+            yield sysconfig.get_path("platlib", scheme, vars=paths)
 
 
-def search_path() -> list[str]:
-    """The folders that may hold torch, in order of preference."""
-    folders = [sysconfig.get_path("platlib")]
-    # posix_local and deb_system are Debian's schemes: local/lib and dist-packages.
-    schemes = [
-        scheme
-        for scheme in ("posix_prefix", "posix_local", "deb_system")
-        if scheme in sysconfig.get_scheme_names()
-    ]
-    folders += [_platlib(sys.base_prefix, scheme) for scheme in schemes]
-    folders.append(site.getusersitepackages())
+def _sees_outer_packages(prefix: str) -> bool:
+    """False for a virtual environment, unless it was made with --system-site-packages."""
+    configuration = Path(prefix, "pyvenv.cfg")
+    if not configuration.is_file():
+        return True
+    for line in configuration.read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition("=")
+        if key.strip().lower() == "include-system-site-packages":
+            return value.strip().lower() == "true"
+    return False
+
+
+def _environment(prefix: str) -> Iterator[str]:
+    """What Python imports from in an environment: its own folder, user site, base prefix."""
+    yield from _platlibs(prefix)
+    if _sees_outer_packages(prefix):
+        yield site.getusersitepackages()
+        yield from _platlibs(sys.base_prefix)
+
+
+def _other_prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    """Environments that the surroundings point to."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if os.environ.get(variable):
-            folders.append(_platlib(os.environ[variable], "posix_prefix"))
-    return folders + [folder for folder in sys.path if folder]
+        if environ.get(variable):
+            yield environ[variable]
+    if not environ.get("UV"):
+        return
+    for folder in environ.get("PATH", "").split(os.pathsep):
+        if folder and Path(folder).parent.joinpath("pyvenv.cfg").is_file():
+            yield str(Path(folder).parent)
+    here = Path(environ.get("PWD", os.sep))
+    for folder in (here, *here.parents):
+        if folder.joinpath(".venv/pyvenv.cfg").is_file():
+            yield str(folder / ".venv")
+            return
 
 
-def main() -> None:
-    """Prints what the search finds."""
+def search_path(environ: Mapping[str, str]) -> Iterator[str]:
+    """The folders that may hold torch, in order of preference."""
+    yield sysconfig.get_path("platlib")
+    yield from _environment(sys.prefix)
+    for prefix in _other_prefixes(environ):
+        yield from _environment(prefix)
+    yield from filter(None, sys.path)
+
+
+def find_torch(environ: Mapping[str, str]) -> list[str]:
+    """Folders of torch on the search path."""
     found: list[str] = []
-    for folder in search_path():
+    for folder in search_path(environ):
         spec = PathFinder.find_spec("torch", [folder])
         for location in (spec and spec.submodule_search_locations) or []:
             if location not in found:
                 found.append(location)
-    print("\n".join(found))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    print("\n".join(find_torch(os.environ)))

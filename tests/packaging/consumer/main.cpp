@@ -1,28 +1,33 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One scaled step with the installed headers and library.
-#include <torch/torch.h>
-#include <torchfuse/torchfuse.h>
+// Trains with the headers and the library of torchfuse, and checks what it gets.
+#include <ATen/ops/full.h>
+#include <torchfuse/fused_step.h>
+#include <torchfuse/ops.h>
+#include <torchfuse/version.h>
 
 #include <cstdio>
-#include <vector>
+
+#include "consumer.h"
+
+namespace {
+
+void check_functions() {
+  const auto [norm, found_inf] = torchfuse::multi_tensor_l2_norm({at::full({16}, 3.0)});
+  EXPECT(norm.item<double>() == 12.0, "%g", norm.item<double>());
+  EXPECT(found_inf.item<double>() == 0.0, "%g", found_inf.item<double>());
+  torchfuse::set_cpu_isa("baseline");
+  EXPECT(torchfuse::cpu_isa() == "baseline", "%s", torchfuse::cpu_isa().c_str());
+}
+
+}  // namespace
 
 int main() {
-  torch::Tensor weight = torch::ones({64}, torch::requires_grad());
-  torchfuse::optim::FusedAdam optimizer(std::vector<torch::Tensor>{weight},
-                                        torchfuse::optim::FusedAdamOptions(0.1));
-  torchfuse::amp::GradScaler scaler(torch::Device(torch::kCPU));
-  scaler.scale(weight.square().sum()).backward();
-  scaler.step(optimizer);
-  scaler.update();
-
-  // The first Adam step moves every parameter by lr against the sign of its gradient.
-  const double distance = (weight.detach() - 0.9).abs().max().item<double>();
-  if (!(distance < 1e-4)) {
-    std::fprintf(stderr, "consumer: expected every parameter near 0.9, got a distance of %g\n",
-                 distance);
-    return 1;
-  }
-  std::printf("consumer: one step with torchfuse %s and torch %s passed\n", TORCHFUSE_VERSION,
-              TORCH_VERSION);
+  check_ops({CONSUMER_OPS});
+  check_training();
+  check_autocast();
+  check_functions();
+  check_extension();
+  std::printf("consumer: trained with torchfuse %s, built with torch %s\n", TORCHFUSE_VERSION,
+              TORCHFUSE_TORCH_VERSION);
   return 0;
 }

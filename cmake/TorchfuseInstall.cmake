@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# What `cmake --install` puts into a prefix: library, headers, and the package for find_package.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/torchfuse")
+set(TORCHFUSE_BUILT_TORCH_ROOT "")
+if(NOT TORCHFUSE_RELOCATABLE)
+  set(TORCHFUSE_BUILT_TORCH_ROOT "${TORCHFUSE_TORCH_ROOT}")
+endif()
+configure_package_config_file(
+  "${PROJECT_SOURCE_DIR}/cmake/torchfuseConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/torchfuseConfig.cmake"
+  INSTALL_DESTINATION "${package_dir}"
+  NO_SET_AND_CHECK_MACRO
+)
+write_basic_package_version_file(
+  "${PROJECT_BINARY_DIR}/torchfuseConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion
+)
+install(TARGETS torchfuse EXPORT torchfuseTargets FILE_SET HEADERS)
+install(EXPORT torchfuseTargets NAMESPACE torchfuse:: DESTINATION "${package_dir}")
+install(
+  FILES
+    "${PROJECT_BINARY_DIR}/torchfuseConfig.cmake"
+    "${PROJECT_BINARY_DIR}/torchfuseConfigVersion.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/FindTorchfuseTorch.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/TorchfuseLocateTorch.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/torch_search_path.py"
+  DESTINATION "${package_dir}"
+)
+# A wheel has the licence among its metadata.
+if(NOT TORCHFUSE_BUILD_PYTHON)
+  install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+endif()

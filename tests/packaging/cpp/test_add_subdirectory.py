@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""add_subdirectory(torchfuse) builds the library and leaves the project around it alone."""
+
+from __future__ import annotations
+
+import shutil
+
+from cmake_project import ROOT, TORCH, WORK, configure, run, run_consumer
+
+
+def test_add_subdirectory(checks: str) -> None:
+    build = WORK / "subdirectory"
+    # The consumer's CMake code says what is left behind. Not fresh: this compiles everything.
+    configure(
+        ROOT / "tests/packaging/consumer",
+        build,
+        f"-DCONSUMER_TORCHFUSE_SOURCE={ROOT}",
+        checks,
+        f"-DTORCHFUSE_TORCH_DIR={TORCH}",
+        "-DTORCHFUSE_WITH_CUDA=OFF",
+        fresh=False,
+    )
+    run("cmake", "--build", build)
+    run_consumer(build / "consumer", TORCH)
+
+    cache = (build / "CMakeCache.txt").read_text(encoding="utf-8")
+    for option in ("BUILD_PYTHON", "BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_BENCHMARKS", "INSTALL"):
+        assert f"TORCHFUSE_{option}:BOOL=OFF" in cache, option
+    assert "No tests were found" in run("ctest", "--test-dir", build)
+    prefix = WORK / "subdirectory-prefix"
+    shutil.rmtree(prefix, ignore_errors=True)
+    run("cmake", "--install", build, "--prefix", prefix)
+    assert not prefix.exists()
