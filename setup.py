@@ -4,6 +4,7 @@
 Environment variables:
     CMAKE_ARGS            further arguments for the configure step
     TORCHFUSE_WITH_CUDA   AUTO (default), ON or OFF
+    TORCHFUSE_TORCH_DIR   folder of the torch to build with, read by CMake
     TORCH_CUDA_ARCH_LIST  architectures in torch's notation, read by CMake
     TORCHFUSE_BUILD_DIR   build folder, by default build/<interpreter>-<build type>
     MAX_JOBS              number of parallel compilations
@@ -21,6 +22,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -45,6 +47,14 @@ def find_tool(name: str) -> str:
     return path
 
 
+class CleanBuild(build):
+    """Collects the wheel in an empty folder: an older build's files must not get into it."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 class CMakeBuild(build_ext):
     """Configures, builds and installs into the Python package."""
 
@@ -66,7 +76,8 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
             f"-DCMAKE_BUILD_TYPE={build_type}",
             "-DCMAKE_INSTALL_LIBDIR=lib",
-            f"-DPython_EXECUTABLE={sys.executable}",
+            # A folder that another interpreter configured still knows that one's headers.
+            *["-U", "_Python_*", f"-DPython_EXECUTABLE={sys.executable}"],
             "-DTORCHFUSE_BUILD_PYTHON=ON",
             f"-DTORCHFUSE_WITH_CUDA={os.environ.get('TORCHFUSE_WITH_CUDA') or 'AUTO'}",
             # A wheel must not hold this machine's paths; an editable install is used where it is.
@@ -94,4 +105,7 @@ class CMakeBuild(build_ext):
             raise SystemExit(f"torchfuse: this command failed, see above: {shlex.join(command)}")
 
 
-setup(ext_modules=[CMakeExtension("torchfuse._C")], cmdclass={"build_ext": CMakeBuild})
+setup(
+    ext_modules=[CMakeExtension("torchfuse._C")],
+    cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
+)

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from torchfuse import _loader
 
-_loader.load()
+try:
+    _loader.load()
+except ImportError:
+    # The program reports the error itself, beside everything else that can be known.
+    if not _loader.runs_as_program():
+        raise
+else:
+    from torchfuse import amp, ops, optimizers
+    from torchfuse._loader import cmake_prefix_path
 
-from torchfuse import amp, ops, optimizers  # noqa: E402
-from torchfuse._loader import cmake_prefix_path  # noqa: E402
-
-__version__: str = _loader.version()
+    __version__: str = _loader.version()
 
 __all__ = ["__version__", "amp", "cmake_prefix_path", "ops", "optimizers"]

@@ -1,57 +1,131 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`python -m torchfuse`: what this installation is, for bug reports and for CMake."""
+"""`python -m torchfuse`: what this installation is, for bug reports and for CMake.
+
+Everything here works without the native library, because a report is wanted most when that does not
+load: torch and torchfuse._C are imported where they are used.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from torchfuse import _loader
 
-import torchfuse
-from torchfuse import _C, _loader
+PACKAGE = Path(__file__).resolve().parent
+CMAKE_DIR = PACKAGE / "lib" / "cmake" / "torchfuse"
 
-CMAKE_DIR = Path(__file__).resolve().parent / "lib" / "cmake" / "torchfuse"
+# Variables that change what is built, loaded or measured, beside all of TORCHFUSE_*.
+_VARIABLES = (
+    *("CUDA_HOME", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "MKL_NUM_THREADS"),
+    *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_WAIT_POLICY"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_CUDA_ARCH_LIST"),
+)
+
+
+def _build() -> dict[str, str]:
+    return {f"built: {key}": str(value) for key, value in _loader.recorded_build().items()}
+
+
+def _torch() -> dict[str, str]:
+    import torch
+
+    return {
+        "torch": torch.__version__,
+        "torch's cuda": torch.version.cuda or "none",
+        "cpu threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
+        **{
+            f"gpu {index}": _describe_gpu(torch.cuda.get_device_properties(index))
+            for index in range(torch.cuda.device_count())
+        },
+    }
+
+
+def _describe_gpu(gpu: object) -> str:
+    major, minor, memory = (getattr(gpu, key) for key in ("major", "minor", "total_memory"))
+    return f"{getattr(gpu, 'name', '')}, capability {major}.{minor}, {memory / 2**30:.0f} GiB"
+
+
+def _library() -> dict[str, str]:
+    _loader.load()
+    from torchfuse import _C
+
+    return {"native library": "loads", "cpu level in use": _C.cpu_isa()}
+
+
+def _first_line(path: str, start: str) -> str:
+    """Rest of the first line of a file that begins with `start`; "none" if there is none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "none"
+    return next(
+        (line[len(start) :].strip(" \t:") for line in lines if line.startswith(start)), "none"
+    )
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+        "cpu": _first_line("/proc/cpuinfo", "model name"),
+        "nvidia driver": _first_line("/proc/driver/nvidia/version", "NVRM version"),
+        "package": str(PACKAGE),
+        **{
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name in _VARIABLES or name.startswith("TORCHFUSE_")
+        },
+    }
 
 
 def describe_environment() -> dict[str, str]:
-    """What was built, with what, and what it runs in; every value is one line."""
-    built = {f"built: {key}": str(value) for key, value in _loader.recorded_build().items()}
-    cuda_devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    running = {
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "platform": platform.platform(),
-        "torch": torch.__version__,
-        "torch's cuda": torch.version.cuda or "none",
-        "cuda devices": ", ".join(cuda_devices) or "none",
-        "cpu level in use": _C.cpu_isa(),
-        "cpu threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
-        "package": str(Path(__file__).resolve().parent),
+    """What was built, with what, and what it runs in; every value is one line.
+
+    A part that cannot be known says why in its place.
+    """
+    parts: dict[str, Callable[[], dict[str, str]]] = {
+        "build": _build,
+        "torch": _torch,
+        "native library": _library,
+        "machine": _machine,
     }
-    return {key: value or "none" for key, value in (built | running).items()}
+    described: dict[str, str] = {}
+    for name, describe in parts.items():
+        try:
+            described |= describe()
+        except (ImportError, OSError, RuntimeError) as error:
+            described[name] = f"{type(error).__name__}: {error}"
+    return {key: " ".join(value.split()) or "none" for key, value in described.items()}
+
+
+def format_report(described: dict[str, str]) -> str:
+    """A Markdown code block, ready to be pasted into an issue."""
+    width = max(len(key) for key in described)
+    lines = [f"{key:<{width}}  {value}" for key, value in described.items()]
+    return "\n".join(["```text", *lines, "```"])
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m torchfuse", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m torchfuse", description="What is installed.")
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--version", action="store_true", help="version of torchfuse")
-    choice.add_argument("--env", action="store_true", help="what was built and what it runs in")
+    choice.add_argument("--env", action="store_true", help="a block for bug reports")
     choice.add_argument(
         "--cmake-dir", action="store_true", help="value for CMake's torchfuse_DIR variable"
     )
     options = parser.parse_args(arguments)
     if options.version:
-        print(torchfuse.__version__)
+        print(_loader.version())
     elif options.cmake_dir:
         print(CMAKE_DIR)
     else:
-        environment = describe_environment()
-        width = max(len(key) for key in environment)
-        for key, value in environment.items():
-            print(f"{key:<{width}}  {value}")
+        print(format_report(describe_environment()))
     return 0
 
 

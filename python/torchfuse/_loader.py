@@ -11,12 +11,19 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent
 _BUILD_INFO = _PACKAGE / "build_info.json"
-_REBUILD = "Build torchfuse again in this environment: pip install --force-reinstall ."
+
+# pip keeps wheels that it built from an sdist or a git URL, and does not ask for which torch.
+# Without --no-deps it would replace torch as well.
+_REBUILD = (
+    "Build torchfuse again in this environment, from its checkout or with its URL in place of the "
+    "dot: pip install --no-cache-dir --force-reinstall --no-deps ."
+)
 
 #: Folder to add to CMAKE_PREFIX_PATH for find_package(torchfuse).
 cmake_prefix_path: str = str(_PACKAGE)
@@ -67,3 +74,11 @@ def load() -> None:
             f"torchfuse: expected its native library to load with torch {torch.__version__}, "
             f"got: {error}. {_REBUILD}"
         ) from error
+
+
+def runs_as_program() -> bool:
+    """Whether this is `python -m torchfuse`, which also reports a library that does not load."""
+    # While python imports the package in order to find __main__, argv[0] is still the option.
+    return sys.argv[:1] == ["-m"] and ["-m", "torchfuse"] in [
+        sys.orig_argv[index : index + 2] for index in range(len(sys.orig_argv))
+    ]

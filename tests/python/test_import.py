@@ -14,10 +14,10 @@ import torch
 import torchfuse
 
 
-def run_module(*arguments: str) -> str:
-    """Output of `python -m torchfuse`, run away from the source tree."""
+def run_python(*arguments: str) -> str:
+    """Output of another process, away from the source tree."""
     result = subprocess.run(
-        [sys.executable, "-m", "torchfuse", *arguments],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -26,6 +26,11 @@ def run_module(*arguments: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+def run_module(*arguments: str) -> str:
+    """Output of `python -m torchfuse`."""
+    return run_python("-m", "torchfuse", *arguments)
 
 
 def test_version_is_that_of_the_version_file() -> None:
@@ -83,12 +88,37 @@ def test_version_option() -> None:
     assert torchfuse.__version__ in run_module("--version")
 
 
-def test_env_option_reports_build_and_machine() -> None:
-    report = run_module("--env")
-    for expected in (torchfuse.__version__, torch.__version__, torchfuse._C.cpu_isa()):
-        assert expected in report
-    assert "CUDA" in report or "cuda" in report
-    assert torchfuse._C.build_info()["compiler"] in report
+def test_import_has_no_side_effects() -> None:
+    code = """
+import os, sys, threading, warnings
+import torch
+
+def settings():
+    return {
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "denormals": float(torch.tensor(1e-40) * 1.0),
+        "matmul": torch.get_float32_matmul_precision(),
+        "random": torch.get_rng_state().sum().item(),
+        "cuda": torch.cuda.is_initialized(),
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "filters": list(warnings.filters),
+        "python threads": threading.active_count(),
+        "hooks": (sys.excepthook, sys.displayhook, len(sys.meta_path)),
+        "dynamo": "torch._dynamo" in sys.modules,
+        "step": torch.optim.Adam.step,
+    }
+
+before = settings()
+import torchfuse
+after = settings()
+print([key for key in before if before[key] != after[key]])
+"""
+    assert run_python("-c", code) == "[]"
 
 
 def test_cmake_dir_option_names_the_package_directory() -> None:

@@ -106,16 +106,6 @@ def test_cmake_dir_holds_the_package(capsys: pytest.CaptureFixture[str]) -> None
     assert (folder / "torchfuseTargets.cmake").is_file()
 
 
-def test_env_names_what_was_built_and_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["--env"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    described = {line.split("  ")[0].strip(): line.split("  ")[-1].strip() for line in lines}
-    assert described["torch"] == torch.__version__
-    for key in ("torchfuse", "torch", "cuda", "compiler", "cpu_levels"):
-        assert f"built: {key}" in described
-    assert described["cpu level in use"] in {"baseline", "avx2", "avx512"}
-
-
 def test_recorded_build_agrees_with_the_native_module() -> None:
     recorded = json.loads((Path(torchfuse.__file__).parent / "build_info.json").read_text())
     for key, value in torchfuse._C.build_info().items():

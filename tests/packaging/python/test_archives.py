@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Wheel, sdist and git URL: they hold everything that is needed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from environments import (
+    FAST_BUILD,
+    WORK,
+    Environment,
+    Plain,
+    check_installed_since,
+    expected_package,
+    extension_suffix,
+    run,
+)
+
+VERSION = (Path(__file__).resolve().parents[3] / "VERSION").read_text(encoding="utf-8").strip()
+MAX_WHEEL_BYTES = 20e6
+
+
+@pytest.fixture(scope="module")
+def littered_checkout(checkout: Path) -> Path:
+    """What an editable install and older builds leave in a checkout must not be packed."""
+    for name in (
+        f"build/lib.linux-x86_64-{sys.implementation.cache_tag}/torchfuse/removed_long_ago.py",
+        "python/torchfuse/_C.cpython-39-x86_64-linux-gnu.so",
+        "python/torchfuse/lib/libremoved.so",
+        "python/torchfuse/include/torchfuse/removed.h",
+        "python/torchfuse/build_info.json",
+        "python/torchfuse/notes.txt",
+    ):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).touch()
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def wheel(plain: Plain, littered_checkout: Path) -> Path:
+    """The wheel that `pip wheel .` makes."""
+    folder = WORK / "wheel"
+    plain.environment.pip("wheel", "--no-deps", "--wheel-dir", folder, littered_checkout)
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_wheel_name_says_python_and_platform(wheel: Path) -> None:
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert wheel.name == f"torchfuse-{VERSION}-{python}-{python}-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"torchfuse-{VERSION}.dist-info/WHEEL").decode()
+    assert "Root-Is-Purelib: false" in text
+    assert re.findall(r"^Tag: (.*)$", text, re.MULTILINE) == [f"{python}-{python}-linux_x86_64"]
+
+
+def test_wheel_contents(wheel: Path, plain: Plain, checkout: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    assert len(names) == len(set(names))
+    described = {
+        f"torchfuse-{VERSION}.dist-info/{name}"
+        for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt")
+    }
+    expected = expected_package(checkout, extension_suffix(plain.environment.python))
+    assert set(names) == expected | described
+
+
+def test_wheel_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"torchfuse-{VERSION}.dist-info/METADATA").decode()
+    fields = text.split("\n\n")[0].splitlines()
+    assert "Requires-Python: >=3.10" in fields
+    assert "License-Expression: BSD-3-Clause" in fields
+    required = [field for field in fields if field.startswith("Requires-Dist: ")]
+    assert [field for field in required if "extra" not in field] == [
+        "Requires-Dist: torch<2.16,>=2.11"
+    ]
+    for minor in (10, 11, 12, 13):
+        assert f"Classifier: Programming Language :: Python :: 3.{minor}" in fields
+
+
+def test_wheel_size(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        architectures = json.loads(archive.read("torchfuse/build_info.json"))["cuda_architectures"]
+    assert wheel.stat().st_size <= MAX_WHEEL_BYTES, architectures
+
+
+def test_wheel_libraries_find_torch_by_relative_paths_only(wheel: Path) -> None:
+    folder = WORK / "wheel-contents"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    libraries = [path for path in folder.rglob("*.so") if path.is_file()]
+    assert len(libraries) == 2
+    for library in libraries:
+        dynamic = subprocess.run(
+            ["readelf", "-d", library], capture_output=True, text=True, check=True
+        ).stdout
+        (paths,) = re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", dynamic)
+        assert all(path.startswith("$ORIGIN") for path in paths.split(":")), paths
+        assert "libcudart" not in dynamic
+    # find_package(torchfuse) must not look into the folders of the machine that built the wheel.
+    for file in folder.rglob("*.cmake"):
+        assert str(WORK) not in file.read_text(encoding="utf-8"), file
+
+
+@pytest.fixture(scope="module")
+def sdist(littered_checkout: Path) -> Path:
+    """The sdist that the standard front end makes."""
+    folder = WORK / "sdist"
+    run([sys.executable, "-m", "build", "--sdist", "--outdir", folder, littered_checkout])
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_sdist_contents(sdist: Path) -> None:
+    assert sdist.name == f"torchfuse-{VERSION}.tar.gz"
+    with tarfile.open(sdist) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    root = Path(__file__).resolve().parents[3]
+    known = set(run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root).splitlines())
+    folders = ("cmake/", "csrc/", "python/torchfuse/", "tests/cpp/")
+    files = {
+        *("CHANGELOG.md", "CMakeLists.txt", "CMakePresets.json", "LICENSE", "MANIFEST.in"),
+        *("README.md", "VERSION", "pyproject.toml", "setup.py"),
+    }
+    needed = {
+        name for name in known if (root / name).is_file() and name.startswith(folders)
+    } | files
+    written_by_setuptools = {"PKG-INFO", "setup.cfg"} | {
+        f"python/torchfuse.egg-info/{name}"
+        for name in (
+            *("PKG-INFO", "SOURCES.txt", "dependency_links.txt"),
+            *("requires.txt", "top_level.txt"),
+        )
+    }
+    assert names == needed | written_by_setuptools
+
+
+def test_sdist_installs(linked_environment: Environment, sdist: Path, checkout: Path) -> None:
+    before = linked_environment.files()
+    linked_environment.pip("install", sdist, CMAKE_ARGS=FAST_BUILD, TORCHFUSE_WITH_CUDA="OFF")
+    check_installed_since(linked_environment, before, checkout)
+    assert Path(linked_environment.step()) == linked_environment.site_packages / "torchfuse"
+    linked_environment.pip("uninstall", "--yes", "torchfuse")
+    assert linked_environment.files() == before
+
+
+def test_git_url(linked_environment: Environment, checkout: Path) -> None:
+    repository = WORK / "repository"
+    shutil.copytree(checkout, repository, ignore=shutil.ignore_patterns("build"))
+    author = ["-c", "user.name=torchfuse", "-c", "user.email=torchfuse@example.org"]
+    for command in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "All"]):
+        run(["git", *command], cwd=repository)
+    before = linked_environment.files()
+    linked_environment.pip(
+        "install", f"git+file://{repository}", CMAKE_ARGS=FAST_BUILD, TORCHFUSE_WITH_CUDA="OFF"
+    )
+    check_installed_since(linked_environment, before, checkout)
+    assert Path(linked_environment.step()) == linked_environment.site_packages / "torchfuse"
