@@ -11,6 +11,9 @@ PYTHON ?= python3
 BUILD := build/dev
 PREFIX := $(CURDIR)/build/prefix
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
+# The newest torch that is supported; requirements-dev.txt names the oldest.
+NEWEST_TORCH := 2.15.0
+TORCH_ENV = $(CURDIR)/build/torch-$(VERSION)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -18,7 +21,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test bench lint clean build coverage prefix test-asan test-consumer test-cpp \
-  test-cubins test-layers test-mutations test-packaging test-python test-tsan test-types
+  package test-cubins test-layers test-mutations test-newest-torch test-packaging test-python \
+  test-torch test-tsan test-types \
+  test-walkthrough docs doxygen-is-here
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
@@ -28,7 +33,11 @@ help:
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
 	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
-	@echo "make test-packaging  pip install into a second environment (downloads torch again)"
+	@echo "make test-packaging  every way to install the Python package"
+	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
+	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
+	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
+	@echo "make docs            the documentation site, with its doctests and examples: build/docs/html"
 	@echo "make bench           benchmarks/run.py --suite fused_adam"
 	@echo "make lint | clean"
 
@@ -43,6 +52,22 @@ help:
 
 .venv/.requirements-lint: requirements-lint.txt .venv/.requirements
 	$(VENV_PYTHON) -m pip install --quiet -r requirements-lint.txt
+	touch $@
+
+.venv/.requirements-docs: requirements-docs.txt .venv/.requirements
+	$(VENV_PYTHON) -m pip install --quiet -r requirements-docs.txt
+	touch $@
+
+.venv/.requirements-packaging: requirements-packaging.txt .venv/.requirements
+	$(VENV_PYTHON) -m pip install --quiet -r requirements-packaging.txt
+	touch $@
+
+# The same requirements with another torch, and without those of the examples.
+build/torch-%/.requirements: requirements-dev.txt
+	$(PYTHON) -m venv build/torch-$*
+	sed -e 's/^torch==.*/torch==$*/' -e '/^# examples/,$$d' requirements-dev.txt \
+	  > build/torch-$*/requirements.txt
+	build/torch-$*/bin/python -m pip install --quiet -r build/torch-$*/requirements.txt
 	touch $@
 
 # --- Build -------------------------------------------------------------------------------------------
@@ -117,14 +142,38 @@ test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
 	$(VENV_PYTHON) tools/last_gpu_run.py --check
 
-test-consumer: prefix
-	cmake -S tests/packaging/consumer -B build/consumer -G Ninja -DCMAKE_BUILD_TYPE=Release \
-	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
-	cmake --build build/consumer
-	build/consumer/consumer
+# The C++ package in every way that a program can use it.
+test-consumer: build
+	$(VENV_PYTHON) -m pytest tests/packaging/cpp
 
-test-packaging: .venv/.requirements
-	tests/packaging/test_pip_install.sh $(VENV_PYTHON)
+# Every way to install, into environments below build/packaging.
+test-packaging: .venv/.requirements-packaging
+	$(VENV_PYTHON) -m pytest tests/packaging/python $(PYTEST_ARGS)
+
+# Builds with another torch, in an environment of its own, and runs the tests that depend on torch.
+test-torch:
+	@test -n "$(VERSION)" || { echo "make test-torch: expected VERSION=2.15.0, got none"; exit 2; }
+	$(MAKE) --no-print-directory build/torch-$(VERSION)/.requirements
+	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)/cmake CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
+	  $(TORCH_ENV)/bin/python -m pip install --verbose --no-build-isolation --no-deps .
+	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)/cmake --target torchfuse_api_tests
+	$(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)/cmake -L api --output-on-failure \
+	  --no-tests=error -j 2
+	OMP_WAIT_POLICY=PASSIVE $(TORCH_ENV)/bin/python -m pytest --ignore tests/python/tools \
+	  --ignore-glob '*/test_packaging_*' $(PYTEST_ARGS)
+
+test-newest-torch:
+	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH)
+
+# The optimizer of docs/adding_an_optimizer.md, added to a copy of the tree.
+test-walkthrough: .venv/.requirements
+	tools/test_walkthrough.sh .venv/bin/python
+
+# The C++ package for torch's present minor version as one archive, to be unpacked anywhere.
+package: .venv/.requirements
+	cmake --preset package -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build --preset package
+	@ls build/package/torchfuse-*.tar.gz
 
 # --- Demo and benchmarks -----------------------------------------------------------------------------
 
@@ -137,6 +186,16 @@ demo: prefix
 
 bench: build
 	$(VENV_PYTHON) benchmarks/run.py --suite fused_adam $(BENCH_ARGS)
+
+# --- Documentation -----------------------------------------------------------------------------------
+
+doxygen-is-here:
+	@command -v doxygen > /dev/null || { \
+	  echo "make docs: expected doxygen on PATH, got none. Install Debian's package: apt-get install doxygen" >&2; \
+	  exit 1; }
+
+docs: doxygen-is-here .venv/.requirements-docs prefix
+	$(VENV_PYTHON) docs/build_site.py
 
 # --- Housekeeping ------------------------------------------------------------------------------------
 

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every message that docs/troubleshooting.md quotes is provoked here or is in a source file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchfuse import _loader, ops
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+
+# torch warns of a duplicate before our error.
+pytestmark = pytest.mark.filterwarnings("ignore:optimizer contains a parameter group")
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [
+    *ROOT.glob("setup.py"),
+    *(ROOT / "cmake").glob("*.cmake*"),
+    *(ROOT / "python").glob("torchfuse/**/*.py"),
+    *(ROOT / "csrc").glob("**/*.cpp"),
+    *(ROOT / "csrc").glob("**/*.h"),
+]
+
+
+def quoted() -> list[str]:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    return [block.strip() for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL)]
+
+
+def param(**options: object) -> torch.Tensor:
+    return torch.ones(4, 3, **options).requires_grad_()  # type: ignore[call-overload]
+
+
+def stepped() -> tuple[torch.Tensor, FusedAdam]:
+    weight = param()
+    weight.grad = torch.ones_like(weight)
+    optimizer = FusedAdam([weight])
+    optimizer.step()
+    return weight, optimizer
+
+
+def build_info_is_missing() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_loader, "_BUILD_INFO", Path("nowhere") / "build_info.json")
+        _loader.recorded_build.__wrapped__()
+
+
+def sparse_gradient() -> None:
+    weight = param()
+    weight.grad = torch.ones(4, 3).to_sparse()
+    FusedAdam([weight]).step()
+
+
+def state_of_another_layout() -> None:
+    weight, optimizer = stepped()
+    optimizer.state[weight]["exp_avg"] = torch.zeros(3, 4).t()
+    optimizer.step()
+
+
+def state_on_another_device() -> None:
+    weight, optimizer = stepped()
+    optimizer.state[weight]["exp_avg"] = torch.zeros(4, 3, device="meta")
+    optimizer.step()
+
+
+def shared_option_differs() -> None:
+    FusedAdam([{"params": [param()]}, {"params": [param()], "max_grad_norm": 1.0}])
+
+
+def op_on_a_leaf() -> None:
+    state = [torch.zeros(4, 3)]
+    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    step = [torch.zeros(())]
+    ops.fused_adam_(
+        [param()], [torch.ones(4, 3)], state, [torch.zeros(4, 3)], [], step, [], **rates
+    )
+
+
+def scaled() -> tuple[FusedAdam, GradScaler]:
+    weight = param()
+    optimizer, scaler = FusedAdam([weight]), GradScaler("cpu")
+    scaler.scale(weight.sum()).backward()
+    return optimizer, scaler
+
+
+def step_twice() -> None:
+    optimizer, scaler = scaled()
+    scaler.step(optimizer)
+    scaler.step(optimizer)
+
+
+def unscale_twice() -> None:
+    optimizer, scaler = scaled()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+
+
+def unscale_fp16() -> None:
+    scaler = scaled()[1]
+    weight = param(dtype=torch.float16)
+    weight.grad = torch.ones_like(weight)
+    scaler.unscale_(FusedAdam([weight]))
+
+
+def closure_under_a_scaler() -> None:
+    optimizer, scaler = scaled()
+    scaler.step(optimizer, lambda: 1.0)
+
+
+def load_without(change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    _, optimizer = stepped()
+    state_dict = optimizer.state_dict()
+    change(state_dict["state"][0])
+    optimizer.load_state_dict(state_dict)
+
+
+def load_other_groups() -> None:
+    FusedAdam([{"params": [param()]}, {"params": [param()]}]).load_state_dict(
+        stepped()[1].state_dict()
+    )
+
+
+def load_scaler() -> None:
+    GradScaler("cpu").load_state_dict({"scale": 1.0})
+
+
+PROVOCATIONS: list[Callable[[], object]] = [
+    build_info_is_missing,
+    sparse_gradient,
+    state_of_another_layout,
+    shared_option_differs,
+    op_on_a_leaf,
+    step_twice,
+    unscale_twice,
+    unscale_fp16,
+    closure_under_a_scaler,
+    load_other_groups,
+    load_scaler,
+    lambda: _loader.check_torch("1.0.0"),
+    lambda: FusedAdam([param(dtype=torch.complex64)]),
+    lambda: FusedAdam([{"params": [weight := param(), weight]}]),
+    lambda: FusedAdam([param()], lr=-1.0),
+    lambda: FusedAdam([param()], state_dtype=torch.float16),
+    lambda: FusedAdam([param()]).step(None, None, None, 2.0),
+    lambda: FusedAdam([param()]).step(grad_scaler=GradScaler("cpu")),
+    lambda: GradScaler("cpu").unscale_(FusedAdam([param()])),
+    lambda: scaled()[1].update(),
+    lambda: load_without(lambda state: state.pop("exp_avg")),
+    lambda: load_without(lambda state: state.update(exp_avg=torch.zeros(5))),
+]
+
+
+def message_of(provocation: Callable[[], object]) -> str:
+    try:
+        provocation()
+    except (AssertionError, ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return str(error.args[0])
+    raise AssertionError(f"expected an error from {provocation}, got none")
+
+
+def as_pattern(message: str) -> re.Pattern[str]:
+    return re.compile(".+".join(re.escape(part) for part in message.split("…")), re.DOTALL)
+
+
+def in_sources(message: str) -> bool:
+    """Whether all fixed parts of a message stand in one source file, string literals joined.
+
+    Many are composed of "<op>: expected <argument>[<index>]", "to <property>" and a remedy.
+    """
+    composed = re.sub(r"^[\w.]+(: expected \w+\[)?", "", message)
+    parts = [part.strip(" .,:]") for part in re.split(r"…| to be | to ", composed)]
+    parts = [part for part in parts if len(part) > 4]
+    if not parts:
+        return False
+    for source in SOURCES:
+        text = source.read_text(encoding="utf-8")
+        joined = re.sub(r'"\s*\n?\s*f?"', "", text).replace('\\"', '"')
+        if all(part in joined for part in parts):
+            return True
+    return False
+
+
+def test_every_quoted_message_is_one_of_ours() -> None:
+    real = [message_of(provocation) for provocation in PROVOCATIONS]
+    unknown = [
+        message
+        for message in quoted()
+        if not any(as_pattern(message).fullmatch(text) for text in real) and not in_sources(message)
+    ]
+    assert unknown == []
+
+
+def test_every_provocation_is_on_the_page() -> None:
+    for provocation in PROVOCATIONS:
+        message = message_of(provocation)
+        assert any(as_pattern(entry).fullmatch(message) for entry in quoted()), message
+
+
+def test_a_message_that_does_not_exist_is_noticed() -> None:
+    assert not in_sources("torchfuse: expected the moon to be made of cheese, got ….")
