@@ -20,10 +20,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint clean build coverage prefix test-asan test-consumer test-cpp \
-  package test-cubins test-layers test-mutations test-newest-torch test-packaging test-python \
-  test-torch test-tsan test-types \
-  test-walkthrough docs doxygen-is-here
+.PHONY: help demo test bench lint clean build coverage docs doxygen-is-here package prefix \
+  test-asan test-consumer test-cpp test-cubins test-layers test-mutations test-newest-torch \
+  test-packaging test-python test-torch test-tsan test-types test-walkthrough
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
@@ -33,7 +32,7 @@ help:
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
 	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
-	@echo "make test-packaging  every way to install the Python package"
+	@echo "make test-packaging  every way to install, in Python and in C++"
 	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
 	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
 	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
@@ -142,13 +141,15 @@ test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
 	$(VENV_PYTHON) tools/last_gpu_run.py --check
 
-# The C++ package in every way that a program can use it.
+# The C++ package as a program finds it, without the ways that compile the library once more.
 test-consumer: build
-	$(VENV_PYTHON) -m pytest tests/packaging/cpp
+	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m "not full_build"
 
-# Every way to install, into environments below build/packaging.
-test-packaging: .venv/.requirements-packaging
+# Every way to install the Python package, into environments below build/packaging, and the C++ package
+# built without Python, as an archive and in a subdirectory.
+test-packaging: .venv/.requirements-packaging build
 	$(VENV_PYTHON) -m pytest tests/packaging/python $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m full_build $(PYTEST_ARGS)
 
 # Builds with another torch, in an environment of its own, and runs the tests that depend on torch.
 test-torch:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
 from cmake_project import ROOT, TORCH, WORK, configure, run, run_consumer
 
 
+@pytest.mark.full_build
 def test_add_subdirectory(checks: str) -> None:
     build = WORK / "subdirectory"
     # The consumer's CMake code says what is left behind. Not fresh: this compiles everything.
