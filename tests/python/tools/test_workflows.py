@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The GitHub workflows call nothing but make targets, and these exist."""
+"""The GitHub workflows and .ci/run call nothing but make targets, and these exist."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def test_the_whole_of_make_test_is_in_some_workflow() -> None:
     }
     assert parts
     assert parts <= called
+
+
+def test_the_lanes_of_continuous_integration_are_targets_and_begin_with_make_test() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (lanes,) = re.findall(r"^lanes=\((.*)\)$", script, flags=re.MULTILINE)
+    names = re.findall(r'"([\w-]+) \d+"', lanes)
+    assert names[0] == "test"
+    assert len(names) == lanes.count('"') / 2
+    assert set(names) <= TARGETS
