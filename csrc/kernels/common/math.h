@@ -78,10 +78,11 @@ TORCHFUSE_HOST_DEVICE T max(T a, T b) {
   return fma(larger, T(1), T(-0.0));
 }
 
-/// 1, -1 or the zero that `a` is; NaN stays NaN. Flushes denormals as `max` does.
+/// 1, -1 or the zero that `a` is; NaN stays NaN. Where denormals are flushed they count as zeros,
+/// and the product, unlike `a` itself, is a zero then.
 template <class T>
 TORCHFUSE_HOST_DEVICE T sign(T a) {
-  return a > T(0) ? T(1) : a < T(0) ? T(-1) : fma(a, T(1), T(-0.0));
+  return a > T(0) ? T(1) : a < T(0) ? T(-1) : a * T(0);
 }
 
 /// base^exponent for a whole exponent >= 0 by repeated squaring: the same bits on every device,

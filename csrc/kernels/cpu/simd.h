@@ -183,8 +183,8 @@ TORCHFUSE_INLINE VecD sqrt(VecD a) { return VecD(TORCHFUSE_D(sqrt)(a.v)); }
 TORCHFUSE_INLINE VecD fma(VecD a, VecD b, VecD c) {
   return VecD(TORCHFUSE_D(fmadd)(a.v, b.v, c.v));
 }
-TORCHFUSE_INLINE VecF sign(VecF a) { return signs_or(fma(a, VecF(1.0f), VecF(-0.0f)), a); }
-TORCHFUSE_INLINE VecD sign(VecD a) { return signs_or(fma(a, VecD(1.0), VecD(-0.0)), a); }
+TORCHFUSE_INLINE VecF sign(VecF a) { return signs_or(a * VecF(0.0f), a); }
+TORCHFUSE_INLINE VecD sign(VecD a) { return signs_or(a * VecD(0.0), a); }
 #undef TORCHFUSE_F
 #undef TORCHFUSE_D
 
