@@ -5,14 +5,40 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace torchfuse::optim {
 
 using torch::optim::OptimizerParamGroup;
 using torch::optim::OptimizerParamState;
+
+namespace {
+
+/// Newer versions of torch merge a group's options with the defaults, and replace those whose type
+/// they do not know.
+void keep_options(const OptimizerParamGroup& given, OptimizerParamGroup& added) {
+  if (given.has_options()) added.set_options(given.options().clone());
+}
+
+}  // namespace
+
+FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& param_groups,
+                               std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : Optimizer(param_groups, std::move(defaults)) {
+  for (std::size_t group = 0; group < param_groups.size(); ++group) {
+    keep_options(param_groups[group], param_groups_[group]);
+  }
+}
+
+void FusedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
+  Optimizer::add_param_group(param_group);
+  keep_options(param_group, param_groups_.back());
+}
 
 FusedOptimizer::~FusedOptimizer() = default;
 

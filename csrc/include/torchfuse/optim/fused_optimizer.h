@@ -33,12 +33,19 @@ struct ScalingRequest {
 /// are looked at again in every step.
 class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
  public:
-  using torch::optim::Optimizer::Optimizer;
+  /// Groups keep the options that they come with; those without any get `defaults`.
+  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                 std::unique_ptr<torch::optim::OptimizerOptions> defaults);
   ~FusedOptimizer() override;
   /// Movable, not copyable.
   FusedOptimizer(FusedOptimizer&&) = default;
   /// Movable, not copyable.
   FusedOptimizer& operator=(FusedOptimizer&&) = default;
+
+  /// Adds a group with the options that it comes with, or with the defaults. Call it on the fused
+  /// optimizer: through a reference to the base class torch 2.15 gives the group the
+  /// defaults, because it does not know our options.
+  void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
   /// One update of every parameter that has a gradient. `closure` is called first, with gradients
   /// enabled; its value is returned. Refused while a scaler drives the step.
