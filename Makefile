@@ -16,10 +16,10 @@ NEWEST_TORCH := 2.15.0
 TORCH_ENV = $(CURDIR)/build/torch-$(VERSION)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# More compilers than processors only evict each other's headers from the caches.
+# One compiler per processor; Ninja alone would start more, each with a gigabyte of memory.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
-# Compilers walk through gigabytes: huge pages for malloc spare them most of the translation misses,
-# which are dear in virtual machines.
+# Compilers walk through gigabytes. Huge pages for malloc spare them address translations, which are
+# dear in virtual machines.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .DEFAULT_GOAL := help
