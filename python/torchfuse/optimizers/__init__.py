@@ -3,8 +3,10 @@
 
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers.fused_adam import FusedAdam
+from torchfuse.optimizers.fused_lamb import FusedLAMB
 
 __all__ = [
     "FusedAdam",
+    "FusedLAMB",
     "FusedOptimizer",
 ]

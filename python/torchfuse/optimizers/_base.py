@@ -33,6 +33,11 @@ def _state_names_of(algorithm: str) -> tuple[str, ...]:
 
 
 @functools.cache
+def _tensor_state_names_of(algorithm: str) -> tuple[str, ...]:
+    return tuple(_C.FusedStep(algorithm).tensor_state_names)
+
+
+@functools.cache
 def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
     return tuple(_C.FusedStep(algorithm).hyper_param_names)
 
@@ -206,12 +211,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]
-        dtype = self._state_dtype(param, group)
         for name in self._state_names(group):
             if name not in state:
-                state[name] = torch.zeros_like(
-                    param, dtype=dtype, memory_format=torch.preserve_format
-                )
+                state[name] = self._empty_state(name, param, group).zero_()
         if group["master_weights"] and param.dtype in HALF_DTYPES and "master_param" not in state:
             state["master_param"] = param.detach().to(torch.float32)
 
@@ -222,6 +224,15 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _all_state_names(self) -> tuple[str, ...]:
         """States that the algorithm knows, needed or not."""
         return _state_names_of(self._algorithm)
+
+    def _empty_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """Memory for a state: laid out like the parameter, or one number for the whole tensor."""
+        if name in _tensor_state_names_of(self._algorithm):
+            wide = param.dtype == torch.float64
+            dtype = torch.float64 if wide else torch.float32
+            return torch.empty((), dtype=dtype, device=param.device)
+        dtype = self._state_dtype(param, group)
+        return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, param: Tensor, group: dict[str, Any]) -> torch.dtype:
         if group["state_dtype"] is None and param.dtype in HALF_DTYPES:

@@ -130,7 +130,7 @@ class _StateReader:
             if name not in saved:
                 raise ValueError(f"{where} to hold '{name}', got the keys {sorted(saved)}.")
         for name in self._tensor_names(saved):
-            self._check_tensor(name, saved[name], param)
+            self._check_tensor(name, saved[name], self._home(name, param))
         if "master_param" in saved and param.dtype not in HALF_DTYPES:
             raise ValueError(
                 f"{where}['master_param'] to belong to an fp16 or bf16 parameter, "
@@ -146,15 +146,15 @@ class _StateReader:
         ):
             raise ValueError(f"{where}['step'] to be a number or a 1-element tensor, got {step!r}.")
 
-    def _check_tensor(self, name: str, value: Any, param: Tensor) -> None:
+    def _check_tensor(self, name: str, value: Any, home: Tensor) -> None:
         where = f"{self._where}['{name}']"
         if not isinstance(value, Tensor):
             raise ValueError(f"{where} to be a tensor, got {type(value).__name__}.")
         if value.layout is not torch.strided:
             raise ValueError(f"{where} to be a dense tensor, got layout {value.layout}.")
-        if value.shape != param.shape:
+        if value.shape != home.shape:
             raise ValueError(
-                f"{where} to have the shape {list(param.shape)}, got {list(value.shape)}."
+                f"{where} to have the shape {list(home.shape)}, got {list(value.shape)}."
             )
         if not value.is_floating_point():
             raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")
@@ -163,9 +163,16 @@ class _StateReader:
         names = (*self._optimizer._all_state_names(), "master_param")
         return [name for name in names if name in saved]
 
+    def _home(self, name: str, param: Tensor) -> Tensor:
+        """Memory for the state `name` of `param`."""
+        if name == "master_param":
+            return torch.empty_like(
+                param, dtype=torch.float32, memory_format=torch.preserve_format
+            )
+        return self._optimizer._empty_state(name, param, self._group)
+
     def convert(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> dict[str, Any]:
-        # Moments stay fp32 for 16-bit parameters; torch's own loader would round them.
-        dtype = self._optimizer._state_dtype(param, self._group)
+        # States stay fp32 for 16-bit parameters; torch's own loader would round them.
         step = saved.get("step", group_step)
         if isinstance(step, Tensor):
             step = step.detach().to(torch.float32).reshape(()).clone()
@@ -173,9 +180,7 @@ class _StateReader:
             step = torch.tensor(float(step))
         state: dict[str, Any] = {"step": step}
         for name in self._tensor_names(saved):
-            wanted = torch.float32 if name == "master_param" else dtype
-            home = torch.empty_like(param, dtype=wanted, memory_format=torch.preserve_format)
-            state[name] = home.copy_(saved[name])
+            state[name] = self._home(name, param).copy_(saved[name])
         for name, value in saved.items():
             if name not in state:
                 state[name] = copy.deepcopy(value)

@@ -8,6 +8,7 @@ optimizer without an entry.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ class OptimSpec:
         update: the formula for one parameter, in fp64. Its states are those of the class, by name.
         grid: hyper-parameters to test, by the names that class and formula share.
         torch_optimizer: the same optimizer of torch.optim, if it has one that should agree.
+        updates_from_stored_states: the update is computed from the states as they are stored, after
+            they have been rounded to their dtype.
 
     Example:
         >>> from torchfuse.testing import OPTIM_SPECS
@@ -41,6 +44,7 @@ class OptimSpec:
     update: Update
     grid: tuple[HyperParams, ...]
     torch_optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    updates_from_stored_states: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -56,7 +60,7 @@ class OptimSpec:
         self, params: Sequence[Tensor], hyper_params: HyperParams, **options: Any
     ) -> ReferenceOptimizer:
         """The formula as an optimizer of copies of `params`."""
-        return ReferenceOptimizer(params, self.update, **hyper_params, **options)
+        return ReferenceOptimizer(params, self.update, **{**hyper_params, **options})
 
 
 def grid(**values: Sequence[Any]) -> tuple[HyperParams, ...]:
@@ -77,6 +81,43 @@ def _torch_adam(params: Any, *, adam_w_mode: bool, **hyper_params: Any) -> torch
     return kind(params, foreach=False, fused=False, **hyper_params)
 
 
+def _lamb_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.01,
+    bias_correction: bool = True,
+    adam_w_mode: bool = True,
+    grad_averaging: bool = True,
+    use_nvlamb: bool = False,
+    maximize: bool = False,
+    trust_ratio_bounds: tuple[float, float] | None = None,
+) -> None:
+    beta1, beta2 = betas
+    mean = state.setdefault("exp_avg", torch.zeros_like(param))
+    square = state.setdefault("exp_avg_sq", torch.zeros_like(param))
+    grad = -grad if maximize else grad
+    if not adam_w_mode:
+        grad = grad + weight_decay * param
+    mean.mul_(beta1).add_((1 - beta1 if grad_averaging else 1.0) * grad)
+    square.mul_(beta2).add_((1 - beta2) * grad.square())
+    bias1 = 1 - beta1**step if bias_correction else 1.0
+    bias2 = 1 - beta2**step if bias_correction else 1.0
+    update = mean / bias1 / ((square / bias2).sqrt() + eps)
+    if adam_w_mode:
+        update = update + weight_decay * param
+    trust = 1.0
+    if (use_nvlamb or weight_decay != 0) and param.norm() > 0 and update.norm() > 0:
+        low, high = trust_ratio_bounds or (0.0, math.inf)
+        trust = min(max(float(param.norm() / update.norm()), low), high)
+    param.sub_(lr * trust * update)
+
+
 OPTIM_SPECS: tuple[OptimSpec, ...] = (
     OptimSpec(
         optimizer=optimizers.FusedAdam,
@@ -92,6 +133,20 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             adam_w_mode=[True, False],
         ),
         torch_optimizer=_torch_adam,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedLAMB,
+        update=_lamb_update,
+        grid=grid(
+            lr=[1e-3],
+            max_grad_norm=[None],
+            weight_decay=[0.0, 0.01],
+            adam_w_mode=[True, False],
+            use_nvlamb=[False, True],
+        )
+        + grid(lr=[1e-3], max_grad_norm=[None], grad_averaging=[False], maximize=[True])
+        + grid(lr=[1e-3], max_grad_norm=[None], trust_ratio_bounds=[(0.0, 0.5), (10.0, math.inf)]),
+        updates_from_stored_states=True,
     ),
     # The next entry goes above.
 )

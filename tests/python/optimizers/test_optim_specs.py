@@ -36,7 +36,7 @@ class Case:
     def ours(self, params: Any, **options: Any) -> FusedOptimizer:
         # The base class has no hyper-parameters of its own, so its signature does not fit.
         make: Any = self.spec.optimizer
-        return make(params, **self.hyper, **options)
+        return make(params, **{**self.hyper, **options})
 
     def __str__(self) -> str:
         values = "-".join(f"{name}={value}" for name, value in self.hyper.items())
@@ -121,6 +121,9 @@ def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: s
     params = make_params(SHAPES, mode.dtype, device)
     optimizer = case.ours(params, **mode.options)
     slack = 1e-14 if mode.dtype == torch.float64 else 1e-6
+    # What is computed from a bf16 state has its precision.
+    from_stored = case.spec.updates_from_stored_states and "state_dtype" in mode.options
+    param_slack = 1e-2 if from_stored else slack
     for step in (1, 2, 3):
         oracle = oracle_at(case, optimizer, params)
         train(optimizer, params, [step])
@@ -130,7 +133,7 @@ def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: s
             assert float(state["step"]) == step
             source = state.get("master_param", param)
             assert ("master_param" in state) == bool(mode.options.get("master_weights"))
-            assert_rounded(source.cpu(), oracle.params[index], f"param[{index}]", slack)
+            assert_rounded(source.cpu(), oracle.params[index], f"param[{index}]", param_slack)
             assert_same_bits(param.detach(), source.detach().to(mode.dtype))
             assert set(tensors_of(state)) == set(oracle.states[index])
             for name, exact in oracle.states[index].items():
