@@ -101,15 +101,16 @@ void measure_tail(const Streams& streams, std::int64_t begin, std::int64_t count
     for (std::int64_t lane = count; lane < kLanes; ++lane) lanes[lane] = T(0);
     memcpy(x[n], lanes, sizeof lanes);
   }
-  if constexpr (!kStatesInMeasure<Functor>) return;
-  for (int k = 0; k < Functor::kNumStates; ++k) {
-    if (streams.state[k] == nullptr) continue;
-    copy_bytes(const_cast<char*>(at(streams.state[k], streams.state_dtype)), buffer[2 + k],
-               bytes(streams.state_dtype));
-  }
-  if (streams.write_back) {
-    copy_bytes(const_cast<char*>(at(streams.grad, streams.grad_dtype)), buffer[1],
-               bytes(streams.grad_dtype));
+  if constexpr (kStatesInMeasure<Functor>) {
+    const auto put_back = [&](const void* stream, const char* slot, DType dtype) {
+      copy_bytes(const_cast<char*>(at(stream, dtype)), slot, bytes(dtype));
+    };
+    for (int k = 0; k < Functor::kNumStates; ++k) {
+      if (streams.state[k] != nullptr) {
+        put_back(streams.state[k], buffer[2 + k], streams.state_dtype);
+      }
+    }
+    if (streams.write_back) put_back(streams.grad, buffer[1], streams.grad_dtype);
   }
 }
 

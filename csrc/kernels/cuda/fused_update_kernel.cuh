@@ -151,13 +151,14 @@ __device__ __forceinline__ void update_single(const UpdateChunk<Types>& chunk,
   if constexpr (Types::kMaster) {
     store_element<Source>(chunk.streams[Types::kSourceStream], index, param);
   }
-  if constexpr (Types::kStatesMoved) return;
+  if constexpr (!Types::kStatesMoved) {
 #pragma unroll
-  for (int k = 0; k < Types::kStates; ++k) {
-    if (chunk.uses_state[k]) store_element<State>(chunk.streams[kState + k], index, state[k]);
-  }
-  if (chunk.write_back_grads) {
-    store_element<typename Types::Grad>(chunk.streams[Types::kGradStream], index, grad);
+    for (int k = 0; k < Types::kStates; ++k) {
+      if (chunk.uses_state[k]) store_element<State>(chunk.streams[kState + k], index, state[k]);
+    }
+    if (chunk.write_back_grads) {
+      store_element<typename Types::Grad>(chunk.streams[Types::kGradStream], index, grad);
+    }
   }
 }
 

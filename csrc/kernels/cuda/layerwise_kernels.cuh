@@ -153,7 +153,7 @@ __device__ __forceinline__ void measure_single(
 // LAMB 16 + 8). Which thread measures which element depends on the chunk's size alone, so heads are
 // not peeled: misaligned streams are accessed with the width that their address allows.
 template <class Types>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     fused_measure_kernel(const __grid_constant__ MeasureLaunch<Types> launch) {
   using Functor = typename Types::Functor;
   using T = typename Types::Compute;
