@@ -14,3 +14,5 @@ torchfuse_add_op(amp_update_scale)
 # kernels/instantiate/fused_optimizer_{cpu.cpp,dispatch.cpp,cuda.cu}.in. CPP_CLASS: also
 # include/torchfuse/optim/fused_<name>.h  api/optim/fused_<name>.cpp.
 torchfuse_add_fused_optimizer(adam Adam CPP_CLASS)
+torchfuse_add_fused_optimizer(sgd Sgd CPP_CLASS)
+torchfuse_add_fused_optimizer(adagrad Adagrad CPP_CLASS)

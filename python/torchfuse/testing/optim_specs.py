@@ -29,7 +29,8 @@ class OptimSpec:
         optimizer: the class; its op is `fused_<algorithm>_`.
         update: the formula for one parameter, in fp64. Its states are those of the class, by name.
         grid: hyper-parameters to test, by the names that class and formula share.
-        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree.
+        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree; returns
+            None for hyper-parameters that torch's does not have.
 
     Example:
         >>> from torchfuse.testing import OPTIM_SPECS
@@ -40,7 +41,7 @@ class OptimSpec:
     optimizer: type[optimizers.FusedOptimizer]
     update: Update
     grid: tuple[HyperParams, ...]
-    torch_optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    torch_optimizer: Callable[..., torch.optim.Optimizer | None] | None = None
 
     @property
     def algorithm(self) -> str:
@@ -77,6 +78,76 @@ def _torch_adam(params: Any, *, adam_w_mode: bool, **hyper_params: Any) -> torch
     return kind(params, foreach=False, fused=False, **hyper_params)
 
 
+def _sgd_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    wd_after_momentum: bool,
+    maximize: bool,
+) -> None:
+    direction = -grad if maximize else grad
+    if not wd_after_momentum:
+        direction = direction + weight_decay * param
+    if momentum != 0:
+        if "momentum_buffer" in state:
+            state["momentum_buffer"].mul_(momentum).add_((1 - dampening) * direction)
+        else:
+            state["momentum_buffer"] = direction.clone()
+        buffer = state["momentum_buffer"]
+        direction = direction + momentum * buffer if nesterov else buffer
+    if wd_after_momentum:
+        direction = direction + weight_decay * param
+    param.sub_(lr * direction)
+
+
+def _torch_sgd(
+    params: Any, *, wd_after_momentum: bool, **hyper_params: Any
+) -> torch.optim.Optimizer | None:
+    if wd_after_momentum:
+        return None
+    return torch.optim.SGD(params, foreach=False, fused=False, **hyper_params)
+
+
+def _adagrad_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    lr_decay: float,
+    eps: float,
+    weight_decay: float,
+    initial_accumulator_value: float,
+    adagrad_w_mode: bool,
+    maximize: bool,
+) -> None:
+    grad = -grad if maximize else grad
+    if not adagrad_w_mode:
+        grad = grad + weight_decay * param
+    total = state.setdefault("sum", torch.full_like(param, initial_accumulator_value))
+    total.add_(grad.square())
+    direction = grad / (total.sqrt() + eps)
+    if adagrad_w_mode:
+        direction = direction + weight_decay * param
+    param.sub_(lr / (1 + (step - 1) * lr_decay) * direction)
+
+
+def _torch_adagrad(
+    params: Any, *, adagrad_w_mode: bool, **hyper_params: Any
+) -> torch.optim.Optimizer | None:
+    if adagrad_w_mode:
+        return None
+    return torch.optim.Adagrad(params, foreach=False, fused=False, **hyper_params)
+
+
 OPTIM_SPECS: tuple[OptimSpec, ...] = (
     OptimSpec(
         optimizer=optimizers.FusedAdam,
@@ -92,6 +163,56 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             adam_w_mode=[True, False],
         ),
         torch_optimizer=_torch_adam,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedSGD,
+        update=_sgd_update,
+        grid=(
+            # Without momentum, where there is no buffer.
+            *grid(
+                lr=[1e-3],
+                momentum=[0.0],
+                dampening=[0.0],
+                weight_decay=[0.0, 5e-2],
+                nesterov=[False],
+                wd_after_momentum=[False, True],
+                maximize=[False, True],
+            ),
+            *grid(
+                lr=[1e-3],
+                momentum=[0.9],
+                dampening=[0.0],
+                weight_decay=[0.0, 5e-2],
+                nesterov=[True],
+                wd_after_momentum=[False, True],
+                maximize=[False],
+            ),
+            # The last one shows which step is the first: it takes the whole gradient.
+            *grid(
+                lr=[1e-3],
+                momentum=[0.9],
+                dampening=[0.0, 0.1],
+                weight_decay=[5e-2],
+                nesterov=[False],
+                wd_after_momentum=[True, False],
+                maximize=[False, True],
+            ),
+        ),
+        torch_optimizer=_torch_sgd,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedAdagrad,
+        update=_adagrad_update,
+        grid=grid(
+            lr=[1e-2],
+            eps=[1e-10],
+            maximize=[False, True],
+            adagrad_w_mode=[True, False],
+            weight_decay=[0.0, 5e-2],
+            lr_decay=[0.0, 1e-2],
+            initial_accumulator_value=[0.0, 0.5],
+        ),
+        torch_optimizer=_torch_adagrad,
     ),
     # The next entry goes above.
 )
