@@ -156,7 +156,6 @@ TORCHFUSE_INLINE Streams make_streams(const UpdateArgs<Functor>& args, const Ten
 
 /// The first cache lines of a tensor that comes soon. Within a tensor the hardware sees the
 /// streams; a list of small ones would wait for memory at each.
-template <class Functor>
 TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
   constexpr std::int64_t kAhead = 2;
   constexpr std::int64_t kBytes = 256;
@@ -165,7 +164,9 @@ TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
   for (std::int64_t line = 0; line < kBytes; line += 64) {
     prefetch(table.has_master ? row.master : row.param, line);
     prefetch(row.grad, line);
-    for (int k = 0; k < Functor::kNumStates; ++k) prefetch(row.state[k], line);
+    for (int k = 0; k < kMaxStates; ++k) {
+      if (row.state[k] != nullptr) prefetch(row.state[k], line);
+    }
   }
 }
 
@@ -182,7 +183,7 @@ TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int6
     const TensorRow& row = table.rows[t];
     const std::int64_t stop = table.offsets[t + 1] < end ? table.offsets[t + 1] : end;
     if (stop == begin) continue;
-    prefetch_start<Functor>(table, t);
+    prefetch_start(table, t);
     if (row.group != coefs_group || *row.step != coefs_step) {
       coefs_group = row.group;
       coefs_step = *row.step;

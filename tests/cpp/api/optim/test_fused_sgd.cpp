@@ -97,8 +97,8 @@ TEST(FusedSGD, MastersOf16BitParametersFollowFp64WithAndWithoutMomentum) {
     for (const auto& param : params) {
       expected.push_back(param.detach().to(torch::kDouble).requires_grad_(true));
     }
-    FusedSGD optimizer(params, FusedSGDOptions(1e-3).momentum(momentum).master_weights(true));
-    torch::optim::SGD reference(expected, torch::optim::SGDOptions(1e-3).momentum(momentum));
+    FusedSGD optimizer(params, FusedSGDOptions(2e-4).momentum(momentum).master_weights(true));
+    torch::optim::SGD reference(expected, torch::optim::SGDOptions(2e-4).momentum(momentum));
     for (int i = 0; i < 100; ++i) {
       set_grads(params, i);
       for (std::size_t k = 0; k < params.size(); ++k) {
