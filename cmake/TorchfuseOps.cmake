@@ -16,3 +16,5 @@ torchfuse_add_op(amp_update_scale)
 # of whole tensors; the phases before it are configured from kernels/instantiate/layerwise_*.in.
 torchfuse_add_fused_optimizer(adam Adam CPP_CLASS)
 torchfuse_add_fused_optimizer(lamb Lamb LAYERWISE)
+torchfuse_add_fused_optimizer(sgd Sgd CPP_CLASS)
+torchfuse_add_fused_optimizer(adagrad Adagrad CPP_CLASS)

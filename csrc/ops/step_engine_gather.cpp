@@ -65,6 +65,8 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
            "Other parameters need no master.");
     }
     planned.key.has_master = true;
+    // Without a state the key has the parameter's dtype, for which there is no kernel with masters.
+    if (first) planned.key.state = kernels::DType::kFloat32;
     planned.add(slot.master);
     planned.row.master = memory_of(slot.master);
   }

@@ -55,7 +55,7 @@ struct FusedStepOptions {
 /// another tensor object must call plan() again. No gradient is held after step() returns.
 class TORCHFUSE_API FusedStep {
  public:
-  /// `algorithm` is an update registered in ops: "adam". Throws on any other name.
+  /// `algorithm` is an update registered in ops, such as "adam". Throws on any other name.
   explicit FusedStep(const std::string& algorithm);
   ~FusedStep();
   /// Movable, not copyable.

@@ -6,6 +6,8 @@
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/ops.h>
+#include <torchfuse/optim/fused_adagrad.h>
 #include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/fused_sgd.h>
 #include <torchfuse/version.h>

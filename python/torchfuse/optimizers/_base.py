@@ -107,6 +107,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         """States that a parameter of this group needs."""
         return self._all_state_names()
 
+    def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
+        """What the state `name` of a parameter begins with."""
+        return self._empty_state(name, param, group).zero_()
+
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         """Raises ValueError or TypeError for a value out of range, naming the group."""
         for key, below in self._bounds.items():
@@ -117,6 +121,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Rewrites, in place, a group that torch.optim or apex may have saved."""
         for key in TORCH_ONLY_KEYS:
             group.pop(key, None)
+
+    def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """Rewrites, in place, a parameter's state that torch.optim or apex may have saved.
+
+        `group` is the normalized group; nothing of `state` has been checked.
+        """
+
+    def _loss_scale(self) -> Tensor | None:
+        """The scale that the gradients carry, if it is to be taken off inside the step."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        return scale
 
     # The step.
 
@@ -165,7 +180,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._plan(names)
         arguments = {
             "groups": [self._hyper_params(group) for group in self.param_groups],
-            "grad_scale": getattr(self, "grad_scale", None),
+            "grad_scale": self._loss_scale(),
             "found_inf": self._scaler_flag(),
             "check_inside": self._check_inside or shared["skip_non_finite"],
             "max_grad_norm": shared["max_grad_norm"],
@@ -212,8 +227,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]
         for name in self._state_names(group):
-            if name not in state:
-                state[name] = self._empty_state(name, param, group).zero_()
+            if state.get(name) is None:
+                state[name] = self._begin_state(param, group, name)
         if group["master_weights"] and param.dtype in HALF_DTYPES and "master_param" not in state:
             state["master_param"] = param.detach().to(torch.float32)
 

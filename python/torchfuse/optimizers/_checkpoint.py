@@ -51,14 +51,17 @@ def read_state_dict(
             strict=True,
         )
     )
-    for key, saved in state_dict["state"].items():
+    saved_states = dict(state_dict["state"])
+    for key, saved in saved_states.items():
         if key in param_of and saved:
             index = group_of[key]
             reader = _StateReader(optimizer, f"{name}: expected state[{key}]", groups[index])
-            reader.check(param_of[key], saved, group_steps[index])
+            saved_states[key] = reader.normalize(param_of[key], saved)
+            if saved_states[key]:
+                reader.check(param_of[key], saved_states[key], group_steps[index])
 
     state: defaultdict[Any, Any] = defaultdict(dict)
-    for key, saved in state_dict["state"].items():
+    for key, saved in saved_states.items():
         if key not in param_of:
             state[key] = saved
         elif saved:
@@ -122,10 +125,15 @@ class _StateReader:
         self._where = where
         self._group = group
 
-    def check(self, param: Tensor, saved: Any, group_step: Any) -> None:
-        where = self._where
+    def normalize(self, param: Tensor, saved: Any) -> dict[str, Any]:
         if not isinstance(saved, Mapping):
-            raise ValueError(f"{where} to be a dict, got {type(saved).__name__}.")
+            raise ValueError(f"{self._where} to be a dict, got {type(saved).__name__}.")
+        state = dict(saved)
+        self._optimizer._normalize_state(param, self._group, state)
+        return state
+
+    def check(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> None:
+        where = self._where
         for name in self._optimizer._state_names(self._group):
             if name not in saved:
                 raise ValueError(f"{where} to hold '{name}', got the keys {sorted(saved)}.")

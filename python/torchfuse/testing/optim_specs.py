@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchfuse import optimizers
+from torchfuse.testing.formulas import adagrad_update, lamb_update, sgd_update
 from torchfuse.testing.reference import ReferenceOptimizer, Update, adam_update
 
 HyperParams = Mapping[str, Any]
@@ -30,7 +31,8 @@ class OptimSpec:
         optimizer: the class; its op is `fused_<algorithm>_`.
         update: the formula for one parameter, in fp64. Its states are those of the class, by name.
         grid: hyper-parameters to test, by the names that class and formula share.
-        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree.
+        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree; returns
+            None for hyper-parameters that torch's does not have.
         updates_from_stored_states: the update is computed from the states as they are stored, after
             they have been rounded to their dtype.
 
@@ -43,7 +45,7 @@ class OptimSpec:
     optimizer: type[optimizers.FusedOptimizer]
     update: Update
     grid: tuple[HyperParams, ...]
-    torch_optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    torch_optimizer: Callable[..., torch.optim.Optimizer | None] | None = None
     updates_from_stored_states: bool = False
 
     @property
@@ -81,41 +83,20 @@ def _torch_adam(params: Any, *, adam_w_mode: bool, **hyper_params: Any) -> torch
     return kind(params, foreach=False, fused=False, **hyper_params)
 
 
-def _lamb_update(
-    param: Tensor,
-    grad: Tensor,
-    state: dict[str, Tensor],
-    step: int,
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-6,
-    weight_decay: float = 0.01,
-    bias_correction: bool = True,
-    adam_w_mode: bool = True,
-    grad_averaging: bool = True,
-    use_nvlamb: bool = False,
-    maximize: bool = False,
-    trust_ratio_bounds: tuple[float, float] | None = None,
-) -> None:
-    beta1, beta2 = betas
-    mean = state.setdefault("exp_avg", torch.zeros_like(param))
-    square = state.setdefault("exp_avg_sq", torch.zeros_like(param))
-    grad = -grad if maximize else grad
-    if not adam_w_mode:
-        grad = grad + weight_decay * param
-    mean.mul_(beta1).add_((1 - beta1 if grad_averaging else 1.0) * grad)
-    square.mul_(beta2).add_((1 - beta2) * grad.square())
-    bias1 = 1 - beta1**step if bias_correction else 1.0
-    bias2 = 1 - beta2**step if bias_correction else 1.0
-    update = mean / bias1 / ((square / bias2).sqrt() + eps)
-    if adam_w_mode:
-        update = update + weight_decay * param
-    trust = 1.0
-    if (use_nvlamb or weight_decay != 0) and param.norm() > 0 and update.norm() > 0:
-        low, high = trust_ratio_bounds or (0.0, math.inf)
-        trust = min(max(float(param.norm() / update.norm()), low), high)
-    param.sub_(lr * trust * update)
+def _torch_sgd(
+    params: Any, *, wd_after_momentum: bool, **hyper_params: Any
+) -> torch.optim.Optimizer | None:
+    if wd_after_momentum:
+        return None
+    return torch.optim.SGD(params, foreach=False, fused=False, **hyper_params)
+
+
+def _torch_adagrad(
+    params: Any, *, adagrad_w_mode: bool, **hyper_params: Any
+) -> torch.optim.Optimizer | None:
+    if adagrad_w_mode:
+        return None
+    return torch.optim.Adagrad(params, foreach=False, fused=False, **hyper_params)
 
 
 OPTIM_SPECS: tuple[OptimSpec, ...] = (
@@ -136,7 +117,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
     ),
     OptimSpec(
         optimizer=optimizers.FusedLAMB,
-        update=_lamb_update,
+        update=lamb_update,
         grid=grid(
             lr=[1e-3],
             max_grad_norm=[None],
@@ -147,6 +128,56 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         + grid(lr=[1e-3], max_grad_norm=[None], grad_averaging=[False], maximize=[True])
         + grid(lr=[1e-3], max_grad_norm=[None], trust_ratio_bounds=[(0.0, 0.5), (10.0, math.inf)]),
         updates_from_stored_states=True,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedSGD,
+        update=sgd_update,
+        grid=(
+            # Without momentum, where there is no buffer.
+            *grid(
+                lr=[1e-3],
+                momentum=[0.0],
+                dampening=[0.0],
+                weight_decay=[0.0, 5e-2],
+                nesterov=[False],
+                wd_after_momentum=[False, True],
+                maximize=[False, True],
+            ),
+            *grid(
+                lr=[1e-3],
+                momentum=[0.9],
+                dampening=[0.0],
+                weight_decay=[0.0, 5e-2],
+                nesterov=[True],
+                wd_after_momentum=[False, True],
+                maximize=[False],
+            ),
+            # The last one shows which step is the first: it takes the whole gradient.
+            *grid(
+                lr=[1e-3],
+                momentum=[0.9],
+                dampening=[0.0, 0.1],
+                weight_decay=[5e-2],
+                nesterov=[False],
+                wd_after_momentum=[True, False],
+                maximize=[False, True],
+            ),
+        ),
+        torch_optimizer=_torch_sgd,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedAdagrad,
+        update=adagrad_update,
+        grid=grid(
+            lr=[1e-2],
+            eps=[1e-10],
+            maximize=[False, True],
+            adagrad_w_mode=[True, False],
+            weight_decay=[0.0, 5e-2],
+            lr_decay=[0.0, 1e-2],
+            initial_accumulator_value=[0.0, 0.5],
+        ),
+        torch_optimizer=_torch_adagrad,
     ),
     # The next entry goes above.
 )
