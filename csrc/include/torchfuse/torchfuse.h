@@ -8,6 +8,7 @@
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>
 #include <torchfuse/optim/fused_adam.h>
+#include <torchfuse/optim/fused_lamb.h>
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_sgd.h>
 #include <torchfuse/version.h>
