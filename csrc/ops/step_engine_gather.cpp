@@ -45,7 +45,8 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   Planned planned;
   planned.key.device = param.device();
   planned.key.param = dtype_of(param_argument, param);
-  planned.key.state = planned.key.param;
+  // For want of a state. With the parameter's dtype there is no kernel that has masters.
+  planned.key.state = slot.master.defined() ? kernels::DType::kFloat32 : planned.key.param;
   planned.contiguous = param.is_contiguous();
   planned.param_type = param.dtype();
   planned.add(param);
@@ -65,8 +66,6 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
            "Other parameters need no master.");
     }
     planned.key.has_master = true;
-    // Without a state the key has the parameter's dtype, for which there is no kernel with masters.
-    if (first) planned.key.state = kernels::DType::kFloat32;
     planned.add(slot.master);
     planned.row.master = memory_of(slot.master);
   }

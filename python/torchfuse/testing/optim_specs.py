@@ -130,6 +130,12 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         updates_from_stored_states=True,
     ),
     OptimSpec(
+        optimizer=optimizers.FusedMixedPrecisionLamb,
+        update=lamb_update,
+        grid=grid(lr=[1e-3], max_grad_norm=[None], weight_decay=[0.01], use_nvlamb=[False, True]),
+        updates_from_stored_states=True,
+    ),
+    OptimSpec(
         optimizer=optimizers.FusedSGD,
         update=sgd_update,
         grid=(
