@@ -7,6 +7,7 @@ import builtins
 import os
 import runpy
 import sys
+from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 from torchfuse.apex._processes import install_in_all_processes
@@ -51,7 +52,8 @@ def main() -> None:
 def _run_script(path: str) -> None:
     """Executes a file as `python` does, which leaves sys.argv[0] as it was typed."""
     module = ModuleType("__main__")
-    vars(module).update(__file__=path, __builtins__=builtins, __cached__=None)
+    loader = SourceFileLoader("__main__", path)
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)

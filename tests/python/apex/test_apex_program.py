@@ -79,7 +79,8 @@ class Here: pass
 print(json.dumps({
     "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__,
     "main": sys.modules["__main__"].__dict__ is globals(),
-    "package": __package__, "spec": None if __spec__ is None else __spec__.name,
+    "loader": type(__loader__).__name__, "package": __package__,
+    "spec": None if __spec__ is None else __spec__.name,
     "pickles": isinstance(pickle.loads(pickle.dumps(Here())), Here),
 }))
 import helper
