@@ -21,8 +21,13 @@ _OPTIMIZER_MODULES = {
 
 def fused_optimizers() -> dict[str, Any]:
     """The optimizers of torchfuse, all of them: those that apex does not have harm nobody."""
+    exported = {name: getattr(optimizers, name) for name in optimizers.__all__}
     return {
-        name: getattr(optimizers, name) for name in optimizers.__all__ if name != "FusedOptimizer"
+        name: value
+        for name, value in exported.items()
+        if isinstance(value, type)
+        and issubclass(value, optimizers.FusedOptimizer)
+        and value is not optimizers.FusedOptimizer
     }
 
 

@@ -162,11 +162,20 @@ def test_exit_status(statement: str, status: int, message: str, tmp_path: Path) 
     assert (result.returncode, result.stderr) == (status, message)
 
 
+def test_an_interrupted_program_ends_by_the_signal(tmp_path: Path) -> None:
+    write(tmp_path / "interrupted.py", "raise KeyboardInterrupt\n")
+    result = alias(tmp_path, "interrupted.py")
+    assert result.returncode == run(tmp_path, "interrupted.py").returncode
+    assert result.stderr.endswith("KeyboardInterrupt\n")
+
+
 # Processes.
 
 SPAWNS = """\
-import multiprocessing, sys
+import multiprocessing, os, sys
 from apex.optimizers import FusedAdam
+
+context = multiprocessing.get_context(os.environ["START_METHOD"])
 
 def child(queue, deeper):
     if deeper:
@@ -175,22 +184,27 @@ def child(queue, deeper):
         queue.put((FusedAdam.__module__, sys.argv[1:]))
 
 def start(queue, deeper):
-    process = multiprocessing.get_context("spawn").Process(target=child, args=(queue, deeper))
+    process = context.Process(target=child, args=(queue, deeper))
     process.start()
     process.join()
     assert process.exitcode == 0
 
 if __name__ == "__main__":
-    queue = multiprocessing.get_context("spawn").Queue()
+    queue = context.Queue()
     start(queue, True)
     print(queue.get(timeout=60))
 """
 
 
-@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_processes_that_are_started_anew_have_the_alias(as_module: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [(("spawns.py",), "spawn"), (("-m", "spawns"), "spawn"), (("spawns.py",), "forkserver")],
+)
+def test_processes_that_are_started_anew_have_the_alias(
+    target: tuple[str, ...], method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("START_METHOD", method)
     write(tmp_path / "spawns.py", SPAWNS)
-    target = ("-m", "spawns") if as_module else ("spawns.py",)
     result = alias(tmp_path, *target, "argument")
     assert result.stderr == ""
     assert result.stdout == "('torchfuse.optimizers.fused_adam', ['argument'])\n"
