@@ -13,8 +13,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-# Gradients of one parameter group by device and by the dtype to compute in: parameters, gradients.
-_Layers = dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
+# Parameters and gradients of one group, by the dtype to compute in, device and mesh of DTensors.
+_Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[Tensor]]]
 
 
 class LARC(torch.optim.Optimizer):
@@ -218,7 +218,7 @@ class LARC(torch.optim.Optimizer):
             for group, weight_decay, of_group in zip(
                 self.param_groups, weight_decays, layers, strict=True
             ):
-                for (_, dtype), (params, grads) in of_group.items():
+                for (dtype, *_), (params, grads) in of_group.items():
                     self._scale(params, grads, dtype, group, weight_decay)
             self.optim.step()
         return loss
@@ -277,8 +277,8 @@ def _layers_of(index: int, group: dict[str, Any]) -> _Layers:
             )
         if not grad.is_floating_point():
             raise RuntimeError(f"{where} real, got {grad.dtype}.")
-        has_fp64 = torch.float64 in (param.dtype, grad.dtype)
-        key = (grad.device, torch.float64 if has_fp64 else torch.float32)
+        dtype = torch.promote_types(torch.promote_types(param.dtype, grad.dtype), torch.float32)
+        key = (dtype, grad.device, getattr(grad, "device_mesh", None))
         params, grads = layers.setdefault(key, ([], []))
         params.append(param)
         grads.append(grad)

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torchfuse.parallel import LARC
 
 RANKS = 2
+# All but the last one are sharded.
+SHAPES = [(8, 5), (6,), (7,)]
 
 
 def _train(params: list[torch.nn.Parameter], grads: list[torch.Tensor]) -> None:
@@ -29,11 +31,13 @@ def _shard_and_train(rank: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,))
-    whole = make_params([(8, 5), (6,)])
-    grads = [distribute_tensor(g, mesh, [Shard(0)]) for g in random_grads(whole, 0)]
+    *whole, plain = make_params(SHAPES)
+    *grads, plain_grad = random_grads([*whole, plain], 0)
     params = [torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])) for p in whole]
-    _train(params, grads)
+    sharded_grads = [distribute_tensor(g, mesh, [Shard(0)]) for g in grads]
+    _train([*params, plain], [*sharded_grads, plain_grad])
     full = [p.full_tensor() for p in params if isinstance(p, DTensor)]
+    full.append(plain.detach())
     if rank == 0:
         torch.save(full, f"{folder}/result")
     dist.destroy_process_group()
@@ -42,7 +46,7 @@ def _shard_and_train(rank: int, folder: str) -> None:
 def test_sharded_parameters_train_as_whole_ones(tmp_path: Path) -> None:
     multiprocessing.spawn(_shard_and_train, (str(tmp_path),), nprocs=RANKS)
     sharded = torch.load(tmp_path / "result")
-    params = make_params([(8, 5), (6,)])
+    params = make_params(SHAPES)
     start = [p.detach().clone() for p in params]
     _train(params, random_grads(params, 0))
     assert len(sharded) == len(params)
