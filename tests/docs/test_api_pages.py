@@ -22,6 +22,9 @@ MODULES = (
     "torchfuse.optimizers",
     "torchfuse.amp",
     "torchfuse.ops",
+    "torchfuse.parallel",
+    "torchfuse.apex",
+    "torchfuse.multi_tensor_apply",
     "torchfuse.testing",
 )
 # A base class without a formula cannot be shown at work.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
+from torchfuse.optimizers._apex_attributes import ApexAttributes
 from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, read_state_dict
 from torchfuse.optimizers._checks import (
     HALF_DTYPES,
@@ -42,7 +43,7 @@ def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
     return tuple(_C.FusedStep(algorithm).hyper_param_names)
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(ApexAttributes):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
     A subclass names its native algorithm and its hyper-parameters; a group gives them under the
@@ -211,6 +212,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         group_indices: list[int] = []
         with_state: list[Tensor] = []
         for index, group in enumerate(self.param_groups):
+            # apex's count, for subclasses that step as apex does: this step does not advance it.
+            group.pop("step", None)
             for param in group["params"]:
                 if param.grad is not None or self.state.get(param):
                     self._create_state(param, group)

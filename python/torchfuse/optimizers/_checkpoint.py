@@ -94,8 +94,7 @@ def _read_groups(
     groups: list[dict[str, Any]] = []
     steps: list[Any] = []
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
-        kept = {key: value for key, value in saved.items() if key not in ("params", "step")}
-        loaded = copy.deepcopy(kept)
+        loaded = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
         optimizer._normalize_group(loaded)
         # `capturable` changes nothing here, and torch's value describes torch's own step.
         loaded.pop("capturable", None)
@@ -144,7 +143,7 @@ class _StateReader:
                 f"{where}['master_param'] to belong to an fp16 or bf16 parameter, "
                 f"got {param.dtype}. Remove the entry: the parameter itself has full precision."
             )
-        step = saved.get("step", group_step)
+        step = self._step(saved, group_step)
         if step is None:
             raise ValueError(
                 f"{where} or its parameter group to hold 'step', got the keys {sorted(saved)}."
@@ -179,9 +178,14 @@ class _StateReader:
             )
         return self._optimizer._empty_state(name, param, self._group)
 
+    @staticmethod
+    def _step(saved: Mapping[str, Any], group_step: Any) -> Any:
+        # A count of the group was advanced last: our own step removes it.
+        return saved.get("step") if group_step is None else group_step
+
     def convert(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> dict[str, Any]:
         # States stay fp32 for 16-bit parameters; torch's own loader would round them.
-        step = saved.get("step", group_step)
+        step = self._step(saved, group_step)
         if isinstance(step, Tensor):
             step = step.detach().to(torch.float32).reshape(()).clone()
         else:
