@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The training step around a PyTorch model, fused: check, unscale, clip and update in one pass.
 
-`torchfuse.optimizers` holds the optimizers, `torchfuse.amp` the gradient scaler, `torchfuse.ops`
-the operators under them (also as `torch.ops.torchfuse`), `torchfuse.testing` oracles and timers.
+`torchfuse.optimizers` holds the optimizers, `torchfuse.amp` the gradient scaler,
+`torchfuse.convert` what moves checkpoints between languages and packages, `torchfuse.ops` the
+operators under all (also as `torch.ops.torchfuse`), `torchfuse.testing` oracles and timers.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ except ImportError:
     if not _loader.runs_as_program():
         raise
 else:
-    from torchfuse import amp, ops, optimizers
+    from torchfuse import amp, convert, ops, optimizers
     from torchfuse._loader import cmake_prefix_path
 
     __version__: str = _loader.version()
 
-__all__ = ["__version__", "amp", "cmake_prefix_path", "ops", "optimizers"]
+__all__ = ["__version__", "amp", "cmake_prefix_path", "convert", "ops", "optimizers"]

@@ -8,4 +8,5 @@
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/optimizer_class.h>
 #include <torchfuse/version.h>
