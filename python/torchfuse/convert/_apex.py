@@ -17,7 +17,7 @@ _ADAM_OPTIONS = ("lr", "bias_correction", "betas", "eps", "weight_decay")
 _LAMB_OPTIONS = (*_ADAM_OPTIONS, "grad_averaging", "max_grad_norm")
 
 # What changes the update and what apex's classes have no word for.
-_UNKNOWN_TO_APEX = ("amsgrad", "lr_decay", "maximize")
+_UNKNOWN_TO_APEX = ("amsgrad", "lr_decay", "maximize", "trust_ratio_bounds")
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
 
     Raises:
         ValueError: for what apex cannot express: parameters of one group with different step
-            counts, `amsgrad`, `maximize`, `lr_decay`, or a dtype that its class does not take; the
-            message names the group.
+            counts, `amsgrad`, `maximize`, `lr_decay`, `trust_ratio_bounds`, LAMB without
+            `max_grad_norm`, or a dtype that its class does not take; the message names the group.
         TypeError: for a class that apex does not have.
 
     Example:
@@ -167,6 +167,11 @@ def _check_group(layout: _Layout, group: Mapping[str, Any], where: str) -> None:
             raise ValueError(
                 f"{where} to be without {key}, which apex does not have, got {group[key]!r}."
             )
+    if "max_grad_norm" in layout.options and group["max_grad_norm"] is None:
+        raise ValueError(
+            f"{where} to have a max_grad_norm, which apex needs, got None. A huge one disables "
+            "clipping there."
+        )
     for index, param in enumerate(group["params"]):
         if param.dtype not in layout.dtypes:
             dtypes = ", ".join(map(str, layout.dtypes))
