@@ -121,12 +121,20 @@ def _load(path: StrPath) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        if error.filename is not None:  # not there, or not to be read
+            raise
+        raise _foreign(path) from error
     except Exception as error:  # whatever torch makes of a damaged or foreign file
-        first_line = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"torchfuse.convert: expected {os.fspath(path)} to be a C++ archive, written by "
-            "torch::save(optimizer, path), or a Python file, written by "
-            "torch.save(optimizer.state_dict(), path), got a truncated file or one of another "
-            f"kind: {first_line}"
-        ) from error
+        raise _foreign(path) from error
     return loaded
+
+
+def _foreign(path: StrPath) -> ValueError:
+    # torch's own words recommend weights_only=False.
+    return ValueError(
+        f"torchfuse.convert: expected {os.fspath(path)} to be a C++ archive, written by "
+        "torch::save(optimizer, path), or a Python file, written by "
+        "torch.save(optimizer.state_dict(), path), got one that torch.load refuses with "
+        "weights_only=True: truncated, of another kind, or with objects in it."
+    )
