@@ -82,6 +82,31 @@ def test_a_converted_file_is_loaded_with_the_same_bits(spec: OptimSpec, tmp_path
     assert loaded.set_grad_none is False, "an option that C++ does not have stays the optimizer's"
 
 
+@every_class
+def test_tensors_are_on_the_cpu_in_the_file_and_go_back(
+    spec: OptimSpec, tmp_path: Path, device: str
+) -> None:
+    def on_device() -> FusedOptimizer:
+        params = [torch.nn.Parameter(param.detach().to(device)) for param in shared_params()]
+        return two_groups(spec, params)
+
+    optimizer, loaded = on_device(), on_device()
+    grads = [torch.randn_like(p) for group in optimizer.param_groups for p in group["params"]]
+    for owner in (optimizer, loaded):
+        params = [param for group in owner.param_groups for param in group["params"]]
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad.clone()
+    optimizer.step()
+    write_cpp_archive(optimizer.state_dict(), tmp_path / "optimizer.pt", spec.optimizer.__name__)
+    read = read_cpp_archive(tmp_path / "optimizer.pt")
+    for saved in read["state"].values():
+        assert {tensor.device.type for tensor in saved.values()} == {"cpu"}
+    loaded.load_state_dict(read)
+    assert_same_state(loaded.state_dict()["state"], optimizer.state_dict()["state"])
+    state = loaded.state[loaded.param_groups[0]["params"][0]]
+    assert all(tensor.device.type == device for tensor in state.values())
+
+
 def test_a_fresh_optimizer(tmp_path: Path) -> None:
     state_dict = FusedAdam(shared_params()).state_dict()
     write_cpp_archive(state_dict, tmp_path / "optimizer.pt")
