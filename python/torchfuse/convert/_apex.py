@@ -28,8 +28,8 @@ class _Layout:
         states: of each parameter.
         options: of each group.
         counts_steps: each group holds the number of its steps.
-        norms: a state of one number per parameter that the group holds as two vectors, for the
-            parameters in fp16 and for those in fp32.
+        norms: a state of ours with one number per parameter, which the group holds as two vectors
+            under `exp_avg_sq`, for the parameters in fp16 and for those in fp32.
         fp32_states: states are fp32 for every dtype; else of the parameter's dtype.
         device_scalars: `lr` and `step` are tensors.
         dtypes: parameters that the class takes.
@@ -66,7 +66,7 @@ _LAYOUTS = {
     "FusedNovoGrad": _Layout(
         states=("exp_avg",),
         options=(*_ADAM_OPTIONS, "grad_averaging", "norm_type", "init_zero"),
-        norms="exp_avg_sq",
+        norms="exp_avg_norm",
     ),
     "FusedAdagrad": _Layout(
         states=("sum",), options=("lr", "eps", "weight_decay"), counts_steps=False
@@ -143,7 +143,7 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
         if layout.counts_steps and states:
             exported["step"] = _common_step([own["step"] for _, own in states.values()], where)
         if layout.norms is not None and states:
-            exported[layout.norms] = _norms(layout.norms, states.values())
+            exported["exp_avg_sq"] = _norms(layout.norms, states.values())
         if layout.device_scalars:
             _make_tensors(exported, group["params"])
         groups.append({**exported, "params": list(saved["params"])})

@@ -9,6 +9,7 @@ has passed the checks of the class that will read it.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import zipfile
@@ -23,6 +24,31 @@ from torch import Tensor
 from torchfuse import _C
 
 StrPath = str | os.PathLike[str]
+
+#: Options that are one pair, or None, in Python, and two in C++, of which the second may be none.
+BOUNDS = {"trust_ratio_bounds": ("min_trust_ratio", "max_trust_ratio")}
+
+
+def to_cpp_names(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's options under the names that they have in C++."""
+    options = dict(group)
+    for pair, (low, high) in BOUNDS.items():
+        if pair in options:
+            bounds = options.pop(pair) or (0.0, math.inf)
+            options[low] = bounds[0]
+            options[high] = None if float(bounds[1]) == math.inf else bounds[1]
+    return options
+
+
+def to_python_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse."""
+    group = dict(options)
+    for pair, (low, high) in BOUNDS.items():
+        if low in group and high in group:
+            least, most = group.pop(low), group.pop(high)
+            limited = least != 0.0 or most is not None
+            group[pair] = (least, math.inf if most is None else most) if limited else None
+    return group
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchfuse import _C
-from torchfuse.convert._archive import StrPath, check_state, is_archive, listed
+from torchfuse.convert._archive import StrPath, check_state, is_archive, listed, to_python_names
 
 
 def read_cpp_archive(path: StrPath) -> dict[str, Any]:
@@ -69,7 +69,8 @@ def read_archive(path: StrPath) -> tuple[str, dict[str, Any]]:
             ) from error
         known = {key: options[key] for key in optimizer_class.default_options()}
         count = _entry(group, "param_count", int, f"{where} in group/{index}")
-        groups.append({**known, "params": list(range(first, first + count))})
+        params = list(range(first, first + count))
+        groups.append({**to_python_names(known), "params": params})
         for position in range(count):
             saved = group.get(f"state/{position}")
             if saved is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchfuse import _C
-from torchfuse.convert._archive import StrPath, check_state, listed, replacing
+from torchfuse.convert._archive import StrPath, check_state, listed, replacing, to_cpp_names
 
 
 def write_cpp_archive(
@@ -86,14 +86,15 @@ def archive_of(
 
 def _parts(
     state_dict: Any, where: str
-) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
+) -> tuple[list[dict[str, Any]], Mapping[Any, Mapping[str, Any]]]:
     """The groups and the states, which all belong to a group's parameters."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         got = listed(state_dict) if isinstance(state_dict, Mapping) else type(state_dict).__name__
         raise ValueError(
             f"{where} to be an optimizer's state dict, with 'state' and 'param_groups', got {got}."
         )
-    groups, state = state_dict["param_groups"], state_dict["state"]
+    groups = [to_cpp_names(group) for group in state_dict["param_groups"]]
+    state = state_dict["state"]
     for index, group in enumerate(groups):
         if "params" not in group:
             raise ValueError(f"{where}'s param_groups[{index}] to hold 'params', got none.")
