@@ -3,7 +3,8 @@
 
 `torchfuse.optimizers` holds the optimizers, `torchfuse.amp` the gradient scaler, `torchfuse.ops`
 the operators under them (also as `torch.ops.torchfuse`), `torchfuse.parallel` layer-wise rates,
-`torchfuse.testing` oracles and timers. `torchfuse.apex` runs programs written for apex.
+`torchfuse.convert` what moves checkpoints between languages and packages, `torchfuse.testing`
+oracles and timers. `torchfuse.apex` runs programs written for apex.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ except ImportError:
     if not _loader.runs_as_program():
         raise
 else:
-    from torchfuse import amp, multi_tensor_apply, ops, optimizers, parallel
+    from torchfuse import amp, convert, multi_tensor_apply, ops, optimizers, parallel
     from torchfuse._loader import cmake_prefix_path
 
     __version__: str = _loader.version()
@@ -26,6 +27,7 @@ __all__ = [
     "__version__",
     "amp",
     "cmake_prefix_path",
+    "convert",
     "multi_tensor_apply",
     "ops",
     "optimizers",

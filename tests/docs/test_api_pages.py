@@ -21,6 +21,7 @@ MODULES = (
     "torchfuse",
     "torchfuse.optimizers",
     "torchfuse.amp",
+    "torchfuse.convert",
     "torchfuse.ops",
     "torchfuse.parallel",
     "torchfuse.apex",

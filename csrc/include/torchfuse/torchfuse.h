@@ -11,4 +11,5 @@
 #include <torchfuse/optim/fused_lamb.h>
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_sgd.h>
+#include <torchfuse/optim/optimizer_class.h>
 #include <torchfuse/version.h>

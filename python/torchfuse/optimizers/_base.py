@@ -381,7 +381,9 @@ class FusedOptimizer(ApexAttributes):
         """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
 
         The state is copied, moved to the parameters' devices and laid out like them; it stays fp32
-        for 16-bit parameters. Options that the checkpoint does not know keep their values.
+        for 16-bit parameters, unless this optimizer's `state_dtype` says otherwise. Options that
+        the checkpoint does not know keep their values, and so does `master_weights=True`: masters
+        that the checkpoint lacks are made from the parameters in the next step.
 
         Args:
             state_dict: what `state_dict()` returned.

@@ -98,6 +98,11 @@ def _read_groups(
         optimizer._normalize_group(loaded)
         # `capturable` changes nothing here, and torch's value describes torch's own step.
         loaded.pop("capturable", None)
+        # How state is stored is the loading optimizer's choice: the state is converted. Masters of
+        # the saved run are kept too, by an optimizer that did not ask for them.
+        loaded.pop("state_dtype", None)
+        if group["master_weights"]:
+            loaded.pop("master_weights", None)
         device = group["params"][0].device if group["params"] else None
         loaded = {key: _move(value, device) for key, value in loaded.items()}
         groups.append({**group, **loaded, "params": group["params"]})
