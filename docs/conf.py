@@ -37,6 +37,7 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(Update|HyperParams|Tensor|Any|Callable|Mapping|Sequence|optional|dict|Dict\[.*|float|int)",
     ),
+    ("py:class", r"torchfuse\.optimizers\._apex_attributes\.ApexAttributes"),
     ("cpp:identifier", r"(at|c10|torch|std)(::.*)?"),
     ("cpp:identifier", r"torchfuse(::amp|::optim)?"),  # namespaces
     ("cpp:identifier", r"(Options|State)"),  # template parameters

@@ -53,8 +53,10 @@ class StepEngine {
     caffe2::TypeMeta param_type;
     caffe2::TypeMeta state_type;
     bool contiguous = false;  ///< of the parameter, and so of all its streams
+    /// Parameter, states and master, which have one entry per element; then step and tensor states.
     std::int32_t num_streams = 0;
-    Stream streams[3 + kernels::kMaxStates];  ///< parameter, states, master, step
+    std::int32_t num_elementwise = 0;
+    Stream streams[4 + kernels::kMaxStates];
 
     void add(const at::Tensor& tensor);
     bool unchanged() const;
@@ -81,6 +83,8 @@ class StepEngine {
   };
 
   Planned check_slot(std::size_t index, const FusedSlot& slot) const;
+  void check_states(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  void check_tensor_state(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
   at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
   void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
   const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;

@@ -45,7 +45,8 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   Planned planned;
   planned.key.device = param.device();
   planned.key.param = dtype_of(param_argument, param);
-  planned.key.state = planned.key.param;
+  // For want of a state. With the parameter's dtype there is no kernel that has masters.
+  planned.key.state = slot.master.defined() ? kernels::DType::kFloat32 : planned.key.param;
   planned.contiguous = param.is_contiguous();
   planned.param_type = param.dtype();
   planned.add(param);
@@ -53,32 +54,7 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   planned.row.numel = param.numel();
   planned.row.group = static_cast<std::int32_t>(slot.group);
 
-  const std::vector<std::string>& names = algorithm_->state_names();
-  check_same_length(op, "states", slot.states.size(), names.size(), "the algorithm's states");
-  bool first = true;
-  for (std::size_t k = 0; k < slot.states.size(); ++k) {
-    const at::Tensor& state = slot.states[k];
-    if (!state.defined()) continue;
-    const std::string name = names[k] + "s";
-    const Argument argument{op, name.c_str(), i};
-    check_stream(argument, state, param);
-    const kernels::DType dtype = dtype_of(argument, state);
-    if (dtype != planned.key.param &&
-        (dtype != kernels::DType::kFloat32 || planned.key.param == kernels::DType::kFloat64)) {
-      fail(argument,
-           planned.key.param == kernels::DType::kFloat64 ? "be of the parameter's dtype, float64"
-                                                         : "be of the parameter's dtype or float32",
-           c10::str(state.scalar_type()));
-    }
-    if (!first && dtype != planned.key.state) {
-      fail(argument, "be of the same dtype as the other states", c10::str(state.scalar_type()));
-    }
-    first = false;
-    planned.key.state = dtype;
-    planned.state_type = state.dtype();
-    planned.add(state);
-    planned.row.state[k] = memory_of(state);
-  }
+  check_states(i, slot, planned);
   if (slot.master.defined()) {
     const Argument argument{op, "master_params", i};
     check_stream(argument, slot.master, param);
@@ -93,12 +69,58 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
     planned.add(slot.master);
     planned.row.master = memory_of(slot.master);
   }
+  planned.num_elementwise = planned.num_streams;
   const Argument step_argument{op, "state_steps", i};
   check_scalar(step_argument, slot.step, at::kFloat);
   check_same_device(step_argument, slot.step, param.device(), "params");
   planned.add(slot.step);
   planned.row.step = static_cast<float*>(memory_of(slot.step));
+  check_tensor_state(i, slot, planned);
   return planned;
+}
+
+/// States with one entry per element, all of one dtype.
+void StepEngine::check_states(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
+  const char* op = algorithm_->op();
+  const std::vector<std::string>& names = algorithm_->state_names();
+  check_same_length(op, "states", slot.states.size(), names.size(), "the algorithm's states");
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  bool first = true;
+  for (std::size_t k = 0; k < names.size() - algorithm_->num_tensor_states(); ++k) {
+    const at::Tensor& state = slot.states[k];
+    if (!state.defined()) continue;
+    const std::string name = names[k] + "s";
+    const Argument argument{op, name.c_str(), i};
+    check_stream(argument, state, slot.param);
+    const kernels::DType dtype = dtype_of(argument, state);
+    if (dtype != planned.key.param && (dtype != kernels::DType::kFloat32 || wide)) {
+      fail(argument,
+           wide ? "be of the parameter's dtype, float64"
+                : "be of the parameter's dtype or float32",
+           c10::str(state.scalar_type()));
+    }
+    if (!first && dtype != planned.key.state) {
+      fail(argument, "be of the same dtype as the other states", c10::str(state.scalar_type()));
+    }
+    first = false;
+    planned.key.state = dtype;
+    planned.state_type = state.dtype();
+    planned.add(state);
+    planned.row.state[k] = memory_of(state);
+  }
+}
+
+/// The state that is one number for the whole tensor, if the algorithm has one.
+void StepEngine::check_tensor_state(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
+  if (algorithm_->num_tensor_states() == 0) return;
+  const std::string name = algorithm_->state_names().back() + "s";
+  const Argument argument{algorithm_->op(), name.c_str(), i};
+  const at::Tensor& state = slot.states.back();
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  check_scalar(argument, state, wide ? at::kDouble : at::kFloat);
+  check_same_device(argument, state, planned.key.device, "params");
+  planned.add(state);
+  planned.row.tensor_state = memory_of(state);
 }
 
 void StepEngine::Planned::add(const at::Tensor& tensor) {
@@ -109,17 +131,19 @@ void StepEngine::Planned::add(const at::Tensor& tensor) {
 /// contiguous tensor would show; other layouts are checked in full every time.
 bool StepEngine::Planned::unchanged() const {
   if (!contiguous || streams[0].impl->dtype() != param_type) return false;
-  const std::int32_t step = num_streams - 1;
-  for (std::int32_t k = 0; k < step; ++k) {
+  for (std::int32_t k = 0; k < num_elementwise; ++k) {
     c10::TensorImpl* impl = streams[k].impl;
     if (impl->numel() != row.numel || !impl->is_contiguous()) return false;
     if (memory_of(impl) != streams[k].address) return false;
   }
-  const std::int32_t states = row.master == nullptr ? step : step - 1;
+  const std::int32_t states = row.master == nullptr ? num_elementwise : num_elementwise - 1;
   for (std::int32_t k = 1; k < states; ++k) {
     if (streams[k].impl->dtype() != state_type) return false;
   }
-  return memory_of(streams[step].impl) == streams[step].address;
+  for (std::int32_t k = num_elementwise; k < num_streams; ++k) {
+    if (memory_of(streams[k].impl) != streams[k].address) return false;
+  }
+  return true;
 }
 
 void StepEngine::plan(std::vector<FusedSlot> slots) {

@@ -33,6 +33,8 @@ namespace torchfuse::optim {
 ///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
 ///     static bool uses_state(const Options& options, std::size_t index);
 ///     static std::vector<HyperParam> hyper_params(const Options& options);
+///     // Optional: what a state begins with, if not with zeros alone.
+///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
 template <class Options>
 struct FusedClass;
 

@@ -95,7 +95,8 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   bool whole = true;
   Class::states(held, [&](const char*, const torch::Tensor& tensor) {
     const std::size_t index = slot.states.size();
-    whole = whole && (index >= Class::kRequired || tensor.defined() == slot.step.defined());
+    const bool with_step = tensor.defined() == slot.step.defined();
+    whole = whole && (with_step || (index >= Class::kRequired && !tensor.defined()));
     slot.states.push_back(Class::uses_state(own, index) ? tensor : torch::Tensor());
   });
   TORCH_CHECK_VALUE(whole, Class::kName, ": expected the state of a parameter of sizes ",
@@ -105,6 +106,9 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
     if (slot.states[index].defined() || !Class::uses_state(own, index)) continue;
     slot.states[index] = at::zeros_like(param.detach(), param.options().dtype(state_dtype(param)),
                                         at::MemoryFormat::Preserve);
+    if constexpr (requires { Class::begin_state(own, slot, index); }) {
+      Class::begin_state(own, slot, index);
+    }
   }
   if (wants_master(param, own)) {
     slot.master = held.master_param().defined()

@@ -23,7 +23,8 @@ struct FusedSlot {
   at::Tensor param;  ///< the parameter itself; its gradient is read from .grad()
   /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
   /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. All of one dtype:
-  /// fp32 or the parameter's; same sizes and strides as `param`.
+  /// fp32 or the parameter's; same sizes and strides as `param`. The algorithm's tensor states come
+  /// last and are 0-dim, fp64 for an fp64 parameter and fp32 otherwise.
   std::vector<at::Tensor> states;
   at::Tensor master;       ///< fp32 master of an fp16 or bf16 parameter, or undefined
   at::Tensor step;         ///< 0-dim fp32, on the parameter's device
@@ -54,7 +55,7 @@ struct FusedStepOptions {
 /// another tensor object must call plan() again. No gradient is held after step() returns.
 class TORCHFUSE_API FusedStep {
  public:
-  /// `algorithm` is an update registered in ops: "adam". Throws on any other name.
+  /// `algorithm` is an update registered in ops, such as "adam". Throws on any other name.
   explicit FusedStep(const std::string& algorithm);
   ~FusedStep();
   /// Movable, not copyable.
@@ -66,6 +67,8 @@ class TORCHFUSE_API FusedStep {
   const std::vector<std::string>& hyper_param_names() const;
   /// Names of the algorithm's states, in the order of FusedSlot::states.
   const std::vector<std::string>& state_names() const;
+  /// How many of the last state names are one number for the whole tensor.
+  std::size_t num_tensor_states() const;
 
   /// Replaces the plan. Checks every slot; on an error the former plan stays.
   void plan(std::vector<FusedSlot> slots);

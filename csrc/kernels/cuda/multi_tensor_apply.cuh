@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/fused_update_kernel.cuh"
+#include "kernels/cuda/group_slots.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/update_types.cuh"
 #include "kernels/fused_optimizer.h"
@@ -20,6 +21,7 @@ class UpdateLauncher {
  public:
   using Functor = typename Types::Functor;
   using Params = typename Types::Params;
+  using Row = typename UpdateLaunch<Types>::Row;
 
   UpdateLauncher(const UpdateArgs<Functor>& args, Stream stream)
       : args_(args),
@@ -36,7 +38,7 @@ class UpdateLauncher {
     reset();
     const Status status = for_each_row(args_.tensors, [&](std::int64_t i) {
       const TensorRow& row = args_.tensors.rows[i];
-      const UpdateRow<Types::kStreams> entry = entry_of(row);
+      const Row entry = entry_of(i);
       const Peeling peeling = peeling_of(entry, args_.groups[row.group]);
       if (peeling.aligned == aligned) return add(entry, row.group, peeling.head);
       *others = true;
@@ -48,23 +50,16 @@ class UpdateLauncher {
  private:
   void reset() {
     launch_.table.reset(chunk_);
-    num_groups_ = 0;
-    last_slot_ = 0;
+    groups_.reset();
   }
 
-  Status add(const UpdateRow<Types::kStreams>& entry, std::int32_t group, std::uint32_t head) {
-    int slot = group_slot(group);
-    if (launch_.table.full() || slot == kMaxGroups<Params>) {
+  Status add(const Row& entry, std::int32_t group, std::uint32_t head) {
+    int slot = launch_.table.full() ? -1 : groups_.place(args_.groups, group, launch_.groups);
+    if (slot < 0) {
       const Status status = flush();
       if (!status.ok()) return status;
-      slot = group_slot(group);
+      slot = groups_.place(args_.groups, group, launch_.groups);
     }
-    if (slot == num_groups_) {
-      launch_.groups[slot] = args_.groups[group];
-      group_ids_[slot] = group;
-      ++num_groups_;
-    }
-    last_slot_ = slot;
     const int index = launch_.table.append(entry);
     launch_.group[index] = static_cast<std::uint8_t>(slot);
     launch_.head[index] = static_cast<std::uint8_t>(head);
@@ -80,28 +75,17 @@ class UpdateLauncher {
     return status;
   }
 
-  /// Where the group stands in the launch: num_groups_ if it has yet to be entered.
-  int group_slot(std::int32_t group) const {
-    if (last_slot_ < num_groups_ && group_ids_[last_slot_] == group) return last_slot_;
-    int slot = 0;
-    while (slot < num_groups_ && group_ids_[slot] != group) ++slot;
-    return slot;
-  }
-
-  static UpdateRow<Types::kStreams> entry_of(const TensorRow& row) {
-    UpdateRow<Types::kStreams> entry;
-    entry.streams[Types::kParamStream] = row.param;
-    entry.streams[Types::kGradStream] = row.grad;
-    for (int k = 0; k < Types::kStates; ++k) {
-      entry.streams[Types::kStateStream + k] = row.state[k];
-    }
-    if (Types::kMaster) entry.streams[Types::kSourceStream] = row.master;
+  Row entry_of(std::int64_t i) const {
+    const TensorRow& row = args_.tensors.rows[i];
+    Row entry;
+    set_streams<Types>(row, entry.streams);
     entry.step = row.step;
     entry.numel = row.numel;
+    if constexpr (Layerwise<Functor>) entry.norms = args_.norms + i * Functor::kNumNorms;
     return entry;
   }
 
-  Peeling peeling_of(const UpdateRow<Types::kStreams>& row, const Params& params) const {
+  Peeling peeling_of(const Row& row, const Params& params) const {
     StreamAccess accesses[Types::kStreams];
     int count = 0;
     for (int s = 0; s < Types::kStreams; ++s) {
@@ -121,9 +105,7 @@ class UpdateLauncher {
   std::uint32_t chunk_;
   bool aligned_ = true;
   UpdateLaunch<Types> launch_{};
-  std::int32_t group_ids_[kMaxGroups<Params>] = {};
-  int num_groups_ = 0;
-  int last_slot_ = 0;
+  GroupSlots<Params> groups_;
 };
 
 template <class Types>

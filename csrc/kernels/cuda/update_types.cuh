@@ -11,9 +11,12 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/float16.h"
 #include "kernels/common/step_scalars.h"
+#include "kernels/common/tensor_table.h"
 #include "kernels/cuda/alignment.h"
+#include "kernels/cuda/group_slots.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/supported_dtypes.h"
+#include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cuda {
 
@@ -28,6 +31,9 @@ struct UpdateTypes {
   using Coefs = typename Functor::template Coefs<Compute>;
   static constexpr bool kMaster = kMaster_;
   using Source = std::conditional_t<kMaster, float, Param>;  ///< what the old value is read from
+
+  /// The states moved in an earlier phase: they are only read, and no gradient is.
+  static constexpr bool kStatesMoved = kStatesInMeasure<Functor>;
 
   static constexpr int kStates = Functor::kNumStates;
   static constexpr int kParamStream = 0;
@@ -59,22 +65,33 @@ struct UpdateTypes {
                                                                                 : 3;
 };
 
-template <int kStreams>
-struct UpdateRow {
+/// The addresses of a tensor's streams, in the order of `Types`.
+template <class Types>
+void set_streams(const TensorRow& row, void* (&streams)[Types::kStreams]) {
+  streams[Types::kParamStream] = row.param;
+  streams[Types::kGradStream] = row.grad;
+  for (int k = 0; k < Types::kStates; ++k) streams[Types::kStateStream + k] = row.state[k];
+  if (Types::kMaster) streams[Types::kSourceStream] = row.master;
+}
+
+template <bool kLayerwise>
+struct RowNorms {};
+template <>
+struct RowNorms<true> {
+  const double* norms;
+};
+
+template <int kStreams, bool kLayerwise>
+struct UpdateRow : RowNorms<kLayerwise> {
   void* streams[kStreams];
   float* step;
   std::int64_t numel;
 };
 
-/// Parameter groups per launch: some 6 KB of hyper-parameters.
-template <class Params>
-constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
-
 template <class Types>
 struct UpdateLaunch {
-  using Row = UpdateRow<Types::kStreams>;
+  using Row = UpdateRow<Types::kStreams, Layerwise<typename Types::Functor>>;
   using Params = typename Types::Params;
-  static_assert(kMaxGroups<Params> >= 1 && kMaxGroups<Params> <= 255);
   /// Each row also has its group and its head.
   static constexpr int kRows =
       table_capacity(sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 
-class StepOptions(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
     """Options that every fused optimizer takes by keyword.
 
     Attributes:
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros; the
-            default.
         master_weights: keep an fp32 copy of every fp16 and bf16 parameter as
             `state["master_param"]`, update it, and round it to the parameter. It is made from the
             parameter in its first step.
@@ -27,12 +25,22 @@ class StepOptions(TypedDict, total=False):
             dtype. fp16 or bf16 halves their memory and is allowed for parameters of that dtype.
     """
 
-    set_grad_none: bool
     master_weights: bool
     max_grad_norm: float | None
     write_back_grads: bool
     skip_non_finite: bool
     state_dtype: torch.dtype | None
+
+
+class StepOptions(CommonOptions, total=False):
+    """The same, for classes that apex gave no position to `set_grad_none`.
+
+    Attributes:
+        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros; the
+            default.
+    """
+
+    set_grad_none: bool
 
 
 def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:
