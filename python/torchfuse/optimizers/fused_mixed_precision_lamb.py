@@ -88,8 +88,6 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             )
         if not isinstance(step, int) or step < 0:
             raise ValueError(f"{name}: expected step to be an int of at least 0, got {step!r}.")
-        self.reduced_precision_dtype = reduced_precision_dtype
-        self._steps_before = step
         common: StepOptions = {"master_weights": reduced_precision_dtype is not None, **options}
         super().__init__(
             params,
@@ -107,6 +105,13 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             trust_ratio_bounds=trust_ratio_bounds,
             **common,
         )
+        # In the groups, so that copies and checkpoints have them.
+        for key, value in (
+            ("initial_step", step),
+            ("reduced_precision_dtype", reduced_precision_dtype),
+        ):
+            self.defaults[key] = value
+            self._set_in_all_groups(key, value)
 
     @overload
     def step(self, closure: None = None, **scaler: Any) -> None: ...
@@ -141,8 +146,14 @@ class FusedMixedPrecisionLamb(FusedLAMB):
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)
-        if self._steps_before:
-            self.state[param].setdefault("step", torch.tensor(float(self._steps_before)))
+        if group["initial_step"]:
+            self.state[param].setdefault("step", torch.tensor(float(group["initial_step"])))
+
+    @property
+    def reduced_precision_dtype(self) -> torch.dtype | None:
+        """The constructor's argument; without effect afterwards."""
+        dtype: torch.dtype | None = self.param_groups[0]["reduced_precision_dtype"]
+        return dtype
 
     @property
     def param_groups_full_precision(self) -> list[dict[str, Any]]:

@@ -124,10 +124,9 @@ def test_trust_ratio_bounds_out_of_order_are_refused(bounds: Any, message: str) 
 def test_bounds_edited_out_of_order_are_refused_before_anything_changes() -> None:
     params = make_params()
     optimizer = FusedLAMB(params)
-    trained(optimizer, params, 1)
+    trained(optimizer, params, 2)
     before = snapshot(optimizer)
     optimizer.param_groups[0]["trust_ratio_bounds"] = (2.0, 1.0)
-    set_grads(params, random_grads(params, 1))
     expected = r"fused_lamb_: expected max_trust_ratio\[0\] to be at least min_trust_ratio, 2, got 1"
     with pytest.raises(RuntimeError, match=expected):
         optimizer.step()
@@ -175,10 +174,9 @@ def test_tiny_fp16_gradients_do_not_underflow_in_the_second_moment() -> None:
 
 def test_clipping_can_be_left_out_and_holds_over_all_groups() -> None:
     first, second = make_params(seed=1), make_params(seed=2)
-    groups = [{"params": first}, {"params": second, "lr": 1e-2}]
     with pytest.raises(ValueError, match="expected max_grad_norm of group 1 to be 1.0 as in group"):
-        FusedLAMB([*groups[:1], {**groups[1], "max_grad_norm": None}])
-    optimizer = FusedLAMB(groups, max_grad_norm=None)
+        FusedLAMB([{"params": first}, {"params": second, "max_grad_norm": None}])
+    optimizer = FusedLAMB([{"params": first}, {"params": second, "lr": 1e-2}], max_grad_norm=None)
     oracle = ReferenceOptimizer(first, lamb_update, lr=1e-3)
     for tensors in (first, second):
         set_grads(tensors, random_grads(tensors, 3))
@@ -284,10 +282,10 @@ def test_a_closure_may_call_backward() -> None:
         optimizer.zero_grad()
         loss = param.square().sum()
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     assert optimizer.step(closure) == 3.0
-    assert float(param[0]) < 1.0
+    assert float(param.detach()[0]) < 1.0
     with pytest.raises(RuntimeError, match="Closure use is not currently supported if GradScaler"):
         optimizer.step(closure, grad_scaler=GradScaler(device="cpu"))
 
