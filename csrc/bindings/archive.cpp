@@ -26,8 +26,7 @@ using optim::OptimizerClass;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// --- Archives as dictionaries
-// ----------------------------------------------------------------------
+// --- Archives as dictionaries --------------------------------------------------------------------
 
 py::object to_python(const c10::IValue& value, const std::string& key) {
   if (value.isNone()) return py::none();
@@ -110,8 +109,7 @@ void write_archive(const py::dict& values, const std::string& path) {
   archive.save_to(path);
 }
 
-// --- What the archives of our classes hold
-// ---------------------------------------------------------
+// --- What the archives of our classes hold -------------------------------------------------------
 
 std::vector<std::string> class_names() {
   std::vector<std::string> names;

@@ -77,7 +77,7 @@ def check_state(
 ) -> None:
     """Requires the states of one parameter: all that are needed, and no other."""
     if not isinstance(saved, Mapping):
-        raise ValueError(f"{where} to be a state, got a {type(saved).__name__}.")
+        raise ValueError(f"{where} to be a state, got {type(saved).__name__}.")
     known = ("step", *optimizer_class.states, "master_param")
     for key in ("step", *required):
         if key not in saved:
@@ -88,7 +88,7 @@ def check_state(
                 f"{where} to hold states of {optimizer_class.name}, {listed(known)}, got {key!r}."
             )
         if key != "step" and not isinstance(value, Tensor):
-            raise ValueError(f"{where} to hold {key!r} as a tensor, got a {type(value).__name__}.")
+            raise ValueError(f"{where} to hold {key!r} as a tensor, got {type(value).__name__}.")
     step = saved["step"]
     if not (step.numel() == 1 if isinstance(step, Tensor) else isinstance(step, Real)):
         raise ValueError(f"{where} to hold 'step' as a number or 1-element tensor, got {step!r}.")

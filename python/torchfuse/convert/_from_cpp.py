@@ -101,13 +101,13 @@ def _class_of(archive: Mapping[str, Any], where: str) -> _C.OptimizerClass:
             f"{where} to be the archive of an optimizer of torchfuse, got one that holds "
             f"{listed(archive)}. Save one optimizer alone, by torch::save(optimizer, path)."
         )
-    if format_name not in classes:
+    if not isinstance(format_name, str) or format_name not in classes:
         raise ValueError(f"{where} to be of a format in {listed(classes)}, got {format_name!r}.")
     return classes[format_name]
 
 
 def _entry(values: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     if not isinstance(values.get(key), kind):
-        got = f"a {type(values[key]).__name__}" if key in values else listed(values)
+        got = type(values[key]).__name__ if key in values else listed(values)
         raise ValueError(f"{where} to hold {key}, of type {kind.__name__}, got {got}.")
     return values[key]

@@ -93,11 +93,16 @@ def _parts(
         raise ValueError(
             f"{where} to be an optimizer's state dict, with 'state' and 'param_groups', got {got}."
         )
-    groups = [to_cpp_names(group) for group in state_dict["param_groups"]]
-    state = state_dict["state"]
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    if not isinstance(groups, list) or not isinstance(state, Mapping):
+        raise ValueError(
+            f"{where} to hold a list 'param_groups' and a dict 'state', got "
+            f"{type(groups).__name__} and {type(state).__name__}."
+        )
     for index, group in enumerate(groups):
-        if "params" not in group:
-            raise ValueError(f"{where}'s param_groups[{index}] to hold 'params', got none.")
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+            raise ValueError(f"{where}'s param_groups[{index}] to hold a list 'params', got none.")
+    groups = [to_cpp_names(group) for group in groups]
     strays = set(state) - {key for group in groups for key in group["params"]}
     if strays:
         raise ValueError(f"{where}'s state to belong to parameters, got {listed(strays)} too.")
@@ -119,7 +124,8 @@ def _choose_class(
             )
         return classes[optimizer]
     keys = set.intersection(*(set(group) for group in groups)) if groups else set()
-    state_keys = {key for saved in state.values() for key in saved}
+    states = [saved for saved in state.values() if isinstance(saved, Mapping)]
+    state_keys = {key for saved in states for key in saved}
     # One class may have a part of another's options; its own are the most that fit.
     fitting = {
         name: len(known.default_options())
@@ -182,7 +188,7 @@ def _archived(saved: Mapping[str, Any], where: str) -> dict[str, Tensor]:
             continue
         if is_traceable_wrapper_subclass(value):
             raise TypeError(
-                f"{where}[{key!r}] to be a plain tensor, got a {type(value).__name__}. Gather the "
+                f"{where}[{key!r}] to be a plain tensor, got {type(value).__name__}. Gather the "
                 "shards first: torch.distributed.checkpoint's state dicts with full_state_dict."
             )
         tensor = value.detach().to("cpu")

@@ -71,6 +71,14 @@ def _no_groups(state_dict: dict[str, Any]) -> None:
     del state_dict["param_groups"]
 
 
+def _groups_of_another_type(state_dict: dict[str, Any]) -> None:
+    state_dict["param_groups"] = state_dict["param_groups"][0]
+
+
+def _state_of_no_tensors(state_dict: dict[str, Any]) -> None:
+    state_dict["state"][1] = 1
+
+
 def _missing_option(state_dict: dict[str, Any]) -> None:
     del state_dict["param_groups"][1]["bias_correction"]
 
@@ -82,12 +90,17 @@ def _missing_option(state_dict: dict[str, Any]) -> None:
         (_missing_state, r"state\[2\] to hold 'exp_avg_sq', got \[exp_avg,"),
         (_missing_step, r"state\[2\] to hold 'step'"),
         (_two_steps, r"state\[0\] to hold 'step' as a number or 1-element tensor"),
-        (_not_a_tensor, r"state\[0\] to hold 'exp_avg' as a tensor, got a list"),
+        (_not_a_tensor, r"state\[0\] to hold 'exp_avg' as a tensor, got list"),
         (_stray_state, r"state to belong to parameters, got \[9\] too"),
         (_bad_rate, r"FusedAdam: expected param_groups\[1\].lr to be a finite number >= 0, got -1"),
         (_rate_of_another_type, r"param_groups\[1\]\['lr'\] to be a value that C\+\+ has too"),
         (_three_betas, r"param_groups\[0\]\['betas'\] to hold 2 values, got 3"),
-        (_no_params, r"param_groups\[1\] to hold 'params'"),
+        (_no_params, r"param_groups\[1\] to hold a list 'params'"),
+        (
+            _groups_of_another_type,
+            r"a list 'param_groups' and a dict 'state', got dict and dict",
+        ),
+        (_state_of_no_tensors, r"state\[1\] to be a state, got int"),
         (_no_groups, r"with 'state' and 'param_groups', got \[state\]"),
         (
             _missing_option,
@@ -127,6 +140,10 @@ def _later_format(archive: dict[str, Any]) -> None:
     archive["format"] = "torchfuse.optim.FusedAdam.99"
 
 
+def _nested_format(archive: dict[str, Any]) -> None:
+    archive["format"] = {"version": 1}
+
+
 def _no_format(archive: dict[str, Any]) -> None:
     del archive["format"]
 
@@ -163,14 +180,15 @@ def _state_of_another_type(archive: dict[str, Any]) -> None:
     ("damage", "message"),
     [
         (_later_format, r"of a format in \[torchfuse.optim.FusedAdam.1.*FusedAdam.99'"),
+        (_nested_format, r"of a format in .*, got \{'version': 1\}"),
         (_no_format, r"of an optimizer of torchfuse, got one that holds .*group_count"),
         (_fewer_groups, r"hold group/2, of type dict, got \[format"),
-        (_count_of_another_type, r"in group/1 to hold param_count, of type int, got a float"),
+        (_count_of_another_type, r"in group/1 to hold param_count, of type int, got float"),
         (_no_option, r"of FusedAdam in group/1, got: .* expected the archive to hold eps"),
         (_bad_beta, r"in group/0, got: .*options.betas\[1\] to be in \[0, 1\), got 1"),
         (_no_moment, r"in group/1/state/0 to hold 'exp_avg', got \[exp_avg_sq"),
         (_strange_state, r"in group/1/state/0 to hold states of FusedAdam, .* got 'exp_max'"),
-        (_state_of_another_type, r"in group/1/state/0 to be a state, got a float"),
+        (_state_of_another_type, r"in group/1/state/0 to be a state, got float"),
     ],
 )
 def test_a_damaged_archive_is_refused(
