@@ -16,5 +16,7 @@ torchfuse_add_op(amp_update_scale)
 # of whole tensors; the phases before it are configured from kernels/instantiate/layerwise_*.in.
 torchfuse_add_fused_optimizer(adam Adam CPP_CLASS)
 torchfuse_add_fused_optimizer(lamb Lamb LAYERWISE CPP_CLASS)
+torchfuse_add_fused_optimizer(novograd NovoGrad LAYERWISE CPP_CLASS)
+torchfuse_add_fused_optimizer(lars Lars LAYERWISE CPP_CLASS)
 torchfuse_add_fused_optimizer(sgd Sgd CPP_CLASS)
 torchfuse_add_fused_optimizer(adagrad Adagrad CPP_CLASS)

@@ -8,7 +8,7 @@
 //   measure   one pass over the elements: each chunk of kNormChunk elements gives one partial per
 //             norm. The functor's `measure` says which values are squared and summed.
 //   norms     per tensor: its partials are summed in order, and what the functor tracks of a whole
-//             tensor moves (NovoGrad's second moment).
+//             tensor moves (NovoGrad's running norm).
 //   update    as for every optimizer; the tensor's coefficients take the norms in.
 //
 // A functor with kStatesInMeasure moves its states in `measure`, because the measured values depend

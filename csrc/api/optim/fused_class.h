@@ -33,6 +33,8 @@ namespace torchfuse::optim {
 ///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
 ///     static bool uses_state(const Options& options, std::size_t index);
 ///     static std::vector<HyperParam> hyper_params(const Options& options);
+///     // Optional: how many of the last states are one number for the whole tensor.
+///     static constexpr std::size_t kTensorStates;
 ///     // Optional: what a state begins with, if not with zeros alone.
 ///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
 template <class Options>
@@ -79,6 +81,18 @@ bool wants_master(const at::Tensor& param, const Options& options) {
 
 inline at::ScalarType state_dtype(const at::Tensor& param) {
   return param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// Whether the state `index` is one number for the whole tensor.
+template <class Options, class State>
+bool is_tensor_state(std::size_t index) {
+  if constexpr (requires { FusedClass<Options>::kTensorStates; }) {
+    std::size_t count = 0;
+    State state;
+    FusedClass<Options>::states(state, [&](const char*, const torch::Tensor&) { ++count; });
+    return index + FusedClass<Options>::kTensorStates >= count;
+  }
+  return false;
 }
 
 // --- Options and states in archives --------------------------------------------------------------

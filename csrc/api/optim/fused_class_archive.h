@@ -28,6 +28,17 @@ inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
   return own;
 }
 
+/// The same for a state that is one number for the whole tensor.
+inline torch::Tensor adopt_number(const torch::Tensor& loaded, const at::Tensor& param,
+                                  const std::string& name) {
+  if (!loaded.defined()) return {};
+  const at::ScalarType dtype = state_dtype(param);
+  TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == dtype, name, " to be a 0-dim ",
+                    dtype, " tensor for a ", param.scalar_type(), " parameter, got a ",
+                    loaded.dim(), "-dim ", loaded.scalar_type(), " one.");
+  return loaded.detach().to(param.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
 inline torch::Tensor adopt_step(const torch::Tensor& loaded, const std::string& name) {
   TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == at::kFloat, name,
                     " to be a 0-dim Float tensor, got a ", loaded.dim(), "-dim ",
@@ -56,9 +67,15 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
   at::ScalarType other = param.scalar_type();
   Class::states(loaded, [&](const char* key, torch::Tensor& tensor) {
     require(tensor.defined() || !Class::uses_state(options, index), key);
-    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, dtype, other);
-    // All states have the dtype of the first.
-    if (index++ == 0 && tensor.defined()) dtype = other = tensor.scalar_type();
+    const std::string where = expected + "'s " + name + "." + key;
+    if (is_tensor_state<Options, State>(index)) {
+      tensor = adopt_number(tensor, param, where);
+    } else {
+      tensor = adopt(tensor, param, where, dtype, other);
+      // All states have the dtype of the first.
+      if (index == 0 && tensor.defined()) dtype = other = tensor.scalar_type();
+    }
+    ++index;
   });
   require(loaded.master_param().defined() || !master, "master_param");
   TORCH_CHECK_VALUE(!loaded.master_param().defined() || master, expected, " to hold no ", name,

@@ -104,8 +104,10 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
                     ", got some. Set all, or erase the parameter's state.");
   for (std::size_t index = 0; index < slot.states.size(); ++index) {
     if (slot.states[index].defined() || !Class::uses_state(own, index)) continue;
-    slot.states[index] = at::zeros_like(param.detach(), param.options().dtype(state_dtype(param)),
-                                        at::MemoryFormat::Preserve);
+    const at::TensorOptions stored = param.options().dtype(state_dtype(param)).requires_grad(false);
+    slot.states[index] = is_tensor_state<Options, State>(index)
+                             ? at::zeros({}, stored)
+                             : at::zeros_like(param.detach(), stored, at::MemoryFormat::Preserve);
     if constexpr (requires { Class::begin_state(own, slot, index); }) {
       Class::begin_state(own, slot, index);
     }

@@ -9,6 +9,8 @@
 #include <torchfuse/optim/fused_adagrad.h>
 #include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/optim/fused_lamb.h>
+#include <torchfuse/optim/fused_lars.h>
+#include <torchfuse/optim/fused_novograd.h>
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_sgd.h>
 #include <torchfuse/optim/optimizer_class.h>

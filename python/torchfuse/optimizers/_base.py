@@ -123,6 +123,13 @@ class FusedOptimizer(ApexAttributes):
         for key in TORCH_ONLY_KEYS:
             group.pop(key, None)
 
+    def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A whole checkpoint as ours, where apex kept states of parameters in their groups.
+
+        `state_dict` is left as it is; only the number of groups and parameters has been checked.
+        """
+        return state_dict
+
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         """Rewrites, in place, a parameter's state that torch.optim or apex may have saved.
 
@@ -328,7 +335,7 @@ class FusedOptimizer(ApexAttributes):
         index = len(self.param_groups) - 1
         try:
             self._check_group(index, self.param_groups[index], self.param_groups[0])
-        except (TypeError, ValueError):
+        except (RuntimeError, TypeError, ValueError):
             self.param_groups.pop()
             raise
 

@@ -39,6 +39,7 @@ def read_state_dict(
                 f"{name}: expected state_dict to hold '{key}', got the keys {sorted(state_dict)}."
             )
     _check_group_sizes(optimizer, state_dict["param_groups"])
+    state_dict = optimizer._normalize_checkpoint(state_dict)
     groups, group_steps = _read_groups(optimizer, state_dict["param_groups"])
 
     group_of: dict[Any, int] = {}

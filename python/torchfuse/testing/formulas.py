@@ -101,3 +101,73 @@ def lamb_update(
         low, high = trust_ratio_bounds or (0.0, math.inf)
         trust = min(max(float(param.norm() / update.norm()), low), high)
     param.sub_(lr * trust * update)
+
+
+def novograd_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    bias_correction: bool = True,
+    reg_inside_moment: bool = False,
+    grad_averaging: bool = True,
+    norm_type: int = 2,
+    init_zero: bool = False,
+    maximize: bool = False,
+) -> None:
+    """NovoGrad, by the formula of :class:`torchfuse.optimizers.FusedNovoGrad`."""
+    beta1, beta2 = betas
+    grad = -grad if maximize else grad
+    mean = state.setdefault("exp_avg", torch.zeros_like(param))
+    if grad.numel() == 0:
+        norm = grad.new_zeros(())
+    else:
+        norm = grad.abs().max() if norm_type == 0 else grad.square().sum().sqrt()
+    running = state.get("exp_avg_norm", torch.zeros_like(norm))
+    if step == 1 and not init_zero:
+        running = norm
+    elif norm_type == 0:
+        running = beta2 * running + (1 - beta2) * norm
+    else:
+        running = (beta2 * running.square() + (1 - beta2) * norm.square()).sqrt()
+    state["exp_avg_norm"] = running
+    bias1 = 1 - beta1**step if bias_correction else 1.0
+    bias2 = 1 - beta2**step if bias_correction else 1.0
+    denominator = running / math.sqrt(bias2) + eps
+    share = 1 - beta1 if grad_averaging else 1.0
+    if reg_inside_moment:
+        mean.mul_(beta1).add_(share * (grad / denominator + weight_decay * param))
+        param.sub_(lr * mean / bias1)
+    else:
+        mean.mul_(beta1).add_(share * grad)
+        param.sub_(lr * (mean / bias1 / denominator + weight_decay * param))
+
+
+def lars_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    trust_coefficient: float = 0.001,
+    eps: float = 1e-8,
+    nesterov: bool = False,
+    maximize: bool = False,
+) -> None:
+    """LARS, by the formula of :class:`torchfuse.optimizers.FusedLARS`."""
+    buffer = state.setdefault("momentum_buffer", torch.zeros_like(param))
+    size, slope = float(param.norm()), float(grad.norm())
+    rate = lr
+    if size > 0 and slope > 0:
+        rate = lr * trust_coefficient * size / (slope + weight_decay * size + eps)
+    change = rate * ((-grad if maximize else grad) + weight_decay * param)
+    buffer.mul_(momentum).add_(change)
+    param.sub_(change + momentum * buffer if nesterov else buffer)

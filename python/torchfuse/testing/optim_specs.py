@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from torchfuse import optimizers
-from torchfuse.testing.formulas import adagrad_update, lamb_update, sgd_update
+from torchfuse.testing.formulas import (
+    adagrad_update,
+    lamb_update,
+    lars_update,
+    novograd_update,
+    sgd_update,
+)
 from torchfuse.testing.reference import ReferenceOptimizer, Update, adam_update
 
 HyperParams = Mapping[str, Any]
@@ -184,6 +190,34 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             initial_accumulator_value=[0.0, 0.5],
         ),
         torch_optimizer=_torch_adagrad,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedNovoGrad,
+        update=novograd_update,
+        grid=(
+            *grid(lr=[1e-3], norm_type=[2, 0], reg_inside_moment=[True], weight_decay=[0.01]),
+            *grid(lr=[1e-3], norm_type=[2, 0], init_zero=[True], weight_decay=[0.0, 0.01]),
+            *grid(lr=[1e-3], norm_type=[2, 0], bias_correction=[False], maximize=[True]),
+            # The paper's own.
+            *grid(
+                lr=[1e-3],
+                betas=[(0.95, 0.98)],
+                bias_correction=[False],
+                grad_averaging=[False],
+                reg_inside_moment=[True],
+                weight_decay=[1e-3],
+            ),
+            *grid(lr=[1e-3], grad_averaging=[False], weight_decay=[0.01], maximize=[True]),
+        ),
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedLARS,
+        update=lars_update,
+        grid=(
+            *grid(lr=[1.0], weight_decay=[0.0, 0.05], nesterov=[False, True]),
+            *grid(lr=[0.1], momentum=[0.0], trust_coefficient=[0.02], maximize=[True]),
+            *grid(lr=[0.1], eps=[1.0], weight_decay=[0.05], nesterov=[True], maximize=[True]),
+        ),
     ),
     # The next entry goes above.
 )
