@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Optimizers as a user of torch writes them: with torch._foreach_* operations, or around torch.optim.
+"""Optimizers as a user of torch writes them: of foreach operations, or around torch.optim.
 
-They are the peers of optimizers that torch does not have, and of 16-bit parameters with fp32 masters.
+They are the peers where torch has no such optimizer, and of 16-bit parameters with fp32 masters.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,10 +38,10 @@ class ForeachLAMB(torch.optim.Optimizer):
                 }
         means = [self.state[param]["exp_avg"] for param in params]
         squares = [self.state[param]["exp_avg_sq"] for param in params]
-        grads = [param.grad for param in params]
-        norm = torch.nn.utils.get_total_norm(grads)
+        unclipped = grads_of(params)
+        norm = torch.nn.utils.get_total_norm(unclipped)
         clip = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
-        grads = torch._foreach_mul(grads, clip)
+        grads = list(torch._foreach_mul(unclipped, clip))
         torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
@@ -56,10 +58,17 @@ class ForeachLAMB(torch.optim.Optimizer):
         torch._foreach_add_(params, updates, alpha=-group["lr"])
 
 
+def grads_of(params: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of parameters that all have one."""
+    return [param.grad for param in params if param.grad is not None]
+
+
 class CopiedMasters:
     """A torch optimizer of fp32 copies of 16-bit parameters: copy gradients, step, copy back."""
 
-    def __init__(self, params: list[Tensor], masters: list[Tensor], inner: torch.optim.Optimizer):
+    def __init__(
+        self, params: Sequence[Tensor], masters: Sequence[Tensor], inner: torch.optim.Optimizer
+    ) -> None:
         """`inner` is an optimizer of `masters`."""
         self._params = params
         self._masters = masters
@@ -70,6 +79,6 @@ class CopiedMasters:
     @torch.no_grad()
     def step(self) -> None:
         """One step."""
-        torch._foreach_copy_([m.grad for m in self._masters], [p.grad for p in self._params])
+        torch._foreach_copy_(grads_of(self._masters), grads_of(self._params))
         self.inner.step()
-        torch._foreach_copy_(self._params, self._masters)
+        torch._foreach_copy_(list(self._params), list(self._masters))

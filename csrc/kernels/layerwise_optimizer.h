@@ -21,8 +21,8 @@
 #include "kernels/common/step_scalars.h"
 #include "kernels/common/stream.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/fused_optimizer.h"
 #include "kernels/functors/l2_norm.h"
+#include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels {
 
@@ -38,7 +38,7 @@ TORCHFUSE_HOST_DEVICE MeasurePartial operator+(const MeasurePartial& a, const Me
 
 template <class Functor>
 struct MeasureArgs {
-  UpdateArgs<Functor> update;  ///< its `norms` are what this phase writes
+  UpdateArgs<Functor> update;           ///< its `norms` are what this phase writes
   const std::int64_t* slots = nullptr;  ///< first chunk of each tensor: as in L2NormArgs
   /// On the tensors' device: kNumNorms for each of slots[count] chunks, all written.
   MeasurePartial* partials = nullptr;
@@ -67,8 +67,8 @@ TORCHFUSE_HOST_DEVICE void finish_norms(const typename Functor::Params& params, 
   for (int n = 0; n < Functor::kNumNorms; ++n) norms[n] = norm_of(sums[n].sums);
   if constexpr (Functor::kTracksNorm) {
     T* tracked = static_cast<T*>(tensor_state);
-    norms[0] = Functor::track(params, step, norms[0], sums[0].largest,
-                              static_cast<double>(*tracked));
+    norms[0] =
+        Functor::track(params, step, norms[0], sums[0].largest, static_cast<double>(*tracked));
     *tracked = static_cast<T>(norms[0]);
   }
 }

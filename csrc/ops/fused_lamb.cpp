@@ -67,8 +67,9 @@ void fused_lamb_impl(at::TensorList params, at::TensorList grads, at::TensorList
   step.set_steps(state_steps);
   step.set_masters(master_params);
   step.run({ops::tensor_or(lr_tensor, lr), beta1, beta2, eps, weight_decay, min_trust_ratio,
-            max_trust_ratio.value_or(std::numeric_limits<double>::infinity()), ops::flag(bias_correction), ops::flag(adam_w_mode),
-            ops::flag(grad_averaging), ops::flag(use_nvlamb), ops::flag(maximize)},
+            max_trust_ratio.value_or(std::numeric_limits<double>::infinity()),
+            ops::flag(bias_correction), ops::flag(adam_w_mode), ops::flag(grad_averaging),
+            ops::flag(use_nvlamb), ops::flag(maximize)},
            grad_scale, found_inf);
 }
 
@@ -78,8 +79,9 @@ void fused_lamb_(at::TensorList params, at::TensorList grads, at::TensorList exp
                  at::TensorList exp_avg_sqs, at::TensorList state_steps,
                  at::TensorList master_params, double lr, double beta1, double beta2,
                  double weight_decay, double eps, double min_trust_ratio,
-                 std::optional<double> max_trust_ratio, bool bias_correction, bool adam_w_mode, bool grad_averaging, bool use_nvlamb,
-                 bool maximize, const std::optional<at::Tensor>& lr_tensor,
+                 std::optional<double> max_trust_ratio, bool bias_correction, bool adam_w_mode,
+                 bool grad_averaging, bool use_nvlamb, bool maximize,
+                 const std::optional<at::Tensor>& lr_tensor,
                  const std::optional<at::Tensor>& grad_scale,
                  const std::optional<at::Tensor>& found_inf) {
   ops::call_step_op<fused_lamb_impl>(

@@ -95,8 +95,7 @@ void StepEngine::check_states(std::int64_t i, const FusedSlot& slot, Planned& pl
     const kernels::DType dtype = dtype_of(argument, state);
     if (dtype != planned.key.param && (dtype != kernels::DType::kFloat32 || wide)) {
       fail(argument,
-           wide ? "be of the parameter's dtype, float64"
-                : "be of the parameter's dtype or float32",
+           wide ? "be of the parameter's dtype, float64" : "be of the parameter's dtype or float32",
            c10::str(state.scalar_type()));
     }
     if (!first && dtype != planned.key.state) {

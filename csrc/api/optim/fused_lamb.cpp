@@ -70,8 +70,9 @@ void FusedLAMBOptions::check(const std::string& owner) const {
   check_non_negative(kName, owner, "weight_decay", weight_decay());
   check_non_negative(kName, owner, "min_trust_ratio", min_trust_ratio());
   TORCH_CHECK_VALUE(!max_trust_ratio() || *max_trust_ratio() >= min_trust_ratio(), kName,
-                    ": expected ", owner, ".max_trust_ratio to be none or at least min_trust_ratio, ",
-                    min_trust_ratio(), ", got ", *max_trust_ratio(), ".");
+                    ": expected ", owner,
+                    ".max_trust_ratio to be none or at least min_trust_ratio, ", min_trust_ratio(),
+                    ", got ", *max_trust_ratio(), ".");
   check_max_grad_norm(kName, owner, max_grad_norm());
 }
 

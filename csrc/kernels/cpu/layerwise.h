@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The CPU driver of the measure phase, in chunks of kNormChunk elements and lanes of
-// cpu/lane_sums.h: the same bits wherever ranges are split and at every instruction level. Bytes per
-// element: parameter and gradient, and the states where the phase moves them (fp32 LAMB: 16 read, 8
-// written); any alignment.
+// cpu/lane_sums.h: the same bits wherever ranges are split and at every instruction level. Bytes
+// per element: parameter and gradient, and the states where the phase moves them (fp32 LAMB: 16
+// read, 8 written); any alignment.
 #pragma once
 
 #include "kernels/cpu/lane_sums.h"
@@ -154,17 +154,16 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
   for (std::int64_t t = find_row(table.offsets, table.count, begin);
        t < table.count && table.offsets[t] < end; ++t) {
     const TensorRow& row = table.rows[t];
-    const auto coefs = Functor::template prepare<T>(update.groups[row.group],
-                                                    static_cast<double>(*row.step));
+    const auto coefs =
+        Functor::template prepare<T>(update.groups[row.group], static_cast<double>(*row.step));
     Streams streams = make_streams(update, row);
     streams.write_back = update.write_back_grads;
     prefetch_start(table, t);
-    for_each_norm_chunk(table, t, begin, end,
-                        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
-                          measure_chunk<Functor, T>(
-                              streams, first, stop, coefs, grad_coef,
-                              args.partials + (args.slots[t] + chunk) * Functor::kNumNorms);
-                        });
+    for_each_norm_chunk(
+        table, t, begin, end, [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
+          measure_chunk<Functor, T>(streams, first, stop, coefs, grad_coef,
+                                    args.partials + (args.slots[t] + chunk) * Functor::kNumNorms);
+        });
   }
 }
 

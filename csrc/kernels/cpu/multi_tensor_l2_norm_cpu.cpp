@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sum of squares and non-finite flag in one read, every chunk of kNormChunk elements in the lanes of
-// cpu/lane_sums.h.
+// Sum of squares and non-finite flag in one read, every chunk of kNormChunk elements in the lanes
+// of cpu/lane_sums.h.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include "kernels/cpu/lane_sums.h"
@@ -58,12 +58,13 @@ TORCHFUSE_INLINE void sum_elements(const L2NormArgs& args, std::int64_t begin, s
   const TensorTable& table = args.tensors;
   for (std::int64_t t = find_row(table.offsets, table.count, begin);
        t < table.count && table.offsets[t] < end; ++t) {
-    for_each_norm_chunk(table, t, begin, end,
-                        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop)
-                            __attribute__((always_inline)) {
-                              args.partials[args.slots[t] + chunk] =
-                                  sum_chunk<T>(table.rows[t].grad, table.grad, first, stop);
-                            });
+    for_each_norm_chunk(
+        table, t, begin, end,
+        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop)
+            __attribute__((always_inline)) {
+              args.partials[args.slots[t] + chunk] =
+                  sum_chunk<T>(table.rows[t].grad, table.grad, first, stop);
+            });
   }
 }
 

@@ -33,7 +33,8 @@ __device__ __forceinline__ MeasurePartial warp_sum(MeasurePartial value) {
   value.sums = warp_sum(value.sums);
 #pragma unroll
   for (unsigned distance = kWarpThreads / 2; distance > 0; distance /= 2) {
-    value.largest = kernels::max(value.largest, __shfl_down_sync(0xffffffffu, value.largest, distance));
+    value.largest =
+        kernels::max(value.largest, __shfl_down_sync(0xffffffffu, value.largest, distance));
   }
   return value;
 }

@@ -43,8 +43,8 @@ Status enqueue_measure(const MeasureArgs<typename Types::Functor>& args, Stream 
     entry.step = row.step;
     entry.numel = row.numel;
     entry.slot = args.slots[i];
-    int slot = arguments.table.full() ? -1
-                                      : groups.place(update.groups, row.group, arguments.groups);
+    int slot =
+        arguments.table.full() ? -1 : groups.place(update.groups, row.group, arguments.groups);
     if (slot < 0) {
       const Status flushed = flush();
       if (!flushed.ok()) return flushed;
@@ -66,10 +66,9 @@ Status enqueue_norms(const MeasureArgs<Functor>& args, Stream stream) {
   arguments.partials = args.partials;
   const auto flush = [&]() -> Status {
     if (arguments.count == 0) return Status{};
-    const Status status =
-        launch(tensor_norms_kernel<Functor, T>, arguments,
-               static_cast<std::uint32_t>(arguments.count), kThreads, stream,
-               "launch of tensor_norms_kernel");
+    const Status status = launch(tensor_norms_kernel<Functor, T>, arguments,
+                                 static_cast<std::uint32_t>(arguments.count), kThreads, stream,
+                                 "launch of tensor_norms_kernel");
     arguments.count = 0;
     groups.reset();
     return status;
@@ -98,9 +97,8 @@ namespace torchfuse::kernels {
 template <class Functor>
 Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream) {
   const TensorTable& tensors = args.update.tensors;
-  const Status status = cuda::dispatch_update<Functor>(tensors, [&](auto types) {
-    return cuda::enqueue_measure<decltype(types)>(args, stream);
-  });
+  const Status status = cuda::dispatch_update<Functor>(
+      tensors, [&](auto types) { return cuda::enqueue_measure<decltype(types)>(args, stream); });
   if (!status.ok()) return status;
   return tensors.param == DType::kFloat64 ? cuda::enqueue_norms<Functor, double>(args, stream)
                                           : cuda::enqueue_norms<Functor, float>(args, stream);

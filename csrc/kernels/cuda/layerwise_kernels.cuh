@@ -123,8 +123,7 @@ __device__ __forceinline__ void measure_single(
   using State = typename Types::State;
   using Grad = typename Types::Grad;
   constexpr int kState = Types::kStateStream;
-  const T param =
-      load_element<typename Types::Source>(chunk.streams[Types::kSourceStream], index);
+  const T param = load_element<typename Types::Source>(chunk.streams[Types::kSourceStream], index);
   const T grad = load_element<Grad>(chunk.streams[Types::kGradStream], index) * chunk.grad_coef;
   T state[Types::kStates] = {};
   if constexpr (Types::kStatesMoved) {
@@ -166,8 +165,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto& row = launch.table.rows[known_row];
   const typename Types::Params& params = launch.groups[launch.group[known_row]];
   if (share.row >= 0 && share.rank == 0) {
-    shared.coefs[share.team] =
-        Functor::template prepare<T>(params, static_cast<double>(*row.step));
+    shared.coefs[share.team] = Functor::template prepare<T>(params, static_cast<double>(*row.step));
   }
   __syncthreads();
 
@@ -218,9 +216,8 @@ template <class Functor>
 struct NormsLaunch {
   using Params = typename Functor::Params;
   /// Each row also has its group.
-  static constexpr int kRows =
-      table_capacity(sizeof(NormsRow<Functor>) + 1,
-                     kMaxGroups<Params> * sizeof(Params) + 3 * sizeof(void*));
+  static constexpr int kRows = table_capacity(
+      sizeof(NormsRow<Functor>) + 1, kMaxGroups<Params> * sizeof(Params) + 3 * sizeof(void*));
 
   NormsRow<Functor> rows[kRows];
   Params groups[kMaxGroups<Params>];
@@ -249,8 +246,8 @@ __global__ void __launch_bounds__(kThreads)
     sums[n] = block_sum(sum);
   }
   if (threadIdx.x != 0) return;
-  finish_norms<Functor, T>(launch.groups[launch.group[blockIdx.x]],
-                           static_cast<double>(*row.step), sums, row.tensor_state, row.norms);
+  finish_norms<Functor, T>(launch.groups[launch.group[blockIdx.x]], static_cast<double>(*row.step),
+                           sums, row.tensor_state, row.norms);
 }
 
 }  // namespace torchfuse::kernels::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// LAMB (You et al. 2020, "Large batch optimization for deep learning: training BERT in 76 minutes"),
-// in apex's variants.
+// LAMB (You et al. 2020, "Large batch optimization for deep learning: training BERT in 76
+// minutes"), in apex's variants.
 #pragma once
 
 #include "kernels/common/hyper_param.h"

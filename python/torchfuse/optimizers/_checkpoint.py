@@ -179,9 +179,7 @@ class _StateReader:
     def _home(self, name: str, param: Tensor) -> Tensor:
         """Memory for the state `name` of `param`."""
         if name == "master_param":
-            return torch.empty_like(
-                param, dtype=torch.float32, memory_format=torch.preserve_format
-            )
+            return torch.empty_like(param, dtype=torch.float32, memory_format=torch.preserve_format)
         return self._optimizer._empty_state(name, param, self._group)
 
     @staticmethod

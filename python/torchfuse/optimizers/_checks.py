@@ -68,7 +68,7 @@ def check_pair(owner: str, group: int, name: str, values: Any, *, below: float =
 
 
 def check_bounds(owner: str, group: int, name: str, values: Any) -> None:
-    """Requires a least and a greatest value, at least 0 and in order; the latter may be infinite."""
+    """Requires a least and a greatest value of at least 0, in order; the latter may be infinite."""
     where = f"{owner}: expected {name} of group {group} to be"
     if not isinstance(values, tuple | list) or len(values) != 2:
         raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")

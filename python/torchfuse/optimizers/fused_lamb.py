@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import check_bounds, check_no_amsgrad
-from torchfuse.optimizers._options import StepOptions
+from torchfuse.optimizers._options import BasicOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,7 +98,7 @@ class FusedLAMB(FusedOptimizer):
         *,
         maximize: bool = False,
         trust_ratio_bounds: tuple[float, float] | None = None,
-        **options: Unpack[StepOptions],
+        **options: Unpack[BasicOptions],
     ) -> None:
         check_no_amsgrad(type(self).__name__, amsgrad)
         defaults: dict[str, Any] = {
@@ -113,8 +113,13 @@ class FusedLAMB(FusedOptimizer):
             "maximize": maximize,
             "trust_ratio_bounds": trust_ratio_bounds,
         }
-        options = {**options, "set_grad_none": set_grad_none, "max_grad_norm": max_grad_norm}
-        super().__init__(params, defaults, **options)
+        super().__init__(
+            params,
+            defaults,
+            set_grad_none=set_grad_none,
+            max_grad_norm=max_grad_norm,
+            **options,
+        )
 
     def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
         low, high = group["trust_ratio_bounds"] or (0.0, math.inf)

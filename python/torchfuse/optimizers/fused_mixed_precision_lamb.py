@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._checks import HALF_DTYPES
-from torchfuse.optimizers._options import StepOptions
+from torchfuse.optimizers._options import BasicOptions
 from torchfuse.optimizers.fused_lamb import FusedLAMB
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         use_nvlamb: as in FusedLAMB.
         reduced_precision_dtype: torch.float16 or torch.bfloat16: 16-bit parameters have fp32
             masters. None: they have not.
+        set_grad_none: as in FusedLAMB.
         maximize: ascend instead of descend.
         trust_ratio_bounds: as in FusedLAMB.
         **options: those of every fused optimizer.
@@ -76,9 +77,10 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         use_nvlamb: bool = False,
         reduced_precision_dtype: torch.dtype | None = None,
         *,
+        set_grad_none: bool = True,
         maximize: bool = False,
         trust_ratio_bounds: tuple[float, float] | None = None,
-        **options: Unpack[StepOptions],
+        **options: Unpack[BasicOptions],
     ) -> None:
         name = type(self).__name__
         if reduced_precision_dtype is not None and reduced_precision_dtype not in HALF_DTYPES:
@@ -88,7 +90,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             )
         if not isinstance(step, int) or step < 0:
             raise ValueError(f"{name}: expected step to be an int of at least 0, got {step!r}.")
-        common: StepOptions = {"master_weights": reduced_precision_dtype is not None, **options}
+        options.setdefault("master_weights", reduced_precision_dtype is not None)
         super().__init__(
             params,
             lr=lr,
@@ -99,11 +101,12 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             amsgrad=amsgrad,
             adam_w_mode=adam_w_mode,
             grad_averaging=grad_averaging,
+            set_grad_none=set_grad_none,
             max_grad_norm=max_grad_norm,
             use_nvlamb=use_nvlamb,
             maximize=maximize,
             trust_ratio_bounds=trust_ratio_bounds,
-            **common,
+            **options,
         )
         # In the groups, so that copies and checkpoints have them.
         for key, value in (

@@ -26,6 +26,7 @@ def sgd_update(
     wd_after_momentum: bool,
     maximize: bool,
 ) -> None:
+    """SGD, by the formula of :class:`torchfuse.optimizers.FusedSGD`."""
     direction = -grad if maximize else grad
     if not wd_after_momentum:
         direction = direction + weight_decay * param
@@ -55,6 +56,7 @@ def adagrad_update(
     adagrad_w_mode: bool,
     maximize: bool,
 ) -> None:
+    """Adagrad, by the formula of :class:`torchfuse.optimizers.FusedAdagrad`."""
     grad = -grad if maximize else grad
     if not adagrad_w_mode:
         grad = grad + weight_decay * param
@@ -83,6 +85,7 @@ def lamb_update(
     maximize: bool = False,
     trust_ratio_bounds: tuple[float, float] | None = None,
 ) -> None:
+    """LAMB, by the formula of :class:`torchfuse.optimizers.FusedLAMB`."""
     beta1, beta2 = betas
     mean = state.setdefault("exp_avg", torch.zeros_like(param))
     square = state.setdefault("exp_avg_sq", torch.zeros_like(param))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// LAMB on a list of tensors, for tests of the measure and norms phases: storage on the host, a plain
-// fp64 loop for the norms, and the arguments of the phases.
+// LAMB on a list of tensors, for tests of the measure and norms phases: storage on the host, a
+// plain fp64 loop for the norms, and the arguments of the phases.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The measure and norms phases on the CPU: against plain loops, at every instruction level, wherever
-// ranges are split.
+// The measure and norms phases on the CPU: against plain loops, at every instruction level,
+// wherever ranges are split.
 #include <gtest/gtest.h>
 
 #include "layerwise_problem.h"
@@ -57,7 +57,8 @@ TEST(Measure, GivesTheNormsOfTheFormula) {
       const double v = 0.99 * before[t].exp_avg_sq.get(i) + 0.01 * g * g;
       const double step = static_cast<double>(steps[t % 2]);
       const double root = std::sqrt(v / (1.0 - std::pow(0.99, step))) + group.eps.value;
-      const double u = m / (1.0 - std::pow(0.9, step)) / root + (group.adam_w_mode ? decay * p : 0.0);
+      const double u =
+          m / (1.0 - std::pow(0.9, step)) / root + (group.adam_w_mode ? decay * p : 0.0);
       param_sum += p * p;
       update_sum += u * u;
       EXPECT_NEAR(result.list[t].exp_avg.get(i), m, 1e-14);

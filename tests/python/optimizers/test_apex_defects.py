@@ -162,7 +162,9 @@ def test_masters_are_restored_exactly_and_made_from_the_weights_of_the_first_ste
     optimizer = make(spec, params, master_weights=True)
     with torch.no_grad():
         for param in params:
-            param.fill_(0.5)  # as if the model's checkpoint were loaded after the optimizer was made
+            param.fill_(
+                0.5
+            )  # as if the model's checkpoint were loaded after the optimizer was made
     train(optimizer, params, [1])
     for param in params:
         assert float((optimizer.state[param]["master_param"] - 0.5).abs().max()) < 0.25

@@ -117,9 +117,7 @@ def test_groups_with_and_without_decay_in_one_step(device: str) -> None:
         for half, oracle in zip(halves, oracles, strict=True):
             oracle.step([p.grad for p in half])
         ours.step()
-    assert_all_within_tolerance(
-        params, [p.to(device) for oracle in oracles for p in oracle.params]
-    )
+    assert_all_within_tolerance(params, [p.to(device) for oracle in oracles for p in oracle.params])
 
 
 def test_the_learning_rate_is_inside_the_buffer(device: str) -> None:

@@ -126,8 +126,8 @@ TEST(FusedLAMB, AZeroTensorMovesByThePlainUpdate) {
 TEST(FusedLAMB, MastersKeepWhatBFloat16Loses) {
   const auto params = make_params(torch::kBFloat16);
   Reference reference(params, FusedLAMBOptions(1e-3));
-  FusedLAMB optimizer(
-      params, FusedLAMBOptions(1e-3).master_weights(true).max_grad_norm(std::nullopt));
+  FusedLAMB optimizer(params,
+                      FusedLAMBOptions(1e-3).master_weights(true).max_grad_norm(std::nullopt));
   for (int step = 0; step < 20; ++step) {
     set_grads(params, static_cast<std::uint64_t>(step));
     optimizer.step();

@@ -83,7 +83,8 @@ TEST(CudaLayerwise, GivesTheBitsOfTheCpu) {
 TEST(CudaLayerwise, SmallListsOfMoreRowsThanALaunchHolds) {
   std::vector<std::int64_t> sizes(900, 3);
   sizes[450] = 700;
-  expect_bits_of_the_cpu({DType::kFloat32, DType::kFloat32, DType::kFloat32, false}, sizes, true, 2);
+  expect_bits_of_the_cpu({DType::kFloat32, DType::kFloat32, DType::kFloat32, false}, sizes, true,
+                         2);
 }
 
 TEST(CudaLayerwise, NormsDoNotDependOnTheOrderOfBlocksOrOnAddresses) {
