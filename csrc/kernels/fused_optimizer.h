@@ -14,9 +14,7 @@ namespace torchfuse::kernels {
 
 /// A functor whose update takes norms of whole tensors in. See kernels/layerwise_optimizer.h.
 template <class Functor>
-concept Layerwise = requires {
-  Functor::kNumNorms;
-};
+concept Layerwise = requires { Functor::kNumNorms; };
 
 /// Whether the states move before the update, which then reads them and no gradient.
 template <class Functor>

@@ -58,13 +58,12 @@ TORCHFUSE_INLINE void sum_elements(const L2NormArgs& args, std::int64_t begin, s
   const TensorTable& table = args.tensors;
   for (std::int64_t t = find_row(table.offsets, table.count, begin);
        t < table.count && table.offsets[t] < end; ++t) {
-    for_each_norm_chunk(
-        table, t, begin, end,
-        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop)
-            __attribute__((always_inline)) {
-              args.partials[args.slots[t] + chunk] =
-                  sum_chunk<T>(table.rows[t].grad, table.grad, first, stop);
-            });
+    for_each_norm_chunk(table, t, begin, end,
+                        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop)
+                            __attribute__((always_inline)) {
+                              args.partials[args.slots[t] + chunk] =
+                                  sum_chunk<T>(table.rows[t].grad, table.grad, first, stop);
+                            });
   }
 }
 

@@ -75,9 +75,8 @@ class ListLaunches : public ::testing::Test {
 
   static Launches unscale(const std::vector<std::int64_t>& sizes) {
     const Rows list = rows(sizes);
-    return count([&] {
-      return multi_tensor_unscale_cuda({table(list), nullptr, nullptr}, nullptr);
-    });
+    return count(
+        [&] { return multi_tensor_unscale_cuda({table(list), nullptr, nullptr}, nullptr); });
   }
 
   static Launches update(const std::vector<std::int64_t>& sizes) {

@@ -102,7 +102,9 @@ TEST(AutocastGuard, RestoresStateThatWasNotTheDefault) {
   at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);
   at::autocast::set_autocast_cache_enabled(false);
   const auto before = autocast_state();
-  { const AutocastGuard autocast(torch::kCPU, torch::kBFloat16, false, true); }
+  {
+    const AutocastGuard autocast(torch::kCPU, torch::kBFloat16, false, true);
+  }
   EXPECT_EQ(autocast_state(), before);
   at::autocast::set_autocast_enabled(at::kCPU, std::get<0>(initial));
   at::autocast::set_autocast_dtype(at::kCPU, std::get<2>(initial));

@@ -189,9 +189,9 @@ class UpdateGroups {
   /// kByPointer: two of three hyper-parameters, as float and as double in turn.
   explicit UpdateGroups(std::vector<AdamParams> groups, Passed passed = Passed::kByValue)
       : host_(std::move(groups)), device_(host_) {
-    constexpr HyperParam AdamParams::*kFields[] = {&AdamParams::lr, &AdamParams::beta1,
-                                                   &AdamParams::beta2, &AdamParams::eps,
-                                                   &AdamParams::weight_decay};
+    constexpr HyperParam AdamParams::* kFields[] = {&AdamParams::lr, &AdamParams::beta1,
+                                                    &AdamParams::beta2, &AdamParams::eps,
+                                                    &AdamParams::weight_decay};
     if (passed == Passed::kByValue) return;
     std::vector<HyperParam*> in_float, in_double;
     std::vector<float> floats;
