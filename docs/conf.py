@@ -35,7 +35,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|collections|typing|numpy|argparse)\..*"),
     (
         "py:.*",
-        r"(Update|HyperParams|Tensor|Any|Callable|Mapping|Sequence|optional|dict|Dict\[.*|float|int)",
+        r"(Update|HyperParams|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
+        r"|dict|Dict\[.*|float|int)",
     ),
     ("py:class", r"torchfuse\.optimizers\._apex_attributes\.ApexAttributes"),
     ("cpp:identifier", r"(at|c10|torch|std)(::.*)?"),

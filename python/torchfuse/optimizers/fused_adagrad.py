@@ -41,8 +41,8 @@ class FusedAdagrad(FusedOptimizer):
         lr_decay: decay :math:`\eta` of the learning rate, at least 0.
         initial_accumulator_value: what :math:`s` begins with, at least 0.
         maximize: ascend instead of descend.
-        **options: those of every fused optimizer: `master_weights`, `max_grad_norm`,
-            `write_back_grads`, `skip_non_finite`, `state_dtype`.
+        **options: those of every fused optimizer, as :class:`FusedAdam` describes them:
+            `master_weights`, `max_grad_norm`, `write_back_grads`, `skip_non_finite`, `state_dtype`.
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.

@@ -47,8 +47,8 @@ class FusedSGD(FusedOptimizer):
         set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros. The
             default is False, as in apex.
         maximize: ascend instead of descend.
-        **options: those of every fused optimizer: `master_weights`, `max_grad_norm`,
-            `write_back_grads`, `skip_non_finite`, `state_dtype`.
+        **options: those of every fused optimizer, as :class:`FusedAdam` describes them:
+            `master_weights`, `max_grad_norm`, `write_back_grads`, `skip_non_finite`, `state_dtype`.
 
     Attributes:
         most_recent_scale: loss scale that the gradients carry, for programs that multiply the loss
