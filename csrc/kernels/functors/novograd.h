@@ -33,11 +33,12 @@ struct NovoGrad {
 
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int) { return true; }
 
-  /// The first three are complete once the norm is known.
+  /// The first two are complete once the norm is known.
   template <class T>
   struct Coefs {
     T grad_factor;      ///< +-1, over the denominator inside the moment
-    T minus_lr;         ///< over the moment's bias, and over the denominator outside of the moment
+    T minus_lr;         ///< minus_rate, over the denominator outside of the moment
+    T minus_rate;       ///< -lr / (1 - beta1^step)
     T inverse_bias2;    ///< 1 / sqrt(1 - beta2^step)
     T moment_decay;     ///< weight_decay inside the moment, else 0
     T minus_lr_decay;   ///< -lr weight_decay outside of the moment, else 0
@@ -55,7 +56,7 @@ struct NovoGrad {
     const double bias2 = params.bias_correction ? 1.0 - integer_power(beta2, step) : 1.0;
     Coefs<T> coefs;
     coefs.grad_factor = params.maximize ? T(-1) : T(1);
-    coefs.minus_lr = static_cast<T>(-lr / bias1);
+    coefs.minus_rate = coefs.minus_lr = static_cast<T>(-lr / bias1);
     coefs.inverse_bias2 = static_cast<T>(1.0 / kernels::sqrt(bias2));
     coefs.moment_decay = params.reg_inside_moment ? static_cast<T>(weight_decay) : T(0);
     coefs.minus_lr_decay = params.reg_inside_moment ? T(0) : static_cast<T>(-lr * weight_decay);
@@ -88,8 +89,11 @@ struct NovoGrad {
     const double denominator =
         fma(norms[0], static_cast<double>(coefs.inverse_bias2), params.eps.load());
     const double inverse = denominator == 0.0 ? 0.0 : 1.0 / denominator;
-    T& divided = params.reg_inside_moment ? coefs.grad_factor : coefs.minus_lr;
-    divided = static_cast<T>(static_cast<double>(divided) * inverse);
+    if (params.reg_inside_moment) {
+      coefs.grad_factor = static_cast<T>(params.maximize ? -inverse : inverse);
+    } else {
+      coefs.minus_lr = static_cast<T>(static_cast<double>(coefs.minus_rate) * inverse);
+    }
   }
 
   template <class V, class T>

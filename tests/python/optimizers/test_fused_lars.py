@@ -107,7 +107,7 @@ def test_empty_parameters_and_those_that_join_later(hyper: dict[str, Any], devic
 def test_groups_with_and_without_decay_in_one_step(device: str) -> None:
     params = make_params(device=device)
     halves = [params[:2], params[2:]]
-    hypers = [HYPER, {**HYPER, "weight_decay": 0.0, "trust_coefficient": 0.02}]
+    hypers = [HYPER, {**HYPER, "weight_decay": 0.0, "trust_coefficient": 0.002}]
     ours = FusedLARS(
         [{"params": half, **hyper} for half, hyper in zip(halves, hypers, strict=True)]
     )
