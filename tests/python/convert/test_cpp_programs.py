@@ -124,7 +124,7 @@ def test_a_run_of_python_goes_on_in_cpp(name: str, mode: str, tmp_path: Path) ->
     shared_steps(whole, 0, 6)
     shared_steps(half, 0, 3)
     conversion = write_folder(half, tmp_path / "half")
-    assert (conversion.to_cpp, conversion.states) == (True, len(half.state))
+    assert (conversion.to_cpp, conversion.states) == (True, len(half.state_dict()["state"]))
     run_cpp(name, 3, 6, tmp_path / "half", tmp_path / "end")
     assert_as_cpp(whole, tmp_path / "end")
 
