@@ -77,7 +77,7 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
     }
     ++index;
   });
-  require(loaded.master_param().defined() || !master, "master_param");
+  // A master that is wanted and not there is made from the parameter in the next step.
   TORCH_CHECK_VALUE(!loaded.master_param().defined() || master, expected, " to hold no ", name,
                     ".master_param, got one for a ", param.scalar_type(),
                     " parameter. Masters belong to 16-bit parameters.");

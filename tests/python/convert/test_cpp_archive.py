@@ -76,7 +76,7 @@ def test_a_converted_file_is_loaded_with_the_same_bits(spec: OptimSpec, tmp_path
     there = convert_checkpoint(tmp_path / "a.pt", tmp_path / "b.pt", spec.optimizer.__name__)
     back = convert_checkpoint(tmp_path / "b.pt", tmp_path / "c.pt")
     assert (there.to_cpp, back.to_cpp) == (True, False)
-    assert (there.states, back.states) == (4, 4)
+    assert there.states == back.states == len(optimizer.state_dict()["state"])
     state_dict = torch.load(tmp_path / "c.pt", weights_only=True)
     assert_same_state(state_dict["state"], optimizer.state_dict()["state"])
     loaded = two_groups(spec, shared_params(torch.bfloat16), 0, set_grad_none=False)

@@ -103,7 +103,9 @@ def test_a_run_of_cpp_goes_on_in_python(name: str, mode: str, tmp_path: Path) ->
     run_cpp(name, 0, 3, tmp_path / "start", tmp_path / "half")
     conversion = convert_checkpoint(tmp_path / "half/optimizer.pt", tmp_path / "half.pt")
     assert (conversion.optimizer, conversion.to_cpp) == (name, False)
-    assert (conversion.groups, conversion.params, conversion.states) == (2, 5, 4)
+    assert (conversion.groups, conversion.params) == (2, 5)
+    # The last parameter never has a gradient; some classes give it a state all the same.
+    assert conversion.states in (4, 5)
 
     params = [torch.nn.Parameter(value) for value in read_params(tmp_path / "half")]
     # Other options than the checkpoint's, which brings its own.
@@ -122,7 +124,7 @@ def test_a_run_of_python_goes_on_in_cpp(name: str, mode: str, tmp_path: Path) ->
     shared_steps(whole, 0, 6)
     shared_steps(half, 0, 3)
     conversion = write_folder(half, tmp_path / "half")
-    assert (conversion.to_cpp, conversion.states) == (True, 4)
+    assert (conversion.to_cpp, conversion.states) == (True, len(half.state_dict()["state"]))
     run_cpp(name, 3, 6, tmp_path / "half", tmp_path / "end")
     assert_as_cpp(whole, tmp_path / "end")
 

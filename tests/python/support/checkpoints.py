@@ -38,9 +38,9 @@ def two_groups(
 ) -> FusedOptimizer:
     """The optimizer with two groups that differ."""
     make: Any = spec.optimizer
-    values = dict(spec.grid[hyper])
+    values = {**spec.grid[hyper], **options}
     groups = [{"params": params[:2]}, {"params": params[2:], "lr": 2.5 * float(values["lr"])}]
-    optimizer: FusedOptimizer = make(groups, **values, **options)
+    optimizer: FusedOptimizer = make(groups, **values)
     return optimizer
 
 
