@@ -57,6 +57,13 @@ TORCH_LIBRARY(torchfuse, m) {
       "bool nesterov=False, bool maximize=False, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 
+  // One Lion step over lists of tensors, step counts included.
+  m.def(
+      "fused_lion_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
+      "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
+      "float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
   // tensors *= inv_scale, with found_inf set to 1 if an element was not finite.
   m.def(
       "multi_tensor_unscale_(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()");

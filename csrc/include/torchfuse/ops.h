@@ -210,6 +210,24 @@ TORCHFUSE_API void fused_lars_(at::TensorList params, at::TensorList grads,
                                const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
+/// One Lion step on lists of tensors, in place (Chen et al. 2023).
+///
+/// With g = +-grad / grad_scale (minus under `maximize`):
+///
+///     step += 1
+///     c     = m + (1 - beta1) (g - m)
+///     m    += (1 - beta2) (g - m)
+///     param -= lr * weight_decay * param + lr * sign(c)
+///
+/// The arguments are those of fused_adam_; `exp_avgs` holds m.
+TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+                               at::TensorList state_steps, at::TensorList master_params, double lr,
+                               double beta1, double beta2, double weight_decay,
+                               bool maximize = false,
+                               const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                               const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                               const std::optional<at::Tensor>& found_inf = std::nullopt);
+
 /// Multiplies every tensor by `inv_scale` in place and sets `found_inf` to 1 if an element was not
 /// finite before. One read and one write; `found_inf` is never cleared. As torch's
 /// _amp_foreach_non_finite_check_and_unscale_, for any mix of fp32, fp16, bf16 and fp64 and any

@@ -10,6 +10,7 @@
 #include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/optim/fused_lamb.h>
 #include <torchfuse/optim/fused_lars.h>
+#include <torchfuse/optim/fused_lion.h>
 #include <torchfuse/optim/fused_novograd.h>
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_sgd.h>

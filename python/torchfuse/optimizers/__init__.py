@@ -6,6 +6,7 @@ from torchfuse.optimizers.fused_adagrad import FusedAdagrad
 from torchfuse.optimizers.fused_adam import FusedAdam
 from torchfuse.optimizers.fused_lamb import FusedLAMB
 from torchfuse.optimizers.fused_lars import FusedLARS
+from torchfuse.optimizers.fused_lion import FusedLion
 from torchfuse.optimizers.fused_mixed_precision_lamb import FusedMixedPrecisionLamb
 from torchfuse.optimizers.fused_novograd import FusedNovoGrad
 from torchfuse.optimizers.fused_sgd import FusedSGD
@@ -15,6 +16,7 @@ __all__ = [
     "FusedAdam",
     "FusedLAMB",
     "FusedLARS",
+    "FusedLion",
     "FusedMixedPrecisionLamb",
     "FusedNovoGrad",
     "FusedOptimizer",

@@ -105,6 +105,25 @@ def _torch_adagrad(
     return torch.optim.Adagrad(params, foreach=False, fused=False, **hyper_params)
 
 
+def _lion_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    maximize: bool,
+) -> None:
+    beta1, beta2 = betas
+    grad = -grad if maximize else grad
+    momentum = state.setdefault("exp_avg", torch.zeros_like(param))
+    direction = (beta1 * momentum + (1 - beta1) * grad).sign()
+    momentum.mul_(beta2).add_((1 - beta2) * grad)
+    param.sub_(lr * weight_decay * param + lr * direction)
+
+
 OPTIM_SPECS: tuple[OptimSpec, ...] = (
     OptimSpec(
         optimizer=optimizers.FusedAdam,
@@ -217,6 +236,16 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             *grid(lr=[1.0], weight_decay=[0.0, 0.05], nesterov=[False, True]),
             *grid(lr=[0.1], momentum=[0.0], trust_coefficient=[0.02], maximize=[True]),
             *grid(lr=[0.1], eps=[1.0], weight_decay=[0.05], nesterov=[True], maximize=[True]),
+        ),
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedLion,
+        update=_lion_update,
+        grid=grid(
+            lr=[1e-3],
+            betas=[(0.9, 0.99)],
+            weight_decay=[0.0, 0.1],
+            maximize=[False, True],
         ),
     ),
     # The next entry goes above.
