@@ -43,7 +43,7 @@ def test_an_optimizer_is_recorded(tmp_path: Path, suffix: str, classes: str) -> 
     [
         (
             "torchfuse_add_fused_optimizer(adam Adam CLASS)",
-            "expected CPP_CLASS or nothing, got CLASS",
+            "expected LAYERWISE, CPP_CLASS or nothing more, got CLASS",
         ),
         (
             "torchfuse_add_fused_optimizer(none None)",

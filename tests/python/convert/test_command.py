@@ -55,7 +55,7 @@ def test_the_class_can_be_named(python_file: Path, tmp_path: Path) -> None:
         (["text.pt", "out.pt"], "expected text.pt to be a C++ archive, written by torch::save"),
         (["model.pt", "out.pt"], "expected model.pt to be an optimizer's state dict"),
         (["python.pt", "./python.pt"], "expected source and target to be two files"),
-        (["python.pt", "out.pt", "--optimizer", "Adam"], "expected optimizer to be in [FusedAdam"),
+        (["python.pt", "out.pt", "--optimizer", "Adam"], "expected optimizer to be in [FusedAda"),
     ],
 )
 def test_errors_are_one_line(

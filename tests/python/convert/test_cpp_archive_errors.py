@@ -126,7 +126,7 @@ def test_other_state_dicts_and_classes(tmp_path: Path) -> None:
     theirs = torch.optim.SGD(params).state_dict()
     with pytest.raises(ValueError, match=r"of one class in .*FusedAdam.*Load the checkpoint into"):
         write_cpp_archive(theirs, tmp_path / "optimizer.pt")
-    with pytest.raises(ValueError, match=r"expected optimizer to be in \[FusedAdam.*got 'Adam'"):
+    with pytest.raises(ValueError, match=r"expected optimizer to be in \[.*FusedAdam, .*got 'Adam'"):
         write_cpp_archive(adam_state(), tmp_path / "optimizer.pt", "Adam")
     with pytest.raises(ValueError, match=r"state dict, with .* got \[0.weight\]"):
         write_cpp_archive({"0.weight": params[0]}, tmp_path / "optimizer.pt")
@@ -179,7 +179,7 @@ def _state_of_another_type(archive: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_later_format, r"of a format in \[torchfuse.optim.FusedAdam.1.*FusedAdam.99'"),
+        (_later_format, r"of a format in \[.*optim.FusedAdam.1, .*FusedAdam.99'"),
         (_nested_format, r"of a format in .*, got \{'version': 1\}"),
         (_no_format, r"of an optimizer of torchfuse, got one that holds .*group_count"),
         (_fewer_groups, r"hold group/2, of type dict, got \[format"),

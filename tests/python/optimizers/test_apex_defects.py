@@ -74,7 +74,7 @@ def test_masters_are_used_and_hold_more_than_the_parameters(
 ) -> None:
     """Steps too small for the parameter's dtype add up in the master."""
     param = torch.nn.Parameter(torch.ones(64, dtype=dtype))
-    optimizer = make(spec, [param], master_weights=True, lr=1e-5)
+    optimizer = make(spec, [param], master_weights=True, lr=spec.grid[-1]["lr"] / 100)
     for _ in range(5):
         param.grad = torch.ones_like(param)
         optimizer.step()
