@@ -126,7 +126,9 @@ def test_other_state_dicts_and_classes(tmp_path: Path) -> None:
     theirs = torch.optim.SGD(params).state_dict()
     with pytest.raises(ValueError, match=r"of one class in .*FusedAdam.*Load the checkpoint into"):
         write_cpp_archive(theirs, tmp_path / "optimizer.pt")
-    with pytest.raises(ValueError, match=r"expected optimizer to be in \[.*FusedAdam, .*got 'Adam'"):
+    with pytest.raises(
+        ValueError, match=r"expected optimizer to be in \[.*FusedAdam, .*got 'Adam'"
+    ):
         write_cpp_archive(adam_state(), tmp_path / "optimizer.pt", "Adam")
     with pytest.raises(ValueError, match=r"state dict, with .* got \[0.weight\]"):
         write_cpp_archive({"0.weight": params[0]}, tmp_path / "optimizer.pt")
