@@ -4,6 +4,8 @@
 
 #include <c10/core/Device.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -16,12 +18,12 @@ struct BucketKey {
   c10::Device device{c10::kCPU};
   kernels::DType param = kernels::DType::kFloat32;
   kernels::DType grad = kernels::DType::kFloat32;
-  kernels::DType state = kernels::DType::kFloat32;
+  std::array<kernels::DType, kernels::kMaxStates> states{};
   bool has_master = false;
 
   bool operator==(const BucketKey& other) const {
     return device == other.device && param == other.param && grad == other.grad &&
-           state == other.state && has_master == other.has_master;
+           states == other.states && has_master == other.has_master;
   }
 };
 
@@ -44,9 +46,15 @@ struct Bucket {
   }
 
   kernels::TensorTable table() const {
-    return {rows.data(),   offsets.data(), static_cast<std::int64_t>(rows.size()),
-            key.param,     key.grad,       key.state,
-            key.has_master};
+    kernels::TensorTable table;
+    table.rows = rows.data();
+    table.offsets = offsets.data();
+    table.count = static_cast<std::int64_t>(rows.size());
+    table.param = key.param;
+    table.grad = key.grad;
+    std::copy(key.states.begin(), key.states.end(), table.state);
+    table.has_master = key.has_master;
+    return table;
   }
 
   std::int64_t num_partials() const { return slots.back(); }

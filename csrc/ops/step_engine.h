@@ -44,14 +44,13 @@ class StepEngine {
   struct Stream {
     c10::TensorImpl* impl = nullptr;
     const void* address = nullptr;
+    caffe2::TypeMeta type;
   };
 
   /// A slot as the last check saw it. While the addresses stay, only the gradient needs checking.
   struct Planned {
     kernels::TensorRow row;
     BucketKey key;
-    caffe2::TypeMeta param_type;
-    caffe2::TypeMeta state_type;
     bool contiguous = false;  ///< of the parameter, and so of all its streams
     std::int32_t num_streams = 0;
     Stream streams[3 + kernels::kMaxStates];  ///< parameter, states, master, step
@@ -81,6 +80,8 @@ class StepEngine {
   };
 
   Planned check_slot(std::size_t index, const FusedSlot& slot) const;
+  void check_states(Planned& planned, std::size_t index, const FusedSlot& slot) const;
+  void check_master(Planned& planned, std::size_t index, const FusedSlot& slot) const;
   at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
   void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
   const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;

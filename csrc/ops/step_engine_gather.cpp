@@ -8,10 +8,6 @@
 #include "ops/check.h"
 #include "ops/step_engine.h"
 
-#if defined(TORCHFUSE_WITH_CUDA)
-#include "kernels/cuda/supported_dtypes.h"
-#endif
-
 namespace torchfuse::ops {
 
 namespace {
@@ -45,54 +41,14 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   Planned planned;
   planned.key.device = param.device();
   planned.key.param = dtype_of(param_argument, param);
-  planned.key.state = planned.key.param;
   planned.contiguous = param.is_contiguous();
-  planned.param_type = param.dtype();
   planned.add(param);
   planned.row.param = memory_of(param);
   planned.row.numel = param.numel();
   planned.row.group = static_cast<std::int32_t>(slot.group);
 
-  const std::vector<std::string>& names = algorithm_->state_names();
-  check_same_length(op, "states", slot.states.size(), names.size(), "the algorithm's states");
-  bool first = true;
-  for (std::size_t k = 0; k < slot.states.size(); ++k) {
-    const at::Tensor& state = slot.states[k];
-    if (!state.defined()) continue;
-    const std::string name = names[k] + "s";
-    const Argument argument{op, name.c_str(), i};
-    check_stream(argument, state, param);
-    const kernels::DType dtype = dtype_of(argument, state);
-    if (dtype != planned.key.param &&
-        (dtype != kernels::DType::kFloat32 || planned.key.param == kernels::DType::kFloat64)) {
-      fail(argument,
-           planned.key.param == kernels::DType::kFloat64 ? "be of the parameter's dtype, float64"
-                                                         : "be of the parameter's dtype or float32",
-           c10::str(state.scalar_type()));
-    }
-    if (!first && dtype != planned.key.state) {
-      fail(argument, "be of the same dtype as the other states", c10::str(state.scalar_type()));
-    }
-    first = false;
-    planned.key.state = dtype;
-    planned.state_type = state.dtype();
-    planned.add(state);
-    planned.row.state[k] = memory_of(state);
-  }
-  if (slot.master.defined()) {
-    const Argument argument{op, "master_params", i};
-    check_stream(argument, slot.master, param);
-    if (slot.master.scalar_type() != at::kFloat) {
-      fail(argument, "be of dtype float32", c10::str(slot.master.scalar_type()));
-    }
-    if (kernels::size_of(planned.key.param) != 2) {
-      fail(argument, "belong to a float16 or bfloat16 parameter", c10::str(param.scalar_type()),
-           "Other parameters need no master.");
-    }
-    planned.key.has_master = true;
-    planned.add(slot.master);
-    planned.row.master = memory_of(slot.master);
-  }
+  check_states(planned, index, slot);
+  check_master(planned, index, slot);
   const Argument step_argument{op, "state_steps", i};
   check_scalar(step_argument, slot.step, at::kFloat);
   check_same_device(step_argument, slot.step, param.device(), "params");
@@ -101,23 +57,65 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   return planned;
 }
 
+/// Each state has a dtype of its own: that of its name. Absent ones count as stored like the first,
+/// so that they do not part what one kernel can update together.
+void StepEngine::check_states(Planned& planned, std::size_t index, const FusedSlot& slot) const {
+  const char* op = algorithm_->op();
+  const std::vector<std::string>& names = algorithm_->state_names();
+  check_same_length(op, "states", slot.states.size(), names.size(), "the algorithm's states");
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  bool first = true;
+  planned.key.states.fill(wide ? kernels::DType::kFloat64 : kernels::DType::kFloat32);
+  for (std::size_t k = 0; k < slot.states.size(); ++k) {
+    const at::Tensor& state = slot.states[k];
+    if (!state.defined()) continue;
+    const std::string name = names[k] + "s";
+    const Argument argument{op, name.c_str(), static_cast<std::int64_t>(index)};
+    check_stream(argument, state, slot.param);
+    const kernels::DType dtype = dtype_of(argument, state);
+    if ((dtype == kernels::DType::kFloat64) != wide) {
+      fail(argument,
+           wide ? "be of the parameter's dtype, float64"
+                : "be of dtype float32, float16 or bfloat16, as its parameter is not float64",
+           c10::str(state.scalar_type()));
+    }
+    if (first) planned.key.states.fill(dtype);
+    first = false;
+    planned.key.states[k] = dtype;
+    planned.add(state);
+    planned.row.state[k] = memory_of(state);
+  }
+}
+
+void StepEngine::check_master(Planned& planned, std::size_t index, const FusedSlot& slot) const {
+  if (!slot.master.defined()) return;
+  const Argument argument{algorithm_->op(), "master_params", static_cast<std::int64_t>(index)};
+  check_stream(argument, slot.master, slot.param);
+  if (slot.master.scalar_type() != at::kFloat) {
+    fail(argument, "be of dtype float32", c10::str(slot.master.scalar_type()));
+  }
+  if (kernels::size_of(planned.key.param) != 2) {
+    fail(argument, "belong to a float16 or bfloat16 parameter", c10::str(slot.param.scalar_type()),
+         "Other parameters need no master.");
+  }
+  planned.key.has_master = true;
+  planned.add(slot.master);
+  planned.row.master = memory_of(slot.master);
+}
+
 void StepEngine::Planned::add(const at::Tensor& tensor) {
-  streams[num_streams++] = {tensor.unsafeGetTensorImpl(), memory_of(tensor)};
+  streams[num_streams++] = {tensor.unsafeGetTensorImpl(), memory_of(tensor), tensor.dtype()};
 }
 
 /// Strides can change under one address only through another view of the same memory, which a
 /// contiguous tensor would show; other layouts are checked in full every time.
 bool StepEngine::Planned::unchanged() const {
-  if (!contiguous || streams[0].impl->dtype() != param_type) return false;
+  if (!contiguous) return false;
   const std::int32_t step = num_streams - 1;
   for (std::int32_t k = 0; k < step; ++k) {
     c10::TensorImpl* impl = streams[k].impl;
     if (impl->numel() != row.numel || !impl->is_contiguous()) return false;
-    if (memory_of(impl) != streams[k].address) return false;
-  }
-  const std::int32_t states = row.master == nullptr ? step : step - 1;
-  for (std::int32_t k = 1; k < states; ++k) {
-    if (streams[k].impl->dtype() != state_type) return false;
+    if (impl->dtype() != streams[k].type || memory_of(impl) != streams[k].address) return false;
   }
   return memory_of(streams[step].impl) == streams[step].address;
 }
@@ -141,15 +139,8 @@ at::Tensor StepEngine::usable_grad(std::size_t index, const Planned& planned,
   const bool wide = planned.key.param == kernels::DType::kFloat64;
   at::ScalarType dtype = grad.scalar_type();
   if (wide || dtype == at::kDouble) dtype = wide ? at::kDouble : at::kFloat;
-#if defined(TORCHFUSE_WITH_CUDA)
-  if (planned.key.device.is_cuda() &&
-      !kernels::cuda_supports(planned.key.param, dtype_of(argument, grad), planned.key.state,
-                              planned.key.has_master)) {
-    dtype = wide ? at::kDouble : at::kFloat;
-  }
-#endif
   if (dtype == grad.scalar_type() && !grad.is_neg() && same_layout(grad, param)) return grad;
-  // Another layout or an unusual dtype: a copy in the parameter's layout stands in for this step.
+  // Another layout, or fp64 on one side: a copy in the parameter's layout stands in for this step.
   at::Tensor copy = at::empty_like(param, param.options().dtype(dtype).requires_grad(false));
   copy.copy_(grad);
   converted_.emplace_back(grad, copy);
@@ -213,7 +204,7 @@ void StepEngine::survey(const at::TensorList* grads) {
     if (!grad.defined()) return Found::kNoGrad;
     const Planned& planned = planned_[i];
     const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
-    const bool as_planned = impl->layout() == at::kStrided && impl->dtype() == planned.param_type &&
+    const bool as_planned = impl->layout() == at::kStrided && impl->dtype() == planned.streams[0].type &&
                             impl->device() == planned.key.device && impl->is_contiguous() &&
                             !grad.is_neg() &&
                             impl->sizes().equals(planned.streams[0].impl->sizes()) &&

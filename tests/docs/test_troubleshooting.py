@@ -145,7 +145,7 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: FusedAdam([param(dtype=torch.complex64)]),
     lambda: FusedAdam([{"params": [weight := param(), weight]}]),
     lambda: FusedAdam([param()], lr=-1.0),
-    lambda: FusedAdam([param()], state_dtype=torch.float16),
+    lambda: FusedAdam([param()], state_dtype=torch.float64),
     lambda: FusedAdam([param()]).step(None, None, None, 2.0),
     lambda: FusedAdam([param()]).step(grad_scaler=GradScaler("cpu")),
     lambda: GradScaler("cpu").unscale_(FusedAdam([param()])),

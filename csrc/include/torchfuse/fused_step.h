@@ -22,8 +22,8 @@ using HyperParam = std::variant<double, at::Tensor>;
 struct FusedSlot {
   at::Tensor param;  ///< the parameter itself; its gradient is read from .grad()
   /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
-  /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. All of one dtype:
-  /// fp32 or the parameter's; same sizes and strides as `param`.
+  /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. Each fp32, bf16 or
+  /// fp16 (fp64 for fp64 parameters); same sizes and strides as `param`.
   std::vector<at::Tensor> states;
   at::Tensor master;       ///< fp32 master of an fp16 or bf16 parameter, or undefined
   at::Tensor step;         ///< 0-dim fp32, on the parameter's device

@@ -31,7 +31,7 @@ struct TensorTable {
   std::int64_t count = 0;
   DType param = DType::kFloat32;
   DType grad = DType::kFloat32;
-  DType state = DType::kFloat32;
+  DType state[kMaxStates] = {};  ///< those of unused states do not matter
   bool has_master = false;
 
   std::int64_t total() const { return count == 0 ? 0 : offsets[count]; }

@@ -22,7 +22,7 @@ struct Streams {
   DType param_in_dtype;
   DType param_dtype;
   DType grad_dtype;
-  DType state_dtype;
+  DType state_dtype[kMaxStates];
   bool write_back;
 };
 
@@ -38,13 +38,13 @@ TORCHFUSE_INLINE void update_vector(const Streams& streams, std::int64_t index,
   for (int k = 0; k < Functor::kNumStates; ++k) {
     state[k] = streams.state[k] == nullptr
                    ? V(T(0))
-                   : load(streams.state[k], index, streams.state_dtype, T());
+                   : load(streams.state[k], index, streams.state_dtype[k], T());
   }
   Functor::update(param, grad, state, coefs);
 #pragma GCC unroll 4
   for (int k = 0; k < Functor::kNumStates; ++k) {
     if (streams.state[k] != nullptr) {
-      store(streams.state[k], index, streams.state_dtype, state[k], T());
+      store(streams.state[k], index, streams.state_dtype[k], state[k], T());
     }
   }
   if (streams.master != nullptr) store(streams.master, index, DType::kFloat32, param, T());
@@ -82,7 +82,7 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   if (streams.master != nullptr) local.master = buffer[3];
   for (int k = 0; k < Functor::kNumStates; ++k) {
     if (streams.state[k] == nullptr) continue;
-    fetch(buffer[4 + k], streams.state[k], streams.state_dtype);
+    fetch(buffer[4 + k], streams.state[k], streams.state_dtype[k]);
     local.state[k] = buffer[4 + k];
   }
   update_vector<Functor, T>(local, 0, coefs, grad_coef);
@@ -90,7 +90,8 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   if (streams.master != nullptr) put_back(streams.master, buffer[3], DType::kFloat32);
   if (streams.write_back) put_back(streams.grad, buffer[1], streams.grad_dtype);
   for (int k = 0; k < Functor::kNumStates; ++k) {
-    if (streams.state[k] != nullptr) put_back(streams.state[k], buffer[4 + k], streams.state_dtype);
+    if (streams.state[k] == nullptr) continue;
+    put_back(streams.state[k], buffer[4 + k], streams.state_dtype[k]);
   }
 }
 
@@ -109,7 +110,7 @@ TORCHFUSE_INLINE void update_stretch(const Streams& streams, std::int64_t begin,
     };
     ahead(streams.param_in, streams.param_in_dtype);
     ahead(streams.grad, streams.grad_dtype);
-    for (int k = 0; k < Functor::kNumStates; ++k) ahead(streams.state[k], streams.state_dtype);
+    for (int k = 0; k < Functor::kNumStates; ++k) ahead(streams.state[k], streams.state_dtype[k]);
     update_vector<Functor, T>(streams, i, coefs, grad_coef);
   }
   if (i < end) update_tail<Functor, T>(streams, i, end - i, coefs, grad_coef);
@@ -121,11 +122,15 @@ template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const DType bf16 = DType::kBFloat16;
-  if (streams.param_in_dtype == bf16 && streams.param_dtype == bf16 && streams.grad_dtype == bf16 &&
-      streams.state_dtype == bf16 && !streams.write_back) {
+  bool all_bf16 = streams.param_in_dtype == bf16 && streams.param_dtype == bf16 &&
+                  streams.grad_dtype == bf16 && !streams.write_back;
+  for (int k = 0; k < Functor::kNumStates; ++k) {
+    all_bf16 = all_bf16 && (streams.state[k] == nullptr || streams.state_dtype[k] == bf16);
+  }
+  if (all_bf16) {
     Streams known = streams;
-    known.param_in_dtype = known.param_dtype = bf16;
-    known.grad_dtype = known.state_dtype = bf16;
+    known.param_in_dtype = known.param_dtype = known.grad_dtype = bf16;
+    for (int k = 0; k < Functor::kNumStates; ++k) known.state_dtype[k] = bf16;
     known.master = nullptr;
     known.write_back = false;
     update_stretch<Functor, T>(known, begin, end, coefs, grad_coef);
@@ -145,11 +150,11 @@ TORCHFUSE_INLINE Streams make_streams(const UpdateArgs<Functor>& args, const Ten
   streams.master = table.has_master ? row.master : nullptr;
   streams.grad = row.grad;
   streams.grad_dtype = table.grad;
-  streams.state_dtype = table.state;
   streams.write_back = args.write_back_grads;
   for (int k = 0; k < Functor::kNumStates; ++k) {
     const bool used = Functor::uses_state(args.groups[row.group], k);
     streams.state[k] = used ? row.state[k] : nullptr;
+    streams.state_dtype[k] = table.state[k];
   }
   return streams;
 }

@@ -13,6 +13,7 @@
 #include "kernels/common/step_scalars.h"
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/mixed_types.cuh"
 #include "kernels/cuda/supported_dtypes.h"
 
 namespace torchfuse::kernels::cuda {
@@ -52,6 +53,16 @@ struct UpdateTypes {
   static constexpr int kLoadBytes =
       kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
 
+  /// What a launch has to say about its streams besides their addresses: nothing, it is all known.
+  struct Storage {
+    Storage() = default;
+    explicit Storage(const TensorTable&) {}
+    static constexpr std::uint32_t element_size(int stream) {
+      return UpdateTypes::element_size(stream);
+    }
+    static constexpr bool has_master() { return kMaster; }
+  };
+
   /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without
   /// spills on every architecture. 40 to 96 KB of loads are in flight.
   static constexpr int kBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes >= 128 ? 2
@@ -71,13 +82,15 @@ template <class Params>
 constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
 
 template <class Types>
-struct UpdateLaunch {
+struct UpdateLaunch : Types::Storage {
   using Row = UpdateRow<Types::kStreams>;
   using Params = typename Types::Params;
   static_assert(kMaxGroups<Params> >= 1 && kMaxGroups<Params> <= 255);
   /// Each row also has its group and its head.
-  static constexpr int kRows =
-      table_capacity(sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));
+  static constexpr std::size_t kStorageBytes =
+      std::is_empty_v<typename Types::Storage> ? 0 : sizeof(typename Types::Storage);
+  static constexpr int kRows = table_capacity(
+      sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*) + kStorageBytes);
 
   LaunchTable<Row, kRows> table;
   Params groups[kMaxGroups<Params>];
@@ -87,10 +100,12 @@ struct UpdateLaunch {
   std::uint8_t head[kRows];   ///< see Note [Peeling]
 };
 
-/// Calls run(UpdateTypes<...>{}) for the tuple of the table. Must agree with cuda_supports.
+/// Calls run(UpdateTypes<...>{}) for the tuple of the table, or run(MixedTypes<Functor>{}) if it
+/// has no kernel of its own. Must agree with has_own_kernel.
 template <class Functor, class Run>
 Status dispatch_update(const TensorTable& table, Run run) {
-  if (!cuda_supports(table.param, table.grad, table.state, table.has_master)) {
+  if (!has_own_kernel(table, Functor::kNumStates)) {
+    if (has_mixed_kernel(table, Functor::kNumStates)) return run(MixedTypes<Functor>{});
     return Status{cudaErrorInvalidValue,
                   "fused update (the update kernels are not built for this tuple of parameter, "
                   "gradient, state and master dtypes)"};
@@ -100,7 +115,7 @@ Status dispatch_update(const TensorTable& table, Run run) {
     const auto with_grad = [&](auto grad) {
       using Grad = decltype(grad);
       if (table.has_master) return run(UpdateTypes<Functor, Param, Grad, float, true>{});
-      if (table.state == DType::kFloat32) {
+      if (table.state[0] == DType::kFloat32) {
         return run(UpdateTypes<Functor, Param, Grad, float, false>{});
       }
       return run(UpdateTypes<Functor, Param, Grad, Param, false>{});

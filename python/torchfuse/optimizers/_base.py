@@ -58,6 +58,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     #: Under the keys of PAIRS a group holds two of them.
     _bounds: ClassVar[Mapping[str, float]]
 
+    #: For states whose dtype has an option of its own, its name; the others follow `state_dtype`.
+    _dtype_options: ClassVar[Mapping[str, str]] = {}
+
     # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
     # and report them in `found_inf`.
     _check_inside: bool = False
@@ -206,9 +209,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]
-        dtype = self._state_dtype(param, group)
         for name in self._state_names(group):
             if name not in state:
+                dtype = self._state_dtype(param, group, name)
                 state[name] = torch.zeros_like(
                     param, dtype=dtype, memory_format=torch.preserve_format
                 )
@@ -223,10 +226,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         """States that the algorithm knows, needed or not."""
         return _state_names_of(self._algorithm)
 
-    def _state_dtype(self, param: Tensor, group: dict[str, Any]) -> torch.dtype:
-        if group["state_dtype"] is None and param.dtype in HALF_DTYPES:
-            return torch.float32
-        return param.dtype
+    def _state_dtype(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:
+        own = group.get(self._dtype_options.get(name, "state_dtype"))
+        dtype: torch.dtype | None = group["state_dtype"] if own is None else own
+        if dtype is not None:
+            return dtype
+        return torch.float32 if param.dtype in HALF_DTYPES else param.dtype
+
+    def _storage_options(self) -> tuple[str, ...]:
+        """Options that say how state is stored, not what is computed."""
+        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
 
     def _forget_plan(self) -> None:
         self._native = None
@@ -307,7 +316,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         name = type(self).__name__
         check_params(name, index, group["params"])
         check_max_grad_norm(name, index, group["max_grad_norm"])
-        check_state_dtype(name, index, group["state_dtype"], group["params"])
+        for key in self._storage_options():
+            check_state_dtype(name, index, key, group.get(key), group["params"])
         self._check_hyper_params(index, group)
         self._check_same_options(index, group, first)
 
@@ -351,8 +361,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
 
-        The state is copied, moved to the parameters' devices and laid out like them; it stays fp32
-        for 16-bit parameters. Options that the checkpoint does not know keep their values.
+        The state is copied, moved to the parameters' devices, laid out like them and converted to
+        the dtypes that this optimizer keeps it in; by default it stays fp32 for 16-bit parameters.
+        Options that the checkpoint does not know keep their values, and so do those that say how
+        state is stored, such as `state_dtype`.
 
         Args:
             state_dict: what `state_dict()` returned.

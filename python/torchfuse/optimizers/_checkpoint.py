@@ -96,6 +96,9 @@ def _read_groups(
         optimizer._normalize_group(loaded)
         # `capturable` changes nothing here, and torch's value describes torch's own step.
         loaded.pop("capturable", None)
+        # How state is stored is the loading optimizer's choice: the state is converted.
+        for key in optimizer._storage_options():
+            loaded.pop(key, None)
         device = group["params"][0].device if group["params"] else None
         loaded = {key: _move(value, device) for key, value in loaded.items()}
         groups.append({**group, **loaded, "params": group["params"]})
@@ -165,7 +168,7 @@ class _StateReader:
 
     def convert(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> dict[str, Any]:
         # Moments stay fp32 for 16-bit parameters; torch's own loader would round them.
-        dtype = self._optimizer._state_dtype(param, self._group)
+        optimizer = self._optimizer
         step = saved.get("step", group_step)
         if isinstance(step, Tensor):
             step = step.detach().to(torch.float32).reshape(()).clone()
@@ -173,7 +176,10 @@ class _StateReader:
             step = torch.tensor(float(step))
         state: dict[str, Any] = {"step": step}
         for name in self._tensor_names(saved):
-            wanted = torch.float32 if name == "master_param" else dtype
+            if name == "master_param":
+                wanted = torch.float32
+            else:
+                wanted = optimizer._state_dtype(param, self._group, name)
             home = torch.empty_like(param, dtype=wanted, memory_format=torch.preserve_format)
             state[name] = home.copy_(saved[name])
         for name, value in saved.items():

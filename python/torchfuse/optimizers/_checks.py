@@ -79,14 +79,21 @@ def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
 
 
 def check_state_dtype(
-    owner: str, group: int, state_dtype: torch.dtype | None, params: Sequence[Tensor]
+    owner: str, group: int, name: str, dtype: Any, params: Sequence[Tensor]
 ) -> None:
-    """State is fp32 (fp64 for fp64 parameters) or, on request, of the parameter's own dtype."""
-    if state_dtype is None:
+    """State of fp64 parameters is fp64; that of others is stored in any of the smaller types."""
+    if dtype is None:
         return
+    where = f"{owner}: expected {name} of group {group} to be"
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{where} None or a torch.dtype, got {type(dtype).__name__}.")
     for index, param in enumerate(params):
-        if state_dtype != param.dtype:
+        if param.dtype == torch.float64:
+            allowed, known = "torch.float64", dtype == torch.float64
+        else:
+            allowed = "torch.float32, torch.bfloat16 or torch.float16"
+            known = dtype in (torch.float32, *HALF_DTYPES)
+        if not known:
             raise ValueError(
-                f"{owner}: expected state_dtype of group {group} to be None or the dtype of "
-                f"params[{index}], {param.dtype}, got {state_dtype}."
+                f"{where} None, {allowed} for params[{index}] of dtype {param.dtype}, got {dtype}."
             )

@@ -23,8 +23,8 @@ class StepOptions(TypedDict, total=False):
         write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
             are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
-        state_dtype: dtype of the states. None: fp32 for 16-bit parameters, else the parameter's
-            dtype. fp16 or bf16 halves their memory and is allowed for parameters of that dtype.
+        state_dtype: dtype of the states: fp32, bf16 or fp16, whatever the parameter's own; fp64 for
+            fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
     """
 
     set_grad_none: bool

@@ -53,8 +53,11 @@ class FusedAdam(FusedOptimizer):
         write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
             are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
-        state_dtype: dtype of the moments. None: fp32 for 16-bit parameters, else the parameter's
-            dtype. fp16 or bf16 halves their memory and is allowed for parameters of that dtype.
+        state_dtype: dtype of the moments: fp32, bf16 or fp16, whatever the parameter's own; fp64
+            for fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
+            Arithmetic is in fp32; moments are rounded when they are stored.
+        exp_avg_dtype: dtype of `exp_avg` alone, as TransformerEngine's. None: as `state_dtype`.
+        exp_avg_sq_dtype: dtype of `exp_avg_sq` and `max_exp_avg_sq`. None: as `state_dtype`.
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
@@ -89,6 +92,11 @@ class FusedAdam(FusedOptimizer):
         "eps": math.inf,
         "weight_decay": math.inf,
     }
+    _dtype_options: ClassVar[Mapping[str, str]] = {
+        "exp_avg": "exp_avg_dtype",
+        "exp_avg_sq": "exp_avg_sq_dtype",
+        "max_exp_avg_sq": "exp_avg_sq_dtype",
+    }
 
     def __init__(
         self,
@@ -109,6 +117,8 @@ class FusedAdam(FusedOptimizer):
         write_back_grads: bool = False,
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
+        exp_avg_dtype: torch.dtype | None = None,
+        exp_avg_sq_dtype: torch.dtype | None = None,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -120,6 +130,8 @@ class FusedAdam(FusedOptimizer):
             "maximize": maximize,
             "adam_w_mode": bool(adam_w_mode),
             "capturable": capturable,
+            "exp_avg_dtype": exp_avg_dtype,
+            "exp_avg_sq_dtype": exp_avg_sq_dtype,
         }
         super().__init__(
             params,

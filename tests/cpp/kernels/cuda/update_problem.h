@@ -183,9 +183,10 @@ class UpdateProblem {
                         const std::vector<AdamParams>& groups,
                         const StepScalars* step_scalars) const {
     UpdateArgs<Adam> result;
-    result.tensors = {rows.data(),      offsets.data(), static_cast<std::int64_t>(rows.size()),
-                      tuple_.param,     tuple_.grad,    tuple_.state,
-                      tuple_.has_master};
+    result.tensors = tuple_.table();
+    result.tensors.rows = rows.data();
+    result.tensors.offsets = offsets.data();
+    result.tensors.count = static_cast<std::int64_t>(rows.size());
     result.groups = groups.data();
     result.num_groups = groups_.count();
     result.scalars = step_scalars;
