@@ -151,6 +151,7 @@ FusedSlot PyFusedStep::slot(const Entry& entry, std::size_t index, std::int64_t 
     slot.states.push_back(tensor_in(state, name, index));
   }
   slot.master = tensor_in(state, "master_param", index);
+  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", index);
   slot.step = tensor_in(state, "step", index);
   slot.group = group;
   return slot;

@@ -20,10 +20,12 @@ struct BucketKey {
   kernels::DType grad = kernels::DType::kFloat32;
   std::array<kernels::DType, kernels::kMaxStates> states{};
   bool has_master = false;
+  bool has_remainder = false;
 
   bool operator==(const BucketKey& other) const {
     return device == other.device && param == other.param && grad == other.grad &&
-           states == other.states && has_master == other.has_master;
+           states == other.states && has_master == other.has_master &&
+           has_remainder == other.has_remainder;
   }
 };
 
@@ -54,6 +56,7 @@ struct Bucket {
     table.grad = key.grad;
     std::copy(key.states.begin(), key.states.end(), table.state);
     table.has_master = key.has_master;
+    table.has_remainder = key.has_remainder;
     return table;
   }
 

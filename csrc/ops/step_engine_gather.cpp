@@ -90,15 +90,24 @@ void StepEngine::check_states(Planned& planned, std::size_t index, const FusedSl
 void StepEngine::check_master(Planned& planned, std::size_t index, const FusedSlot& slot) const {
   if (!slot.master.defined()) return;
   const Argument argument{algorithm_->op(), "master_params", static_cast<std::int64_t>(index)};
-  check_stream(argument, slot.master, slot.param);
-  if (slot.master.scalar_type() != at::kFloat) {
-    fail(argument, "be of dtype float32", c10::str(slot.master.scalar_type()));
+  const bool remainder = slot.master.scalar_type() == at::kShort;
+  if (!remainder && slot.master.scalar_type() != at::kFloat) {
+    fail(argument, "be of dtype float32, or int16 for remainders",
+         c10::str(slot.master.scalar_type()));
   }
-  if (kernels::size_of(planned.key.param) != 2) {
+  // A remainder is no number by itself; the checks ask for the type of one of its size.
+  check_stream(argument, remainder ? slot.master.view(at::kBFloat16) : slot.master, slot.param);
+  const kernels::DType param = planned.key.param;
+  if (remainder && param != kernels::DType::kBFloat16) {
+    fail(argument, "be of dtype float32, as only bfloat16 parameters have remainders",
+         "Short for a " + c10::str(slot.param.scalar_type()) + " parameter");
+  }
+  if (kernels::size_of(param) != 2) {
     fail(argument, "belong to a float16 or bfloat16 parameter", c10::str(slot.param.scalar_type()),
          "Other parameters need no master.");
   }
-  planned.key.has_master = true;
+  planned.key.has_master = !remainder;
+  planned.key.has_remainder = remainder;
   planned.add(slot.master);
   planned.row.master = memory_of(slot.master);
 }
@@ -204,11 +213,11 @@ void StepEngine::survey(const at::TensorList* grads) {
     if (!grad.defined()) return Found::kNoGrad;
     const Planned& planned = planned_[i];
     const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
-    const bool as_planned = impl->layout() == at::kStrided && impl->dtype() == planned.streams[0].type &&
-                            impl->device() == planned.key.device && impl->is_contiguous() &&
-                            !grad.is_neg() &&
-                            impl->sizes().equals(planned.streams[0].impl->sizes()) &&
-                            impl->has_storage() && planned.unchanged();
+    const bool as_planned =
+        impl->layout() == at::kStrided && impl->dtype() == planned.streams[0].type &&
+        impl->device() == planned.key.device && impl->is_contiguous() && !grad.is_neg() &&
+        impl->sizes().equals(planned.streams[0].impl->sizes()) && impl->has_storage() &&
+        planned.unchanged();
     return as_planned ? Found::kAsPlanned : Found::kNeedsCheck;
   };
   at::parallel_for(0, static_cast<std::int64_t>(slots_.size()), kSlotsPerThread,

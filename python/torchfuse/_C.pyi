@@ -66,6 +66,12 @@ class FusedStep:
 def home_steps(params: list[Tensor], steps: list[Tensor | None]) -> list[Tensor]:
     """Step counts as 0-dim views of separate elements of one buffer per device."""
 
+def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
+    """The fp32 master of a bf16 parameter whose state is a remainder (int16)."""
+
+def remainder_of_master(master: Tensor) -> Tensor:
+    """What a bf16 parameter that is `master` rounded to nearest even lacks of it, as int16."""
+
 class GradScalerCore:
     """The device side of torchfuse.amp.GradScaler."""
 

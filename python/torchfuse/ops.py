@@ -50,7 +50,8 @@ def fused_adam_(
         max_exp_avg_sqs: as `exp_avgs`; empty unless `amsgrad`.
         state_steps: 0-dim fp32 counts on the parameters' device, each its own element.
         master_params: fp32 masters of 16-bit parameters, or empty. The master is updated and the
-            parameter receives its rounded copy.
+            parameter receives its rounded copy. For bf16 parameters also int16 remainders, as
+            `FusedAdam(..., store_param_remainders=True)` keeps them.
         lr: learning rate.
         beta1: decay rate of the first moment.
         beta2: decay rate of the second moment.

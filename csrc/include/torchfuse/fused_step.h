@@ -25,7 +25,9 @@ struct FusedSlot {
   /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. Each fp32, bf16 or
   /// fp16 (fp64 for fp64 parameters); same sizes and strides as `param`.
   std::vector<at::Tensor> states;
-  at::Tensor master;       ///< fp32 master of an fp16 or bf16 parameter, or undefined
+  /// fp32 master of an fp16 or bf16 parameter; or what a bf16 parameter lacks of it, an int16
+  /// remainder: see master_of_remainder(). Undefined: none.
+  at::Tensor master;
   at::Tensor step;         ///< 0-dim fp32, on the parameter's device
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
 };
@@ -95,6 +97,19 @@ class TORCHFUSE_API FusedStep {
 /// where it already is such a view. Undefined entries start at 0.
 TORCHFUSE_API std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
                                                  std::vector<at::Tensor> steps);
+
+/// The fp32 master of a bf16 parameter whose state is an int16 remainder: the number with the bits
+/// (param << 16) + remainder, both taken as integers. Same sizes and strides as `param`.
+/// @throws c10::Error for other dtypes or sizes.
+TORCHFUSE_API at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remainder);
+
+/// The remainder that belongs to a bf16 parameter which is `master` (fp32) rounded to nearest even,
+/// as every parameter with an fp32 master is: exact, except where the master lies halfway between
+/// two bf16 values and was rounded towards zero. Such a parameter's remainder would be 32768, which
+/// int16 does not hold; it gets 32767, and the restored master is smaller by one unit in the
+/// last place.
+/// @throws c10::Error for other dtypes.
+TORCHFUSE_API at::Tensor remainder_of_master(const at::Tensor& master);
 
 /// "baseline", "avx2" or "avx512": the instruction level of the CPU kernels.
 TORCHFUSE_API std::string cpu_isa();

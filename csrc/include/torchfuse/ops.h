@@ -33,7 +33,8 @@ namespace torchfuse {
 /// @param max_exp_avg_sqs as exp_avgs; empty unless `amsgrad`.
 /// @param state_steps 0-dim fp32 counts on the parameters' device, each its own element.
 /// @param master_params fp32 masters of 16-bit parameters, or empty. The master is updated and the
-///   parameter receives its rounded copy.
+///   parameter receives its rounded copy. For bf16 parameters also int16 remainders: see
+///   master_of_remainder().
 /// @param lr learning rate.
 /// @param beta1, beta2 decay rates of the moments, in [0, 1).
 /// @param weight_decay, eps as in the formula.

@@ -14,10 +14,10 @@ constexpr int kMaxStates = 3;
 /// same memory order. Unused streams are null. The arrays live on the host; pointers inside point
 /// to the launch's device.
 struct TensorRow {
-  void* param = nullptr;  ///< read and written; only written when `master` is set
+  void* param = nullptr;  ///< read and written; only written where there is an fp32 master
   void* grad = nullptr;   ///< read; written only when gradients are written back
   void* state[kMaxStates] = {};
-  void* master = nullptr;  ///< fp32 master of a 16-bit parameter
+  void* master = nullptr;  ///< fp32 master of a 16-bit parameter, or remainder of a bf16 one
   float* step = nullptr;   ///< number of updates that this parameter has received
   std::int64_t numel = 0;
   std::int32_t group = 0;  ///< index into the array of per-group hyper-parameters
@@ -32,7 +32,8 @@ struct TensorTable {
   DType param = DType::kFloat32;
   DType grad = DType::kFloat32;
   DType state[kMaxStates] = {};  ///< those of unused states do not matter
-  bool has_master = false;
+  bool has_master = false;       ///< in fp32
+  bool has_remainder = false;    ///< see Note [Parameter remainders] in param_remainder.h
 
   std::int64_t total() const { return count == 0 ? 0 : offsets[count]; }
 };

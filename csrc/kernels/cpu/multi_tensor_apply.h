@@ -17,6 +17,7 @@ struct Streams {
   const void* param_in;  ///< the master where there is one
   void* param;
   void* master;
+  std::int16_t* remainder;
   void* grad;
   void* state[kMaxStates];
   DType param_in_dtype;
@@ -26,12 +27,36 @@ struct Streams {
   bool write_back;
 };
 
+/// The value that is updated: the master, wherever it is kept, or the parameter.
+TORCHFUSE_INLINE VecF load_value(const Streams& streams, std::int64_t index, float) {
+  if (streams.remainder == nullptr) {
+    return load(streams.param_in, index, streams.param_in_dtype, 0.0f);
+  }
+  return load_split(static_cast<const BFloat16*>(streams.param_in) + index,
+                    streams.remainder + index);
+}
+TORCHFUSE_INLINE VecD load_value(const Streams& streams, std::int64_t index, double) {
+  return load(streams.param_in, index, DType::kFloat64, 0.0);
+}
+
+TORCHFUSE_INLINE void store_value(const Streams& streams, std::int64_t index, VecF value, float) {
+  if (streams.remainder != nullptr) {
+    return store_split(static_cast<BFloat16*>(streams.param) + index, streams.remainder + index,
+                       value);
+  }
+  if (streams.master != nullptr) store(streams.master, index, DType::kFloat32, value, 0.0f);
+  store(streams.param, index, streams.param_dtype, value, 0.0f);
+}
+TORCHFUSE_INLINE void store_value(const Streams& streams, std::int64_t index, VecD value, double) {
+  store(streams.param, index, DType::kFloat64, value, 0.0);
+}
+
 /// Updates one vector of elements at `index`.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_vector(const Streams& streams, std::int64_t index,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   using V = typename Simd<T>::V;
-  V param = load(streams.param_in, index, streams.param_in_dtype, T());
+  V param = load_value(streams, index, T());
   const V grad = load(streams.grad, index, streams.grad_dtype, T()) * V(grad_coef);
   V state[Functor::kNumStates];
 #pragma GCC unroll 4
@@ -47,8 +72,7 @@ TORCHFUSE_INLINE void update_vector(const Streams& streams, std::int64_t index,
       store(streams.state[k], index, streams.state_dtype[k], state[k], T());
     }
   }
-  if (streams.master != nullptr) store(streams.master, index, DType::kFloat32, param, T());
-  store(streams.param, index, streams.param_dtype, param, T());
+  store_value(streams, index, param, T());
   if (streams.write_back) store(streams.grad, index, streams.grad_dtype, grad, T());
 }
 
@@ -80,6 +104,10 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   local.grad = buffer[1];
   local.param = buffer[2];
   if (streams.master != nullptr) local.master = buffer[3];
+  if (streams.remainder != nullptr) {
+    fetch(buffer[3], streams.remainder, DType::kBFloat16);
+    local.remainder = reinterpret_cast<std::int16_t*>(buffer[3]);
+  }
   for (int k = 0; k < Functor::kNumStates; ++k) {
     if (streams.state[k] == nullptr) continue;
     fetch(buffer[4 + k], streams.state[k], streams.state_dtype[k]);
@@ -88,6 +116,7 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   update_vector<Functor, T>(local, 0, coefs, grad_coef);
   put_back(streams.param, buffer[2], streams.param_dtype);
   if (streams.master != nullptr) put_back(streams.master, buffer[3], DType::kFloat32);
+  if (streams.remainder != nullptr) put_back(streams.remainder, buffer[3], DType::kBFloat16);
   if (streams.write_back) put_back(streams.grad, buffer[1], streams.grad_dtype);
   for (int k = 0; k < Functor::kNumStates; ++k) {
     if (streams.state[k] == nullptr) continue;
@@ -109,6 +138,7 @@ TORCHFUSE_INLINE void update_stretch(const Streams& streams, std::int64_t begin,
       }
     };
     ahead(streams.param_in, streams.param_in_dtype);
+    ahead(streams.remainder, DType::kBFloat16);
     ahead(streams.grad, streams.grad_dtype);
     for (int k = 0; k < Functor::kNumStates; ++k) ahead(streams.state[k], streams.state_dtype[k]);
     update_vector<Functor, T>(streams, i, coefs, grad_coef);
@@ -123,7 +153,7 @@ TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, 
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const DType bf16 = DType::kBFloat16;
   bool all_bf16 = streams.param_in_dtype == bf16 && streams.param_dtype == bf16 &&
-                  streams.grad_dtype == bf16 && !streams.write_back;
+                  streams.grad_dtype == bf16 && streams.remainder == nullptr && !streams.write_back;
   for (int k = 0; k < Functor::kNumStates; ++k) {
     all_bf16 = all_bf16 && (streams.state[k] == nullptr || streams.state_dtype[k] == bf16);
   }
@@ -132,6 +162,7 @@ TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, 
     known.param_in_dtype = known.param_dtype = known.grad_dtype = bf16;
     for (int k = 0; k < Functor::kNumStates; ++k) known.state_dtype[k] = bf16;
     known.master = nullptr;
+    known.remainder = nullptr;
     known.write_back = false;
     update_stretch<Functor, T>(known, begin, end, coefs, grad_coef);
   } else {
@@ -148,6 +179,7 @@ TORCHFUSE_INLINE Streams make_streams(const UpdateArgs<Functor>& args, const Ten
   streams.param = row.param;
   streams.param_dtype = table.param;
   streams.master = table.has_master ? row.master : nullptr;
+  streams.remainder = table.has_remainder ? static_cast<std::int16_t*>(row.master) : nullptr;
   streams.grad = row.grad;
   streams.grad_dtype = table.grad;
   streams.write_back = args.write_back_grads;

@@ -42,19 +42,23 @@ struct MixedTypes {
   struct Storage {
     DType dtypes[kStreams] = {};
     bool master = false;
+    bool remainder = false;
 
     Storage() = default;
-    explicit Storage(const TensorTable& table) : master(table.has_master) {
+    explicit Storage(const TensorTable& table)
+        : master(table.has_master), remainder(table.has_remainder) {
       dtypes[kParamStream] = table.param;
       dtypes[kGradStream] = table.grad;
       for (int k = 0; k < kStates; ++k) dtypes[kStateStream + k] = table.state[k];
-      dtypes[kMasterStream] = DType::kFloat32;
+      // A remainder is a stream of 16-bit elements; nothing converts it.
+      dtypes[kMasterStream] = remainder ? DType::kBFloat16 : DType::kFloat32;
     }
 
     TORCHFUSE_HOST_DEVICE std::uint32_t element_size(int stream) const {
       return static_cast<std::uint32_t>(size_of(dtypes[stream]));
     }
     TORCHFUSE_HOST_DEVICE bool has_master() const { return master; }
+    TORCHFUSE_HOST_DEVICE bool has_remainder() const { return remainder; }
   };
 };
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/param_remainder.h"
 #include "kernels/cuda/fused_update_kernel.cuh"
 #include "kernels/cuda/mixed_types.cuh"
 
@@ -82,6 +83,31 @@ __device__ __forceinline__ void store_mixed(unsigned char* stream, std::uint32_t
   });
 }
 
+/// A vector of masters kept as parameters and remainders: the former's words, then the latter's.
+__device__ __forceinline__ void join_mixed(const MixedVec& raw,
+                                           float (&values)[MixedVec::kElements]) {
+  constexpr int kHalf = MixedVec::kElements / 2;
+#pragma unroll
+  for (int i = 0; i < MixedVec::kElements; ++i) {
+    const int shift = 16 * (i % 2);
+    values[i] =
+        bits_to_float(join_master({static_cast<std::uint16_t>(raw.words[i / 2] >> shift),
+                                   static_cast<std::uint16_t>(raw.words[kHalf + i / 2] >> shift)}));
+  }
+}
+
+__device__ __forceinline__ void split_mixed(const float (&values)[MixedVec::kElements],
+                                            RawVec<BFloat16, MixedVec::kElements>& params,
+                                            RawVec<BFloat16, MixedVec::kElements>& remainders) {
+#pragma unroll
+  for (int i = 0; i < MixedVec::kElements; i += 2) {
+    const SplitMaster first = split_master(float_bits(values[i]));
+    const SplitMaster second = split_master(float_bits(values[i + 1]));
+    params.words[i / 2] = first.param | static_cast<std::uint32_t>(second.param) << 16;
+    remainders.words[i / 2] = first.remainder | static_cast<std::uint32_t>(second.remainder) << 16;
+  }
+}
+
 /// What the elements of one chunk share. Streams point to the chunk's first element.
 template <class Functor>
 struct MixedChunk {
@@ -96,25 +122,74 @@ struct MixedChunk {
   __device__ DType dtype(int stream) const { return storage->dtypes[stream]; }
 };
 
+/// The words of what is updated: the master, wherever it is kept, or the parameter.
+template <bool kAligned, class Functor>
+__device__ __forceinline__ void load_source(const MixedChunk<Functor>& chunk, std::uint32_t index,
+                                            MixedVec& raw) {
+  using Types = MixedTypes<Functor>;
+  constexpr int kParam = Types::kParamStream;
+  if (chunk.storage->has_master()) {
+    load_mixed<kAligned>(raw, chunk.streams[Types::kMasterStream], index, DType::kFloat32);
+    return;
+  }
+  load_mixed<kAligned>(raw, chunk.streams[kParam], index, chunk.dtype(kParam));
+  if (chunk.storage->has_remainder()) {
+    RawVec<BFloat16, Types::kVec> remainders;
+    const unsigned char* address =
+        chunk.streams[Types::kMasterStream] + byte_offset<BFloat16>(index);
+    load_vec<Keep::kStream>(remainders, address, access_width<kAligned>(address));
+#pragma unroll
+    for (int i = 0; i < remainders.kWords; ++i)
+      raw.words[remainders.kWords + i] = remainders.words[i];
+  }
+}
+
+template <class Functor>
+__device__ __forceinline__ void widen_source(const MixedChunk<Functor>& chunk, const MixedVec& raw,
+                                             float (&values)[MixedVec::kElements]) {
+  if (chunk.storage->has_remainder()) {
+    join_mixed(raw, values);
+  } else {
+    const DType param = chunk.dtype(MixedTypes<Functor>::kParamStream);
+    widen_mixed(raw, chunk.storage->has_master() ? DType::kFloat32 : param, values);
+  }
+}
+
+/// The new values to wherever they are kept.
+template <bool kAligned, class Functor>
+__device__ __forceinline__ void store_source(const MixedChunk<Functor>& chunk, std::uint32_t index,
+                                             const float (&values)[MixedVec::kElements]) {
+  using Types = MixedTypes<Functor>;
+  constexpr int kParam = Types::kParamStream;
+  unsigned char* master = chunk.streams[Types::kMasterStream];
+  if (chunk.storage->has_remainder()) {
+    RawVec<BFloat16, Types::kVec> params;
+    RawVec<BFloat16, Types::kVec> remainders;
+    split_mixed(values, params, remainders);
+    unsigned char* address = chunk.streams[kParam] + byte_offset<BFloat16>(index);
+    store_vec<Keep::kStream>(address, params, access_width<kAligned>(address));
+    address = master + byte_offset<BFloat16>(index);
+    store_vec<Keep::kStream>(address, remainders, access_width<kAligned>(address));
+    return;
+  }
+  if (chunk.storage->has_master()) {
+    store_mixed<kAligned>(master, index, DType::kFloat32, values);
+  }
+  store_mixed<kAligned>(chunk.streams[kParam], index, chunk.dtype(kParam), values);
+}
+
 /// The vector that begins at element `index`.
 template <class Functor, bool kAligned>
 __device__ __forceinline__ void update_mixed_vector(const MixedChunk<Functor>& chunk,
                                                     std::uint32_t index) {
   using Types = MixedTypes<Functor>;
   constexpr int kVec = MixedVec::kElements;
-  constexpr int kParam = Types::kParamStream;
   constexpr int kGrad = Types::kGradStream;
   constexpr int kState = Types::kStateStream;
-  constexpr int kMaster = Types::kMasterStream;
-  const bool has_master = chunk.storage->has_master();
   MixedVec raw_source;
   MixedVec raw_grad;
   MixedVec raw_state[Types::kStates] = {};
-  if (has_master) {
-    load_mixed<kAligned>(raw_source, chunk.streams[kMaster], index, DType::kFloat32);
-  } else {
-    load_mixed<kAligned>(raw_source, chunk.streams[kParam], index, chunk.dtype(kParam));
-  }
+  load_source<kAligned>(chunk, index, raw_source);
   load_mixed<kAligned>(raw_grad, chunk.streams[kGrad], index, chunk.dtype(kGrad));
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
@@ -125,7 +200,7 @@ __device__ __forceinline__ void update_mixed_vector(const MixedChunk<Functor>& c
   float param[kVec];
   float grad[kVec];
   float state[Types::kStates][kVec];
-  widen_mixed(raw_source, has_master ? DType::kFloat32 : chunk.dtype(kParam), param);
+  widen_source(chunk, raw_source, param);
   widen_mixed(raw_grad, chunk.dtype(kGrad), grad);
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
@@ -142,8 +217,7 @@ __device__ __forceinline__ void update_mixed_vector(const MixedChunk<Functor>& c
     for (int k = 0; k < Types::kStates; ++k) state[k][i] = element_state[k];
   }
 
-  if (has_master) store_mixed<kAligned>(chunk.streams[kMaster], index, DType::kFloat32, param);
-  store_mixed<kAligned>(chunk.streams[kParam], index, chunk.dtype(kParam), param);
+  store_source<kAligned>(chunk, index, param);
   if (chunk.write_back_grads) {
     store_mixed<kAligned>(chunk.streams[kGrad], index, chunk.dtype(kGrad), grad);
   }
@@ -166,18 +240,46 @@ __device__ __forceinline__ void store_mixed_element(unsigned char* stream, std::
   with_type(dtype, [&](auto element) { store_element<decltype(element)>(stream, index, value); });
 }
 
+/// As load_source and store_source, for one element.
+template <class Functor>
+__device__ __forceinline__ float load_source_element(const MixedChunk<Functor>& chunk,
+                                                     std::uint32_t index) {
+  using Types = MixedTypes<Functor>;
+  constexpr int kParam = Types::kParamStream;
+  const unsigned char* master = chunk.streams[Types::kMasterStream];
+  if (chunk.storage->has_master()) return load_element<float>(master, index);
+  if (chunk.storage->has_remainder()) {
+    return bits_to_float(
+        join_master({reinterpret_cast<const std::uint16_t*>(chunk.streams[kParam])[index],
+                     reinterpret_cast<const std::uint16_t*>(master)[index]}));
+  }
+  return load_mixed_element(chunk.streams[kParam], index, chunk.dtype(kParam));
+}
+
+template <class Functor>
+__device__ __forceinline__ void store_source_element(const MixedChunk<Functor>& chunk,
+                                                     std::uint32_t index, float value) {
+  using Types = MixedTypes<Functor>;
+  constexpr int kParam = Types::kParamStream;
+  unsigned char* master = chunk.streams[Types::kMasterStream];
+  if (chunk.storage->has_remainder()) {
+    const SplitMaster halves = split_master(float_bits(value));
+    reinterpret_cast<std::uint16_t*>(chunk.streams[kParam])[index] = halves.param;
+    reinterpret_cast<std::uint16_t*>(master)[index] = halves.remainder;
+    return;
+  }
+  if (chunk.storage->has_master()) store_element<float>(master, index, value);
+  store_mixed_element(chunk.streams[kParam], index, chunk.dtype(kParam), value);
+}
+
 /// Element `index` by itself, in front of or behind the vectors.
 template <class Functor>
 __device__ __forceinline__ void update_mixed_single(const MixedChunk<Functor>& chunk,
                                                     std::uint32_t index) {
   using Types = MixedTypes<Functor>;
-  constexpr int kParam = Types::kParamStream;
   constexpr int kGrad = Types::kGradStream;
   constexpr int kState = Types::kStateStream;
-  constexpr int kMaster = Types::kMasterStream;
-  const bool has_master = chunk.storage->has_master();
-  float param = has_master ? load_mixed_element(chunk.streams[kMaster], index, DType::kFloat32)
-                           : load_mixed_element(chunk.streams[kParam], index, chunk.dtype(kParam));
+  float param = load_source_element(chunk, index);
   const float grad =
       load_mixed_element(chunk.streams[kGrad], index, chunk.dtype(kGrad)) * chunk.grad_coef;
   float state[Types::kStates];
@@ -188,8 +290,7 @@ __device__ __forceinline__ void update_mixed_single(const MixedChunk<Functor>& c
     state[k] = load_mixed_element(chunk.streams[kState + k], index, chunk.dtype(kState + k));
   }
   Functor::update(param, grad, state, *chunk.coefs);
-  if (has_master) store_mixed_element(chunk.streams[kMaster], index, DType::kFloat32, param);
-  store_mixed_element(chunk.streams[kParam], index, chunk.dtype(kParam), param);
+  store_source_element(chunk, index, param);
   if (chunk.write_back_grads) {
     store_mixed_element(chunk.streams[kGrad], index, chunk.dtype(kGrad), grad);
   }

@@ -18,9 +18,11 @@ from torchfuse.optimizers._checks import (
     check_hyper_param,
     check_max_grad_norm,
     check_pair,
+    check_param_remainders,
     check_params,
     check_state_dtype,
 )
+from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master
 from torchfuse.optimizers._options import StepOptions, as_tensor
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
@@ -35,6 +37,10 @@ def _state_names_of(algorithm: str) -> tuple[str, ...]:
 @functools.cache
 def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
     return tuple(_C.FusedStep(algorithm).hyper_param_names)
+
+
+def _keeps_remainder(param: Tensor, group: dict[str, Any]) -> bool:
+    return bool(group.get("store_param_remainders")) and param.dtype == torch.bfloat16
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -83,6 +89,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         write_back_grads: bool = False,
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
+        store_param_remainders: bool = False,
     ) -> None:
         self._forget_plan()
         options: StepOptions = {
@@ -92,6 +99,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             "write_back_grads": write_back_grads,
             "skip_non_finite": skip_non_finite,
             "state_dtype": state_dtype,
+            "store_param_remainders": store_param_remainders,
         }
         super().__init__(params, {**defaults, **options})
 
@@ -215,12 +223,14 @@ class FusedOptimizer(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(
                     param, dtype=dtype, memory_format=torch.preserve_format
                 )
-        if group["master_weights"] and param.dtype in HALF_DTYPES and "master_param" not in state:
-            state["master_param"] = param.detach().to(torch.float32)
+        if group["master_weights"] and param.dtype in HALF_DTYPES:
+            create_master(param, state, _keeps_remainder(param, group))
 
     def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        masters = ("master_param",) if group["master_weights"] else ()
-        return (*self._state_names(group), *masters)
+        if not group["master_weights"]:
+            return self._state_names(group)
+        remainders = group.get("store_param_remainders")
+        return (*self._state_names(group), REMAINDER if remainders else MASTER)
 
     def _all_state_names(self) -> tuple[str, ...]:
         """States that the algorithm knows, needed or not."""
@@ -233,9 +243,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             return dtype
         return torch.float32 if param.dtype in HALF_DTYPES else param.dtype
 
+    def _state_dtype_options(self) -> tuple[str, ...]:
+        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
+
     def _storage_options(self) -> tuple[str, ...]:
         """Options that say how state is stored, not what is computed."""
-        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
+        return (*self._state_dtype_options(), "store_param_remainders")
 
     def _forget_plan(self) -> None:
         self._native = None
@@ -316,8 +329,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         name = type(self).__name__
         check_params(name, index, group["params"])
         check_max_grad_norm(name, index, group["max_grad_norm"])
-        for key in self._storage_options():
+        for key in self._state_dtype_options():
             check_state_dtype(name, index, key, group.get(key), group["params"])
+        if group.get("store_param_remainders"):
+            check_param_remainders(name, index, group)
         self._check_hyper_params(index, group)
         self._check_same_options(index, group, first)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checks import HALF_DTYPES
+from torchfuse.optimizers._masters import MASTER, REMAINDER
 
 if TYPE_CHECKING:
     from torchfuse.optimizers._base import FusedOptimizer
@@ -99,6 +100,8 @@ def _read_groups(
         # How state is stored is the loading optimizer's choice: the state is converted.
         for key in optimizer._storage_options():
             loaded.pop(key, None)
+        if group.get("store_param_remainders"):
+            loaded.pop("master_weights", None)
         device = group["params"][0].device if group["params"] else None
         loaded = {key: _move(value, device) for key, value in loaded.items()}
         groups.append({**group, **loaded, "params": group["params"]})
@@ -134,9 +137,15 @@ class _StateReader:
                 raise ValueError(f"{where} to hold '{name}', got the keys {sorted(saved)}.")
         for name in self._tensor_names(saved):
             self._check_tensor(name, saved[name], param)
-        if "master_param" in saved and param.dtype not in HALF_DTYPES:
+        if REMAINDER in saved and param.dtype != torch.bfloat16:
             raise ValueError(
-                f"{where}['master_param'] to belong to an fp16 or bf16 parameter, "
+                f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "
+                "into an optimizer of bf16 parameters with master_weights=True, which turns it "
+                f"into '{MASTER}' in its next step."
+            )
+        if MASTER in saved and param.dtype not in HALF_DTYPES:
+            raise ValueError(
+                f"{where}['{MASTER}'] to belong to an fp16 or bf16 parameter, "
                 f"got {param.dtype}. Remove the entry: the parameter itself has full precision."
             )
         step = saved.get("step", group_step)
@@ -159,16 +168,25 @@ class _StateReader:
             raise ValueError(
                 f"{where} to have the shape {list(param.shape)}, got {list(value.shape)}."
             )
-        if not value.is_floating_point():
+        if name == REMAINDER:
+            if value.dtype != torch.int16:
+                raise ValueError(f"{where} to be an int16 tensor, got {value.dtype}.")
+        elif not value.is_floating_point():
             raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")
 
     def _tensor_names(self, saved: Mapping[str, Any]) -> list[str]:
-        names = (*self._optimizer._all_state_names(), "master_param")
+        names = (*self._optimizer._all_state_names(), MASTER, REMAINDER)
         return [name for name in names if name in saved]
+
+    def _dtype_of(self, name: str, param: Tensor) -> torch.dtype:
+        if name == MASTER:
+            return torch.float32
+        if name == REMAINDER:
+            return torch.int16
+        return self._optimizer._state_dtype(param, self._group, name)
 
     def convert(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> dict[str, Any]:
         # Moments stay fp32 for 16-bit parameters; torch's own loader would round them.
-        optimizer = self._optimizer
         step = saved.get("step", group_step)
         if isinstance(step, Tensor):
             step = step.detach().to(torch.float32).reshape(()).clone()
@@ -176,10 +194,7 @@ class _StateReader:
             step = torch.tensor(float(step))
         state: dict[str, Any] = {"step": step}
         for name in self._tensor_names(saved):
-            if name == "master_param":
-                wanted = torch.float32
-            else:
-                wanted = optimizer._state_dtype(param, self._group, name)
+            wanted = self._dtype_of(name, param)
             home = torch.empty_like(param, dtype=wanted, memory_format=torch.preserve_format)
             state[name] = home.copy_(saved[name])
         for name, value in saved.items():

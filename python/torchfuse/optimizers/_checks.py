@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -76,6 +76,29 @@ def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
         raise TypeError(f"{where} None or a number, got {type(value).__name__}.")
     if not float(value) >= 0.0:
         raise ValueError(f"{where} None or at least 0, got {float(value)}.")
+
+
+def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> None:
+    """Remainders extend bf16 parameters, and stand for masters."""
+    if not group["master_weights"]:
+        raise ValueError(
+            f"{owner}: expected master_weights of group {index} to be True with "
+            "store_param_remainders, got False. A remainder is what a bf16 parameter lacks of its "
+            "fp32 master."
+        )
+    params: Sequence[Tensor] = group["params"]
+    remedy = "Set store_param_remainders=False in a group of its own for other parameters."
+    for position, param in enumerate(params):
+        if param.dtype == torch.float16:
+            raise ValueError(
+                f"{owner}: expected params[{position}] of group {index} to be bf16 with "
+                f"store_param_remainders, got {param.dtype}. {remedy}"
+            )
+    if params and all(param.dtype != torch.bfloat16 for param in params):
+        raise ValueError(
+            f"{owner}: expected group {index} to hold a bf16 parameter with "
+            f"store_param_remainders, got {params[0].dtype}. {remedy}"
+        )
 
 
 def check_state_dtype(

@@ -25,6 +25,8 @@ class StepOptions(TypedDict, total=False):
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
         state_dtype: dtype of the states: fp32, bf16 or fp16, whatever the parameter's own; fp64 for
             fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
+        store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
+            parameter lacks, as `state["param_remainder"]`. Needs `master_weights`.
     """
 
     set_grad_none: bool
@@ -33,6 +35,7 @@ class StepOptions(TypedDict, total=False):
     write_back_grads: bool
     skip_non_finite: bool
     state_dtype: torch.dtype | None
+    store_param_remainders: bool
 
 
 def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:

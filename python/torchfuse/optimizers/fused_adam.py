@@ -58,6 +58,11 @@ class FusedAdam(FusedOptimizer):
             Arithmetic is in fp32; moments are rounded when they are stored.
         exp_avg_dtype: dtype of `exp_avg` alone, as TransformerEngine's. None: as `state_dtype`.
         exp_avg_sq_dtype: dtype of `exp_avg_sq` and `max_exp_avg_sq`. None: as `state_dtype`.
+        store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
+            parameter lacks, as `state["param_remainder"]` (int16): half the memory, the same
+            masters bit for bit. The parameter is the master rounded to nearest, ties away from
+            zero instead of to even. Needs `master_weights` and bf16 parameters; fp32 ones beside
+            them are stored as ever. As TransformerEngine's.
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
@@ -119,6 +124,7 @@ class FusedAdam(FusedOptimizer):
         state_dtype: torch.dtype | None = None,
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
+        store_param_remainders: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -142,6 +148,7 @@ class FusedAdam(FusedOptimizer):
             write_back_grads=write_back_grads,
             skip_non_finite=skip_non_finite,
             state_dtype=state_dtype,
+            store_param_remainders=store_param_remainders,
         )
 
     @overload

@@ -36,10 +36,13 @@ struct UpdateTuple {
   bool has_master = false;
   std::optional<DType> square = {};  ///< of the second and third state, where it is another
 
+  bool has_remainder = false;  ///< in the place of the master
+
+  /// A remainder's 16 bits are taken for a bf16: any are a remainder.
   DType dtype(Part part) const {
     if (part == kParam) return param;
     if (part == kGrad) return grad;
-    if (part == kMaster) return DType::kFloat32;
+    if (part == kMaster) return has_remainder ? DType::kBFloat16 : DType::kFloat32;
     return part == kFirst ? state : square.value_or(state);
   }
 
@@ -50,6 +53,7 @@ struct UpdateTuple {
     table.grad = grad;
     for (const Part part : {kFirst, kSecond, kMaximum}) table.state[part - kFirst] = dtype(part);
     table.has_master = has_master;
+    table.has_remainder = has_remainder;
     return table;
   }
 
@@ -66,7 +70,7 @@ struct UpdateTuple {
     std::string text;
     for (const DType dtype : {param, grad, state}) text += kNames[static_cast<int>(dtype)];
     if (square) text += kNames[static_cast<int>(*square)];
-    return text + (has_master ? "Master" : "");
+    return text + (has_master ? "Master" : has_remainder ? "Remainder" : "");
   }
 };
 
@@ -98,9 +102,10 @@ inline std::vector<UpdateTuple> own_tuples() {
 /// Some of those that do not, with every storage type in every place.
 inline std::vector<UpdateTuple> mixed_tuples() {
   constexpr DType kFp32 = DType::kFloat32, kFp16 = DType::kFloat16, kBf16 = DType::kBFloat16;
-  return {{kFp32, kFp32, kBf16, false, {}},    {kFp32, kFp16, kFp32, false, kBf16},
-          {kBf16, kBf16, kFp32, true, kBf16},  {kBf16, kFp32, kFp16, false, kFp32},
-          {kFp16, kFp16, kBf16, false, kFp16}, {kFp16, kBf16, kFp16, true, {}}};
+  return {{kFp32, kFp32, kBf16, false, {}},       {kFp32, kFp16, kFp32, false, kBf16},
+          {kBf16, kBf16, kFp32, true, kBf16},     {kBf16, kFp32, kFp16, false, kFp32},
+          {kFp16, kFp16, kBf16, false, kFp16},    {kFp16, kBf16, kFp16, true, {}},
+          {kBf16, kBf16, kFp32, false, {}, true}, {kBf16, kFp32, kBf16, false, kFp16, true}};
 }
 
 inline std::vector<UpdateTuple> update_tuples() {

@@ -134,7 +134,7 @@ class UpdateProblem {
   std::int64_t total() const { return std::max(claimed_total, offsets_.back()); }
 
   bool uses(Part part, std::size_t tensor) const {
-    if (part == kMaster) return tuple_.has_master;
+    if (part == kMaster) return tuple_.has_master || tuple_.has_remainder;
     return part != kMaximum ||
            groups_.on_host()[static_cast<std::size_t>(tensors_[tensor].group)].amsgrad;
   }
