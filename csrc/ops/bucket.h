@@ -21,11 +21,12 @@ struct BucketKey {
   std::array<kernels::DType, kernels::kMaxStates> states{};
   bool has_master = false;
   bool has_remainder = false;
+  bool stochastic = false;
 
   bool operator==(const BucketKey& other) const {
     return device == other.device && param == other.param && grad == other.grad &&
            states == other.states && has_master == other.has_master &&
-           has_remainder == other.has_remainder;
+           has_remainder == other.has_remainder && stochastic == other.stochastic;
   }
 };
 
@@ -34,6 +35,7 @@ struct Bucket {
   std::vector<kernels::TensorRow> rows;
   std::vector<std::int64_t> offsets{0};  ///< prefix sums of numel
   std::vector<std::int64_t> slots{0};    ///< prefix sums of norm chunks
+  std::uint64_t seed = 0;                ///< of stochastic rounding
 
   void clear() {
     rows.clear();
@@ -57,6 +59,8 @@ struct Bucket {
     std::copy(key.states.begin(), key.states.end(), table.state);
     table.has_master = key.has_master;
     table.has_remainder = key.has_remainder;
+    table.stochastic = key.stochastic;
+    table.seed = seed;
     return table;
   }
 
@@ -76,7 +80,8 @@ class Buckets {
     for (last_ = 0; last_ < buckets_.size(); ++last_) {
       if (buckets_[last_].key == key) return buckets_[last_];
     }
-    buckets_.push_back(Bucket{key, {}, {0}, {0}});
+    buckets_.emplace_back();
+    buckets_.back().key = key;
     return buckets_.back();
   }
 

@@ -82,6 +82,7 @@ class StepEngine {
   Planned check_slot(std::size_t index, const FusedSlot& slot) const;
   void check_states(Planned& planned, std::size_t index, const FusedSlot& slot) const;
   void check_master(Planned& planned, std::size_t index, const FusedSlot& slot) const;
+  void check_rounding(Planned& planned, std::size_t index, const FusedSlot& slot) const;
   at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
   void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
   const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;

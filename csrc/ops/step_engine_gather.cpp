@@ -49,6 +49,7 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
 
   check_states(planned, index, slot);
   check_master(planned, index, slot);
+  check_rounding(planned, index, slot);
   const Argument step_argument{op, "state_steps", i};
   check_scalar(step_argument, slot.step, at::kFloat);
   check_same_device(step_argument, slot.step, param.device(), "params");
@@ -110,6 +111,21 @@ void StepEngine::check_master(Planned& planned, std::size_t index, const FusedSl
   planned.key.has_remainder = remainder;
   planned.add(slot.master);
   planned.row.master = memory_of(slot.master);
+}
+
+void StepEngine::check_rounding(Planned& planned, std::size_t index, const FusedSlot& slot) const {
+  planned.row.index = slot.index;
+  planned.key.stochastic = slot.stochastic_rounding;
+  if (!slot.stochastic_rounding) return;
+  const auto i = static_cast<std::int64_t>(index);
+  if (planned.key.param != kernels::DType::kBFloat16) {
+    fail({algorithm_->op(), "params", i}, "be of dtype bfloat16 under stochastic rounding",
+         c10::str(slot.param.scalar_type()));
+  }
+  if (slot.master.defined()) {
+    fail({algorithm_->op(), "master_params", i}, "be none under stochastic rounding", "a tensor",
+         "A parameter with a master loses nothing by rounding.");
+  }
 }
 
 void StepEngine::Planned::add(const at::Tensor& tensor) {

@@ -27,6 +27,7 @@ class FusedStep:
         states: list[dict[str, Any] | None],
         groups: list[int],
         owner: dict[Any, Any] | None = None,
+        stochastic: list[bool] = [],
     ) -> None:
         """Replaces the plan; on an error the former one stays.
 
@@ -35,6 +36,7 @@ class FusedStep:
             states: each parameter's own state dictionary, or None before its first gradient.
             groups: index of each parameter's group.
             owner: the dictionary of all states, if step() is to check its entries.
+            stochastic: for each group, whether its parameters are rounded stochastically.
         """
 
     def step(
@@ -45,6 +47,7 @@ class FusedStep:
         check_inside: bool = False,
         max_grad_norm: float | None = None,
         write_back_grads: bool = False,
+        seed: int = 0,
         owner: dict[Any, Any] | None = None,
         param_lists: list[list[Tensor]] | None = None,
     ) -> bool:
@@ -52,6 +55,7 @@ class FusedStep:
 
         Args:
             groups: for each group, values in the order of `hyper_param_names`.
+            seed: of stochastic rounding.
             owner: checked against the plan, if given.
             param_lists: the parameter list of each group, checked against the plan, if given.
 

@@ -147,6 +147,8 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: FusedAdam([param()], lr=-1.0),
     lambda: FusedAdam([param()], state_dtype=torch.float64),
     lambda: FusedAdam([param()], store_param_remainders=True),
+    lambda: FusedAdam([param()], stochastic_rounding=True),
+    lambda: FusedAdam([param()], stochastic_rounding=True, master_weights=True),
     lambda: FusedAdam([param()], master_weights=True, store_param_remainders=True),
     lambda: FusedAdam([param()]).step(None, None, None, 2.0),
     lambda: FusedAdam([param()]).step(grad_scaler=GradScaler("cpu")),

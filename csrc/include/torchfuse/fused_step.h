@@ -30,6 +30,10 @@ struct FusedSlot {
   at::Tensor master;
   at::Tensor step;         ///< 0-dim fp32, on the parameter's device
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
+  /// Round the parameter (bf16, without a master) at random, without bias: by the step's seed, the
+  /// parameter's `index`, its step count, and the element's place in memory.
+  bool stochastic_rounding = false;
+  std::int64_t index = 0;  ///< a number of the parameter's own, the same in every run
 };
 
 /// What one step() is asked to do besides the update.
@@ -45,6 +49,8 @@ struct FusedStepOptions {
   std::optional<double> max_grad_norm;
   /// Store the unscaled and clipped gradients in .grad; otherwise gradients are never modified.
   bool write_back_grads = false;
+  /// Of the random bits of stochastic rounding, at least 0.
+  std::int64_t seed = 0;
 };
 
 /// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step

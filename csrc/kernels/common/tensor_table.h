@@ -21,6 +21,7 @@ struct TensorRow {
   float* step = nullptr;   ///< number of updates that this parameter has received
   std::int64_t numel = 0;
   std::int32_t group = 0;  ///< index into the array of per-group hyper-parameters
+  std::int64_t index = 0;  ///< number of the parameter, for the random bits of its rounding
 };
 
 /// `offsets` are the prefix sums of numel, count + 1 of them, so that work can be split by
@@ -33,6 +34,8 @@ struct TensorTable {
   DType grad = DType::kFloat32;
   DType state[kMaxStates] = {};  ///< those of unused states do not matter
   bool has_master = false;       ///< in fp32
+  bool stochastic = false;       ///< bf16 parameters without masters are rounded at random
+  std::uint64_t seed = 0;        ///< of those random bits
   bool has_remainder = false;    ///< see Note [Parameter remainders] in param_remainder.h
 
   std::int64_t total() const { return count == 0 ? 0 : offsets[count]; }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_random.h"
 #include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
@@ -25,6 +26,9 @@ struct Streams {
   DType grad_dtype;
   DType state_dtype[kMaxStates];
   bool write_back;
+  bool stochastic;
+  RoundingKey rounding;
+  std::int64_t first;  ///< element of the tensor at which the streams begin
 };
 
 /// The value that is updated: the master, wherever it is kept, or the parameter.
@@ -43,6 +47,10 @@ TORCHFUSE_INLINE void store_value(const Streams& streams, std::int64_t index, Ve
   if (streams.remainder != nullptr) {
     return store_split(static_cast<BFloat16*>(streams.param) + index, streams.remainder + index,
                        value);
+  }
+  if (streams.stochastic) {
+    return store_stochastic(static_cast<BFloat16*>(streams.param) + index, value, streams.rounding,
+                            static_cast<std::uint64_t>(streams.first + index));
   }
   if (streams.master != nullptr) store(streams.master, index, DType::kFloat32, value, 0.0f);
   store(streams.param, index, streams.param_dtype, value, 0.0f);
@@ -90,6 +98,7 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   constexpr std::int64_t kBytes = 64;
   alignas(64) char buffer[4 + kMaxStates][kBytes] = {};
   Streams local = streams;
+  local.first = begin;
   const auto fetch = [&](char* slot, const void* stream, DType dtype) {
     const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
     copy_bytes(slot, static_cast<const char*>(stream) + begin * size, count * size);
@@ -153,7 +162,8 @@ TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, 
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const DType bf16 = DType::kBFloat16;
   bool all_bf16 = streams.param_in_dtype == bf16 && streams.param_dtype == bf16 &&
-                  streams.grad_dtype == bf16 && streams.remainder == nullptr && !streams.write_back;
+                  streams.grad_dtype == bf16 && streams.remainder == nullptr &&
+                  !streams.stochastic && !streams.write_back;
   for (int k = 0; k < Functor::kNumStates; ++k) {
     all_bf16 = all_bf16 && (streams.state[k] == nullptr || streams.state_dtype[k] == bf16);
   }
@@ -163,6 +173,7 @@ TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, 
     for (int k = 0; k < Functor::kNumStates; ++k) known.state_dtype[k] = bf16;
     known.master = nullptr;
     known.remainder = nullptr;
+    known.stochastic = false;
     known.write_back = false;
     update_stretch<Functor, T>(known, begin, end, coefs, grad_coef);
   } else {
@@ -183,6 +194,11 @@ TORCHFUSE_INLINE Streams make_streams(const UpdateArgs<Functor>& args, const Ten
   streams.grad = row.grad;
   streams.grad_dtype = table.grad;
   streams.write_back = args.write_back_grads;
+  streams.stochastic = table.stochastic;
+  if (table.stochastic) {
+    streams.rounding = rounding_key(table.seed, static_cast<std::uint64_t>(row.index),
+                                    static_cast<std::uint64_t>(*row.step));
+  }
   for (int k = 0; k < Functor::kNumStates; ++k) {
     const bool used = Functor::uses_state(args.groups[row.group], k);
     streams.state[k] = used ? row.state[k] : nullptr;

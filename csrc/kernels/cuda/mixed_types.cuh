@@ -15,6 +15,7 @@
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/tensor_table.h"
+#include "kernels/cuda/update_row.cuh"
 
 namespace torchfuse::kernels::cuda {
 
@@ -32,21 +33,28 @@ struct MixedTypes {
   static constexpr int kMasterStream = kStateStream + kStates;
   static constexpr int kStreams = kMasterStream + 1;
 
+  using Row = NumberedUpdateRow<kStreams>;
+
   /// Elements per vector: 16 bytes of a 16-bit stream, of which there is at least one.
   static constexpr int kVec = 8;
 
   /// As in UpdateTypes: up to 160 bytes of loads are in flight.
   static constexpr int kBlocksPerSm = 2;
 
-  /// The types of a launch's streams.
+  /// The types of a launch's streams, and how parameters are rounded.
   struct Storage {
     DType dtypes[kStreams] = {};
     bool master = false;
     bool remainder = false;
+    bool stochastic = false;
+    std::uint64_t seed = 0;
 
     Storage() = default;
     explicit Storage(const TensorTable& table)
-        : master(table.has_master), remainder(table.has_remainder) {
+        : master(table.has_master),
+          remainder(table.has_remainder),
+          stochastic(table.stochastic),
+          seed(table.seed) {
       dtypes[kParamStream] = table.param;
       dtypes[kGradStream] = table.grad;
       for (int k = 0; k < kStates; ++k) dtypes[kStateStream + k] = table.state[k];

@@ -7,106 +7,12 @@
 #include <cstdint>
 
 #include "kernels/common/param_remainder.h"
+#include "kernels/common/stochastic_rounding.h"
 #include "kernels/cuda/fused_update_kernel.cuh"
 #include "kernels/cuda/mixed_types.cuh"
+#include "kernels/cuda/mixed_vec.cuh"
 
 namespace torchfuse::kernels::cuda {
-
-/// A vector of a stream as it lies in memory: all words if it is fp32, half of them otherwise.
-struct MixedVec {
-  static constexpr int kElements = 8;
-  std::uint32_t words[kElements];
-};
-
-/// Calls run(S{}) for the storage type.
-template <class Run>
-__device__ __forceinline__ void with_type(DType dtype, Run run) {
-  if (dtype == DType::kFloat32) {
-    run(float{});
-  } else if (dtype == DType::kBFloat16) {
-    run(BFloat16{});
-  } else {
-    run(Half{});
-  }
-}
-
-/// The vector that begins at element `index`. Nothing looks at the words before widen_mixed, so
-/// that the loads of all streams are in flight together.
-template <bool kAligned>
-__device__ __forceinline__ void load_mixed(MixedVec& raw, const unsigned char* stream,
-                                           std::uint32_t index, DType dtype) {
-  const auto load = [&](auto element) {
-    using S = decltype(element);
-    RawVec<S, MixedVec::kElements> typed;
-    const unsigned char* address = stream + byte_offset<S>(index);
-    load_vec<Keep::kStream>(typed, address, access_width<kAligned>(address));
-#pragma unroll
-    for (int i = 0; i < typed.kWords; ++i) raw.words[i] = typed.words[i];
-  };
-  if (dtype == DType::kFloat32) {
-    load(float{});
-  } else {
-    load(Half{});
-  }
-}
-
-__device__ __forceinline__ void widen_mixed(const MixedVec& raw, DType dtype,
-                                            float (&values)[MixedVec::kElements]) {
-  with_type(dtype, [&](auto element) {
-    using S = decltype(element);
-    RawVec<S, MixedVec::kElements> typed;
-#pragma unroll
-    for (int i = 0; i < typed.kWords; ++i) typed.words[i] = raw.words[i];
-#pragma unroll
-    for (int pair = 0; pair < MixedVec::kElements / 2; ++pair) {
-      float two[2];
-      get_pair(typed, pair, two);
-      values[2 * pair] = two[0];
-      values[2 * pair + 1] = two[1];
-    }
-  });
-}
-
-template <bool kAligned>
-__device__ __forceinline__ void store_mixed(unsigned char* stream, std::uint32_t index, DType dtype,
-                                            const float (&values)[MixedVec::kElements]) {
-  with_type(dtype, [&](auto element) {
-    using S = decltype(element);
-    RawVec<S, MixedVec::kElements> typed;
-#pragma unroll
-    for (int pair = 0; pair < MixedVec::kElements / 2; ++pair) {
-      const float two[2] = {values[2 * pair], values[2 * pair + 1]};
-      set_pair(typed, pair, two);
-    }
-    unsigned char* address = stream + byte_offset<S>(index);
-    store_vec<Keep::kStream>(address, typed, access_width<kAligned>(address));
-  });
-}
-
-/// A vector of masters kept as parameters and remainders: the former's words, then the latter's.
-__device__ __forceinline__ void join_mixed(const MixedVec& raw,
-                                           float (&values)[MixedVec::kElements]) {
-  constexpr int kHalf = MixedVec::kElements / 2;
-#pragma unroll
-  for (int i = 0; i < MixedVec::kElements; ++i) {
-    const int shift = 16 * (i % 2);
-    values[i] =
-        bits_to_float(join_master({static_cast<std::uint16_t>(raw.words[i / 2] >> shift),
-                                   static_cast<std::uint16_t>(raw.words[kHalf + i / 2] >> shift)}));
-  }
-}
-
-__device__ __forceinline__ void split_mixed(const float (&values)[MixedVec::kElements],
-                                            RawVec<BFloat16, MixedVec::kElements>& params,
-                                            RawVec<BFloat16, MixedVec::kElements>& remainders) {
-#pragma unroll
-  for (int i = 0; i < MixedVec::kElements; i += 2) {
-    const SplitMaster first = split_master(float_bits(values[i]));
-    const SplitMaster second = split_master(float_bits(values[i + 1]));
-    params.words[i / 2] = first.param | static_cast<std::uint32_t>(second.param) << 16;
-    remainders.words[i / 2] = first.remainder | static_cast<std::uint32_t>(second.remainder) << 16;
-  }
-}
 
 /// What the elements of one chunk share. Streams point to the chunk's first element.
 template <class Functor>
@@ -116,10 +22,17 @@ struct MixedChunk {
   bool uses_state[Types::kStates];
   bool write_back_grads;
   float grad_coef;
+  std::int64_t first;                      ///< element of the parameter at which the chunk begins
+  RoundingKey rounding;                    ///< for stochastic rounding only
   const typename Types::Coefs* coefs;      ///< in shared memory
   const typename Types::Storage* storage;  ///< in the kernel's arguments
 
   __device__ DType dtype(int stream) const { return storage->dtypes[stream]; }
+
+  __device__ BFloat16 round(float value, std::uint32_t index) const {
+    return round_stochastically(value,
+                                random_16(rounding, static_cast<std::uint64_t>(first + index)));
+  }
 };
 
 /// The words of what is updated: the master, wherever it is kept, or the parameter.
@@ -170,6 +83,18 @@ __device__ __forceinline__ void store_source(const MixedChunk<Functor>& chunk, s
     store_vec<Keep::kStream>(address, params, access_width<kAligned>(address));
     address = master + byte_offset<BFloat16>(index);
     store_vec<Keep::kStream>(address, remainders, access_width<kAligned>(address));
+    return;
+  }
+  if (chunk.storage->stochastic) {
+    RawVec<BFloat16, Types::kVec> params;
+#pragma unroll
+    for (int i = 0; i < Types::kVec; i += 2) {
+      const std::uint32_t first = chunk.round(values[i], index + i).bits;
+      const std::uint32_t second = chunk.round(values[i + 1], index + i + 1).bits;
+      params.words[i / 2] = first | second << 16;
+    }
+    unsigned char* address = chunk.streams[kParam] + byte_offset<BFloat16>(index);
+    store_vec<Keep::kStream>(address, params, access_width<kAligned>(address));
     return;
   }
   if (chunk.storage->has_master()) {
@@ -228,18 +153,6 @@ __device__ __forceinline__ void update_mixed_vector(const MixedChunk<Functor>& c
   }
 }
 
-__device__ __forceinline__ float load_mixed_element(const unsigned char* stream,
-                                                    std::uint32_t index, DType dtype) {
-  float value = 0.0f;
-  with_type(dtype, [&](auto element) { value = load_element<decltype(element)>(stream, index); });
-  return value;
-}
-
-__device__ __forceinline__ void store_mixed_element(unsigned char* stream, std::uint32_t index,
-                                                    DType dtype, float value) {
-  with_type(dtype, [&](auto element) { store_element<decltype(element)>(stream, index, value); });
-}
-
 /// As load_source and store_source, for one element.
 template <class Functor>
 __device__ __forceinline__ float load_source_element(const MixedChunk<Functor>& chunk,
@@ -266,6 +179,10 @@ __device__ __forceinline__ void store_source_element(const MixedChunk<Functor>& 
     const SplitMaster halves = split_master(float_bits(value));
     reinterpret_cast<std::uint16_t*>(chunk.streams[kParam])[index] = halves.param;
     reinterpret_cast<std::uint16_t*>(master)[index] = halves.remainder;
+    return;
+  }
+  if (chunk.storage->stochastic) {
+    reinterpret_cast<BFloat16*>(chunk.streams[kParam])[index] = chunk.round(value, index);
     return;
   }
   if (chunk.storage->has_master()) store_element<float>(master, index, value);
@@ -319,18 +236,27 @@ __device__ __forceinline__ void update_mixed_chunk(const MixedChunk<Functor>& ch
   }
 }
 
+template <class Types>
+struct MixedShared {
+  typename Types::Coefs coefs[kWarps];  ///< by team
+  RoundingKey rounding[kWarps];
+};
+
 // Work, chunks, peeling and bytes per element as in fused_update_kernel.
 template <class Functor, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? MixedTypes<Functor>::kBlocksPerSm : 1)
     fused_update_mixed_kernel(const __grid_constant__ UpdateLaunch<MixedTypes<Functor>> launch) {
   using Types = MixedTypes<Functor>;
   if (launch.scalars->skip != 0.0f) return;
-  UpdateShared<Types>& shared = block_shared<UpdateShared<Types>>();
+  MixedShared<Types>& shared = block_shared<MixedShared<Types>>();
   const RowShare share = row_share(launch.table);
   if (share.row >= 0 && share.rank == 0) {
-    shared.coefs[share.team] =
-        Functor::template prepare<float>(launch.groups[launch.group[share.row]],
-                                         static_cast<double>(*launch.table.rows[share.row].step));
+    const float step = *launch.table.rows[share.row].step;
+    shared.rounding[share.team] =
+        rounding_key(launch.seed, static_cast<std::uint64_t>(launch.table.rows[share.row].index),
+                     static_cast<std::uint64_t>(step));
+    shared.coefs[share.team] = Functor::template prepare<float>(
+        launch.groups[launch.group[share.row]], static_cast<double>(step));
   }
   __syncthreads();
   if (share.row < 0) return;
@@ -347,6 +273,8 @@ __global__ void __launch_bounds__(kThreads, kAligned ? MixedTypes<Functor>::kBlo
   for (int k = 0; k < Types::kStates; ++k) chunk.uses_state[k] = Functor::uses_state(params, k);
   chunk.write_back_grads = launch.write_back_grads;
   chunk.grad_coef = static_cast<float>(launch.scalars->grad_coef);
+  chunk.first = share.begin;
+  chunk.rounding = shared.rounding[share.team];
   chunk.coefs = &shared.coefs[share.team];
   chunk.storage = &launch;
   update_mixed_chunk<Functor, kAligned>(chunk, share, launch.head[share.row]);

@@ -18,6 +18,7 @@ namespace torchfuse::kernels::cuda {
 /// Fills launches with the rows that are aligned, or with those that are not, and enqueues them.
 template <class Types>
 class UpdateLauncher {
+  using Row = typename Types::Row;
   using Storage = typename Types::Storage;
   static constexpr int kMasterStream = Types::kStateStream + Types::kStates;
 
@@ -41,7 +42,7 @@ class UpdateLauncher {
     reset();
     const Status status = for_each_row(args_.tensors, [&](std::int64_t i) {
       const TensorRow& row = args_.tensors.rows[i];
-      const UpdateRow<Types::kStreams> entry = entry_of(row);
+      const Row entry = entry_of(row);
       const Peeling peeling = peeling_of(entry, args_.groups[row.group]);
       if (peeling.aligned == aligned) return add(entry, row.group, peeling.head);
       *others = true;
@@ -57,7 +58,7 @@ class UpdateLauncher {
     last_slot_ = 0;
   }
 
-  Status add(const UpdateRow<Types::kStreams>& entry, std::int32_t group, std::uint32_t head) {
+  Status add(const Row& entry, std::int32_t group, std::uint32_t head) {
     int slot = group_slot(group);
     if (launch_.table.full() || slot == kMaxGroups<Params>) {
       const Status status = flush();
@@ -101,8 +102,8 @@ class UpdateLauncher {
     return slot;
   }
 
-  static UpdateRow<Types::kStreams> entry_of(const TensorRow& row) {
-    UpdateRow<Types::kStreams> entry;
+  static Row entry_of(const TensorRow& row) {
+    Row entry;
     entry.streams[Types::kParamStream] = row.param;
     entry.streams[Types::kGradStream] = row.grad;
     for (int k = 0; k < Types::kStates; ++k) {
@@ -111,10 +112,11 @@ class UpdateLauncher {
     if constexpr (Types::kStreams > kMasterStream) entry.streams[kMasterStream] = row.master;
     entry.step = row.step;
     entry.numel = row.numel;
+    if constexpr (requires { entry.index; }) entry.index = row.index;
     return entry;
   }
 
-  Peeling peeling_of(const UpdateRow<Types::kStreams>& row, const Params& params) const {
+  Peeling peeling_of(const Row& row, const Params& params) const {
     const Storage& storage = launch_;
     StreamAccess accesses[Types::kStreams];
     int count = 0;

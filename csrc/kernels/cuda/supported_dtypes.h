@@ -29,7 +29,7 @@ constexpr bool has_own_kernel(DType param, DType grad, DType state, bool has_mas
 
 /// The same for a table whose functor has `num_states` states.
 constexpr bool has_own_kernel(const TensorTable& table, int num_states) {
-  if (table.has_remainder) return false;
+  if (table.has_remainder || table.stochastic) return false;
   for (int k = 1; k < num_states; ++k) {
     if (table.state[k] != table.state[0]) return false;
   }
@@ -38,14 +38,17 @@ constexpr bool has_own_kernel(const TensorTable& table, int num_states) {
 }
 
 /// Every other table without fp64 is updated by one kernel that looks the types up as it runs.
-/// Masters belong to 16-bit parameters, remainders to those in bf16.
+/// Masters belong to 16-bit parameters, remainders to those in bf16, and
+/// those without either may be rounded stochastically.
 constexpr bool has_mixed_kernel(const TensorTable& table, int num_states) {
   bool wide = table.param == DType::kFloat64 || table.grad == DType::kFloat64;
   for (int k = 0; k < num_states; ++k) wide = wide || table.state[k] == DType::kFloat64;
   const bool master_fits = !table.has_master || size_of(table.param) == 2;
   const bool remainder_fits =
       !table.has_remainder || (table.param == DType::kBFloat16 && !table.has_master);
-  return !wide && master_fits && remainder_fits;
+  const bool rounding_fits = !table.stochastic || (table.param == DType::kBFloat16 &&
+                                                   !table.has_master && !table.has_remainder);
+  return !wide && master_fits && remainder_fits && rounding_fits;
 }
 
 }  // namespace torchfuse::kernels

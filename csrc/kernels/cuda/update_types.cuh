@@ -15,6 +15,7 @@
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/mixed_types.cuh"
 #include "kernels/cuda/supported_dtypes.h"
+#include "kernels/cuda/update_row.cuh"
 
 namespace torchfuse::kernels::cuda {
 
@@ -53,6 +54,8 @@ struct UpdateTypes {
   static constexpr int kLoadBytes =
       kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
 
+  using Row = UpdateRow<kStreams>;
+
   /// What a launch has to say about its streams besides their addresses: nothing, it is all known.
   struct Storage {
     Storage() = default;
@@ -71,20 +74,13 @@ struct UpdateTypes {
                                                                                 : 3;
 };
 
-template <int kStreams>
-struct UpdateRow {
-  void* streams[kStreams];
-  float* step;
-  std::int64_t numel;
-};
-
 /// Parameter groups per launch: some 6 KB of hyper-parameters.
 template <class Params>
 constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
 
 template <class Types>
 struct UpdateLaunch : Types::Storage {
-  using Row = UpdateRow<Types::kStreams>;
+  using Row = typename Types::Row;
   using Params = typename Types::Params;
   static_assert(kMaxGroups<Params> >= 1 && kMaxGroups<Params> <= 255);
   /// Each row also has its group and its head.

@@ -20,13 +20,15 @@ from torchfuse.optimizers._checks import (
     check_pair,
     check_param_remainders,
     check_params,
+    check_seed,
     check_state_dtype,
+    check_stochastic_rounding,
 )
-from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master
+from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
 from torchfuse.optimizers._options import StepOptions, as_tensor
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
-_SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none")
+_SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
 
 
 @functools.cache
@@ -90,6 +92,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
         store_param_remainders: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         self._forget_plan()
         options: StepOptions = {
@@ -100,6 +104,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             "skip_non_finite": skip_non_finite,
             "state_dtype": state_dtype,
             "store_param_remainders": store_param_remainders,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
         }
         super().__init__(params, {**defaults, **options})
 
@@ -176,6 +182,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             "check_inside": self._check_inside or shared["skip_non_finite"],
             "max_grad_norm": shared["max_grad_norm"],
             "write_back_grads": shared["write_back_grads"],
+            "seed": shared["seed"],
             "owner": self.state,
             "param_lists": [group["params"] for group in self.param_groups],
         }
@@ -212,7 +219,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for param, home in zip(with_state, homes, strict=True):
             self.state[param]["step"] = home
         states = [self.state.get(param) or None for param in params]
-        self._native.plan(params, states, group_indices, self.state)
+        stochastic = [bool(group.get("stochastic_rounding")) for group in self.param_groups]
+        self._native.plan(params, states, group_indices, self.state, stochastic)
         self._planned_names = names
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
@@ -223,10 +231,15 @@ class FusedOptimizer(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(
                     param, dtype=dtype, memory_format=torch.preserve_format
                 )
-        if group["master_weights"] and param.dtype in HALF_DTYPES:
+        if group.get("stochastic_rounding"):
+            drop_master(state)
+        elif group["master_weights"] and param.dtype in HALF_DTYPES:
             create_master(param, state, _keeps_remainder(param, group))
 
     def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """These states, and how parameters are kept: what a plan is made for."""
+        if group.get("stochastic_rounding"):
+            return (*self._state_names(group), "stochastic_rounding")
         if not group["master_weights"]:
             return self._state_names(group)
         remainders = group.get("store_param_remainders")
@@ -248,7 +261,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _storage_options(self) -> tuple[str, ...]:
         """Options that say how state is stored, not what is computed."""
-        return (*self._state_dtype_options(), "store_param_remainders")
+        return (*self._state_dtype_options(), "store_param_remainders", "stochastic_rounding")
 
     def _forget_plan(self) -> None:
         self._native = None
@@ -333,6 +346,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             check_state_dtype(name, index, key, group.get(key), group["params"])
         if group.get("store_param_remainders"):
             check_param_remainders(name, index, group)
+        if group.get("stochastic_rounding"):
+            check_stochastic_rounding(name, index, group)
+        check_seed(name, index, group["seed"])
         self._check_hyper_params(index, group)
         self._check_same_options(index, group, first)
 

@@ -100,7 +100,7 @@ def _read_groups(
         # How state is stored is the loading optimizer's choice: the state is converted.
         for key in optimizer._storage_options():
             loaded.pop(key, None)
-        if group.get("store_param_remainders"):
+        if group.get("store_param_remainders") or group.get("stochastic_rounding"):
             loaded.pop("master_weights", None)
         device = group["params"][0].device if group["params"] else None
         loaded = {key: _move(value, device) for key, value in loaded.items()}

@@ -101,6 +101,32 @@ def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> 
         )
 
 
+def check_stochastic_rounding(owner: str, index: int, group: Mapping[str, Any]) -> None:
+    """Random rounding is for bf16 parameters that have no master to lose nothing in."""
+    if group["master_weights"]:
+        raise ValueError(
+            f"{owner}: expected master_weights of group {index} to be False with "
+            "stochastic_rounding, got True. A parameter with a master loses nothing by rounding: "
+            "choose one of the two."
+        )
+    for position, param in enumerate(group["params"]):
+        if param.dtype != torch.bfloat16:
+            raise ValueError(
+                f"{owner}: expected params[{position}] of group {index} to be bf16 with "
+                f"stochastic_rounding, got {param.dtype}. Set stochastic_rounding=False in a group "
+                "of its own for other parameters."
+            )
+
+
+def check_seed(owner: str, index: int, seed: Any) -> None:
+    """Requires a whole number that fits the kernels."""
+    where = f"{owner}: expected seed of group {index} to be"
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"{where} a whole number, got {type(seed).__name__}.")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{where} at least 0 and less than 2^63, got {seed}.")
+
+
 def check_state_dtype(
     owner: str, group: int, name: str, dtype: Any, params: Sequence[Tensor]
 ) -> None:

@@ -15,6 +15,12 @@ MASTER = "master_param"
 REMAINDER = "param_remainder"
 
 
+def drop_master(state: dict[str, Any]) -> None:
+    """Forgets the master; the parameter goes on from its own value."""
+    for name in (MASTER, REMAINDER):
+        state.pop(name, None)
+
+
 def create_master(param: Tensor, state: dict[str, Any], as_remainder: bool) -> None:
     """Gives `state` the master, from the one that it holds in the other form or from `param`."""
     wanted, other = (REMAINDER, MASTER) if as_remainder else (MASTER, REMAINDER)

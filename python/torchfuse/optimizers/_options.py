@@ -27,6 +27,8 @@ class StepOptions(TypedDict, total=False):
             fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
         store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
             parameter lacks, as `state["param_remainder"]`. Needs `master_weights`.
+        stochastic_rounding: round bf16 parameters without masters at random, without bias.
+        seed: of the random bits of `stochastic_rounding`.
     """
 
     set_grad_none: bool
@@ -36,6 +38,8 @@ class StepOptions(TypedDict, total=False):
     skip_non_finite: bool
     state_dtype: torch.dtype | None
     store_param_remainders: bool
+    stochastic_rounding: bool
+    seed: int
 
 
 def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:

@@ -63,6 +63,12 @@ class FusedAdam(FusedOptimizer):
             masters bit for bit. The parameter is the master rounded to nearest, ties away from
             zero instead of to even. Needs `master_weights` and bf16 parameters; fp32 ones beside
             them are stored as ever. As TransformerEngine's.
+        stochastic_rounding: round the new values of bf16 parameters at random to one of their two
+            neighbours, so that on average nothing is lost: training without masters. All
+            parameters must be bf16, and `master_weights` off. See Numerics in the documentation.
+        seed: of the random bits, at least 0. They depend on it, on the parameter's place among all
+            groups, its step count and the element, and on nothing else: runs are reproducible, also
+            after a checkpoint, for any number of threads, and alike on CPU and CUDA.
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
@@ -125,6 +131,8 @@ class FusedAdam(FusedOptimizer):
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
         store_param_remainders: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -149,6 +157,8 @@ class FusedAdam(FusedOptimizer):
             skip_non_finite=skip_non_finite,
             state_dtype=state_dtype,
             store_param_remainders=store_param_remainders,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
         )
 
     @overload

@@ -221,7 +221,7 @@ TEST(CudaFusedUpdate, SmallListsHaveNoRaces) {
   const UpdateTuple master{DType::kBFloat16, DType::kBFloat16, DType::kFloat32, true};
   const UpdateTuple half{DType::kFloat16, DType::kFloat32, DType::kFloat16};
   for (const UpdateTuple& tuple :
-       {UpdateTuple{}, master, half, mixed_tuples()[2], mixed_tuples()[6]}) {
+       {UpdateTuple{}, master, half, mixed_tuples()[2], mixed_tuples()[6], mixed_tuples()[8]}) {
     for (const std::uint32_t seed : {1, 2}) {
       const std::int64_t two_chunks = 2 * 256 * tuple.vec();
       UpdateProblem problem(

@@ -38,6 +38,8 @@ struct UpdateTuple {
 
   bool has_remainder = false;  ///< in the place of the master
 
+  bool stochastic = false;  ///< parameters are rounded at random
+
   /// A remainder's 16 bits are taken for a bf16: any are a remainder.
   DType dtype(Part part) const {
     if (part == kParam) return param;
@@ -54,6 +56,8 @@ struct UpdateTuple {
     for (const Part part : {kFirst, kSecond, kMaximum}) table.state[part - kFirst] = dtype(part);
     table.has_master = has_master;
     table.has_remainder = has_remainder;
+    table.stochastic = stochastic;
+    table.seed = 0x123456789abcdef;
     return table;
   }
 
@@ -70,7 +74,10 @@ struct UpdateTuple {
     std::string text;
     for (const DType dtype : {param, grad, state}) text += kNames[static_cast<int>(dtype)];
     if (square) text += kNames[static_cast<int>(*square)];
-    return text + (has_master ? "Master" : has_remainder ? "Remainder" : "");
+    return text + (has_master      ? "Master"
+                   : has_remainder ? "Remainder"
+                   : stochastic    ? "Stochastic"
+                                   : "");
   }
 };
 
@@ -102,10 +109,15 @@ inline std::vector<UpdateTuple> own_tuples() {
 /// Some of those that do not, with every storage type in every place.
 inline std::vector<UpdateTuple> mixed_tuples() {
   constexpr DType kFp32 = DType::kFloat32, kFp16 = DType::kFloat16, kBf16 = DType::kBFloat16;
-  return {{kFp32, kFp32, kBf16, false, {}},       {kFp32, kFp16, kFp32, false, kBf16},
-          {kBf16, kBf16, kFp32, true, kBf16},     {kBf16, kFp32, kFp16, false, kFp32},
-          {kFp16, kFp16, kBf16, false, kFp16},    {kFp16, kBf16, kFp16, true, {}},
-          {kBf16, kBf16, kFp32, false, {}, true}, {kBf16, kFp32, kBf16, false, kFp16, true}};
+  return {{kFp32, kFp32, kBf16, false, {}},
+          {kFp32, kFp16, kFp32, false, kBf16},
+          {kBf16, kBf16, kFp32, true, kBf16},
+          {kBf16, kFp32, kFp16, false, kFp32},
+          {kFp16, kFp16, kBf16, false, kFp16},
+          {kFp16, kBf16, kFp16, true, {}},
+          {kBf16, kBf16, kFp32, false, {}, true},
+          {kBf16, kFp32, kBf16, false, kFp16, true},
+          {kBf16, kBf16, kFp32, false, {}, false, true}};
 }
 
 inline std::vector<UpdateTuple> update_tuples() {
@@ -229,9 +241,9 @@ class UpdateGroups {
   /// kByPointer: two of three hyper-parameters, as float and as double in turn.
   explicit UpdateGroups(std::vector<AdamParams> groups, Passed passed = Passed::kByValue)
       : host_(std::move(groups)), device_(host_) {
-    constexpr HyperParam AdamParams::*kFields[] = {&AdamParams::lr, &AdamParams::beta1,
-                                                   &AdamParams::beta2, &AdamParams::eps,
-                                                   &AdamParams::weight_decay};
+    constexpr HyperParam AdamParams::* kFields[] = {&AdamParams::lr, &AdamParams::beta1,
+                                                    &AdamParams::beta2, &AdamParams::eps,
+                                                    &AdamParams::weight_decay};
     if (passed == Passed::kByValue) return;
     std::vector<HyperParam*> in_float, in_double;
     std::vector<float> floats;

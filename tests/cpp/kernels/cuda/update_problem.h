@@ -144,6 +144,11 @@ class UpdateProblem {
     return part == kMaximum && tensor % 2 == 0 && !uses(part, tensor);
   }
 
+  /// The parameter's, which its random bits depend on.
+  std::int64_t number_of(std::size_t tensor) const {
+    return (std::int64_t{1} << 33) + tensors_[tensor].seed;
+  }
+
   std::size_t bytes_of(Part part, std::size_t tensor) const {
     return static_cast<std::size_t>(tensors_[tensor].numel) * size_of(tuple_.dtype(part));
   }
@@ -159,6 +164,7 @@ class UpdateProblem {
       rows_[t] = TensorRow{};
       rows_[t].numel = tensors_[t].numel;
       rows_[t].group = tensors_[t].group;
+      rows_[t].index = number_of(t);
       rows_[t].step = steps_.data() + t;
     }
   }
@@ -204,6 +210,7 @@ class UpdateProblem {
       }
       rows[t].numel = tensors_[t].numel;
       rows[t].group = tensors_[t].group;
+      rows[t].index = number_of(t);
       rows[t].step = &steps[t];
     }
     fused_update_cpu<Adam>(detect_cpu_isa(), args(rows, offsets_, groups_.on_host(), &scalars), 0,
