@@ -3,6 +3,9 @@
 // replaces anything.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "api/optim/fused_class.h"
 
 namespace torchfuse::optim {
@@ -10,12 +13,13 @@ namespace torchfuse::optim {
 /// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
 /// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
 inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
-                           const std::string& name, at::ScalarType dtype, at::ScalarType other) {
+                           const std::string& name, const std::vector<at::ScalarType>& dtypes) {
   if (!loaded.defined()) return {};
   TORCH_CHECK_VALUE(loaded.sizes() == param.sizes(), name, " to have the sizes ", param.sizes(),
                     " of its parameter, got ", loaded.sizes(), ".");
   const at::ScalarType found = loaded.scalar_type();
-  TORCH_CHECK_VALUE(found == dtype || found == other, name, " to have dtype ", dtype, " for a ",
+  const bool known = std::find(dtypes.begin(), dtypes.end(), found) != dtypes.end();
+  TORCH_CHECK_VALUE(known, name, " to have dtype ", c10::Join(" or ", dtypes), " for a ",
                     param.scalar_type(), " parameter, got ", found, ".");
   torch::Tensor own =
       at::empty_like(param.detach(), param.options().dtype(found), at::MemoryFormat::Preserve);
@@ -47,20 +51,29 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
   const bool master = wants_master(param, options);
   require(loaded.step().defined(), "step");
   std::size_t index = 0;
-  at::ScalarType dtype = state_dtype(param);
-  at::ScalarType other = param.scalar_type();
+  const std::vector<at::ScalarType> dtypes =
+      param.scalar_type() == at::kDouble
+          ? std::vector<at::ScalarType>{at::kDouble}
+          : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
   Class::states(loaded, [&](const char* key, torch::Tensor& tensor) {
     require(tensor.defined() || !Class::uses_state(options, index), key);
-    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, dtype, other);
-    // All states have the dtype of the first.
-    if (index++ == 0 && tensor.defined()) dtype = other = tensor.scalar_type();
+    ++index;
+    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, dtypes);
   });
-  require(loaded.master_param().defined() || !master, "master_param");
-  TORCH_CHECK_VALUE(!loaded.master_param().defined() || master, expected, " to hold no ", name,
-                    ".master_param, got one for a ", param.scalar_type(),
-                    " parameter. Masters belong to 16-bit parameters.");
-  loaded.master_param(adopt(loaded.master_param(), param, expected + "'s " + name + ".master_param",
-                            at::kFloat, at::kFloat));
+  const auto adopt_master = [&](torch::Tensor& tensor, const char* key, bool wanted,
+                                at::ScalarType dtype, const char* remark) {
+    require(tensor.defined() || !wanted, key);
+    TORCH_CHECK_VALUE(!tensor.defined() || wanted, expected, " to hold no ", name, ".", key,
+                      ", got one for a ", param.scalar_type(), " parameter. ", remark);
+    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, {dtype});
+  };
+  const bool remainder = keeps_remainder(param, options);
+  adopt_master(loaded.master_param(), "master_param", master && !remainder, at::kFloat,
+               "Masters belong to 16-bit parameters.");
+  if constexpr (requires { loaded.param_remainder(); }) {
+    adopt_master(loaded.param_remainder(), "param_remainder", remainder, at::kShort,
+                 "Remainders belong to bf16 parameters with store_param_remainders.");
+  }
   loaded.step(adopt_step(loaded.step(), expected + "'s " + name + ".step"));
   return std::make_unique<State>(std::move(loaded));
 }
@@ -82,6 +95,7 @@ LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
   read_nested(archive, kName, "options", options);
   loaded.options.serialize(options);
   loaded.options.check(name);
+  check_storage(kName, name, loaded.options, params);
   const std::int64_t count = read_int(archive, kName, "param_count");
   TORCH_CHECK_VALUE(count == static_cast<std::int64_t>(params.size()), kName,
                     ": expected the archive's ", name, " to have ", params.size(),
@@ -164,6 +178,7 @@ void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& arch
         .max_grad_norm(wide.max_grad_norm())
         .write_back_grads(wide.write_back_grads())
         .skip_non_finite(wide.skip_non_finite());
+    if constexpr (HasStorageOptions<Options>) static_cast<Options&>(defaults()).seed(wide.seed());
   }
   invalidate_plan();
 }
