@@ -160,10 +160,12 @@ test-torch:
 	$(MAKE) --no-print-directory build/torch-$(VERSION)/.requirements
 	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)/cmake CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
 	  $(TORCH_ENV)/bin/python -m pip install --verbose --no-build-isolation --no-deps .
-	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)/cmake --target torchfuse_api_tests
+	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)/cmake --target torchfuse_api_tests \
+	  torchfuse_checkpoint_program
 	$(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)/cmake -L api --output-on-failure \
 	  --no-tests=error -j 2
-	OMP_WAIT_POLICY=PASSIVE $(TORCH_ENV)/bin/python -m pytest --ignore tests/python/tools \
+	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)/cmake \
+	  $(TORCH_ENV)/bin/python -m pytest --ignore tests/python/tools \
 	  --ignore-glob '*/test_packaging_*' $(PYTEST_ARGS)
 
 test-newest-torch:

@@ -6,6 +6,7 @@ set(TORCHFUSE_SIMD_KERNELS "")
 set(TORCHFUSE_OPS "")
 set(TORCHFUSE_OPTIMIZERS "")
 set(TORCHFUSE_FUNCTORS "")
+set(TORCHFUSE_LAYERWISE "")
 set(TORCHFUSE_OPTIMIZER_CLASSES "")
 
 function(_torchfuse_expect_files verb)
@@ -42,28 +43,32 @@ macro(torchfuse_add_op name)
   list(APPEND TORCHFUSE_OPS ${name})
 endmacro()
 
-# An elementwise optimizer: one functor for all backends. CPP_CLASS: it also has a C++ class.
+# An optimizer: one functor for all backends. LAYERWISE: its update needs norms of whole tensors.
+# CPP_CLASS: it also has a C++ class.
 macro(torchfuse_add_fused_optimizer name functor)
-  _torchfuse_expect_files(
-    "torchfuse_add_fused_optimizer(${name} ${functor})"
-    kernels/functors/${name}.h
-    ops/fused_${name}.cpp
-  )
+  set(_torchfuse_verb "torchfuse_add_fused_optimizer(${name} ${functor})")
+  cmake_parse_arguments(_torchfuse "LAYERWISE;CPP_CLASS" "" "" ${ARGN})
+  if(_torchfuse_UNPARSED_ARGUMENTS)
+    message(
+      FATAL_ERROR
+      "${_torchfuse_verb}: expected LAYERWISE, CPP_CLASS or nothing more, got "
+      "${_torchfuse_UNPARSED_ARGUMENTS}."
+    )
+  endif()
+  _torchfuse_expect_files("${_torchfuse_verb}" kernels/functors/${name}.h ops/fused_${name}.cpp)
   list(APPEND TORCHFUSE_OPTIMIZERS ${name})
   list(APPEND TORCHFUSE_FUNCTORS ${functor})
   list(APPEND TORCHFUSE_OPS fused_${name})
-  if("${ARGN}" STREQUAL "CPP_CLASS")
+  if(_torchfuse_LAYERWISE)
+    list(APPEND TORCHFUSE_LAYERWISE ${name})
+  endif()
+  if(_torchfuse_CPP_CLASS)
     _torchfuse_expect_files(
-      "torchfuse_add_fused_optimizer(${name} ${functor} CPP_CLASS)"
+      "${_torchfuse_verb} with CPP_CLASS"
       include/torchfuse/optim/fused_${name}.h
       api/optim/fused_${name}.cpp
     )
     list(APPEND TORCHFUSE_OPTIMIZER_CLASSES fused_${name})
-  elseif(NOT "${ARGN}" STREQUAL "")
-    message(
-      FATAL_ERROR
-      "torchfuse_add_fused_optimizer(${name}): expected CPP_CLASS or nothing, got ${ARGN}."
-    )
   endif()
 endmacro()
 

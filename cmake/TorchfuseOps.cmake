@@ -12,5 +12,12 @@ torchfuse_add_op(amp_update_scale)
 
 # kernels/functors/<name>.h  ops/fused_<name>.cpp; the instantiations are configured from
 # kernels/instantiate/fused_optimizer_{cpu.cpp,dispatch.cpp,cuda.cu}.in. CPP_CLASS: also
-# include/torchfuse/optim/fused_<name>.h  api/optim/fused_<name>.cpp.
+# include/torchfuse/optim/fused_<name>.h  api/optim/fused_<name>.cpp. LAYERWISE: the update needs norms
+# of whole tensors; the phases before it are configured from kernels/instantiate/layerwise_*.in.
 torchfuse_add_fused_optimizer(adam Adam CPP_CLASS)
+torchfuse_add_fused_optimizer(lamb Lamb LAYERWISE CPP_CLASS)
+torchfuse_add_fused_optimizer(novograd NovoGrad LAYERWISE CPP_CLASS)
+torchfuse_add_fused_optimizer(lars Lars LAYERWISE CPP_CLASS)
+torchfuse_add_fused_optimizer(sgd Sgd CPP_CLASS)
+torchfuse_add_fused_optimizer(adagrad Adagrad CPP_CLASS)
+torchfuse_add_fused_optimizer(lion Lion CPP_CLASS)

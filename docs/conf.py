@@ -32,11 +32,13 @@ root_doc = "index"
 # Every reference must resolve, except to what other projects document.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|collections|typing|numpy|argparse)\..*"),
+    ("py:.*", r"(torch|collections|typing|numpy|argparse|os)\..*"),
     (
         "py:.*",
-        r"(Update|HyperParams|Tensor|Any|Callable|Mapping|Sequence|optional|dict|Dict\[.*|float|int)",
+        r"(Update|HyperParams|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
+        r"|dict|Dict\[.*|float|int)",
     ),
+    ("py:class", r"torchfuse\.optimizers\._apex_attributes\.ApexAttributes"),
     ("cpp:identifier", r"(at|c10|torch|std)(::.*)?"),
     ("cpp:identifier", r"torchfuse(::amp|::optim)?"),  # namespaces
     ("cpp:identifier", r"(Options|State)"),  # template parameters

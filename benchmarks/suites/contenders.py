@@ -10,9 +10,10 @@ from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 
 from suites.parameters import ParameterSet
 from torchfuse.amp import GradScaler
-from torchfuse.optimizers import FusedAdam
+from torchfuse.optimizers import FusedAdam, FusedLAMB
 
 OURS = "torchfuse"
+OUR_LAMB = "torchfuse LAMB"
 FUSED = "torch fused"
 FOREACH = "torch foreach"
 DEFAULT = "torch default"  # AdamW() as written: a loop over the tensors on a CPU
@@ -41,6 +42,8 @@ def _make_optimizer(
             # torch keeps the moments of a bf16 parameter in bf16; so do we here.
             state_dtype=None if dtype == torch.float32 else dtype,
         )
+    if name == OUR_LAMB:
+        return FusedLAMB(params, lr=LEARNING_RATE, max_grad_norm=max_norm)
     return torch.optim.AdamW(
         params,
         lr=LEARNING_RATE,
@@ -83,7 +86,7 @@ class Contender:
         self.optimizer = _make_optimizer(name, list(self.params), self._max_norm)
         self.scaler: TorchGradScaler | None = None
         if scale_and_clip:
-            scaler_type = GradScaler if name == OURS else TorchGradScaler
+            scaler_type = GradScaler if name in (OURS, OUR_LAMB) else TorchGradScaler
             self.scaler = scaler_type(device.type, init_scale=SCALE)
             self.scaler.scale(torch.zeros((), device=device))
 
@@ -105,7 +108,7 @@ class Contender:
         if self.scaler is None:
             self.optimizer.step()
             return
-        if self.name != OURS:
+        if self.name not in (OURS, OUR_LAMB):
             assert self._max_norm is not None
             self.scaler.unscale_(self.optimizer)
             if exact_norm:

@@ -8,5 +8,6 @@ namespace torchfuse::bindings {
 
 void bind_optim(pybind11::module_& module);
 void bind_amp(pybind11::module_& module);
+void bind_archive(pybind11::module_& module);
 
 }  // namespace torchfuse::bindings

@@ -88,4 +88,5 @@ PYBIND11_MODULE(_C, module) {
 
   bindings::bind_optim(module);
   bindings::bind_amp(module);
+  bindings::bind_archive(module);
 }

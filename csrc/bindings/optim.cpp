@@ -111,6 +111,10 @@ class PyFusedStep {
 
   const std::vector<std::string>& hyper_param_names() const { return native_.hyper_param_names(); }
   const std::vector<std::string>& state_names() const { return native_.state_names(); }
+  std::vector<std::string> tensor_state_names() const {
+    const std::vector<std::string>& names = native_.state_names();
+    return {names.end() - static_cast<std::ptrdiff_t>(native_.num_tensor_states()), names.end()};
+  }
 
   void plan(const py::list& params, const py::list& states, const std::vector<std::int64_t>& groups,
             const std::optional<py::dict>& owner, const std::vector<bool>& stochastic);
@@ -276,6 +280,7 @@ void bind_optim(py::module_& module) {
       .def(py::init<const std::string&>(), py::arg("algorithm"))
       .def_property_readonly("hyper_param_names", &PyFusedStep::hyper_param_names)
       .def_property_readonly("state_names", &PyFusedStep::state_names)
+      .def_property_readonly("tensor_state_names", &PyFusedStep::tensor_state_names)
       .def_property_readonly("planned", &PyFusedStep::planned)
       .def("plan", &PyFusedStep::plan, py::arg("params"), py::arg("states"), py::arg("groups"),
            py::arg("owner") = py::none(), py::arg("stochastic") = std::vector<bool>())

@@ -12,6 +12,16 @@
 
 namespace torchfuse::kernels {
 
+/// A functor whose update takes norms of whole tensors in. See kernels/layerwise_optimizer.h.
+template <class Functor>
+concept Layerwise = requires { Functor::kNumNorms; };
+
+/// Whether the states move before the update, which then reads them and no gradient.
+template <class Functor>
+constexpr bool kStatesInMeasure = false;
+template <Layerwise Functor>
+constexpr bool kStatesInMeasure<Functor> = Functor::kStatesInMeasure;
+
 template <class Functor>
 struct UpdateArgs {
   TensorTable tensors;
@@ -19,6 +29,8 @@ struct UpdateArgs {
   std::int32_t num_groups = 0;
   const StepScalars* scalars = nullptr;  ///< on the tensors' device
   bool write_back_grads = false;         ///< store grad * grad_coef
+  /// Layerwise: kNumNorms for each tensor, on the tensors' device.
+  const double* norms = nullptr;
 };
 
 /// Updates the flattened elements [begin, end) of the table. Ranges may be split anywhere and run

@@ -50,7 +50,30 @@ kernels::HyperParam GroupReader::number(double low, double high) {
     result.value = *number;
     return result;
   }
-  const at::Tensor& tensor = std::get<at::Tensor>(value);
+  return read_tensor(argument, std::get<at::Tensor>(value));
+}
+
+kernels::HyperParam GroupReader::bound(double low) {
+  const Argument argument{op_, names_[next_].c_str(), group_};
+  const double* number = std::get_if<double>(&values_[next_]);
+  if (number == nullptr || !std::isinf(*number)) return this->number(low);
+  if (*number < low) fail(argument, range_text(low, *number), "-inf");
+  ++next_;
+  kernels::HyperParam result;
+  result.value = *number;
+  return result;
+}
+
+void GroupReader::check_order(const kernels::HyperParam& low,
+                              const kernels::HyperParam& high) const {
+  if (low.pointer != nullptr || high.pointer != nullptr || low.value <= high.value) return;
+  fail({op_, names_[next_ - 1].c_str(), group_},
+       "be at least " + names_[next_ - 2] + ", " + c10::str(low.value), c10::str(high.value),
+       "The index is the parameter group.");
+}
+
+kernels::HyperParam GroupReader::read_tensor(const Argument& argument, const at::Tensor& tensor) {
+  kernels::HyperParam result;
   const bool is_double = tensor.defined() && tensor.scalar_type() == at::kDouble;
   check_scalar(argument, tensor, is_double ? at::kDouble : at::kFloat);
   const at::Tensor local = tensor.device() == device_ ? tensor : tensor.to(device_);

@@ -18,6 +18,8 @@
 #include "kernels/fused_optimizer.h"
 #include "ops/backend.h"
 #include "ops/bucket.h"
+#include "ops/check.h"
+#include "ops/layerwise.h"
 
 namespace torchfuse::ops {
 
@@ -33,9 +35,15 @@ class GroupReader {
   /// The next value, at least `low` and below `high`; NaN is refused.
   kernels::HyperParam number(double low = -std::numeric_limits<double>::infinity(),
                              double high = std::numeric_limits<double>::infinity());
+  /// The next value, at least `low`; it may be infinite.
+  kernels::HyperParam bound(double low);
+  /// Refuses a last value below the one before it, both given as numbers.
+  void check_order(const kernels::HyperParam& low, const kernels::HyperParam& high) const;
   bool flag();
 
  private:
+  kernels::HyperParam read_tensor(const Argument& argument, const at::Tensor& tensor);
+
   const char* op_;
   const std::vector<std::string>& names_;
   std::int64_t group_;
@@ -51,6 +59,10 @@ class Algorithm {
   virtual const char* op() const = 0;
   virtual const std::vector<std::string>& hyper_param_names() const = 0;
   virtual const std::vector<std::string>& state_names() const = 0;
+  /// The last of the states that are one number for the whole tensor.
+  virtual std::size_t num_tensor_states() const = 0;
+  /// Whether norms of whole tensors enter the update.
+  virtual bool layerwise() const = 0;
   /// Takes the groups' values for tensors on `device`.
   virtual void set_groups(const std::vector<std::vector<HyperParam>>& groups,
                           const c10::Device& device) = 0;
@@ -74,8 +86,15 @@ class FusedAlgorithm : public Algorithm {
     }
   }
 
+  bool layerwise() const final { return kernels::Layerwise<Functor>; }
+
+  std::size_t num_tensor_states() const final {
+    if constexpr (kernels::Layerwise<Functor>) return Functor::kTracksNorm ? 1 : 0;
+    return 0;
+  }
+
   bool uses_state(std::int64_t group, int state) const final {
-    return Functor::uses_state(groups_[group], state);
+    return state >= Functor::kNumStates || Functor::uses_state(groups_[group], state);
   }
 
   void update(const Bucket& bucket, const kernels::StepScalars* scalars,
@@ -86,6 +105,18 @@ class FusedAlgorithm : public Algorithm {
     args.num_groups = static_cast<std::int32_t>(groups_.size());
     args.scalars = scalars;
     args.write_back_grads = write_back_grads;
+    if constexpr (kernels::Layerwise<Functor>) {
+      update_layerwise(bucket, args);
+    } else {
+      update_elements(bucket, args);
+    }
+  }
+
+ protected:
+  virtual typename Functor::Params read(GroupReader& reader) const = 0;
+
+ private:
+  void update_elements(const Bucket& bucket, const kernels::UpdateArgs<Functor>& args) const {
     if (bucket.key.device.is_cpu()) {
       parallel_over_elements(args.tensors.total(),
                              [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
@@ -99,11 +130,38 @@ class FusedAlgorithm : public Algorithm {
 #endif
   }
 
- protected:
-  virtual typename Functor::Params read(GroupReader& reader) const = 0;
+  /// See Note [Layerwise optimizers]. On the CPU, a few tensors at a time go through all phases, so
+  /// that the update finds in the caches what was measured.
+  void update_layerwise(const Bucket& bucket, kernels::UpdateArgs<Functor> args) {
+    workspace_.reserve(bucket, Functor::kNumNorms);
+    args.norms = workspace_.norms();
+    const kernels::MeasureArgs<Functor> measure{args, bucket.slots.data(), workspace_.partials(),
+                                                workspace_.norms()};
+    if (bucket.key.device.is_cpu()) {
+      for_each_cached_span(bucket, [&](std::int64_t first, std::int64_t last) {
+        const std::int64_t begin = bucket.offsets[first];
+        const std::int64_t end = bucket.offsets[last];
+        parallel_over_elements(begin, end,
+                               [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+                                 kernels::fused_measure_cpu<Functor>(isa, measure, b, e);
+                               });
+        kernels::tensor_norms<Functor>(measure, first, last);
+        parallel_over_elements(begin, end,
+                               [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+                                 kernels::fused_update_cpu<Functor>(isa, args, b, e);
+                               });
+      });
+      return;
+    }
+#if defined(TORCHFUSE_WITH_CUDA)
+    const kernels::Stream stream = current_stream(bucket.key.device);
+    check_status(op(), kernels::fused_measure_cuda<Functor>(measure, stream));
+    check_status(op(), kernels::fused_update_cuda<Functor>(args, stream));
+#endif
+  }
 
- private:
   std::vector<typename Functor::Params> groups_;
+  LayerwiseWorkspace workspace_;
   std::vector<at::Tensor> tensors_;
 };
 

@@ -25,12 +25,18 @@ kernels::Stream current_stream(const c10::Device& device);
 /// Throws if a launcher failed: op, CUDA error name and text.
 void check_status(const char* op, const kernels::Status& status);
 
-/// Runs `body(isa, begin, end)` over [0, total) on torch's CPU threads.
+/// Runs `body(isa, begin, end)` over [first, last) on torch's CPU threads. The same range is split
+/// in the same way every time.
+template <class Body>
+void parallel_over_elements(std::int64_t first, std::int64_t last, const Body& body) {
+  const kernels::CpuIsa isa = current_cpu_isa();
+  at::parallel_for(first, last, kGrainSize,
+                   [&](std::int64_t begin, std::int64_t end) { body(isa, begin, end); });
+}
+
 template <class Body>
 void parallel_over_elements(std::int64_t total, const Body& body) {
-  const kernels::CpuIsa isa = current_cpu_isa();
-  at::parallel_for(0, total, kGrainSize,
-                   [&](std::int64_t begin, std::int64_t end) { body(isa, begin, end); });
+  parallel_over_elements(0, total, body);
 }
 
 }  // namespace torchfuse::ops

@@ -32,6 +32,10 @@ const std::vector<std::string>& FusedStep::state_names() const {
   return impl_->engine.algorithm().state_names();
 }
 
+std::size_t FusedStep::num_tensor_states() const {
+  return impl_->engine.algorithm().num_tensor_states();
+}
+
 void FusedStep::plan(std::vector<FusedSlot> slots) {
   impl_->engine.plan(std::move(slots));
   impl_->planned = true;

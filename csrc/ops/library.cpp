@@ -12,6 +12,58 @@ TORCH_LIBRARY(torchfuse, m) {
       "bool amsgrad=False, bool maximize=False, bool adam_w_mode=True, bool bias_correction=True, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 
+  // One LAMB step over lists of tensors, step counts included.
+  m.def(
+      "fused_lamb_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+      "Tensor(d!)[] state_steps, Tensor(e!)[] master_params, *, "
+      "float lr, float beta1, float beta2, float weight_decay, float eps, "
+      "float min_trust_ratio=0.0, float? max_trust_ratio=None, bool bias_correction=True, "
+      "bool adam_w_mode=True, bool grad_averaging=True, bool use_nvlamb=False, "
+      "bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
+  // One SGD step over lists of tensors, step counts included. No buffers without momentum.
+  m.def(
+      "fused_sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, "
+      "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
+      "float lr, float momentum, float dampening, float weight_decay, "
+      "bool nesterov=False, bool wd_after_momentum=False, bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
+  // One Adagrad step over lists of tensors, step counts included.
+  m.def(
+      "fused_adagrad_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] sums, "
+      "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
+      "float lr, float lr_decay, float eps, float weight_decay, "
+      "bool adagrad_w_mode=False, bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
+  // One NovoGrad step over lists of tensors, step counts included. exp_avg_norms: one number each.
+  m.def(
+      "fused_novograd_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_norms, "
+      "Tensor(d!)[] state_steps, Tensor(e!)[] master_params, *, "
+      "float lr, float beta1, float beta2, float weight_decay, float eps, "
+      "bool bias_correction=True, bool grad_averaging=True, bool reg_inside_moment=False, "
+      "bool inf_norm=False, bool init_zero=False, bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
+  // One LARS step over lists of tensors, step counts included.
+  m.def(
+      "fused_lars_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, "
+      "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
+      "float lr, float momentum, float weight_decay, float trust_coefficient, float eps, "
+      "bool nesterov=False, bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
+  // One Lion step over lists of tensors, step counts included.
+  m.def(
+      "fused_lion_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
+      "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
+      "float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
   // tensors *= inv_scale, with found_inf set to 1 if an element was not finite.
   m.def(
       "multi_tensor_unscale_(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()");

@@ -52,8 +52,10 @@ class StepEngine {
     kernels::TensorRow row;
     BucketKey key;
     bool contiguous = false;  ///< of the parameter, and so of all its streams
+    /// Parameter, states and master, which have one entry per element; then step and tensor states.
     std::int32_t num_streams = 0;
-    Stream streams[3 + kernels::kMaxStates];  ///< parameter, states, master, step
+    std::int32_t num_elementwise = 0;
+    Stream streams[4 + kernels::kMaxStates];
 
     void add(const at::Tensor& tensor);
     bool unchanged() const;
@@ -80,9 +82,11 @@ class StepEngine {
   };
 
   Planned check_slot(std::size_t index, const FusedSlot& slot) const;
-  void check_states(Planned& planned, std::size_t index, const FusedSlot& slot) const;
-  void check_master(Planned& planned, std::size_t index, const FusedSlot& slot) const;
-  void check_rounding(Planned& planned, std::size_t index, const FusedSlot& slot) const;
+  void check_states(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  void check_master(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  void check_rounding(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  void check_tensor_state(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  bool has_kernel(const Planned& planned, kernels::DType grad) const;
   at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
   void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
   const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;

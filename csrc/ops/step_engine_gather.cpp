@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "kernels/cuda/supported_dtypes.h"
 #include "ops/check.h"
 #include "ops/step_engine.h"
 
@@ -47,31 +48,50 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   planned.row.numel = param.numel();
   planned.row.group = static_cast<std::int32_t>(slot.group);
 
-  check_states(planned, index, slot);
-  check_master(planned, index, slot);
-  check_rounding(planned, index, slot);
+  check_states(i, slot, planned);
+  check_master(i, slot, planned);
+  check_rounding(i, slot, planned);
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  if (!has_kernel(planned, wide ? kernels::DType::kFloat64 : kernels::DType::kFloat32)) {
+    fail(param_argument,
+         "have states of one dtype, float32 or (without a master) its own, and no remainder or "
+         "stochastic rounding",
+         "another way of storing them", "Layerwise optimizers have no other CUDA kernels.");
+  }
+  planned.num_elementwise = planned.num_streams;
   const Argument step_argument{op, "state_steps", i};
   check_scalar(step_argument, slot.step, at::kFloat);
   check_same_device(step_argument, slot.step, param.device(), "params");
   planned.add(slot.step);
   planned.row.step = static_cast<float*>(memory_of(slot.step));
+  check_tensor_state(i, slot, planned);
   return planned;
 }
 
-/// Each state has a dtype of its own: that of its name. Absent ones count as stored like the first,
-/// so that they do not part what one kernel can update together.
-void StepEngine::check_states(Planned& planned, std::size_t index, const FusedSlot& slot) const {
+/// Whether kernels exist for the slot with such a gradient. The layerwise ones for CUDA have their
+/// types built in; all others take every type that the checks let through.
+bool StepEngine::has_kernel(const Planned& planned, kernels::DType grad) const {
+  if (!planned.key.device.is_cuda() || !algorithm_->layerwise()) return true;
+  Bucket bucket;
+  bucket.key = planned.key;
+  bucket.key.grad = grad;
+  return kernels::has_own_kernel(bucket.table(), kernels::kMaxStates);
+}
+
+/// States with one entry per element, each of a dtype of its own: that of its name. Absent ones
+/// count as stored like the first, so that they do not part what one kernel can update together.
+void StepEngine::check_states(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
   const char* op = algorithm_->op();
   const std::vector<std::string>& names = algorithm_->state_names();
   check_same_length(op, "states", slot.states.size(), names.size(), "the algorithm's states");
   const bool wide = planned.key.param == kernels::DType::kFloat64;
   bool first = true;
   planned.key.states.fill(wide ? kernels::DType::kFloat64 : kernels::DType::kFloat32);
-  for (std::size_t k = 0; k < slot.states.size(); ++k) {
+  for (std::size_t k = 0; k < names.size() - algorithm_->num_tensor_states(); ++k) {
     const at::Tensor& state = slot.states[k];
     if (!state.defined()) continue;
     const std::string name = names[k] + "s";
-    const Argument argument{op, name.c_str(), static_cast<std::int64_t>(index)};
+    const Argument argument{op, name.c_str(), i};
     check_stream(argument, state, slot.param);
     const kernels::DType dtype = dtype_of(argument, state);
     if ((dtype == kernels::DType::kFloat64) != wide) {
@@ -88,9 +108,9 @@ void StepEngine::check_states(Planned& planned, std::size_t index, const FusedSl
   }
 }
 
-void StepEngine::check_master(Planned& planned, std::size_t index, const FusedSlot& slot) const {
+void StepEngine::check_master(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
   if (!slot.master.defined()) return;
-  const Argument argument{algorithm_->op(), "master_params", static_cast<std::int64_t>(index)};
+  const Argument argument{algorithm_->op(), "master_params", i};
   const bool remainder = slot.master.scalar_type() == at::kShort;
   if (!remainder && slot.master.scalar_type() != at::kFloat) {
     fail(argument, "be of dtype float32, or int16 for remainders",
@@ -113,11 +133,10 @@ void StepEngine::check_master(Planned& planned, std::size_t index, const FusedSl
   planned.row.master = memory_of(slot.master);
 }
 
-void StepEngine::check_rounding(Planned& planned, std::size_t index, const FusedSlot& slot) const {
+void StepEngine::check_rounding(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
   planned.row.index = slot.index;
   planned.key.stochastic = slot.stochastic_rounding;
   if (!slot.stochastic_rounding) return;
-  const auto i = static_cast<std::int64_t>(index);
   if (planned.key.param != kernels::DType::kBFloat16) {
     fail({algorithm_->op(), "params", i}, "be of dtype bfloat16 under stochastic rounding",
          c10::str(slot.param.scalar_type()));
@@ -128,6 +147,19 @@ void StepEngine::check_rounding(Planned& planned, std::size_t index, const Fused
   }
 }
 
+/// The state that is one number for the whole tensor, if the algorithm has one.
+void StepEngine::check_tensor_state(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
+  if (algorithm_->num_tensor_states() == 0) return;
+  const std::string name = algorithm_->state_names().back() + "s";
+  const Argument argument{algorithm_->op(), name.c_str(), i};
+  const at::Tensor& state = slot.states.back();
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  check_scalar(argument, state, wide ? at::kDouble : at::kFloat);
+  check_same_device(argument, state, planned.key.device, "params");
+  planned.add(state);
+  planned.row.tensor_state = memory_of(state);
+}
+
 void StepEngine::Planned::add(const at::Tensor& tensor) {
   streams[num_streams++] = {tensor.unsafeGetTensorImpl(), memory_of(tensor), tensor.dtype()};
 }
@@ -136,13 +168,15 @@ void StepEngine::Planned::add(const at::Tensor& tensor) {
 /// contiguous tensor would show; other layouts are checked in full every time.
 bool StepEngine::Planned::unchanged() const {
   if (!contiguous) return false;
-  const std::int32_t step = num_streams - 1;
-  for (std::int32_t k = 0; k < step; ++k) {
+  for (std::int32_t k = 0; k < num_elementwise; ++k) {
     c10::TensorImpl* impl = streams[k].impl;
     if (impl->numel() != row.numel || !impl->is_contiguous()) return false;
     if (impl->dtype() != streams[k].type || memory_of(impl) != streams[k].address) return false;
   }
-  return memory_of(streams[step].impl) == streams[step].address;
+  for (std::int32_t k = num_elementwise; k < num_streams; ++k) {
+    if (memory_of(streams[k].impl) != streams[k].address) return false;
+  }
+  return true;
 }
 
 void StepEngine::plan(std::vector<FusedSlot> slots) {
@@ -164,6 +198,7 @@ at::Tensor StepEngine::usable_grad(std::size_t index, const Planned& planned,
   const bool wide = planned.key.param == kernels::DType::kFloat64;
   at::ScalarType dtype = grad.scalar_type();
   if (wide || dtype == at::kDouble) dtype = wide ? at::kDouble : at::kFloat;
+  if (!has_kernel(planned, dtype_of(argument, grad))) dtype = wide ? at::kDouble : at::kFloat;
   if (dtype == grad.scalar_type() && !grad.is_neg() && same_layout(grad, param)) return grad;
   // Another layout, or fp64 on one side: a copy in the parameter's layout stands in for this step.
   at::Tensor copy = at::empty_like(param, param.options().dtype(dtype).requires_grad(false));

@@ -2,7 +2,9 @@
 """The training step around a PyTorch model, fused: check, unscale, clip and update in one pass.
 
 `torchfuse.optimizers` holds the optimizers, `torchfuse.amp` the gradient scaler, `torchfuse.ops`
-the operators under them (also as `torch.ops.torchfuse`), `torchfuse.testing` oracles and timers.
+the operators under them (also as `torch.ops.torchfuse`), `torchfuse.parallel` layer-wise rates,
+`torchfuse.convert` what moves checkpoints between languages and packages, `torchfuse.testing`
+oracles and timers. `torchfuse.apex` runs programs written for apex.
 """
 
 from __future__ import annotations
@@ -16,9 +18,18 @@ except ImportError:
     if not _loader.runs_as_program():
         raise
 else:
-    from torchfuse import amp, ops, optimizers
+    from torchfuse import amp, convert, multi_tensor_apply, ops, optimizers, parallel
     from torchfuse._loader import cmake_prefix_path
 
     __version__: str = _loader.version()
 
-__all__ = ["__version__", "amp", "cmake_prefix_path", "ops", "optimizers"]
+__all__ = [
+    "__version__",
+    "amp",
+    "cmake_prefix_path",
+    "convert",
+    "multi_tensor_apply",
+    "ops",
+    "optimizers",
+    "parallel",
+]

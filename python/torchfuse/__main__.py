@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`python -m torchfuse`: what this installation is, for bug reports and for CMake.
+"""`python -m torchfuse`: what this installation is, and conversion of checkpoints.
 
-Everything here works without the native library, because a report is wanted most when that does not
-load: torch and torchfuse._C are imported where they are used.
+The reports work without the native library, because they are wanted most when that does not load:
+torch and torchfuse._C are imported where they are used.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,22 +111,62 @@ def format_report(described: dict[str, str]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m torchfuse", description="What is installed.")
-    choice = parser.add_mutually_exclusive_group(required=True)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchfuse", description="What is installed, and checkpoints converted."
+    )
+    choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--version", action="store_true", help="version of torchfuse")
     choice.add_argument("--env", action="store_true", help="a block for bug reports")
     choice.add_argument(
         "--cmake-dir", action="store_true", help="value for CMake's torchfuse_DIR variable"
     )
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+    convert = commands.add_parser(
+        "convert",
+        help="an optimizer's checkpoint from C++ to Python or back",
+        description="Converts the checkpoint of an optimizer: a C++ archive, written by "
+        "torch::save(optimizer, path), into a file for Python, as written by "
+        "torch.save(optimizer.state_dict(), path), or the reverse, whichever IN is.",
+    )
+    convert.add_argument("source", metavar="IN", help="file to read")
+    convert.add_argument("target", metavar="OUT", help="file to write or replace")
+    convert.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="C++ class to write for, such as FusedAdam; default: the one that the options fit",
+    )
+    return parser
+
+
+def _convert(source: str, target: str, optimizer: str | None) -> int:
+    try:
+        _loader.load()
+        from torchfuse import convert
+
+        print(convert.convert_checkpoint(source, target, optimizer))
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command == "convert":
+        if options.version or options.env or options.cmake_dir:
+            parser.error("expected convert without --version, --env and --cmake-dir")
+        return _convert(options.source, options.target, options.optimizer)
     if options.version:
         print(_loader.version())
     elif options.cmake_dir:
         print(CMAKE_DIR)
-    else:
+    elif options.env:
         print(format_report(describe_environment()))
+    else:
+        parser.error("expected one of --version, --env, --cmake-dir or the command convert")
     return 0
 
 

@@ -21,7 +21,11 @@ MODULES = (
     "torchfuse",
     "torchfuse.optimizers",
     "torchfuse.amp",
+    "torchfuse.convert",
     "torchfuse.ops",
+    "torchfuse.parallel",
+    "torchfuse.apex",
+    "torchfuse.multi_tensor_apply",
     "torchfuse.testing",
 )
 # A base class without a formula cannot be shown at work.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import torchfuse.apex
 from torchfuse import _loader, ops
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
+from torchfuse.parallel import LARC
 
 # torch warns of a duplicate before our error.
 pytestmark = pytest.mark.filterwarnings("ignore:optimizer contains a parameter group")
@@ -129,6 +132,20 @@ def load_scaler() -> None:
     GradScaler("cpu").load_state_dict({"scale": 1.0})
 
 
+def part_of_apex_that_is_not_there() -> None:
+    torchfuse.apex.install()
+    try:
+        importlib.import_module("apex.amp")
+    finally:
+        torchfuse.apex.uninstall()
+
+
+def sparse_gradient_under_larc() -> None:
+    weight = param()
+    weight.grad = torch.ones(4, 3).to_sparse()
+    LARC(torch.optim.SGD([weight], lr=0.1)).step()
+
+
 PROVOCATIONS: list[Callable[[], object]] = [
     build_info_is_missing,
     sparse_gradient,
@@ -141,6 +158,8 @@ PROVOCATIONS: list[Callable[[], object]] = [
     closure_under_a_scaler,
     load_other_groups,
     load_scaler,
+    part_of_apex_that_is_not_there,
+    sparse_gradient_under_larc,
     lambda: _loader.check_torch("1.0.0"),
     lambda: FusedAdam([param(dtype=torch.complex64)]),
     lambda: FusedAdam([{"params": [weight := param(), weight]}]),

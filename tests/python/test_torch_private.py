@@ -200,7 +200,9 @@ def _step_is_wrapped_once() -> None:
 @relies_on(
     "Optimizer._optimizer_load_state_dict_pre_hooks",
     "Optimizer._optimizer_load_state_dict_post_hooks",
-    breaks="hooks that users register on load_state_dict() would not run",
+    "Optimizer._optimizer_state_dict_pre_hooks",
+    "Optimizer._optimizer_state_dict_post_hooks",
+    breaks="hooks that users register on state_dict() and load_state_dict() would not run",
 )
 def _hooks_are_kept() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
@@ -213,6 +215,10 @@ def _hooks_are_kept() -> None:
     optimizer.register_load_state_dict_post_hook(post_hook)
     assert list(optimizer._optimizer_load_state_dict_pre_hooks.values()) == [pre_hook]
     assert list(optimizer._optimizer_load_state_dict_post_hooks.values()) == [post_hook]
+    optimizer.register_state_dict_pre_hook(pre_hook)
+    optimizer.register_state_dict_post_hook(post_hook)
+    assert list(optimizer._optimizer_state_dict_pre_hooks.values()) == [pre_hook]
+    assert list(optimizer._optimizer_state_dict_post_hooks.values()) == [post_hook]
 
 
 @relies_on(

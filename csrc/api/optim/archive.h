@@ -34,6 +34,13 @@ inline void read_into(torch::serialize::InputArchive& archive, const std::string
 }
 
 inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key, std::int64_t& number) {
+  number = read_value(archive, owner, key, "an integer", [](const c10::IValue& value) {
+             return value.isInt();
+           }).toInt();
+}
+
+inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
                       const std::string& key, bool& flag) {
   flag = read_value(archive, owner, key, "a bool", [](const c10::IValue& value) {
            return value.isBool();
@@ -67,14 +74,9 @@ inline bool holds(torch::serialize::InputArchive& archive, const std::string& ke
 
 inline std::int64_t read_int(torch::serialize::InputArchive& archive, const std::string& owner,
                              const std::string& key) {
-  return read_value(archive, owner, key, "an integer",
-                    [](const c10::IValue& value) { return value.isInt(); })
-      .toInt();
-}
-
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, std::int64_t& number) {
-  number = read_int(archive, owner, key);
+  std::int64_t number = 0;
+  read_into(archive, owner, key, number);
+  return number;
 }
 
 /// The dtypes of states, by the names that archives give them.

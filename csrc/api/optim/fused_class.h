@@ -34,10 +34,12 @@ namespace torchfuse::optim {
 ///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
 ///     static bool uses_state(const Options& options, std::size_t index);
 ///     static std::vector<HyperParam> hyper_params(const Options& options);
-///
-/// Where options for the dtypes of single states exist, also what visits them, and what state
-/// `index` asks for:
-///
+///     // Optional: how many of the last states are one number for the whole tensor.
+///     static constexpr std::size_t kTensorStates;
+///     // Optional: what a state begins with, if not with zeros alone.
+///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
+///     // Optional: visit(key, value) for the options that are dtypes of single states, and what
+///     // they ask for.
 ///     template <class Self, class Visit> static void state_dtypes(Self& options, const Visit&
 ///     visit); static std::optional<at::ScalarType> state_dtype(const Options& options, std::size_t
 ///     index);
@@ -76,6 +78,18 @@ void check_wide_options(const Options& options, const Options& wide, std::size_t
   check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
   check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
   if constexpr (HasStorageOptions<Options>) check(options.seed() == wide.seed(), "seed");
+}
+
+/// Whether the state `index` is one number for the whole tensor.
+template <class Options, class State>
+bool is_tensor_state(std::size_t index) {
+  if constexpr (requires { FusedClass<Options>::kTensorStates; }) {
+    std::size_t count = 0;
+    State state;
+    FusedClass<Options>::states(state, [&](const char*, const torch::Tensor&) { ++count; });
+    return index + FusedClass<Options>::kTensorStates >= count;
+  }
+  return false;
 }
 
 // --- Options and states in archives --------------------------------------------------------------

@@ -3,12 +3,17 @@
 // replaces anything.
 #pragma once
 
+#include <torchfuse/optim/optimizer_class.h>
+
 #include <algorithm>
 #include <vector>
 
 #include "api/optim/fused_class.h"
 
 namespace torchfuse::optim {
+
+/// Adds to optimizer_classes(). Always true.
+bool list_optimizer_class(OptimizerClass listed);
 
 /// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
 /// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
@@ -25,6 +30,17 @@ inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
       at::empty_like(param.detach(), param.options().dtype(found), at::MemoryFormat::Preserve);
   own.copy_(loaded);
   return own;
+}
+
+/// The same for a state that is one number for the whole tensor.
+inline torch::Tensor adopt_number(const torch::Tensor& loaded, const at::Tensor& param,
+                                  const std::string& name) {
+  if (!loaded.defined()) return {};
+  const at::ScalarType dtype = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == dtype, name, " to be a 0-dim ",
+                    dtype, " tensor for a ", param.scalar_type(), " parameter, got a ",
+                    loaded.dim(), "-dim ", loaded.scalar_type(), " one.");
+  return loaded.detach().to(param.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 inline torch::Tensor adopt_step(const torch::Tensor& loaded, const std::string& name) {
@@ -57,22 +73,24 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
           : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
   Class::states(loaded, [&](const char* key, torch::Tensor& tensor) {
     require(tensor.defined() || !Class::uses_state(options, index), key);
+    const std::string where = expected + "'s " + name + "." + key;
+    tensor = is_tensor_state<Options, State>(index) ? adopt_number(tensor, param, where)
+                                                    : adopt(tensor, param, where, dtypes);
     ++index;
-    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, dtypes);
   });
-  const auto adopt_master = [&](torch::Tensor& tensor, const char* key, bool wanted,
+  // A master that is wanted and not there is made from the parameter in the next step.
+  const auto adopt_master = [&](torch::Tensor& tensor, const char* key, bool allowed,
                                 at::ScalarType dtype, const char* remark) {
-    require(tensor.defined() || !wanted, key);
-    TORCH_CHECK_VALUE(!tensor.defined() || wanted, expected, " to hold no ", name, ".", key,
+    TORCH_CHECK_VALUE(!tensor.defined() || allowed, expected, " to hold no ", name, ".", key,
                       ", got one for a ", param.scalar_type(), " parameter. ", remark);
     tensor = adopt(tensor, param, expected + "'s " + name + "." + key, {dtype});
   };
-  const bool remainder = keeps_remainder(param, options);
-  adopt_master(loaded.master_param(), "master_param", master && !remainder, at::kFloat,
+  adopt_master(loaded.master_param(), "master_param", master, at::kFloat,
                "Masters belong to 16-bit parameters.");
   if constexpr (requires { loaded.param_remainder(); }) {
-    adopt_master(loaded.param_remainder(), "param_remainder", remainder, at::kShort,
-                 "Remainders belong to bf16 parameters with store_param_remainders.");
+    adopt_master(loaded.param_remainder(), "param_remainder",
+                 master && param.scalar_type() == at::kBFloat16, at::kShort,
+                 "Remainders belong to bf16 parameters with masters.");
   }
   loaded.step(adopt_step(loaded.step(), expected + "'s " + name + ".step"));
   return std::make_unique<State>(std::move(loaded));
@@ -117,6 +135,45 @@ template <class Options>
 std::string archive_format() {
   return "torchfuse.optim." + std::string(FusedClass<Options>::kName) + ".1";
 }
+
+/// The states that parameters of a group with these options have.
+template <class Options, class State>
+std::vector<std::string> required_states(torch::serialize::InputArchive& archive,
+                                         const std::string& owner) {
+  Options options;
+  options.serialize(archive);
+  options.check(owner);
+  std::vector<std::string> names;
+  std::size_t index = 0;
+  const State state;
+  FusedClass<Options>::states(state, [&](const char* key, const torch::Tensor&) {
+    if (FusedClass<Options>::uses_state(options, index++)) names.emplace_back(key);
+  });
+  return names;
+}
+
+template <class Options, class State>
+OptimizerClass make_optimizer_class() {
+  OptimizerClass made;
+  made.name = FusedClass<Options>::kName;
+  made.algorithm = FusedClass<Options>::kAlgorithm;
+  made.archive_format = archive_format<Options>();
+  const State state;
+  FusedClass<Options>::states(
+      state, [&](const char* key, const torch::Tensor&) { made.states.emplace_back(key); });
+  made.make = [](const std::vector<torch::optim::OptimizerParamGroup>& param_groups) {
+    return std::make_unique<FusedOptimizerOf<Options, State>>(param_groups);
+  };
+  made.write_default_options = [](torch::serialize::OutputArchive& archive) {
+    Options().serialize(archive);
+  };
+  made.required_states = required_states<Options, State>;
+  return made;
+}
+
+template <class Options, class State>
+const bool FusedOptimizerOf<Options, State>::listed_ =
+    list_optimizer_class(make_optimizer_class<Options, State>());
 
 template <class Options, class State>
 void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& archive) const {

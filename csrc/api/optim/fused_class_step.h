@@ -97,7 +97,8 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   bool whole = true;
   Class::states(held, [&](const char*, const torch::Tensor& tensor) {
     const std::size_t index = slot.states.size();
-    whole = whole && (index >= Class::kRequired || tensor.defined() == slot.step.defined());
+    const bool with_step = tensor.defined() == slot.step.defined();
+    whole = whole && (with_step || (index >= Class::kRequired && !tensor.defined()));
     slot.states.push_back(Class::uses_state(own, index) ? tensor : torch::Tensor());
   });
   TORCH_CHECK_VALUE(whole, Class::kName, ": expected the state of a parameter of sizes ",
@@ -105,9 +106,17 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
                     ", got some. Set all, or erase the parameter's state.");
   for (std::size_t index = 0; index < slot.states.size(); ++index) {
     if (slot.states[index].defined() || !Class::uses_state(own, index)) continue;
-    slot.states[index] =
-        at::zeros_like(param.detach(), param.options().dtype(state_dtype(param, own, index)),
-                       at::MemoryFormat::Preserve);
+    const bool number = is_tensor_state<Options, State>(index);
+    const bool wide = param.scalar_type() == at::kDouble;
+    const at::ScalarType dtype =
+        number ? (wide ? at::kDouble : at::kFloat) : state_dtype(param, own, index);
+    const at::TensorOptions stored = param.options().dtype(dtype).requires_grad(false);
+    slot.states[index] = number
+                             ? at::zeros({}, stored)
+                             : at::zeros_like(param.detach(), stored, at::MemoryFormat::Preserve);
+    if constexpr (requires { Class::begin_state(own, slot, index); }) {
+      Class::begin_state(own, slot, index);
+    }
   }
   slot.stochastic_rounding = rounds_stochastically(own);
   if (wants_master(param, own)) slot.master = master_of(param, own, held);

@@ -23,7 +23,8 @@ struct FusedSlot {
   at::Tensor param;  ///< the parameter itself; its gradient is read from .grad()
   /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
   /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. Each fp32, bf16 or
-  /// fp16 (fp64 for fp64 parameters); same sizes and strides as `param`.
+  /// fp16 (fp64 for fp64 parameters); same sizes and strides as `param`. The algorithm's tensor
+  /// states come last and are 0-dim, fp64 for an fp64 parameter and fp32 otherwise.
   std::vector<at::Tensor> states;
   /// fp32 master of an fp16 or bf16 parameter; or what a bf16 parameter lacks of it, an int16
   /// remainder: see master_of_remainder(). Undefined: none.
@@ -62,7 +63,7 @@ struct FusedStepOptions {
 /// another tensor object must call plan() again. No gradient is held after step() returns.
 class TORCHFUSE_API FusedStep {
  public:
-  /// `algorithm` is an update registered in ops: "adam". Throws on any other name.
+  /// `algorithm` is an update registered in ops, such as "adam". Throws on any other name.
   explicit FusedStep(const std::string& algorithm);
   ~FusedStep();
   /// Movable, not copyable.
@@ -74,6 +75,8 @@ class TORCHFUSE_API FusedStep {
   const std::vector<std::string>& hyper_param_names() const;
   /// Names of the algorithm's states, in the order of FusedSlot::states.
   const std::vector<std::string>& state_names() const;
+  /// How many of the last state names are one number for the whole tensor.
+  std::size_t num_tensor_states() const;
 
   /// Replaces the plan. Checks every slot; on an error the former plan stays.
   void plan(std::vector<FusedSlot> slots);

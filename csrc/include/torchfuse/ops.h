@@ -53,6 +53,183 @@ TORCHFUSE_API void fused_adam_(at::TensorList params, at::TensorList grads, at::
                                const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
+/// One LAMB step on lists of tensors, in place (You et al. 2020, with apex's variants).
+///
+/// With g = +-grad / grad_scale (minus under `maximize`), and for each tensor:
+///
+///     step += 1
+///     g    += weight_decay * param                 (adam_w_mode = false)
+///     m    += (1 - beta1) (g - m);  v += (1 - beta2) (g^2 - v)
+///     u     = m / (1 - beta1^step) / (sqrt(v) / sqrt(1 - beta2^step) + eps)
+///     u    += weight_decay * param                 (adam_w_mode = true)
+///     trust = |param| / |u|, at least `min_trust_ratio` and at most `max_trust_ratio`
+///     param -= lr * trust * u
+///
+/// trust is 1 if either norm is 0, and, without `use_nvlamb`, if weight_decay is 0. Without
+/// `grad_averaging`, m = beta1 m + g. Both bias corrections are 1 without `bias_correction`. The
+/// norms are those of the whole tensor, of masters where there are some.
+///
+/// The arguments are those of fused_adam_; the moments are rounded to their dtype before the update
+/// is made from them.
+TORCHFUSE_API void fused_lamb_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+                               at::TensorList exp_avg_sqs, at::TensorList state_steps,
+                               at::TensorList master_params, double lr, double beta1, double beta2,
+                               double weight_decay, double eps, double min_trust_ratio = 0.0,
+                               std::optional<double> max_trust_ratio = std::nullopt,
+                               bool bias_correction = true, bool adam_w_mode = true,
+                               bool grad_averaging = true, bool use_nvlamb = false,
+                               bool maximize = false,
+                               const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                               const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                               const std::optional<at::Tensor>& found_inf = std::nullopt);
+
+/// One SGD step on lists of tensors, in place (momentum after Sutskever et al. 2013).
+///
+/// With g = +-grad / grad_scale (minus under `maximize`):
+///
+///     step += 1
+///     g += weight_decay * param                    (unless wd_after_momentum)
+///     b  = momentum * b + (1 - dampening) * g      (b = g where step is 1)
+///     d  = g + momentum * b (nesterov), else b     (d = g, and no b, where momentum is 0)
+///     d += weight_decay * param                    (wd_after_momentum)
+///     param -= lr * d
+///
+/// Same results as torch.optim.SGD up to rounding. The first step is told by the count alone, so
+/// that one which a scaler skips is not it: give zeroed buffers and counts.
+///
+/// @param params, grads, state_steps, master_params as in fused_adam_().
+/// @param momentum_buffers b, same sizes and strides as `params`, fp32 or the parameter's dtype;
+///   may be empty if `momentum` is 0.
+/// @param lr learning rate.
+/// @param momentum, dampening, weight_decay as in the formula, >= 0.
+/// @param nesterov, wd_after_momentum, maximize as in the formula.
+/// @param lr_tensor, grad_scale, found_inf as in fused_adam_().
+/// @throws c10::Error naming the argument and the list index, before anything is written.
+TORCHFUSE_API void fused_sgd_(at::TensorList params, at::TensorList grads,
+                              at::TensorList momentum_buffers, at::TensorList state_steps,
+                              at::TensorList master_params, double lr, double momentum,
+                              double dampening, double weight_decay, bool nesterov = false,
+                              bool wd_after_momentum = false, bool maximize = false,
+                              const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                              const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                              const std::optional<at::Tensor>& found_inf = std::nullopt);
+
+/// One Adagrad step on lists of tensors, in place (Duchi, Hazan and Singer 2011).
+///
+/// With g = +-grad / grad_scale (minus under `maximize`):
+///
+///     step += 1
+///     r  = lr / (1 + (step - 1) * lr_decay)
+///     g += weight_decay * param                    (adagrad_w_mode = false)
+///     sum += g^2
+///     param -= r * g / (sqrt(sum) + eps)
+///     param -= r * weight_decay * param            (adagrad_w_mode = true, with the old param)
+///
+/// Same results as torch.optim.Adagrad up to rounding.
+///
+/// @param params, grads, state_steps, master_params as in fused_adam_().
+/// @param sums same sizes and strides as `params`, fp32 or the parameter's dtype.
+/// @param lr learning rate.
+/// @param lr_decay, eps, weight_decay as in the formula, >= 0.
+/// @param adagrad_w_mode, maximize as in the formula.
+/// @param lr_tensor, grad_scale, found_inf as in fused_adam_().
+/// @throws c10::Error naming the argument and the list index, before anything is written.
+TORCHFUSE_API void fused_adagrad_(at::TensorList params, at::TensorList grads, at::TensorList sums,
+                                  at::TensorList state_steps, at::TensorList master_params,
+                                  double lr, double lr_decay, double eps, double weight_decay,
+                                  bool adagrad_w_mode = false, bool maximize = false,
+                                  const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                                  const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                                  const std::optional<at::Tensor>& found_inf = std::nullopt);
+
+/// One NovoGrad step on lists of tensors, in place (Ginsburg et al. 2019, with apex's variants).
+///
+/// With g = +-grad / grad_scale (minus under `maximize`), and for each tensor:
+///
+///     step += 1
+///     n  = sqrt(beta2 n^2 + (1 - beta2) |g|^2)     (inf_norm: n = beta2 n + (1 - beta2) max|g|)
+///     d  = n / sqrt(1 - beta2^step) + eps
+///     m  = beta1 m + (1 - beta1) g                 (without grad_averaging: beta1 m + g)
+///     param -= lr * (m / (1 - beta1^step) / d + weight_decay * param)
+///
+/// Where step is 1, n is the norm of g, but for `init_zero`. With `reg_inside_moment`
+///
+///     m  = beta1 m + (1 - beta1) (g / d + weight_decay * param)
+///     param -= lr * m / (1 - beta1^step)
+///
+/// Both bias corrections are 1 without `bias_correction`. If d is 0, 1 / d is taken as 0.
+///
+/// @param params, grads, state_steps, master_params as in fused_adam_().
+/// @param exp_avgs m, same sizes and strides as `params`, fp32 or the parameter's dtype.
+/// @param exp_avg_norms n, the norm itself and not its square: 0-dim, fp64 for an fp64 parameter
+/// and
+///   fp32 otherwise.
+/// @param lr learning rate.
+/// @param beta1, beta2 decay rates, in [0, 1).
+/// @param weight_decay, eps as in the formula, >= 0.
+/// @param bias_correction, grad_averaging, reg_inside_moment, inf_norm, init_zero, maximize as in
+///   the formula.
+/// @param lr_tensor, grad_scale, found_inf as in fused_adam_().
+/// @throws c10::Error naming the argument and the list index, before anything is written.
+TORCHFUSE_API void fused_novograd_(at::TensorList params, at::TensorList grads,
+                                   at::TensorList exp_avgs, at::TensorList exp_avg_norms,
+                                   at::TensorList state_steps, at::TensorList master_params,
+                                   double lr, double beta1, double beta2, double weight_decay,
+                                   double eps, bool bias_correction = true,
+                                   bool grad_averaging = true, bool reg_inside_moment = false,
+                                   bool inf_norm = false, bool init_zero = false,
+                                   bool maximize = false,
+                                   const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                                   const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                                   const std::optional<at::Tensor>& found_inf = std::nullopt);
+
+/// One LARS step on lists of tensors, in place (You, Gitman and Ginsburg 2017, Algorithm 1).
+///
+/// With g = +-grad / grad_scale (minus under `maximize`), and for each tensor:
+///
+///     step += 1
+///     local = trust_coefficient |param| / (|g| + weight_decay |param| + eps)
+///     u  = lr * local * (g + weight_decay * param)
+///     b  = momentum * b + u
+///     param -= b                                   (nesterov: u + momentum * b)
+///
+/// local is 1 if either norm is 0. The norms are those of the whole tensor, of masters where there
+/// are some.
+///
+/// @param params, grads, state_steps, master_params as in fused_adam_().
+/// @param momentum_buffers b, same sizes and strides as `params`, fp32 or the parameter's dtype.
+/// @param lr learning rate.
+/// @param momentum, weight_decay, trust_coefficient, eps as in the formula, >= 0.
+/// @param nesterov, maximize as in the formula.
+/// @param lr_tensor, grad_scale, found_inf as in fused_adam_().
+/// @throws c10::Error naming the argument and the list index, before anything is written.
+TORCHFUSE_API void fused_lars_(at::TensorList params, at::TensorList grads,
+                               at::TensorList momentum_buffers, at::TensorList state_steps,
+                               at::TensorList master_params, double lr, double momentum,
+                               double weight_decay, double trust_coefficient, double eps,
+                               bool nesterov = false, bool maximize = false,
+                               const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                               const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                               const std::optional<at::Tensor>& found_inf = std::nullopt);
+
+/// One Lion step on lists of tensors, in place (Chen et al. 2023).
+///
+/// With g = +-grad / grad_scale (minus under `maximize`):
+///
+///     step += 1
+///     c     = m + (1 - beta1) (g - m)
+///     m    += (1 - beta2) (g - m)
+///     param -= lr * weight_decay * param + lr * sign(c)
+///
+/// The arguments are those of fused_adam_; `exp_avgs` holds m.
+TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+                               at::TensorList state_steps, at::TensorList master_params, double lr,
+                               double beta1, double beta2, double weight_decay,
+                               bool maximize = false,
+                               const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                               const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                               const std::optional<at::Tensor>& found_inf = std::nullopt);
+
 /// Multiplies every tensor by `inv_scale` in place and sets `found_inf` to 1 if an element was not
 /// finite before. One read and one write; `found_inf` is never cleared. As torch's
 /// _amp_foreach_non_finite_check_and_unscale_, for any mix of fp32, fp16, bf16 and fp64 and any

@@ -6,6 +6,13 @@
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/ops.h>
+#include <torchfuse/optim/fused_adagrad.h>
 #include <torchfuse/optim/fused_adam.h>
+#include <torchfuse/optim/fused_lamb.h>
+#include <torchfuse/optim/fused_lars.h>
+#include <torchfuse/optim/fused_lion.h>
+#include <torchfuse/optim/fused_novograd.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/fused_sgd.h>
+#include <torchfuse/optim/optimizer_class.h>
 #include <torchfuse/version.h>

@@ -19,6 +19,8 @@ struct TensorRow {
   void* state[kMaxStates] = {};
   void* master = nullptr;  ///< fp32 master of a 16-bit parameter, or remainder of a bf16 one
   float* step = nullptr;   ///< number of updates that this parameter has received
+  /// What a layerwise optimizer tracks of the whole tensor: one double if it is fp64, else a float.
+  void* tensor_state = nullptr;
   std::int64_t numel = 0;
   std::int32_t group = 0;  ///< index into the array of per-group hyper-parameters
   std::int64_t index = 0;  ///< number of the parameter, for the random bits of its rounding

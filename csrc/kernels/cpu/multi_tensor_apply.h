@@ -59,27 +59,42 @@ TORCHFUSE_INLINE void store_value(const Streams& streams, std::int64_t index, Ve
   store(streams.param, index, DType::kFloat64, value, 0.0);
 }
 
+template <class T, class V, int kNumStates>
+TORCHFUSE_INLINE void load_states(const Streams& streams, std::int64_t index,
+                                  V (&state)[kNumStates]) {
+#pragma GCC unroll 4
+  for (int k = 0; k < kNumStates; ++k) {
+    state[k] = streams.state[k] == nullptr
+                   ? V(T(0))
+                   : load(streams.state[k], index, streams.state_dtype[k], T());
+  }
+}
+
+template <class T, class V, int kNumStates>
+TORCHFUSE_INLINE void store_states(const Streams& streams, std::int64_t index,
+                                   const V (&state)[kNumStates]) {
+#pragma GCC unroll 4
+  for (int k = 0; k < kNumStates; ++k) {
+    if (streams.state[k] != nullptr) {
+      store(streams.state[k], index, streams.state_dtype[k], state[k], T());
+    }
+  }
+}
+
 /// Updates one vector of elements at `index`.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_vector(const Streams& streams, std::int64_t index,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   using V = typename Simd<T>::V;
   V param = load_value(streams, index, T());
-  const V grad = load(streams.grad, index, streams.grad_dtype, T()) * V(grad_coef);
+  V grad(T(0));
+  if constexpr (!kStatesInMeasure<Functor>) {
+    grad = load(streams.grad, index, streams.grad_dtype, T()) * V(grad_coef);
+  }
   V state[Functor::kNumStates];
-#pragma GCC unroll 4
-  for (int k = 0; k < Functor::kNumStates; ++k) {
-    state[k] = streams.state[k] == nullptr
-                   ? V(T(0))
-                   : load(streams.state[k], index, streams.state_dtype[k], T());
-  }
+  load_states<T>(streams, index, state);
   Functor::update(param, grad, state, coefs);
-#pragma GCC unroll 4
-  for (int k = 0; k < Functor::kNumStates; ++k) {
-    if (streams.state[k] != nullptr) {
-      store(streams.state[k], index, streams.state_dtype[k], state[k], T());
-    }
-  }
+  if constexpr (!kStatesInMeasure<Functor>) store_states<T>(streams, index, state);
   store_value(streams, index, param, T());
   if (streams.write_back) store(streams.grad, index, streams.grad_dtype, grad, T());
 }
@@ -127,6 +142,7 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   if (streams.master != nullptr) put_back(streams.master, buffer[3], DType::kFloat32);
   if (streams.remainder != nullptr) put_back(streams.remainder, buffer[3], DType::kBFloat16);
   if (streams.write_back) put_back(streams.grad, buffer[1], streams.grad_dtype);
+  if constexpr (kStatesInMeasure<Functor>) return;
   for (int k = 0; k < Functor::kNumStates; ++k) {
     if (streams.state[k] == nullptr) continue;
     put_back(streams.state[k], buffer[4 + k], streams.state_dtype[k]);
@@ -148,7 +164,7 @@ TORCHFUSE_INLINE void update_stretch(const Streams& streams, std::int64_t begin,
     };
     ahead(streams.param_in, streams.param_in_dtype);
     ahead(streams.remainder, DType::kBFloat16);
-    ahead(streams.grad, streams.grad_dtype);
+    if (!kStatesInMeasure<Functor>) ahead(streams.grad, streams.grad_dtype);
     for (int k = 0; k < Functor::kNumStates; ++k) ahead(streams.state[k], streams.state_dtype[k]);
     update_vector<Functor, T>(streams, i, coefs, grad_coef);
   }
@@ -193,7 +209,7 @@ TORCHFUSE_INLINE Streams make_streams(const UpdateArgs<Functor>& args, const Ten
   streams.remainder = table.has_remainder ? static_cast<std::int16_t*>(row.master) : nullptr;
   streams.grad = row.grad;
   streams.grad_dtype = table.grad;
-  streams.write_back = args.write_back_grads;
+  streams.write_back = args.write_back_grads && !kStatesInMeasure<Functor>;
   streams.stochastic = table.stochastic;
   if (table.stochastic) {
     streams.rounding = rounding_key(table.seed, static_cast<std::uint64_t>(row.index),
@@ -217,8 +233,9 @@ TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
   for (std::int64_t line = 0; line < kBytes; line += 64) {
     prefetch(table.has_master ? row.master : row.param, line);
     prefetch(row.grad, line);
-    prefetch(row.state[0], line);
-    prefetch(row.state[1], line);
+    for (int k = 0; k < kMaxStates; ++k) {
+      if (row.state[k] != nullptr) prefetch(row.state[k], line);
+    }
   }
 }
 
@@ -236,10 +253,14 @@ TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int6
     const std::int64_t stop = table.offsets[t + 1] < end ? table.offsets[t + 1] : end;
     if (stop == begin) continue;
     prefetch_start(table, t);
+    const typename Functor::Params& params = args.groups[row.group];
     if (row.group != coefs_group || *row.step != coefs_step) {
       coefs_group = row.group;
       coefs_step = *row.step;
-      coefs = Functor::template prepare<T>(args.groups[row.group], static_cast<double>(*row.step));
+      coefs = Functor::template prepare<T>(params, static_cast<double>(*row.step));
+    }
+    if constexpr (Layerwise<Functor>) {
+      Functor::apply_norms(params, args.norms + t * Functor::kNumNorms, coefs);
     }
     update_tensor<Functor, T>(make_streams(args, row), begin - table.offsets[t],
                               stop - table.offsets[t], coefs, grad_coef);

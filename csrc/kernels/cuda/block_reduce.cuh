@@ -10,6 +10,7 @@
 #include "kernels/common/shared.h"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/functors/l2_norm.h"
+#include "kernels/layerwise_optimizer.h"
 
 namespace torchfuse::kernels::cuda {
 
@@ -28,14 +29,26 @@ __device__ __forceinline__ NormPartial warp_sum(NormPartial value) {
   return value;
 }
 
+__device__ __forceinline__ MeasurePartial warp_sum(MeasurePartial value) {
+  value.sums = warp_sum(value.sums);
+#pragma unroll
+  for (unsigned distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    value.largest =
+        kernels::max(value.largest, __shfl_down_sync(0xffffffffu, value.largest, distance));
+  }
+  return value;
+}
+
+template <class Partial>
 struct BlockSumShared {
-  NormPartial warps[kWarps];
+  Partial warps[kWarps];
 };
 
 /// Thread 0 gets the sum over the block. All threads must call it, and pass a barrier before they
 /// call it again: the earlier sum may still be read.
-__device__ __forceinline__ NormPartial block_sum(NormPartial value) {
-  BlockSumShared& shared = block_shared<BlockSumShared>();
+template <class Partial>
+__device__ __forceinline__ Partial block_sum(Partial value) {
+  BlockSumShared<Partial>& shared = block_shared<BlockSumShared<Partial>>();
   value = warp_sum(value);
   if (threadIdx.x % kWarpThreads == 0) shared.warps[threadIdx.x / kWarpThreads] = value;
   __syncthreads();

@@ -62,16 +62,16 @@ __device__ __forceinline__ void update_vector(const UpdateChunk<Types>& chunk,
   constexpr int kState = Types::kStateStream;
   constexpr int kSource = Types::kSourceStream;
   RawVec<Source, kVec> raw_source;
-  RawVec<typename Types::Grad, kVec> raw_grad;
+  RawVec<typename Types::Grad, kVec> raw_grad = {};
   RawVec<typename Types::State, kVec> raw_state[Types::kStates] = {};
   fetch<kAligned>(chunk, kSource, index, raw_source);
-  fetch<kAligned>(chunk, kGrad, index, raw_grad);
+  if constexpr (!Types::kStatesMoved) fetch<kAligned>(chunk, kGrad, index, raw_grad);
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
     if (chunk.uses_state[k]) fetch<kAligned>(chunk, kState + k, index, raw_state[k]);
   }
 
-  if (chunk.write_back_grads) {
+  if (!Types::kStatesMoved && chunk.write_back_grads) {
     // Ahead of the update, and in registers of its own: the update need not keep what it
     // multiplies.
     RawVec<typename Types::Grad, kVec> raw_scaled;
@@ -120,7 +120,9 @@ __device__ __forceinline__ void update_vector(const UpdateChunk<Types>& chunk,
   }
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
-    if (chunk.uses_state[k]) put<kAligned>(chunk, kState + k, index, raw_state[k]);
+    if (!Types::kStatesMoved && chunk.uses_state[k]) {
+      put<kAligned>(chunk, kState + k, index, raw_state[k]);
+    }
   }
 }
 
@@ -133,8 +135,11 @@ __device__ __forceinline__ void update_single(const UpdateChunk<Types>& chunk,
   using State = typename Types::State;
   constexpr int kState = Types::kStateStream;
   T param = load_element<Source>(chunk.streams[Types::kSourceStream], index);
-  const T grad = load_element<typename Types::Grad>(chunk.streams[Types::kGradStream], index) *
-                 chunk.grad_coef;
+  T grad = T(0);
+  if constexpr (!Types::kStatesMoved) {
+    grad = load_element<typename Types::Grad>(chunk.streams[Types::kGradStream], index) *
+           chunk.grad_coef;
+  }
   T state[Types::kStates];
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
@@ -146,12 +151,14 @@ __device__ __forceinline__ void update_single(const UpdateChunk<Types>& chunk,
   if constexpr (Types::kMaster) {
     store_element<Source>(chunk.streams[Types::kSourceStream], index, param);
   }
+  if constexpr (!Types::kStatesMoved) {
 #pragma unroll
-  for (int k = 0; k < Types::kStates; ++k) {
-    if (chunk.uses_state[k]) store_element<State>(chunk.streams[kState + k], index, state[k]);
-  }
-  if (chunk.write_back_grads) {
-    store_element<typename Types::Grad>(chunk.streams[Types::kGradStream], index, grad);
+    for (int k = 0; k < Types::kStates; ++k) {
+      if (chunk.uses_state[k]) store_element<State>(chunk.streams[kState + k], index, state[k]);
+    }
+    if (chunk.write_back_grads) {
+      store_element<typename Types::Grad>(chunk.streams[Types::kGradStream], index, grad);
+    }
   }
 }
 
@@ -192,9 +199,11 @@ __global__ void __launch_bounds__(kThreads, kAligned ? Types::kBlocksPerSm : 1)
   UpdateShared<Types>& shared = block_shared<UpdateShared<Types>>();
   const RowShare share = row_share(launch.table);
   if (share.row >= 0 && share.rank == 0) {
-    shared.coefs[share.team] =
-        Functor::template prepare<T>(launch.groups[launch.group[share.row]],
-                                     static_cast<double>(*launch.table.rows[share.row].step));
+    const auto& row = launch.table.rows[share.row];
+    const typename Types::Params& params = launch.groups[launch.group[share.row]];
+    auto coefs = Functor::template prepare<T>(params, static_cast<double>(*row.step));
+    if constexpr (Layerwise<Functor>) Functor::apply_norms(params, row.norms, coefs);
+    shared.coefs[share.team] = coefs;
   }
   __syncthreads();
   if (share.row < 0) return;

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/fused_update_kernel.cuh"
+#include "kernels/cuda/group_slots.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/mixed_update_kernel.cuh"
 #include "kernels/cuda/update_types.cuh"
@@ -42,7 +43,7 @@ class UpdateLauncher {
     reset();
     const Status status = for_each_row(args_.tensors, [&](std::int64_t i) {
       const TensorRow& row = args_.tensors.rows[i];
-      const Row entry = entry_of(row);
+      const Row entry = entry_of(i);
       const Peeling peeling = peeling_of(entry, args_.groups[row.group]);
       if (peeling.aligned == aligned) return add(entry, row.group, peeling.head);
       *others = true;
@@ -54,23 +55,16 @@ class UpdateLauncher {
  private:
   void reset() {
     launch_.table.reset(chunk_);
-    num_groups_ = 0;
-    last_slot_ = 0;
+    groups_.reset();
   }
 
   Status add(const Row& entry, std::int32_t group, std::uint32_t head) {
-    int slot = group_slot(group);
-    if (launch_.table.full() || slot == kMaxGroups<Params>) {
+    int slot = launch_.table.full() ? -1 : groups_.place(args_.groups, group, launch_.groups);
+    if (slot < 0) {
       const Status status = flush();
       if (!status.ok()) return status;
-      slot = group_slot(group);
+      slot = groups_.place(args_.groups, group, launch_.groups);
     }
-    if (slot == num_groups_) {
-      launch_.groups[slot] = args_.groups[group];
-      group_ids_[slot] = group;
-      ++num_groups_;
-    }
-    last_slot_ = slot;
     const int index = launch_.table.append(entry);
     launch_.group[index] = static_cast<std::uint8_t>(slot);
     launch_.head[index] = static_cast<std::uint8_t>(head);
@@ -94,25 +88,14 @@ class UpdateLauncher {
     }
   }
 
-  /// Where the group stands in the launch: num_groups_ if it has yet to be entered.
-  int group_slot(std::int32_t group) const {
-    if (last_slot_ < num_groups_ && group_ids_[last_slot_] == group) return last_slot_;
-    int slot = 0;
-    while (slot < num_groups_ && group_ids_[slot] != group) ++slot;
-    return slot;
-  }
-
-  static Row entry_of(const TensorRow& row) {
+  Row entry_of(std::int64_t i) const {
+    const TensorRow& row = args_.tensors.rows[i];
     Row entry;
-    entry.streams[Types::kParamStream] = row.param;
-    entry.streams[Types::kGradStream] = row.grad;
-    for (int k = 0; k < Types::kStates; ++k) {
-      entry.streams[Types::kStateStream + k] = row.state[k];
-    }
-    if constexpr (Types::kStreams > kMasterStream) entry.streams[kMasterStream] = row.master;
+    set_streams<Types>(row, entry.streams);
     entry.step = row.step;
     entry.numel = row.numel;
     if constexpr (requires { entry.index; }) entry.index = row.index;
+    if constexpr (Layerwise<Functor>) entry.norms = args_.norms + i * Functor::kNumNorms;
     return entry;
   }
 
@@ -138,9 +121,7 @@ class UpdateLauncher {
   std::uint32_t chunk_;
   bool aligned_ = true;
   UpdateLaunch<Types> launch_{};
-  std::int32_t group_ids_[kMaxGroups<Params>] = {};
-  int num_groups_ = 0;
-  int last_slot_ = 0;
+  GroupSlots<Params> groups_;
 };
 
 template <class Types>

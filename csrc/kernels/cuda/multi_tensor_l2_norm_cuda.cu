@@ -3,13 +3,12 @@
 // run the step's prologue.
 #include "kernels/multi_tensor_l2_norm.h"
 
-#include <cmath>
-
 #include "kernels/common/atomic.h"
 #include "kernels/common/shared.h"
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/prologue.cuh"
+#include "kernels/cuda/thread_sums.cuh"
 #include "kernels/cuda/vec.cuh"
 
 namespace torchfuse::kernels {
@@ -34,32 +33,6 @@ struct NormLaunch {
   PrologueInputs prologue;
   std::int32_t num_steps;
   float* steps[kNormRows];
-};
-
-/// One thread's sums. Squares below the threshold stay under 2^120 (2^1000 in fp64), scaled ones
-/// under 2^96 (2^848), and a thread adds at most 64 of each: a sum that is not finite proves an
-/// element that is not finite, and the reverse holds because NaN and infinity survive squaring and
-/// adding.
-template <class T>
-struct ThreadSums {
-  static constexpr int kChains = 4;  ///< independent additions
-  T small[kChains] = {};
-  T big = T(0);
-
-  __device__ __forceinline__ void add(T x, int chain) {
-    if (fabs(x) < NormLimits<T>::kThreshold) {
-      small[chain] = kernels::fma(x, x, small[chain]);
-    } else {
-      const T scaled = x * NormLimits<T>::kScale;
-      big = kernels::fma(scaled, scaled, big);
-    }
-  }
-
-  __device__ __forceinline__ NormPartial partial() const {
-    const T sum = (small[0] + small[1]) + (small[2] + small[3]);
-    const bool finite = sum <= NormLimits<T>::kMax && big <= NormLimits<T>::kMax;
-    return make_partial(T(), static_cast<double>(sum), static_cast<double>(big), !finite);
-  }
 };
 
 /// The calling thread's part of `count` elements. Which thread adds which element in which order

@@ -6,8 +6,15 @@
 
 namespace torchfuse::kernels::cuda {
 
-template <int kStreams>
-struct UpdateRow {
+template <bool kLayerwise>
+struct RowNorms {};
+template <>
+struct RowNorms<true> {
+  const double* norms;
+};
+
+template <int kStreams, bool kLayerwise>
+struct UpdateRow : RowNorms<kLayerwise> {
   void* streams[kStreams];
   float* step;
   std::int64_t numel;
@@ -15,7 +22,7 @@ struct UpdateRow {
 
 /// With the number of the parameter, which stochastic rounding asks for.
 template <int kStreams>
-struct NumberedUpdateRow : UpdateRow<kStreams> {
+struct NumberedUpdateRow : UpdateRow<kStreams, false> {
   std::int64_t index;
 };
 

@@ -11,11 +11,14 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/float16.h"
 #include "kernels/common/step_scalars.h"
+#include "kernels/common/tensor_table.h"
 #include "kernels/cuda/alignment.h"
+#include "kernels/cuda/group_slots.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/mixed_types.cuh"
 #include "kernels/cuda/supported_dtypes.h"
 #include "kernels/cuda/update_row.cuh"
+#include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cuda {
 
@@ -30,6 +33,9 @@ struct UpdateTypes {
   using Coefs = typename Functor::template Coefs<Compute>;
   static constexpr bool kMaster = kMaster_;
   using Source = std::conditional_t<kMaster, float, Param>;  ///< what the old value is read from
+
+  /// The states moved in an earlier phase: they are only read, and no gradient is.
+  static constexpr bool kStatesMoved = kStatesInMeasure<Functor>;
 
   static constexpr int kStates = Functor::kNumStates;
   static constexpr int kParamStream = 0;
@@ -54,7 +60,7 @@ struct UpdateTypes {
   static constexpr int kLoadBytes =
       kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
 
-  using Row = UpdateRow<kStreams>;
+  using Row = UpdateRow<kStreams, Layerwise<Functor>>;
 
   /// What a launch has to say about its streams besides their addresses: nothing, it is all known.
   struct Storage {
@@ -74,15 +80,20 @@ struct UpdateTypes {
                                                                                 : 3;
 };
 
-/// Parameter groups per launch: some 6 KB of hyper-parameters.
-template <class Params>
-constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
+/// The addresses of a tensor's streams, in the order of `Types`.
+template <class Types>
+void set_streams(const TensorRow& row, void* (&streams)[Types::kStreams]) {
+  constexpr int kMasterStream = Types::kStateStream + Types::kStates;
+  streams[Types::kParamStream] = row.param;
+  streams[Types::kGradStream] = row.grad;
+  for (int k = 0; k < Types::kStates; ++k) streams[Types::kStateStream + k] = row.state[k];
+  if constexpr (Types::kStreams > kMasterStream) streams[kMasterStream] = row.master;
+}
 
 template <class Types>
 struct UpdateLaunch : Types::Storage {
   using Row = typename Types::Row;
   using Params = typename Types::Params;
-  static_assert(kMaxGroups<Params> >= 1 && kMaxGroups<Params> <= 255);
   /// Each row also has its group and its head.
   static constexpr std::size_t kStorageBytes =
       std::is_empty_v<typename Types::Storage> ? 0 : sizeof(typename Types::Storage);
@@ -102,7 +113,9 @@ struct UpdateLaunch : Types::Storage {
 template <class Functor, class Run>
 Status dispatch_update(const TensorTable& table, Run run) {
   if (!has_own_kernel(table, Functor::kNumStates)) {
-    if (has_mixed_kernel(table, Functor::kNumStates)) return run(MixedTypes<Functor>{});
+    if constexpr (!Layerwise<Functor>) {
+      if (has_mixed_kernel(table, Functor::kNumStates)) return run(MixedTypes<Functor>{});
+    }
     return Status{cudaErrorInvalidValue,
                   "fused update (the update kernels are not built for this tuple of parameter, "
                   "gradient, state and master dtypes)"};

@@ -150,7 +150,11 @@ class GradScaler(_TorchGradScaler):
             RuntimeError: for a closure, and for a second call before ``update()``.
             AssertionError: before the first ``scale()``, or if another optimizer has no gradient.
         """
-        if not self._enabled or not isinstance(optimizer, FusedOptimizer):
+        if not (
+            self._enabled
+            and isinstance(optimizer, FusedOptimizer)
+            and optimizer._step_supports_amp_scaling
+        ):
             return super().step(optimizer, *args, **kwargs)
         # torch's scaler overlooks a positional closure; some callers pass None in its place.
         if "closure" in kwargs or any(callable(argument) for argument in args):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
+from torchfuse.optimizers._apex_attributes import ApexAttributes
 from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, read_state_dict
 from torchfuse.optimizers._checks import (
     HALF_DTYPES,
@@ -37,6 +38,11 @@ def _state_names_of(algorithm: str) -> tuple[str, ...]:
 
 
 @functools.cache
+def _tensor_state_names_of(algorithm: str) -> tuple[str, ...]:
+    return tuple(_C.FusedStep(algorithm).tensor_state_names)
+
+
+@functools.cache
 def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
     return tuple(_C.FusedStep(algorithm).hyper_param_names)
 
@@ -45,7 +51,7 @@ def _keeps_remainder(param: Tensor, group: dict[str, Any]) -> bool:
     return bool(group.get("store_param_remainders")) and param.dtype == torch.bfloat16
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(ApexAttributes):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
     A subclass names its native algorithm and its hyper-parameters; a group gives them under the
@@ -119,6 +125,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         """States that a parameter of this group needs."""
         return self._all_state_names()
 
+    def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
+        """What the state `name` of a parameter begins with."""
+        return self._empty_state(name, param, group).zero_()
+
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         """Raises ValueError or TypeError for a value out of range, naming the group."""
         for key, below in self._bounds.items():
@@ -129,6 +139,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Rewrites, in place, a group that torch.optim or apex may have saved."""
         for key in TORCH_ONLY_KEYS:
             group.pop(key, None)
+
+    def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A whole checkpoint as ours, where apex kept states of parameters in their groups.
+
+        `state_dict` is left as it is; only the number of groups and parameters has been checked.
+        """
+        return state_dict
+
+    def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """Rewrites, in place, a parameter's state that torch.optim or apex may have saved.
+
+        `group` is the normalized group; nothing of `state` has been checked.
+        """
+
+    def _loss_scale(self) -> Tensor | None:
+        """The scale that the gradients carry, if it is to be taken off inside the step."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        return scale
 
     # The step.
 
@@ -177,7 +205,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._plan(names)
         arguments = {
             "groups": [self._hyper_params(group) for group in self.param_groups],
-            "grad_scale": getattr(self, "grad_scale", None),
+            "grad_scale": self._loss_scale(),
             "found_inf": self._scaler_flag(),
             "check_inside": self._check_inside or shared["skip_non_finite"],
             "max_grad_norm": shared["max_grad_norm"],
@@ -209,6 +237,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         group_indices: list[int] = []
         with_state: list[Tensor] = []
         for index, group in enumerate(self.param_groups):
+            # apex's count, for subclasses that step as apex does: this step does not advance it.
+            group.pop("step", None)
             for param in group["params"]:
                 if param.grad is not None or self.state.get(param):
                     self._create_state(param, group)
@@ -226,11 +256,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]
         for name in self._state_names(group):
-            if name not in state:
-                dtype = self._state_dtype(param, group, name)
-                state[name] = torch.zeros_like(
-                    param, dtype=dtype, memory_format=torch.preserve_format
-                )
+            if state.get(name) is None:
+                state[name] = self._begin_state(param, group, name)
         if group.get("stochastic_rounding"):
             drop_master(state)
         elif group["master_weights"] and param.dtype in HALF_DTYPES:
@@ -248,6 +275,15 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _all_state_names(self) -> tuple[str, ...]:
         """States that the algorithm knows, needed or not."""
         return _state_names_of(self._algorithm)
+
+    def _empty_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """Memory for a state: laid out like the parameter, or one number for the whole tensor."""
+        if name in _tensor_state_names_of(self._algorithm):
+            wide = param.dtype == torch.float64
+            dtype = torch.float64 if wide else torch.float32
+            return torch.empty((), dtype=dtype, device=param.device)
+        dtype = self._state_dtype(param, group, name)
+        return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:
         own = group.get(self._dtype_options.get(name, "state_dtype"))
@@ -334,7 +370,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         index = len(self.param_groups) - 1
         try:
             self._check_group(index, self.param_groups[index], self.param_groups[0])
-        except (TypeError, ValueError):
+        except (RuntimeError, TypeError, ValueError):
             self.param_groups.pop()
             raise
 
@@ -394,8 +430,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         The state is copied, moved to the parameters' devices, laid out like them and converted to
         the dtypes that this optimizer keeps it in; by default it stays fp32 for 16-bit parameters.
-        Options that the checkpoint does not know keep their values, and so do those that say how
-        state is stored, such as `state_dtype`.
+        Options that the checkpoint does not know keep their values. So do those that say how things
+        are stored, such as `state_dtype`, and `master_weights=True`: masters that the checkpoint
+        lacks are made from the parameters in the next step.
 
         Args:
             state_dict: what `state_dict()` returned.

@@ -40,6 +40,7 @@ def read_state_dict(
                 f"{name}: expected state_dict to hold '{key}', got the keys {sorted(state_dict)}."
             )
     _check_group_sizes(optimizer, state_dict["param_groups"])
+    state_dict = optimizer._normalize_checkpoint(state_dict)
     groups, group_steps = _read_groups(optimizer, state_dict["param_groups"])
 
     group_of: dict[Any, int] = {}
@@ -52,14 +53,17 @@ def read_state_dict(
             strict=True,
         )
     )
-    for key, saved in state_dict["state"].items():
+    saved_states = dict(state_dict["state"])
+    for key, saved in saved_states.items():
         if key in param_of and saved:
             index = group_of[key]
             reader = _StateReader(optimizer, f"{name}: expected state[{key}]", groups[index])
-            reader.check(param_of[key], saved, group_steps[index])
+            saved_states[key] = reader.normalize(param_of[key], saved)
+            if saved_states[key]:
+                reader.check(param_of[key], saved_states[key], group_steps[index])
 
     state: defaultdict[Any, Any] = defaultdict(dict)
-    for key, saved in state_dict["state"].items():
+    for key, saved in saved_states.items():
         if key not in param_of:
             state[key] = saved
         elif saved:
@@ -92,15 +96,15 @@ def _read_groups(
     groups: list[dict[str, Any]] = []
     steps: list[Any] = []
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
-        kept = {key: value for key, value in saved.items() if key not in ("params", "step")}
-        loaded = copy.deepcopy(kept)
+        loaded = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
         optimizer._normalize_group(loaded)
         # `capturable` changes nothing here, and torch's value describes torch's own step.
         loaded.pop("capturable", None)
-        # How state is stored is the loading optimizer's choice: the state is converted.
+        # How things are stored is the loading optimizer's choice: the state is converted. Masters
+        # of the saved run are kept too, by an optimizer that did not ask for them.
         for key in optimizer._storage_options():
             loaded.pop(key, None)
-        if group.get("store_param_remainders") or group.get("stochastic_rounding"):
+        if group["master_weights"] or group.get("stochastic_rounding"):
             loaded.pop("master_weights", None)
         device = group["params"][0].device if group["params"] else None
         loaded = {key: _move(value, device) for key, value in loaded.items()}
@@ -128,15 +132,20 @@ class _StateReader:
         self._where = where
         self._group = group
 
-    def check(self, param: Tensor, saved: Any, group_step: Any) -> None:
-        where = self._where
+    def normalize(self, param: Tensor, saved: Any) -> dict[str, Any]:
         if not isinstance(saved, Mapping):
-            raise ValueError(f"{where} to be a dict, got {type(saved).__name__}.")
+            raise ValueError(f"{self._where} to be a dict, got {type(saved).__name__}.")
+        state = dict(saved)
+        self._optimizer._normalize_state(param, self._group, state)
+        return state
+
+    def check(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> None:
+        where = self._where
         for name in self._optimizer._state_names(self._group):
             if name not in saved:
                 raise ValueError(f"{where} to hold '{name}', got the keys {sorted(saved)}.")
         for name in self._tensor_names(saved):
-            self._check_tensor(name, saved[name], param)
+            self._check_tensor(name, saved[name], self._home(name, param))
         if REMAINDER in saved and param.dtype != torch.bfloat16:
             raise ValueError(
                 f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "
@@ -148,7 +157,7 @@ class _StateReader:
                 f"{where}['{MASTER}'] to belong to an fp16 or bf16 parameter, "
                 f"got {param.dtype}. Remove the entry: the parameter itself has full precision."
             )
-        step = saved.get("step", group_step)
+        step = self._step(saved, group_step)
         if step is None:
             raise ValueError(
                 f"{where} or its parameter group to hold 'step', got the keys {sorted(saved)}."
@@ -158,15 +167,15 @@ class _StateReader:
         ):
             raise ValueError(f"{where}['step'] to be a number or a 1-element tensor, got {step!r}.")
 
-    def _check_tensor(self, name: str, value: Any, param: Tensor) -> None:
+    def _check_tensor(self, name: str, value: Any, home: Tensor) -> None:
         where = f"{self._where}['{name}']"
         if not isinstance(value, Tensor):
             raise ValueError(f"{where} to be a tensor, got {type(value).__name__}.")
         if value.layout is not torch.strided:
             raise ValueError(f"{where} to be a dense tensor, got layout {value.layout}.")
-        if value.shape != param.shape:
+        if value.shape != home.shape:
             raise ValueError(
-                f"{where} to have the shape {list(param.shape)}, got {list(value.shape)}."
+                f"{where} to have the shape {list(home.shape)}, got {list(value.shape)}."
             )
         if name == REMAINDER:
             if value.dtype != torch.int16:
@@ -178,25 +187,28 @@ class _StateReader:
         names = (*self._optimizer._all_state_names(), MASTER, REMAINDER)
         return [name for name in names if name in saved]
 
-    def _dtype_of(self, name: str, param: Tensor) -> torch.dtype:
-        if name == MASTER:
-            return torch.float32
-        if name == REMAINDER:
-            return torch.int16
-        return self._optimizer._state_dtype(param, self._group, name)
+    def _home(self, name: str, param: Tensor) -> Tensor:
+        """Memory for the state `name` of `param`."""
+        if name in (MASTER, REMAINDER):
+            dtype = torch.float32 if name == MASTER else torch.int16
+            return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        return self._optimizer._empty_state(name, param, self._group)
+
+    @staticmethod
+    def _step(saved: Mapping[str, Any], group_step: Any) -> Any:
+        # A count of the group was advanced last: our own step removes it.
+        return saved.get("step") if group_step is None else group_step
 
     def convert(self, param: Tensor, saved: Mapping[str, Any], group_step: Any) -> dict[str, Any]:
-        # Moments stay fp32 for 16-bit parameters; torch's own loader would round them.
-        step = saved.get("step", group_step)
+        # States stay fp32 for 16-bit parameters; torch's own loader would round them.
+        step = self._step(saved, group_step)
         if isinstance(step, Tensor):
             step = step.detach().to(torch.float32).reshape(()).clone()
         else:
             step = torch.tensor(float(step))
         state: dict[str, Any] = {"step": step}
         for name in self._tensor_names(saved):
-            wanted = self._dtype_of(name, param)
-            home = torch.empty_like(param, dtype=wanted, memory_format=torch.preserve_format)
-            state[name] = home.copy_(saved[name])
+            state[name] = self._home(name, param).copy_(saved[name])
         for name, value in saved.items():
             if name not in state:
                 state[name] = copy.deepcopy(value)

@@ -67,6 +67,22 @@ def check_pair(owner: str, group: int, name: str, values: Any, *, below: float =
         check_hyper_param(owner, group, f"{name}[{position}]", value, below=below)
 
 
+def check_bounds(owner: str, group: int, name: str, values: Any) -> None:
+    """Requires a least and a greatest value of at least 0, in order; the latter may be infinite."""
+    where = f"{owner}: expected {name} of group {group} to be"
+    if not isinstance(values, tuple | list) or len(values) != 2:
+        raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")
+    low, high = (float(value) for value in values)
+    if not 0.0 <= low <= high or low == math.inf:
+        raise ValueError(f"{where} None or two numbers of at least 0 in order, got {values!r}.")
+
+
+def check_no_amsgrad(owner: str, amsgrad: bool) -> None:
+    """Refuses an argument that is there for apex's positional order alone."""
+    if amsgrad:
+        raise RuntimeError(f"{owner}: expected amsgrad to be False, got {amsgrad!r}.")
+
+
 def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
     """Requires None or a number >= 0; infinity asks for the norm without clipping."""
     if value is None:

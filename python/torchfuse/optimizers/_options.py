@@ -9,17 +9,13 @@ import torch
 from torch import Tensor
 
 
-class StepOptions(TypedDict, total=False):
-    """Options that every fused optimizer takes by keyword.
+class BasicOptions(TypedDict, total=False):
+    """Options that every fused optimizer takes by keyword alone.
 
     Attributes:
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros; the
-            default.
         master_weights: keep an fp32 copy of every fp16 and bf16 parameter as
             `state["master_param"]`, update it, and round it to the parameter. It is made from the
             parameter in its first step.
-        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step, as
-            `torch.nn.utils.clip_grad_norm_`. `math.inf` only measures it.
         write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
             are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
@@ -31,15 +27,35 @@ class StepOptions(TypedDict, total=False):
         seed: of the random bits of `stochastic_rounding`.
     """
 
-    set_grad_none: bool
     master_weights: bool
-    max_grad_norm: float | None
     write_back_grads: bool
     skip_non_finite: bool
     state_dtype: torch.dtype | None
     store_param_remainders: bool
     stochastic_rounding: bool
     seed: int
+
+
+class CommonOptions(BasicOptions, total=False):
+    """The same, for classes that apex gave no position to `max_grad_norm`.
+
+    Attributes:
+        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step, as
+            `torch.nn.utils.clip_grad_norm_`. `math.inf` only measures it.
+    """
+
+    max_grad_norm: float | None
+
+
+class StepOptions(CommonOptions, total=False):
+    """The same, for classes that apex gave no position to `set_grad_none`.
+
+    Attributes:
+        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros; the
+            default.
+    """
+
+    set_grad_none: bool
 
 
 def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:

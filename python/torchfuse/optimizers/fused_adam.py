@@ -10,6 +10,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
+from torchfuse.multi_tensor_apply._native import multi_tensor_adam
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
@@ -93,7 +94,8 @@ class FusedAdam(FusedOptimizer):
         Differences from apex.optimizers.FusedAdam: it also runs on the CPU; steps are counted per
         parameter; `amsgrad`, bf16 masters, groups added later and any dense layout work; masters
         are saved; gradients are not overwritten; a step after `scaler.unscale_` unscales nothing.
-        The class attributes `multi_tensor_adam*` and `_dummy_overflow_buf` do not exist.
+        For subclasses with a step of their own there are apex's `multi_tensor_adam` and
+        `_dummy_overflow_buf`; a gradient scaler unscales before such a step.
     """
 
     _algorithm = "adam"
@@ -108,6 +110,9 @@ class FusedAdam(FusedOptimizer):
         "exp_avg_sq": "exp_avg_sq_dtype",
         "max_exp_avg_sq": "exp_avg_sq_dtype",
     }
+
+    #: The step as a function on lists of tensors, called by subclasses written for apex.
+    multi_tensor_adam = staticmethod(multi_tensor_adam)
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ optimizer without an entry.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,13 @@ import torch
 from torch import Tensor
 
 from torchfuse import optimizers
+from torchfuse.testing.formulas import (
+    adagrad_update,
+    lamb_update,
+    lars_update,
+    novograd_update,
+    sgd_update,
+)
 from torchfuse.testing.reference import ReferenceOptimizer, Update, adam_update
 
 HyperParams = Mapping[str, Any]
@@ -29,7 +37,10 @@ class OptimSpec:
         optimizer: the class; its op is `fused_<algorithm>_`.
         update: the formula for one parameter, in fp64. Its states are those of the class, by name.
         grid: hyper-parameters to test, by the names that class and formula share.
-        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree.
+        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree; returns
+            None for hyper-parameters that torch's does not have.
+        updates_from_stored_states: the update is computed from the states as they are stored, after
+            they have been rounded to their dtype.
 
     Example:
         >>> from torchfuse.testing import OPTIM_SPECS
@@ -40,7 +51,8 @@ class OptimSpec:
     optimizer: type[optimizers.FusedOptimizer]
     update: Update
     grid: tuple[HyperParams, ...]
-    torch_optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    torch_optimizer: Callable[..., torch.optim.Optimizer | None] | None = None
+    updates_from_stored_states: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -56,7 +68,7 @@ class OptimSpec:
         self, params: Sequence[Tensor], hyper_params: HyperParams, **options: Any
     ) -> ReferenceOptimizer:
         """The formula as an optimizer of copies of `params`."""
-        return ReferenceOptimizer(params, self.update, **hyper_params, **options)
+        return ReferenceOptimizer(params, self.update, **{**hyper_params, **options})
 
 
 def grid(**values: Sequence[Any]) -> tuple[HyperParams, ...]:
@@ -77,6 +89,41 @@ def _torch_adam(params: Any, *, adam_w_mode: bool, **hyper_params: Any) -> torch
     return kind(params, foreach=False, fused=False, **hyper_params)
 
 
+def _torch_sgd(
+    params: Any, *, wd_after_momentum: bool, **hyper_params: Any
+) -> torch.optim.Optimizer | None:
+    if wd_after_momentum:
+        return None
+    return torch.optim.SGD(params, foreach=False, fused=False, **hyper_params)
+
+
+def _torch_adagrad(
+    params: Any, *, adagrad_w_mode: bool, **hyper_params: Any
+) -> torch.optim.Optimizer | None:
+    if adagrad_w_mode:
+        return None
+    return torch.optim.Adagrad(params, foreach=False, fused=False, **hyper_params)
+
+
+def _lion_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    maximize: bool,
+) -> None:
+    beta1, beta2 = betas
+    grad = -grad if maximize else grad
+    momentum = state.setdefault("exp_avg", torch.zeros_like(param))
+    direction = (beta1 * momentum + (1 - beta1) * grad).sign()
+    momentum.mul_(beta2).add_((1 - beta2) * grad)
+    param.sub_(lr * weight_decay * param + lr * direction)
+
+
 OPTIM_SPECS: tuple[OptimSpec, ...] = (
     OptimSpec(
         optimizer=optimizers.FusedAdam,
@@ -92,6 +139,114 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             adam_w_mode=[True, False],
         ),
         torch_optimizer=_torch_adam,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedLAMB,
+        update=lamb_update,
+        grid=grid(
+            lr=[1e-3],
+            max_grad_norm=[None],
+            weight_decay=[0.0, 0.01],
+            adam_w_mode=[True, False],
+            use_nvlamb=[False, True],
+        )
+        + grid(lr=[1e-3], max_grad_norm=[None], grad_averaging=[False], maximize=[True])
+        + grid(lr=[1e-3], max_grad_norm=[None], trust_ratio_bounds=[(0.0, 0.5), (10.0, math.inf)]),
+        updates_from_stored_states=True,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedMixedPrecisionLamb,
+        update=lamb_update,
+        grid=grid(lr=[1e-3], max_grad_norm=[None], weight_decay=[0.01], use_nvlamb=[False, True]),
+        updates_from_stored_states=True,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedSGD,
+        update=sgd_update,
+        grid=(
+            # Without momentum, where there is no buffer.
+            *grid(
+                lr=[1e-3],
+                momentum=[0.0],
+                dampening=[0.0],
+                weight_decay=[0.0, 5e-2],
+                nesterov=[False],
+                wd_after_momentum=[False, True],
+                maximize=[False, True],
+            ),
+            *grid(
+                lr=[1e-3],
+                momentum=[0.9],
+                dampening=[0.0],
+                weight_decay=[0.0, 5e-2],
+                nesterov=[True],
+                wd_after_momentum=[False, True],
+                maximize=[False],
+            ),
+            # The last one shows which step is the first: it takes the whole gradient.
+            *grid(
+                lr=[1e-3],
+                momentum=[0.9],
+                dampening=[0.0, 0.1],
+                weight_decay=[5e-2],
+                nesterov=[False],
+                wd_after_momentum=[True, False],
+                maximize=[False, True],
+            ),
+        ),
+        torch_optimizer=_torch_sgd,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedAdagrad,
+        update=adagrad_update,
+        grid=grid(
+            lr=[1e-2],
+            eps=[1e-10],
+            maximize=[False, True],
+            adagrad_w_mode=[True, False],
+            weight_decay=[0.0, 5e-2],
+            lr_decay=[0.0, 1e-2],
+            initial_accumulator_value=[0.0, 0.5],
+        ),
+        torch_optimizer=_torch_adagrad,
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedNovoGrad,
+        update=novograd_update,
+        grid=(
+            *grid(lr=[1e-3], norm_type=[2, 0], reg_inside_moment=[True], weight_decay=[0.01]),
+            *grid(lr=[1e-3], norm_type=[2, 0], init_zero=[True], weight_decay=[0.0, 0.01]),
+            *grid(lr=[1e-3], norm_type=[2, 0], bias_correction=[False], maximize=[True]),
+            # The paper's own.
+            *grid(
+                lr=[1e-3],
+                betas=[(0.95, 0.98)],
+                bias_correction=[False],
+                grad_averaging=[False],
+                reg_inside_moment=[True],
+                weight_decay=[1e-3],
+            ),
+            *grid(lr=[1e-3], grad_averaging=[False], weight_decay=[0.01], maximize=[True]),
+        ),
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedLARS,
+        update=lars_update,
+        grid=(
+            *grid(lr=[1.0], weight_decay=[0.0, 0.05], nesterov=[False, True]),
+            *grid(lr=[0.1], momentum=[0.0], trust_coefficient=[0.02], maximize=[True]),
+            *grid(lr=[0.1], eps=[1.0], weight_decay=[0.05], nesterov=[True], maximize=[True]),
+        ),
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedLion,
+        update=_lion_update,
+        grid=grid(
+            lr=[1e-3],
+            betas=[(0.9, 0.99)],
+            weight_decay=[0.0, 0.1],
+            maximize=[False, True],
+        ),
     ),
     # The next entry goes above.
 )

@@ -65,7 +65,7 @@ def test_editable(linked_environment: Environment, checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["activated", "found", "told"])
-def test_uv(plain: Plain, checkout: Path, way: str) -> None:
+def test_uv(plain: Plain, checkout: Path, way: str, tmp_path: Path) -> None:
     project = WORK / f"uv-{way}"
     project.mkdir()
     environment = Environment(f"uv-{way}/.venv" if way == "found" else f"uv-{way}/environment")
@@ -79,6 +79,7 @@ def test_uv(plain: Plain, checkout: Path, way: str) -> None:
         path = f"{environment.prefix}/bin{os.pathsep}{os.environ['PATH']}"
         variables |= {"VIRTUAL_ENV": str(environment.prefix), "PATH": path}
     elif way == "told":
+        project = tmp_path  # no .venv lies above it
         install += ["--python", str(environment.python)]
         with pytest.raises(CommandError) as failure:
             run([*install, checkout], cwd=project, **variables)

@@ -195,6 +195,49 @@ def test_apex_checkpoint(half_moments: bool) -> None:
     assert ours.state[params[0]]["exp_avg"].dtype == torch.float32
 
 
+def test_apex_checkpoint_of_a_capturable_optimizer(device: str) -> None:
+    """apex keeps the learning rate and an int32 count on the device."""
+    reference = make_params(device=device)
+    optimizer = CONFIGS[0].ours(reference)
+    train(optimizer, reference, range(3))
+    source = optimizer.state_dict()
+    state = {
+        index: {name: entry[name] for name in ("exp_avg", "exp_avg_sq")}
+        for index, entry in source["state"].items()
+    }
+    group = {key: source["param_groups"][0][key] for key in ("betas", "eps", "weight_decay")}
+    group |= {"bias_correction": True, "params": list(range(len(reference)))}
+    group |= {"lr": torch.tensor(CONFIGS[0].lr), "step": torch.tensor([3], dtype=torch.int32)}
+    params = clone_params(reference)
+    ours = FusedAdam(params, capturable=True)
+    ours.load_state_dict(through_file({"state": state, "param_groups": [group]}))
+    assert [float(ours.state[p]["step"]) for p in params] == [3.0] * len(params)
+    assert ours.param_groups[0]["lr"].device == params[0].device
+    # The rate went through fp32.
+    optimizer.param_groups[0]["lr"] = float(torch.tensor(CONFIGS[0].lr))
+    train(ours, params, range(3, 6))
+    train(optimizer, reference, range(3, 6))
+    assert_all_same_bits(snapshot(ours), snapshot(optimizer))
+
+
+def test_apex_groups_that_never_stepped_have_no_step_count() -> None:
+    params = make_params()
+    groups: list[dict[str, Any]] = [
+        {"lr": 2e-3, "params": [0, 1], "step": 2},
+        {"lr": 3e-3, "params": [2, 3]},
+        {"lr": 4e-3, "params": []},
+    ]
+    state = {
+        index: {name: torch.ones_like(params[index]) for name in ("exp_avg", "exp_avg_sq")}
+        for index in (0, 1)
+    }
+    ours = FusedAdam([{"params": params[:2]}, {"params": params[2:]}, {"params": []}])
+    ours.load_state_dict({"state": state, "param_groups": groups})
+    train(ours, params, [0])
+    assert [float(ours.state[p]["step"]) for p in params] == [3.0, 3.0, 1.0, 1.0]
+    assert [group["lr"] for group in ours.param_groups] == [2e-3, 3e-3, 4e-3]
+
+
 def test_step_as_a_python_number() -> None:
     params = make_params()
     optimizer = CONFIGS[0].ours(params)

@@ -36,7 +36,12 @@ class Case:
     def ours(self, params: Any, **options: Any) -> FusedOptimizer:
         # The base class has no hyper-parameters of its own, so its signature does not fit.
         make: Any = self.spec.optimizer
-        return make(params, **self.hyper, **options)
+        return make(params, **{**self.hyper, **options})
+
+    def torchs(self, params: Any) -> torch.optim.Optimizer | None:
+        """The same optimizer of torch.optim, if it has one."""
+        make = self.spec.torch_optimizer
+        return None if make is None else make(params, **self.hyper)
 
     def __str__(self) -> str:
         values = "-".join(f"{name}={value}" for name, value in self.hyper.items())
@@ -56,6 +61,7 @@ class Mode:
 
 
 CASES = [Case(spec, dict(hyper)) for spec in OPTIM_SPECS for hyper in spec.grid]
+CASES_OF_TORCH = [case for case in CASES if case.torchs([torch.zeros(1)]) is not None]
 FIRST_CASES = [Case(spec, dict(spec.grid[0])) for spec in OPTIM_SPECS]
 LAST_CASES = [Case(spec, dict(spec.grid[-1])) for spec in OPTIM_SPECS]
 FP32 = Mode("fp32", torch.float32)
@@ -124,6 +130,9 @@ def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: s
     params = make_params(SHAPES, mode.dtype, device)
     optimizer = case.ours(params, **mode.options)
     slack = 1e-14 if mode.dtype == torch.float64 else 1e-6
+    # What is computed from a bf16 state has its precision.
+    from_stored = case.spec.updates_from_stored_states and "state_dtype" in mode.options
+    param_slack = 1e-2 if from_stored else slack
     for step in (1, 2, 3):
         oracle = oracle_at(case, optimizer, params)
         train(optimizer, params, [step])
@@ -133,7 +142,7 @@ def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: s
             assert float(state["step"]) == step
             source = state.get("master_param", param)
             assert ("master_param" in state) == bool(mode.options.get("master_weights"))
-            assert_rounded(source.cpu(), oracle.params[index], f"param[{index}]", slack)
+            assert_rounded(source.cpu(), oracle.params[index], f"param[{index}]", param_slack)
             assert_same_bits(param.detach(), source.detach().to(mode.dtype))
             assert set(tensors_of(state)) == set(oracle.states[index])
             for name, exact in oracle.states[index].items():
@@ -163,13 +172,11 @@ def test_twenty_steps_stay_close_to_fp64(case: Case, scaled: bool, device: str) 
     assert_close_to_torch(params, oracle.params)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.spec.torch_optimizer is not None], ids=str
-)
+@pytest.mark.parametrize("case", CASES_OF_TORCH, ids=str)
 def test_twenty_steps_stay_close_to_torch(case: Case, device: str) -> None:
     params, theirs = make_params(SHAPES, device=device), make_params(SHAPES, device=device)
-    assert case.spec.torch_optimizer is not None
-    optimizer, reference = case.ours(params), case.spec.torch_optimizer(theirs, **case.hyper)
+    optimizer, reference = case.ours(params), case.torchs(theirs)
+    assert reference is not None
     for step in range(1, 21):
         for both, model in ((params, optimizer), (theirs, reference)):
             set_grads(both, random_grads(both, step))

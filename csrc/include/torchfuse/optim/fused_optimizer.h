@@ -138,6 +138,9 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
   void store_slot(const FusedSlot& slot) override;
   bool slot_is_current(const FusedSlot& slot, const torch::optim::OptimizerParamState& state,
                        const torch::optim::OptimizerOptions& options) const override;
+
+  /// Makes the class one of optimizer_classes() when the library is loaded.
+  static const bool listed_;
 };
 
 }  // namespace torchfuse::optim

@@ -101,8 +101,8 @@ inline FusedAdamOptions& options_of(FusedAdam& optimizer) {
   return static_cast<FusedAdamOptions&>(optimizer.param_groups()[0].options());
 }
 
-inline void run_steps(FusedAdam& optimizer, const std::vector<torch::Tensor>& params, int first,
-                      int last) {
+inline void run_steps(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& params,
+                      int first, int last) {
   for (int i = first; i < last; ++i) {
     set_grads(params, i);
     optimizer.step();

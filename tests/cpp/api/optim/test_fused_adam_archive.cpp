@@ -84,6 +84,24 @@ TEST(FusedAdamArchive, ReplacesStatesAndKeepsParametersWithoutState) {
   EXPECT_EQ(state_of(optimizer, params[0]).step().item<float>(), 1.0f);
 }
 
+TEST(FusedAdamArchive, MakesMastersThatItLacksFromTheParameters) {
+  const auto params = make_params(torch::kBFloat16);
+  FusedAdam optimizer(params, FusedAdamOptions(2e-3));
+  run_steps(optimizer, params, 0, 2);
+  options_of(optimizer).master_weights(true);
+  const auto copies = copy_of(params);
+  FusedAdam restored(copies);
+  load(restored, saved(optimizer));
+  EXPECT_FALSE(state_of(restored, copies[0]).master_param().defined());
+  run_steps(optimizer, params, 2, 4);
+  run_steps(restored, copies, 2, 4);
+  expect_equal(copies, params);
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    expect_equal({state_of(restored, copies[i]).master_param()},
+                 {state_of(optimizer, params[i]).master_param()});
+  }
+}
+
 TEST(FusedAdamArchive, TakesTheLayoutOfTheParameter) {
   const torch::Tensor rows = torch::randn({2, 3, 4, 5}).requires_grad_(true);
   FusedAdam optimizer(std::vector<torch::Tensor>{rows});

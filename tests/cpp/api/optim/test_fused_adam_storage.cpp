@@ -197,12 +197,13 @@ TEST(FusedAdamStorage, ArchivesThatDoNotFitAreRefused) {
   FusedAdam other(wide);
   expect_error([&] { load(other, bytes); },
                "expected param_groups[0] to hold a BFloat16 parameter with store_param_remainders");
-  state_of(optimizer, params[1]).param_remainder(torch::Tensor());
+  FusedAdamParamState& state = state_of(optimizer, params[1]);
+  state.param_remainder(state.param_remainder().to(torch::kInt));
   const auto copies = copy_of(params);
   FusedAdam restored(copies);
   const std::string broken = saved(optimizer);
   expect_error([&] { load(restored, broken); },
-               "expected the archive to hold param_groups[0].state[1].param_remainder");
+               "state[1].param_remainder to have dtype Short for a BFloat16 parameter, got Int");
   EXPECT_TRUE(restored.state().empty());
 }
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Optimizers as a user of torch writes them: of foreach operations, or around torch.optim.
+
+They are the peers where torch has no such optimizer, and of 16-bit parameters with fp32 masters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class ForeachLAMB(torch.optim.Optimizer):
+    """LAMB by the formula of torchfuse.optimizers.FusedLAMB, one foreach operation at a time."""
+
+    def __init__(
+        self, params: list[Tensor], lr: float, weight_decay: float, max_grad_norm: float
+    ) -> None:
+        """Betas are (0.9, 0.999) and eps is 1e-6."""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._max_grad_norm = max_grad_norm
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
+        beta1, beta2, eps = 0.9, 0.999, 1e-6
+        self._steps += 1
+        group = self.param_groups[0]
+        params = group["params"]
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = {
+                    "exp_avg": torch.zeros_like(param),
+                    "exp_avg_sq": torch.zeros_like(param),
+                }
+        means = [self.state[param]["exp_avg"] for param in params]
+        squares = [self.state[param]["exp_avg_sq"] for param in params]
+        unclipped = grads_of(params)
+        norm = torch.nn.utils.get_total_norm(unclipped)
+        clip = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
+        grads = list(torch._foreach_mul(unclipped, clip))
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        updates = torch._foreach_sqrt(squares)
+        torch._foreach_div_(updates, (1 - beta2**self._steps) ** 0.5)
+        torch._foreach_add_(updates, eps)
+        updates = torch._foreach_div(means, updates)
+        torch._foreach_div_(updates, 1 - beta1**self._steps)
+        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+        param_norms = torch._foreach_norm(params)
+        update_norms = torch._foreach_norm(updates)
+        ratios = torch._foreach_div(param_norms, update_norms)
+        torch._foreach_mul_(updates, ratios)
+        torch._foreach_add_(params, updates, alpha=-group["lr"])
+
+
+def grads_of(params: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of parameters that all have one."""
+    return [param.grad for param in params if param.grad is not None]
+
+
+class CopiedMasters:
+    """A torch optimizer of fp32 copies of 16-bit parameters: copy gradients, step, copy back."""
+
+    def __init__(
+        self, params: Sequence[Tensor], masters: Sequence[Tensor], inner: torch.optim.Optimizer
+    ) -> None:
+        """`inner` is an optimizer of `masters`."""
+        self._params = params
+        self._masters = masters
+        self.inner = inner
+        for master in masters:
+            master.grad = torch.empty_like(master)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step."""
+        torch._foreach_copy_(grads_of(self._masters), grads_of(self._params))
+        self.inner.step()
+        torch._foreach_copy_(list(self._params), list(self._masters))

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// FusedLAMB: what is particular to its options and states.
+#include <torchfuse/optim/fused_lamb.h>
+
+#include <limits>
+
+#include "api/optim/fused_class_step.h"
+
+namespace torchfuse::optim {
+
+template <>
+struct FusedClass<FusedLAMBOptions> {
+  static constexpr const char* kName = "FusedLAMB";
+  static constexpr const char* kAlgorithm = "lamb";
+  static constexpr std::size_t kRequired = 2;
+
+  template <class Self, class Visit>
+  static void options(Self& options, const Visit& visit) {
+    visit("lr", options.lr());
+    visit("betas", options.betas());
+    visit("eps", options.eps());
+    visit("weight_decay", options.weight_decay());
+    visit("min_trust_ratio", options.min_trust_ratio());
+    visit("max_trust_ratio", options.max_trust_ratio());
+    visit("bias_correction", options.bias_correction());
+    visit("adam_w_mode", options.adam_w_mode());
+    visit("grad_averaging", options.grad_averaging());
+    visit("use_nvlamb", options.use_nvlamb());
+    visit("maximize", options.maximize());
+    visit("master_weights", options.master_weights());
+    visit("max_grad_norm", options.max_grad_norm());
+    visit("write_back_grads", options.write_back_grads());
+    visit("skip_non_finite", options.skip_non_finite());
+  }
+
+  template <class Self, class Visit>
+  static void states(Self& state, const Visit& visit) {
+    visit("exp_avg", state.exp_avg());
+    visit("exp_avg_sq", state.exp_avg_sq());
+  }
+
+  static bool uses_state(const FusedLAMBOptions&, std::size_t) { return true; }
+
+  static std::vector<HyperParam> hyper_params(const FusedLAMBOptions& options) {
+    return {options.lr(),
+            std::get<0>(options.betas()),
+            std::get<1>(options.betas()),
+            options.eps(),
+            options.weight_decay(),
+            options.min_trust_ratio(),
+            options.max_trust_ratio().value_or(std::numeric_limits<double>::infinity()),
+            static_cast<double>(options.bias_correction()),
+            static_cast<double>(options.adam_w_mode()),
+            static_cast<double>(options.grad_averaging()),
+            static_cast<double>(options.use_nvlamb()),
+            static_cast<double>(options.maximize())};
+  }
+};
+
+template class FusedOptimizerOf<FusedLAMBOptions, FusedLAMBParamState>;
+
+FusedLAMBOptions::FusedLAMBOptions(double lr) : lr_(lr) {}
+
+void FusedLAMBOptions::check(const std::string& owner) const {
+  constexpr const char* kName = FusedClass<FusedLAMBOptions>::kName;
+  check_non_negative(kName, owner, "lr", lr());
+  check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
+  check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
+  check_non_negative(kName, owner, "eps", eps());
+  check_non_negative(kName, owner, "weight_decay", weight_decay());
+  check_non_negative(kName, owner, "min_trust_ratio", min_trust_ratio());
+  TORCH_CHECK_VALUE(!max_trust_ratio() || *max_trust_ratio() >= min_trust_ratio(), kName,
+                    ": expected ", owner,
+                    ".max_trust_ratio to be none or at least min_trust_ratio, ", min_trust_ratio(),
+                    ", got ", *max_trust_ratio(), ".");
+  check_max_grad_norm(kName, owner, max_grad_norm());
+}
+
+void FusedLAMBOptions::serialize(torch::serialize::InputArchive& archive) {
+  read_options(archive, *this);
+}
+void FusedLAMBOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  write_options(archive, *this);
+}
+double FusedLAMBOptions::get_lr() const { return lr(); }
+void FusedLAMBOptions::set_lr(double lr) {
+  check_non_negative(FusedClass<FusedLAMBOptions>::kName, "options", "lr", lr);
+  this->lr(lr);
+}
+
+void FusedLAMBParamState::serialize(torch::serialize::InputArchive& archive) {
+  read_tensors<FusedLAMBOptions>(archive, *this);
+}
+void FusedLAMBParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  write_tensors<FusedLAMBOptions>(archive, *this);
+}
+
+}  // namespace torchfuse::optim

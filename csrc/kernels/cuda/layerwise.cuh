@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CUDA driver of the measure and norms phases, for any functor and dtype tuple.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/group_slots.cuh"
+#include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/layerwise_kernels.cuh"
+#include "kernels/cuda/update_types.cuh"
+#include "kernels/layerwise_optimizer.h"
+
+namespace torchfuse::kernels::cuda {
+
+template <class Types>
+Status enqueue_measure(const MeasureArgs<typename Types::Functor>& args, Stream stream) {
+  using Launch = MeasureLaunch<Types>;
+  const auto& update = args.update;
+  GroupSlots<typename Types::Params> groups;
+  Launch arguments{};
+  arguments.scalars = update.scalars;
+  arguments.partials = args.partials;
+  arguments.write_back_grads = update.write_back_grads;
+  const auto reset = [&] {
+    arguments.table.reset(static_cast<std::uint32_t>(kNormChunk));
+    groups.reset();
+  };
+  const auto flush = [&]() -> Status {
+    if (arguments.table.count == 0) return Status{};
+    const Status status = launch(fused_measure_kernel<Types>, arguments, arguments.table.blocks,
+                                 kThreads, stream, "launch of fused_measure_kernel");
+    reset();
+    return status;
+  };
+  reset();
+  const Status status = for_each_row(update.tensors, [&](std::int64_t i) {
+    const TensorRow& row = update.tensors.rows[i];
+    typename Launch::Row entry;
+    set_streams<Types>(row, entry.streams);
+    entry.step = row.step;
+    entry.numel = row.numel;
+    entry.slot = args.slots[i];
+    int slot =
+        arguments.table.full() ? -1 : groups.place(update.groups, row.group, arguments.groups);
+    if (slot < 0) {
+      const Status flushed = flush();
+      if (!flushed.ok()) return flushed;
+      slot = groups.place(update.groups, row.group, arguments.groups);
+    }
+    arguments.group[arguments.table.append(entry)] = static_cast<std::uint8_t>(slot);
+    return Status{};
+  });
+  return status.ok() ? flush() : status;
+}
+
+template <class Functor, class T>
+Status enqueue_norms(const MeasureArgs<Functor>& args, Stream stream) {
+  using Launch = NormsLaunch<Functor>;
+  const auto& update = args.update;
+  GroupSlots<typename Functor::Params> groups;
+  Launch arguments{};
+  arguments.scalars = update.scalars;
+  arguments.partials = args.partials;
+  const auto flush = [&]() -> Status {
+    if (arguments.count == 0) return Status{};
+    const Status status = launch(tensor_norms_kernel<Functor, T>, arguments,
+                                 static_cast<std::uint32_t>(arguments.count), kThreads, stream,
+                                 "launch of tensor_norms_kernel");
+    arguments.count = 0;
+    groups.reset();
+    return status;
+  };
+  for (std::int64_t i = 0; i < update.tensors.count; ++i) {
+    const TensorRow& row = update.tensors.rows[i];
+    int slot = arguments.count == Launch::kRows
+                   ? -1
+                   : groups.place(update.groups, row.group, arguments.groups);
+    if (slot < 0) {
+      const Status flushed = flush();
+      if (!flushed.ok()) return flushed;
+      slot = groups.place(update.groups, row.group, arguments.groups);
+    }
+    arguments.rows[arguments.count] = {args.slots[i], args.slots[i + 1] - args.slots[i], row.step,
+                                       row.tensor_state, args.norms + i * Functor::kNumNorms};
+    arguments.group[arguments.count++] = static_cast<std::uint8_t>(slot);
+  }
+  return flush();
+}
+
+}  // namespace torchfuse::kernels::cuda
+
+namespace torchfuse::kernels {
+
+template <class Functor>
+Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream) {
+  const TensorTable& tensors = args.update.tensors;
+  const Status status = cuda::dispatch_update<Functor>(
+      tensors, [&](auto types) { return cuda::enqueue_measure<decltype(types)>(args, stream); });
+  if (!status.ok()) return status;
+  return tensors.param == DType::kFloat64 ? cuda::enqueue_norms<Functor, double>(args, stream)
+                                          : cuda::enqueue_norms<Functor, float>(args, stream);
+}
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Adagrad (Duchi, Hazan and Singer 2011), as torch.optim.Adagrad, also with decoupled weight decay.
+#pragma once
+
+#include "kernels/common/hyper_param.h"
+#include "kernels/common/macros.h"
+#include "kernels/common/math.h"
+
+namespace torchfuse::kernels {
+
+struct AdagradParams {
+  HyperParam lr;
+  HyperParam lr_decay;
+  HyperParam eps;
+  HyperParam weight_decay;
+  bool adagrad_w_mode = false;  ///< decoupled weight decay; false adds it to the gradient
+  bool maximize = false;
+};
+
+struct Adagrad {
+  using Params = AdagradParams;
+  static constexpr int kNumStates = 1;  ///< sum
+
+  /// Whether the stream `state` is used at all under these hyper-parameters.
+  TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int /*state*/) { return true; }
+
+  /// What one tensor's elements share.
+  template <class T>
+  struct Coefs {
+    T grad_sign;
+    T l2_decay;         ///< weight_decay in L2 mode, else 0
+    T decoupled_decay;  ///< weight_decay in decoupled mode, else 0
+    T eps;
+    T minus_lr;  ///< -lr / (1 + (step - 1) lr_decay)
+  };
+
+  template <class T>
+  TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double step) {
+    const double weight_decay = params.weight_decay.load();
+    Coefs<T> coefs;
+    coefs.grad_sign = params.maximize ? T(-1) : T(1);
+    coefs.l2_decay = params.adagrad_w_mode ? T(0) : static_cast<T>(weight_decay);
+    coefs.decoupled_decay = params.adagrad_w_mode ? static_cast<T>(weight_decay) : T(0);
+    coefs.eps = static_cast<T>(params.eps.load());
+    coefs.minus_lr =
+        static_cast<T>(-params.lr.load() / (1.0 + (step - 1.0) * params.lr_decay.load()));
+    return coefs;
+  }
+
+  ///   g = +-grad + l2_decay * p
+  ///   s += g^2
+  ///   p -= lr / (1 + (step - 1) lr_decay) (g / (sqrt(s) + eps) + decoupled_decay * p)
+  template <class V, class T>
+  TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
+                                           const Coefs<T>& coefs) {
+    const V g = fma(V(coefs.l2_decay), param, grad * V(coefs.grad_sign));
+    state[0] = fma(g, g, state[0]);
+    const V scaled = g / (sqrt(state[0]) + V(coefs.eps));
+    param = fma(V(coefs.minus_lr), fma(V(coefs.decoupled_decay), param, scaled), param);
+  }
+};
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Lion (Chen et al. 2023, "Symbolic discovery of optimization algorithms").
+#pragma once
+
+#include "kernels/common/hyper_param.h"
+#include "kernels/common/macros.h"
+#include "kernels/common/math.h"
+
+namespace torchfuse::kernels {
+
+struct LionParams {
+  HyperParam lr;
+  HyperParam beta1;
+  HyperParam beta2;
+  HyperParam weight_decay;
+  bool maximize = false;
+};
+
+struct Lion {
+  using Params = LionParams;
+  static constexpr int kNumStates = 1;  ///< exp_avg
+
+  TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int) { return true; }
+
+  template <class T>
+  struct Coefs {
+    T grad_sign;
+    T one_minus_beta1;
+    T one_minus_beta2;
+    T minus_lr;
+    T minus_lr_decay;
+  };
+
+  template <class T>
+  TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double /*step*/) {
+    const double lr = params.lr.load();
+    Coefs<T> coefs;
+    coefs.grad_sign = params.maximize ? T(-1) : T(1);
+    coefs.one_minus_beta1 = static_cast<T>(1.0 - params.beta1.load());
+    coefs.one_minus_beta2 = static_cast<T>(1.0 - params.beta2.load());
+    coefs.minus_lr = static_cast<T>(-lr);
+    coefs.minus_lr_decay = static_cast<T>(-lr * params.weight_decay.load());
+    return coefs;
+  }
+
+  ///   c  = m + (1 - beta1) (+-grad - m)
+  ///   m += (1 - beta2) (+-grad - m)
+  ///   p -= lr weight_decay p + lr sign(c)
+  template <class V, class T>
+  TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
+                                           const Coefs<T>& coefs) {
+    const V difference = grad * V(coefs.grad_sign) - state[0];
+    const V direction = fma(V(coefs.one_minus_beta1), difference, state[0]);
+    state[0] = fma(V(coefs.one_minus_beta2), difference, state[0]);
+    // Both changes are summed before they meet the parameter: one rounding at its magnitude.
+    param = param + fma(V(coefs.minus_lr_decay), param, sign(direction) * V(coefs.minus_lr));
+  }
+};
+
+}  // namespace torchfuse::kernels

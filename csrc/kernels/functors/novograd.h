@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// NovoGrad (Ginsburg et al. 2019, "Stochastic gradient methods with layer-wise adaptive moments for
+// training of deep networks"), in apex's variants. Instead of a second moment for each element
+// there is a running norm for each tensor.
+#pragma once
+
+#include "kernels/common/hyper_param.h"
+#include "kernels/common/macros.h"
+#include "kernels/common/math.h"
+
+namespace torchfuse::kernels {
+
+struct NovoGradParams {
+  HyperParam lr;
+  HyperParam beta1;
+  HyperParam beta2;
+  HyperParam eps;
+  HyperParam weight_decay;
+  bool bias_correction = true;
+  bool grad_averaging = true;      ///< the gradient enters the moment with 1 - beta1, else with 1
+  bool reg_inside_moment = false;  ///< the moment averages the normalized gradient with the decay
+  bool inf_norm = false;           ///< track the largest magnitude instead of the L2 norm
+  bool init_zero = false;          ///< the norm begins with 0 and not with the first gradient's
+  bool maximize = false;
+};
+
+struct NovoGrad {
+  using Params = NovoGradParams;
+  static constexpr int kNumStates = 1;  ///< exp_avg; the running norm is the tensor's
+  static constexpr int kNumNorms = 1;   ///< of the gradient
+  static constexpr bool kStatesInMeasure = false;
+  static constexpr bool kTracksNorm = true;
+
+  TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int) { return true; }
+
+  /// The first two are complete once the norm is known.
+  template <class T>
+  struct Coefs {
+    T grad_factor;      ///< +-1, over the denominator inside the moment
+    T minus_lr;         ///< minus_rate, over the denominator outside of the moment
+    T minus_rate;       ///< -lr / (1 - beta1^step)
+    T inverse_bias2;    ///< 1 / sqrt(1 - beta2^step)
+    T moment_decay;     ///< weight_decay inside the moment, else 0
+    T minus_lr_decay;   ///< -lr weight_decay outside of the moment, else 0
+    T one_minus_beta1;  ///< with grad_weight: m += (1 - beta1) (grad_weight g - m)
+    T grad_weight;
+  };
+
+  template <class T>
+  TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double step) {
+    const double lr = params.lr.load();
+    const double beta1 = params.beta1.load();
+    const double beta2 = params.beta2.load();
+    const double weight_decay = params.weight_decay.load();
+    const double bias1 = params.bias_correction ? 1.0 - integer_power(beta1, step) : 1.0;
+    const double bias2 = params.bias_correction ? 1.0 - integer_power(beta2, step) : 1.0;
+    Coefs<T> coefs;
+    coefs.grad_factor = params.maximize ? T(-1) : T(1);
+    coefs.minus_rate = coefs.minus_lr = static_cast<T>(-lr / bias1);
+    coefs.inverse_bias2 = static_cast<T>(1.0 / kernels::sqrt(bias2));
+    coefs.moment_decay = params.reg_inside_moment ? static_cast<T>(weight_decay) : T(0);
+    coefs.minus_lr_decay = params.reg_inside_moment ? T(0) : static_cast<T>(-lr * weight_decay);
+    coefs.one_minus_beta1 = static_cast<T>(1.0 - beta1);
+    coefs.grad_weight = params.grad_averaging ? T(1) : static_cast<T>(1.0 / (1.0 - beta1));
+    return coefs;
+  }
+
+  /// The next running norm, without squaring numbers that are very large or very small.
+  ///   n = sqrt(beta2 n^2 + (1 - beta2) |g|^2)      (L2)
+  ///   n = beta2 n + (1 - beta2) max|g|             (inf_norm)
+  ///   n = the gradient's norm in the first step, but for init_zero
+  TORCHFUSE_HOST_DEVICE static double track(const Params& params, double step, double l2,
+                                            double largest, double previous) {
+    const double norm = params.inf_norm ? largest : l2;
+    if (step == 1.0 && !params.init_zero) return norm;
+    const double beta2 = params.beta2.load();
+    if (params.inf_norm) return fma(beta2, previous, (1.0 - beta2) * norm);
+    const double scale = previous > norm ? previous : norm;
+    if (scale == 0.0) return 0.0;
+    const double a = previous / scale;
+    const double b = norm / scale;
+    return scale * kernels::sqrt(fma(beta2, a * a, (1.0 - beta2) * (b * b)));
+  }
+
+  /// A tensor whose denominator is 0 does not move towards its gradients: they are 0.
+  template <class T>
+  TORCHFUSE_HOST_DEVICE static void apply_norms(const Params& params, const double* norms,
+                                                Coefs<T>& coefs) {
+    const double denominator =
+        fma(norms[0], static_cast<double>(coefs.inverse_bias2), params.eps.load());
+    const double inverse = denominator == 0.0 ? 0.0 : 1.0 / denominator;
+    if (params.reg_inside_moment) {
+      coefs.grad_factor = static_cast<T>(params.maximize ? -inverse : inverse);
+    } else {
+      coefs.minus_lr = static_cast<T>(static_cast<double>(coefs.minus_rate) * inverse);
+    }
+  }
+
+  template <class V, class T>
+  TORCHFUSE_HOST_DEVICE static void measure(V /*param*/, V grad, V (& /*state*/)[kNumStates],
+                                            const Coefs<T>& /*coefs*/, V (&measured)[kNumNorms]) {
+    measured[0] = grad;
+  }
+
+  ///   g  = grad_factor grad + moment_decay p
+  ///   m += (1 - beta1) (grad_weight g - m)
+  ///   p -= lr m / ... + lr decay p
+  template <class V, class T>
+  TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
+                                           const Coefs<T>& coefs) {
+    const V g = fma(V(coefs.moment_decay), param, grad * V(coefs.grad_factor));
+    const V difference = fma(V(coefs.grad_weight), g, V(T(0)) - state[0]);
+    state[0] = fma(V(coefs.one_minus_beta1), difference, state[0]);
+    // Both changes are summed before they meet the parameter: one rounding at its magnitude.
+    const V change = state[0] * V(coefs.minus_lr);
+    param = param + fma(V(coefs.minus_lr_decay), param, change);
+  }
+};
+
+}  // namespace torchfuse::kernels

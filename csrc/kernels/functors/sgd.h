@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Stochastic gradient descent with momentum (Sutskever et al. 2013), as torch.optim.SGD.
+#pragma once
+
+#include "kernels/common/hyper_param.h"
+#include "kernels/common/macros.h"
+#include "kernels/common/math.h"
+
+namespace torchfuse::kernels {
+
+struct SgdParams {
+  HyperParam lr;
+  HyperParam momentum;
+  HyperParam dampening;
+  HyperParam weight_decay;
+  bool nesterov = false;
+  bool wd_after_momentum = false;  ///< add weight_decay * param behind the momentum, not before it
+  bool maximize = false;
+};
+
+struct Sgd {
+  using Params = SgdParams;
+  static constexpr int kNumStates = 1;  ///< momentum_buffer (with momentum only)
+
+  /// Whether the stream `state` is used at all under these hyper-parameters. A momentum on the
+  /// device may become positive at any time.
+  TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int /*state*/) {
+    return params.momentum.pointer != nullptr || params.momentum.value != 0.0;
+  }
+
+  /// What one tensor's elements share.
+  template <class T>
+  struct Coefs {
+    T grad_sign;
+    T decay_before;  ///< weight_decay, or 0 under wd_after_momentum
+    T decay_after;   ///< weight_decay under wd_after_momentum, else 0
+    T keep;          ///< of the old buffer: momentum, 0 in the first step
+    T take;          ///< of the gradient: 1 - dampening, 1 in the first step
+    T momentum;
+    T minus_lr;
+    bool has_momentum;
+    bool nesterov;
+  };
+
+  template <class T>
+  TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double step) {
+    const double momentum = params.momentum.load();
+    const double weight_decay = params.weight_decay.load();
+    const bool first = step == 1.0;
+    Coefs<T> coefs;
+    coefs.grad_sign = params.maximize ? T(-1) : T(1);
+    coefs.decay_before = params.wd_after_momentum ? T(0) : static_cast<T>(weight_decay);
+    coefs.decay_after = params.wd_after_momentum ? static_cast<T>(weight_decay) : T(0);
+    coefs.keep = first ? T(0) : static_cast<T>(momentum);
+    coefs.take = first ? T(1) : static_cast<T>(1.0 - params.dampening.load());
+    coefs.momentum = static_cast<T>(momentum);
+    coefs.minus_lr = static_cast<T>(-params.lr.load());
+    coefs.has_momentum = momentum != 0.0;
+    coefs.nesterov = params.nesterov;
+    return coefs;
+  }
+
+  ///   g = +-grad + decay_before * p
+  ///   b = momentum b + (1 - dampening) g          (b = g in the first step)
+  ///   d = g + momentum b (nesterov), else b       (d = g without momentum; b stays)
+  ///   p -= lr (d + decay_after * p)
+  template <class V, class T>
+  TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
+                                           const Coefs<T>& coefs) {
+    V change = fma(V(coefs.decay_before), param, grad * V(coefs.grad_sign));
+    if (coefs.has_momentum) {
+      state[0] = fma(V(coefs.keep), state[0], change * V(coefs.take));
+      change = coefs.nesterov ? fma(V(coefs.momentum), state[0], change) : state[0];
+    }
+    change = fma(V(coefs.decay_after), param, change);
+    param = fma(V(coefs.minus_lr), change, param);
+  }
+};
+
+}  // namespace torchfuse::kernels

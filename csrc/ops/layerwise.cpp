@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ops/layerwise.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+
+namespace torchfuse::ops {
+
+namespace {
+
+/// At least `doubles` doubles on the bucket's device. Grows and never shrinks.
+void reserve_doubles(at::Tensor& tensor, std::int64_t doubles, const c10::Device& device) {
+  if (tensor.defined() && tensor.device() == device && tensor.numel() >= doubles) return;
+  tensor = at::empty({doubles}, at::TensorOptions().dtype(at::kDouble).device(device));
+}
+
+}  // namespace
+
+void LayerwiseWorkspace::reserve(const Bucket& bucket, int num_norms) {
+  constexpr std::int64_t kDoubles = sizeof(kernels::MeasurePartial) / sizeof(double);
+  const auto rows = static_cast<std::int64_t>(bucket.rows.size());
+  reserve_doubles(partials_, bucket.num_partials() * num_norms * kDoubles, bucket.key.device);
+  reserve_doubles(norms_, rows * num_norms, bucket.key.device);
+}
+
+std::int64_t end_of_cached_span(const Bucket& bucket, std::int64_t first) {
+  const auto count = static_cast<std::int64_t>(bucket.rows.size());
+  const std::int64_t limit = bucket.offsets[first] + kCachedElements * at::get_num_threads();
+  std::int64_t last = first + 1;
+  while (last < count && bucket.offsets[last + 1] <= limit) ++last;
+  return last;
+}
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`python -m torchfuse.apex`: runs an unmodified program for which `apex` is torchfuse."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+
+from torchfuse.apex._processes import install_in_all_processes
+
+USAGE = """\
+usage: python -m torchfuse.apex script.py [argument ...]
+       python -m torchfuse.apex -m module [argument ...]
+
+Runs a Python program with `import apex` resolving to torchfuse.
+"""
+
+
+def main() -> None:
+    """Runs the command line; a program ends as it would under `python` itself."""
+    arguments = sys.argv[1:]
+    as_module = arguments[:1] == ["-m"]
+    program = arguments[1:] if as_module else arguments
+    if program[:1] in (["-h"], ["--help"]):
+        print(USAGE, end="")
+        return
+    if not program or program[0].startswith("-"):
+        _fail(USAGE)
+    if not as_module and not os.path.isfile(program[0]):
+        _fail(f"python -m torchfuse.apex: expected a Python file, got {program[0]!r}.\n")
+    sys.argv = program
+    if not as_module and not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
+    try:
+        install_in_all_processes()
+    except RuntimeError as error:
+        _fail(f"{error}\n")
+    try:
+        if as_module:
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        else:
+            _run_script(os.path.abspath(program[0]))
+    except Exception as error:
+        _report(error)
+        sys.exit(1)
+
+
+def _run_script(path: str) -> None:
+    """Executes a file as `python` does, which leaves sys.argv[0] as it was typed."""
+    module = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", path)
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, vars(module))
+
+
+def _report(error: Exception) -> None:
+    """Prints a traceback that begins in the program."""
+    traceback = error.__traceback__
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
+        traceback = traceback.tb_next
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(message)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

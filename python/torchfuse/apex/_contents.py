@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which modules apex has, and what of torchfuse they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchfuse import multi_tensor_apply, optimizers, parallel
+
+# apex's submodule of each class.
+_OPTIMIZER_MODULES = {
+    "fused_adagrad": "FusedAdagrad",
+    "fused_adam": "FusedAdam",
+    "fused_lamb": "FusedLAMB",
+    "fused_mixed_precision_lamb": "FusedMixedPrecisionLamb",
+    "fused_novograd": "FusedNovoGrad",
+    "fused_sgd": "FusedSGD",
+}
+
+
+def fused_optimizers() -> dict[str, Any]:
+    """The optimizers of torchfuse, all of them: those that apex does not have harm nobody."""
+    exported = {name: getattr(optimizers, name) for name in optimizers.__all__}
+    return {
+        name: value
+        for name, value in exported.items()
+        if isinstance(value, type)
+        and issubclass(value, optimizers.FusedOptimizer)
+        and value is not optimizers.FusedOptimizer
+    }
+
+
+def modules() -> Mapping[str, Mapping[str, Any]]:
+    """Contents of each module by its full name; a module below another is not repeated there."""
+    classes = fused_optimizers()
+    apply_class = {"MultiTensorApply": multi_tensor_apply.MultiTensorApply}
+    return {
+        "apex": {},
+        "apex.multi_tensor_apply": {
+            **apply_class,
+            "multi_tensor_applier": multi_tensor_apply.multi_tensor_applier,
+        },
+        "apex.multi_tensor_apply.multi_tensor_apply": apply_class,
+        "apex.optimizers": classes,
+        **{
+            f"apex.optimizers.{module}": {name: classes[name]}
+            for module, name in _OPTIMIZER_MODULES.items()
+            if name in classes
+        },
+        "apex.parallel": {},
+        "apex.parallel.LARC": {"LARC": parallel.LARC},
+    }

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Archives of the C++ optimizer classes, read as Python state dicts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from torchfuse import _C
+from torchfuse.convert._archive import StrPath, check_state, is_archive, listed, to_python_names
+
+
+def read_cpp_archive(path: StrPath) -> dict[str, Any]:
+    """Reads what a C++ program saved with ``torch::save(optimizer, path)`` as a state dict.
+
+    The values are exactly those of the archive, in its order of groups and parameters. Options that
+    only Python has are not in it, so ``load_state_dict`` keeps those of the loading optimizer.
+
+    Args:
+        path: the archive of one of torchfuse's C++ optimizers.
+
+    Returns:
+        A state dict for the Python class of the same name, with all tensors on the CPU: ``state``
+        maps a parameter's index to ``step`` (0-dim, fp32), its states (of the parameter's shape,
+        unless the class says otherwise) and ``master_param`` (fp32) if it has one.
+
+    Raises:
+        ValueError: for a file that is no such archive, is damaged, or holds values that its class
+            would refuse; the message names the file and the entry.
+        OSError: if the file cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torchfuse.convert import read_cpp_archive, write_cpp_archive
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> param = torch.nn.Parameter(torch.ones(2))
+        >>> param.grad = torch.ones(2)
+        >>> optimizer = FusedAdam([param], lr=0.5)
+        >>> optimizer.step()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_cpp_archive(optimizer.state_dict(), f"{folder}/optimizer.pt")
+        ...     state_dict = read_cpp_archive(f"{folder}/optimizer.pt")
+        >>> state_dict["param_groups"][0]["lr"], state_dict["state"][0]["step"]
+        (0.5, tensor(1.))
+    """
+    return read_archive(path)[1]
+
+
+def read_archive(path: StrPath) -> tuple[str, dict[str, Any]]:
+    """Name of the class that wrote the archive, and the state dict."""
+    where = f"torchfuse.convert: expected {os.fspath(path)}"
+    archive = _open(path, where)
+    optimizer_class = _class_of(archive, where)
+    state: dict[int, dict[str, Tensor]] = {}
+    groups: list[dict[str, Any]] = []
+    first = 0
+    for index in range(_entry(archive, "group_count", int, where)):
+        group = _entry(archive, f"group/{index}", dict, where)
+        options = _entry(group, "options", dict, f"{where} in group/{index}")
+        try:
+            required = optimizer_class.required_states(options, "options")
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where} to hold options of {optimizer_class.name} in group/{index}, got: {error}"
+            ) from error
+        known = {key: options[key] for key in optimizer_class.default_options()}
+        count = _entry(group, "param_count", int, f"{where} in group/{index}")
+        params = list(range(first, first + count))
+        groups.append({**to_python_names(known), "params": params})
+        for position in range(count):
+            saved = group.get(f"state/{position}")
+            if saved is not None:
+                owner = f"{where} in group/{index}/state/{position}"
+                check_state(saved, optimizer_class, required, owner)
+                state[first + position] = saved
+        first += count
+    return optimizer_class.name, {"state": state, "param_groups": groups}
+
+
+def _open(path: StrPath, where: str) -> dict[str, Any]:
+    kind = f"{where} to be a C++ archive, written by torch::save(optimizer, path)"
+    if not is_archive(path):
+        raise ValueError(f"{kind}, got a truncated file or one of another kind.")
+    try:
+        return _C.read_archive(os.fspath(path))
+    except Exception as error:  # whatever torch makes of a damaged file
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(f"{kind}, got one that torch does not read: {first_line}") from error
+
+
+def _class_of(archive: Mapping[str, Any], where: str) -> _C.OptimizerClass:
+    every_class = [_C.OptimizerClass(name) for name in _C.optimizer_classes()]
+    classes = {known.archive_format: known for known in every_class}
+    format_name = archive.get("format")
+    if format_name is None:
+        raise ValueError(
+            f"{where} to be the archive of an optimizer of torchfuse, got one that holds "
+            f"{listed(archive)}. Save one optimizer alone, by torch::save(optimizer, path)."
+        )
+    if not isinstance(format_name, str) or format_name not in classes:
+        raise ValueError(f"{where} to be of a format in {listed(classes)}, got {format_name!r}.")
+    return classes[format_name]
+
+
+def _entry(values: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    if not isinstance(values.get(key), kind):
+        got = type(values[key]).__name__ if key in values else listed(values)
+        raise ValueError(f"{where} to hold {key}, of type {kind.__name__}, got {got}.")
+    return values[key]

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Python state dicts, written as archives of the C++ optimizer classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from torchfuse import _C
+from torchfuse.convert._archive import StrPath, check_state, listed, replacing, to_cpp_names
+
+
+def write_cpp_archive(
+    state_dict: Mapping[str, Any], path: StrPath, optimizer: str | None = None
+) -> None:
+    """Writes a state dict as an archive that C++ loads with ``torch::load(optimizer, path)``.
+
+    Tensors are written as they are, bit for bit. Hyper-parameters that are tensors become numbers,
+    and what only Python knows is left out: ``set_grad_none``, ``capturable``, ``state_dtype`` (the
+    states keep their dtypes), and entries of others such as a scheduler's ``initial_lr``. `path` is
+    replaced in one step, after everything has been checked and written.
+
+    Args:
+        state_dict: what ``state_dict()`` of an optimizer of torchfuse returned. Load a checkpoint
+            of torch.optim or apex into such an optimizer first.
+        path: file to write or replace.
+        optimizer: name of the C++ class, such as ``"FusedAdam"``. None: the class whose options and
+            states the state dict has.
+
+    Raises:
+        ValueError: for a state dict without a key that the class needs, with a state that the class
+            does not know, or with a value that it would refuse; the message names the key. Nothing
+            is written then.
+        TypeError: for values of other types.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torchfuse.convert import write_cpp_archive
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> optimizer = FusedAdam([torch.nn.Parameter(torch.ones(2))])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_cpp_archive(optimizer.state_dict(), f"{folder}/optimizer.pt", "FusedAdam")
+    """
+    _, archive, _ = archive_of(state_dict, "torchfuse.convert: expected state_dict", optimizer)
+    with replacing(path) as temporary:
+        _C.write_archive(archive, str(temporary))
+
+
+def archive_of(
+    state_dict: Mapping[str, Any], where: str, optimizer: str | None
+) -> tuple[str, dict[str, Any], list[str]]:
+    """Name of the class, what its archive holds, and the keys of groups that are left out."""
+    groups, state = _parts(state_dict, where)
+    optimizer_class = _choose_class(groups, state, where, optimizer)
+    defaults = optimizer_class.default_options()
+    archive: dict[str, Any] = {"format": optimizer_class.archive_format, "group_count": len(groups)}
+    for index, group in enumerate(groups):
+        owner = f"{where}'s param_groups[{index}]"
+        missing = [key for key in defaults if key not in group]
+        if missing:
+            raise ValueError(
+                f"{owner} to hold {missing[0]!r}, got {listed(group)}. Load the checkpoint into "
+                f"torchfuse.optimizers.{optimizer_class.name}, and convert its state_dict()."
+            )
+        options = {
+            key: _option(group[key], value, f"{owner}[{key!r}]") for key, value in defaults.items()
+        }
+        required = optimizer_class.required_states(options, f"param_groups[{index}]")
+        entry = {"options": options, "param_count": len(group["params"])}
+        for position, key in enumerate(group["params"]):
+            saved = _begun(state.get(key), required)
+            if saved:
+                owner = f"{where}'s state[{key!r}]"
+                check_state(saved, optimizer_class, required, owner)
+                entry[f"state/{position}"] = _archived(saved, owner)
+        archive[f"group/{index}"] = entry
+    left_out = {key for group in groups for key in group} - {*defaults, "params"}
+    return optimizer_class.name, archive, sorted(left_out)
+
+
+def _parts(
+    state_dict: Any, where: str
+) -> tuple[list[dict[str, Any]], Mapping[Any, Mapping[str, Any]]]:
+    """The groups and the states, which all belong to a group's parameters."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        got = listed(state_dict) if isinstance(state_dict, Mapping) else type(state_dict).__name__
+        raise ValueError(
+            f"{where} to be an optimizer's state dict, with 'state' and 'param_groups', got {got}."
+        )
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    if not isinstance(groups, list) or not isinstance(state, Mapping):
+        raise ValueError(
+            f"{where} to hold a list 'param_groups' and a dict 'state', got "
+            f"{type(groups).__name__} and {type(state).__name__}."
+        )
+    for index, group in enumerate(groups):
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+            raise ValueError(f"{where}'s param_groups[{index}] to hold a list 'params', got none.")
+    groups = [to_cpp_names(group) for group in groups]
+    strays = set(state) - {key for group in groups for key in group["params"]}
+    if strays:
+        raise ValueError(f"{where}'s state to belong to parameters, got {listed(strays)} too.")
+    return groups, state
+
+
+def _choose_class(
+    groups: Sequence[Mapping[str, Any]],
+    state: Mapping[Any, Mapping[str, Any]],
+    where: str,
+    optimizer: str | None,
+) -> _C.OptimizerClass:
+    classes = {name: _C.OptimizerClass(name) for name in _C.optimizer_classes()}
+    if optimizer is not None:
+        if optimizer not in classes:
+            raise ValueError(
+                f"torchfuse.convert: expected optimizer to be in {listed(classes)}, "
+                f"got {optimizer!r}."
+            )
+        return classes[optimizer]
+    keys = set.intersection(*(set(group) for group in groups)) if groups else set()
+    states = [saved for saved in state.values() if isinstance(saved, Mapping)]
+    state_keys = {key for saved in states for key in saved}
+    # One class may have a part of another's options; its own are the most that fit.
+    fitting = {
+        name: len(known.default_options())
+        for name, known in classes.items()
+        if keys >= set(known.default_options())
+        and state_keys <= {"step", "master_param", *known.states}
+    }
+    chosen = [name for name, count in fitting.items() if count == max(fitting.values())]
+    if len(chosen) != 1:
+        raise ValueError(
+            f"{where} to have the options and states of one class in "
+            f"{listed(chosen or classes)}, got the options {listed(keys, 40)} and the states "
+            f"{listed(state_keys)}. "
+            + ("Name the class." if chosen else "Load the checkpoint into one of torchfuse's.")
+        )
+    return classes[chosen[0]]
+
+
+def _option(value: Any, default: Any, where: str) -> Any:
+    """A value of a group, as the type that its option has in C++."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, tuple | list):
+        kinds = default if isinstance(default, tuple) else (None,) * len(value)
+        if len(kinds) != len(value):
+            raise ValueError(f"{where} to hold {len(kinds)} values, got {len(value)}.")
+        return tuple(
+            _option(element, kind, where) for element, kind in zip(value, kinds, strict=True)
+        )
+    if not isinstance(value, Real):
+        raise TypeError(f"{where} to be a value that C++ has too, got {value!r}.")
+    kind: Any = type(default) if isinstance(default, int) else float
+    return kind(value)
+
+
+def _begun(saved: Any, required: Sequence[str]) -> Any:
+    """A parameter's state without states that are None: those have not begun, as torch writes it.
+
+    In C++ they are zeros and the count is 0, or the parameter has no state at all.
+    """
+    if (
+        not isinstance(saved, Mapping)
+        or not required
+        or any(saved.get(name, saved) is not None for name in required)
+    ):
+        return saved
+    if "master_param" not in saved:
+        return None
+    zeros = torch.zeros_like(saved["master_param"])
+    return {**saved, **dict.fromkeys(required, zeros), "step": 0}
+
+
+def _archived(saved: Mapping[str, Any], where: str) -> dict[str, Tensor]:
+    step = torch.as_tensor(saved["step"]).detach().to("cpu", torch.float32)
+    tensors = {"step": step.reshape(()).clone()}
+    for key, value in saved.items():
+        if key == "step":
+            continue
+        if is_traceable_wrapper_subclass(value):
+            raise TypeError(
+                f"{where}[{key!r}] to be a plain tensor, got {type(value).__name__}. Gather the "
+                "shards first: torch.distributed.checkpoint's state dicts with full_state_dict."
+            )
+        tensor = value.detach().to("cpu")
+        # A view would take the whole buffer behind it along.
+        if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+            tensor = tensor.clone()
+        tensors[key] = tensor
+    return tensors

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The callable that hands lists of tensors to a function of apex's native calling convention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+TensorLists = Sequence[Sequence[Tensor]]
+
+
+class MultiTensorApply:
+    """Calls `op(chunk_size, noop_flag_buffer, tensor_lists, *args)`, as apex's class of this name.
+
+    Args:
+        chunk_size: number of elements, at least 1, that a function of apex treats at a time. The
+            functions of torchfuse take it and choose for themselves: no result depends on it.
+
+    Attributes:
+        available: whether there are functions to call; always true.
+        warned: false; apex sets it once it has warned that there are none.
+        chunk_size: the argument.
+
+    Raises:
+        ValueError: for a chunk size below 1.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.multi_tensor_apply import MultiTensorApply
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> flag = torch.zeros(1, dtype=torch.int32)
+        >>> grad, param, exp_avg, exp_avg_sq = torch.ones(4, 3).unbind()
+        >>> lists = [[grad], [param], [exp_avg], [exp_avg_sq]]
+        >>> MultiTensorApply(333)(
+        ...     FusedAdam.multi_tensor_adam, flag, lists, 0.1, 0.9, 0.999, 1e-8, 1, 1, 0, 0.0
+        ... )
+        >>> param
+        tensor([0.9000, 0.9000, 0.9000])
+    """
+
+    available: ClassVar[bool] = True
+    warned: ClassVar[bool] = False
+
+    def __init__(self, chunk_size: int) -> None:
+        if chunk_size < 1:
+            raise ValueError(
+                f"MultiTensorApply: expected chunk_size to be at least 1, got {chunk_size}."
+            )
+        self.chunk_size = chunk_size
+
+    def check_avail(self) -> None:
+        """Returns; apex raises RuntimeError here if its native module is missing.
+
+        Without its native library torchfuse cannot be imported, so nothing is left to check.
+        """
+
+    def __call__(
+        self,
+        op: Callable[..., Any],
+        noop_flag_buffer: Tensor,
+        tensor_lists: TensorLists,
+        *args: Any,
+    ) -> Any:
+        """Calls `op`.
+
+        Args:
+            op: called with the chunk size, the flag, the lists and `args`.
+            noop_flag_buffer: 1-element int32 on the tensors' device; not 0: `op` shall do nothing.
+            tensor_lists: lists or tuples of equally many tensors.
+            args: further arguments of `op`.
+
+        Returns:
+            What `op` returns.
+        """
+        return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Adagrad (Duchi, Hazan and Singer 2011)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._checks import check_hyper_param
+from torchfuse.optimizers._options import CommonOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class FusedAdagrad(FusedOptimizer):
+    r"""Adagrad in one pass over all parameters, with unscaling and clipping inside the step.
+
+    With :math:`g` the gradient (negated under `maximize`) and :math:`t` the parameter's step count:
+
+    .. math::
+        g &\leftarrow g + \lambda p \quad \text{(adagrad_w_mode=False)} \\
+        s &\leftarrow s + g^2 \\
+        d &= \frac{g}{\sqrt{s} + \epsilon} \\
+        d &\leftarrow d + \lambda p \quad \text{(adagrad_w_mode=True)} \\
+        p &\leftarrow p - \frac{\gamma}{1 + (t - 1) \eta} d
+
+    Args:
+        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64; also
+            `named_parameters()`.
+        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        eps: added to the denominator, at least 0.
+        weight_decay: :math:`\lambda`, at least 0.
+        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
+        adagrad_w_mode: decoupled weight decay; otherwise L2 regularisation, as torch.optim.Adagrad.
+        lr_decay: decay :math:`\eta` of the learning rate, at least 0.
+        initial_accumulator_value: what :math:`s` begins with, at least 0.
+        maximize: ascend instead of descend.
+        **options: those of every fused optimizer, as :class:`FusedAdam` describes them:
+            `master_weights`, `max_grad_norm`, `write_back_grads`, `skip_non_finite`, `state_dtype`.
+
+    Raises:
+        ValueError: for a value out of range or an unsuitable parameter, naming the group.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.optimizers import FusedAdagrad
+        >>> param = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = FusedAdagrad([param], lr=0.5)
+        >>> param.grad = torch.tensor([3.0, -4.0])
+        >>> optimizer.step()
+        >>> optimizer.state[param]["sum"]
+        tensor([ 9., 16.])
+        >>> param.data
+        tensor([0.5000, 1.5000])
+
+    Notes:
+        Differences from torch.optim.Adagrad: the order of the positional arguments, which is
+        apex's; sums are fp32 for 16-bit parameters and made with a parameter's first gradient;
+        `found_inf` skips the step whenever it is not 0; complex and sparse tensors are refused.
+        Checkpoints interchange in both directions: `state_dict()` holds a fresh state for
+        parameters that have none yet, because torch expects one.
+
+        Differences from apex.optimizers.FusedAdagrad: it also runs on the CPU and with bf16, and
+        counts steps. The attributes `multi_tensor_adagrad` and `_dummy_overflow_buf` do not exist.
+    """
+
+    _algorithm = "adagrad"
+    _bounds: ClassVar[Mapping[str, float]] = {
+        "lr": math.inf,
+        "lr_decay": math.inf,
+        "eps": math.inf,
+        "weight_decay": math.inf,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        eps: float | Tensor = 1e-10,
+        weight_decay: float | Tensor = 0.0,
+        set_grad_none: bool = True,
+        adagrad_w_mode: bool = False,
+        *,
+        lr_decay: float | Tensor = 0.0,
+        initial_accumulator_value: float = 0.0,
+        maximize: bool = False,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "adagrad_w_mode": bool(adagrad_w_mode),
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
+
+    def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
+        state = super()._begin_state(param, group, name)
+        return state.fill_(float(group["initial_accumulator_value"]))
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
+        super()._check_hyper_params(index, group)
+        key = "initial_accumulator_value"
+        check_hyper_param(type(self).__name__, index, key, group[key])
+
+    def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        # apex does not count; without lr_decay, which it does not have either, nobody will look.
+        if "sum" in state:
+            state.setdefault("step", 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with all that torch.optim.Adagrad needs to go on from it.
+
+        Parameters without a state get a fresh one here, as torch's have from the beginning.
+        """
+        state_dict: dict[str, Any] = super().state_dict()
+        states = state_dict["state"]
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            saved.update(foreach=None, fused=None, differentiable=False)
+            for param, key in zip(group["params"], saved["params"], strict=True):
+                if key not in states:
+                    fresh = self._begin_state(param, group, "sum")
+                    states[key] = {"step": torch.zeros(()), "sum": fresh}
+        return state_dict
+
+    @property
+    def adagrad_w_mode(self) -> int:
+        """1 for decoupled weight decay, 0 for L2 regularisation; of the first group."""
+        return int(self.param_groups[0]["adagrad_w_mode"])
+
+    @adagrad_w_mode.setter
+    def adagrad_w_mode(self, value: int) -> None:
+        self._set_in_all_groups("adagrad_w_mode", bool(value))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""LAMB (You et al. 2020), in apex's variants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._checks import check_bounds, check_no_amsgrad
+from torchfuse.optimizers._options import BasicOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class FusedLAMB(FusedOptimizer):
+    r"""LAMB: Adam's update of each tensor, scaled to the norm of the tensor.
+
+    With :math:`g` the gradient after clipping (negated under `maximize`), :math:`t` the parameter's
+    step count and norms over the whole tensor:
+
+    .. math::
+        g &\leftarrow g + \lambda p \quad \text{(adam_w_mode=False)} \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        u &\leftarrow \frac{m / (1 - \beta_1^t)}{\sqrt{v} / \sqrt{1 - \beta_2^t} + \epsilon} \\
+        u &\leftarrow u + \lambda p \quad \text{(adam_w_mode=True)} \\
+        p &\leftarrow p - \gamma \frac{\lVert p \rVert}{\lVert u \rVert} u
+
+    The ratio of the norms, the trust ratio, is 1 if either norm is 0 and, without `use_nvlamb`, if
+    :math:`\lambda` is 0.
+
+    Args:
+        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
+        betas: decay rates of the moments, in [0, 1).
+        eps: added to the denominator.
+        weight_decay: :math:`\lambda`.
+        amsgrad: must be False; for apex's positional order.
+        adam_w_mode: decoupled weight decay; otherwise it is added to the gradient.
+        grad_averaging: the gradient enters the first moment with :math:`1 - \beta_1`; otherwise
+            with 1.
+        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
+        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step.
+            None: no clipping.
+        use_nvlamb: use the trust ratio without weight decay too.
+        maximize: ascend instead of descend.
+        trust_ratio_bounds: least and greatest trust ratio; None leaves it as it is.
+        **options: those of every fused optimizer.
+
+    Raises:
+        ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        RuntimeError: for `amsgrad`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.optimizers import FusedLAMB
+        >>> param = torch.nn.Parameter(torch.ones(4))
+        >>> optimizer = FusedLAMB([param], lr=0.5, weight_decay=0.0, use_nvlamb=True)
+        >>> param.grad = torch.full((4,), 0.1)
+        >>> optimizer.step()
+        >>> param.data
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+
+    Notes:
+        Differences from apex.optimizers.FusedLAMB: it also runs on the CPU and for bf16; moments
+        are fp32 for 16-bit parameters; gradients are not overwritten; `max_grad_norm` may be None,
+        and clipping divides by the norm plus 1e-6, as torch's; steps are counted per parameter.
+    """
+
+    _algorithm = "lamb"
+    _bounds: ClassVar[Mapping[str, float]] = {
+        "lr": math.inf,
+        "betas": 1.0,
+        "eps": math.inf,
+        "weight_decay": math.inf,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float | Tensor = 1e-6,
+        weight_decay: float | Tensor = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        set_grad_none: bool = True,
+        max_grad_norm: float | None = 1.0,
+        use_nvlamb: bool = False,
+        *,
+        maximize: bool = False,
+        trust_ratio_bounds: tuple[float, float] | None = None,
+        **options: Unpack[BasicOptions],
+    ) -> None:
+        check_no_amsgrad(type(self).__name__, amsgrad)
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "adam_w_mode": bool(adam_w_mode),
+            "grad_averaging": bool(grad_averaging),
+            "use_nvlamb": bool(use_nvlamb),
+            "maximize": maximize,
+            "trust_ratio_bounds": trust_ratio_bounds,
+        }
+        super().__init__(
+            params,
+            defaults,
+            set_grad_none=set_grad_none,
+            max_grad_norm=max_grad_norm,
+            **options,
+        )
+
+    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        low, high = group["trust_ratio_bounds"] or (0.0, math.inf)
+        return (
+            group["lr"],
+            *group["betas"],
+            group["eps"],
+            group["weight_decay"],
+            low,
+            high,
+            group["bias_correction"],
+            group["adam_w_mode"],
+            group["grad_averaging"],
+            group["use_nvlamb"],
+            group["maximize"],
+        )
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
+        super()._check_hyper_params(index, group)
+        if group["trust_ratio_bounds"] is not None:
+            check_bounds(
+                type(self).__name__, index, "trust_ratio_bounds", group["trust_ratio_bounds"]
+            )
+
+    @property
+    def adam_w_mode(self) -> int:
+        """1 for decoupled weight decay, 0 for L2 regularisation; of the first group."""
+        return int(self.param_groups[0]["adam_w_mode"])
+
+    @adam_w_mode.setter
+    def adam_w_mode(self, value: int) -> None:
+        self._set_in_all_groups("adam_w_mode", bool(value))
+
+    @property
+    def use_nvlamb(self) -> bool:
+        """Whether tensors without weight decay have a trust ratio; of the first group."""
+        return bool(self.param_groups[0]["use_nvlamb"])
+
+    @use_nvlamb.setter
+    def use_nvlamb(self, value: bool) -> None:
+        self._set_in_all_groups("use_nvlamb", bool(value))

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""LARS (You, Gitman and Ginsburg 2017)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import required
+
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._options import StepOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class FusedLARS(FusedOptimizer):
+    r"""LARS: momentum SGD whose step for each tensor has a length in proportion to the tensor.
+
+    With :math:`g` the gradient after clipping (negated under `maximize`) and norms over the whole
+    tensor:
+
+    .. math::
+        \ell &= \frac{\eta \lVert p \rVert}
+            {\lVert g \rVert + \lambda \lVert p \rVert + \epsilon} \\
+        u &= \gamma \, \ell \, (g + \lambda p) \\
+        b &\leftarrow \mu b + u \\
+        p &\leftarrow p - b \quad \text{(nesterov: } p \leftarrow p - u - \mu b \text{)}
+
+    The local rate :math:`\ell` is 1 if either norm is 0.
+
+    Args:
+        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor. Required, here or
+            in every group.
+        momentum: :math:`\mu`, at least 0.
+        weight_decay: :math:`\lambda`, at least 0.
+        trust_coefficient: :math:`\eta`, at least 0: a step at a learning rate of 1 moves a tensor
+            by about this share of its norm.
+        eps: :math:`\epsilon`, at least 0. It is not in the paper, and small enough to matter only
+            where gradients vanish.
+        nesterov: Nesterov momentum; needs a momentum above 0.
+        maximize: ascend instead of descend.
+        **options: those of every fused optimizer.
+
+    Raises:
+        ValueError: for a value out of range or an unsuitable parameter, naming the group.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.optimizers import FusedLARS
+        >>> param = torch.nn.Parameter(torch.ones(4))
+        >>> optimizer = FusedLARS([param], lr=0.5, trust_coefficient=0.1)
+        >>> param.grad = torch.full((4,), 1000.0)
+        >>> optimizer.step()
+        >>> param.data
+        tensor([0.9500, 0.9500, 0.9500, 0.9500])
+
+    Notes:
+        As in the paper, the learning rate is inside the buffer, so one that falls leaves the steps
+        that are already in the buffer as they are. Under apex's `LARC` around SGD it multiplies the
+        buffer, and all of it at once; while it is constant, with `clip=False` and where no norm is
+        0, the two take the same steps up to rounding.
+
+        The paper adapts every tensor. Programs that leave biases and the parameters of
+        normalization layers out give them to a `FusedSGD`.
+
+        Source: Y. You, I. Gitman and B. Ginsburg, *Large batch training of convolutional networks*,
+        2017, Algorithm 1.
+    """
+
+    _algorithm = "lars"
+    _bounds: ClassVar[Mapping[str, float]] = {
+        "lr": math.inf,
+        "momentum": math.inf,
+        "weight_decay": math.inf,
+        "trust_coefficient": math.inf,
+        "eps": math.inf,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = required,  # torch's mark: a group without lr is refused in torch's own words
+        momentum: float | Tensor = 0.9,
+        weight_decay: float | Tensor = 0.0,
+        trust_coefficient: float | Tensor = 0.001,
+        eps: float | Tensor = 1e-8,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        **options: Unpack[StepOptions],
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, **options)
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
+        super()._check_hyper_params(index, group)
+        if group["nesterov"] and float(group["momentum"]) <= 0.0:
+            raise ValueError(
+                f"{type(self).__name__}: expected nesterov of group {index} to come with a "
+                f"momentum above 0, got {float(group['momentum'])}. Set one, or leave nesterov out."
+            )

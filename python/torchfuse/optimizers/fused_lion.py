@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Lion (Chen et al. 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._options import StepOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class FusedLion(FusedOptimizer):
+    r"""Lion in one pass over all parameters: the sign of an interpolated momentum.
+
+    With :math:`g` the gradient (negated under `maximize`):
+
+    .. math::
+        c &= \beta_1 m + (1 - \beta_1) g \\
+        m &\leftarrow \beta_2 m + (1 - \beta_2) g \\
+        p &\leftarrow p - \gamma \lambda p - \gamma \, \mathrm{sign}(c)
+
+    Args:
+        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        betas: interpolation of the direction and decay rate of the momentum, in [0, 1).
+        weight_decay: :math:`\lambda`, decoupled.
+        maximize: ascend instead of descend.
+        **options: those of every fused optimizer.
+
+    Raises:
+        ValueError: for a value out of range or an unsuitable parameter, naming the group.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.optimizers import FusedLion
+        >>> param = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = FusedLion([param], lr=0.5)
+        >>> param.grad = torch.tensor([3.0, -3.0])
+        >>> optimizer.step()
+        >>> param.data
+        tensor([0.5000, 1.5000])
+    """
+
+    _algorithm = "lion"
+    _bounds: ClassVar[Mapping[str, float]] = {
+        "lr": math.inf,
+        "betas": 1.0,
+        "weight_decay": math.inf,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.99),
+        weight_decay: float | Tensor = 0.0,
+        *,
+        maximize: bool = False,
+        **options: Unpack[StepOptions],
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, **options)
+
+    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (group["lr"], *group["betas"], group["weight_decay"], group["maximize"])

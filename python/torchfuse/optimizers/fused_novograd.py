@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""NovoGrad (Ginsburg et al. 2019), in apex's variants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._checks import check_no_amsgrad
+from torchfuse.optimizers._options import CommonOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class FusedNovoGrad(FusedOptimizer):
+    r"""NovoGrad: momentum of gradients that are divided by a running norm of their tensor.
+
+    With :math:`g` the gradient after clipping (negated under `maximize`), :math:`t` the parameter's
+    step count and :math:`n` one number for the whole tensor:
+
+    .. math::
+        n &\leftarrow \sqrt{\beta_2 n^2 + (1 - \beta_2) \lVert g \rVert_2^2}
+            \quad \text{(first step: } n \leftarrow \lVert g \rVert_2 \text{)} \\
+        d &= n / \sqrt{1 - \beta_2^t} + \epsilon \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
+        p &\leftarrow p - \gamma \left( \frac{m / (1 - \beta_1^t)}{d} + \lambda p \right)
+
+    With `reg_inside_moment` the moment is one of normalized gradients:
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) (g / d + \lambda p) \\
+        p &\leftarrow p - \gamma \, m / (1 - \beta_1^t)
+
+    Args:
+        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
+        betas: decay rates of moment and norm, in [0, 1).
+        eps: :math:`\epsilon`, added to the denominator.
+        weight_decay: :math:`\lambda`.
+        amsgrad: must be False; for apex's positional order.
+        reg_inside_moment: see above.
+        grad_averaging: the gradient enters the moment with :math:`1 - \beta_1`; otherwise with 1.
+        norm_type: 2; or 0 for the largest magnitude, with
+            :math:`n \leftarrow \beta_2 n + (1 - \beta_2) \max |g|`.
+        init_zero: the norm begins with 0 and the first step is no exception.
+        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
+        maximize: ascend instead of descend.
+        **options: those of every fused optimizer: `master_weights`, `max_grad_norm`,
+            `write_back_grads`, `skip_non_finite`, `state_dtype`.
+
+    Raises:
+        ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        RuntimeError: for `amsgrad`, and for another `norm_type`.
+
+    Example:
+        The paper's own form, with its decay rates:
+
+        >>> import torch
+        >>> from torchfuse.optimizers import FusedNovoGrad
+        >>> param = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = FusedNovoGrad(
+        ...     [param], lr=0.5, betas=(0.95, 0.98), bias_correction=False,
+        ...     grad_averaging=False, reg_inside_moment=True,
+        ... )
+        >>> param.grad = torch.tensor([3.0, -4.0])
+        >>> optimizer.step()
+        >>> optimizer.state[param]["exp_avg_norm"]
+        tensor(5.)
+        >>> param.data
+        tensor([0.7000, 1.4000])
+
+    Notes:
+        The state `exp_avg_norm` is :math:`n` itself, a 0-dim tensor of fp32 (fp64 for fp64
+        parameters) whatever `state_dtype` says: as apex has it, and because the squares of large
+        norms are beyond fp32's range. A tensor whose denominator is 0, which takes an
+        :math:`\epsilon` of 0, moves by its weight decay alone.
+
+        With `bias_correction` the first step is about :math:`1 / \sqrt{1 - \beta_2}` times smaller
+        than the later ones, as in apex, because :math:`n` begins with a full norm; with `init_zero`
+        it is not.
+
+        Differences from apex.optimizers.FusedNovoGrad: it also runs on the CPU and for bf16; the
+        moment is fp32 for 16-bit parameters; steps are counted for each parameter, and the number
+        of parameters with a gradient may change from step to step; nothing is read back to the
+        host. Its checkpoints load.
+
+        Source: B. Ginsburg et al., *Stochastic gradient methods with layer-wise adaptive moments
+        for training of deep networks*, 2019.
+    """
+
+    _algorithm = "novograd"
+    _bounds: ClassVar[Mapping[str, float]] = {
+        "lr": math.inf,
+        "betas": 1.0,
+        "eps": math.inf,
+        "weight_decay": math.inf,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float | Tensor = 1e-8,
+        weight_decay: float | Tensor = 0.0,
+        amsgrad: bool = False,
+        reg_inside_moment: bool = False,
+        grad_averaging: bool = True,
+        norm_type: int = 2,
+        init_zero: bool = False,
+        set_grad_none: bool = True,
+        *,
+        maximize: bool = False,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        check_no_amsgrad(type(self).__name__, amsgrad)
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "reg_inside_moment": bool(reg_inside_moment),
+            "grad_averaging": bool(grad_averaging),
+            "norm_type": norm_type,
+            "init_zero": bool(init_zero),
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
+
+    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (
+            group["lr"],
+            *group["betas"],
+            group["eps"],
+            group["weight_decay"],
+            group["bias_correction"],
+            group["grad_averaging"],
+            group["reg_inside_moment"],
+            group["norm_type"] == 0,
+            group["init_zero"],
+            group["maximize"],
+        )
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
+        super()._check_hyper_params(index, group)
+        if group["norm_type"] not in (0, 2):
+            raise RuntimeError(
+                f"{type(self).__name__}: expected norm_type of group {index} to be 2, or 0 for the "
+                f"largest magnitude, got {group['norm_type']!r}."
+            )
+
+    def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        groups = state_dict["param_groups"]
+        if not any("exp_avg_sq" in group for group in groups):
+            return state_dict
+        states = dict(state_dict["state"])
+        for index, group in enumerate(groups):
+            where = f"{type(self).__name__}.load_state_dict: expected 'exp_avg_sq' of group {index}"
+            _give_out_norms(where, group, states)
+        kept = [{k: v for k, v in group.items() if k != "exp_avg_sq"} for group in groups]
+        return {**state_dict, "state": states, "param_groups": kept}
+
+    @property
+    def moment_mode(self) -> int:
+        """0 for normalization and decay inside the moment, 1 outside; of the first group."""
+        return 0 if self.param_groups[0]["reg_inside_moment"] else 1
+
+    @moment_mode.setter
+    def moment_mode(self, value: int) -> None:
+        self._set_in_all_groups("reg_inside_moment", value == 0)
+
+
+def _give_out_norms(where: str, group: Mapping[str, Any], states: dict[Any, Any]) -> None:
+    """Gives each parameter of an apex group its norm.
+
+    apex keeps two vectors, for fp16 and for fp32 parameters, with one norm for each parameter that
+    had a gradient, in order. These are the parameters with a moment, which has their dtype.
+    """
+    halves: list[Any] = []
+    others: list[Any] = []
+    for key in group["params"]:
+        state = states.get(key)
+        moment = state.get("exp_avg") if isinstance(state, Mapping) else None
+        if isinstance(moment, Tensor):
+            (halves if moment.dtype == torch.float16 else others).append(key)
+    vectors = group.get("exp_avg_sq", (None, None))
+    if not isinstance(vectors, tuple | list) or len(vectors) != 2:
+        raise ValueError(f"{where} to be a pair of tensors, got {type(vectors).__name__}.")
+    for keys, vector, dtype in zip((halves, others), vectors, ("fp16", "fp32"), strict=True):
+        norms = [] if vector is None else list(torch.as_tensor(vector).reshape(-1))
+        if len(norms) != len(keys):
+            raise ValueError(
+                f"{where} to hold {len(keys)} norms for its {dtype} parameters with a moment, got "
+                f"{len(norms)}. The checkpoint belongs to other parameters."
+            )
+        for key, norm in zip(keys, norms, strict=True):
+            states[key] = {**states[key], "exp_avg_norm": norm}

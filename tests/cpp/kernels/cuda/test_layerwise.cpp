@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The measure and norms kernels against the CPU's phases: states and gradients with the same bits,
+// norms up to the order of their sums; and the update behind them, given the same norms.
+#include <gtest/gtest.h>
+
+#include "device.h"
+#include "kernels/layerwise_problem.h"
+
+namespace torchfuse::kernels::testing {
+namespace {
+
+using HostStreams = LambStreams<Buffer>;
+using DeviceStreams = LambStreams<DeviceTensor>;
+
+std::vector<DeviceStreams> on_device(const std::vector<HostStreams>& list, bool aligned) {
+  std::vector<DeviceStreams> copies;
+  for (const HostStreams& streams : list) {
+    const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size() + 1);
+    copies.push_back({DeviceTensor(streams.param, at), DeviceTensor(streams.grad, at + 1),
+                      DeviceTensor(streams.exp_avg, at), DeviceTensor(streams.exp_avg_sq, at),
+                      DeviceTensor(streams.master, at)});
+  }
+  return copies;
+}
+
+void run_on_cpu(LambProblem<Buffer>& problem, const StepScalars& scalars) {
+  const MeasureArgs<Lamb> args = problem.args(&scalars);
+  const std::int64_t total = problem.rows.offsets.back();
+  fused_measure_cpu(detect_cpu_isa(), args, 0, total);
+  tensor_norms(args, 0, static_cast<std::int64_t>(problem.rows.rows.size()));
+  fused_update_cpu(detect_cpu_isa(), args.update, 0, total);
+}
+
+void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::int64_t>& sizes,
+                            bool aligned, std::uint64_t seed) {
+  std::vector<float> steps{1.0f, 7.0f};
+  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  const DeviceArray<float> device_steps(steps);
+  const DeviceArray<StepScalars> device_scalars({scalars});
+  std::vector<HostStreams> expected = lamb_contents(tuple, sizes);
+  std::vector<DeviceStreams> actual = on_device(expected, aligned);
+  LambProblem<Buffer> host(tuple, expected, steps.data(), lamb_groups());
+  LambProblem<DeviceTensor> device(tuple, actual, device_steps.data(), lamb_groups());
+  host.write_back = device.write_back = seed % 2 == 1;
+  run_on_cpu(host, scalars);
+
+  const DeviceArray<MeasurePartial> partials(device.partials);
+  const DeviceArray<double> norms(device.norms);
+  set_order({.seed = seed, .flush_denormals = tuple.param != DType::kFloat64});
+  const Status measured = fused_measure_cuda<Lamb>(
+      device.args(device_scalars.data(), partials.data(), norms.data()), stream());
+  ASSERT_TRUE(measured.ok()) << measured.error << " " << measured.what;
+  synchronize();
+  const std::vector<double> found = norms.to_host();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], host.norms[i], 1e-5 * host.norms[i]) << "norm " << i;
+  }
+
+  const DeviceArray<double> same_norms(host.norms);
+  const Status updated = fused_update_cuda<Lamb>(
+      device.args(device_scalars.data(), partials.data(), same_norms.data()).update, stream());
+  ASSERT_TRUE(updated.ok()) << updated.error << " " << updated.what;
+  synchronize();
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    EXPECT_TRUE(actual[t].param.to_host() == expected[t].param) << "param of tensor " << t;
+    EXPECT_TRUE(actual[t].grad.to_host() == expected[t].grad) << "grad of tensor " << t;
+    EXPECT_TRUE(actual[t].exp_avg.to_host() == expected[t].exp_avg) << "exp_avg " << t;
+    EXPECT_TRUE(actual[t].exp_avg_sq.to_host() == expected[t].exp_avg_sq) << "exp_avg_sq " << t;
+    EXPECT_TRUE(actual[t].master.to_host() == expected[t].master) << "master of tensor " << t;
+  }
+}
+
+TEST(CudaLayerwise, GivesTheBitsOfTheCpu) {
+  std::uint64_t seed = 0;
+  for (const LayerwiseTuple& tuple : layerwise_tuples()) {
+    for (const bool aligned : {true, false}) {
+      SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
+      expect_bits_of_the_cpu(tuple, {0, 1, 31, 33, 512, 513, 5003, 16384, 16387}, aligned, seed);
+    }
+  }
+}
+
+TEST(CudaLayerwise, SmallListsOfMoreRowsThanALaunchHolds) {
+  std::vector<std::int64_t> sizes(900, 3);
+  sizes[450] = 700;
+  expect_bits_of_the_cpu({DType::kFloat32, DType::kFloat32, DType::kFloat32, false}, sizes, true,
+                         2);
+}
+
+TEST(CudaLayerwise, NormsDoNotDependOnTheOrderOfBlocksOrOnAddresses) {
+  const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
+  const std::vector<std::int64_t> sizes{5, 700, 40001};
+  std::vector<float> steps{1.0f, 7.0f};
+  const DeviceArray<float> device_steps(steps);
+  const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 0.0f}});
+  std::vector<double> first;
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    const std::vector<HostStreams> list = lamb_contents(tuple, sizes);
+    std::vector<DeviceStreams> streams = on_device(list, seed != 3);
+    LambProblem<DeviceTensor> problem(tuple, streams, device_steps.data(), lamb_groups());
+    const DeviceArray<MeasurePartial> partials(problem.partials);
+    const DeviceArray<double> norms(problem.norms);
+    set_order({.seed = seed});
+    const Status status = fused_measure_cuda<Lamb>(
+        problem.args(scalars.data(), partials.data(), norms.data()), stream());
+    ASSERT_TRUE(status.ok()) << status.error << " " << status.what;
+    synchronize();
+    if (first.empty()) first = norms.to_host();
+    EXPECT_EQ(norms.to_host(), first);
+  }
+}
+
+TEST(CudaLayerwise, ASkippedStepTouchesNothing) {
+  const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
+  std::vector<float> steps{0.0f, 0.0f};
+  const DeviceArray<float> device_steps(steps);
+  const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 1.0f}});
+  const std::vector<HostStreams> list = lamb_contents(tuple, {5, 700});
+  std::vector<DeviceStreams> streams = on_device(list, true);
+  LambProblem<DeviceTensor> problem(tuple, streams, device_steps.data(), lamb_groups());
+  const DeviceArray<MeasurePartial> partials(problem.partials);
+  const DeviceArray<double> norms(problem.norms);
+  set_order({.seed = 1});
+  const auto args = problem.args(scalars.data(), partials.data(), norms.data());
+  ASSERT_TRUE(fused_measure_cuda<Lamb>(args, stream()).ok());
+  ASSERT_TRUE(fused_update_cuda<Lamb>(args.update, stream()).ok());
+  synchronize();
+  EXPECT_EQ(norms.to_host(), problem.norms);
+  for (std::size_t t = 0; t < list.size(); ++t) {
+    EXPECT_TRUE(streams[t].param.to_host() == list[t].param);
+    EXPECT_TRUE(streams[t].exp_avg.to_host() == list[t].exp_avg);
+  }
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels::testing

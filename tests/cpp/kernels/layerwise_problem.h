@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// LAMB on a list of tensors, for tests of the measure and norms phases: storage on the host, a
+// plain fp64 loop for the norms, and the arguments of the phases.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernel_test.h"
+#include "kernels/functors/lamb.h"
+#include "kernels/layerwise_optimizer.h"
+#include "kernels/multi_tensor_l2_norm.h"
+
+namespace torchfuse::kernels::testing {
+
+struct LayerwiseTuple {
+  DType param, grad, state;
+  bool has_master;
+};
+
+inline std::vector<LayerwiseTuple> layerwise_tuples() {
+  const DType f32 = DType::kFloat32;
+  const DType f64 = DType::kFloat64;
+  std::vector<LayerwiseTuple> all{{f32, f32, f32, false}, {f64, f64, f64, false}};
+  for (const DType half : {DType::kFloat16, DType::kBFloat16}) {
+    all.push_back({f32, half, f32, false});
+    for (const DType grad : {half, f32}) {
+      all.push_back({half, grad, f32, false});
+      all.push_back({half, grad, f32, true});
+      all.push_back({half, grad, half, false});
+    }
+  }
+  return all;
+}
+
+inline std::vector<LambParams> lamb_groups() {
+  std::vector<LambParams> groups(3);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    groups[i].lr.value = 0.05;
+    groups[i].beta1.value = 0.9;
+    groups[i].beta2.value = 0.99;
+    groups[i].eps.value = i == 2 ? 0.0 : 1e-6;  // 0 / 0 beyond the end must not be measured
+    groups[i].weight_decay.value = i == 1 ? 0.0 : 0.1;
+    groups[i].max_trust_ratio.value = 10.0;
+    groups[i].adam_w_mode = i != 2;
+    groups[i].grad_averaging = i != 1;
+    groups[i].maximize = i == 1;
+  }
+  return groups;
+}
+
+/// The tensors' streams one by one, `Tensor` being a Buffer or its copy on a device.
+template <class Tensor>
+struct LambStreams {
+  Tensor param, grad, exp_avg, exp_avg_sq, master;
+};
+
+inline std::vector<LambStreams<Buffer>> lamb_contents(const LayerwiseTuple& tuple,
+                                                      const std::vector<std::int64_t>& sizes,
+                                                      std::int64_t offset = 0) {
+  std::mt19937 random(5);
+  std::vector<LambStreams<Buffer>> list;
+  for (const std::int64_t numel : sizes) {
+    LambStreams<Buffer> streams{
+        Buffer(tuple.param, numel, offset), Buffer(tuple.grad, numel, offset),
+        Buffer(tuple.state, numel, offset), Buffer(tuple.state, numel, offset),
+        Buffer(DType::kFloat32, numel, offset)};
+    streams.param.fill_normal(random);
+    streams.grad.fill_normal(random);
+    streams.exp_avg.fill_normal(random, 0.1);
+    streams.exp_avg_sq.fill_abs_normal(random, 0.1);
+    streams.master.fill_normal(random);
+    list.push_back(std::move(streams));
+  }
+  return list;
+}
+
+/// Rows, their chunks, and the workspaces of the phases on the host.
+template <class Tensor>
+struct LambProblem {
+  LambProblem(const LayerwiseTuple& tuple_, std::vector<LambStreams<Tensor>>& list, float* steps,
+              const std::vector<LambParams>& groups_)
+      : tuple(tuple_), groups(groups_) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      TensorRow row;
+      row.group = static_cast<std::int32_t>(i % groups.size());
+      row.param = list[i].param.data();
+      row.grad = list[i].grad.data();
+      row.state[0] = list[i].exp_avg.data();
+      row.state[1] = list[i].exp_avg_sq.data();
+      row.master = tuple.has_master ? list[i].master.data() : nullptr;
+      row.step = steps + i % 2;
+      row.numel = list[i].param.numel();
+      rows.add(row);
+      slots.push_back(slots.back() + num_norm_chunks(row.numel));
+    }
+    norms.resize(list.size() * Lamb::kNumNorms);
+    partials.resize(static_cast<std::size_t>(slots.back()) * Lamb::kNumNorms);
+  }
+
+  MeasureArgs<Lamb> args(const StepScalars* scalars, MeasurePartial* partial_memory,
+                         double* norm_memory) const {
+    UpdateArgs<Lamb> update;
+    update.tensors = rows.table(tuple.param, tuple.grad, tuple.state, tuple.has_master);
+    update.groups = groups.data();
+    update.num_groups = static_cast<std::int32_t>(groups.size());
+    update.scalars = scalars;
+    update.write_back_grads = write_back;
+    update.norms = norm_memory;
+    return {update, slots.data(), partial_memory, norm_memory};
+  }
+  MeasureArgs<Lamb> args(const StepScalars* scalars) {
+    return args(scalars, partials.data(), norms.data());
+  }
+
+  LayerwiseTuple tuple;
+  std::vector<LambParams> groups;
+  bool write_back = false;
+  Rows rows;
+  std::vector<std::int64_t> slots{0};
+  std::vector<MeasurePartial> partials;
+  std::vector<double> norms;
+};
+
+}  // namespace torchfuse::kernels::testing

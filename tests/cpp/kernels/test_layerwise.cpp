@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The measure and norms phases on the CPU: against plain loops, at every instruction level,
+// wherever ranges are split.
+#include <gtest/gtest.h>
+
+#include "layerwise_problem.h"
+
+namespace torchfuse::kernels::testing {
+namespace {
+
+using HostStreams = LambStreams<Buffer>;
+
+struct Result {
+  std::vector<HostStreams> list;
+  std::vector<double> norms;
+};
+
+/// Both phases at one level, the elements split into ranges of `step`.
+Result measure(CpuIsa isa, const LayerwiseTuple& tuple, const std::vector<std::int64_t>& sizes,
+               std::int64_t step, const StepScalars& scalars, std::int64_t offset = 0,
+               bool write_back = false) {
+  std::vector<float> steps{1.0f, 7.0f};
+  Result result{lamb_contents(tuple, sizes, offset), {}};
+  LambProblem<Buffer> problem(tuple, result.list, steps.data(), lamb_groups());
+  problem.write_back = write_back;
+  const MeasureArgs<Lamb> args = problem.args(&scalars);
+  const std::int64_t total = problem.rows.offsets.back();
+  for (std::int64_t begin = 0; begin < total; begin += step) {
+    fused_measure_cpu(isa, args, begin, std::min(begin + step, total));
+  }
+  tensor_norms(args, 0, static_cast<std::int64_t>(sizes.size()));
+  result.norms = problem.norms;
+  return result;
+}
+
+constexpr std::int64_t kWhole = std::int64_t{1} << 40;
+
+TEST(Measure, GivesTheNormsOfTheFormula) {
+  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  const std::vector<std::int64_t> sizes = interesting_sizes();
+  const std::vector<LambParams> groups = lamb_groups();
+  const float steps[] = {1.0f, 7.0f};
+  const LayerwiseTuple tuple{DType::kFloat64, DType::kFloat64, DType::kFloat64, false};
+  const std::vector<HostStreams> before = lamb_contents(tuple, sizes);
+  const Result result = measure(detect_cpu_isa(), tuple, sizes, kWhole, scalars);
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    SCOPED_TRACE("tensor " + std::to_string(t));
+    const LambParams& group = groups[t % groups.size()];
+    const double decay = group.weight_decay.value;
+    double param_sum = 0.0;
+    double update_sum = 0.0;
+    for (std::int64_t i = 0; i < sizes[t]; ++i) {
+      const double p = before[t].param.get(i);
+      double g = before[t].grad.get(i) * 0.5 * (group.maximize ? -1.0 : 1.0);
+      if (!group.adam_w_mode) g += decay * p;
+      const double m = 0.9 * before[t].exp_avg.get(i) + (group.grad_averaging ? 0.1 : 1.0) * g;
+      const double v = 0.99 * before[t].exp_avg_sq.get(i) + 0.01 * g * g;
+      const double step = static_cast<double>(steps[t % 2]);
+      const double root = std::sqrt(v / (1.0 - std::pow(0.99, step))) + group.eps.value;
+      const double u =
+          m / (1.0 - std::pow(0.9, step)) / root + (group.adam_w_mode ? decay * p : 0.0);
+      param_sum += p * p;
+      update_sum += u * u;
+      EXPECT_NEAR(result.list[t].exp_avg.get(i), m, 1e-14);
+      EXPECT_NEAR(result.list[t].exp_avg_sq.get(i), v, 1e-14);
+    }
+    EXPECT_NEAR(result.norms[2 * t], std::sqrt(param_sum), 1e-12 * std::sqrt(param_sum));
+    EXPECT_NEAR(result.norms[2 * t + 1], std::sqrt(update_sum), 1e-12 * std::sqrt(update_sum));
+    EXPECT_TRUE(result.list[t].param == before[t].param);
+    EXPECT_TRUE(result.list[t].grad == before[t].grad);
+  }
+}
+
+TEST(Measure, GivesTheSameBitsAtEveryLevelForEverySplitAndAlignment) {
+  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  const std::vector<std::int64_t> sizes{1, 0, 63, 64, 65, 1003, 16384, 16385, 40001};
+  for (const LayerwiseTuple& tuple : layerwise_tuples()) {
+    const Result expected = measure(CpuIsa::kBaseline, tuple, sizes, kWhole, scalars);
+    for (const CpuIsa isa : levels_here()) {
+      for (const std::int64_t step : {kWhole, std::int64_t{1000}, std::int64_t{16384}}) {
+        const Result result = measure(isa, tuple, sizes, step, scalars, step == 1000 ? 3 : 0);
+        SCOPED_TRACE(std::string(name_of(isa)) + ", ranges of " + std::to_string(step));
+        for (std::size_t i = 0; i < expected.norms.size(); ++i) {
+          ASSERT_EQ(result.norms[i], expected.norms[i]) << "norm " << i;
+        }
+        for (std::size_t t = 0; t < sizes.size(); ++t) {
+          for (std::int64_t i = 0; i < sizes[t]; ++i) {
+            ASSERT_EQ(result.list[t].exp_avg.get(i), expected.list[t].exp_avg.get(i));
+            ASSERT_EQ(result.list[t].exp_avg_sq.get(i), expected.list[t].exp_avg_sq.get(i));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Measure, StoresScaledGradientsOnRequest) {
+  const StepScalars scalars{0.25, 0.0f, 0.0f};
+  const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
+  const std::vector<std::int64_t> sizes{5, 64, 1003};
+  const std::vector<HostStreams> before = lamb_contents(tuple, sizes);
+  const Result result = measure(detect_cpu_isa(), tuple, sizes, kWhole, scalars, 0, true);
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    for (std::int64_t i = 0; i < sizes[t]; ++i) {
+      ASSERT_EQ(result.list[t].grad.get(i), 0.25 * before[t].grad.get(i));
+    }
+  }
+}
+
+TEST(Measure, ASkippedStepTouchesNothing) {
+  const StepScalars scalars{0.5, 0.0f, 1.0f};
+  const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
+  const std::vector<std::int64_t> sizes{5, 1003};
+  const std::vector<HostStreams> before = lamb_contents(tuple, sizes);
+  const Result result = measure(detect_cpu_isa(), tuple, sizes, kWhole, scalars);
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    EXPECT_TRUE(result.list[t].exp_avg == before[t].exp_avg);
+    EXPECT_TRUE(result.list[t].exp_avg_sq == before[t].exp_avg_sq);
+  }
+  EXPECT_EQ(result.norms, std::vector<double>(4, 0.0));
+}
+
+TEST(Measure, LargeParametersDoNotOverflowTheSum) {
+  const StepScalars scalars{1.0, 0.0f, 0.0f};
+  const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
+  std::vector<float> steps{1.0f, 1.0f};
+  std::vector<HostStreams> list = lamb_contents(tuple, {200});
+  for (std::int64_t i = 0; i < 200; ++i) list[0].param.set(i, i == 150 ? -3e30 : 1.0);
+  LambProblem<Buffer> problem(tuple, list, steps.data(), {lamb_groups()[1]});
+  const MeasureArgs<Lamb> args = problem.args(&scalars);
+  fused_measure_cpu(detect_cpu_isa(), args, 0, 200);
+  tensor_norms(args, 0, 1);
+  const double expected = static_cast<double>(3e30f);
+  EXPECT_NEAR(problem.norms[0], expected, 1e-6 * expected);
+  EXPECT_EQ(problem.partials[0].largest, expected);
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels::testing

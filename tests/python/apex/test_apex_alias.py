@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`import apex` in this process: what it holds, what it refuses, and that it goes away again."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchfuse
+import torchfuse.apex
+from torchfuse import optimizers
+from torchfuse.parallel import LARC
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    torchfuse.apex.install()
+    yield
+    torchfuse.apex.uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    before, finders = set(sys.modules), list(sys.meta_path)
+    yield
+    left = {name for name in set(sys.modules) - before if name.partition(".")[0] == "apex"}
+    for name in left:
+        del sys.modules[name]
+    stayed = sys.meta_path != finders
+    sys.meta_path[:] = finders
+    assert not left
+    assert not stayed
+
+
+def run(statements: str) -> dict[str, Any]:
+    """Imports as a program does; what it has then."""
+    names: dict[str, Any] = {}
+    exec(statements, names)
+    return names
+
+
+# What it holds.
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("statements", "name", "expected"),
+    [
+        ("from apex.optimizers import FusedAdam as x", "x", optimizers.FusedAdam),
+        ("from apex.optimizers.fused_adam import FusedAdam as x", "x", optimizers.FusedAdam),
+        ("import apex; x = apex.optimizers.FusedAdam", "x", optimizers.FusedAdam),
+        ("import apex.optimizers as o; x = o.FusedAdam", "x", optimizers.FusedAdam),
+        ("from apex import optimizers; x = optimizers.FusedAdam", "x", optimizers.FusedAdam),
+        ("from apex.optimizers import *; x = FusedAdam", "x", optimizers.FusedAdam),
+        ("from apex import *; x = optimizers.FusedAdam", "x", optimizers.FusedAdam),
+        ("from apex.parallel.LARC import LARC as x", "x", LARC),
+        ("import apex; x = apex.parallel.LARC.LARC", "x", LARC),
+        ("from apex.parallel import LARC; x = LARC.LARC", "x", LARC),
+        (
+            "from apex.multi_tensor_apply import multi_tensor_applier as x",
+            *("x", torchfuse.multi_tensor_apply.multi_tensor_applier),
+        ),
+        (
+            "from apex.multi_tensor_apply import MultiTensorApply as x",
+            *("x", torchfuse.multi_tensor_apply.MultiTensorApply),
+        ),
+        (
+            "from apex.multi_tensor_apply.multi_tensor_apply import MultiTensorApply as x",
+            *("x", torchfuse.multi_tensor_apply.MultiTensorApply),
+        ),
+    ],
+)
+def test_names_are_torchfuses_own(statements: str, name: str, expected: Any) -> None:
+    assert run(statements)[name] is expected
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_module_named_larc_can_be_called_like_the_class() -> None:
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    names = run("from apex.parallel import LARC")
+    optimizer = names["LARC"](sgd, trust_coefficient=0.5)
+    assert isinstance(optimizer, LARC)
+    assert optimizer.trust_coefficient == 0.5
+    assert not callable(sys.modules["apex.parallel"])
+
+
+@pytest.mark.usefixtures("installed")
+def test_every_optimizer_is_there() -> None:
+    module = importlib.import_module("apex.optimizers")
+    classes = {name for name in optimizers.__all__ if name.startswith("Fused")}
+    assert set(module.__dict__["__all__"]) >= classes - {"FusedOptimizer"} >= {"FusedAdam"}
+    assert "FusedOptimizer" not in vars(module)
+
+
+APEX_CLASSES = {
+    "fused_adagrad": "FusedAdagrad",
+    "fused_adam": "FusedAdam",
+    "fused_lamb": "FusedLAMB",
+    "fused_mixed_precision_lamb": "FusedMixedPrecisionLamb",
+    "fused_novograd": "FusedNovoGrad",
+    "fused_sgd": "FusedSGD",
+}
+
+
+@pytest.mark.parametrize(("module", "name"), APEX_CLASSES.items())
+def test_a_class_appears_as_soon_as_torchfuse_has_it(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = type(name, (optimizers.FusedOptimizer,), {})
+    monkeypatch.setattr(optimizers, name, marker, raising=False)
+    monkeypatch.setattr(optimizers, "__all__", [*optimizers.__all__, name])
+    torchfuse.apex.install()
+    try:
+        assert importlib.import_module("apex.optimizers").__dict__[name] is marker
+        assert importlib.import_module(f"apex.optimizers.{module}").__dict__[name] is marker
+    finally:
+        torchfuse.apex.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_probing_for_apex_finds_it() -> None:
+    for name in ("apex", "apex.optimizers", "apex.parallel.LARC"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin == "torchfuse.apex"
+    assert "torchfuse.apex" in repr(importlib.import_module("apex"))
+
+
+# What it does not hold.
+
+MISSING = ["apex.amp", "apex.normalization", "apex.contrib.clip_grad", "apex.optimizers.FusedNone"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", MISSING)
+def test_other_names_are_refused_by_name(name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    missing = "apex.contrib" if "contrib" in name else name
+    message = (
+        rf"torchfuse does not provide {missing} yet, only apex.optimizers \(.*FusedAdam.*\), "
+        r"apex.parallel.LARC and apex.multi_tensor_apply"
+    )
+    for statement in (f"import {name}", f"from {parent} import {last}"):
+        with pytest.raises(ModuleNotFoundError, match=message) as caught:
+            run(statement)
+        assert caught.value.name == "apex"
+    with pytest.raises(ModuleNotFoundError, match=message):
+        importlib.util.find_spec(name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_other_attributes_are_missing_as_attributes_are() -> None:
+    apex = importlib.import_module("apex")
+    assert not hasattr(apex, "amp")
+    assert not hasattr(apex, "__version__")
+    with pytest.raises(AttributeError, match=r"no attribute 'amp': torchfuse does not provide ap"):
+        _ = apex.amp
+    with pytest.raises(
+        AttributeError, match=r"torchfuse does not provide apex.parallel.DistributedD"
+    ):
+        _ = apex.parallel.DistributedDataParallel
+    with pytest.raises(AttributeError, match=r"^module 'apex' has no attribute '__version__'$"):
+        _ = apex.__version__
+
+
+@pytest.mark.usefixtures("installed")
+def test_modules_of_similar_names_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "apex_of_another_kind.py").write_text("value = 3\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run("import apex_of_another_kind as x")["x"].value == 3
+
+
+# Installing and uninstalling.
+
+
+def test_nothing_happens_without_install() -> None:
+    assert not [name for name in sys.modules if name.partition(".")[0] == "apex"]
+
+
+def test_a_second_install_changes_nothing() -> None:
+    torchfuse.apex.install()
+    first = importlib.import_module("apex")
+    finders = list(sys.meta_path)
+    torchfuse.apex.install()
+    assert sys.meta_path == finders
+    assert importlib.import_module("apex") is first
+    torchfuse.apex.uninstall()
+    torchfuse.apex.uninstall()
+    assert not [name for name in sys.modules if name.partition(".")[0] == "apex"]
+
+
+def test_another_apex_that_is_installed_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "apex"
+    package.mkdir()
+    (package / "__init__.py").write_text("real = True\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match=r"expected no apex to be installed, got one at .*apex"):
+        torchfuse.apex.install()
+    assert run("import apex")["apex"].real
+    with pytest.raises(RuntimeError, match="expected no apex to be imported yet, got <module 'ap"):
+        torchfuse.apex.install()
+    torchfuse.apex.uninstall()
+    assert sys.modules["apex"].real
+    del sys.modules["apex"]
+
+
+def test_a_folder_that_is_no_package_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a checkout of apex beside the program."""
+    (tmp_path / "apex" / "apex").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    torchfuse.apex.install()
+    names = run("from apex.optimizers import FusedAdam")
+    torchfuse.apex.uninstall()
+    assert names["FusedAdam"] is optimizers.FusedAdam

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""apex's callable for lists of tensors, and the Adam step that programs call through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.adam import clone_params, make_params, random_grads, set_grads
+from support.compare import assert_same_bits
+
+from torchfuse.multi_tensor_apply import MultiTensorApply, multi_tensor_applier
+from torchfuse.optimizers import FusedAdam
+
+
+def test_arguments_and_result_are_passed_on() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def op(*arguments: Any) -> str:
+        calls.append(arguments)
+        return "result"
+
+    flag, lists = torch.zeros(1, dtype=torch.int32), ([torch.ones(2)], (torch.ones(2),))
+    assert MultiTensorApply(333)(op, flag, lists, 1.5, False) == "result"
+    assert multi_tensor_applier(op, flag, lists) == "result"
+    assert calls[0][0] == 333
+    assert calls[1][0] == 65536 == multi_tensor_applier.chunk_size
+    assert calls[0][1] is flag
+    assert calls[0][2] is lists
+    assert calls[0][3:] == (1.5, False)
+
+
+def test_it_is_available() -> None:
+    assert MultiTensorApply.available
+    assert multi_tensor_applier.available
+    assert not MultiTensorApply.warned
+    multi_tensor_applier.check_avail()
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1])
+def test_chunk_size_below_one(chunk_size: int) -> None:
+    with pytest.raises(ValueError, match=f"chunk_size to be at least 1, got {chunk_size}"):
+        MultiTensorApply(chunk_size)
+
+
+def lists_of(params: list[torch.nn.Parameter]) -> list[list[torch.Tensor]]:
+    grads = [p.grad for p in params]
+    return [grads, params, *([torch.zeros_like(p) for p in params] for _ in range(2))]
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("bias_correction", [0, 1])
+@pytest.mark.parametrize("chunk_size", [333, 65536])
+def test_adam_equals_the_class(
+    mode: int, bias_correction: int, chunk_size: int, device: str
+) -> None:
+    params = make_params([(700,), (5, 3), (0,), (1,)], device=device)
+    reference = clone_params(params)
+    optimizer = FusedAdam(
+        *(reference, 1e-2, bool(bias_correction), (0.8, 0.9), 1e-6, bool(mode), 0.1)
+    )
+    flag = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    set_grads(params, random_grads(params, 0))
+    lists = lists_of(params)
+    for step in (1, 2, 3):
+        grads = random_grads(params, step)
+        set_grads(reference, grads)
+        optimizer.step()
+        lists[0] = grads
+        MultiTensorApply(chunk_size)(
+            *(FusedAdam.multi_tensor_adam, flag, lists),
+            *(1e-2, 0.8, 0.9, 1e-6, step, mode, bias_correction, 0.1),
+        )
+    for param, other, exp_avg in zip(params, reference, lists[2], strict=True):
+        assert_same_bits(param, other)
+        assert_same_bits(exp_avg, optimizer.state[other]["exp_avg"])
+
+
+def test_adam_obeys_the_flag(device: str) -> None:
+    params = make_params([(5,)], device=device)
+    set_grads(params, random_grads(params, 0))
+    before = clone_params(params)
+    for value in (2, 1, 0):
+        flag = torch.tensor([value], dtype=torch.int32, device=device)
+        FusedAdam.multi_tensor_adam(
+            333, flag, lists_of(params), 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0
+        )
+        assert torch.equal(params[0], before[0]) == (value != 0)
+
+
+def test_adam_without_tensors_does_nothing() -> None:
+    flag = torch.zeros(1, dtype=torch.int32)
+    arguments = (0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+    assert multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, [[]] * 4, *arguments) is None
+
+
+def test_adam_refuses_other_lists() -> None:
+    flag, tensors = torch.zeros(1, dtype=torch.int32), [torch.ones(3)]
+    arguments = (0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+    with pytest.raises(ValueError, match="multi_tensor_adam: expected tensor_lists to be"):
+        multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, [tensors] * 3, *arguments)
+    for index, name in enumerate(("grads", "params", "exp_avgs", "exp_avg_sqs")):
+        lists: list[list[torch.Tensor]] = [[torch.ones(3)] for _ in range(4)]
+        lists[index] = [torch.ones(3), torch.ones(3)] if name != "params" else []
+        with pytest.raises((RuntimeError, ValueError), match="fused_adam_: expected"):
+            multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, lists, *arguments)
+        untouched = [t for other, ts in enumerate(lists) if other != index for t in ts]
+        assert all(torch.equal(t, torch.ones(3)) for t in untouched)

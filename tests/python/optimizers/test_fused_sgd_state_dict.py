@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""FusedSGD's checkpoints: interchange with torch.optim.SGD, apex's layout, and bad ones."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from support.adam import clone_params, make_params, snapshot, train
+from support.compare import assert_all_same_bits, assert_all_within_tolerance
+from torch import Tensor
+
+from torchfuse.optimizers import FusedSGD
+
+DAMPED: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.05}
+NESTEROV: dict[str, Any] = {"lr": 3e-4, "momentum": 0.9, "nesterov": True, "maximize": True}
+
+
+def torchs(params: Any, **hyper: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(params, foreach=False, fused=False, **hyper)
+
+
+def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Saved and loaded by torch.load's safe mode."""
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize("hyper", [{"lr": 1e-3}, DAMPED, NESTEROV], ids=str)
+def test_torch_checkpoint_continues_in_ours(hyper: dict[str, Any], device: str) -> None:
+    theirs = make_params(device=device)
+    reference = torchs(theirs, **hyper)
+    train(reference, theirs, range(5))
+    params = clone_params(theirs)
+    ours = FusedSGD(params, lr=1.0, max_grad_norm=1e6)
+    ours.load_state_dict(through_file(reference.state_dict()))
+    assert ours.param_groups[0]["max_grad_norm"] == 1e6
+    assert not {"foreach", "fused", "differentiable"} & set(ours.param_groups[0])
+    train(ours, params, range(5, 9))
+    train(reference, theirs, range(5, 9))
+    assert_all_within_tolerance(params, theirs)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("hyper", [{"lr": 1e-3}, DAMPED, NESTEROV], ids=str)
+def test_our_checkpoint_continues_in_torch(hyper: dict[str, Any], fused: bool, device: str) -> None:
+    params = make_params(device=device)
+    ours = FusedSGD(params, **hyper)
+    train(ours, params, range(5))
+    theirs = clone_params(params)
+    reference = torch.optim.SGD(theirs, lr=1.0)
+    reference.load_state_dict(through_file(ours.state_dict()))
+    reference.param_groups[0]["fused"] = fused
+    train(ours, params, range(5, 9))
+    train(reference, theirs, range(5, 9))
+    assert_all_within_tolerance(params, theirs)
+
+
+def test_a_buffer_that_has_not_begun_is_none_as_in_torch(device: str) -> None:
+    """Ours after a skipped step, on to torch, and back: torch does not count."""
+    params = make_params(device=device)
+    ours = FusedSGD(params, **DAMPED)
+    ours.found_inf = torch.ones((), device=device)
+    train(ours, params, [0])
+    del ours.found_inf
+    saved = ours.state_dict()
+    assert all(state["momentum_buffer"] is None for state in saved["state"].values())
+    assert all(isinstance(ours.state[p]["momentum_buffer"], Tensor) for p in params)
+    theirs, back = clone_params(params), clone_params(params)
+    reference, again = torchs(theirs, lr=1.0), FusedSGD(back, lr=1.0)
+    reference.load_state_dict(through_file(saved))
+    again.load_state_dict(through_file(saved))
+    for tensors, optimizer in ((params, ours), (theirs, reference), (back, again)):
+        train(optimizer, tensors, range(1, 4))
+    assert_all_within_tolerance(params, theirs)
+    assert_all_same_bits(snapshot(again), snapshot(ours))
+    again.load_state_dict(through_file(reference.state_dict()))
+    assert all(float(again.state[p]["step"]) == 1.0 for p in back)
+    train(again, back, range(4, 8))
+    train(reference, theirs, range(4, 8))
+    assert_all_within_tolerance(back, theirs)
+
+
+def test_a_momentum_that_was_raised_just_before_saving(device: str) -> None:
+    params = make_params(device=device)
+    ours = FusedSGD(params, **{**DAMPED, "momentum": 0.0})
+    train(ours, params, range(3))
+    ours.param_groups[0]["momentum"] = 0.9
+    others = clone_params(params)
+    loaded = FusedSGD(others, lr=1.0)
+    loaded.load_state_dict(through_file(ours.state_dict()))
+    assert all("momentum_buffer" not in ours.state[p] for p in params)
+    train(ours, params, range(3, 6))
+    train(loaded, others, range(3, 6))
+    assert_all_same_bits(snapshot(loaded), snapshot(ours))
+
+
+def test_older_torch_saved_none_without_momentum() -> None:
+    params, others = make_params(), make_params()
+    saved = FusedSGD(params, 1e-3).state_dict()
+    saved["state"] = {index: {"momentum_buffer": None} for index in range(len(params))}
+    ours, fresh = FusedSGD(params, 1e-3), FusedSGD(others, 1e-3)
+    ours.load_state_dict(saved)
+    train(ours, params, range(2))
+    train(fresh, others, range(2))
+    assert_all_same_bits(snapshot(ours), snapshot(fresh))
+
+
+def test_apex_checkpoint(device: str) -> None:
+    """apex keeps buffers in the parameters' dtype, and no count."""
+    theirs = make_params(device=device)
+    reference = torchs(theirs, **DAMPED)
+    train(reference, theirs, range(3))
+    group = {**DAMPED, "nesterov": False, "params": list(range(len(theirs)))}
+    state = {
+        index: {"momentum_buffer": entry["momentum_buffer"].clone()}
+        for index, entry in reference.state_dict()["state"].items()
+    }
+    params = clone_params(theirs)
+    ours = FusedSGD(params, lr=1.0)
+    ours.load_state_dict({"state": state, "param_groups": [group]})
+    train(ours, params, range(3, 6))
+    train(reference, theirs, range(3, 6))
+    assert_all_within_tolerance(params, theirs)
+    for entry in state.values():
+        entry["momentum_buffer"] = entry["momentum_buffer"].half()
+    half = make_params(dtype=torch.float16, device=device)
+    ours = FusedSGD(half, lr=1.0)
+    ours.load_state_dict({"state": state, "param_groups": [group]})
+    assert {ours.state[p]["momentum_buffer"].dtype for p in half} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"momentum_buffer": torch.zeros(2), "step": 0}, "to have the shape"),
+        ({"momentum_buffer": torch.ones(33, 5).to_sparse(), "step": 0}, "to be a dense tensor"),
+        ({"momentum_buffer": 3.0}, "to be a tensor, got float"),
+        ({"step": 4.0}, "to hold 'momentum_buffer'"),
+        ({"momentum_buffer": torch.ones(33, 5), "step": torch.zeros(2)}, "'step'.* to be a number"),
+        ({"momentum_buffer": torch.ones(33, 5), "step": "4"}, "'step'.* to be a number"),
+    ],
+)
+def test_bad_states_are_refused_and_the_optimizer_still_works(
+    entry: dict[str, Any], message: str
+) -> None:
+    params, control = make_params(), make_params()
+    ours, untouched = FusedSGD(params, **DAMPED), FusedSGD(control, **DAMPED)
+    train(ours, params, range(2))
+    train(untouched, control, range(2))
+    bad = copy.deepcopy(ours.state_dict())
+    bad["state"][1] = entry
+    with pytest.raises(ValueError, match=rf"FusedSGD.load_state_dict: .*state\[1\].*{message}"):
+        ours.load_state_dict(bad)
+    train(ours, params, range(2, 4))
+    train(untouched, control, range(2, 4))
+    assert_all_same_bits(snapshot(ours), snapshot(untouched))

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Copies and checkpoints of LARC: the state is that of the optimizer inside."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.adam import clone_params, make_params, train
+from support.larc import Make, values
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import lr_scheduler
+
+from torchfuse.parallel import LARC
+
+
+def _deepcopy(optimizer: LARC, params: list[Any]) -> tuple[LARC, list[Any]]:
+    return copy.deepcopy((optimizer, params))
+
+
+def _pickle(optimizer: LARC, params: list[Any]) -> tuple[LARC, list[Any]]:
+    return pickle.loads(pickle.dumps((optimizer, params)))  # type: ignore[no-any-return]
+
+
+def _torch_save(optimizer: LARC, params: list[Any]) -> tuple[LARC, list[Any]]:
+    file = io.BytesIO()
+    torch.save((optimizer, params), file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("duplicate", [_deepcopy, _pickle, _torch_save])
+def test_copies_go_on_alone(make: Make, duplicate: Callable[..., Any]) -> None:
+    params = make_params()
+    optimizer = LARC(make(params), trust_coefficient=0.5, clip=False, eps=1e-6)
+    lr_scheduler.StepLR(optimizer, 1)
+    train(optimizer, params, range(2))
+    twin, twins_params = duplicate(optimizer, params)
+    assert twin.optim is not optimizer.optim
+    assert (twin.trust_coefficient, twin.clip, twin.eps) == (0.5, False, 1e-6)
+    assert twin.param_groups[0]["params"][0] is twins_params[0]
+    before = values(params)
+    train(twin, twins_params, [2])
+    assert torch.equal(values(params), before)
+    train(optimizer, params, [2])
+    assert torch.equal(values(params), values(twins_params))
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["into LARC", "without LARC"])
+def test_checkpoints_are_those_of_the_optimizer_inside(make: Make, wrapped: bool) -> None:
+    params = make_params()
+    optimizer = LARC(make(params))
+    train(optimizer, params, range(3))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = clone_params(params)
+    inner = make(resumed)
+    target = LARC(inner) if wrapped else inner
+    target.load_state_dict(torch.load(file, weights_only=True))
+    train(LARC(inner), resumed, [3])
+    train(optimizer, params, [3])
+    assert torch.equal(values(params), values(resumed))
+
+
+def test_distributed_checkpoints_take_it() -> None:
+    model = torch.nn.Linear(4, 3)
+    optimizer = LARC(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    train(optimizer, list(model.parameters()), range(2))
+    saved = get_optimizer_state_dict(model, optimizer)
+    other = torch.nn.Linear(4, 3)
+    fresh = LARC(torch.optim.SGD(other.parameters(), lr=0.2, momentum=0.9))
+    set_optimizer_state_dict(other, fresh, saved)
+    assert fresh.optim.param_groups[0]["lr"] == 0.1
+    for param, source in zip(other.parameters(), model.parameters(), strict=True):
+        ours, theirs = fresh.state[param], optimizer.state[source]
+        assert torch.equal(ours["momentum_buffer"], theirs["momentum_buffer"])

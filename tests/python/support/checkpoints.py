@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""State dicts bit for bit, and optimizers with two groups and a parameter without state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.compare import assert_same_bits
+from torchfuse.optimizers import FusedOptimizer
+from torchfuse.testing import OptimSpec
+
+#: Vectors with tails, one element, several chunks.
+SHAPES = ((37, 5), (1,), (129,), (2, 3, 5, 7), (4,))
+
+
+def shared_params(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    """The parameters of the runs that change their language."""
+    torch.manual_seed(7)
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
+
+
+def shared_steps(optimizer: FusedOptimizer, first: int, last: int) -> None:
+    """Steps with the gradients of checkpoint_program.cpp; the last parameter never has one."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for step in range(first, last):
+        torch.manual_seed(step)
+        for param in params[:-1]:
+            param.grad = torch.randn(param.shape).to(param.dtype)
+        optimizer.step()
+
+
+def two_groups(
+    spec: OptimSpec, params: Sequence[Tensor], hyper: int = -1, **options: Any
+) -> FusedOptimizer:
+    """The optimizer with two groups that differ."""
+    make: Any = spec.optimizer
+    values = {**spec.grid[hyper], **options}
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 2.5 * float(values["lr"])}]
+    optimizer: FusedOptimizer = make(groups, **values)
+    return optimizer
+
+
+def assert_same_state(
+    actual: Mapping[Any, Mapping[str, Tensor]], expected: Mapping[Any, Mapping[str, Tensor]]
+) -> None:
+    """The same parameters with the same tensors, bit for bit."""
+    assert set(actual) == set(expected)
+    for key, tensors in expected.items():
+        assert set(actual[key]) == set(tensors)
+        for name, tensor in tensors.items():
+            assert_same_bits(actual[key][name], tensor, f"{name}[{key}]")
