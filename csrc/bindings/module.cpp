@@ -80,6 +80,9 @@ PYBIND11_MODULE(_C, module) {
              "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'.");
   module.def("set_cpu_isa", &torchfuse::set_cpu_isa, py::arg("name"),
              "Chooses the instruction level of the CPU kernels for this process.");
+  module.def("master_of_remainder", &torchfuse::master_of_remainder, py::arg("param"),
+             py::arg("remainder"));
+  module.def("remainder_of_master", &torchfuse::remainder_of_master, py::arg("master"));
   module.def("home_steps", &bindings::home_optional_steps, py::arg("params"), py::arg("steps"),
              "Returns step counts as 0-dim views of separate elements of one buffer per device.");
 

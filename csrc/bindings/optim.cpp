@@ -117,7 +117,7 @@ class PyFusedStep {
   }
 
   void plan(const py::list& params, const py::list& states, const std::vector<std::int64_t>& groups,
-            const std::optional<py::dict>& owner);
+            const std::optional<py::dict>& owner, const std::vector<bool>& stochastic);
   bool step(const py::list& groups, const FusedStepOptions& options,
             const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists);
 
@@ -155,14 +155,16 @@ FusedSlot PyFusedStep::slot(const Entry& entry, std::size_t index, std::int64_t 
     slot.states.push_back(tensor_in(state, name, index));
   }
   slot.master = tensor_in(state, "master_param", index);
+  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", index);
   slot.step = tensor_in(state, "step", index);
   slot.group = group;
+  slot.index = static_cast<std::int64_t>(index);
   return slot;
 }
 
 void PyFusedStep::plan(const py::list& params, const py::list& states,
                        const std::vector<std::int64_t>& groups,
-                       const std::optional<py::dict>& owner) {
+                       const std::optional<py::dict>& owner, const std::vector<bool>& stochastic) {
   TORCH_CHECK(params.size() == states.size() && params.size() == groups.size(),
               "FusedStep: expected params, states and groups to have one length, got ",
               params.size(), ", ", states.size(), " and ", groups.size());
@@ -183,6 +185,8 @@ void PyFusedStep::plan(const py::list& params, const py::list& states,
       entry.state = state;
       entry.items = DictItems(state);
       slots.push_back(slot(entry, i, groups[i]));
+      const auto group = static_cast<std::size_t>(groups[i]);
+      slots.back().stochastic_rounding = group < stochastic.size() && stochastic[group];
     }
     entries.push_back(std::move(entry));
   }
@@ -279,12 +283,12 @@ void bind_optim(py::module_& module) {
       .def_property_readonly("tensor_state_names", &PyFusedStep::tensor_state_names)
       .def_property_readonly("planned", &PyFusedStep::planned)
       .def("plan", &PyFusedStep::plan, py::arg("params"), py::arg("states"), py::arg("groups"),
-           py::arg("owner") = py::none())
+           py::arg("owner") = py::none(), py::arg("stochastic") = std::vector<bool>())
       .def(
           "step",
           [](PyFusedStep& self, const py::list& groups, const std::optional<at::Tensor>& grad_scale,
              const std::optional<at::Tensor>& found_inf, bool check_inside,
-             std::optional<double> max_grad_norm, bool write_back_grads,
+             std::optional<double> max_grad_norm, bool write_back_grads, std::int64_t seed,
              const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists) {
             FusedStepOptions options;
             options.grad_scale = grad_scale;
@@ -292,11 +296,12 @@ void bind_optim(py::module_& module) {
             options.check_inside = check_inside;
             options.max_grad_norm = max_grad_norm;
             options.write_back_grads = write_back_grads;
+            options.seed = seed;
             return self.step(groups, options, owner, param_lists);
           },
           py::arg("groups"), py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
           py::arg("check_inside") = false, py::arg("max_grad_norm") = py::none(),
-          py::arg("write_back_grads") = false, py::arg("owner") = py::none(),
+          py::arg("write_back_grads") = false, py::arg("seed") = 0, py::arg("owner") = py::none(),
           py::arg("param_lists") = py::none())
       .def("reset", &PyFusedStep::reset)
       .def("total_norm", &PyFusedStep::total_norm)

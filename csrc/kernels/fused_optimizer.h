@@ -35,7 +35,8 @@ struct UpdateArgs {
 
 /// Updates the flattened elements [begin, end) of the table. Ranges may be split anywhere and run
 /// on any thread: the result does not depend on it. Does nothing when scalars->skip is set. 16-bit
-/// and fp32 storage may be mixed freely; fp64 parameters need fp64 gradients and states.
+/// and fp32 storage may be mixed freely; fp64 parameters need fp64 gradients and states, and 16-bit
+/// ones alone may have masters, bf16 ones remainders.
 template <class Functor>
 void fused_update_cpu(CpuIsa isa, const UpdateArgs<Functor>& args, std::int64_t begin,
                       std::int64_t end);

@@ -4,6 +4,8 @@
 
 #include <c10/core/Device.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -16,12 +18,15 @@ struct BucketKey {
   c10::Device device{c10::kCPU};
   kernels::DType param = kernels::DType::kFloat32;
   kernels::DType grad = kernels::DType::kFloat32;
-  kernels::DType state = kernels::DType::kFloat32;
+  std::array<kernels::DType, kernels::kMaxStates> states{};
   bool has_master = false;
+  bool has_remainder = false;
+  bool stochastic = false;
 
   bool operator==(const BucketKey& other) const {
     return device == other.device && param == other.param && grad == other.grad &&
-           state == other.state && has_master == other.has_master;
+           states == other.states && has_master == other.has_master &&
+           has_remainder == other.has_remainder && stochastic == other.stochastic;
   }
 };
 
@@ -30,6 +35,7 @@ struct Bucket {
   std::vector<kernels::TensorRow> rows;
   std::vector<std::int64_t> offsets{0};  ///< prefix sums of numel
   std::vector<std::int64_t> slots{0};    ///< prefix sums of norm chunks
+  std::uint64_t seed = 0;                ///< of stochastic rounding
 
   void clear() {
     rows.clear();
@@ -44,9 +50,18 @@ struct Bucket {
   }
 
   kernels::TensorTable table() const {
-    return {rows.data(),   offsets.data(), static_cast<std::int64_t>(rows.size()),
-            key.param,     key.grad,       key.state,
-            key.has_master};
+    kernels::TensorTable table;
+    table.rows = rows.data();
+    table.offsets = offsets.data();
+    table.count = static_cast<std::int64_t>(rows.size());
+    table.param = key.param;
+    table.grad = key.grad;
+    std::copy(key.states.begin(), key.states.end(), table.state);
+    table.has_master = key.has_master;
+    table.has_remainder = key.has_remainder;
+    table.stochastic = key.stochastic;
+    table.seed = seed;
+    return table;
   }
 
   std::int64_t num_partials() const { return slots.back(); }
@@ -65,7 +80,8 @@ class Buckets {
     for (last_ = 0; last_ < buckets_.size(); ++last_) {
       if (buckets_[last_].key == key) return buckets_[last_];
     }
-    buckets_.push_back(Bucket{key, {}, {0}, {0}});
+    buckets_.emplace_back();
+    buckets_.back().key = key;
     return buckets_.back();
   }
 

@@ -109,4 +109,32 @@ std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
   return steps;
 }
 
+at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remainder) {
+  constexpr const char* kName = "master_of_remainder";
+  TORCH_CHECK(param.scalar_type() == at::kBFloat16, kName,
+              ": expected param to be of dtype bfloat16, got ", param.scalar_type(), ".");
+  TORCH_CHECK(remainder.scalar_type() == at::kShort, kName,
+              ": expected remainder to be of dtype int16, got ", remainder.scalar_type(), ".");
+  ops::check_same_sizes({kName, "remainder"}, remainder, param, "param");
+  // Widening is a shift of the bits.
+  const at::Tensor upper = param.detach().to(at::kFloat);
+  upper.view(at::kInt).add_(remainder);
+  return upper;
+}
+
+at::Tensor remainder_of_master(const at::Tensor& master) {
+  TORCH_CHECK(master.scalar_type() == at::kFloat,
+              "remainder_of_master: expected master to be of dtype float32, got ",
+              master.scalar_type(), ".");
+  const at::Tensor value = master.detach();
+  const at::Tensor bits = value.view(at::kInt);
+  at::Tensor lower = bits.bitwise_and(0xffff);
+  lower.sub_(lower.ge(0x8000).to(at::kInt).mul_(0x10000));
+  // The last bit that the parameter keeps is 0: halfway, it was rounded down.
+  const at::Tensor down = lower.eq(-0x8000).logical_and_(bits.bitwise_and(0x10000).eq(0));
+  lower.masked_fill_(down, 0x7fff);
+  lower.masked_fill_(value.isnan(), 0);
+  return lower.to(at::kShort);
+}
+
 }  // namespace torchfuse

@@ -37,6 +37,7 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
   const char* op = algorithm_->op();
   if (options.grad_scale) check_scalar({op, "grad_scale"}, *options.grad_scale, at::kFloat);
   if (options.found_inf) check_scalar({op, "found_inf"}, *options.found_inf, at::kFloat);
+  TORCH_CHECK(options.seed >= 0, op, ": expected seed to be at least 0, got ", options.seed, ".");
   if (options.max_grad_norm) {
     TORCH_CHECK(*options.max_grad_norm >= 0.0, op,
                 ": expected max_grad_norm to be a number of at least 0 or None, got ",
@@ -180,7 +181,8 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
     if (work.buckets.empty()) continue;
     const c10::OptionalDeviceGuard guard(work.device);
     if (work.device != groups_device_) set_groups(groups, work.device);
-    for (const Bucket* bucket : work.buckets) {
+    for (Bucket* bucket : work.buckets) {
+      bucket->seed = static_cast<std::uint64_t>(options.seed);
       algorithm_->update(*bucket, work.scalars_ptr(), options.write_back_grads);
     }
   }

@@ -44,14 +44,13 @@ class StepEngine {
   struct Stream {
     c10::TensorImpl* impl = nullptr;
     const void* address = nullptr;
+    caffe2::TypeMeta type;
   };
 
   /// A slot as the last check saw it. While the addresses stay, only the gradient needs checking.
   struct Planned {
     kernels::TensorRow row;
     BucketKey key;
-    caffe2::TypeMeta param_type;
-    caffe2::TypeMeta state_type;
     bool contiguous = false;  ///< of the parameter, and so of all its streams
     /// Parameter, states and master, which have one entry per element; then step and tensor states.
     std::int32_t num_streams = 0;
@@ -84,7 +83,10 @@ class StepEngine {
 
   Planned check_slot(std::size_t index, const FusedSlot& slot) const;
   void check_states(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  void check_master(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  void check_rounding(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
   void check_tensor_state(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
+  bool has_kernel(const Planned& planned, kernels::DType grad) const;
   at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
   void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
   const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;

@@ -5,12 +5,9 @@
 
 #include <utility>
 
+#include "kernels/cuda/supported_dtypes.h"
 #include "ops/check.h"
 #include "ops/step_engine.h"
-
-#if defined(TORCHFUSE_WITH_CUDA)
-#include "kernels/cuda/supported_dtypes.h"
-#endif
 
 namespace torchfuse::ops {
 
@@ -45,29 +42,21 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   Planned planned;
   planned.key.device = param.device();
   planned.key.param = dtype_of(param_argument, param);
-  // For want of a state. With the parameter's dtype there is no kernel that has masters.
-  planned.key.state = slot.master.defined() ? kernels::DType::kFloat32 : planned.key.param;
   planned.contiguous = param.is_contiguous();
-  planned.param_type = param.dtype();
   planned.add(param);
   planned.row.param = memory_of(param);
   planned.row.numel = param.numel();
   planned.row.group = static_cast<std::int32_t>(slot.group);
 
   check_states(i, slot, planned);
-  if (slot.master.defined()) {
-    const Argument argument{op, "master_params", i};
-    check_stream(argument, slot.master, param);
-    if (slot.master.scalar_type() != at::kFloat) {
-      fail(argument, "be of dtype float32", c10::str(slot.master.scalar_type()));
-    }
-    if (kernels::size_of(planned.key.param) != 2) {
-      fail(argument, "belong to a float16 or bfloat16 parameter", c10::str(param.scalar_type()),
-           "Other parameters need no master.");
-    }
-    planned.key.has_master = true;
-    planned.add(slot.master);
-    planned.row.master = memory_of(slot.master);
+  check_master(i, slot, planned);
+  check_rounding(i, slot, planned);
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  if (!has_kernel(planned, wide ? kernels::DType::kFloat64 : kernels::DType::kFloat32)) {
+    fail(param_argument,
+         "have states of one dtype, float32 or (without a master) its own, and no remainder or "
+         "stochastic rounding",
+         "another way of storing them", "Layerwise optimizers have no other CUDA kernels.");
   }
   planned.num_elementwise = planned.num_streams;
   const Argument step_argument{op, "state_steps", i};
@@ -79,13 +68,25 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   return planned;
 }
 
-/// States with one entry per element, all of one dtype.
+/// Whether kernels exist for the slot with such a gradient. The layerwise ones for CUDA have their
+/// types built in; all others take every type that the checks let through.
+bool StepEngine::has_kernel(const Planned& planned, kernels::DType grad) const {
+  if (!planned.key.device.is_cuda() || !algorithm_->layerwise()) return true;
+  Bucket bucket;
+  bucket.key = planned.key;
+  bucket.key.grad = grad;
+  return kernels::has_own_kernel(bucket.table(), kernels::kMaxStates);
+}
+
+/// States with one entry per element, each of a dtype of its own: that of its name. Absent ones
+/// count as stored like the first, so that they do not part what one kernel can update together.
 void StepEngine::check_states(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
   const char* op = algorithm_->op();
   const std::vector<std::string>& names = algorithm_->state_names();
   check_same_length(op, "states", slot.states.size(), names.size(), "the algorithm's states");
   const bool wide = planned.key.param == kernels::DType::kFloat64;
   bool first = true;
+  planned.key.states.fill(wide ? kernels::DType::kFloat64 : kernels::DType::kFloat32);
   for (std::size_t k = 0; k < names.size() - algorithm_->num_tensor_states(); ++k) {
     const at::Tensor& state = slot.states[k];
     if (!state.defined()) continue;
@@ -93,19 +94,56 @@ void StepEngine::check_states(std::int64_t i, const FusedSlot& slot, Planned& pl
     const Argument argument{op, name.c_str(), i};
     check_stream(argument, state, slot.param);
     const kernels::DType dtype = dtype_of(argument, state);
-    if (dtype != planned.key.param && (dtype != kernels::DType::kFloat32 || wide)) {
+    if ((dtype == kernels::DType::kFloat64) != wide) {
       fail(argument,
-           wide ? "be of the parameter's dtype, float64" : "be of the parameter's dtype or float32",
+           wide ? "be of the parameter's dtype, float64"
+                : "be of dtype float32, float16 or bfloat16, as its parameter is not float64",
            c10::str(state.scalar_type()));
     }
-    if (!first && dtype != planned.key.state) {
-      fail(argument, "be of the same dtype as the other states", c10::str(state.scalar_type()));
-    }
+    if (first) planned.key.states.fill(dtype);
     first = false;
-    planned.key.state = dtype;
-    planned.state_type = state.dtype();
+    planned.key.states[k] = dtype;
     planned.add(state);
     planned.row.state[k] = memory_of(state);
+  }
+}
+
+void StepEngine::check_master(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
+  if (!slot.master.defined()) return;
+  const Argument argument{algorithm_->op(), "master_params", i};
+  const bool remainder = slot.master.scalar_type() == at::kShort;
+  if (!remainder && slot.master.scalar_type() != at::kFloat) {
+    fail(argument, "be of dtype float32, or int16 for remainders",
+         c10::str(slot.master.scalar_type()));
+  }
+  // A remainder is no number by itself; the checks ask for the type of one of its size.
+  check_stream(argument, remainder ? slot.master.view(at::kBFloat16) : slot.master, slot.param);
+  const kernels::DType param = planned.key.param;
+  if (remainder && param != kernels::DType::kBFloat16) {
+    fail(argument, "be of dtype float32, as only bfloat16 parameters have remainders",
+         "Short for a " + c10::str(slot.param.scalar_type()) + " parameter");
+  }
+  if (kernels::size_of(param) != 2) {
+    fail(argument, "belong to a float16 or bfloat16 parameter", c10::str(slot.param.scalar_type()),
+         "Other parameters need no master.");
+  }
+  planned.key.has_master = !remainder;
+  planned.key.has_remainder = remainder;
+  planned.add(slot.master);
+  planned.row.master = memory_of(slot.master);
+}
+
+void StepEngine::check_rounding(std::int64_t i, const FusedSlot& slot, Planned& planned) const {
+  planned.row.index = slot.index;
+  planned.key.stochastic = slot.stochastic_rounding;
+  if (!slot.stochastic_rounding) return;
+  if (planned.key.param != kernels::DType::kBFloat16) {
+    fail({algorithm_->op(), "params", i}, "be of dtype bfloat16 under stochastic rounding",
+         c10::str(slot.param.scalar_type()));
+  }
+  if (slot.master.defined()) {
+    fail({algorithm_->op(), "master_params", i}, "be none under stochastic rounding", "a tensor",
+         "A parameter with a master loses nothing by rounding.");
   }
 }
 
@@ -123,21 +161,17 @@ void StepEngine::check_tensor_state(std::int64_t i, const FusedSlot& slot, Plann
 }
 
 void StepEngine::Planned::add(const at::Tensor& tensor) {
-  streams[num_streams++] = {tensor.unsafeGetTensorImpl(), memory_of(tensor)};
+  streams[num_streams++] = {tensor.unsafeGetTensorImpl(), memory_of(tensor), tensor.dtype()};
 }
 
 /// Strides can change under one address only through another view of the same memory, which a
 /// contiguous tensor would show; other layouts are checked in full every time.
 bool StepEngine::Planned::unchanged() const {
-  if (!contiguous || streams[0].impl->dtype() != param_type) return false;
+  if (!contiguous) return false;
   for (std::int32_t k = 0; k < num_elementwise; ++k) {
     c10::TensorImpl* impl = streams[k].impl;
     if (impl->numel() != row.numel || !impl->is_contiguous()) return false;
-    if (memory_of(impl) != streams[k].address) return false;
-  }
-  const std::int32_t states = row.master == nullptr ? num_elementwise : num_elementwise - 1;
-  for (std::int32_t k = 1; k < states; ++k) {
-    if (streams[k].impl->dtype() != state_type) return false;
+    if (impl->dtype() != streams[k].type || memory_of(impl) != streams[k].address) return false;
   }
   for (std::int32_t k = num_elementwise; k < num_streams; ++k) {
     if (memory_of(streams[k].impl) != streams[k].address) return false;
@@ -164,15 +198,9 @@ at::Tensor StepEngine::usable_grad(std::size_t index, const Planned& planned,
   const bool wide = planned.key.param == kernels::DType::kFloat64;
   at::ScalarType dtype = grad.scalar_type();
   if (wide || dtype == at::kDouble) dtype = wide ? at::kDouble : at::kFloat;
-#if defined(TORCHFUSE_WITH_CUDA)
-  if (planned.key.device.is_cuda() &&
-      !kernels::cuda_supports(planned.key.param, dtype_of(argument, grad), planned.key.state,
-                              planned.key.has_master)) {
-    dtype = wide ? at::kDouble : at::kFloat;
-  }
-#endif
+  if (!has_kernel(planned, dtype_of(argument, grad))) dtype = wide ? at::kDouble : at::kFloat;
   if (dtype == grad.scalar_type() && !grad.is_neg() && same_layout(grad, param)) return grad;
-  // Another layout or an unusual dtype: a copy in the parameter's layout stands in for this step.
+  // Another layout, or fp64 on one side: a copy in the parameter's layout stands in for this step.
   at::Tensor copy = at::empty_like(param, param.options().dtype(dtype).requires_grad(false));
   copy.copy_(grad);
   converted_.emplace_back(grad, copy);
@@ -236,11 +264,11 @@ void StepEngine::survey(const at::TensorList* grads) {
     if (!grad.defined()) return Found::kNoGrad;
     const Planned& planned = planned_[i];
     const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
-    const bool as_planned = impl->layout() == at::kStrided && impl->dtype() == planned.param_type &&
-                            impl->device() == planned.key.device && impl->is_contiguous() &&
-                            !grad.is_neg() &&
-                            impl->sizes().equals(planned.streams[0].impl->sizes()) &&
-                            impl->has_storage() && planned.unchanged();
+    const bool as_planned =
+        impl->layout() == at::kStrided && impl->dtype() == planned.streams[0].type &&
+        impl->device() == planned.key.device && impl->is_contiguous() && !grad.is_neg() &&
+        impl->sizes().equals(planned.streams[0].impl->sizes()) && impl->has_storage() &&
+        planned.unchanged();
     return as_planned ? Found::kAsPlanned : Found::kNeedsCheck;
   };
   at::parallel_for(0, static_cast<std::int64_t>(slots_.size()), kSlotsPerThread,

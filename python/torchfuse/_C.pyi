@@ -29,6 +29,7 @@ class FusedStep:
         states: list[dict[str, Any] | None],
         groups: list[int],
         owner: dict[Any, Any] | None = None,
+        stochastic: list[bool] = [],
     ) -> None:
         """Replaces the plan; on an error the former one stays.
 
@@ -37,6 +38,7 @@ class FusedStep:
             states: each parameter's own state dictionary, or None before its first gradient.
             groups: index of each parameter's group.
             owner: the dictionary of all states, if step() is to check its entries.
+            stochastic: for each group, whether its parameters are rounded stochastically.
         """
 
     def step(
@@ -47,6 +49,7 @@ class FusedStep:
         check_inside: bool = False,
         max_grad_norm: float | None = None,
         write_back_grads: bool = False,
+        seed: int = 0,
         owner: dict[Any, Any] | None = None,
         param_lists: list[list[Tensor]] | None = None,
     ) -> bool:
@@ -54,6 +57,7 @@ class FusedStep:
 
         Args:
             groups: for each group, values in the order of `hyper_param_names`.
+            seed: of stochastic rounding.
             owner: checked against the plan, if given.
             param_lists: the parameter list of each group, checked against the plan, if given.
 
@@ -67,6 +71,12 @@ class FusedStep:
 
 def home_steps(params: list[Tensor], steps: list[Tensor | None]) -> list[Tensor]:
     """Step counts as 0-dim views of separate elements of one buffer per device."""
+
+def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
+    """The fp32 master of a bf16 parameter whose state is a remainder (int16)."""
+
+def remainder_of_master(master: Tensor) -> Tensor:
+    """What a bf16 parameter that is `master` rounded to nearest even lacks of it, as int16."""
 
 class GradScalerCore:
     """The device side of torchfuse.amp.GradScaler."""

@@ -44,12 +44,14 @@ def fused_adam_(
     Args:
         params: fp32, fp16, bf16 or fp64; dense, any strides.
         grads: same sizes, any of these dtypes; never modified.
-        exp_avgs: same sizes and strides as `params`, fp32 or the parameter's dtype.
-        exp_avg_sqs: as `exp_avgs`.
+        exp_avgs: same sizes and strides as `params`; fp32, bf16 or fp16, or fp64 for fp64
+            parameters. Arithmetic is in fp32 (fp64); what is stored is rounded.
+        exp_avg_sqs: as `exp_avgs`, of the same dtype or another.
         max_exp_avg_sqs: as `exp_avgs`; empty unless `amsgrad`.
         state_steps: 0-dim fp32 counts on the parameters' device, each its own element.
         master_params: fp32 masters of 16-bit parameters, or empty. The master is updated and the
-            parameter receives its rounded copy.
+            parameter receives its rounded copy. For bf16 parameters also int16 remainders, as
+            `FusedAdam(..., store_param_remainders=True)` keeps them.
         lr: learning rate.
         beta1: decay rate of the first moment.
         beta2: decay rate of the second moment.

@@ -13,6 +13,7 @@ _NAMESPACES = re.compile(r"\(anonymous namespace\)::|torchfuse::kernels::|cuda::
 _TYPES = {"float": "fp32", "double": "fp64", "Half": "fp16", "BFloat16": "bf16"}
 _TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
 # fused_update_kernel<UpdateTypes<functor, param, grad, state, master>, aligned>
+_MIXED = re.compile(r"^(fused_update_mixed)<(\w+), (true|false)>$")
 _UPDATE = re.compile(r"^(\w+)<UpdateTypes<(.*), (true|false)>, (true|false)>$")
 
 
@@ -46,11 +47,16 @@ def short_name(declaration: str) -> str:
     name = _without_parameters(_NAMESPACES.sub("", declaration)).removeprefix("void ")
     name = _TYPE.sub(lambda match: _TYPES[match.group()], name)
     name = re.sub(r"_kernel(?=<|$)", "", name)
+    mixed = _MIXED.match(name)
     update = _UPDATE.match(name)
-    if update is None:
+    if mixed is not None:
+        kernel, types, aligned = mixed.groups()
+        words = [types]
+    elif update is not None:
+        kernel, types, master, aligned = update.groups()
+        words = [types, *(["master"] if master == "true" else [])]
+    else:
         return name
-    kernel, types, master, aligned = update.groups()
-    words = [types, *(["master"] if master == "true" else [])]
     words.append("aligned" if aligned == "true" else "misaligned")
     return f"{kernel}<{', '.join(words)}>"
 

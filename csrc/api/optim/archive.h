@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
 
@@ -65,11 +66,55 @@ inline void read_into(torch::serialize::InputArchive& archive, const std::string
   pair = {elements[0].toDouble(), elements[1].toDouble()};
 }
 
+/// An option of a later version: absent, it keeps its default.
+inline bool holds(torch::serialize::InputArchive& archive, const std::string& key) {
+  c10::IValue value;
+  return archive.try_read(key, value);
+}
+
 inline std::int64_t read_int(torch::serialize::InputArchive& archive, const std::string& owner,
                              const std::string& key) {
   std::int64_t number = 0;
   read_into(archive, owner, key, number);
   return number;
+}
+
+/// The dtypes of states, by the names that archives give them.
+inline const char* name_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kBFloat16:
+      return "bfloat16";
+    default:
+      return "float32";
+  }
+}
+
+inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key, std::optional<at::ScalarType>& dtype) {
+  const c10::IValue value =
+      read_value(archive, owner, key, "the name of a dtype or none",
+                 [](const c10::IValue& value) { return value.isNone() || value.isString(); });
+  dtype = std::nullopt;
+  if (value.isNone()) return;
+  const std::string& name = value.toStringRef();
+  for (const auto known : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+    if (name == name_of(known)) dtype = known;
+  }
+  TORCH_CHECK_VALUE(dtype.has_value(), owner, ": expected the archive's ", key,
+                    " to be float32, float16, bfloat16 or float64, got ", name, ".");
+}
+
+/// An option as archives hold it.
+template <typename Value>
+c10::IValue to_archive(const Value& value) {
+  return c10::IValue(value);
+}
+inline c10::IValue to_archive(const std::optional<at::ScalarType>& dtype) {
+  return dtype ? c10::IValue(name_of(*dtype)) : c10::IValue();
 }
 
 inline std::string read_string(torch::serialize::InputArchive& archive, const std::string& owner,

@@ -35,6 +35,18 @@ struct FusedClass<FusedAdamOptions> {
     visit("max_exp_avg_sq", state.max_exp_avg_sq());
   }
 
+  /// The options that concern the dtype of single states.
+  template <class Self, class Visit>
+  static void state_dtypes(Self& options, const Visit& visit) {
+    visit("exp_avg_dtype", options.exp_avg_dtype());
+    visit("exp_avg_sq_dtype", options.exp_avg_sq_dtype());
+  }
+
+  static std::optional<at::ScalarType> state_dtype(const FusedAdamOptions& options,
+                                                   std::size_t index) {
+    return index == 0 ? options.exp_avg_dtype() : options.exp_avg_sq_dtype();
+  }
+
   static bool uses_state(const FusedAdamOptions& options, std::size_t index) {
     return index < 2 || options.amsgrad();
   }
@@ -64,6 +76,7 @@ void FusedAdamOptions::check(const std::string& owner) const {
   check_non_negative(kName, owner, "eps", eps());
   check_non_negative(kName, owner, "weight_decay", weight_decay());
   check_max_grad_norm(kName, owner, max_grad_norm());
+  check_storage_options(kName, owner, *this);
 }
 
 void FusedAdamOptions::serialize(torch::serialize::InputArchive& archive) {

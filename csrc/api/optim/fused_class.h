@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "api/optim/archive.h"
+#include "api/optim/storage_options.h"
 
 namespace torchfuse::optim {
 
@@ -37,6 +38,11 @@ namespace torchfuse::optim {
 ///     static constexpr std::size_t kTensorStates;
 ///     // Optional: what a state begins with, if not with zeros alone.
 ///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
+///     // Optional: visit(key, value) for the options that are dtypes of single states, and what
+///     // they ask for.
+///     template <class Self, class Visit> static void state_dtypes(Self& options, const Visit&
+///     visit); static std::optional<at::ScalarType> state_dtype(const Options& options, std::size_t
+///     index);
 template <class Options>
 struct FusedClass;
 
@@ -71,16 +77,7 @@ void check_wide_options(const Options& options, const Options& wide, std::size_t
   check(options.max_grad_norm() == wide.max_grad_norm(), "max_grad_norm");
   check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
   check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
-}
-
-template <class Options>
-bool wants_master(const at::Tensor& param, const Options& options) {
-  const at::ScalarType dtype = param.scalar_type();
-  return options.master_weights() && (dtype == at::kHalf || dtype == at::kBFloat16);
-}
-
-inline at::ScalarType state_dtype(const at::Tensor& param) {
-  return param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if constexpr (HasStorageOptions<Options>) check(options.seed() == wide.seed(), "seed");
 }
 
 /// Whether the state `index` is one number for the whole tensor.
@@ -103,13 +100,19 @@ void read_options(torch::serialize::InputArchive& archive, Options& options) {
   Options loaded;
   FusedClass<Options>::options(
       loaded, [&](const char* key, auto& value) { read_into(archive, owner, key, value); });
+  visit_storage_options(loaded, [&](const char* key, auto& value) {
+    if (holds(archive, key)) read_into(archive, owner, key, value);
+  });
   options = loaded;
 }
 
 template <class Options>
 void write_options(torch::serialize::OutputArchive& archive, const Options& options) {
-  FusedClass<Options>::options(
-      options, [&](const char* key, const auto& value) { archive.write(key, c10::IValue(value)); });
+  const auto write = [&](const char* key, const auto& value) {
+    archive.write(key, to_archive(value));
+  };
+  FusedClass<Options>::options(options, write);
+  visit_storage_options(options, write);
 }
 
 /// visit(key, tensor) for everything that a parameter's state holds.
@@ -118,6 +121,9 @@ void visit_tensors(State& state, const Visit& visit) {
   visit("step", state.step());
   FusedClass<Options>::states(state, visit);
   visit("master_param", state.master_param());
+  if constexpr (requires { state.param_remainder(); }) {
+    visit("param_remainder", state.param_remainder());
+  }
 }
 
 /// An absent tensor is an undefined one, as in torch's states.

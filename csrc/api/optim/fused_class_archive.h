@@ -5,6 +5,9 @@
 
 #include <torchfuse/optim/optimizer_class.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "api/optim/fused_class.h"
 
 namespace torchfuse::optim {
@@ -15,12 +18,13 @@ bool list_optimizer_class(OptimizerClass listed);
 /// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
 /// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
 inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
-                           const std::string& name, at::ScalarType dtype, at::ScalarType other) {
+                           const std::string& name, const std::vector<at::ScalarType>& dtypes) {
   if (!loaded.defined()) return {};
   TORCH_CHECK_VALUE(loaded.sizes() == param.sizes(), name, " to have the sizes ", param.sizes(),
                     " of its parameter, got ", loaded.sizes(), ".");
   const at::ScalarType found = loaded.scalar_type();
-  TORCH_CHECK_VALUE(found == dtype || found == other, name, " to have dtype ", dtype, " for a ",
+  const bool known = std::find(dtypes.begin(), dtypes.end(), found) != dtypes.end();
+  TORCH_CHECK_VALUE(known, name, " to have dtype ", c10::Join(" or ", dtypes), " for a ",
                     param.scalar_type(), " parameter, got ", found, ".");
   torch::Tensor own =
       at::empty_like(param.detach(), param.options().dtype(found), at::MemoryFormat::Preserve);
@@ -32,7 +36,7 @@ inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
 inline torch::Tensor adopt_number(const torch::Tensor& loaded, const at::Tensor& param,
                                   const std::string& name) {
   if (!loaded.defined()) return {};
-  const at::ScalarType dtype = state_dtype(param);
+  const at::ScalarType dtype = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == dtype, name, " to be a 0-dim ",
                     dtype, " tensor for a ", param.scalar_type(), " parameter, got a ",
                     loaded.dim(), "-dim ", loaded.scalar_type(), " one.");
@@ -63,26 +67,31 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
   const bool master = wants_master(param, options);
   require(loaded.step().defined(), "step");
   std::size_t index = 0;
-  at::ScalarType dtype = state_dtype(param);
-  at::ScalarType other = param.scalar_type();
+  const std::vector<at::ScalarType> dtypes =
+      param.scalar_type() == at::kDouble
+          ? std::vector<at::ScalarType>{at::kDouble}
+          : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
   Class::states(loaded, [&](const char* key, torch::Tensor& tensor) {
     require(tensor.defined() || !Class::uses_state(options, index), key);
     const std::string where = expected + "'s " + name + "." + key;
-    if (is_tensor_state<Options, State>(index)) {
-      tensor = adopt_number(tensor, param, where);
-    } else {
-      tensor = adopt(tensor, param, where, dtype, other);
-      // All states have the dtype of the first.
-      if (index == 0 && tensor.defined()) dtype = other = tensor.scalar_type();
-    }
+    tensor = is_tensor_state<Options, State>(index) ? adopt_number(tensor, param, where)
+                                                    : adopt(tensor, param, where, dtypes);
     ++index;
   });
   // A master that is wanted and not there is made from the parameter in the next step.
-  TORCH_CHECK_VALUE(!loaded.master_param().defined() || master, expected, " to hold no ", name,
-                    ".master_param, got one for a ", param.scalar_type(),
-                    " parameter. Masters belong to 16-bit parameters.");
-  loaded.master_param(adopt(loaded.master_param(), param, expected + "'s " + name + ".master_param",
-                            at::kFloat, at::kFloat));
+  const auto adopt_master = [&](torch::Tensor& tensor, const char* key, bool allowed,
+                                at::ScalarType dtype, const char* remark) {
+    TORCH_CHECK_VALUE(!tensor.defined() || allowed, expected, " to hold no ", name, ".", key,
+                      ", got one for a ", param.scalar_type(), " parameter. ", remark);
+    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, {dtype});
+  };
+  adopt_master(loaded.master_param(), "master_param", master, at::kFloat,
+               "Masters belong to 16-bit parameters.");
+  if constexpr (requires { loaded.param_remainder(); }) {
+    adopt_master(loaded.param_remainder(), "param_remainder",
+                 master && param.scalar_type() == at::kBFloat16, at::kShort,
+                 "Remainders belong to bf16 parameters with masters.");
+  }
   loaded.step(adopt_step(loaded.step(), expected + "'s " + name + ".step"));
   return std::make_unique<State>(std::move(loaded));
 }
@@ -104,6 +113,7 @@ LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
   read_nested(archive, kName, "options", options);
   loaded.options.serialize(options);
   loaded.options.check(name);
+  check_storage(kName, name, loaded.options, params);
   const std::int64_t count = read_int(archive, kName, "param_count");
   TORCH_CHECK_VALUE(count == static_cast<std::int64_t>(params.size()), kName,
                     ": expected the archive's ", name, " to have ", params.size(),
@@ -225,6 +235,7 @@ void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& arch
         .max_grad_norm(wide.max_grad_norm())
         .write_back_grads(wide.write_back_grads())
         .skip_non_finite(wide.skip_non_finite());
+    if constexpr (HasStorageOptions<Options>) static_cast<Options&>(defaults()).seed(wide.seed());
   }
   invalidate_plan();
 }

@@ -47,6 +47,7 @@ void FusedOptimizerOf<Options, State>::check_options(const torch::optim::Optimiz
   own->check(options_name(group));
   if (group.has_value()) {
     check_wide_options(*own, static_cast<const Options&>(defaults()), *group);
+    check_storage(kName, options_name(group), *own, param_groups_[*group].params());
   }
 }
 
@@ -63,6 +64,7 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
   options.check_inside = own.skip_non_finite();
   options.max_grad_norm = own.max_grad_norm();
   options.write_back_grads = own.write_back_grads();
+  if constexpr (HasStorageOptions<Options>) options.seed = own.seed();
   return options;
 }
 
@@ -104,20 +106,20 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
                     ", got some. Set all, or erase the parameter's state.");
   for (std::size_t index = 0; index < slot.states.size(); ++index) {
     if (slot.states[index].defined() || !Class::uses_state(own, index)) continue;
-    const at::TensorOptions stored = param.options().dtype(state_dtype(param)).requires_grad(false);
-    slot.states[index] = is_tensor_state<Options, State>(index)
+    const bool number = is_tensor_state<Options, State>(index);
+    const bool wide = param.scalar_type() == at::kDouble;
+    const at::ScalarType dtype =
+        number ? (wide ? at::kDouble : at::kFloat) : state_dtype(param, own, index);
+    const at::TensorOptions stored = param.options().dtype(dtype).requires_grad(false);
+    slot.states[index] = number
                              ? at::zeros({}, stored)
                              : at::zeros_like(param.detach(), stored, at::MemoryFormat::Preserve);
     if constexpr (requires { Class::begin_state(own, slot, index); }) {
       Class::begin_state(own, slot, index);
     }
   }
-  if (wants_master(param, own)) {
-    slot.master = held.master_param().defined()
-                      ? held.master_param()
-                      : param.detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true,
-                                          at::MemoryFormat::Preserve);
-  }
+  slot.stochastic_rounding = rounds_stochastically(own);
+  if (wants_master(param, own)) slot.master = master_of(param, own, held);
   return slot;
 }
 
@@ -134,7 +136,11 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
     if (stored.defined()) tensor = stored;
   });
   // A master that is no longer wanted is dropped: it would be stale when masters are wanted again.
-  state.master_param(slot.master);
+  const bool remainder = slot.master.defined() && slot.master.scalar_type() == at::kShort;
+  state.master_param(remainder ? at::Tensor() : slot.master);
+  if constexpr (requires { state.param_remainder(); }) {
+    state.param_remainder(remainder ? slot.master : at::Tensor());
+  }
 }
 
 template <class Options, class State>
@@ -143,8 +149,16 @@ bool FusedOptimizerOf<Options, State>::slot_is_current(
     const torch::optim::OptimizerOptions& options) const {
   const auto& own = static_cast<const Options&>(options);
   const auto& held = static_cast<const State&>(state);
-  bool current = slot.step.is_same(held.step()) && slot.master.is_same(held.master_param()) &&
-                 slot.master.defined() == wants_master(slot.param, own);
+  bool current = slot.step.is_same(held.step()) &&
+                 slot.master.defined() == wants_master(slot.param, own) &&
+                 slot.stochastic_rounding == rounds_stochastically(own);
+  if constexpr (requires { held.param_remainder(); }) {
+    const bool remainder = keeps_remainder(slot.param, own);
+    current =
+        current && slot.master.is_same(remainder ? held.param_remainder() : held.master_param());
+  } else {
+    current = current && slot.master.is_same(held.master_param());
+  }
   std::size_t index = 0;
   FusedClass<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {
     const at::Tensor& planned = slot.states[index];

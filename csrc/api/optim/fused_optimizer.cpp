@@ -144,9 +144,11 @@ void FusedOptimizer::build_plan() {
   std::vector<at::Tensor> params;
   std::vector<at::Tensor> steps;
   std::unordered_set<const void*> seen;
+  std::int64_t number = -1;  // of the parameter, with a gradient or without
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
     const auto& group_params = param_groups_[group].params();
     for (std::size_t index = 0; index < group_params.size(); ++index) {
+      ++number;
       const at::Tensor& param = group_params[index];
       const OptimizerParamState* state = find_state(param);
       if (!param.grad().defined() && state == nullptr) continue;
@@ -155,6 +157,7 @@ void FusedOptimizer::build_plan() {
                         "] to be in the parameter groups once, got it a second time. Remove one.");
       FusedSlot slot = make_slot(param, state, param_groups_[group].options());
       slot.group = static_cast<std::int64_t>(group);
+      slot.index = number;
       params.push_back(slot.param);
       steps.push_back(slot.step);
       slots.push_back(std::move(slot));

@@ -22,13 +22,19 @@ using HyperParam = std::variant<double, at::Tensor>;
 struct FusedSlot {
   at::Tensor param;  ///< the parameter itself; its gradient is read from .grad()
   /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
-  /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. All of one dtype:
-  /// fp32 or the parameter's; same sizes and strides as `param`. The algorithm's tensor states come
-  /// last and are 0-dim, fp64 for an fp64 parameter and fp32 otherwise.
+  /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. Each fp32, bf16 or
+  /// fp16 (fp64 for fp64 parameters); same sizes and strides as `param`. The algorithm's tensor
+  /// states come last and are 0-dim, fp64 for an fp64 parameter and fp32 otherwise.
   std::vector<at::Tensor> states;
-  at::Tensor master;       ///< fp32 master of an fp16 or bf16 parameter, or undefined
+  /// fp32 master of an fp16 or bf16 parameter; or what a bf16 parameter lacks of it, an int16
+  /// remainder: see master_of_remainder(). Undefined: none.
+  at::Tensor master;
   at::Tensor step;         ///< 0-dim fp32, on the parameter's device
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
+  /// Round the parameter (bf16, without a master) at random, without bias: by the step's seed, the
+  /// parameter's `index`, its step count, and the element's place in memory.
+  bool stochastic_rounding = false;
+  std::int64_t index = 0;  ///< a number of the parameter's own, the same in every run
 };
 
 /// What one step() is asked to do besides the update.
@@ -44,6 +50,8 @@ struct FusedStepOptions {
   std::optional<double> max_grad_norm;
   /// Store the unscaled and clipped gradients in .grad; otherwise gradients are never modified.
   bool write_back_grads = false;
+  /// Of the random bits of stochastic rounding, at least 0.
+  std::int64_t seed = 0;
 };
 
 /// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step
@@ -98,6 +106,19 @@ class TORCHFUSE_API FusedStep {
 /// where it already is such a view. Undefined entries start at 0.
 TORCHFUSE_API std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
                                                  std::vector<at::Tensor> steps);
+
+/// The fp32 master of a bf16 parameter whose state is an int16 remainder: the number with the bits
+/// (param << 16) + remainder, both taken as integers. Same sizes and strides as `param`.
+/// @throws c10::Error for other dtypes or sizes.
+TORCHFUSE_API at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remainder);
+
+/// The remainder that belongs to a bf16 parameter which is `master` (fp32) rounded to nearest even,
+/// as every parameter with an fp32 master is: exact, except where the master lies halfway between
+/// two bf16 values and was rounded towards zero. Such a parameter's remainder would be 32768, which
+/// int16 does not hold; it gets 32767, and the restored master is smaller by one unit in the
+/// last place.
+/// @throws c10::Error for other dtypes.
+TORCHFUSE_API at::Tensor remainder_of_master(const at::Tensor& master);
 
 /// "baseline", "avx2" or "avx512": the instruction level of the CPU kernels.
 TORCHFUSE_API std::string cpu_isa();

@@ -28,11 +28,13 @@ namespace torchfuse {
 ///
 /// @param params fp32, fp16, bf16 or fp64; dense, any strides.
 /// @param grads same sizes; any of these dtypes; never modified.
-/// @param exp_avgs, exp_avg_sqs same sizes and strides, fp32 or the parameter's dtype.
+/// @param exp_avgs, exp_avg_sqs same sizes and strides; fp32, bf16 or fp16, each for itself, or
+///   fp64 for fp64 parameters. Arithmetic is in fp32 (fp64); what is stored is rounded.
 /// @param max_exp_avg_sqs as exp_avgs; empty unless `amsgrad`.
 /// @param state_steps 0-dim fp32 counts on the parameters' device, each its own element.
 /// @param master_params fp32 masters of 16-bit parameters, or empty. The master is updated and the
-///   parameter receives its rounded copy.
+///   parameter receives its rounded copy. For bf16 parameters also int16 remainders: see
+///   master_of_remainder().
 /// @param lr learning rate.
 /// @param beta1, beta2 decay rates of the moments, in [0, 1).
 /// @param weight_decay, eps as in the formula.

@@ -14,15 +14,16 @@ constexpr int kMaxStates = 3;
 /// same memory order. Unused streams are null. The arrays live on the host; pointers inside point
 /// to the launch's device.
 struct TensorRow {
-  void* param = nullptr;  ///< read and written; only written when `master` is set
+  void* param = nullptr;  ///< read and written; only written where there is an fp32 master
   void* grad = nullptr;   ///< read; written only when gradients are written back
   void* state[kMaxStates] = {};
-  void* master = nullptr;  ///< fp32 master of a 16-bit parameter
+  void* master = nullptr;  ///< fp32 master of a 16-bit parameter, or remainder of a bf16 one
   float* step = nullptr;   ///< number of updates that this parameter has received
   /// What a layerwise optimizer tracks of the whole tensor: one double if it is fp64, else a float.
   void* tensor_state = nullptr;
   std::int64_t numel = 0;
   std::int32_t group = 0;  ///< index into the array of per-group hyper-parameters
+  std::int64_t index = 0;  ///< number of the parameter, for the random bits of its rounding
 };
 
 /// `offsets` are the prefix sums of numel, count + 1 of them, so that work can be split by
@@ -33,8 +34,11 @@ struct TensorTable {
   std::int64_t count = 0;
   DType param = DType::kFloat32;
   DType grad = DType::kFloat32;
-  DType state = DType::kFloat32;
-  bool has_master = false;
+  DType state[kMaxStates] = {};  ///< those of unused states do not matter
+  bool has_master = false;       ///< in fp32
+  bool stochastic = false;       ///< bf16 parameters without masters are rounded at random
+  std::uint64_t seed = 0;        ///< of those random bits
+  bool has_remainder = false;    ///< see Note [Parameter remainders] in param_remainder.h
 
   std::int64_t total() const { return count == 0 ? 0 : offsets[count]; }
 };

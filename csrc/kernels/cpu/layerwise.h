@@ -59,7 +59,7 @@ TORCHFUSE_INLINE void measure_lanes(const Streams& streams, std::int64_t index,
 #pragma GCC unroll 2
   for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
     const std::int64_t i = index + v * Simd<T>::kWidth;
-    const V param = load(streams.param_in, i, streams.param_in_dtype, T());
+    const V param = load_value(streams, i, T());
     const V grad = load(streams.grad, i, streams.grad_dtype, T()) * V(grad_coef);
     V state[Functor::kNumStates] = {};
     if constexpr (kMoves) load_states<T>(streams, i, state);
@@ -77,7 +77,7 @@ template <class Functor, class T, class V>
 void measure_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
                   const typename Functor::template Coefs<T>& coefs, T grad_coef,
                   V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
-  alignas(64) char buffer[2 + kMaxStates][kLanes * sizeof(T)] = {};
+  alignas(64) char buffer[3 + kMaxStates][kLanes * sizeof(T)] = {};
   Streams local = streams;
   const auto at = [&](const void* stream, DType dtype) {
     return static_cast<const char*>(stream) + begin * static_cast<std::int64_t>(size_of(dtype));
@@ -88,10 +88,15 @@ void measure_tail(const Streams& streams, std::int64_t begin, std::int64_t count
   copy_bytes(buffer[1], at(streams.grad, streams.grad_dtype), bytes(streams.grad_dtype));
   local.param_in = buffer[0];
   local.grad = buffer[1];
+  if (streams.remainder != nullptr) {
+    char* remainders = buffer[2 + kMaxStates];
+    copy_bytes(remainders, at(streams.remainder, DType::kBFloat16), bytes(DType::kBFloat16));
+    local.remainder = reinterpret_cast<std::int16_t*>(remainders);
+  }
   for (int k = 0; k < Functor::kNumStates; ++k) {
     if (streams.state[k] == nullptr) continue;
-    copy_bytes(buffer[2 + k], at(streams.state[k], streams.state_dtype),
-               bytes(streams.state_dtype));
+    copy_bytes(buffer[2 + k], at(streams.state[k], streams.state_dtype[k]),
+               bytes(streams.state_dtype[k]));
     local.state[k] = buffer[2 + k];
   }
   measure_lanes<Functor, T>(local, 0, coefs, grad_coef, x);
@@ -107,7 +112,7 @@ void measure_tail(const Streams& streams, std::int64_t begin, std::int64_t count
     };
     for (int k = 0; k < Functor::kNumStates; ++k) {
       if (streams.state[k] != nullptr) {
-        put_back(streams.state[k], buffer[2 + k], streams.state_dtype);
+        put_back(streams.state[k], buffer[2 + k], streams.state_dtype[k]);
       }
     }
     if (streams.write_back) put_back(streams.grad, buffer[1], streams.grad_dtype);
@@ -131,9 +136,10 @@ TORCHFUSE_INLINE void measure_chunk(const Streams& streams, std::int64_t begin, 
       }
     };
     ahead(streams.param_in, streams.param_in_dtype);
+    ahead(streams.remainder, DType::kBFloat16);
     ahead(streams.grad, streams.grad_dtype);
     for (int k = 0; kStatesInMeasure<Functor> && k < Functor::kNumStates; ++k) {
-      ahead(streams.state[k], streams.state_dtype);
+      ahead(streams.state[k], streams.state_dtype[k]);
     }
     measure_lanes<Functor, T>(streams, i, coefs, grad_coef, x);
     measured.add(x);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_random.h"
 #include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
@@ -17,14 +18,46 @@ struct Streams {
   const void* param_in;  ///< the master where there is one
   void* param;
   void* master;
+  std::int16_t* remainder;
   void* grad;
   void* state[kMaxStates];
   DType param_in_dtype;
   DType param_dtype;
   DType grad_dtype;
-  DType state_dtype;
+  DType state_dtype[kMaxStates];
   bool write_back;
+  bool stochastic;
+  RoundingKey rounding;
+  std::int64_t first;  ///< element of the tensor at which the streams begin
 };
+
+/// The value that is updated: the master, wherever it is kept, or the parameter.
+TORCHFUSE_INLINE VecF load_value(const Streams& streams, std::int64_t index, float) {
+  if (streams.remainder == nullptr) {
+    return load(streams.param_in, index, streams.param_in_dtype, 0.0f);
+  }
+  return load_split(static_cast<const BFloat16*>(streams.param_in) + index,
+                    streams.remainder + index);
+}
+TORCHFUSE_INLINE VecD load_value(const Streams& streams, std::int64_t index, double) {
+  return load(streams.param_in, index, DType::kFloat64, 0.0);
+}
+
+TORCHFUSE_INLINE void store_value(const Streams& streams, std::int64_t index, VecF value, float) {
+  if (streams.remainder != nullptr) {
+    return store_split(static_cast<BFloat16*>(streams.param) + index, streams.remainder + index,
+                       value);
+  }
+  if (streams.stochastic) {
+    return store_stochastic(static_cast<BFloat16*>(streams.param) + index, value, streams.rounding,
+                            static_cast<std::uint64_t>(streams.first + index));
+  }
+  if (streams.master != nullptr) store(streams.master, index, DType::kFloat32, value, 0.0f);
+  store(streams.param, index, streams.param_dtype, value, 0.0f);
+}
+TORCHFUSE_INLINE void store_value(const Streams& streams, std::int64_t index, VecD value, double) {
+  store(streams.param, index, DType::kFloat64, value, 0.0);
+}
 
 template <class T, class V, int kNumStates>
 TORCHFUSE_INLINE void load_states(const Streams& streams, std::int64_t index,
@@ -33,7 +66,7 @@ TORCHFUSE_INLINE void load_states(const Streams& streams, std::int64_t index,
   for (int k = 0; k < kNumStates; ++k) {
     state[k] = streams.state[k] == nullptr
                    ? V(T(0))
-                   : load(streams.state[k], index, streams.state_dtype, T());
+                   : load(streams.state[k], index, streams.state_dtype[k], T());
   }
 }
 
@@ -43,7 +76,7 @@ TORCHFUSE_INLINE void store_states(const Streams& streams, std::int64_t index,
 #pragma GCC unroll 4
   for (int k = 0; k < kNumStates; ++k) {
     if (streams.state[k] != nullptr) {
-      store(streams.state[k], index, streams.state_dtype, state[k], T());
+      store(streams.state[k], index, streams.state_dtype[k], state[k], T());
     }
   }
 }
@@ -53,7 +86,7 @@ template <class Functor, class T>
 TORCHFUSE_INLINE void update_vector(const Streams& streams, std::int64_t index,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   using V = typename Simd<T>::V;
-  V param = load(streams.param_in, index, streams.param_in_dtype, T());
+  V param = load_value(streams, index, T());
   V grad(T(0));
   if constexpr (!kStatesInMeasure<Functor>) {
     grad = load(streams.grad, index, streams.grad_dtype, T()) * V(grad_coef);
@@ -62,8 +95,7 @@ TORCHFUSE_INLINE void update_vector(const Streams& streams, std::int64_t index,
   load_states<T>(streams, index, state);
   Functor::update(param, grad, state, coefs);
   if constexpr (!kStatesInMeasure<Functor>) store_states<T>(streams, index, state);
-  if (streams.master != nullptr) store(streams.master, index, DType::kFloat32, param, T());
-  store(streams.param, index, streams.param_dtype, param, T());
+  store_value(streams, index, param, T());
   if (streams.write_back) store(streams.grad, index, streams.grad_dtype, grad, T());
 }
 
@@ -81,6 +113,7 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   constexpr std::int64_t kBytes = 64;
   alignas(64) char buffer[4 + kMaxStates][kBytes] = {};
   Streams local = streams;
+  local.first = begin;
   const auto fetch = [&](char* slot, const void* stream, DType dtype) {
     const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
     copy_bytes(slot, static_cast<const char*>(stream) + begin * size, count * size);
@@ -95,18 +128,24 @@ void update_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
   local.grad = buffer[1];
   local.param = buffer[2];
   if (streams.master != nullptr) local.master = buffer[3];
+  if (streams.remainder != nullptr) {
+    fetch(buffer[3], streams.remainder, DType::kBFloat16);
+    local.remainder = reinterpret_cast<std::int16_t*>(buffer[3]);
+  }
   for (int k = 0; k < Functor::kNumStates; ++k) {
     if (streams.state[k] == nullptr) continue;
-    fetch(buffer[4 + k], streams.state[k], streams.state_dtype);
+    fetch(buffer[4 + k], streams.state[k], streams.state_dtype[k]);
     local.state[k] = buffer[4 + k];
   }
   update_vector<Functor, T>(local, 0, coefs, grad_coef);
   put_back(streams.param, buffer[2], streams.param_dtype);
   if (streams.master != nullptr) put_back(streams.master, buffer[3], DType::kFloat32);
+  if (streams.remainder != nullptr) put_back(streams.remainder, buffer[3], DType::kBFloat16);
   if (streams.write_back) put_back(streams.grad, buffer[1], streams.grad_dtype);
   if constexpr (kStatesInMeasure<Functor>) return;
   for (int k = 0; k < Functor::kNumStates; ++k) {
-    if (streams.state[k] != nullptr) put_back(streams.state[k], buffer[4 + k], streams.state_dtype);
+    if (streams.state[k] == nullptr) continue;
+    put_back(streams.state[k], buffer[4 + k], streams.state_dtype[k]);
   }
 }
 
@@ -124,8 +163,9 @@ TORCHFUSE_INLINE void update_stretch(const Streams& streams, std::int64_t begin,
       }
     };
     ahead(streams.param_in, streams.param_in_dtype);
+    ahead(streams.remainder, DType::kBFloat16);
     if (!kStatesInMeasure<Functor>) ahead(streams.grad, streams.grad_dtype);
-    for (int k = 0; k < Functor::kNumStates; ++k) ahead(streams.state[k], streams.state_dtype);
+    for (int k = 0; k < Functor::kNumStates; ++k) ahead(streams.state[k], streams.state_dtype[k]);
     update_vector<Functor, T>(streams, i, coefs, grad_coef);
   }
   if (i < end) update_tail<Functor, T>(streams, i, end - i, coefs, grad_coef);
@@ -137,12 +177,19 @@ template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Streams& streams, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const DType bf16 = DType::kBFloat16;
-  if (streams.param_in_dtype == bf16 && streams.param_dtype == bf16 && streams.grad_dtype == bf16 &&
-      streams.state_dtype == bf16 && !streams.write_back) {
+  bool all_bf16 = streams.param_in_dtype == bf16 && streams.param_dtype == bf16 &&
+                  streams.grad_dtype == bf16 && streams.remainder == nullptr &&
+                  !streams.stochastic && !streams.write_back;
+  for (int k = 0; k < Functor::kNumStates; ++k) {
+    all_bf16 = all_bf16 && (streams.state[k] == nullptr || streams.state_dtype[k] == bf16);
+  }
+  if (all_bf16) {
     Streams known = streams;
-    known.param_in_dtype = known.param_dtype = bf16;
-    known.grad_dtype = known.state_dtype = bf16;
+    known.param_in_dtype = known.param_dtype = known.grad_dtype = bf16;
+    for (int k = 0; k < Functor::kNumStates; ++k) known.state_dtype[k] = bf16;
     known.master = nullptr;
+    known.remainder = nullptr;
+    known.stochastic = false;
     known.write_back = false;
     update_stretch<Functor, T>(known, begin, end, coefs, grad_coef);
   } else {
@@ -159,13 +206,19 @@ TORCHFUSE_INLINE Streams make_streams(const UpdateArgs<Functor>& args, const Ten
   streams.param = row.param;
   streams.param_dtype = table.param;
   streams.master = table.has_master ? row.master : nullptr;
+  streams.remainder = table.has_remainder ? static_cast<std::int16_t*>(row.master) : nullptr;
   streams.grad = row.grad;
   streams.grad_dtype = table.grad;
-  streams.state_dtype = table.state;
   streams.write_back = args.write_back_grads && !kStatesInMeasure<Functor>;
+  streams.stochastic = table.stochastic;
+  if (table.stochastic) {
+    streams.rounding = rounding_key(table.seed, static_cast<std::uint64_t>(row.index),
+                                    static_cast<std::uint64_t>(*row.step));
+  }
   for (int k = 0; k < Functor::kNumStates; ++k) {
     const bool used = Functor::uses_state(args.groups[row.group], k);
     streams.state[k] = used ? row.state[k] : nullptr;
+    streams.state_dtype[k] = table.state[k];
   }
   return streams;
 }

@@ -22,6 +22,7 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/float16.h"
 #include "kernels/common/math.h"
+#include "kernels/common/param_remainder.h"
 #include "kernels/cpu/flush_denormals.h"
 
 #ifndef TORCHFUSE_ISA_NAMESPACE
@@ -89,6 +90,20 @@ TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
   const __m256bh narrow = _mm512_cvtneps_pbh(x.v);
   memcpy(p, &narrow, sizeof narrow);
 }
+TORCHFUSE_INLINE VecF load_split(const BFloat16* param, const std::int16_t* remainder) {
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(param));
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(remainder));
+  return VecF(_mm512_castsi512_ps(_mm512_add_epi32(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16), _mm512_cvtepi16_epi32(low))));
+}
+TORCHFUSE_INLINE void store_split(BFloat16* param, std::int16_t* remainder, VecF x) {
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  const __m512i bits =
+      _mm512_mask_mov_epi32(_mm512_castps_si512(x.v), nan, _mm512_set1_epi32(0x7fc00000));
+  const __m512i high = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(param), _mm512_cvtepi32_epi16(high));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(remainder), _mm512_cvtepi32_epi16(bits));
+}
 TORCHFUSE_INLINE VecF load_f16(const Half* p) {
   return VecF(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
@@ -142,18 +157,36 @@ TORCHFUSE_INLINE VecF load_bf16(const BFloat16* p) {
   const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return VecF(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16)));
 }
+/// The lower halves of eight 32-bit integers below 2^16. packus works within 128-bit halves; the
+/// two useful quarters are gathered.
+TORCHFUSE_INLINE __m128i pack_16(__m256i x) {
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08));
+}
 TORCHFUSE_INLINE __m128i round_bf16(VecF x) {
   const __m256i bits = _mm256_castps_si256(x.v);
   const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
-  rounded = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7fc0), nan);
-  // packus works within 128-bit halves; gather the two useful quarters.
-  const __m256i packed = _mm256_packus_epi32(rounded, rounded);
-  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+  return pack_16(
+      _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7fc0), nan));
 }
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), round_bf16(x));
+}
+TORCHFUSE_INLINE VecF load_split(const BFloat16* param, const std::int16_t* remainder) {
+  const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(param));
+  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(remainder));
+  return VecF(_mm256_castsi256_ps(_mm256_add_epi32(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16), _mm256_cvtepi16_epi32(low))));
+}
+TORCHFUSE_INLINE void store_split(BFloat16* param, std::int16_t* remainder, VecF x) {
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
+  const __m256i bits =
+      _mm256_blendv_epi8(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x7fc00000), nan);
+  const __m256i high = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x8000)), 16);
+  const __m256i low = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(param), pack_16(high));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(remainder), pack_16(low));
 }
 TORCHFUSE_INLINE VecF load_f16(const Half* p) {
   return VecF(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -199,6 +232,14 @@ TORCHFUSE_INLINE double load_f64(const double* p) { return *p; }
 TORCHFUSE_INLINE void store_f64(double* p, double x) { *p = x; }
 TORCHFUSE_INLINE float load_bf16(const BFloat16* p) { return to_float(*p); }
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, float x) { *p = to_bfloat16(x); }
+TORCHFUSE_INLINE float load_split(const BFloat16* param, const std::int16_t* remainder) {
+  return bits_to_float(join_master({param->bits, static_cast<std::uint16_t>(*remainder)}));
+}
+TORCHFUSE_INLINE void store_split(BFloat16* param, std::int16_t* remainder, float x) {
+  const SplitMaster halves = split_master(float_bits(x));
+  param->bits = halves.param;
+  *remainder = static_cast<std::int16_t>(halves.remainder);
+}
 TORCHFUSE_INLINE float load_f16(const Half* p) { return to_float(*p); }
 TORCHFUSE_INLINE void store_f16(Half* p, float x) { *p = to_half(x); }
 

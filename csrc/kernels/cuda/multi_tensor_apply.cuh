@@ -10,6 +10,7 @@
 #include "kernels/cuda/fused_update_kernel.cuh"
 #include "kernels/cuda/group_slots.cuh"
 #include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/mixed_update_kernel.cuh"
 #include "kernels/cuda/update_types.cuh"
 #include "kernels/fused_optimizer.h"
 
@@ -18,15 +19,19 @@ namespace torchfuse::kernels::cuda {
 /// Fills launches with the rows that are aligned, or with those that are not, and enqueues them.
 template <class Types>
 class UpdateLauncher {
+  using Row = typename Types::Row;
+  using Storage = typename Types::Storage;
+  static constexpr int kMasterStream = Types::kStateStream + Types::kStates;
+
  public:
   using Functor = typename Types::Functor;
   using Params = typename Types::Params;
-  using Row = typename UpdateLaunch<Types>::Row;
 
   UpdateLauncher(const UpdateArgs<Functor>& args, Stream stream)
       : args_(args),
         stream_(stream),
         chunk_(choose_chunk(args.tensors.total(), kThreads * Types::kVec)) {
+    static_cast<Storage&>(launch_) = Storage(args.tensors);
     launch_.scalars = args.scalars;
     launch_.write_back_grads = args.write_back_grads;
   }
@@ -68,11 +73,19 @@ class UpdateLauncher {
 
   Status flush() {
     if (launch_.table.count == 0) return Status{};
-    const Status status =
-        launch(aligned_ ? fused_update_kernel<Types, true> : fused_update_kernel<Types, false>,
-               launch_, launch_.table.blocks, kThreads, stream_, "launch of fused_update_kernel");
+    const Status status = launch(kernel(), launch_, launch_.table.blocks, kThreads, stream_,
+                                 "launch of fused_update_kernel");
     reset();
     return status;
+  }
+
+  auto kernel() const {
+    if constexpr (std::is_same_v<Types, MixedTypes<Functor>>) {
+      return aligned_ ? fused_update_mixed_kernel<Functor, true>
+                      : fused_update_mixed_kernel<Functor, false>;
+    } else {
+      return aligned_ ? fused_update_kernel<Types, true> : fused_update_kernel<Types, false>;
+    }
   }
 
   Row entry_of(std::int64_t i) const {
@@ -81,21 +94,24 @@ class UpdateLauncher {
     set_streams<Types>(row, entry.streams);
     entry.step = row.step;
     entry.numel = row.numel;
+    if constexpr (requires { entry.index; }) entry.index = row.index;
     if constexpr (Layerwise<Functor>) entry.norms = args_.norms + i * Functor::kNumNorms;
     return entry;
   }
 
   Peeling peeling_of(const Row& row, const Params& params) const {
+    const Storage& storage = launch_;
     StreamAccess accesses[Types::kStreams];
     int count = 0;
     for (int s = 0; s < Types::kStreams; ++s) {
       const int state = s - Types::kStateStream;
       const bool is_state = state >= 0 && state < Types::kStates;
       if (is_state && !Functor::uses_state(params, state)) continue;
+      if (s == kMasterStream && !storage.has_master() && !storage.has_remainder()) continue;
       const bool read_only = s == Types::kGradStream && !args_.write_back_grads;
-      const bool write_only = s == Types::kParamStream && Types::kMaster;
-      accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.streams[s]), Types::element_size(s),
-                           read_only || write_only ? 1u : 2u};
+      const bool write_only = s == Types::kParamStream && storage.has_master();
+      accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.streams[s]),
+                           storage.element_size(s), read_only || write_only ? 1u : 2u};
     }
     return best_peeling(accesses, count, Types::kVec);
   }

@@ -15,7 +15,9 @@
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/group_slots.cuh"
 #include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/mixed_types.cuh"
 #include "kernels/cuda/supported_dtypes.h"
+#include "kernels/cuda/update_row.cuh"
 #include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cuda {
@@ -58,6 +60,19 @@ struct UpdateTypes {
   static constexpr int kLoadBytes =
       kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
 
+  using Row = UpdateRow<kStreams, Layerwise<Functor>>;
+
+  /// What a launch has to say about its streams besides their addresses: nothing, it is all known.
+  struct Storage {
+    Storage() = default;
+    explicit Storage(const TensorTable&) {}
+    static constexpr std::uint32_t element_size(int stream) {
+      return UpdateTypes::element_size(stream);
+    }
+    static constexpr bool has_master() { return kMaster; }
+    static constexpr bool has_remainder() { return false; }
+  };
+
   /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without
   /// spills on every architecture. 40 to 96 KB of loads are in flight.
   static constexpr int kBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes >= 128 ? 2
@@ -68,33 +83,22 @@ struct UpdateTypes {
 /// The addresses of a tensor's streams, in the order of `Types`.
 template <class Types>
 void set_streams(const TensorRow& row, void* (&streams)[Types::kStreams]) {
+  constexpr int kMasterStream = Types::kStateStream + Types::kStates;
   streams[Types::kParamStream] = row.param;
   streams[Types::kGradStream] = row.grad;
   for (int k = 0; k < Types::kStates; ++k) streams[Types::kStateStream + k] = row.state[k];
-  if (Types::kMaster) streams[Types::kSourceStream] = row.master;
+  if constexpr (Types::kStreams > kMasterStream) streams[kMasterStream] = row.master;
 }
 
-template <bool kLayerwise>
-struct RowNorms {};
-template <>
-struct RowNorms<true> {
-  const double* norms;
-};
-
-template <int kStreams, bool kLayerwise>
-struct UpdateRow : RowNorms<kLayerwise> {
-  void* streams[kStreams];
-  float* step;
-  std::int64_t numel;
-};
-
 template <class Types>
-struct UpdateLaunch {
-  using Row = UpdateRow<Types::kStreams, Layerwise<typename Types::Functor>>;
+struct UpdateLaunch : Types::Storage {
+  using Row = typename Types::Row;
   using Params = typename Types::Params;
   /// Each row also has its group and its head.
-  static constexpr int kRows =
-      table_capacity(sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));
+  static constexpr std::size_t kStorageBytes =
+      std::is_empty_v<typename Types::Storage> ? 0 : sizeof(typename Types::Storage);
+  static constexpr int kRows = table_capacity(
+      sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*) + kStorageBytes);
 
   LaunchTable<Row, kRows> table;
   Params groups[kMaxGroups<Params>];
@@ -104,10 +108,14 @@ struct UpdateLaunch {
   std::uint8_t head[kRows];   ///< see Note [Peeling]
 };
 
-/// Calls run(UpdateTypes<...>{}) for the tuple of the table. Must agree with cuda_supports.
+/// Calls run(UpdateTypes<...>{}) for the tuple of the table, or run(MixedTypes<Functor>{}) if it
+/// has no kernel of its own. Must agree with has_own_kernel.
 template <class Functor, class Run>
 Status dispatch_update(const TensorTable& table, Run run) {
-  if (!cuda_supports(table.param, table.grad, table.state, table.has_master)) {
+  if (!has_own_kernel(table, Functor::kNumStates)) {
+    if constexpr (!Layerwise<Functor>) {
+      if (has_mixed_kernel(table, Functor::kNumStates)) return run(MixedTypes<Functor>{});
+    }
     return Status{cudaErrorInvalidValue,
                   "fused update (the update kernels are not built for this tuple of parameter, "
                   "gradient, state and master dtypes)"};
@@ -117,7 +125,7 @@ Status dispatch_update(const TensorTable& table, Run run) {
     const auto with_grad = [&](auto grad) {
       using Grad = decltype(grad);
       if (table.has_master) return run(UpdateTypes<Functor, Param, Grad, float, true>{});
-      if (table.state == DType::kFloat32) {
+      if (table.state[0] == DType::kFloat32) {
         return run(UpdateTypes<Functor, Param, Grad, float, false>{});
       }
       return run(UpdateTypes<Functor, Param, Grad, Param, false>{});

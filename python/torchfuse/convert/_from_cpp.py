@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchfuse import _C
@@ -67,7 +68,9 @@ def read_archive(path: StrPath) -> tuple[str, dict[str, Any]]:
             raise ValueError(
                 f"{where} to hold options of {optimizer_class.name} in group/{index}, got: {error}"
             ) from error
-        known = {key: options[key] for key in optimizer_class.default_options()}
+        # Options that an older archive does not know have their defaults.
+        defaults = optimizer_class.default_options()
+        known = {key: _option(key, options.get(key, value)) for key, value in defaults.items()}
         count = _entry(group, "param_count", int, f"{where} in group/{index}")
         params = list(range(first, first + count))
         groups.append({**to_python_names(known), "params": params})
@@ -104,6 +107,13 @@ def _class_of(archive: Mapping[str, Any], where: str) -> _C.OptimizerClass:
     if not isinstance(format_name, str) or format_name not in classes:
         raise ValueError(f"{where} to be of a format in {listed(classes)}, got {format_name!r}.")
     return classes[format_name]
+
+
+def _option(key: str, value: Any) -> Any:
+    """A value of an archive, as a group has it."""
+    if key.endswith("_dtype") and isinstance(value, str):
+        return getattr(torch, value)
+    return value
 
 
 def _entry(values: Mapping[str, Any], key: str, kind: type, where: str) -> Any:

@@ -21,9 +21,10 @@ def write_cpp_archive(
     """Writes a state dict as an archive that C++ loads with ``torch::load(optimizer, path)``.
 
     Tensors are written as they are, bit for bit. Hyper-parameters that are tensors become numbers,
-    and what only Python knows is left out: ``set_grad_none``, ``capturable``, ``state_dtype`` (the
-    states keep their dtypes), and entries of others such as a scheduler's ``initial_lr``. `path` is
-    replaced in one step, after everything has been checked and written.
+    and what only Python knows is left out: ``set_grad_none``, ``capturable``, for classes other
+    than FusedAdam ``state_dtype`` (the states keep their dtypes), and entries of others such as a
+    scheduler's ``initial_lr``. `path` is replaced in one step, after everything has been checked
+    and written.
 
     Args:
         state_dict: what ``state_dict()`` of an optimizer of torchfuse returned. Load a checkpoint
@@ -131,7 +132,7 @@ def _choose_class(
         name: len(known.default_options())
         for name, known in classes.items()
         if keys >= set(known.default_options())
-        and state_keys <= {"step", "master_param", *known.states}
+        and state_keys <= {"step", "master_param", "param_remainder", *known.states}
     }
     chosen = [name for name, count in fitting.items() if count == max(fitting.values())]
     if len(chosen) != 1:
@@ -150,6 +151,8 @@ def _option(value: Any, default: Any, where: str) -> Any:
         value = value.item()
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
     if isinstance(value, tuple | list):
         kinds = default if isinstance(default, tuple) else (None,) * len(value)
         if len(kinds) != len(value):

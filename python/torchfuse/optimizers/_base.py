@@ -19,13 +19,17 @@ from torchfuse.optimizers._checks import (
     check_hyper_param,
     check_max_grad_norm,
     check_pair,
+    check_param_remainders,
     check_params,
+    check_seed,
     check_state_dtype,
+    check_stochastic_rounding,
 )
+from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
 from torchfuse.optimizers._options import StepOptions, as_tensor
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
-_SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none")
+_SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
 
 
 @functools.cache
@@ -41,6 +45,10 @@ def _tensor_state_names_of(algorithm: str) -> tuple[str, ...]:
 @functools.cache
 def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
     return tuple(_C.FusedStep(algorithm).hyper_param_names)
+
+
+def _keeps_remainder(param: Tensor, group: dict[str, Any]) -> bool:
+    return bool(group.get("store_param_remainders")) and param.dtype == torch.bfloat16
 
 
 class FusedOptimizer(ApexAttributes):
@@ -64,6 +72,9 @@ class FusedOptimizer(ApexAttributes):
     #: Under the keys of PAIRS a group holds two of them.
     _bounds: ClassVar[Mapping[str, float]]
 
+    #: For states whose dtype has an option of its own, its name; the others follow `state_dtype`.
+    _dtype_options: ClassVar[Mapping[str, str]] = {}
+
     # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
     # and report them in `found_inf`.
     _check_inside: bool = False
@@ -86,6 +97,9 @@ class FusedOptimizer(ApexAttributes):
         write_back_grads: bool = False,
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
+        store_param_remainders: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         self._forget_plan()
         options: StepOptions = {
@@ -95,6 +109,9 @@ class FusedOptimizer(ApexAttributes):
             "write_back_grads": write_back_grads,
             "skip_non_finite": skip_non_finite,
             "state_dtype": state_dtype,
+            "store_param_remainders": store_param_remainders,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
         }
         super().__init__(params, {**defaults, **options})
 
@@ -193,6 +210,7 @@ class FusedOptimizer(ApexAttributes):
             "check_inside": self._check_inside or shared["skip_non_finite"],
             "max_grad_norm": shared["max_grad_norm"],
             "write_back_grads": shared["write_back_grads"],
+            "seed": shared["seed"],
             "owner": self.state,
             "param_lists": [group["params"] for group in self.param_groups],
         }
@@ -231,7 +249,8 @@ class FusedOptimizer(ApexAttributes):
         for param, home in zip(with_state, homes, strict=True):
             self.state[param]["step"] = home
         states = [self.state.get(param) or None for param in params]
-        self._native.plan(params, states, group_indices, self.state)
+        stochastic = [bool(group.get("stochastic_rounding")) for group in self.param_groups]
+        self._native.plan(params, states, group_indices, self.state, stochastic)
         self._planned_names = names
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
@@ -239,12 +258,19 @@ class FusedOptimizer(ApexAttributes):
         for name in self._state_names(group):
             if state.get(name) is None:
                 state[name] = self._begin_state(param, group, name)
-        if group["master_weights"] and param.dtype in HALF_DTYPES and "master_param" not in state:
-            state["master_param"] = param.detach().to(torch.float32)
+        if group.get("stochastic_rounding"):
+            drop_master(state)
+        elif group["master_weights"] and param.dtype in HALF_DTYPES:
+            create_master(param, state, _keeps_remainder(param, group))
 
     def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        masters = ("master_param",) if group["master_weights"] else ()
-        return (*self._state_names(group), *masters)
+        """These states, and how parameters are kept: what a plan is made for."""
+        if group.get("stochastic_rounding"):
+            return (*self._state_names(group), "stochastic_rounding")
+        if not group["master_weights"]:
+            return self._state_names(group)
+        remainders = group.get("store_param_remainders")
+        return (*self._state_names(group), REMAINDER if remainders else MASTER)
 
     def _all_state_names(self) -> tuple[str, ...]:
         """States that the algorithm knows, needed or not."""
@@ -256,13 +282,22 @@ class FusedOptimizer(ApexAttributes):
             wide = param.dtype == torch.float64
             dtype = torch.float64 if wide else torch.float32
             return torch.empty((), dtype=dtype, device=param.device)
-        dtype = self._state_dtype(param, group)
+        dtype = self._state_dtype(param, group, name)
         return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
-    def _state_dtype(self, param: Tensor, group: dict[str, Any]) -> torch.dtype:
-        if group["state_dtype"] is None and param.dtype in HALF_DTYPES:
-            return torch.float32
-        return param.dtype
+    def _state_dtype(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:
+        own = group.get(self._dtype_options.get(name, "state_dtype"))
+        dtype: torch.dtype | None = group["state_dtype"] if own is None else own
+        if dtype is not None:
+            return dtype
+        return torch.float32 if param.dtype in HALF_DTYPES else param.dtype
+
+    def _state_dtype_options(self) -> tuple[str, ...]:
+        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
+
+    def _storage_options(self) -> tuple[str, ...]:
+        """Options that say how state is stored, not what is computed."""
+        return (*self._state_dtype_options(), "store_param_remainders", "stochastic_rounding")
 
     def _forget_plan(self) -> None:
         self._native = None
@@ -343,7 +378,13 @@ class FusedOptimizer(ApexAttributes):
         name = type(self).__name__
         check_params(name, index, group["params"])
         check_max_grad_norm(name, index, group["max_grad_norm"])
-        check_state_dtype(name, index, group["state_dtype"], group["params"])
+        for key in self._state_dtype_options():
+            check_state_dtype(name, index, key, group.get(key), group["params"])
+        if group.get("store_param_remainders"):
+            check_param_remainders(name, index, group)
+        if group.get("stochastic_rounding"):
+            check_stochastic_rounding(name, index, group)
+        check_seed(name, index, group["seed"])
         self._check_hyper_params(index, group)
         self._check_same_options(index, group, first)
 
@@ -387,10 +428,11 @@ class FusedOptimizer(ApexAttributes):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
 
-        The state is copied, moved to the parameters' devices and laid out like them; it stays fp32
-        for 16-bit parameters, unless this optimizer's `state_dtype` says otherwise. Options that
-        the checkpoint does not know keep their values, and so does `master_weights=True`: masters
-        that the checkpoint lacks are made from the parameters in the next step.
+        The state is copied, moved to the parameters' devices, laid out like them and converted to
+        the dtypes that this optimizer keeps it in; by default it stays fp32 for 16-bit parameters.
+        Options that the checkpoint does not know keep their values. So do those that say how things
+        are stored, such as `state_dtype`, and `master_weights=True`: masters that the checkpoint
+        lacks are made from the parameters in the next step.
 
         Args:
             state_dict: what `state_dict()` returned.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checks import HALF_DTYPES
+from torchfuse.optimizers._masters import MASTER, REMAINDER
 
 if TYPE_CHECKING:
     from torchfuse.optimizers._base import FusedOptimizer
@@ -99,10 +100,11 @@ def _read_groups(
         optimizer._normalize_group(loaded)
         # `capturable` changes nothing here, and torch's value describes torch's own step.
         loaded.pop("capturable", None)
-        # How state is stored is the loading optimizer's choice: the state is converted. Masters of
-        # the saved run are kept too, by an optimizer that did not ask for them.
-        loaded.pop("state_dtype", None)
-        if group["master_weights"]:
+        # How things are stored is the loading optimizer's choice: the state is converted. Masters
+        # of the saved run are kept too, by an optimizer that did not ask for them.
+        for key in optimizer._storage_options():
+            loaded.pop(key, None)
+        if group["master_weights"] or group.get("stochastic_rounding"):
             loaded.pop("master_weights", None)
         device = group["params"][0].device if group["params"] else None
         loaded = {key: _move(value, device) for key, value in loaded.items()}
@@ -144,9 +146,15 @@ class _StateReader:
                 raise ValueError(f"{where} to hold '{name}', got the keys {sorted(saved)}.")
         for name in self._tensor_names(saved):
             self._check_tensor(name, saved[name], self._home(name, param))
-        if "master_param" in saved and param.dtype not in HALF_DTYPES:
+        if REMAINDER in saved and param.dtype != torch.bfloat16:
             raise ValueError(
-                f"{where}['master_param'] to belong to an fp16 or bf16 parameter, "
+                f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "
+                "into an optimizer of bf16 parameters with master_weights=True, which turns it "
+                f"into '{MASTER}' in its next step."
+            )
+        if MASTER in saved and param.dtype not in HALF_DTYPES:
+            raise ValueError(
+                f"{where}['{MASTER}'] to belong to an fp16 or bf16 parameter, "
                 f"got {param.dtype}. Remove the entry: the parameter itself has full precision."
             )
         step = self._step(saved, group_step)
@@ -169,17 +177,21 @@ class _StateReader:
             raise ValueError(
                 f"{where} to have the shape {list(home.shape)}, got {list(value.shape)}."
             )
-        if not value.is_floating_point():
+        if name == REMAINDER:
+            if value.dtype != torch.int16:
+                raise ValueError(f"{where} to be an int16 tensor, got {value.dtype}.")
+        elif not value.is_floating_point():
             raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")
 
     def _tensor_names(self, saved: Mapping[str, Any]) -> list[str]:
-        names = (*self._optimizer._all_state_names(), "master_param")
+        names = (*self._optimizer._all_state_names(), MASTER, REMAINDER)
         return [name for name in names if name in saved]
 
     def _home(self, name: str, param: Tensor) -> Tensor:
         """Memory for the state `name` of `param`."""
-        if name == "master_param":
-            return torch.empty_like(param, dtype=torch.float32, memory_format=torch.preserve_format)
+        if name in (MASTER, REMAINDER):
+            dtype = torch.float32 if name == MASTER else torch.int16
+            return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
         return self._optimizer._empty_state(name, param, self._group)
 
     @staticmethod

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -94,15 +94,71 @@ def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
         raise ValueError(f"{where} None or at least 0, got {float(value)}.")
 
 
-def check_state_dtype(
-    owner: str, group: int, state_dtype: torch.dtype | None, params: Sequence[Tensor]
-) -> None:
-    """State is fp32 (fp64 for fp64 parameters) or, on request, of the parameter's own dtype."""
-    if state_dtype is None:
-        return
-    for index, param in enumerate(params):
-        if state_dtype != param.dtype:
+def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> None:
+    """Remainders extend bf16 parameters, and stand for masters."""
+    if not group["master_weights"]:
+        raise ValueError(
+            f"{owner}: expected master_weights of group {index} to be True with "
+            "store_param_remainders, got False. A remainder is what a bf16 parameter lacks of its "
+            "fp32 master."
+        )
+    params: Sequence[Tensor] = group["params"]
+    remedy = "Set store_param_remainders=False in a group of its own for other parameters."
+    for position, param in enumerate(params):
+        if param.dtype == torch.float16:
             raise ValueError(
-                f"{owner}: expected state_dtype of group {group} to be None or the dtype of "
-                f"params[{index}], {param.dtype}, got {state_dtype}."
+                f"{owner}: expected params[{position}] of group {index} to be bf16 with "
+                f"store_param_remainders, got {param.dtype}. {remedy}"
+            )
+    if params and all(param.dtype != torch.bfloat16 for param in params):
+        raise ValueError(
+            f"{owner}: expected group {index} to hold a bf16 parameter with "
+            f"store_param_remainders, got {params[0].dtype}. {remedy}"
+        )
+
+
+def check_stochastic_rounding(owner: str, index: int, group: Mapping[str, Any]) -> None:
+    """Random rounding is for bf16 parameters that have no master to lose nothing in."""
+    if group["master_weights"]:
+        raise ValueError(
+            f"{owner}: expected master_weights of group {index} to be False with "
+            "stochastic_rounding, got True. A parameter with a master loses nothing by rounding: "
+            "choose one of the two."
+        )
+    for position, param in enumerate(group["params"]):
+        if param.dtype != torch.bfloat16:
+            raise ValueError(
+                f"{owner}: expected params[{position}] of group {index} to be bf16 with "
+                f"stochastic_rounding, got {param.dtype}. Set stochastic_rounding=False in a group "
+                "of its own for other parameters."
+            )
+
+
+def check_seed(owner: str, index: int, seed: Any) -> None:
+    """Requires a whole number that fits the kernels."""
+    where = f"{owner}: expected seed of group {index} to be"
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"{where} a whole number, got {type(seed).__name__}.")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{where} at least 0 and less than 2^63, got {seed}.")
+
+
+def check_state_dtype(
+    owner: str, group: int, name: str, dtype: Any, params: Sequence[Tensor]
+) -> None:
+    """State of fp64 parameters is fp64; that of others is stored in any of the smaller types."""
+    if dtype is None:
+        return
+    where = f"{owner}: expected {name} of group {group} to be"
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{where} None or a torch.dtype, got {type(dtype).__name__}.")
+    for index, param in enumerate(params):
+        if param.dtype == torch.float64:
+            allowed, known = "torch.float64", dtype == torch.float64
+        else:
+            allowed = "torch.float32, torch.bfloat16 or torch.float16"
+            known = dtype in (torch.float32, *HALF_DTYPES)
+        if not known:
+            raise ValueError(
+                f"{where} None, {allowed} for params[{index}] of dtype {param.dtype}, got {dtype}."
             )

@@ -19,14 +19,21 @@ class BasicOptions(TypedDict, total=False):
         write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
             are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
-        state_dtype: dtype of the states. None: fp32 for 16-bit parameters, else the parameter's
-            dtype. fp16 or bf16 halves their memory and is allowed for parameters of that dtype.
+        state_dtype: dtype of the states: fp32, bf16 or fp16, whatever the parameter's own; fp64 for
+            fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
+        store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
+            parameter lacks, as `state["param_remainder"]`. Needs `master_weights`.
+        stochastic_rounding: round bf16 parameters without masters at random, without bias.
+        seed: of the random bits of `stochastic_rounding`.
     """
 
     master_weights: bool
     write_back_grads: bool
     skip_non_finite: bool
     state_dtype: torch.dtype | None
+    store_param_remainders: bool
+    stochastic_rounding: bool
+    seed: int
 
 
 class CommonOptions(BasicOptions, total=False):

@@ -54,8 +54,22 @@ class FusedAdam(FusedOptimizer):
         write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
             are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
-        state_dtype: dtype of the moments. None: fp32 for 16-bit parameters, else the parameter's
-            dtype. fp16 or bf16 halves their memory and is allowed for parameters of that dtype.
+        state_dtype: dtype of the moments: fp32, bf16 or fp16, whatever the parameter's own; fp64
+            for fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
+            Arithmetic is in fp32; moments are rounded when they are stored.
+        exp_avg_dtype: dtype of `exp_avg` alone, as TransformerEngine's. None: as `state_dtype`.
+        exp_avg_sq_dtype: dtype of `exp_avg_sq` and `max_exp_avg_sq`. None: as `state_dtype`.
+        store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
+            parameter lacks, as `state["param_remainder"]` (int16): half the memory, the same
+            masters bit for bit. The parameter is the master rounded to nearest, ties away from
+            zero instead of to even. Needs `master_weights` and bf16 parameters; fp32 ones beside
+            them are stored as ever. As TransformerEngine's.
+        stochastic_rounding: round the new values of bf16 parameters at random to one of their two
+            neighbours, so that on average nothing is lost: training without masters. All
+            parameters must be bf16, and `master_weights` off. See Numerics in the documentation.
+        seed: of the random bits, at least 0. They depend on it, on the parameter's place among all
+            groups, its step count and the element, and on nothing else: runs are reproducible, also
+            after a checkpoint, for any number of threads, and alike on CPU and CUDA.
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
@@ -91,6 +105,11 @@ class FusedAdam(FusedOptimizer):
         "eps": math.inf,
         "weight_decay": math.inf,
     }
+    _dtype_options: ClassVar[Mapping[str, str]] = {
+        "exp_avg": "exp_avg_dtype",
+        "exp_avg_sq": "exp_avg_sq_dtype",
+        "max_exp_avg_sq": "exp_avg_sq_dtype",
+    }
 
     #: The step as a function on lists of tensors, called by subclasses written for apex.
     multi_tensor_adam = staticmethod(multi_tensor_adam)
@@ -114,6 +133,11 @@ class FusedAdam(FusedOptimizer):
         write_back_grads: bool = False,
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
+        exp_avg_dtype: torch.dtype | None = None,
+        exp_avg_sq_dtype: torch.dtype | None = None,
+        store_param_remainders: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -125,6 +149,8 @@ class FusedAdam(FusedOptimizer):
             "maximize": maximize,
             "adam_w_mode": bool(adam_w_mode),
             "capturable": capturable,
+            "exp_avg_dtype": exp_avg_dtype,
+            "exp_avg_sq_dtype": exp_avg_sq_dtype,
         }
         super().__init__(
             params,
@@ -135,6 +161,9 @@ class FusedAdam(FusedOptimizer):
             write_back_grads=write_back_grads,
             skip_non_finite=skip_non_finite,
             state_dtype=state_dtype,
+            store_param_remainders=store_param_remainders,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
         )
 
     @overload

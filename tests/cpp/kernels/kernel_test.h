@@ -94,8 +94,15 @@ struct Rows {
   }
 
   TensorTable table(DType param, DType grad, DType state, bool has_master = false) const {
-    return {rows.data(), offsets.data(), static_cast<std::int64_t>(rows.size()), param, grad,
-            state,       has_master};
+    TensorTable table;
+    table.rows = rows.data();
+    table.offsets = offsets.data();
+    table.count = static_cast<std::int64_t>(rows.size());
+    table.param = param;
+    table.grad = grad;
+    for (DType& dtype : table.state) dtype = state;
+    table.has_master = has_master;
+    return table;
   }
 };
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "kernel_test.h"
@@ -23,6 +24,9 @@ struct Config {
   bool has_master = false;
   bool write_back = false;
   std::int64_t offset = 0;
+  std::optional<DType> square = {};  ///< of the second and third state, where it is another
+
+  DType squares() const { return square.value_or(state); }
 };
 
 AdamParams default_params() {
@@ -43,8 +47,9 @@ struct Problem {
       params.emplace_back(config.param, numel, config.offset);
       grads.emplace_back(config.grad, numel, config.offset);
       masters.emplace_back(DType::kFloat32, numel, config.offset);
-      for (auto* list : {&first, &second, &maximum})
-        list->emplace_back(config.state, numel, config.offset);
+      first.emplace_back(config.state, numel, config.offset);
+      for (auto* list : {&second, &maximum})
+        list->emplace_back(config.squares(), numel, config.offset);
       steps.push_back(std::make_unique<float>(3.0f));
       grads.back().fill_normal(random);
       masters.back().fill_normal(random);
@@ -68,6 +73,7 @@ struct Problem {
   UpdateArgs<Adam> args(const AdamParams& group) const {
     UpdateArgs<Adam> result;
     result.tensors = rows.table(config.param, config.grad, config.state, config.has_master);
+    result.tensors.state[1] = result.tensors.state[2] = config.squares();
     result.groups = &group;
     result.num_groups = 1;
     result.scalars = &scalars;
@@ -152,6 +158,9 @@ TEST(Adam, MatchesFp64FormulasInEveryStorage) {
     expect_matches_reference({narrow, narrow, narrow}, default_params(), tolerance);
     expect_matches_reference({narrow, f32, f32, true}, default_params(), tolerance);
     expect_matches_reference({f32, narrow, f32}, default_params(), 1e-6);
+    expect_matches_reference({f32, f32, narrow}, default_params(), tolerance);
+    expect_matches_reference({narrow, f32, f32, true, false, 0, narrow}, default_params(),
+                             tolerance);
   }
 }
 
@@ -163,6 +172,10 @@ std::vector<Config> every_config() {
       for (const DType state : {f32, param}) {
         configs.push_back({param, grad, state, false, true, 1});
         if (param != f32) configs.push_back({param, grad, state, true, false, 0});
+      }
+      for (const DType square : {f32, DType::kFloat16, DType::kBFloat16}) {
+        configs.push_back({param, grad, DType::kBFloat16, false, false, 1, square});
+        configs.push_back({param, grad, DType::kFloat16, param != f32, true, 0, square});
       }
     }
   }

@@ -85,6 +85,41 @@ def test_a_converted_file_is_loaded_with_the_same_bits(spec: OptimSpec, tmp_path
     assert loaded.set_grad_none is False, "an option that C++ does not have stays the optimizer's"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exp_avg_dtype": torch.bfloat16, "exp_avg_sq_dtype": torch.float16},
+        {"master_weights": True, "store_param_remainders": True, "state_dtype": torch.bfloat16},
+        {"stochastic_rounding": True, "seed": 2**62 + 1},
+    ],
+    ids=["moments", "remainders", "stochastic"],
+)
+def test_how_things_are_stored_is_kept(options: dict[str, Any], tmp_path: Path) -> None:
+    params = shared_params(torch.bfloat16)
+    optimizer = two_groups(OPTIM_SPECS[0], params, 0, **options)
+    shared_steps(optimizer, 0, 3)
+    write_cpp_archive(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    read = read_cpp_archive(tmp_path / "optimizer.pt")
+    assert_same_state(read["state"], optimizer.state_dict()["state"])
+    assert options.items() <= read["param_groups"][1].items()
+    others = copy.deepcopy(params)
+    loaded = two_groups(OPTIM_SPECS[0], others, 0, **options)
+    loaded.load_state_dict(read)
+    for owner in (optimizer, loaded):
+        shared_steps(owner, 3, 5)
+    assert_same_state(loaded.state_dict()["state"], optimizer.state_dict()["state"])
+    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+
+
+def test_remainders_need_a_class_that_knows_them(tmp_path: Path) -> None:
+    spec = next(s for s in SPECS if s.optimizer.__name__ == "FusedLion")
+    params = shared_params(torch.bfloat16)
+    optimizer = two_groups(spec, params, 0, master_weights=True, store_param_remainders=True)
+    shared_steps(optimizer, 0, 1)
+    with pytest.raises(ValueError, match=r"to hold states of FusedLion, .*got 'param_remainder'"):
+        write_cpp_archive(optimizer.state_dict(), tmp_path / "optimizer.pt", "FusedLion")
+
+
 @every_class
 def test_tensors_are_on_the_cpu_in_the_file_and_go_back(
     spec: OptimSpec, tmp_path: Path, device: str

@@ -44,7 +44,7 @@ class Kind:
         return {"master_weights": self.master, "state_dtype": state_dtype}
 
 
-#: Every tuple that the update kernels are built for (csrc/kernels/cuda/supported_dtypes.h).
+#: Every tuple with an update kernel of its own (csrc/kernels/cuda/supported_dtypes.h).
 KINDS = [
     *(Kind(F32, grad, F32) for grad in (F32, F16, BF16)),
     *(
@@ -55,7 +55,7 @@ KINDS = [
     ),
     Kind(F64, F64, F64),
 ]
-#: Tuples where a converted copy of the gradient stands in for it, at least on CUDA.
+#: Gradients of other dtypes: 16-bit ones are read as they are, for fp64 a converted copy stands in.
 CONVERTED_KINDS = [
     Kind(BF16, F16, F32, master=True),
     Kind(F16, BF16, F16),

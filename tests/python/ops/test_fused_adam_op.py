@@ -211,7 +211,6 @@ def _replace(name: str, index: int, convert: Callable[[Tensor], Tensor]) -> Any:
             _replace("exp_avgs", 0, lambda t: t.t().contiguous().t()),
             r"expected exp_avgs\[0\] to have the strides of params",
         ),
-        (_replace("exp_avg_sqs", 0, lambda t: t.half()), r"expected exp_avg_sqs\[0\] to be of"),
         (_replace("exp_avg_sqs", 0, lambda t: t.double()), r"expected exp_avg_sqs\[0\] to be of"),
         (
             _replace("state_steps", 1, lambda t: t.double()),

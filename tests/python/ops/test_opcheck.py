@@ -38,6 +38,20 @@ def test_fused_adam(dtype: torch.dtype, amsgrad: bool, device: str) -> None:
     opcheck(torch.ops.torchfuse.fused_adam_.default, lists, {**HYPER, "amsgrad": amsgrad})
 
 
+@pytest.mark.parametrize("masters", [False, True])
+def test_fused_adam_with_moments_of_two_dtypes(masters: bool, device: str) -> None:
+    lists = adam_lists(torch.bfloat16, device, amsgrad=True, masters=masters)
+    lists[2][:] = [t.bfloat16() for t in lists[2]]
+    lists[3][:] = [t.half() for t in lists[3]]
+    opcheck(torch.ops.torchfuse.fused_adam_.default, lists, {**HYPER, "amsgrad": True})
+
+
+def test_fused_adam_with_remainders(device: str) -> None:
+    lists = adam_lists(torch.bfloat16, device)
+    lists[6][:] = [torch.zeros_like(p, dtype=torch.int16) for p in lists[0]]
+    opcheck(torch.ops.torchfuse.fused_adam_.default, lists, HYPER)
+
+
 def test_fused_adam_with_tensor_options(device: str) -> None:
     options: dict[str, Any] = {
         "lr_tensor": torch.tensor(1e-2, device=device),

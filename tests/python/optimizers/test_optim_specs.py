@@ -66,6 +66,7 @@ FIRST_CASES = [Case(spec, dict(spec.grid[0])) for spec in OPTIM_SPECS]
 LAST_CASES = [Case(spec, dict(spec.grid[-1])) for spec in OPTIM_SPECS]
 FP32 = Mode("fp32", torch.float32)
 BF16_MASTER = Mode("bf16-master", torch.bfloat16, {"master_weights": True})
+BF16_STATE: dict[str, Any] = {"state_dtype": torch.bfloat16}
 MODES = [
     FP32,
     Mode("fp64", torch.float64),
@@ -73,7 +74,9 @@ MODES = [
     Mode("bf16", torch.bfloat16),
     Mode("fp16-master", torch.float16, {"master_weights": True}),
     BF16_MASTER,
-    Mode("bf16-state", torch.bfloat16, {"state_dtype": torch.bfloat16}),
+    Mode("bf16-state", torch.bfloat16, BF16_STATE),
+    Mode("fp32-bf16-state", torch.float32, BF16_STATE),
+    Mode("fp16-master-bf16-state", torch.float16, BF16_STATE | {"master_weights": True}),
 ]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)

@@ -56,6 +56,12 @@ BUDGET = budgets.record(FIGURES, "13.0", {"scale": ("load", "store")})
             "fused_update<Lamb, fp64, fp64, fp64, aligned>",
         ),
         (
+            "void torchfuse::kernels::cuda::fused_update_mixed_kernel<torchfuse::kernels::Adam, "
+            "false>(torchfuse::kernels::cuda::UpdateLaunch<torchfuse::kernels::cuda::MixedTypes"
+            "<torchfuse::kernels::Adam> >)",
+            "fused_update_mixed<Adam, misaligned>",
+        ),
+        (
             "void torchfuse::kernels::cuda::(anonymous namespace)::multi_tensor_unscale_kernel"
             "<torchfuse::kernels::Half>(torchfuse::kernels::cuda::(anonymous namespace)::Launch)",
             "multi_tensor_unscale<fp16>",

@@ -5,6 +5,7 @@
 #include <torch/optim/serialize.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -42,6 +43,21 @@ struct TORCHFUSE_API FusedAdamOptions
   TORCH_ARG(bool, write_back_grads) = false;
   /// Skip steps with non-finite gradients, with or without a scaler. Optimizer-wide.
   TORCH_ARG(bool, skip_non_finite) = false;
+  /// Dtype of all moments: kFloat, kBFloat16 or kHalf, whatever the parameter's own; kDouble for
+  /// kDouble. None: fp32 for 16-bit parameters, else the parameter's.
+  TORCH_ARG(std::optional<at::ScalarType>, state_dtype) = std::nullopt;
+  /// Of exp_avg alone; none: as state_dtype.
+  TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
+  /// Of exp_avg_sq and max_exp_avg_sq; none: as state_dtype.
+  TORCH_ARG(std::optional<at::ScalarType>, exp_avg_sq_dtype) = std::nullopt;
+  /// Keep of bf16 parameters' masters only the 16 bits that the parameters lack: see
+  /// master_of_remainder(). Needs master_weights.
+  TORCH_ARG(bool, store_param_remainders) = false;
+  /// Round bf16 parameters without masters at random, without bias, instead of to nearest.
+  TORCH_ARG(bool, stochastic_rounding) = false;
+  /// Of those random bits, >= 0; they also depend on the parameter's place among all groups, its
+  /// step count and the element, and on nothing else. Optimizer-wide.
+  TORCH_ARG(int64_t, seed) = 0;
 
  public:
   /// Throws, naming `owner` and the option, if a value is out of range.
@@ -58,11 +74,12 @@ struct TORCHFUSE_API FusedAdamOptions
 /// State of one parameter; names as torch.optim.Adam.
 struct TORCHFUSE_API FusedAdamParamState
     : public torch::optim::OptimizerCloneableParamState<FusedAdamParamState> {
-  TORCH_ARG(torch::Tensor, step) = {};            ///< 0-dim fp32 view into the optimizer's buffer
-  TORCH_ARG(torch::Tensor, exp_avg) = {};         ///< decaying mean of the gradients
-  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};      ///< decaying mean of their squares
-  TORCH_ARG(torch::Tensor, max_exp_avg_sq) = {};  ///< with amsgrad only
-  TORCH_ARG(torch::Tensor, master_param) = {};    ///< with master_weights, for 16-bit parameters
+  TORCH_ARG(torch::Tensor, step) = {};             ///< 0-dim fp32 view into the optimizer's buffer
+  TORCH_ARG(torch::Tensor, exp_avg) = {};          ///< decaying mean of the gradients
+  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};       ///< decaying mean of their squares
+  TORCH_ARG(torch::Tensor, max_exp_avg_sq) = {};   ///< with amsgrad only
+  TORCH_ARG(torch::Tensor, master_param) = {};     ///< with master_weights, for 16-bit parameters
+  TORCH_ARG(torch::Tensor, param_remainder) = {};  ///< in its place: store_param_remainders, bf16
 
  public:
   /// Reads the tensors that the archive holds; the others become undefined.
@@ -74,7 +91,7 @@ struct TORCHFUSE_API FusedAdamParamState
 extern template class FusedOptimizerOf<FusedAdamOptions, FusedAdamParamState>;
 
 /// Adam and AdamW in one fused pass; see torchfuse::fused_adam_() for the formula. Moments
-/// are fp32 for fp16 and bf16 parameters.
+/// are fp32 for fp16 and bf16 parameters, unless the options say otherwise.
 ///
 ///     using torchfuse::optim::FusedAdam;
 ///     using torchfuse::optim::FusedAdamOptions;

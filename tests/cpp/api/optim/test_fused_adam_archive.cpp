@@ -183,8 +183,8 @@ TEST(FusedAdamArchive, RefusesStatesThatDoNotFit) {
   expect_refused(edited_archive([](FusedAdam&, State& s) { s.exp_avg(torch::zeros({2})); }),
                  "state[1].exp_avg to have the sizes [1] of its parameter, got [2]");
   expect_refused(
-      edited_archive([](FusedAdam&, State& s) { s.exp_avg(s.exp_avg().to(torch::kHalf)); }),
-      "state[1].exp_avg to have dtype Float for a Float parameter, got Half");
+      edited_archive([](FusedAdam&, State& s) { s.exp_avg(s.exp_avg().to(torch::kDouble)); }),
+      "state[1].exp_avg to have dtype Float or BFloat16 or Half for a Float parameter, got Double");
   expect_refused(edited_archive([](FusedAdam&, State& s) { s.exp_avg_sq(torch::Tensor()); }),
                  "expected the archive to hold param_groups[0].state[1].exp_avg_sq");
   expect_refused(edited_archive([](FusedAdam&, State& s) { s.step(torch::ones({2})); }),

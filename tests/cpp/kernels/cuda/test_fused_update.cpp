@@ -102,11 +102,22 @@ TEST_P(CudaFusedUpdateTuple, ASkippedStepTouchesNothing) {
 INSTANTIATE_TEST_SUITE_P(All, CudaFusedUpdateTuple, ::testing::ValuesIn(update_tuples()),
                          [](const auto& tuple) { return tuple.param.name(); });
 
-TEST(CudaFusedUpdate, ThereAreSixteenTuples) { EXPECT_EQ(update_tuples().size(), 16); }
+TEST(CudaFusedUpdate, SixteenTuplesHaveAKernelOfTheirOwn) { EXPECT_EQ(own_tuples().size(), 16); }
+
+TEST(CudaFusedUpdate, MixedTuplesHaveNone) {
+  for (const UpdateTuple& tuple : mixed_tuples()) {
+    EXPECT_FALSE(has_own_kernel(tuple.table(), 3)) << tuple.name();
+    EXPECT_TRUE(has_mixed_kernel(tuple.table(), 3)) << tuple.name();
+  }
+}
 
 TEST(CudaFusedUpdate, OtherTuplesAreRefusedByName) {
   const UpdateGroups groups = UpdateGroups::distinct(1);
-  for (const UpdateTuple& tuple : update_tuples(false)) {
+  const auto unknown = tuples_where([](const TensorTable& table) {
+    return !has_own_kernel(table, 3) && !has_mixed_kernel(table, 3);
+  });
+  ASSERT_FALSE(unknown.empty());
+  for (const UpdateTuple& tuple : unknown) {
     SCOPED_TRACE(tuple.name());
     UpdateProblem problem(tuple, {{5}, {600}}, groups);
     problem.write_back_grads = true;
@@ -209,7 +220,8 @@ TEST(CudaFusedUpdate, SmallListsHaveNoRaces) {
   const UpdateGroups groups = UpdateGroups::distinct(3, Passed::kByPointer);
   const UpdateTuple master{DType::kBFloat16, DType::kBFloat16, DType::kFloat32, true};
   const UpdateTuple half{DType::kFloat16, DType::kFloat32, DType::kFloat16};
-  for (const UpdateTuple& tuple : {UpdateTuple{}, master, half}) {
+  for (const UpdateTuple& tuple :
+       {UpdateTuple{}, master, half, mixed_tuples()[2], mixed_tuples()[6], mixed_tuples()[8]}) {
     for (const std::uint32_t seed : {1, 2}) {
       const std::int64_t two_chunks = 2 * 256 * tuple.vec();
       UpdateProblem problem(

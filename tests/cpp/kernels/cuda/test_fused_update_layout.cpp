@@ -10,7 +10,7 @@ namespace {
 
 std::vector<Part> parts_of(const UpdateTuple& tuple) {
   std::vector<Part> parts{kParam, kGrad, kFirst, kSecond, kMaximum};
-  if (tuple.has_master) parts.push_back(kMaster);
+  if (tuple.has_master || tuple.has_remainder) parts.push_back(kMaster);
   return parts;
 }
 

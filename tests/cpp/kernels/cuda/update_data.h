@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <ostream>
 #include <string>
 
@@ -33,15 +34,37 @@ struct UpdateTuple {
   DType grad = DType::kFloat32;
   DType state = DType::kFloat32;
   bool has_master = false;
+  std::optional<DType> square = {};  ///< of the second and third state, where it is another
 
+  bool has_remainder = false;  ///< in the place of the master
+
+  bool stochastic = false;  ///< parameters are rounded at random
+
+  /// A remainder's 16 bits are taken for a bf16: any are a remainder.
   DType dtype(Part part) const {
     if (part == kParam) return param;
     if (part == kGrad) return grad;
-    return part == kMaster ? DType::kFloat32 : state;
+    if (part == kMaster) return has_remainder ? DType::kBFloat16 : DType::kFloat32;
+    return part == kFirst ? state : square.value_or(state);
   }
 
-  /// Elements per vector: 16 bytes of the narrowest stream.
+  /// The dtypes, without rows.
+  TensorTable table() const {
+    TensorTable table;
+    table.param = param;
+    table.grad = grad;
+    for (const Part part : {kFirst, kSecond, kMaximum}) table.state[part - kFirst] = dtype(part);
+    table.has_master = has_master;
+    table.has_remainder = has_remainder;
+    table.stochastic = stochastic;
+    table.seed = 0x123456789abcdef;
+    return table;
+  }
+
+  /// Elements per vector: 16 bytes of the narrowest stream, or of a 16-bit one where types are
+  /// looked up as the kernel runs.
   std::int64_t vec() const {
+    if (!has_own_kernel(table(), 3)) return 8;
     return 16 /
            static_cast<std::int64_t>(std::min({size_of(param), size_of(grad), size_of(state)}));
   }
@@ -50,27 +73,56 @@ struct UpdateTuple {
     constexpr const char* kNames[] = {"Fp32", "Fp16", "Bf16", "Fp64"};
     std::string text;
     for (const DType dtype : {param, grad, state}) text += kNames[static_cast<int>(dtype)];
-    return text + (has_master ? "Master" : "");
+    if (square) text += kNames[static_cast<int>(*square)];
+    return text + (has_master      ? "Master"
+                   : has_remainder ? "Remainder"
+                   : stochastic    ? "Stochastic"
+                                   : "");
   }
 };
 
 inline void PrintTo(const UpdateTuple& tuple, std::ostream* out) { *out << tuple.name(); }
 
-/// The tuples that kernels are built for, or all others.
-inline std::vector<UpdateTuple> update_tuples(bool supported = true) {
+/// All tuples with states of one dtype for which this holds.
+template <class Condition>
+std::vector<UpdateTuple> tuples_where(Condition condition) {
   constexpr DType kAll[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
   std::vector<UpdateTuple> tuples;
   for (const DType param : kAll) {
     for (const DType grad : kAll) {
       for (const DType state : kAll) {
         for (const bool master : {false, true}) {
-          if (cuda_supports(param, grad, state, master) == supported) {
-            tuples.push_back({param, grad, state, master});
-          }
+          const UpdateTuple tuple{param, grad, state, master, {}};
+          if (condition(tuple.table())) tuples.push_back(tuple);
         }
       }
     }
   }
+  return tuples;
+}
+
+/// The tuples that have a kernel of their own.
+inline std::vector<UpdateTuple> own_tuples() {
+  return tuples_where([](const TensorTable& table) { return has_own_kernel(table, 3); });
+}
+
+/// Some of those that do not, with every storage type in every place.
+inline std::vector<UpdateTuple> mixed_tuples() {
+  constexpr DType kFp32 = DType::kFloat32, kFp16 = DType::kFloat16, kBf16 = DType::kBFloat16;
+  return {{kFp32, kFp32, kBf16, false, {}},
+          {kFp32, kFp16, kFp32, false, kBf16},
+          {kBf16, kBf16, kFp32, true, kBf16},
+          {kBf16, kFp32, kFp16, false, kFp32},
+          {kFp16, kFp16, kBf16, false, kFp16},
+          {kFp16, kBf16, kFp16, true, {}},
+          {kBf16, kBf16, kFp32, false, {}, true},
+          {kBf16, kFp32, kBf16, false, kFp16, true},
+          {kBf16, kBf16, kFp32, false, {}, false, true}};
+}
+
+inline std::vector<UpdateTuple> update_tuples() {
+  std::vector<UpdateTuple> tuples = own_tuples();
+  for (const UpdateTuple& tuple : mixed_tuples()) tuples.push_back(tuple);
   return tuples;
 }
 

@@ -134,7 +134,7 @@ class UpdateProblem {
   std::int64_t total() const { return std::max(claimed_total, offsets_.back()); }
 
   bool uses(Part part, std::size_t tensor) const {
-    if (part == kMaster) return tuple_.has_master;
+    if (part == kMaster) return tuple_.has_master || tuple_.has_remainder;
     return part != kMaximum ||
            groups_.on_host()[static_cast<std::size_t>(tensors_[tensor].group)].amsgrad;
   }
@@ -142,6 +142,11 @@ class UpdateProblem {
   /// Of the states that are not used, half are null and half are memory that must stay untouched.
   bool has_spare(Part part, std::size_t tensor) const {
     return part == kMaximum && tensor % 2 == 0 && !uses(part, tensor);
+  }
+
+  /// The parameter's, which its random bits depend on.
+  std::int64_t number_of(std::size_t tensor) const {
+    return (std::int64_t{1} << 33) + tensors_[tensor].seed;
   }
 
   std::size_t bytes_of(Part part, std::size_t tensor) const {
@@ -159,6 +164,7 @@ class UpdateProblem {
       rows_[t] = TensorRow{};
       rows_[t].numel = tensors_[t].numel;
       rows_[t].group = tensors_[t].group;
+      rows_[t].index = number_of(t);
       rows_[t].step = steps_.data() + t;
     }
   }
@@ -183,9 +189,10 @@ class UpdateProblem {
                         const std::vector<AdamParams>& groups,
                         const StepScalars* step_scalars) const {
     UpdateArgs<Adam> result;
-    result.tensors = {rows.data(),      offsets.data(), static_cast<std::int64_t>(rows.size()),
-                      tuple_.param,     tuple_.grad,    tuple_.state,
-                      tuple_.has_master};
+    result.tensors = tuple_.table();
+    result.tensors.rows = rows.data();
+    result.tensors.offsets = offsets.data();
+    result.tensors.count = static_cast<std::int64_t>(rows.size());
     result.groups = groups.data();
     result.num_groups = groups_.count();
     result.scalars = step_scalars;
@@ -203,6 +210,7 @@ class UpdateProblem {
       }
       rows[t].numel = tensors_[t].numel;
       rows[t].group = tensors_[t].group;
+      rows[t].index = number_of(t);
       rows[t].step = &steps[t];
     }
     fused_update_cpu<Adam>(detect_cpu_isa(), args(rows, offsets_, groups_.on_host(), &scalars), 0,

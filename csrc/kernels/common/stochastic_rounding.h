@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Rounding to bf16 at random, without bias and reproducibly.
+//
+// Note [Stochastic rounding]
+// A value between two neighbouring bf16 values becomes the one farther from zero with a probability
+// that equals its distance from the other, in units of theirs: on average it keeps its size, so
+// changes too small for the format are not lost, they happen more rarely. A bf16 is the upper half
+// of a float, and a sum of the float's bits and 16 random ones carries into that half with
+// exactly this probability. The random bits are a function of seed, parameter, step and element and
+// of nothing else, so that no number of threads, order or device changes them.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/float16.h"
+#include "kernels/common/macros.h"
+
+namespace torchfuse::kernels {
+
+/// What all elements of one parameter share in one step.
+struct RoundingKey {
+  std::uint32_t key;
+  std::uint32_t counter;
+};
+
+constexpr std::uint32_t kPhiloxMultiplier = 0xD256D193u;
+constexpr std::uint32_t kPhiloxIncrement = 0x9E3779B9u;
+constexpr int kPhiloxRounds = 7;
+
+struct PhiloxWords {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+
+/// Philox2x32-7, a counter-based generator: a bijection of the counter for every key (Salmon et
+/// al., "Parallel random numbers: as easy as 1, 2, 3", 2011, where 7 rounds pass every test of
+/// BigCrush).
+TORCHFUSE_HOST_DEVICE PhiloxWords philox(PhiloxWords counter, std::uint32_t key) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const std::uint64_t product = static_cast<std::uint64_t>(kPhiloxMultiplier) * counter.first;
+    counter = {static_cast<std::uint32_t>(product >> 32) ^ key ^ counter.second,
+               static_cast<std::uint32_t>(product)};
+    key += kPhiloxIncrement;
+  }
+  return counter;
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014): every bit of the result depends on every bit of the argument.
+TORCHFUSE_HOST_DEVICE std::uint64_t mix_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+TORCHFUSE_HOST_DEVICE RoundingKey rounding_key(std::uint64_t seed, std::uint64_t param,
+                                               std::uint64_t step) {
+  constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15ull;
+  const std::uint64_t mixed =
+      mix_bits(mix_bits(mix_bits(seed + kGolden) + param + kGolden) + step + kGolden);
+  return {static_cast<std::uint32_t>(mixed >> 32), static_cast<std::uint32_t>(mixed)};
+}
+
+/// 16 random bits for an element, counted in the order of the parameter's memory.
+TORCHFUSE_HOST_DEVICE std::uint32_t random_16(RoundingKey key, std::uint64_t element) {
+  const PhiloxWords counter{static_cast<std::uint32_t>(element),
+                            static_cast<std::uint32_t>(element >> 32) + key.counter};
+  return philox(counter, key.key).first >> 16;
+}
+
+/// One of the two bf16 values next to `value`. Values of the format stay, infinities too; a NaN
+/// becomes 0x7fc0; beyond the largest bf16 the farther neighbour is infinite.
+TORCHFUSE_HOST_DEVICE BFloat16 round_stochastically(float value, std::uint32_t random) {
+  const std::uint32_t bits = float_bits(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return BFloat16{0x7fc0};
+  return BFloat16{static_cast<std::uint16_t>((bits + random) >> 16)};
+}
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The fp32 masters of 16-bit parameters, whole or as what a bf16 parameter lacks of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse import _C
+
+#: Keys of the state. A parameter has one of them, or none.
+MASTER = "master_param"
+REMAINDER = "param_remainder"
+
+
+def drop_master(state: dict[str, Any]) -> None:
+    """Forgets the master; the parameter goes on from its own value."""
+    for name in (MASTER, REMAINDER):
+        state.pop(name, None)
+
+
+def create_master(param: Tensor, state: dict[str, Any], as_remainder: bool) -> None:
+    """Gives `state` the master, from the one that it holds in the other form or from `param`."""
+    wanted, other = (REMAINDER, MASTER) if as_remainder else (MASTER, REMAINDER)
+    found = state.pop(other, None)
+    if wanted in state:
+        return
+    value = param.detach()
+    if as_remainder:
+        if found is None:
+            state[REMAINDER] = torch.zeros_like(
+                value, dtype=torch.int16, memory_format=torch.preserve_format
+            )
+        else:
+            state[REMAINDER] = _C.remainder_of_master(found)
+    elif found is None:
+        state[MASTER] = value.to(torch.float32)
+    else:
+        state[MASTER] = _C.master_of_remainder(value, found)
