@@ -58,6 +58,69 @@ class ForeachLAMB(torch.optim.Optimizer):
         torch._foreach_add_(params, updates, alpha=-group["lr"])
 
 
+class ForeachNovoGrad(torch.optim.Optimizer):
+    """NovoGrad by the formula of torchfuse.optimizers.FusedNovoGrad and with its defaults."""
+
+    def __init__(self, params: list[Tensor], lr: float, weight_decay: float) -> None:
+        """Betas are (0.9, 0.999) and eps is 1e-8."""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._steps = 0
+        self._running: list[Tensor] = []
+        self._means = [torch.zeros_like(param) for param in params]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
+        beta1, beta2, eps = 0.9, 0.999, 1e-8
+        self._steps += 1
+        group = self.param_groups[0]
+        params = group["params"]
+        grads = grads_of(params)
+        norms = list(torch._foreach_norm(grads))
+        if self._steps == 1:
+            self._running = norms
+        else:
+            squares = torch._foreach_mul(self._running, self._running)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, norms, norms, 1 - beta2)
+            self._running = list(torch._foreach_sqrt(squares))
+        denominators = torch._foreach_div(self._running, (1 - beta2**self._steps) ** 0.5)
+        torch._foreach_add_(denominators, eps)
+        torch._foreach_lerp_(self._means, grads, 1 - beta1)
+        updates = torch._foreach_div(self._means, denominators)
+        torch._foreach_div_(updates, 1 - beta1**self._steps)
+        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+        torch._foreach_add_(params, updates, alpha=-group["lr"])
+
+
+class ForeachLARS(torch.optim.Optimizer):
+    """LARS by the formula of torchfuse.optimizers.FusedLARS and with its defaults."""
+
+    def __init__(self, params: list[Tensor], lr: float, weight_decay: float) -> None:
+        """The momentum is 0.9, the trust coefficient 0.001 and eps is 1e-8."""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._buffers = [torch.zeros_like(param) for param in params]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
+        momentum, trust_coefficient, eps = 0.9, 0.001, 1e-8
+        group = self.param_groups[0]
+        params = group["params"]
+        grads = grads_of(params)
+        param_norms = torch._foreach_norm(params)
+        denominators = list(torch._foreach_norm(grads))
+        torch._foreach_add_(denominators, param_norms, alpha=group["weight_decay"])
+        torch._foreach_add_(denominators, eps)
+        rates = torch._foreach_div(param_norms, denominators)
+        torch._foreach_mul_(rates, group["lr"] * trust_coefficient)
+        changes = torch._foreach_add(grads, params, alpha=group["weight_decay"])
+        torch._foreach_mul_(changes, rates)
+        torch._foreach_mul_(self._buffers, momentum)
+        torch._foreach_add_(self._buffers, changes)
+        torch._foreach_sub_(params, self._buffers)
+
+
 def grads_of(params: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of parameters that all have one."""
     return [param.grad for param in params if param.grad is not None]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 
-from suites.composites import CopiedMasters, ForeachLAMB
+from suites.composites import CopiedMasters, ForeachLAMB, ForeachLARS, ForeachNovoGrad
 from suites.contenders import FOREACH, FUSED, OUR_LAMB, OURS
 from suites.fused_adam import MemoryCase
 from suites.parameters import ParameterSet, load
@@ -48,6 +48,10 @@ def _torchs(kind: Any, **values: Any) -> Optimizer:
 def _foreach_lamb(params: list[Tensor], max_norm: float | None) -> torch.optim.Optimizer:
     assert max_norm is not None
     return ForeachLAMB(params, LEARNING_RATE, 0.01, max_norm)
+
+
+def _foreach(kind: Any, **values: Any) -> Optimizer:
+    return lambda params, max_norm: kind(params, LEARNING_RATE, **values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +176,8 @@ _ADAM = {"weight_decay": 0.01}
 _SGD = {"momentum": 0.9, "weight_decay": 1e-4}
 _ADAGRAD = {"weight_decay": 0.0}
 _LAMB = {"weight_decay": 0.01}
+_NOVOGRAD = {"weight_decay": 0.01}
+_LARS = {"weight_decay": 1e-4}
 
 
 def _masters(name: str, kind: Any, peer: Optimizer, values: Any, streams: int) -> Case:
@@ -218,6 +224,22 @@ CASES = (
         44,
         clips=True,
         target=2.5,
+    ),
+    Case(
+        "novograd",
+        "step",
+        _ours(optimizers.FusedNovoGrad, **_NOVOGRAD),
+        _foreach(ForeachNovoGrad, **_NOVOGRAD),
+        (FOREACH,),
+        24,
+    ),
+    Case(
+        "lars",
+        "step",
+        _ours(optimizers.FusedLARS, **_LARS),
+        _foreach(ForeachLARS, **_LARS),
+        (FOREACH,),
+        28,
     ),
     Case(
         "adagrad",

@@ -9,7 +9,8 @@
 //             norm. The functor's `measure` says which values are squared and summed.
 //   norms     per tensor: its partials are summed in order, and what the functor tracks of a whole
 //             tensor moves (NovoGrad's running norm).
-//   update    as for every optimizer; the tensor's coefficients take the norms in.
+//   update    as for every optimizer; the tensor's coefficients take the norms in by
+//             `apply_norms`. Tensors share what is prepared, so it overwrites what it left there.
 //
 // A functor with kStatesInMeasure moves its states in `measure`, because the measured values depend
 // on them; its update only reads them, and no gradient.

@@ -235,7 +235,14 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         grid=(
             *grid(lr=[1.0], weight_decay=[0.0, 0.05], nesterov=[False, True]),
             *grid(lr=[0.1], momentum=[0.0], trust_coefficient=[0.02], maximize=[True]),
-            *grid(lr=[0.1], eps=[1.0], weight_decay=[0.05], nesterov=[True], maximize=[True]),
+            *grid(
+                lr=[0.01],
+                trust_coefficient=[0.5],
+                eps=[1.0],
+                weight_decay=[0.05],
+                nesterov=[True],
+                maximize=[True],
+            ),
         ),
     ),
     OptimSpec(

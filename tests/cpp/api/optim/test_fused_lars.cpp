@@ -52,9 +52,9 @@ struct Reference {
 };
 
 TEST(FusedLARS, FollowsTheFormulaOver100Steps) {
-  std::vector<Options> all{Options(2.0).weight_decay(0.05),
-                           Options(1.0).nesterov(true).maximize(true).eps(1.0),
-                           Options(0.1).momentum(0.0).trust_coefficient(0.02).weight_decay(0.01)};
+  std::vector<Options> all{Options(0.2).weight_decay(0.05),
+                           Options(0.2).nesterov(true).maximize(true).eps(1.0),
+                           Options(0.02).momentum(0.0).trust_coefficient(0.02).weight_decay(0.01)};
   for (Options& options : all) {
     options.master_weights(true);
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
@@ -62,7 +62,7 @@ TEST(FusedLARS, FollowsTheFormulaOver100Steps) {
       FusedLARS optimizer(params, options);
       std::vector<Reference> references;
       for (const auto& param : params) {
-        const torch::Tensor start = param.detach().to(torch::kDouble);
+        const torch::Tensor start = param.detach().to(torch::kDouble).clone();
         references.push_back({start, torch::zeros_like(start)});
       }
       for (int i = 0; i < 100; ++i) {
