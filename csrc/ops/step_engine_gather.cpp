@@ -51,13 +51,7 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   check_states(i, slot, planned);
   check_master(i, slot, planned);
   check_rounding(i, slot, planned);
-  const bool wide = planned.key.param == kernels::DType::kFloat64;
-  if (!has_kernel(planned, wide ? kernels::DType::kFloat64 : kernels::DType::kFloat32)) {
-    fail(param_argument,
-         "have states of one dtype, float32 or (without a master) its own, and no remainder or "
-         "stochastic rounding",
-         "another way of storing them", "Layerwise optimizers have no other CUDA kernels.");
-  }
+  check_kernel(i, slot, planned);
   planned.num_elementwise = planned.num_streams;
   const Argument step_argument{op, "state_steps", i};
   check_scalar(step_argument, slot.step, at::kFloat);
@@ -76,6 +70,29 @@ bool StepEngine::has_kernel(const Planned& planned, kernels::DType grad) const {
   bucket.key = planned.key;
   bucket.key.grad = grad;
   return kernels::has_own_kernel(bucket.table(), kernels::kMaxStates);
+}
+
+/// Refuses what has no kernel, by the name of what is stored in another way.
+void StepEngine::check_kernel(std::int64_t i, const FusedSlot& slot, const Planned& planned) const {
+  if (has_kernel(planned, planned.key.param)) return;
+  const char* op = algorithm_->op();
+  const char* remedy = "Keep fp32 masters instead, or update the parameter on the CPU.";
+  if (planned.key.stochastic) {
+    fail({op, "params", i}, "be rounded to nearest, which is all that this optimizer does on CUDA",
+         "stochastic rounding", remedy);
+  }
+  if (planned.key.has_remainder) {
+    fail({op, "master_params", i}, "be of dtype float32, as this optimizer needs it on CUDA",
+         "an int16 remainder", remedy);
+  }
+  for (std::size_t k = 0; k < slot.states.size(); ++k) {
+    if (!slot.states[k].defined() || slot.states[k].scalar_type() == at::kFloat) continue;
+    const std::string name = algorithm_->state_names()[k] + "s";
+    fail({op, name.c_str(), i},
+         "be of dtype float32, as this optimizer needs it on CUDA (or all states of the dtype of a "
+         "16-bit parameter without a master)",
+         c10::str(slot.states[k].scalar_type()));
+  }
 }
 
 /// States with one entry per element, each of a dtype of its own: that of its name. Absent ones

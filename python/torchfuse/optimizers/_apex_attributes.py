@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchfuse.optimizers._masters import master_of
+
 
 class ApexAttributes(torch.optim.Optimizer):
     """Attributes of apex's optimizers that are the same for all of them.
@@ -36,11 +38,11 @@ class ApexAttributes(torch.optim.Optimizer):
     def param_groups_master(self) -> list[dict[str, list[Tensor]]] | None:
         """What the step updates in full precision, group by group, in the order of `params`.
 
-        That is the fp32 master of a 16-bit parameter, and any other parameter itself. None before
-        the step that makes the masters, and without them.
+        That is the fp32 master of a 16-bit parameter (a copy, where it is kept as a remainder), and
+        any other parameter itself. None before the step that makes the masters, and without them.
         """
         masters = [
-            [self.state.get(p, {}).get("master_param") for p in group["params"]]
+            [master_of(p, self.state.get(p, {})) for p in group["params"]]
             for group in self.param_groups
         ]
         if all(master is None for group in masters for master in group):

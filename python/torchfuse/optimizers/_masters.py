@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,14 @@ from torchfuse import _C
 #: Keys of the state. A parameter has one of them, or none.
 MASTER = "master_param"
 REMAINDER = "param_remainder"
+
+
+def master_of(param: Tensor, state: Mapping[str, Any]) -> Tensor | None:
+    """The master, or None. Made anew where it is kept as a remainder: not to be written to."""
+    remainder = state.get(REMAINDER)
+    if remainder is None:
+        return state.get(MASTER)
+    return _C.master_of_remainder(param.detach(), remainder)
 
 
 def drop_master(state: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ class BasicOptions(TypedDict, total=False):
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
         state_dtype: dtype of the states: fp32, bf16 or fp16, whatever the parameter's own; fp64 for
             fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
+            On CUDA, LAMB, LARS and NovoGrad take fp32, or the dtype of 16-bit parameters without
+            masters, and refuse the next two options; on the CPU they take everything.
         store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
             parameter lacks, as `state["param_remainder"]`. Needs `master_weights`.
         stochastic_rounding: round bf16 parameters without masters at random, without bias.

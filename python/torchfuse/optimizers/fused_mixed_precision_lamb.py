@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._checks import HALF_DTYPES
+from torchfuse.optimizers._masters import master_of
 from torchfuse.optimizers._options import BasicOptions
 from torchfuse.optimizers.fused_lamb import FusedLAMB
 
@@ -161,10 +162,14 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     @property
     def param_groups_full_precision(self) -> list[dict[str, Any]]:
         """The groups with the masters in the place of parameters that have one."""
+        masters = [
+            [master_of(p, self.state.get(p, {})) for p in group["params"]]
+            for group in self.param_groups
+        ]
         return [
             {
                 **group,
-                "params": [self.state[p].get("master_param", p) for p in group["params"]],
+                "params": [p if m is None else m for p, m in zip(group["params"], ms, strict=True)],
             }
-            for group in self.param_groups
+            for group, ms in zip(self.param_groups, masters, strict=True)
         ]

@@ -132,5 +132,32 @@ TEST(CudaLayerwise, ASkippedStepTouchesNothing) {
   }
 }
 
+void expect_refusal(const Status& status) {
+  EXPECT_NE(status.error, 0);
+  EXPECT_NE(std::string(status.what).find("not built for this tuple"), std::string::npos)
+      << status.what;
+}
+
+TEST(CudaLayerwise, TuplesWithoutKernelsAreRefusedByName) {
+  const DType f32 = DType::kFloat32;
+  const DType bf16 = DType::kBFloat16;
+  for (int mode = 0; mode < 4; ++mode) {
+    SCOPED_TRACE(mode);
+    const LayerwiseTuple tuple{bf16, bf16, f32, false};
+    std::vector<float> steps{1.0f, 7.0f};
+    const StepScalars scalars{0.5, 0.0f, 0.0f};
+    std::vector<HostStreams> list = lamb_contents(tuple, {5, 700});
+    LambProblem<Buffer> problem(tuple, list, steps.data(), lamb_groups());
+    MeasureArgs<Lamb> args = problem.args(&scalars);
+    TensorTable& table = args.update.tensors;
+    if (mode == 0) table.has_remainder = true;
+    if (mode == 1) table.stochastic = true;
+    if (mode == 2) table.state[1] = bf16;
+    if (mode == 3) table.grad = DType::kFloat16;
+    expect_refusal(fused_measure_cuda<Lamb>(args, stream()));
+    expect_refusal(fused_update_cuda<Lamb>(args.update, stream()));
+  }
+}
+
 }  // namespace
 }  // namespace torchfuse::kernels::testing
