@@ -50,6 +50,7 @@ CUDA_FILES = {
     "synchronization": "test_synchronization.py",
     "CUDA graphs": "test_graphs.py",
     "streams and load": "test_streams.py",
+    "storage modes": "test_storage_modes.py",
     "NCCL, world of one": "test_nccl.py",
 }
 OPCHECK = Path("tests/python/ops/test_opcheck.py")

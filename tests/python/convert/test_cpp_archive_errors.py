@@ -93,7 +93,10 @@ def _missing_option(state_dict: dict[str, Any]) -> None:
         (_not_a_tensor, r"state\[0\] to hold 'exp_avg' as a tensor, got list"),
         (_stray_state, r"state to belong to parameters, got \[9\] too"),
         (_bad_rate, r"FusedAdam: expected param_groups\[1\].lr to be a finite number >= 0, got -1"),
-        (_rate_of_another_type, r"param_groups\[1\]\['lr'\] to be a value that C\+\+ has too"),
+        (
+            _rate_of_another_type,
+            r"FusedAdamOptions: expected the archive's lr to be a floating-point",
+        ),
         (_three_betas, r"param_groups\[0\]\['betas'\] to hold 2 values, got 3"),
         (_no_params, r"param_groups\[1\] to hold a list 'params'"),
         (

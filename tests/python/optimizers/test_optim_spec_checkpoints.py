@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict as dcp_state
 
 from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers._checks import HALF_DTYPES
 
 
 def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +55,8 @@ MODE_PAIRS = [
     for source in MODES
     for target in MODES
     # Masters of 16-bit parameters are refused by others; see below.
-    if source is not target and not (source.options.get("master_weights") and target in MODES[:2])
+    if source is not target
+    and not (source.options.get("master_weights") and target.dtype not in HALF_DTYPES)
 ]
 
 
