@@ -11,8 +11,8 @@
 
 namespace torchfuse::ops {
 
-/// Elements that a thread's caches hold between the phases, with all their streams. Measured best
-/// between 32 Ki and 128 Ki.
+/// Elements that a thread's caches are to hold between the phases, with all their streams: a
+/// megabyte for fp32 LAMB.
 constexpr std::int64_t kCachedElements = 65536;
 
 /// Partials and norms of one bucket, kept between steps: 64 bytes for 16,384 elements.
