@@ -67,6 +67,7 @@ struct MixedTypes {
     }
     TORCHFUSE_HOST_DEVICE bool has_master() const { return master; }
     TORCHFUSE_HOST_DEVICE bool has_remainder() const { return remainder; }
+    bool has_stream(int stream) const { return stream != kMasterStream || master || remainder; }
   };
 };
 

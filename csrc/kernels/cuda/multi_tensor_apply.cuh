@@ -107,7 +107,7 @@ class UpdateLauncher {
       const int state = s - Types::kStateStream;
       const bool is_state = state >= 0 && state < Types::kStates;
       if (is_state && !Functor::uses_state(params, state)) continue;
-      if (s == kMasterStream && !storage.has_master() && !storage.has_remainder()) continue;
+      if (!storage.has_stream(s)) continue;
       const bool read_only = s == Types::kGradStream && !args_.write_back_grads;
       const bool write_only = s == Types::kParamStream && storage.has_master();
       accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.streams[s]),

@@ -70,7 +70,7 @@ struct UpdateTypes {
       return UpdateTypes::element_size(stream);
     }
     static constexpr bool has_master() { return kMaster; }
-    static constexpr bool has_remainder() { return false; }
+    static constexpr bool has_stream(int) { return true; }
   };
 
   /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without
