@@ -17,6 +17,13 @@ from torch import Tensor
 _Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[Tensor]]]
 
 
+def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Norms in `dtype`, which is named only where it differs: not every torch shards it."""
+    if all(tensor.dtype == dtype for tensor in tensors):
+        return torch.stack(torch._foreach_norm(tensors))
+    return torch.stack(torch._foreach_norm(tensors, dtype=dtype))
+
+
 class LARC(torch.optim.Optimizer):
     r"""Gives every parameter a learning rate of its own, from its norm and that of its gradient.
 
@@ -231,8 +238,7 @@ class LARC(torch.optim.Optimizer):
         group: dict[str, Any],
         weight_decay: float | Tensor,
     ) -> None:
-        param_norms = torch.stack(torch._foreach_norm(params, dtype=dtype))
-        grad_norms = torch.stack(torch._foreach_norm(grads, dtype=dtype))
+        param_norms, grad_norms = _norms(params, dtype), _norms(grads, dtype)
         denominators = grad_norms + weight_decay * param_norms + self.eps
         rates = self.trust_coefficient * param_norms / denominators
         if self.clip:
