@@ -35,14 +35,14 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|collections|typing|numpy|argparse|os)\..*"),
     (
         "py:.*",
-        r"(Update|HyperParams|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
+        r"(Update|HyperParams|BasicOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
         r"|dict|Dict\[.*|float|int)",
     ),
     ("py:class", r"torchfuse\.optimizers\._apex_attributes\.ApexAttributes"),
     ("cpp:identifier", r"(at|c10|torch|std)(::.*)?"),
     ("cpp:identifier", r"torchfuse(::amp|::optim)?"),  # namespaces
     ("cpp:identifier", r"(Options|State)"),  # template parameters
-    ("cpp:identifier", r"(Optimizer.*|LossClosure|OptimizerCloneable.*)"),
+    ("cpp:identifier", r"(Optimizer.*|LossClosure|OptimizerCloneable.*|int64_t)"),
 ]
 
 # Markdown
