@@ -276,9 +276,13 @@ class FusedOptimizer(ApexAttributes):
         """States that the algorithm knows, needed or not."""
         return _state_names_of(self._algorithm)
 
+    def _is_tensor_state(self, name: str) -> bool:
+        """Whether the state `name` is one number for the whole tensor."""
+        return name in _tensor_state_names_of(self._algorithm)
+
     def _empty_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
         """Memory for a state: laid out like the parameter, or one number for the whole tensor."""
-        if name in _tensor_state_names_of(self._algorithm):
+        if self._is_tensor_state(name):
             wide = param.dtype == torch.float64
             dtype = torch.float64 if wide else torch.float32
             return torch.empty((), dtype=dtype, device=param.device)

@@ -145,7 +145,8 @@ class _StateReader:
             if name not in saved:
                 raise ValueError(f"{where} to hold '{name}', got the keys {sorted(saved)}.")
         for name in self._tensor_names(saved):
-            self._check_tensor(name, saved[name], self._home(name, param))
+            whole = self._optimizer._is_tensor_state(name)
+            self._check_tensor(name, saved[name], torch.Size() if whole else param.shape)
         if REMAINDER in saved and param.dtype != torch.bfloat16:
             raise ValueError(
                 f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "
@@ -167,16 +168,14 @@ class _StateReader:
         ):
             raise ValueError(f"{where}['step'] to be a number or a 1-element tensor, got {step!r}.")
 
-    def _check_tensor(self, name: str, value: Any, home: Tensor) -> None:
+    def _check_tensor(self, name: str, value: Any, shape: torch.Size) -> None:
         where = f"{self._where}['{name}']"
         if not isinstance(value, Tensor):
             raise ValueError(f"{where} to be a tensor, got {type(value).__name__}.")
         if value.layout is not torch.strided:
             raise ValueError(f"{where} to be a dense tensor, got layout {value.layout}.")
-        if value.shape != home.shape:
-            raise ValueError(
-                f"{where} to have the shape {list(home.shape)}, got {list(value.shape)}."
-            )
+        if value.shape != shape:
+            raise ValueError(f"{where} to have the shape {list(shape)}, got {list(value.shape)}.")
         if name == REMAINDER:
             if value.dtype != torch.int16:
                 raise ValueError(f"{where} to be an int16 tensor, got {value.dtype}.")
