@@ -5,8 +5,9 @@ Example:
     python benchmarks/build.py --out build/benchmarks/build.json
     python benchmarks/build.py --only cpu
 
-Builds wheels from nothing under pip's build isolation, as `pip install .` does, so it needs a
-package index. Run it on a quiet machine: it uses all processors.
+Builds wheels from nothing as `pip install .` does, but with the build tools of this environment:
+those of pip's own are gone when a rebuild needs them. Run it on a quiet machine: it uses all
+processors.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def measure_build(kind: str, folder: Path) -> dict[str, Any]:
     """Builds a wheel from nothing, then again after the functor of Adam was touched."""
     build = folder / "build"
     switches = {"TORCHFUSE_BUILD_DIR": str(build), "TORCHFUSE_WITH_CUDA": KINDS[kind]}
-    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), "."]
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    wheel = [*pip_wheel, "--wheel-dir", str(folder), "."]
     seconds = timed(*wheel, **switches)
     (path,) = folder.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
@@ -100,7 +102,6 @@ def measure_build(kind: str, folder: Path) -> dict[str, Any]:
     status = TOUCHED.stat()
     os.utime(TOUCHED)
     try:
-        # The isolated environment that held ninja is gone; this environment's takes its place.
         ninja = Path(sys.executable).with_name("ninja")
         rebuild = timed(str(ninja), "-C", str(build), "torchfuse", "torchfuse_C")
     finally:
