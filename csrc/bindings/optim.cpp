@@ -2,6 +2,8 @@
 // FusedStep for Python: the native step plus the check that the optimizer's dictionaries still hold
 // the very objects that the plan was made from.
 #include "bindings/bindings.h"
+#include "bindings/dict_items.h"
+#include "bindings/shards.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -21,70 +23,22 @@
 namespace torchfuse::bindings {
 namespace {
 
-// Note [Identity of optimizer state]
-// Users replace entries of `optimizer.state` (offloading, loading, freezing), and a stale native
-// pointer would then update a tensor that nobody saves. So each step compares the dictionaries with
-// the plan. A dictionary keeps its entries in insertion order, so walking it beside a recorded list
-// finds every replaced, added and removed entry without hashing a key: about 5 ns an entry. The
-// recorded objects are kept alive, or a new tensor could be given a dead one's address.
-class DictItems {
- public:
-  DictItems() = default;
-
-  explicit DictItems(py::handle dict) {
-    PyObject* key = nullptr;
-    PyObject* value = nullptr;
-    Py_ssize_t position = 0;
-    items_.reserve(static_cast<std::size_t>(PyDict_Size(dict.ptr())));
-    while (PyDict_Next(dict.ptr(), &position, &key, &value) != 0) {
-      items_.emplace_back(py::reinterpret_borrow<py::object>(key),
-                          py::reinterpret_borrow<py::object>(value));
-    }
-  }
-
-  /// Asks for the memory that match() will read, in two steps: the objects, then what they point
-  /// to.
-  void fetch_objects(PyObject* dict) const {
-    __builtin_prefetch(dict);
-    __builtin_prefetch(items_.data());
-  }
-  static void fetch_entries(PyObject* dict) {
-    constexpr int kBytes = 192;  // header, index table and four entries
-    const auto* keys =
-        reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(dict)->ma_keys);
-    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(keys + line);
-  }
-
-  bool match(PyObject* dict) const {
-    if (static_cast<std::size_t>(PyDict_Size(dict)) != items_.size()) return false;
-    PyObject* key = nullptr;
-    PyObject* value = nullptr;
-    Py_ssize_t position = 0;
-    for (const auto& [expected_key, expected_value] : items_) {
-      if (PyDict_Next(dict, &position, &key, &value) == 0) return false;
-      if (key != expected_key.ptr() || value != expected_value.ptr()) return false;
-    }
-    return true;
-  }
-
- private:
-  std::vector<std::pair<py::object, py::object>> items_;
-};
-
 /// One parameter of the plan.
 struct Entry {
   py::object param;
   c10::TensorImpl* impl = nullptr;  ///< what `param` held; torch.utils.swap_tensors exchanges it
   py::object state;                 ///< the parameter's own dictionary, or null: no state yet
   DictItems items;                  ///< of `state`
+  std::unique_ptr<Shards> shards;   ///< where `param` is a DTensor
 };
 
-at::Tensor tensor_in(const py::dict& state, const std::string& key, std::size_t index) {
+at::Tensor tensor_in(const py::dict& state, const std::string& key, std::size_t index,
+                     Shards* shards) {
   PyObject* value = PyDict_GetItemString(state.ptr(), key.c_str());
   if (value == nullptr || value == Py_None) return {};
   TORCH_CHECK_TYPE(THPVariable_Check(value), "FusedStep: expected states[", index, "]['", key,
                    "'] to be a tensor, got ", Py_TYPE(value)->tp_name);
-  return THPVariable_Unpack(value);
+  return shards == nullptr ? THPVariable_Unpack(value) : shards->local(value);
 }
 
 HyperParam hyper_param(py::handle value, const std::string& name, std::size_t group) {
@@ -117,7 +71,8 @@ class PyFusedStep {
   }
 
   void plan(const py::list& params, const py::list& states, const std::vector<std::int64_t>& groups,
-            const std::optional<py::dict>& owner, const std::vector<bool>& stochastic);
+            const std::optional<py::dict>& owner, const std::vector<bool>& stochastic,
+            const std::vector<std::optional<std::vector<std::string>>>& shard_groups);
   bool step(const py::list& groups, const FusedStepOptions& options,
             const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists);
 
@@ -150,13 +105,14 @@ class PyFusedStep {
 FusedSlot PyFusedStep::slot(const Entry& entry, std::size_t index, std::int64_t group) const {
   const auto state = py::reinterpret_borrow<py::dict>(entry.state);
   FusedSlot slot;
-  slot.param = THPVariable_Unpack(entry.param.ptr());
+  Shards* shards = entry.shards.get();
+  slot.param = shards == nullptr ? THPVariable_Unpack(entry.param.ptr()) : shards->param();
   for (const std::string& name : native_.state_names()) {
-    slot.states.push_back(tensor_in(state, name, index));
+    slot.states.push_back(tensor_in(state, name, index, shards));
   }
-  slot.master = tensor_in(state, "master_param", index);
-  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", index);
-  slot.step = tensor_in(state, "step", index);
+  slot.master = tensor_in(state, "master_param", index, shards);
+  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", index, shards);
+  slot.step = tensor_in(state, "step", index, nullptr);
   slot.group = group;
   slot.index = static_cast<std::int64_t>(index);
   return slot;
@@ -164,7 +120,8 @@ FusedSlot PyFusedStep::slot(const Entry& entry, std::size_t index, std::int64_t 
 
 void PyFusedStep::plan(const py::list& params, const py::list& states,
                        const std::vector<std::int64_t>& groups,
-                       const std::optional<py::dict>& owner, const std::vector<bool>& stochastic) {
+                       const std::optional<py::dict>& owner, const std::vector<bool>& stochastic,
+                       const std::vector<std::optional<std::vector<std::string>>>& shard_groups) {
   TORCH_CHECK(params.size() == states.size() && params.size() == groups.size(),
               "FusedStep: expected params, states and groups to have one length, got ",
               params.size(), ", ", states.size(), " and ", groups.size());
@@ -184,7 +141,10 @@ void PyFusedStep::plan(const py::list& params, const py::list& states,
                        "] to be a dict or None, got ", Py_TYPE(state.ptr())->tp_name);
       entry.state = state;
       entry.items = DictItems(state);
+      const bool is_dtensor = i < shard_groups.size() && shard_groups[i];
+      if (is_dtensor) entry.shards = std::make_unique<Shards>(entry.param);
       slots.push_back(slot(entry, i, groups[i]));
+      if (is_dtensor) slots.back().shard_groups = *shard_groups[i];
       const auto group = static_cast<std::size_t>(groups[i]);
       slots.back().stochastic_rounding = group < stochastic.size() && stochastic[group];
     }
@@ -236,6 +196,8 @@ bool PyFusedStep::fits(const std::optional<py::dict>& owner,
       if (param.mutable_grad().defined()) return false;
     } else if (!entry.items.match(entry.state.ptr())) {
       return false;
+    } else if (entry.shards && !entry.shards->unchanged()) {
+      return false;
     }
   }
   return true;
@@ -267,9 +229,16 @@ bool PyFusedStep::step(const py::list& groups, const FusedStepOptions& options,
                        const std::optional<py::list>& param_lists) {
   if (!fits(owner, param_lists)) return false;
   const std::vector<std::vector<HyperParam>> values = hyper_params(groups);
-  // Nothing below touches a Python object.
-  const py::gil_scoped_release released;
-  native_.step(values, options);
+  LentGradients lent;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].shards) lent.lend(entries_[i].param, entries_[i].shards->param(), i);
+  }
+  {
+    // Nothing in here touches a Python object.
+    const py::gil_scoped_release released;
+    native_.step(values, options);
+  }
+  lent.mark_written(options.write_back_grads);
   return true;
 }
 
@@ -283,7 +252,8 @@ void bind_optim(py::module_& module) {
       .def_property_readonly("tensor_state_names", &PyFusedStep::tensor_state_names)
       .def_property_readonly("planned", &PyFusedStep::planned)
       .def("plan", &PyFusedStep::plan, py::arg("params"), py::arg("states"), py::arg("groups"),
-           py::arg("owner") = py::none(), py::arg("stochastic") = std::vector<bool>())
+           py::arg("owner") = py::none(), py::arg("stochastic") = std::vector<bool>(),
+           py::arg("shard_groups") = std::vector<std::optional<std::vector<std::string>>>())
       .def(
           "step",
           [](PyFusedStep& self, const py::list& groups, const std::optional<at::Tensor>& grad_scale,

@@ -12,6 +12,10 @@
 //   update    as for every optimizer; the tensor's coefficients take the norms in by
 //             `apply_norms`. Tensors share what is prepared, so it overwrites what it left there.
 //
+// Of a tensor that is split over processes each holds a part. There the norms phase runs twice:
+// first it stops at the sums; when these are summed over the processes, they are the only partial of
+// each tensor.
+//
 // A functor with kStatesInMeasure moves its states in `measure`, because the measured values depend
 // on them; its update only reads them, and no gradient.
 #pragma once
@@ -44,6 +48,9 @@ struct MeasureArgs {
   /// On the tensors' device: kNumNorms for each of slots[count] chunks, all written.
   MeasurePartial* partials = nullptr;
   double* norms = nullptr;  ///< on the tensors' device: kNumNorms for each tensor
+  /// Where the norms phase writes the sums of each tensor's partials, kNumNorms for each tensor,
+  /// instead of what follows from them; null: it finishes the norms.
+  MeasurePartial* sums = nullptr;
 };
 
 /// Measures every chunk whose first flattened element lies in [begin, end).
@@ -51,13 +58,17 @@ template <class Functor>
 void fused_measure_cpu(CpuIsa isa, const MeasureArgs<Functor>& args, std::int64_t begin,
                        std::int64_t end);
 
-/// The norms of the tensors [begin, end), once all their chunks are measured.
+/// The norms of the tensors [begin, end), once all their chunks are measured; or their sums.
 template <class Functor>
 void tensor_norms(const MeasureArgs<Functor>& args, std::int64_t begin, std::int64_t end);
 
 /// Enqueues both phases for the whole table; reads the host arrays before it returns.
 template <class Functor>
 Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream);
+
+/// Enqueues the norms phase alone.
+template <class Functor>
+Status tensor_norms_cuda(const MeasureArgs<Functor>& args, Stream stream);
 
 /// The norms of one tensor from its sums, and what the functor tracks of it. `tensor_state` points
 /// to one T, or is null.

@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torchfuse/fused_step.h>
@@ -20,6 +21,7 @@
 #include "ops/bucket.h"
 #include "ops/check.h"
 #include "ops/layerwise.h"
+#include "ops/sharding.h"
 
 namespace torchfuse::ops {
 
@@ -137,26 +139,63 @@ class FusedAlgorithm : public Algorithm {
     args.norms = workspace_.norms();
     const kernels::MeasureArgs<Functor> measure{args, bucket.slots.data(), workspace_.partials(),
                                                 workspace_.norms()};
-    if (bucket.key.device.is_cpu()) {
-      for_each_cached_span(bucket, [&](std::int64_t first, std::int64_t last) {
-        const std::int64_t begin = bucket.offsets[first];
-        const std::int64_t end = bucket.offsets[last];
-        parallel_over_elements(begin, end,
-                               [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
-                                 kernels::fused_measure_cpu<Functor>(isa, measure, b, e);
-                               });
-        kernels::tensor_norms<Functor>(measure, first, last);
-        parallel_over_elements(begin, end,
-                               [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
-                                 kernels::fused_update_cpu<Functor>(isa, args, b, e);
-                               });
-      });
+    if (bucket.shard_groups == nullptr && bucket.key.device.is_cpu()) {
+      update_spans(bucket, measure);
       return;
     }
+    if (bucket.shard_groups == nullptr) {
+      measure_all(bucket.key.device, measure);
+    } else {
+      measure_shards(bucket, measure);
+    }
+    update_elements(bucket, args);
+  }
+
+  void update_spans(const Bucket& bucket, const kernels::MeasureArgs<Functor>& args) const {
+    for_each_cached_span(bucket, [&](std::int64_t first, std::int64_t last) {
+      const std::int64_t begin = bucket.offsets[first];
+      const std::int64_t end = bucket.offsets[last];
+      parallel_over_elements(begin, end,
+                             [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+                               kernels::fused_measure_cpu<Functor>(isa, args, b, e);
+                             });
+      kernels::tensor_norms<Functor>(args, first, last);
+      parallel_over_elements(begin, end,
+                             [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+                               kernels::fused_update_cpu<Functor>(isa, args.update, b, e);
+                             });
+    });
+  }
+
+  /// The norms are those of the whole tensors: see Note [Sharded parameters].
+  void measure_shards(const Bucket& bucket, kernels::MeasureArgs<Functor> args) {
+    workspace_.reserve_sums(bucket, Functor::kNumNorms);
+    args.sums = static_cast<kernels::MeasurePartial*>(workspace_.sums().mutable_data_ptr());
+    measure_all(bucket.key.device, args);
+    sum_measured_over_shards(workspace_.sums(), Functor::kTracksNorm, *bucket.shard_groups);
+    args.partials = std::exchange(args.sums, nullptr);
+    args.slots = workspace_.one_partial_each();
+    finish_norms(bucket.key.device, args);
+  }
+
+  /// Both phases for all tensors.
+  void measure_all(const c10::Device& device, const kernels::MeasureArgs<Functor>& args) const {
+    if (device.is_cpu()) {
+      parallel_over_elements(args.update.tensors.total(),
+                             [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                               kernels::fused_measure_cpu<Functor>(isa, args, begin, end);
+                             });
+      return finish_norms(device, args);
+    }
 #if defined(TORCHFUSE_WITH_CUDA)
-    const kernels::Stream stream = current_stream(bucket.key.device);
-    check_status(op(), kernels::fused_measure_cuda<Functor>(measure, stream));
-    check_status(op(), kernels::fused_update_cuda<Functor>(args, stream));
+    check_status(op(), kernels::fused_measure_cuda<Functor>(args, current_stream(device)));
+#endif
+  }
+
+  void finish_norms(const c10::Device& device, const kernels::MeasureArgs<Functor>& args) const {
+    if (device.is_cpu()) return kernels::tensor_norms<Functor>(args, 0, args.update.tensors.count);
+#if defined(TORCHFUSE_WITH_CUDA)
+    check_status(op(), kernels::tensor_norms_cuda<Functor>(args, current_stream(device)));
 #endif
   }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/common/tensor_table.h"
@@ -22,11 +23,15 @@ struct BucketKey {
   bool has_master = false;
   bool has_remainder = false;
   bool stochastic = false;
+  std::int32_t sharding = kWhole;  ///< index of how the tensors are split over processes
+
+  static constexpr std::int32_t kWhole = -1;  ///< not at all
 
   bool operator==(const BucketKey& other) const {
     return device == other.device && param == other.param && grad == other.grad &&
            states == other.states && has_master == other.has_master &&
-           has_remainder == other.has_remainder && stochastic == other.stochastic;
+           has_remainder == other.has_remainder && stochastic == other.stochastic &&
+           sharding == other.sharding;
   }
 };
 
@@ -36,6 +41,8 @@ struct Bucket {
   std::vector<std::int64_t> offsets{0};  ///< prefix sums of numel
   std::vector<std::int64_t> slots{0};    ///< prefix sums of norm chunks
   std::uint64_t seed = 0;                ///< of stochastic rounding
+  /// Process groups over which the tensors are split; null: every tensor is whole.
+  const std::vector<std::string>* shard_groups = nullptr;
 
   void clear() {
     rows.clear();

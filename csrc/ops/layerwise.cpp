@@ -8,6 +8,8 @@ namespace torchfuse::ops {
 
 namespace {
 
+constexpr std::int64_t kPartialDoubles = sizeof(kernels::MeasurePartial) / sizeof(double);
+
 /// At least `doubles` doubles on the bucket's device. Grows and never shrinks.
 void reserve_doubles(at::Tensor& tensor, std::int64_t doubles, const c10::Device& device) {
   if (tensor.defined() && tensor.device() == device && tensor.numel() >= doubles) return;
@@ -17,10 +19,18 @@ void reserve_doubles(at::Tensor& tensor, std::int64_t doubles, const c10::Device
 }  // namespace
 
 void LayerwiseWorkspace::reserve(const Bucket& bucket, int num_norms) {
-  constexpr std::int64_t kDoubles = sizeof(kernels::MeasurePartial) / sizeof(double);
   const auto rows = static_cast<std::int64_t>(bucket.rows.size());
-  reserve_doubles(partials_, bucket.num_partials() * num_norms * kDoubles, bucket.key.device);
+  reserve_doubles(partials_, bucket.num_partials() * num_norms * kPartialDoubles, bucket.key.device);
   reserve_doubles(norms_, rows * num_norms, bucket.key.device);
+}
+
+void LayerwiseWorkspace::reserve_sums(const Bucket& bucket, int num_norms) {
+  const auto rows = static_cast<std::int64_t>(bucket.rows.size());
+  sums_ = at::empty({rows * num_norms * kPartialDoubles},
+                    at::TensorOptions().dtype(at::kDouble).device(bucket.key.device));
+  while (static_cast<std::int64_t>(counting_.size()) <= rows) {
+    counting_.push_back(static_cast<std::int64_t>(counting_.size()));
+  }
 }
 
 std::int64_t end_of_cached_span(const Bucket& bucket, std::int64_t first) {

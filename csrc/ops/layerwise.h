@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/layerwise_optimizer.h"
 #include "ops/bucket.h"
@@ -24,9 +25,16 @@ class LayerwiseWorkspace {
   }
   double* norms() const { return norms_.mutable_data_ptr<double>(); }
 
+  /// For tensors that are split over processes: memory for their sums, and each as one partial.
+  void reserve_sums(const Bucket& bucket, int num_norms);
+  const at::Tensor& sums() const { return sums_; }
+  const std::int64_t* one_partial_each() const { return counting_.data(); }
+
  private:
   at::Tensor partials_;
   at::Tensor norms_;
+  at::Tensor sums_;                     ///< as doubles, exactly those of the bucket
+  std::vector<std::int64_t> counting_;  ///< 0, 1, 2, ...
 };
 
 /// The rows from `first` on whose elements the threads' caches hold together: at least one.

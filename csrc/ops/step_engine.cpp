@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ops/check.h"
+#include "ops/sharding.h"
 
 namespace torchfuse::ops {
 
@@ -87,8 +88,10 @@ kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
 }
 
 void StepEngine::reduce_norms(const FusedStepOptions& options) {
-  std::int64_t devices = 0;
-  for (const DeviceWork& work : work_) devices += work.steps.empty() ? 0 : 1;
+  std::int64_t sources = 0;  // sums that the global norm adds up
+  for (const DeviceWork& work : work_) {
+    if (!work.steps.empty()) sources += static_cast<std::int64_t>(work.shardings.size());
+  }
   for (DeviceWork& work : work_) {
     const c10::OptionalDeviceGuard guard(work.device);
     kernels::NormPartial* partials = work.steps.empty() ? nullptr : work.partials_ptr();
@@ -104,7 +107,7 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
       }
 #if defined(TORCHFUSE_WITH_CUDA)
       const kernels::PrologueArgs prologue = prologue_args(work, options, true);
-      const bool only_source = devices == 1 && work.buckets.size() == 1;
+      const bool only_source = sources == 1 && work.buckets.size() == 1;
       check_status(algorithm_->op(),
                    kernels::multi_tensor_l2_norm_cuda(
                        args, only_source ? &prologue : nullptr,
@@ -115,28 +118,42 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
 #endif
     }
   }
-  if (devices > 1) share_partials();
+  if (sources > 1) share_partials();
 }
 
-/// Several devices: each reduces its own partials to one, and all get a copy of all of these.
+at::Tensor StepEngine::sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
+                                    std::int64_t count) const {
+  at::Tensor sum = at::empty({kPartialDoubles}, work.partials.options());
+  auto* out = static_cast<kernels::NormPartial*>(sum.mutable_data_ptr());
+  if (work.device.is_cpu()) kernels::reduce_partials_cpu(partials, count, out);
+#if defined(TORCHFUSE_WITH_CUDA)
+  if (work.device.is_cuda()) {
+    check_status(algorithm_->op(), kernels::reduce_partials_cuda(partials, count, out,
+                                                                 current_stream(work.device)));
+  }
+#endif
+  return sum;
+}
+
+/// Several devices, or parameters that are split over processes: each device's partials are reduced
+/// to one per sharding, these are summed over the processes, and all devices get a copy of all.
+/// Splits without an element here take part too: see Note [Sharded parameters].
 void StepEngine::share_partials() {
   std::vector<at::Tensor> sums;
-  for (DeviceWork& work : work_) {
+  for (const DeviceWork& work : work_) {
     if (work.steps.empty()) continue;
     const c10::OptionalDeviceGuard guard(work.device);
-    at::Tensor sum = at::empty({kPartialDoubles}, work.partials.options());
-    auto* out = static_cast<kernels::NormPartial*>(sum.mutable_data_ptr());
-    if (work.device.is_cpu()) {
-      kernels::reduce_partials_cpu(work.partials_ptr(), work.num_partials, out);
+    const kernels::NormPartial* partials = work.partials_ptr();
+    auto bucket = work.buckets.begin();
+    for (const std::int32_t sharding : work.shardings) {
+      std::int64_t count = 0;
+      for (; bucket != work.buckets.end() && (*bucket)->key.sharding == sharding; ++bucket) {
+        count += (*bucket)->num_partials();
+      }
+      sums.push_back(sum_partials(work, partials, count));
+      if (sharding != BucketKey::kWhole) sum_over_shards(sums.back(), shardings_[sharding]);
+      partials += count;
     }
-#if defined(TORCHFUSE_WITH_CUDA)
-    if (work.device.is_cuda()) {
-      check_status(algorithm_->op(),
-                   kernels::reduce_partials_cuda(work.partials_ptr(), work.num_partials, out,
-                                                 current_stream(work.device)));
-    }
-#endif
-    sums.push_back(sum);
   }
   for (DeviceWork& work : work_) {
     if (work.steps.empty()) continue;

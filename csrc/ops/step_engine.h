@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <torchfuse/fused_step.h>
@@ -68,7 +69,9 @@ class StepEngine {
   struct DeviceWork {
     c10::Device device{c10::kCPU};
     std::vector<float*> steps;
-    std::vector<Bucket*> buckets;
+    std::vector<Bucket*> buckets;         ///< those of one sharding in a row
+    /// Those of all slots that take part, in order; kWhole is always there.
+    std::vector<std::int32_t> shardings{BucketKey::kWhole};
     at::Tensor scalars;   ///< the bytes of a StepScalars, as four floats
     at::Tensor partials;  ///< NormPartial rows, as doubles
     at::Tensor arrivals;  ///< zeroed counter for K1's last block
@@ -81,6 +84,7 @@ class StepEngine {
     kernels::NormPartial* partials_ptr() const;
   };
 
+  std::int32_t sharding_of(const FusedSlot& slot);
   Planned check_slot(std::size_t index, const FusedSlot& slot) const;
   void check_states(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
   void check_master(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
@@ -102,6 +106,8 @@ class StepEngine {
   kernels::PrologueArgs prologue_args(const DeviceWork& work, const FusedStepOptions& options,
                                       bool has_norm) const;
   void reduce_norms(const FusedStepOptions& options);
+  at::Tensor sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
+                          std::int64_t count) const;
   void share_partials();
   void run_prologues(const FusedStepOptions& options, bool has_norm);
   void update(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
@@ -111,6 +117,7 @@ class StepEngine {
   c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
   std::vector<FusedSlot> slots_;
   std::vector<Planned> planned_;
+  std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
   Buckets buckets_;
   std::vector<DeviceWork> work_;
   std::vector<Found> found_;

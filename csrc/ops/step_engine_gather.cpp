@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/cuda/supported_dtypes.h"
@@ -196,10 +197,22 @@ bool StepEngine::Planned::unchanged() const {
   return true;
 }
 
+/// Index among all ways to split parameters that were ever planned: the same in all processes.
+std::int32_t StepEngine::sharding_of(const FusedSlot& slot) {
+  if (slot.shard_groups.empty()) return BucketKey::kWhole;
+  const auto found = std::find(shardings_.begin(), shardings_.end(), slot.shard_groups);
+  const auto index = static_cast<std::int32_t>(found - shardings_.begin());
+  if (found == shardings_.end()) shardings_.push_back(slot.shard_groups);
+  return index;
+}
+
 void StepEngine::plan(std::vector<FusedSlot> slots) {
   std::vector<Planned> planned;
   planned.reserve(slots.size());
-  for (std::size_t i = 0; i < slots.size(); ++i) planned.push_back(check_slot(i, slots[i]));
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    planned.push_back(check_slot(i, slots[i]));
+    planned.back().key.sharding = sharding_of(slots[i]);
+  }
   slots_ = std::move(slots);
   planned_ = std::move(planned);
 }
@@ -302,7 +315,10 @@ void StepEngine::add_row(std::size_t index, const at::Tensor& grad) {
   const bool as_planned = found_[index] == Found::kAsPlanned;
   at::Tensor held;
   if (!as_planned) {
-    if (!planned.unchanged()) planned = check_slot(index, slots_[index]);
+    if (!planned.unchanged()) {
+      planned = check_slot(index, slots_[index]);
+      planned.key.sharding = sharding_of(slots_[index]);
+    }
     held = usable_grad(index, planned, grad);
   }
   check_used_states(index);
@@ -311,9 +327,16 @@ void StepEngine::add_row(std::size_t index, const at::Tensor& grad) {
   kernels::TensorRow row = planned.row;
   row.grad = memory_of(usable);
   if (row.numel != 0 && row.grad == nullptr) check_tensor(argument, grad);
-  work_on(planned.key.device).steps.push_back(row.step);
+  DeviceWork& work = work_on(planned.key.device);
+  work.steps.push_back(row.step);
   active_.push_back(index);
-  if (row.numel == 0) return;
+  const std::int32_t sharding = planned.key.sharding;
+  if (sharding != BucketKey::kWhole) {
+    const auto place = std::lower_bound(work.shardings.begin(), work.shardings.end(), sharding);
+    if (place == work.shardings.end() || *place != sharding) work.shardings.insert(place, sharding);
+  } else if (row.numel == 0) {
+    return;
+  }
   BucketKey key = planned.key;
   key.grad = as_planned ? key.param : dtype_of(argument, usable);
   buckets_.of(key).add(row);
@@ -327,6 +350,7 @@ void StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
   for (DeviceWork& work : work_) {
     work.steps.clear();
     work.buckets.clear();
+    work.shardings.assign(1, BucketKey::kWhole);
   }
   set_groups(groups, planned_.front().key.device);
   survey(grads);
@@ -338,7 +362,15 @@ void StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     add_row(i, grad_of(i, grads));
   }
   for (Bucket& bucket : buckets_.all()) {
-    if (!bucket.rows.empty()) work_on(bucket.key.device).buckets.push_back(&bucket);
+    if (bucket.rows.empty()) continue;
+    const std::int32_t sharding = bucket.key.sharding;
+    bucket.shard_groups = sharding == BucketKey::kWhole ? nullptr : &shardings_[sharding];
+    work_on(bucket.key.device).buckets.push_back(&bucket);
+  }
+  for (DeviceWork& work : work_) {
+    std::stable_sort(
+        work.buckets.begin(), work.buckets.end(),
+        [](const Bucket* a, const Bucket* b) { return a->key.sharding < b->key.sharding; });
   }
 }
 

@@ -30,6 +30,7 @@ class FusedStep:
         groups: list[int],
         owner: dict[Any, Any] | None = None,
         stochastic: list[bool] = [],
+        shard_groups: list[list[str] | None] = [],
     ) -> None:
         """Replaces the plan; on an error the former one stays.
 
@@ -39,6 +40,8 @@ class FusedStep:
             groups: index of each parameter's group.
             owner: the dictionary of all states, if step() is to check its entries.
             stochastic: for each group, whether its parameters are rounded stochastically.
+            shard_groups: for each parameter None, or, if it is a DTensor, the names of the process
+                groups over which it is split.
         """
 
     def step(

@@ -41,6 +41,10 @@ void tensor_norms(const MeasureArgs<Functor>& args, std::int64_t begin, std::int
     for (std::int64_t slot = args.slots[t]; slot < args.slots[t + 1]; ++slot) {
       for (int n = 0; n < kNorms; ++n) sums[n] = sums[n] + args.partials[slot * kNorms + n];
     }
+    if (args.sums != nullptr) {
+      for (int n = 0; n < kNorms; ++n) args.sums[t * kNorms + n] = sums[n];
+      continue;
+    }
     const auto finish = wide ? finish_norms<Functor, double> : finish_norms<Functor, float>;
     finish(update.groups[row.group], static_cast<double>(*row.step), sums, row.tensor_state,
            args.norms + t * kNorms);

@@ -83,8 +83,13 @@ Status enqueue_norms(const MeasureArgs<Functor>& args, Stream stream) {
       if (!flushed.ok()) return flushed;
       slot = groups.place(update.groups, row.group, arguments.groups);
     }
-    arguments.rows[arguments.count] = {args.slots[i], args.slots[i + 1] - args.slots[i], row.step,
-                                       row.tensor_state, args.norms + i * Functor::kNumNorms};
+    const std::int64_t first = i * Functor::kNumNorms;
+    arguments.rows[arguments.count] = {args.slots[i],
+                                       args.slots[i + 1] - args.slots[i],
+                                       row.step,
+                                       row.tensor_state,
+                                       args.norms + first,
+                                       args.sums == nullptr ? nullptr : args.sums + first};
     arguments.group[arguments.count++] = static_cast<std::uint8_t>(slot);
   }
   return flush();
@@ -99,9 +104,14 @@ Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream) {
   const TensorTable& tensors = args.update.tensors;
   const Status status = cuda::dispatch_update<Functor>(
       tensors, [&](auto types) { return cuda::enqueue_measure<decltype(types)>(args, stream); });
-  if (!status.ok()) return status;
-  return tensors.param == DType::kFloat64 ? cuda::enqueue_norms<Functor, double>(args, stream)
-                                          : cuda::enqueue_norms<Functor, float>(args, stream);
+  return status.ok() ? tensor_norms_cuda(args, stream) : status;
+}
+
+template <class Functor>
+Status tensor_norms_cuda(const MeasureArgs<Functor>& args, Stream stream) {
+  const bool wide = args.update.tensors.param == DType::kFloat64;
+  return wide ? cuda::enqueue_norms<Functor, double>(args, stream)
+              : cuda::enqueue_norms<Functor, float>(args, stream);
 }
 
 }  // namespace torchfuse::kernels

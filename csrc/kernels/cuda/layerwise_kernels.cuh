@@ -210,6 +210,7 @@ struct NormsRow {
   float* step;
   void* tensor_state;
   double* norms;
+  MeasurePartial* sums;  ///< written instead of the norms, if not null
 };
 
 template <class Functor>
@@ -246,6 +247,11 @@ __global__ void __launch_bounds__(kThreads)
     sums[n] = block_sum(sum);
   }
   if (threadIdx.x != 0) return;
+  if (row.sums != nullptr) {
+#pragma unroll
+    for (int n = 0; n < kNorms; ++n) row.sums[n] = sums[n];
+    return;
+  }
   finish_norms<Functor, T>(launch.groups[launch.group[blockIdx.x]], static_cast<double>(*row.step),
                            sums, row.tensor_state, row.norms);
 }

@@ -27,6 +27,7 @@ from torchfuse.optimizers._checks import (
 )
 from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
 from torchfuse.optimizers._options import StepOptions, as_tensor
+from torchfuse.optimizers._shards import shard_groups
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
 _SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
@@ -250,7 +251,8 @@ class FusedOptimizer(ApexAttributes):
             self.state[param]["step"] = home
         states = [self.state.get(param) or None for param in params]
         stochastic = [bool(group.get("stochastic_rounding")) for group in self.param_groups]
-        self._native.plan(params, states, group_indices, self.state, stochastic)
+        shards = [shard_groups(param) for param in params]
+        self._native.plan(params, states, group_indices, self.state, stochastic, shards)
         self._planned_names = names
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:

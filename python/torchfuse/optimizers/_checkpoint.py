@@ -21,6 +21,7 @@ from torch import Tensor
 from torchfuse import _C
 from torchfuse.optimizers._checks import HALF_DTYPES
 from torchfuse.optimizers._masters import MASTER, REMAINDER
+from torchfuse.optimizers._shards import is_dtensor
 
 if TYPE_CHECKING:
     from torchfuse.optimizers._base import FusedOptimizer
@@ -147,6 +148,12 @@ class _StateReader:
         for name in self._tensor_names(saved):
             whole = self._optimizer._is_tensor_state(name)
             self._check_tensor(name, saved[name], torch.Size() if whole else param.shape)
+            if not whole and is_dtensor(param) != is_dtensor(saved[name]):
+                wanted = "DTensor like its parameter" if is_dtensor(param) else "plain tensor"
+                raise ValueError(
+                    f"{where}['{name}'] to be a {wanted}, got {type(saved[name]).__name__}. Convert "
+                    "it with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
+                )
         if REMAINDER in saved and param.dtype != torch.bfloat16:
             raise ValueError(
                 f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "

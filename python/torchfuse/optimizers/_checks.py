@@ -6,11 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from torchfuse.optimizers._shards import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 PARAM_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -23,10 +28,12 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
     """Refuses parameters that no kernel can update."""
     for index, param in enumerate(params):
         where = f"{owner}: expected params[{index}] of group {group} to be"
-        if is_traceable_wrapper_subclass(param):
+        if is_dtensor(param):
+            check_placements(where, param)
+        elif is_traceable_wrapper_subclass(param):
             raise TypeError(
-                f"{where} a plain tensor, got {type(param).__name__}. "
-                "Give the optimizer its local tensor."
+                f"{where} a plain tensor or a DTensor, got {type(param).__name__}. "
+                "Give the optimizer the tensors that it is made of."
             )
         if param.layout != torch.strided:
             raise ValueError(f"{where} dense, got layout {param.layout}.")
@@ -36,6 +43,15 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
         raise ValueError(
             f"{owner}: expected each parameter of group {group} to be listed once, "
             "got a parameter twice. Remove the duplicate."
+        )
+
+
+def check_placements(where: str, param: DTensor) -> None:
+    """Refuses a DTensor whose elements exist only as a sum over processes."""
+    if any(placement.is_partial() for placement in param.placements):
+        raise ValueError(
+            f"{where} sharded or replicated, got the placements {param.placements}. "
+            "Redistribute it before it becomes a parameter."
         )
 
 

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""DTensor parameters, as FSDP2 and tensor parallelism make them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeGuard
+
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether `tensor` is a DTensor; its package is loaded only where there may be one."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def shard_groups(param: Tensor) -> list[str] | None:
+    """Names of the process groups over whose processes a DTensor is split; None for others."""
+    if not is_dtensor(param):
+        return None
+    mesh = param.device_mesh
+    return [
+        mesh.get_group(dim).group_name
+        for dim, placement in enumerate(param.placements)
+        if placement.is_shard() and mesh.size(dim) > 1
+    ]

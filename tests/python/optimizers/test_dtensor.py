@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""DTensor parameters: each process updates its own part, and norms are those of the whole tensors.
+
+Four processes on a mesh of 2 x 2 run all cases once; the tests compare what they found with the
+same training on whole tensors in one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from support.adam import make_params, random_grads
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from torchfuse import _C
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedOptimizer
+from torchfuse.optimizers._masters import REMAINDER, master_of
+from torchfuse.testing import OPTIM_SPECS, OptimSpec
+
+RANKS = 4
+SHAPES = [(8, 5), (3, 6), (1, 4), (9,), (0, 2), (7,), (6, 4)]
+# Unevenly, with nothing at all on some processes, over one dimension of the mesh and over both.
+PLACEMENTS: list[Any] = [
+    [Shard(0), Shard(1)],
+    [Shard(0), Shard(0)],
+    [Replicate(), Shard(0)],
+    [Shard(0), Replicate()],
+    [Shard(0), Replicate()],
+    None,
+    [Replicate(), Replicate()],
+]
+STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "fp32": (torch.float32, {}),
+    "bf16-master": (torch.bfloat16, {"master_weights": True}),
+    "bf16-remainder": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
+}
+CASES = {
+    f"{spec.algorithm}-{position}-{stored}": (spec, dict(spec.grid[position]), stored)
+    for spec in OPTIM_SPECS
+    for position in (0, -1)
+    for stored in STORED
+}
+
+
+def _place(tensor: Tensor, index: int, mesh: DeviceMesh | None) -> Tensor:
+    placements = PLACEMENTS[index]
+    if mesh is None or placements is None:
+        return tensor.clone()
+    return distribute_tensor(tensor, mesh, placements)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().clone()
+    # Gloo gathers no 16-bit integers.
+    wide = tensor.detach().to(torch.int32) if tensor.dtype == torch.int16 else tensor.detach()
+    whole: Tensor = wide.full_tensor()
+    return whole.to(tensor.dtype, copy=True)
+
+
+def _train(
+    spec: OptimSpec, hyper: dict[str, Any], stored: str, mesh: DeviceMesh | None
+) -> dict[str, Any]:
+    """Three steps: the second has one infinite element, which lies in one process's part."""
+    dtype, options = STORED[stored]
+    start = make_params(SHAPES, dtype)
+    params = [torch.nn.Parameter(_place(p.detach(), i, mesh)) for i, p in enumerate(start)]
+    make: Any = spec.optimizer
+    options = {**hyper, **options, "max_grad_norm": 0.5, "skip_non_finite": True}
+    optimizer: FusedOptimizer = make(params, **options)
+    norms, skipped = [], []
+    for step in range(3):
+        grads = random_grads(start, step)
+        if step == 1:
+            grads[0][-1, -1] = math.inf
+        for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+            param.grad = _place(grad, i, mesh)
+        optimizer.step()
+        norm, skip = optimizer.grad_norm(), optimizer.last_step_skipped()
+        assert norm is not None
+        assert skip is not None
+        norms.append(norm.item())
+        skipped.append(skip.item())
+    states = [optimizer.state[param] for param in params]
+    return {
+        "params": [_whole(param) for param in params],
+        "states": [{key: _whole(value) for key, value in state.items()} for state in states],
+        "kinds": [{key: type(value).__name__ for key, value in s.items()} for s in states],
+        "norms": norms,
+        "skipped": skipped,
+    }
+
+
+def _worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    found = {name: _train(*case, mesh) for name, case in CASES.items()}
+    torch.save(found, f"{folder}/found-{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each process found."""
+    folder = tmp_path_factory.mktemp("dtensor")
+    multiprocessing.spawn(_worker, (str(folder),), nprocs=RANKS)
+    return [torch.load(folder / f"found-{rank}") for rank in range(RANKS)]
+
+
+def _values(result: dict[str, Any]) -> list[Tensor]:
+    """The parameters in full precision."""
+    masters = (master_of(p, s) for p, s in zip(result["params"], result["states"], strict=True))
+    return [p if m is None else m for p, m in zip(result["params"], masters, strict=True)]
+
+
+def _assert_all_close(actual: list[Tensor], expected: list[Tensor], rtol: float = 2e-6) -> None:
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_train_as_the_whole(found: list[dict[str, Any]], name: str) -> None:
+    expected = _train(*CASES[name], None)
+    for result in (ranked[name] for ranked in found):
+        _assert_all_close(_values(result), _values(expected))
+        # At a boundary between two bf16 values, the last bit of a norm decides.
+        _assert_all_close(result["params"], expected["params"], rtol=2e-6 if "fp32" in name else 8e-3)
+        for actual, whole in zip(result["states"], expected["states"], strict=True):
+            assert actual.keys() == whole.keys()
+            names = sorted(actual.keys() - {REMAINDER})
+            _assert_all_close([actual[key] for key in names], [whole[key] for key in names])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_processes_clip_and_skip_alike(found: list[dict[str, Any]], name: str) -> None:
+    expected = _train(*CASES[name], None)
+    for result in (ranked[name] for ranked in found):
+        assert result["skipped"] == expected["skipped"] == [0.0, 1.0, 0.0]
+        assert result["norms"] == pytest.approx(expected["norms"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_are_placed_like_their_parameters(found: list[dict[str, Any]], name: str) -> None:
+    spec = CASES[name][0]
+    whole = {"step", *_C.FusedStep(spec.algorithm).tensor_state_names}
+    for kinds, placements in zip(found[0][name]["kinds"], PLACEMENTS, strict=True):
+        for key, kind in kinds.items():
+            assert kind == ("DTensor" if placements and key not in whole else "Tensor"), key
+
+
+# What one process shows.
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def _param(mesh: DeviceMesh) -> torch.nn.Parameter:
+    return torch.nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
+
+
+def test_step_bumps_the_version_and_leaves_no_gradient_behind(mesh: DeviceMesh) -> None:
+    param = _param(mesh)
+    optimizer = FusedAdam([param], write_back_grads=True)
+    param.grad = torch.ones_like(param)
+    versions = param._version, param.grad._version
+    optimizer.step()
+    assert (param._version, param.grad._version) == (versions[0] + 1, versions[1] + 1)
+    with torch.no_grad():
+        assert param.to_local().grad is None
+
+
+def test_gradient_in_another_placement_is_refused(mesh: DeviceMesh) -> None:
+    param = _param(mesh)
+    optimizer = FusedLAMB([param])
+    param.grad = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
+    before = _whole(param)
+    message = r"expected grads\[0\] to be placed like its parameter, .*Shard.*got .*Replicate"
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert torch.equal(_whole(param), before)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert not torch.equal(_whole(param), before)
+
+
+def test_partial_parameter_is_refused(mesh: DeviceMesh) -> None:
+    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be sharded or replicated, got"):
+        FusedAdam([torch.nn.Parameter(partial)])
+
+
+def test_replaced_local_tensor_is_the_one_that_is_updated(mesh: DeviceMesh) -> None:
+    param = _param(mesh)
+    optimizer = FusedAdam([param], lr=0.5)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    other = torch.full((4, 2), 3.0)
+    param.data = DTensor.from_local(other, mesh, [Shard(0)])
+    optimizer.step()
+    assert not torch.equal(_whole(param), torch.full((4, 2), 3.0))
+    assert torch.equal(_whole(param), param.to_local().detach())
+
+
+def test_scaler_step_without_and_with_unscale(mesh: DeviceMesh) -> None:
+    for unscales in (False, True):
+        param = _param(mesh)
+        optimizer = FusedAdam([param], lr=0.5)
+        scaler = GradScaler("cpu", init_scale=4.0)
+        scaler.scale(torch.ones(()))
+        for value, scale in ((8.0, 4.0), (math.inf, 2.0)):
+            param.grad = distribute_tensor(torch.full((4, 2), value), mesh, [Shard(0)])
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            torch.testing.assert_close(_whole(param), torch.full((4, 2), 0.5))
+            assert scaler.get_scale() == scale
+
+
+def test_checkpoint_of_whole_tensors_is_refused_by_name(mesh: DeviceMesh) -> None:
+    whole = torch.nn.Parameter(torch.ones(4, 2))
+    saved = FusedAdam([whole])
+    whole.grad = torch.ones(4, 2)
+    saved.step()
+    optimizer = FusedAdam([_param(mesh)])
+    message = r"state\[0\]\['exp_avg'\] to be a DTensor like its parameter, got Tensor"
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved.state_dict())
+    assert not optimizer.state
