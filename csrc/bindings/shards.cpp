@@ -23,16 +23,15 @@ py::object local_of(py::handle tensor) {
 
 void check_placement(py::handle param, py::handle grad, std::size_t index) {
   TORCH_CHECK_TYPE(is_sharded(grad), "FusedStep: expected grads[", index,
-                   "] to be a DTensor like its parameter, got ", Py_TYPE(grad.ptr())->tp_name,
-                   ".");
+                   "] to be a DTensor like its parameter, got ", Py_TYPE(grad.ptr())->tp_name, ".");
   const bool same = grad.attr("placements").equal(param.attr("placements")) &&
                     grad.attr("device_mesh").equal(param.attr("device_mesh"));
   if (same) return;
   const auto text = [](py::handle tensor) {
     return py::str(tensor.attr("placements")).cast<std::string>();
   };
-  TORCH_CHECK_VALUE(false, "FusedStep: expected grads[", index, "] to be placed like its parameter, ",
-                    text(param), ", got ", text(grad),
+  TORCH_CHECK_VALUE(false, "FusedStep: expected grads[", index,
+                    "] to be placed like its parameter, ", text(param), ", got ", text(grad),
                     ". Redistribute it before the step.");
 }
 

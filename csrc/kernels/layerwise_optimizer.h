@@ -13,8 +13,8 @@
 //             `apply_norms`. Tensors share what is prepared, so it overwrites what it left there.
 //
 // Of a tensor that is split over processes each holds a part. There the norms phase runs twice:
-// first it stops at the sums; when these are summed over the processes, they are the only partial of
-// each tensor.
+// first it stops at the sums; when these are summed over the processes, they are the only partial
+// of each tensor.
 //
 // A functor with kStatesInMeasure moves its states in `measure`, because the measured values depend
 // on them; its update only reads them, and no gradient.

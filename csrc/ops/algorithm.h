@@ -155,15 +155,13 @@ class FusedAlgorithm : public Algorithm {
     for_each_cached_span(bucket, [&](std::int64_t first, std::int64_t last) {
       const std::int64_t begin = bucket.offsets[first];
       const std::int64_t end = bucket.offsets[last];
-      parallel_over_elements(begin, end,
-                             [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
-                               kernels::fused_measure_cpu<Functor>(isa, args, b, e);
-                             });
+      parallel_over_elements(begin, end, [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+        kernels::fused_measure_cpu<Functor>(isa, args, b, e);
+      });
       kernels::tensor_norms<Functor>(args, first, last);
-      parallel_over_elements(begin, end,
-                             [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
-                               kernels::fused_update_cpu<Functor>(isa, args.update, b, e);
-                             });
+      parallel_over_elements(begin, end, [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+        kernels::fused_update_cpu<Functor>(isa, args.update, b, e);
+      });
     });
   }
 

@@ -20,7 +20,8 @@ void reserve_doubles(at::Tensor& tensor, std::int64_t doubles, const c10::Device
 
 void LayerwiseWorkspace::reserve(const Bucket& bucket, int num_norms) {
   const auto rows = static_cast<std::int64_t>(bucket.rows.size());
-  reserve_doubles(partials_, bucket.num_partials() * num_norms * kPartialDoubles, bucket.key.device);
+  reserve_doubles(partials_, bucket.num_partials() * num_norms * kPartialDoubles,
+                  bucket.key.device);
   reserve_doubles(norms_, rows * num_norms, bucket.key.device);
 }
 

@@ -12,8 +12,8 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// One of torch's functional collectives, which know process groups by name. Boxed: the C++ types of
-/// their arguments differ between versions of torch.
+/// One of torch's functional collectives, which know process groups by name. Boxed: the C++ types
+/// of their arguments differ between versions of torch.
 template <class... Args>
 at::Tensor call_collective(const char* name, Args&&... args) {
   const auto op = c10::Dispatcher::singleton().findSchema({name, ""});

@@ -16,7 +16,8 @@
 
 namespace torchfuse::ops {
 
-/// Replaces `partials` (the doubles of NormPartials) by their sums over the processes of all groups.
+/// Replaces `partials` (the doubles of NormPartials) by their sums over the processes of all
+/// groups.
 void sum_over_shards(const at::Tensor& partials, const std::vector<std::string>& groups);
 
 /// Replaces `sums` (the doubles of MeasurePartials) in the same way; the largest magnitudes only

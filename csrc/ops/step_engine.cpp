@@ -128,8 +128,8 @@ at::Tensor StepEngine::sum_partials(const DeviceWork& work, const kernels::NormP
   if (work.device.is_cpu()) kernels::reduce_partials_cpu(partials, count, out);
 #if defined(TORCHFUSE_WITH_CUDA)
   if (work.device.is_cuda()) {
-    check_status(algorithm_->op(), kernels::reduce_partials_cuda(partials, count, out,
-                                                                 current_stream(work.device)));
+    check_status(algorithm_->op(),
+                 kernels::reduce_partials_cuda(partials, count, out, current_stream(work.device)));
   }
 #endif
   return sum;

@@ -69,7 +69,7 @@ class StepEngine {
   struct DeviceWork {
     c10::Device device{c10::kCPU};
     std::vector<float*> steps;
-    std::vector<Bucket*> buckets;         ///< those of one sharding in a row
+    std::vector<Bucket*> buckets;  ///< those of one sharding in a row
     /// Those of all slots that take part, in order; kWhole is always there.
     std::vector<std::int32_t> shardings{BucketKey::kWhole};
     at::Tensor scalars;   ///< the bytes of a StepScalars, as four floats

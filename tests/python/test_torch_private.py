@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.amp import grad_scaler
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils import _python_dispatch
 
 import torchfuse
@@ -240,6 +243,41 @@ def _wrappers_are_recognised() -> None:
 
 
 @relies_on(
+    "DTensor._local_tensor",
+    breaks="the step could not reach the part of a sharded parameter that lies in this process",
+)
+def _dtensors_hold_their_local_tensor() -> None:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        sharded = distribute_tensor(torch.ones(2), mesh, [Shard(0)])
+        assert torch.equal(sharded._local_tensor, torch.ones(2))
+        sharded._local_tensor.fill_(3.0)
+        assert torch.equal(sharded.full_tensor(), torch.full((2,), 3.0))
+    finally:
+        dist.destroy_process_group()
+
+
+@relies_on(
+    "_c10d_functional::all_reduce_",
+    "_c10d_functional::wait_tensor",
+    breaks="norms could not be summed over the processes that share a parameter",
+)
+def _functional_collectives() -> None:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        group = init_device_mesh("cpu", (1,)).get_group(0).group_name
+        value = torch.ones(2, dtype=torch.float64)
+        ops = torch.ops._c10d_functional
+        pending = ops.all_reduce_(value, "sum", group)
+        assert ops.wait_tensor(pending).data_ptr() == value.data_ptr()
+    finally:
+        dist.destroy_process_group()
+
+
+@relies_on(
     "at::_amp_foreach_non_finite_check_and_unscale_",
     breaks="the scaler could not unscale gradients that are tensor subclasses, such as DTensor",
 )
@@ -303,6 +341,7 @@ def test_every_piece_in_use_is_listed_and_every_listed_piece_is_in_use() -> None
         used |= set(_private_pieces_of(path))
     for path in (ROOT / "csrc").rglob("*.[ch]*"):
         text = path.read_text(encoding="utf-8")
-        used |= set(re.findall(r"\bat::_\w+", text))
+        used |= set(re.findall(r"\b(?:at::_\w+|_c10d_functional::\w+)", text))
+        used |= {f"DTensor.{name}" for name in re.findall(r'"(_local_tensor)"', text)}
         used |= set(re.findall(r"#include <(torch/csrc/(?!api/)[^>]*)>", text))
     assert used == set(PIECES)

@@ -84,12 +84,10 @@ Status enqueue_norms(const MeasureArgs<Functor>& args, Stream stream) {
       slot = groups.place(update.groups, row.group, arguments.groups);
     }
     const std::int64_t first = i * Functor::kNumNorms;
-    arguments.rows[arguments.count] = {args.slots[i],
-                                       args.slots[i + 1] - args.slots[i],
-                                       row.step,
-                                       row.tensor_state,
-                                       args.norms + first,
-                                       args.sums == nullptr ? nullptr : args.sums + first};
+    arguments.rows[arguments.count] = {
+        args.slots[i],      args.slots[i + 1] - args.slots[i],
+        row.step,           row.tensor_state,
+        args.norms + first, args.sums == nullptr ? nullptr : args.sums + first};
     arguments.group[arguments.count++] = static_cast<std::uint8_t>(slot);
   }
   return flush();

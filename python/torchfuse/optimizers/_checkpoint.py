@@ -151,8 +151,8 @@ class _StateReader:
             if not whole and is_dtensor(param) != is_dtensor(saved[name]):
                 wanted = "DTensor like its parameter" if is_dtensor(param) else "plain tensor"
                 raise ValueError(
-                    f"{where}['{name}'] to be a {wanted}, got {type(saved[name]).__name__}. Convert "
-                    "it with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
+                    f"{where}['{name}'] to be a {wanted}, got {type(saved[name]).__name__}. Load "
+                    "with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
                 )
         if REMAINDER in saved and param.dtype != torch.bfloat16:
             raise ValueError(

@@ -120,6 +120,64 @@ TEST(Measure, ASkippedStepTouchesNothing) {
   EXPECT_EQ(result.norms, std::vector<double>(4, 0.0));
 }
 
+std::vector<MeasurePartial> sums_of(LambProblem<Buffer>& problem, const StepScalars& scalars) {
+  std::vector<MeasurePartial> sums(problem.norms.size());
+  MeasureArgs<Lamb> args = problem.args(&scalars);
+  args.sums = sums.data();
+  fused_measure_cpu(detect_cpu_isa(), args, 0, problem.rows.offsets.back());
+  tensor_norms(args, 0, static_cast<std::int64_t>(problem.rows.rows.size()));
+  return sums;
+}
+
+TEST(TensorNorms, SumsOfPartsGiveTheNormsOfTheWhole) {
+  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
+  std::vector<float> steps{1.0f, 7.0f};
+  std::vector<HostStreams> list = lamb_contents(tuple, {20000, 0, 900});
+  LambProblem<Buffer> whole(tuple, list, steps.data(), lamb_groups());
+  LambProblem<Buffer> again(tuple, list, steps.data(), lamb_groups());
+  const std::vector<HostStreams> before = list;
+  const MeasureArgs<Lamb> measured = whole.args(&scalars);
+  fused_measure_cpu(detect_cpu_isa(), measured, 0, whole.rows.offsets.back());
+  tensor_norms(measured, 0, 3);
+
+  // The second time as two halves of each tensor, whose sums come together.
+  list = before;
+  LambProblem<Buffer> first = again;
+  LambProblem<Buffer> second = again;
+  std::vector<MeasurePartial> sums(whole.norms.size());
+  for (LambProblem<Buffer>* part : {&first, &second}) {
+    Rows rows;
+    part->slots = {0};
+    for (std::size_t t = 0; t < list.size(); ++t) {
+      TensorRow row = part->rows.rows[t];
+      const std::int64_t half = row.numel / 2;
+      if (part == &second) {
+        const auto move = [&](void* stream) { return static_cast<float*>(stream) + half; };
+        row.param = move(row.param);
+        row.grad = move(row.grad);
+        for (int k = 0; k < 2; ++k) row.state[k] = move(row.state[k]);
+      }
+      row.numel = part == &first ? half : row.numel - half;
+      rows.add(row);
+      part->slots.push_back(part->slots.back() + num_norm_chunks(row.numel));
+    }
+    part->rows = rows;
+    const std::vector<MeasurePartial> parts = sums_of(*part, scalars);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = sums[i] + parts[i];
+  }
+  const std::vector<std::int64_t> one_each{0, 1, 2, 3};
+  MeasureArgs<Lamb> args = first.args(&scalars);
+  args.partials = sums.data();
+  args.slots = one_each.data();
+  tensor_norms(args, 0, 3);
+  for (std::size_t i = 0; i < whole.norms.size(); ++i) {
+    EXPECT_NEAR(first.norms[i], whole.norms[i], 1e-6 * whole.norms[i]) << "norm " << i;
+  }
+  EXPECT_GT(whole.norms[0], 0.0);
+  EXPECT_EQ(first.norms[2], 0.0);
+}
+
 TEST(Measure, LargeParametersDoNotOverflowTheSum) {
   const StepScalars scalars{1.0, 0.0f, 0.0f};
   const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};

@@ -135,7 +135,9 @@ def test_parts_train_as_the_whole(found: list[dict[str, Any]], name: str) -> Non
     for result in (ranked[name] for ranked in found):
         _assert_all_close(_values(result), _values(expected))
         # At a boundary between two bf16 values, the last bit of a norm decides.
-        _assert_all_close(result["params"], expected["params"], rtol=2e-6 if "fp32" in name else 8e-3)
+        _assert_all_close(
+            result["params"], expected["params"], rtol=2e-6 if "fp32" in name else 8e-3
+        )
         for actual, whole in zip(result["states"], expected["states"], strict=True):
             assert actual.keys() == whole.keys()
             names = sorted(actual.keys() - {REMAINDER})
@@ -200,7 +202,9 @@ def test_gradient_in_another_placement_is_refused(mesh: DeviceMesh) -> None:
 
 def test_partial_parameter_is_refused(mesh: DeviceMesh) -> None:
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be sharded or replicated, got"):
+    with pytest.raises(
+        ValueError, match=r"params\[0\] of group 0 to be sharded or replicated, got"
+    ):
         FusedAdam([torch.nn.Parameter(partial)])
 
 

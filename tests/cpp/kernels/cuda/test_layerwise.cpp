@@ -110,6 +110,41 @@ TEST(CudaLayerwise, NormsDoNotDependOnTheOrderOfBlocksOrOnAddresses) {
   }
 }
 
+// As for tensors that are split over processes: the phase stops at the sums, and goes on from them.
+TEST(CudaLayerwise, SumsAreThePartialsOfASecondNormsPhase) {
+  const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
+  const std::vector<std::int64_t> sizes{5, 0, 70000, 700};
+  std::vector<float> steps{1.0f, 7.0f};
+  const DeviceArray<float> device_steps(steps);
+  const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 0.0f}});
+  std::vector<double> expected;
+  for (const bool in_two : {false, true}) {
+    const std::vector<HostStreams> list = lamb_contents(tuple, sizes);
+    std::vector<DeviceStreams> streams = on_device(list, true);
+    LambProblem<DeviceTensor> problem(tuple, streams, device_steps.data(), lamb_groups());
+    const DeviceArray<MeasurePartial> partials(problem.partials);
+    const DeviceArray<MeasurePartial> sums(std::vector<MeasurePartial>(problem.norms.size()));
+    const DeviceArray<double> norms(problem.norms);
+    set_order({.seed = 3});
+    auto args = problem.args(scalars.data(), partials.data(), norms.data());
+    if (in_two) args.sums = sums.data();
+    ASSERT_TRUE(fused_measure_cuda<Lamb>(args, stream()).ok());
+    synchronize();
+    if (!in_two) {
+      expected = norms.to_host();
+      continue;
+    }
+    EXPECT_EQ(norms.to_host(), problem.norms);
+    const std::vector<std::int64_t> one_each{0, 1, 2, 3, 4};
+    args.slots = one_each.data();
+    args.partials = args.sums;
+    args.sums = nullptr;
+    ASSERT_TRUE(tensor_norms_cuda<Lamb>(args, stream()).ok());
+    synchronize();
+    EXPECT_EQ(norms.to_host(), expected);
+  }
+}
+
 TEST(CudaLayerwise, ASkippedStepTouchesNothing) {
   const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
   std::vector<float> steps{0.0f, 0.0f};
