@@ -169,6 +169,7 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: FusedAdam([param()], stochastic_rounding=True),
     lambda: FusedAdam([param()], stochastic_rounding=True, master_weights=True),
     lambda: FusedAdam([param()], master_weights=True, store_param_remainders=True),
+    lambda: FusedAdam([param()], master_weights=True, master_weight_dtype=torch.float16),
     lambda: FusedAdam([param()]).step(None, None, None, 2.0),
     lambda: FusedAdam([param()]).step(grad_scaler=GradScaler("cpu")),
     lambda: GradScaler("cpu").unscale_(FusedAdam([param()])),

@@ -17,6 +17,7 @@ from torchfuse.optimizers._checks import (
     HALF_DTYPES,
     PAIRS,
     check_hyper_param,
+    check_master_dtype,
     check_max_grad_norm,
     check_pair,
     check_param_remainders,
@@ -99,9 +100,11 @@ class FusedOptimizer(ApexAttributes):
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
         store_param_remainders: bool = False,
+        master_weight_dtype: torch.dtype = torch.float32,
         stochastic_rounding: bool = False,
         seed: int = 0,
     ) -> None:
+        check_master_dtype(type(self).__name__, 0, master_weight_dtype)
         self._forget_plan()
         options: StepOptions = {
             "set_grad_none": set_grad_none,
@@ -369,11 +372,14 @@ class FusedOptimizer(ApexAttributes):
             ValueError: for a value out of range or a parameter that cannot be updated, naming the
                 group; the optimizer stays as it was.
         """
-        if isinstance(param_group, dict) and self.param_groups:
-            for key in _SHARED_OPTIONS:
+        index = len(self.param_groups)
+        if isinstance(param_group, dict):
+            # Nothing to be kept: there is one value.
+            master_dtype = param_group.pop("master_weight_dtype", torch.float32)
+            check_master_dtype(type(self).__name__, index, master_dtype)
+            for key in _SHARED_OPTIONS if self.param_groups else ():
                 param_group.setdefault(key, self.param_groups[0][key])
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
         try:
             self._check_group(index, self.param_groups[index], self.param_groups[0])
         except (RuntimeError, TypeError, ValueError):

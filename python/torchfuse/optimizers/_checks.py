@@ -150,6 +150,16 @@ def check_stochastic_rounding(owner: str, index: int, group: Mapping[str, Any]) 
             )
 
 
+def check_master_dtype(owner: str, index: int, dtype: Any) -> None:
+    """Masters are fp32: other dtypes that TransformerEngine knows are refused by name."""
+    if dtype is not torch.float32:
+        raise ValueError(
+            f"{owner}: expected master_weight_dtype of group {index} to be torch.float32, got "
+            f"{dtype}. For bf16 parameters store_param_remainders=True keeps the same masters in "
+            "16 bits each."
+        )
+
+
 def check_seed(owner: str, index: int, seed: Any) -> None:
     """Requires a whole number that fits the kernels."""
     where = f"{owner}: expected seed of group {index} to be"

@@ -25,6 +25,8 @@ class BasicOptions(TypedDict, total=False):
             masters, and refuse the next two options; on the CPU they take everything.
         store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
             parameter lacks, as `state["param_remainder"]`. Needs `master_weights`.
+        master_weight_dtype: dtype of the masters, for programs written for TransformerEngine:
+            torch.float32, which they are anyway. Others are refused.
         stochastic_rounding: round bf16 parameters without masters at random, without bias.
         seed: of the random bits of `stochastic_rounding`.
     """
@@ -34,6 +36,7 @@ class BasicOptions(TypedDict, total=False):
     skip_non_finite: bool
     state_dtype: torch.dtype | None
     store_param_remainders: bool
+    master_weight_dtype: torch.dtype
     stochastic_rounding: bool
     seed: int
 

@@ -67,7 +67,7 @@ class FusedAdagrad(FusedOptimizer):
         parameters that have none yet, because torch expects one.
 
         Differences from apex.optimizers.FusedAdagrad: it also runs on the CPU and with bf16, and
-        counts steps. The attributes `multi_tensor_adagrad` and `_dummy_overflow_buf` do not exist.
+        counts steps. There is no attribute `multi_tensor_adagrad`.
     """
 
     _algorithm = "adagrad"

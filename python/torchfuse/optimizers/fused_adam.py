@@ -64,6 +64,8 @@ class FusedAdam(FusedOptimizer):
             masters bit for bit. The parameter is the master rounded to nearest, ties away from
             zero instead of to even. Needs `master_weights` and bf16 parameters; fp32 ones beside
             them are stored as ever. As TransformerEngine's.
+        master_weight_dtype: dtype of the masters, for programs written for TransformerEngine:
+            torch.float32, which they are anyway. Others are refused.
         stochastic_rounding: round the new values of bf16 parameters at random to one of their two
             neighbours, so that on average nothing is lost: training without masters. All
             parameters must be bf16, and `master_weights` off. See Numerics in the documentation.
@@ -136,6 +138,7 @@ class FusedAdam(FusedOptimizer):
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
         store_param_remainders: bool = False,
+        master_weight_dtype: torch.dtype = torch.float32,
         stochastic_rounding: bool = False,
         seed: int = 0,
     ) -> None:
@@ -162,6 +165,7 @@ class FusedAdam(FusedOptimizer):
             skip_non_finite=skip_non_finite,
             state_dtype=state_dtype,
             store_param_remainders=store_param_remainders,
+            master_weight_dtype=master_weight_dtype,
             stochastic_rounding=stochastic_rounding,
             seed=seed,
         )

@@ -82,8 +82,8 @@ class FusedSGD(FusedOptimizer):
         and one that has not begun is saved as None.
 
         Differences from apex.optimizers.FusedSGD: it also runs on the CPU and with bf16; each
-        parameter has a first step of its own; without momentum there are no buffers. The attributes
-        `multi_tensor_sgd` and `_dummy_overflow_buf` do not exist.
+        parameter has a first step of its own; without momentum there are no buffers. There is no
+        attribute `multi_tensor_sgd`.
     """
 
     _algorithm = "sgd"

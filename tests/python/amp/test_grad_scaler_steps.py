@@ -13,8 +13,8 @@ import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits
+from support.host_reads import NoHostRead
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
@@ -23,15 +23,6 @@ OVERFLOWS = {2, 3, 7}
 OPTIONS: dict[str, Any] = {"init_scale": 2.0**10, "growth_interval": 2}
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-
-
-class NoHostRead(TorchDispatchMode):
-    """Fails where the value of a tensor is read."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name()
-        assert name not in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"), name
-        return func(*args, **(kwargs or {}))
 
 
 def sgd(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

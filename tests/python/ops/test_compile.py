@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch.compile: the operators trace into one graph, the optimizer's step is one clean break."""
+"""torch.compile: the operators trace into one graph, together and through their wrappers.
+
+The optimizers' ops and steps are in tests/python/optimizers/test_optim_spec_compile.py.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import clone_params, make_params, random_grads, set_grads
+from support.adam import make_params, random_grads
 from support.compare import assert_same_bits
 from torch import Tensor
 
 import torchfuse
-from torchfuse.optimizers import FusedAdam
 
 HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}
 
@@ -75,48 +77,3 @@ def test_unscale_norm_and_update_in_one_graph(device: str) -> None:
         assert_same_bits(actual, e)
     assert float(compiled[2]) == float(eager[2]) == 16.0
     assert_same_bits(compiled[0][1], eager[0][1])
-
-
-def test_optimizer_step_is_one_graph_break() -> None:
-    params = make_params()
-    reference = clone_params(params)
-    optimizer, control = FusedAdam(params, lr=1e-2), FusedAdam(reference, lr=1e-2)
-
-    def update(x: Tensor) -> Tensor:
-        y = x * 2
-        optimizer.step()
-        return y + params[0].detach().sum()
-
-    set_grads(params, random_grads(params, 0))
-    set_grads(reference, random_grads(params, 0))
-    explanation = torch._dynamo.explain(update)(torch.ones(3))
-    assert explanation.graph_break_count == 1, explanation.break_reasons
-    assert explanation.graph_count == 2
-    control.step()
-    for p, r in zip(params, reference, strict=True):
-        assert_same_bits(p, r)
-
-
-def test_compiled_training_equals_eager(recwarn: pytest.WarningsRecorder) -> None:
-    def build() -> tuple[torch.nn.Module, FusedAdam]:
-        torch.manual_seed(2)
-        model = torch.nn.Linear(4, 3)
-        return model, FusedAdam(model.parameters(), lr=1e-2, max_grad_norm=1.0)
-
-    def run(compile_it: bool) -> list[Tensor]:
-        model, optimizer = build()
-
-        def one_step(x: Tensor) -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        step = torch.compile(one_step, backend="aot_eager") if compile_it else one_step
-        for seed in range(4):
-            step(torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)))
-        return [p.detach() for p in model.parameters()]
-
-    for compiled, eager in zip(run(True), run(False), strict=True):
-        assert_same_bits(compiled, eager)
-    ours = [w for w in recwarn if "torchfuse" in str(w.message)]
-    assert not ours, [str(w.message) for w in ours]

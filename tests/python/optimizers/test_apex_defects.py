@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What goes wrong in apex's optimizers and must not here, for every optimizer.
 
-Each test would fail on apex's behaviour. What concerns one optimizer alone is tested with it:
-test_fused_lamb.py, test_fused_sgd.py, test_fused_novograd.py.
+Each test would fail on apex's behaviour. Those about states, masters and checkpoints are in
+test_apex_defects_state.py; what concerns one optimizer alone is tested with it, in
+test_fused_lamb.py, test_fused_sgd.py and test_fused_novograd.py.
 """
 
 from __future__ import annotations
 
 import copy
-import io
-import pickle
+import inspect
+import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits, assert_same_bits
+from support.host_reads import NoHostRead
 from torch import Tensor
 
 from torchfuse.amp import GradScaler
 from torchfuse.testing import OPTIM_SPECS, OptimSpec, assert_close_to_torch
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda s: s.optimizer.__name__)
-HALF_DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
 def make(spec: OptimSpec, params: Any, **options: Any) -> Any:
@@ -37,72 +39,39 @@ def train(optimizer: Any, params: Any, seeds: Any) -> None:
 
 
 @EVERY_OPTIMIZER
-def test_a_group_added_later_is_updated(spec: OptimSpec) -> None:
-    first, second, alone = make_params(), make_params(seed=5), make_params(seed=5)
-    optimizer, reference = make(spec, first), make(spec, alone)
+@pytest.mark.parametrize("master_weights", [False, True])
+def test_a_group_added_later_is_updated(spec: OptimSpec, master_weights: bool) -> None:
+    dtype = torch.bfloat16 if master_weights else torch.float32
+    first, second, alone = (make_params(dtype=dtype, seed=seed) for seed in (1, 5, 5))
+    optimizer = make(spec, first, master_weights=master_weights)
+    reference = make(spec, alone, master_weights=master_weights)
+    before = [param.detach().clone() for param in second]
     train(optimizer, first, [1])
     optimizer.add_param_group({"params": second})
     for param in first:
         param.grad = None
     train(optimizer, second, [2, 3])
     train(reference, alone, [2, 3])
-    for mine, theirs in zip(second, alone, strict=True):
+    for mine, theirs, start in zip(second, alone, before, strict=True):
         assert_same_bits(mine.detach(), theirs.detach())
+        state = optimizer.state[mine]
+        assert not torch.equal(state.get("master_param", mine), start)
+        assert ("master_param" in state) == master_weights
 
 
 @EVERY_OPTIMIZER
-@HALF_DTYPES
-def test_a_checkpoint_keeps_the_fp32_states_of_16_bit_parameters(
-    spec: OptimSpec, dtype: torch.dtype
-) -> None:
-    params = make_params(dtype=dtype)
-    optimizer = make(spec, params)
-    train(optimizer, params, [1, 2])
-    loaded = make(spec, make_params(dtype=dtype))
-    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    saved, restored = optimizer.state_dict()["state"], loaded.state_dict()["state"]
-    for index in saved:
-        assert_all_same_bits(restored[index], saved[index])
-        for name, tensor in restored[index].items():
-            assert tensor.dtype == torch.float32, name
-
-
-@EVERY_OPTIMIZER
-@HALF_DTYPES
-def test_masters_are_used_and_hold_more_than_the_parameters(
-    spec: OptimSpec, dtype: torch.dtype
-) -> None:
-    """Steps too small for the parameter's dtype add up in the master."""
-    param = torch.nn.Parameter(torch.ones(64, dtype=dtype))
-    optimizer = make(spec, [param], master_weights=True, lr=spec.grid[-1]["lr"] / 100)
-    for _ in range(5):
-        param.grad = torch.ones_like(param)
-        optimizer.step()
-    master = optimizer.state[param]["master_param"]
-    assert master.dtype == torch.float32
-    assert bool((master != 1).all())
-    assert_same_bits(param.detach(), master.to(dtype))
-
-
-@EVERY_OPTIMIZER
-def test_states_of_16_bit_parameters_do_not_underflow(spec: OptimSpec) -> None:
-    param = torch.nn.Parameter(torch.ones(8, dtype=torch.float16))
-    param.grad = torch.full((8,), 1e-4, dtype=torch.float16)
-    optimizer = make(spec, [param], max_grad_norm=None)
-    optimizer.step()
-    oracle = spec.oracle([torch.ones(8)], {**spec.grid[-1], "max_grad_norm": None})
-    oracle.step([param.grad])
-    for name, exact in oracle.states[0].items():
-        torch.testing.assert_close(
-            optimizer.state[param][name].double(), exact, rtol=1e-6, atol=1e-30, msg=name
-        )
-
-
-@EVERY_OPTIMIZER
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5], ids=["plain", "clipped"])
+@pytest.mark.parametrize("capturable", [False, True], ids=["numbers", "capturable"])
 @pytest.mark.parametrize("scaler_type", [GradScaler, torch.amp.GradScaler])
-def test_unscale_before_the_step_unscales_once(spec: OptimSpec, scaler_type: Any) -> None:
+def test_unscale_before_the_step_unscales_once(
+    spec: OptimSpec, scaler_type: Any, capturable: bool, max_grad_norm: float | None
+) -> None:
+    """A norm that was divided twice would never be clipped."""
     params, others = make_params(), make_params()
-    optimizer, reference = make(spec, params), make(spec, others)
+    optimizer = make(spec, params, max_grad_norm=max_grad_norm)
+    reference = make(spec, others, max_grad_norm=max_grad_norm)
+    if capturable:
+        optimizer.make_capturable()
     scaler = scaler_type(device="cpu", init_scale=1024.0)
     scaler.scale(torch.ones(()))
     set_grads(params, random_grads(params, 1, scale=1024.0))
@@ -112,6 +81,8 @@ def test_unscale_before_the_step_unscales_once(spec: OptimSpec, scaler_type: Any
     train(reference, others, [1])
     for mine, theirs in zip(params, others, strict=True):
         assert_same_bits(mine.detach(), theirs.detach())
+    if max_grad_norm is not None:
+        assert float(optimizer.grad_norm()) > max_grad_norm
 
 
 @EVERY_OPTIMIZER
@@ -141,53 +112,17 @@ def test_groups_have_learning_rates_of_their_own_as_tensors_and_as_numbers(
     scheduler.step()
     optimizer.param_groups[0]["lr"] = 5e-3  # a schedule may put a number where a tensor was
     train(optimizer, [*first, *second], [2])
-    alone = make_params(seed=1)
-    reference = make(spec, alone, lr=1e-2)
-    joint = [*alone, *make_params(seed=2)]
-    for param, grad in zip(joint, random_grads(joint, 1), strict=True):
-        param.grad = grad
-    reference.step()
-    reference.param_groups[0]["lr"] = 5e-3
-    for param, grad in zip(joint, random_grads(joint, 2), strict=True):
-        param.grad = grad
-    reference.step()
-    assert_close_to_torch(first, alone)
-
-
-@EVERY_OPTIMIZER
-def test_masters_are_restored_exactly_and_made_from_the_weights_of_the_first_step(
-    spec: OptimSpec,
-) -> None:
-    params = make_params(dtype=torch.bfloat16)
-    optimizer = make(spec, params, master_weights=True)
-    with torch.no_grad():
-        for param in params:
-            param.fill_(
-                0.5
-            )  # as if the model's checkpoint were loaded after the optimizer was made
-    train(optimizer, params, [1])
-    for param in params:
-        assert float((optimizer.state[param]["master_param"] - 0.5).abs().max()) < 0.25
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    others = copy.deepcopy(params)
-    loaded = make(spec, others, master_weights=True)
-    loaded.load_state_dict(torch.load(file, weights_only=True))
-    for mine, theirs in zip(others, params, strict=True):
-        assert_same_bits(
-            loaded.state[mine]["master_param"], optimizer.state[theirs]["master_param"]
-        )
-
-
-@EVERY_OPTIMIZER
-def test_a_checkpoint_saved_before_the_first_step_loads(spec: OptimSpec) -> None:
-    params, others = make_params(), make_params()
-    loaded = make(spec, others)
-    loaded.load_state_dict(pickle.loads(pickle.dumps(make(spec, params).state_dict())))
-    train(loaded, others, [1])
-    train(reference := make(spec, params), params, [1])
-    assert_all_same_bits(snapshot(loaded), snapshot(reference))
+    joint = [*make_params(seed=1), *make_params(seed=2)]
+    alone = [joint[: len(first)], joint[len(first) :]]
+    # What the groups' rates are in the two steps.
+    rates = [(1e-2, 5e-3), (1e-3, 5e-4)]
+    references = [make(spec, p, lr=lr[0]) for p, lr in zip(alone, rates, strict=True)]
+    for step in range(2):
+        set_grads(joint, random_grads(joint, 1 + step))
+        for reference, lr in zip(references, rates, strict=True):
+            reference.param_groups[0]["lr"] = lr[step]
+            reference.step()
+    assert_close_to_torch([*first, *second], joint)
 
 
 @EVERY_OPTIMIZER
@@ -242,15 +177,18 @@ def test_a_closure_may_call_backward(spec: OptimSpec) -> None:
 @EVERY_OPTIMIZER
 def test_a_parameter_that_joins_later_begins_with_its_own_first_step(spec: OptimSpec) -> None:
     params, alone = make_params(), make_params()
-    optimizer, reference = make(spec, params), make(spec, [alone[-1]])
-    grads = random_grads(params, 1)
-    set_grads(params, [*grads[:-1], None])
-    optimizer.step()
-    set_grads(params, random_grads(params, 2))
-    optimizer.step()
-    alone[-1].grad = random_grads(params, 2)[-1]
-    reference.step()
-    assert_same_bits(params[-1].detach(), alone[-1].detach())
+    optimizer, late, earlier = (make(spec, p) for p in (params, alone[-1:], alone[:-1]))
+    for seed in (1, 2):
+        for tensors in (params, alone):
+            set_grads(tensors, random_grads(tensors, seed))
+        if seed == 1:
+            params[-1].grad = None
+        else:
+            late.step()
+        earlier.step()
+        optimizer.step()
+    for mine, theirs in zip(params, alone, strict=True):
+        assert_same_bits(mine.detach(), theirs.detach())
     assert float(optimizer.state[params[-1]]["step"]) == 1.0
     assert float(optimizer.state[params[0]]["step"]) == 2.0
 
@@ -301,3 +239,94 @@ def test_zero_grad_takes_set_to_none(spec: OptimSpec) -> None:
     assert all(p.grad is not None and not p.grad.any() for p in params)
     optimizer.zero_grad(set_to_none=True)
     assert all(p.grad is None for p in params)
+
+
+@EVERY_OPTIMIZER
+def test_no_step_reads_a_value_from_the_device(spec: OptimSpec) -> None:
+    """apex's NovoGrad reads a norm for every parameter in its first step."""
+    params = make_params()
+    optimizer = make(spec, params, max_grad_norm=0.5, skip_non_finite=True)
+    scaler = GradScaler("cpu", init_scale=4.0)
+    for seed in range(3):
+        set_grads(params, random_grads(params, seed))
+        with NoHostRead():
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+    assert all(float(optimizer.state[param]["step"]) == 3.0 for param in params)
+
+
+def documented_arguments(kind: type) -> dict[str, str]:
+    """What a class says about each argument of its constructor."""
+    flags = re.DOTALL | re.MULTILINE
+    section = re.search(r"^Args:\n(.*?)^\S", f"{inspect.getdoc(kind)}\nend", flags)
+    assert section is not None, f"{kind.__name__} documents no arguments"
+    entries = re.findall(r"^    (\*{0,2}\w+): (.*?)(?=^    \S|\Z)", section[1], flags)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def wrong_defaults(kind: type) -> list[str]:
+    """Arguments whose documentation names another default than the signature has."""
+    documented = documented_arguments(kind)
+    wrong = []
+    for parameter in inspect.signature(kind).parameters.values():
+        named = re.search(r"\bdefault(?: is|:) ([\w.-]*\w)", documented.get(parameter.name, ""))
+        is_number = isinstance(parameter.default, float)
+        default = f"{parameter.default:g}" if is_number else str(parameter.default)
+        if named is not None and named[1] != default:
+            wrong.append(parameter.name)
+    return wrong
+
+
+@EVERY_OPTIMIZER
+def test_the_documentation_and_the_code_agree_about_arguments_and_defaults(spec: OptimSpec) -> None:
+    kind: Any = spec.optimizer
+    signature = inspect.signature(kind).parameters.values()
+    names = [f"**{p.name}" if p.kind is p.VAR_KEYWORD else p.name for p in signature]
+    assert names == list(documented_arguments(kind))
+    assert not wrong_defaults(kind)
+    group = kind(make_params(), lr=1e-3).param_groups[0]
+    for parameter in signature:
+        if parameter.name in group and parameter.name not in ("params", "lr"):
+            assert group[parameter.name] == parameter.default, parameter.name
+
+
+def test_a_documented_default_of_another_time_is_seen() -> None:
+    class Outdated:
+        """One of apex's.
+
+        Args:
+            lr: learning rate, with a text
+                of two lines (default: 0.001)
+            eps: added to the denominator. The default is 1e-8.
+        """
+
+        def __init__(self, lr: float = 1e-3, eps: float = 1e-6) -> None: ...
+
+    assert wrong_defaults(Outdated) == ["eps"]
+
+
+@EVERY_OPTIMIZER
+def test_clipping_inside_the_step_is_clipping_before_it_and_happens_once(spec: OptimSpec) -> None:
+    inside, before, both, unclipped, measured = (make_params() for _ in range(5))
+    limits = {0.5: inside, 0.6: both, None: unclipped, math.inf: measured}
+    optimizers = [make(spec, params, max_grad_norm=limit) for limit, params in limits.items()]
+    reference = make(spec, before, max_grad_norm=None)
+    for seed in (1, 2):
+        for params in (before, *limits.values()):
+            set_grads(params, random_grads(params, seed))
+        for params in (before, both):
+            assert torch.nn.utils.clip_grad_norm_(params, 0.5) > 1.0
+        for optimizer in (reference, *optimizers):
+            optimizer.step()
+    assert_close_to_torch(inside, before)
+    for mine, theirs in zip((*both, *unclipped), (*before, *measured), strict=True):
+        assert_same_bits(mine.detach(), theirs.detach())
+
+
+@EVERY_OPTIMIZER
+def test_only_lamb_clips_unasked(spec: OptimSpec) -> None:
+    """As in apex, whose programs keep their results; there, None is an error."""
+    optimizer: Any = spec.optimizer
+    default = optimizer(make_params(), lr=1e-3).param_groups[0]["max_grad_norm"]
+    assert default == (1.0 if spec.algorithm == "lamb" else None)
