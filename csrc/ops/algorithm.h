@@ -63,8 +63,6 @@ class Algorithm {
   virtual const std::vector<std::string>& state_names() const = 0;
   /// The last of the states that are one number for the whole tensor.
   virtual std::size_t num_tensor_states() const = 0;
-  /// Whether norms of whole tensors enter the update.
-  virtual bool layerwise() const = 0;
   /// Takes the groups' values for tensors on `device`.
   virtual void set_groups(const std::vector<std::vector<HyperParam>>& groups,
                           const c10::Device& device) = 0;
@@ -87,8 +85,6 @@ class FusedAlgorithm : public Algorithm {
       groups_.push_back(read(reader));
     }
   }
-
-  bool layerwise() const final { return kernels::Layerwise<Functor>; }
 
   std::size_t num_tensor_states() const final {
     if constexpr (kernels::Layerwise<Functor>) return Functor::kTracksNorm ? 1 : 0;

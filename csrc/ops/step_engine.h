@@ -90,8 +90,6 @@ class StepEngine {
   void check_master(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
   void check_rounding(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
   void check_tensor_state(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
-  bool has_kernel(const Planned& planned, kernels::DType grad) const;
-  void check_kernel(std::int64_t index, const FusedSlot& slot, const Planned& planned) const;
   at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
   void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
   const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;

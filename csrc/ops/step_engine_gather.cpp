@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/cuda/supported_dtypes.h"
 #include "ops/check.h"
 #include "ops/step_engine.h"
 
@@ -52,7 +51,6 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   check_states(i, slot, planned);
   check_master(i, slot, planned);
   check_rounding(i, slot, planned);
-  check_kernel(i, slot, planned);
   planned.num_elementwise = planned.num_streams;
   const Argument step_argument{op, "state_steps", i};
   check_scalar(step_argument, slot.step, at::kFloat);
@@ -61,39 +59,6 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   planned.row.step = static_cast<float*>(memory_of(slot.step));
   check_tensor_state(i, slot, planned);
   return planned;
-}
-
-/// Whether kernels exist for the slot with such a gradient. The layerwise ones for CUDA have their
-/// types built in; all others take every type that the checks let through.
-bool StepEngine::has_kernel(const Planned& planned, kernels::DType grad) const {
-  if (!planned.key.device.is_cuda() || !algorithm_->layerwise()) return true;
-  Bucket bucket;
-  bucket.key = planned.key;
-  bucket.key.grad = grad;
-  return kernels::has_own_kernel(bucket.table(), kernels::kMaxStates);
-}
-
-/// Refuses what has no kernel, by the name of what is stored in another way.
-void StepEngine::check_kernel(std::int64_t i, const FusedSlot& slot, const Planned& planned) const {
-  if (has_kernel(planned, planned.key.param)) return;
-  const char* op = algorithm_->op();
-  const char* remedy = "Keep fp32 masters instead, or update the parameter on the CPU.";
-  if (planned.key.stochastic) {
-    fail({op, "params", i}, "be rounded to nearest, which is all that this optimizer does on CUDA",
-         "stochastic rounding", remedy);
-  }
-  if (planned.key.has_remainder) {
-    fail({op, "master_params", i}, "be of dtype float32, as this optimizer needs it on CUDA",
-         "an int16 remainder", remedy);
-  }
-  for (std::size_t k = 0; k < slot.states.size(); ++k) {
-    if (!slot.states[k].defined() || slot.states[k].scalar_type() == at::kFloat) continue;
-    const std::string name = algorithm_->state_names()[k] + "s";
-    fail({op, name.c_str(), i},
-         "be of dtype float32, as this optimizer needs it on CUDA (or all states of the dtype of a "
-         "16-bit parameter without a master)",
-         c10::str(slot.states[k].scalar_type()));
-  }
 }
 
 /// States with one entry per element, each of a dtype of its own: that of its name. Absent ones
@@ -228,7 +193,6 @@ at::Tensor StepEngine::usable_grad(std::size_t index, const Planned& planned,
   const bool wide = planned.key.param == kernels::DType::kFloat64;
   at::ScalarType dtype = grad.scalar_type();
   if (wide || dtype == at::kDouble) dtype = wide ? at::kDouble : at::kFloat;
-  if (!has_kernel(planned, dtype_of(argument, grad))) dtype = wide ? at::kDouble : at::kFloat;
   if (dtype == grad.scalar_type() && !grad.is_neg() && same_layout(grad, param)) return grad;
   // Another layout, or fp64 on one side: a copy in the parameter's layout stands in for this step.
   at::Tensor copy = at::empty_like(param, param.options().dtype(dtype).requires_grad(false));

@@ -21,6 +21,7 @@ Status enqueue_measure(const MeasureArgs<typename Types::Functor>& args, Stream 
   const auto& update = args.update;
   GroupSlots<typename Types::Params> groups;
   Launch arguments{};
+  static_cast<typename Types::Storage&>(arguments) = typename Types::Storage(update.tensors);
   arguments.scalars = update.scalars;
   arguments.partials = args.partials;
   arguments.write_back_grads = update.write_back_grads;

@@ -5,10 +5,12 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/shared.h"
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/fused_update_kernel.cuh"
+#include "kernels/cuda/mixed_measure.cuh"
 #include "kernels/cuda/thread_sums.cuh"
 #include "kernels/layerwise_optimizer.h"
 
@@ -23,12 +25,13 @@ struct MeasureRow {
 };
 
 template <class Types>
-struct MeasureLaunch {
+struct MeasureLaunch : Types::Storage {
   using Row = MeasureRow<Types>;
   using Params = typename Types::Params;
   /// Each row also has its group.
   static constexpr int kRows =
-      table_capacity(sizeof(Row) + 1, kMaxGroups<Params> * sizeof(Params) + 3 * sizeof(void*));
+      table_capacity(sizeof(Row) + 1, kMaxGroups<Params> * sizeof(Params) + 3 * sizeof(void*) +
+                                          storage_bytes<Types>);
 
   LaunchTable<Row, kRows> table;
   Params groups[kMaxGroups<Params>];
@@ -36,22 +39,6 @@ struct MeasureLaunch {
   MeasurePartial* partials;
   bool write_back_grads;
   std::uint8_t group[kRows];
-};
-
-/// One thread's sums for one norm.
-template <class T>
-struct ThreadMeasure {
-  ThreadSums<T> sums;
-  T largest = T(0);
-
-  __device__ __forceinline__ void add(T x, int chain) {
-    sums.add(x, chain);
-    largest = kernels::max(largest, static_cast<T>(fabs(x)));
-  }
-
-  __device__ __forceinline__ MeasurePartial partial() const {
-    return MeasurePartial{sums.partial(), static_cast<double>(largest)};
-  }
 };
 
 template <class Types>
@@ -147,6 +134,9 @@ __device__ __forceinline__ void measure_single(
   }
 }
 
+template <class Types>
+constexpr bool kIsMixed = std::is_same_v<Types, MixedTypes<typename Types::Functor>>;
+
 // A block handles one chunk of kNormChunk elements, a warp one small parameter; each writes one
 // partial per norm. Bytes per element: parameter and gradient, and the states where they move (fp32
 // LAMB 16 + 8). Which thread measures which element depends on the chunk's size alone, so heads are
@@ -171,11 +161,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   ThreadMeasure<T> sums[kNorms];
   if (share.row >= 0) {
-    UpdateChunk<Types> chunk;
+    std::conditional_t<kIsMixed<Types>, MixedChunk<Functor>, UpdateChunk<Types>> chunk;
+    if constexpr (kIsMixed<Types>) chunk.storage = &launch;
 #pragma unroll
     for (int s = 0; s < Types::kStreams; ++s) {
       chunk.streams[s] = static_cast<unsigned char*>(row.streams[s]) +
-                         share.begin * static_cast<std::int64_t>(Types::element_size(s));
+                         share.begin * static_cast<std::int64_t>(launch.element_size(s));
     }
 #pragma unroll
     for (int k = 0; k < Types::kStates; ++k) {
@@ -187,10 +178,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     const std::uint32_t vectors = share.count / kVec;
 #pragma unroll 1
     for (std::uint32_t i = share.rank; i < vectors; i += share.size) {
-      measure_vector<Types>(chunk, i * kVec, sums);
+      measure_vector(chunk, i * kVec, sums);
     }
     const std::uint32_t tail = vectors * kVec + share.rank;
-    if (tail < share.count) measure_single<Types>(chunk, tail, sums);
+    if (tail < share.count) measure_single(chunk, tail, sums);
   }
 #pragma unroll
   for (int n = 0; n < kNorms; ++n) {

@@ -4,9 +4,9 @@
 // Note [Mixed storage]
 // Parameters, gradients, masters and each state may be stored in any of three types: a kernel for
 // every combination would be hundreds. Those that most programs use have their own, with all types
-// known at compile time. For the others one kernel per functor looks the type of each stream up as
-// it runs: a branch that all threads of the device take alike, beside loads that take a hundred
-// times as long.
+// known at compile time. For the others one kernel per functor and phase looks the type of each
+// stream up as it runs: a branch that all threads of the device take alike, beside loads that take
+// a hundred times as long.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,6 +16,7 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/tensor_table.h"
 #include "kernels/cuda/update_row.cuh"
+#include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cuda {
 
@@ -33,7 +34,10 @@ struct MixedTypes {
   static constexpr int kMasterStream = kStateStream + kStates;
   static constexpr int kStreams = kMasterStream + 1;
 
-  using Row = NumberedUpdateRow<kStreams>;
+  /// As in UpdateTypes.
+  static constexpr bool kStatesMoved = kStatesInMeasure<Functor>;
+
+  using Row = NumberedUpdateRow<kStreams, Layerwise<Functor>>;
 
   /// Elements per vector: 16 bytes of a 16-bit stream, of which there is at least one.
   static constexpr int kVec = 8;

@@ -112,10 +112,12 @@ __device__ __forceinline__ void update_mixed_vector(const MixedChunk<Functor>& c
   constexpr int kGrad = Types::kGradStream;
   constexpr int kState = Types::kStateStream;
   MixedVec raw_source;
-  MixedVec raw_grad;
+  MixedVec raw_grad = {};
   MixedVec raw_state[Types::kStates] = {};
   load_source<kAligned>(chunk, index, raw_source);
-  load_mixed<kAligned>(raw_grad, chunk.streams[kGrad], index, chunk.dtype(kGrad));
+  if constexpr (!Types::kStatesMoved) {
+    load_mixed<kAligned>(raw_grad, chunk.streams[kGrad], index, chunk.dtype(kGrad));
+  }
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
     if (!chunk.uses_state[k]) continue;
@@ -143,13 +145,15 @@ __device__ __forceinline__ void update_mixed_vector(const MixedChunk<Functor>& c
   }
 
   store_source<kAligned>(chunk, index, param);
-  if (chunk.write_back_grads) {
-    store_mixed<kAligned>(chunk.streams[kGrad], index, chunk.dtype(kGrad), grad);
-  }
+  if constexpr (!Types::kStatesMoved) {
+    if (chunk.write_back_grads) {
+      store_mixed<kAligned>(chunk.streams[kGrad], index, chunk.dtype(kGrad), grad);
+    }
 #pragma unroll
-  for (int k = 0; k < Types::kStates; ++k) {
-    if (!chunk.uses_state[k]) continue;
-    store_mixed<kAligned>(chunk.streams[kState + k], index, chunk.dtype(kState + k), state[k]);
+    for (int k = 0; k < Types::kStates; ++k) {
+      if (!chunk.uses_state[k]) continue;
+      store_mixed<kAligned>(chunk.streams[kState + k], index, chunk.dtype(kState + k), state[k]);
+    }
   }
 }
 
@@ -197,8 +201,10 @@ __device__ __forceinline__ void update_mixed_single(const MixedChunk<Functor>& c
   constexpr int kGrad = Types::kGradStream;
   constexpr int kState = Types::kStateStream;
   float param = load_source_element(chunk, index);
-  const float grad =
-      load_mixed_element(chunk.streams[kGrad], index, chunk.dtype(kGrad)) * chunk.grad_coef;
+  float grad = 0.0f;
+  if constexpr (!Types::kStatesMoved) {
+    grad = load_mixed_element(chunk.streams[kGrad], index, chunk.dtype(kGrad)) * chunk.grad_coef;
+  }
   float state[Types::kStates];
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) {
@@ -208,13 +214,15 @@ __device__ __forceinline__ void update_mixed_single(const MixedChunk<Functor>& c
   }
   Functor::update(param, grad, state, *chunk.coefs);
   store_source_element(chunk, index, param);
-  if (chunk.write_back_grads) {
-    store_mixed_element(chunk.streams[kGrad], index, chunk.dtype(kGrad), grad);
-  }
+  if constexpr (!Types::kStatesMoved) {
+    if (chunk.write_back_grads) {
+      store_mixed_element(chunk.streams[kGrad], index, chunk.dtype(kGrad), grad);
+    }
 #pragma unroll
-  for (int k = 0; k < Types::kStates; ++k) {
-    if (!chunk.uses_state[k]) continue;
-    store_mixed_element(chunk.streams[kState + k], index, chunk.dtype(kState + k), state[k]);
+    for (int k = 0; k < Types::kStates; ++k) {
+      if (!chunk.uses_state[k]) continue;
+      store_mixed_element(chunk.streams[kState + k], index, chunk.dtype(kState + k), state[k]);
+    }
   }
 }
 
@@ -251,12 +259,13 @@ __global__ void __launch_bounds__(kThreads, kAligned ? MixedTypes<Functor>::kBlo
   MixedShared<Types>& shared = block_shared<MixedShared<Types>>();
   const RowShare share = row_share(launch.table);
   if (share.row >= 0 && share.rank == 0) {
-    const float step = *launch.table.rows[share.row].step;
-    shared.rounding[share.team] =
-        rounding_key(launch.seed, static_cast<std::uint64_t>(launch.table.rows[share.row].index),
-                     static_cast<std::uint64_t>(step));
-    shared.coefs[share.team] = Functor::template prepare<float>(
-        launch.groups[launch.group[share.row]], static_cast<double>(step));
+    const auto& row = launch.table.rows[share.row];
+    const typename Types::Params& params = launch.groups[launch.group[share.row]];
+    shared.rounding[share.team] = rounding_key(launch.seed, static_cast<std::uint64_t>(row.index),
+                                               static_cast<std::uint64_t>(*row.step));
+    auto coefs = Functor::template prepare<float>(params, static_cast<double>(*row.step));
+    if constexpr (Layerwise<Functor>) Functor::apply_norms(params, row.norms, coefs);
+    shared.coefs[share.team] = coefs;
   }
   __syncthreads();
   if (share.row < 0) return;

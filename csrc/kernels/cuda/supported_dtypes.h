@@ -37,10 +37,9 @@ constexpr bool has_own_kernel(const TensorTable& table, int num_states) {
   return has_own_kernel(table.param, table.grad, state, table.has_master);
 }
 
-/// Every other table without fp64 is updated by one kernel that looks the types up as it runs. (Not
-/// those of layerwise optimizers, whose kernels that take norms have all types built in.)
-/// Masters belong to 16-bit parameters, remainders to those in bf16, and
-/// those without either may be rounded stochastically.
+/// Every other table without fp64 is updated by one kernel that looks the types up as it runs.
+/// Masters belong to 16-bit parameters, remainders to those in bf16, and those without either may
+/// be rounded stochastically.
 constexpr bool has_mixed_kernel(const TensorTable& table, int num_states) {
   bool wide = table.param == DType::kFloat64 || table.grad == DType::kFloat64;
   for (int k = 0; k < num_states; ++k) wide = wide || table.state[k] == DType::kFloat64;

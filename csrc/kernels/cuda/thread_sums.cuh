@@ -36,4 +36,20 @@ struct ThreadSums {
   }
 };
 
+/// One thread's sums for one norm.
+template <class T>
+struct ThreadMeasure {
+  ThreadSums<T> sums;
+  T largest = T(0);
+
+  __device__ __forceinline__ void add(T x, int chain) {
+    sums.add(x, chain);
+    largest = kernels::max(largest, static_cast<T>(fabs(x)));
+  }
+
+  __device__ __forceinline__ MeasurePartial partial() const {
+    return MeasurePartial{sums.partial(), static_cast<double>(largest)};
+  }
+};
+
 }  // namespace torchfuse::kernels::cuda

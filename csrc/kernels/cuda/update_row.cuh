@@ -21,8 +21,8 @@ struct UpdateRow : RowNorms<kLayerwise> {
 };
 
 /// With the number of the parameter, which stochastic rounding asks for.
-template <int kStreams>
-struct NumberedUpdateRow : UpdateRow<kStreams, false> {
+template <int kStreams, bool kLayerwise>
+struct NumberedUpdateRow : UpdateRow<kStreams, kLayerwise> {
   std::int64_t index;
 };
 

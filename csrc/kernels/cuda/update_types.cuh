@@ -90,15 +90,19 @@ void set_streams(const TensorRow& row, void* (&streams)[Types::kStreams]) {
   if constexpr (Types::kStreams > kMasterStream) streams[kMasterStream] = row.master;
 }
 
+/// What a launch's Storage takes of its arguments.
+template <class Types>
+constexpr std::size_t storage_bytes =
+    std::is_empty_v<typename Types::Storage> ? 0 : sizeof(typename Types::Storage);
+
 template <class Types>
 struct UpdateLaunch : Types::Storage {
   using Row = typename Types::Row;
   using Params = typename Types::Params;
   /// Each row also has its group and its head.
-  static constexpr std::size_t kStorageBytes =
-      std::is_empty_v<typename Types::Storage> ? 0 : sizeof(typename Types::Storage);
-  static constexpr int kRows = table_capacity(
-      sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*) + kStorageBytes);
+  static constexpr int kRows =
+      table_capacity(sizeof(Row) + 2, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*) +
+                                          storage_bytes<Types>);
 
   LaunchTable<Row, kRows> table;
   Params groups[kMaxGroups<Params>];
@@ -113,9 +117,7 @@ struct UpdateLaunch : Types::Storage {
 template <class Functor, class Run>
 Status dispatch_update(const TensorTable& table, Run run) {
   if (!has_own_kernel(table, Functor::kNumStates)) {
-    if constexpr (!Layerwise<Functor>) {
-      if (has_mixed_kernel(table, Functor::kNumStates)) return run(MixedTypes<Functor>{});
-    }
+    if (has_mixed_kernel(table, Functor::kNumStates)) return run(MixedTypes<Functor>{});
     return Status{cudaErrorInvalidValue,
                   "fused update (the update kernels are not built for this tuple of parameter, "
                   "gradient, state and master dtypes)"};

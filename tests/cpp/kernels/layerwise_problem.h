@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,22 @@ namespace torchfuse::kernels::testing {
 struct LayerwiseTuple {
   DType param, grad, state;
   bool has_master;
+  std::optional<DType> second = {};  ///< of the second state, where it is another
+  bool has_remainder = false;        ///< in the place of the master
+  bool stochastic = false;           ///< parameters are rounded at random
+
+  bool keeps_master() const { return has_master || has_remainder; }
+  /// A remainder's 16 bits are taken for a bf16: any are a remainder.
+  DType master() const { return has_remainder ? DType::kBFloat16 : DType::kFloat32; }
+
+  TensorTable table(const Rows& rows) const {
+    TensorTable table = rows.table(param, grad, state, has_master);
+    table.state[1] = second.value_or(state);
+    table.has_remainder = has_remainder;
+    table.stochastic = stochastic;
+    table.seed = 0x123456789abcdef;
+    return table;
+  }
 };
 
 inline std::vector<LayerwiseTuple> layerwise_tuples() {
@@ -33,6 +50,18 @@ inline std::vector<LayerwiseTuple> layerwise_tuples() {
     }
   }
   return all;
+}
+
+/// Some that have no kernel of their own on CUDA.
+inline std::vector<LayerwiseTuple> mixed_layerwise_tuples() {
+  constexpr DType kFp32 = DType::kFloat32, kFp16 = DType::kFloat16, kBf16 = DType::kBFloat16;
+  return {{kFp32, kFp32, kBf16, false},
+          {kFp32, kFp16, kFp32, false, kBf16},
+          {kBf16, kBf16, kBf16, true},
+          {kFp16, kBf16, kFp16, true, kFp32},
+          {kBf16, kBf16, kFp32, false, {}, true},
+          {kBf16, kFp32, kBf16, false, kFp16, true},
+          {kBf16, kBf16, kFp32, false, {}, false, true}};
 }
 
 inline std::vector<LambParams> lamb_groups() {
@@ -63,10 +92,11 @@ inline std::vector<LambStreams<Buffer>> lamb_contents(const LayerwiseTuple& tupl
   std::mt19937 random(5);
   std::vector<LambStreams<Buffer>> list;
   for (const std::int64_t numel : sizes) {
-    LambStreams<Buffer> streams{
-        Buffer(tuple.param, numel, offset), Buffer(tuple.grad, numel, offset),
-        Buffer(tuple.state, numel, offset), Buffer(tuple.state, numel, offset),
-        Buffer(DType::kFloat32, numel, offset)};
+    LambStreams<Buffer> streams{Buffer(tuple.param, numel, offset),
+                                Buffer(tuple.grad, numel, offset),
+                                Buffer(tuple.state, numel, offset),
+                                Buffer(tuple.second.value_or(tuple.state), numel, offset),
+                                Buffer(tuple.master(), numel, offset)};
     streams.param.fill_normal(random);
     streams.grad.fill_normal(random);
     streams.exp_avg.fill_normal(random, 0.1);
@@ -90,7 +120,8 @@ struct LambProblem {
       row.grad = list[i].grad.data();
       row.state[0] = list[i].exp_avg.data();
       row.state[1] = list[i].exp_avg_sq.data();
-      row.master = tuple.has_master ? list[i].master.data() : nullptr;
+      row.master = tuple.keeps_master() ? list[i].master.data() : nullptr;
+      row.index = static_cast<std::int64_t>(i) << 33;
       row.step = steps + i % 2;
       row.numel = list[i].param.numel();
       rows.add(row);
@@ -103,7 +134,7 @@ struct LambProblem {
   MeasureArgs<Lamb> args(const StepScalars* scalars, MeasurePartial* partial_memory,
                          double* norm_memory) const {
     UpdateArgs<Lamb> update;
-    update.tensors = rows.table(tuple.param, tuple.grad, tuple.state, tuple.has_master);
+    update.tensors = tuple.table(rows);
     update.groups = groups.data();
     update.num_groups = static_cast<std::int32_t>(groups.size());
     update.scalars = scalars;

@@ -31,10 +31,9 @@ inline std::vector<OneNormStreams<Buffer>> one_norm_contents(const LayerwiseTupl
   const DType wide = tuple.param == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   std::vector<OneNormStreams<Buffer>> list;
   for (const std::int64_t numel : sizes) {
-    OneNormStreams<Buffer> streams{Buffer(tuple.param, numel, offset),
-                                   Buffer(tuple.grad, numel, offset),
-                                   Buffer(tuple.state, numel, offset),
-                                   Buffer(DType::kFloat32, numel, offset), Buffer(wide, 1)};
+    OneNormStreams<Buffer> streams{
+        Buffer(tuple.param, numel, offset), Buffer(tuple.grad, numel, offset),
+        Buffer(tuple.state, numel, offset), Buffer(tuple.master(), numel, offset), Buffer(wide, 1)};
     streams.grad.fill_normal(random);
     streams.master.fill_normal(random);
     streams.state.fill_normal(random);
@@ -87,7 +86,8 @@ struct OneNormProblem {
       row.param = list[i].param.data();
       row.grad = list[i].grad.data();
       row.state[0] = list[i].state.data();
-      row.master = tuple.has_master ? list[i].master.data() : nullptr;
+      row.master = tuple.keeps_master() ? list[i].master.data() : nullptr;
+      row.index = static_cast<std::int64_t>(i) << 33;
       row.tensor_state = list[i].tracked.data();
       row.step = step;
       row.numel = list[i].param.numel();
@@ -101,7 +101,7 @@ struct OneNormProblem {
   MeasureArgs<Functor> args(const StepScalars* scalars, MeasurePartial* partial_memory,
                             double* norm_memory) const {
     UpdateArgs<Functor> update;
-    update.tensors = rows.table(tuple.param, tuple.grad, tuple.state, tuple.has_master);
+    update.tensors = tuple.table(rows);
     update.groups = groups.data();
     update.num_groups = static_cast<std::int32_t>(groups.size());
     update.scalars = scalars;

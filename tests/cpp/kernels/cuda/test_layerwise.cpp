@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "device.h"
+#include "kernels/cuda/supported_dtypes.h"
 #include "kernels/layerwise_problem.h"
 
 namespace torchfuse::kernels::testing {
@@ -76,6 +77,17 @@ TEST(CudaLayerwise, GivesTheBitsOfTheCpu) {
     for (const bool aligned : {true, false}) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
       expect_bits_of_the_cpu(tuple, {0, 1, 31, 33, 512, 513, 5003, 16384, 16387}, aligned, seed);
+    }
+  }
+}
+
+TEST(CudaLayerwise, GivesTheBitsOfTheCpuWhereTypesAreLookedUp) {
+  std::uint64_t seed = 100;
+  for (const LayerwiseTuple& tuple : mixed_layerwise_tuples()) {
+    ASSERT_FALSE(has_own_kernel(tuple.table(Rows()), Lamb::kNumStates));
+    for (const bool aligned : {true, false}) {
+      SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
+      expect_bits_of_the_cpu(tuple, {0, 1, 7, 9, 513, 5003, 16387}, aligned, seed);
     }
   }
 }
@@ -167,30 +179,18 @@ TEST(CudaLayerwise, ASkippedStepTouchesNothing) {
   }
 }
 
-void expect_refusal(const Status& status) {
-  EXPECT_NE(status.error, 0);
-  EXPECT_NE(std::string(status.what).find("not built for this tuple"), std::string::npos)
-      << status.what;
-}
-
-TEST(CudaLayerwise, TuplesWithoutKernelsAreRefusedByName) {
-  const DType f32 = DType::kFloat32;
-  const DType bf16 = DType::kBFloat16;
-  for (int mode = 0; mode < 4; ++mode) {
-    SCOPED_TRACE(mode);
-    const LayerwiseTuple tuple{bf16, bf16, f32, false};
-    std::vector<float> steps{1.0f, 7.0f};
-    const StepScalars scalars{0.5, 0.0f, 0.0f};
-    std::vector<HostStreams> list = lamb_contents(tuple, {5, 700});
-    LambProblem<Buffer> problem(tuple, list, steps.data(), lamb_groups());
-    MeasureArgs<Lamb> args = problem.args(&scalars);
-    TensorTable& table = args.update.tensors;
-    if (mode == 0) table.has_remainder = true;
-    if (mode == 1) table.stochastic = true;
-    if (mode == 2) table.state[1] = bf16;
-    if (mode == 3) table.grad = DType::kFloat16;
-    expect_refusal(fused_measure_cuda<Lamb>(args, stream()));
-    expect_refusal(fused_update_cuda<Lamb>(args.update, stream()));
+TEST(CudaLayerwise, Fp64BesideOtherTypesIsRefusedByName) {
+  const LayerwiseTuple tuple{DType::kFloat64, DType::kFloat32, DType::kFloat64, false};
+  std::vector<float> steps{1.0f, 7.0f};
+  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  std::vector<HostStreams> list = lamb_contents(tuple, {5, 700});
+  LambProblem<Buffer> problem(tuple, list, steps.data(), lamb_groups());
+  const MeasureArgs<Lamb> args = problem.args(&scalars);
+  for (const Status& status :
+       {fused_measure_cuda<Lamb>(args, stream()), fused_update_cuda<Lamb>(args.update, stream())}) {
+    EXPECT_NE(status.error, 0);
+    EXPECT_NE(std::string(status.what).find("not built for this tuple"), std::string::npos)
+        << status.what;
   }
 }
 

@@ -74,7 +74,9 @@ template <class Functor>
 void expect_bits_of_the_cpu_in_every_storage(const std::vector<typename Functor::Params>& groups) {
   const std::vector<std::int64_t> sizes{0, 1, 31, 33, 512, 513, 5003, 16387};
   std::uint64_t seed = 0;
-  for (const LayerwiseTuple& tuple : layerwise_tuples()) {
+  std::vector<LayerwiseTuple> tuples = layerwise_tuples();
+  for (const LayerwiseTuple& tuple : mixed_layerwise_tuples()) tuples.push_back(tuple);
+  for (const LayerwiseTuple& tuple : tuples) {
     for (const bool aligned : {true, false}) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
       expect_bits_of_the_cpu<Functor>(tuple, groups, seed % 3 == 0 ? 1.0f : 7.0f, aligned, seed,
