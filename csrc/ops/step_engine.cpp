@@ -22,6 +22,17 @@ constexpr std::int64_t kScalarsFloats = sizeof(kernels::StepScalars) / sizeof(fl
 constexpr std::int64_t kTotalNormIndex = offsetof(kernels::StepScalars, total_norm) / sizeof(float);
 constexpr std::int64_t kSkipIndex = offsetof(kernels::StepScalars, skip) / sizeof(float);
 
+/// The update begins where this ends, with gradients that the caches still hold.
+void norm_from_the_end(kernels::CpuIsa isa, const kernels::L2NormArgs& args, std::int64_t begin,
+                       std::int64_t end) {
+  constexpr std::int64_t kElements = 1 << 18;
+  while (end > begin) {
+    const std::int64_t first = std::max(begin, end - kElements);
+    kernels::multi_tensor_l2_norm_cpu(isa, args, first, end);
+    end = first;
+  }
+}
+
 }  // namespace
 
 StepEngine::StepEngine(std::unique_ptr<Algorithm> algorithm) : algorithm_(std::move(algorithm)) {}
@@ -101,7 +112,7 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
       if (work.device.is_cpu()) {
         parallel_over_elements(args.tensors.total(),
                                [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
-                                 kernels::multi_tensor_l2_norm_cpu(isa, args, begin, end);
+                                 norm_from_the_end(isa, args, begin, end);
                                });
         continue;
       }
