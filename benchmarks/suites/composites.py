@@ -121,6 +121,53 @@ class ForeachLARS(torch.optim.Optimizer):
         torch._foreach_sub_(params, self._buffers)
 
 
+class ForeachLion(torch.optim.Optimizer):
+    """Lion by the formula of torchfuse.optimizers.FusedLion and with its betas."""
+
+    def __init__(self, params: list[Tensor], lr: float, weight_decay: float) -> None:
+        """Betas are (0.9, 0.99)."""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._momenta = [torch.zeros_like(param) for param in params]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
+        beta1, beta2 = 0.9, 0.99
+        group = self.param_groups[0]
+        params = group["params"]
+        grads = grads_of(params)
+        directions = torch._foreach_lerp(self._momenta, grads, 1 - beta1)
+        torch._foreach_sign_(directions)
+        torch._foreach_lerp_(self._momenta, grads, 1 - beta2)
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(params, directions, alpha=-group["lr"])
+
+
+class ForeachLARC(torch.optim.SGD):
+    """torch's fused SGD, behind the formula of torchfuse.parallel.LARC with `clip=False`."""
+
+    def __init__(self, params: list[Tensor], lr: float, weight_decay: float) -> None:
+        """The momentum is 0.9, the trust coefficient 0.02 and eps is 1e-8."""
+        super().__init__(params, lr, momentum=0.9, fused=True)
+        self._weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step, which leaves the adapted gradients in `.grad`."""
+        trust_coefficient, eps = 0.02, 1e-8
+        params = self.param_groups[0]["params"]
+        grads = grads_of(params)
+        param_norms = torch._foreach_norm(params)
+        denominators = list(torch._foreach_norm(grads))
+        torch._foreach_add_(denominators, param_norms, alpha=self._weight_decay)
+        torch._foreach_add_(denominators, eps)
+        rates = torch._foreach_div(param_norms, denominators)
+        torch._foreach_mul_(rates, trust_coefficient)
+        torch._foreach_add_(grads, params, alpha=self._weight_decay)
+        torch._foreach_mul_(grads, rates)
+        super().step()
+
+
 def grads_of(params: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of parameters that all have one."""
     return [param.grad for param in params if param.grad is not None]

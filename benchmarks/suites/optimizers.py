@@ -15,12 +15,20 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 
-from suites.composites import CopiedMasters, ForeachLAMB, ForeachLARS, ForeachNovoGrad
+from suites.composites import (
+    CopiedMasters,
+    ForeachLAMB,
+    ForeachLARC,
+    ForeachLARS,
+    ForeachLion,
+    ForeachNovoGrad,
+)
 from suites.contenders import FOREACH, FUSED, OUR_LAMB, OURS
 from suites.fused_adam import MemoryCase
 from suites.parameters import ParameterSet, load
 from torchfuse import optimizers
 from torchfuse.amp import GradScaler
+from torchfuse.parallel import LARC
 
 QUICK_NUMEL = 30_000_000
 SCALE = 65536.0
@@ -39,6 +47,14 @@ def _ours(kind: Any, **values: Any) -> Optimizer:
         max_grad_norm=max_norm,
         **values,
     )
+
+
+def _with_masters(kind: Any, **values: Any) -> Optimizer:
+    return _ours(kind, master_weights=True, **values)
+
+
+def _our_larc(params: list[Tensor], max_norm: float | None) -> torch.optim.Optimizer:
+    return LARC(optimizers.FusedSGD(params, LEARNING_RATE, **_SGD), clip=False)
 
 
 def _torchs(kind: Any, **values: Any) -> Optimizer:
@@ -173,95 +189,120 @@ class _Contender:
 
 
 _ADAM = {"weight_decay": 0.01}
-_SGD = {"momentum": 0.9, "weight_decay": 1e-4}
+_SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 _ADAGRAD = {"weight_decay": 0.0}
 _LAMB = {"weight_decay": 0.01}
 _NOVOGRAD = {"weight_decay": 0.01}
 _LARS = {"weight_decay": 1e-4}
+_LION = {"weight_decay": 0.01}
+
+_TORCHS_ADAMW = _torchs(torch.optim.AdamW, fused=True, **_ADAM)
+_TORCHS_SGD = _torchs(torch.optim.SGD, fused=True, **_SGD)
+_TORCHS_ADAGRAD = _torchs(torch.optim.Adagrad, fused=True, **_ADAGRAD)
+_FOREACH_NOVOGRAD = _foreach(ForeachNovoGrad, **_NOVOGRAD)
+_FOREACH_LARS = _foreach(ForeachLARS, **_LARS)
+_FOREACH_LION = _foreach(ForeachLion, **_LION)
 
 
-def _masters(name: str, kind: Any, peer: Optimizer, values: Any, streams: int) -> Case:
-    # bf16 gradient and parameter, fp32 master and states: read all but the parameter, write all but
-    # the gradient.
-    clips = kind is optimizers.FusedLAMB
+def _step(
+    name: str,
+    ours: Optimizer,
+    peer: Optimizer,
+    peer_name: str,
+    bytes_per_element: int,
+    *,
+    target: float | None = None,
+    clips: bool = False,
+) -> Case:
     return Case(
-        name,
-        "masters",
-        _ours(kind, master_weights=True, **values),
-        peer,
-        (FOREACH if clips else FUSED,),
-        2 + 2 + 8 * streams,
-        clips=clips,
-        target=1.8,
+        name, "step", ours, peer, (peer_name,), bytes_per_element, target=target, clips=clips
     )
 
 
-CASES = (
+def _masters(
+    name: str,
+    ours: Optimizer,
+    peer: Optimizer,
+    peer_name: str,
+    bytes_per_element: int,
+    *,
+    clips: bool = False,
+) -> Case:
+    return Case(
+        name, "masters", ours, peer, (peer_name,), bytes_per_element, target=1.8, clips=clips
+    )
+
+
+_LARGE_CASES = (
     Case(
         "sgd",
         "scale_clip",
         _ours(optimizers.FusedSGD, **_SGD),
-        _torchs(torch.optim.SGD, fused=True, **_SGD),
+        _TORCHS_SGD,
         (FUSED,),
         24,
         clips=True,
         target=1.6,
     ),
-    Case(
-        "sgd",
-        "step",
-        _ours(optimizers.FusedSGD, **_SGD),
-        _torchs(torch.optim.SGD, fused=True, **_SGD),
-        (FUSED,),
-        20,
-    ),
-    Case(
+    _step("sgd", _ours(optimizers.FusedSGD, **_SGD), _TORCHS_SGD, FUSED, 20),
+    _step(
         "lamb",
-        "step",
         _ours(optimizers.FusedLAMB, **_LAMB),
         _foreach_lamb,
-        (FOREACH,),
+        FOREACH,
         44,
-        clips=True,
         target=2.5,
+        clips=True,
     ),
-    Case(
-        "novograd",
-        "step",
-        _ours(optimizers.FusedNovoGrad, **_NOVOGRAD),
-        _foreach(ForeachNovoGrad, **_NOVOGRAD),
-        (FOREACH,),
-        24,
-    ),
-    Case(
-        "lars",
-        "step",
-        _ours(optimizers.FusedLARS, **_LARS),
-        _foreach(ForeachLARS, **_LARS),
-        (FOREACH,),
-        28,
-    ),
-    Case(
+    _step("novograd", _ours(optimizers.FusedNovoGrad, **_NOVOGRAD), _FOREACH_NOVOGRAD, FOREACH, 24),
+    _step("lars", _ours(optimizers.FusedLARS, **_LARS), _FOREACH_LARS, FOREACH, 28),
+    _step("larc", _our_larc, _foreach(ForeachLARC, **_LARS), FOREACH, 40),
+    _step("lion", _ours(optimizers.FusedLion, **_LION), _FOREACH_LION, FOREACH, 20),
+    _step(
         "adagrad",
-        "step",
         _ours(optimizers.FusedAdagrad, **_ADAGRAD),
-        _torchs(torch.optim.Adagrad, fused=True, **_ADAGRAD),
-        (FUSED,),
+        _TORCHS_ADAGRAD,
+        FUSED,
         20,
         target=0.97,
     ),
+    # bf16 gradient and parameter, fp32 master and states: read all but the parameter (what norms
+    # need, twice), write all but the gradient.
+    _masters("adam", _with_masters(optimizers.FusedAdam, **_ADAM), _TORCHS_ADAMW, FUSED, 28),
+    _masters("sgd", _with_masters(optimizers.FusedSGD, **_SGD), _TORCHS_SGD, FUSED, 20),
     _masters(
-        "adam", optimizers.FusedAdam, _torchs(torch.optim.AdamW, fused=True, **_ADAM), _ADAM, 3
+        "adagrad", _with_masters(optimizers.FusedAdagrad, **_ADAGRAD), _TORCHS_ADAGRAD, FUSED, 20
     ),
-    _masters("sgd", optimizers.FusedSGD, _torchs(torch.optim.SGD, fused=True, **_SGD), _SGD, 2),
     _masters(
-        "adagrad",
-        optimizers.FusedAdagrad,
-        _torchs(torch.optim.Adagrad, fused=True, **_ADAGRAD),
-        _ADAGRAD,
-        2,
+        "lamb",
+        _with_masters(optimizers.FusedLAMB, **_LAMB),
+        _foreach_lamb,
+        FOREACH,
+        28,
+        clips=True,
     ),
-    _masters("lamb", optimizers.FusedLAMB, _foreach_lamb, _LAMB, 3),
+    _masters(
+        "mixed_precision_lamb",
+        _ours(optimizers.FusedMixedPrecisionLamb, reduced_precision_dtype=torch.bfloat16, **_LAMB),
+        _foreach_lamb,
+        FOREACH,
+        28,
+        clips=True,
+    ),
+    _masters(
+        "novograd",
+        _with_masters(optimizers.FusedNovoGrad, **_NOVOGRAD),
+        _FOREACH_NOVOGRAD,
+        FOREACH,
+        22,
+    ),
+    _masters("lars", _with_masters(optimizers.FusedLARS, **_LARS), _FOREACH_LARS, FOREACH, 26),
+    _masters("lion", _with_masters(optimizers.FusedLion, **_LION), _FOREACH_LION, FOREACH, 20),
+)
+
+#: The targets are those of the large set. The small one is what --quick runs.
+CASES = _LARGE_CASES + tuple(
+    dataclasses.replace(case, parameters="resnet50", target=None) for case in _LARGE_CASES
 )
 
 MEMORY_CASES = tuple(

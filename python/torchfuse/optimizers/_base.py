@@ -26,6 +26,7 @@ from torchfuse.optimizers._checks import (
     check_state_dtype,
     check_stochastic_rounding,
 )
+from torchfuse.optimizers._hooks import hooked_once
 from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
 from torchfuse.optimizers._options import StepOptions, as_tensor
 from torchfuse.optimizers._shards import shard_groups
@@ -80,6 +81,9 @@ class FusedOptimizer(ApexAttributes):
     # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
     # and report them in `found_inf`.
     _check_inside: bool = False
+
+    # See Note [Hooks run once].
+    _in_step: bool = False
 
     _native: _C.FusedStep | None
     _planned_names: list[tuple[str, ...]] | None
@@ -315,10 +319,11 @@ class FusedOptimizer(ApexAttributes):
     def _patch_step_function(self) -> None:
         # torch wraps the class's step for hooks and the profiler. Outside of that, the step is one
         # clean graph break under torch.compile; here and not at import, which would load dynamo.
+        plain = type(self).step
         super()._patch_step_function()
-        step = type(self).step
-        if not getattr(step, "_torchfuse_uncompiled", False):
-            wrapped: Any = torch.compiler.disable(step)
+        hooked = type(self).step
+        if not getattr(hooked, "_torchfuse_uncompiled", False):
+            wrapped: Any = torch.compiler.disable(hooked_once(plain, hooked))
             wrapped.hooked = True
             wrapped._torchfuse_uncompiled = True
             type(self).step = wrapped  # type: ignore[method-assign]

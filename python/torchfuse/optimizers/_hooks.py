@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Hooks of step(), where one step leads to another of the same optimizer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
+    """`hooked`, and inside of a step of the same optimizer `plain`.
+
+    Args:
+        plain: step() as its class defines it.
+        hooked: the same with torch's hooks around it.
+
+    Note [Hooks run once]
+    torch puts its hooks around the step of each class of which there is an object. A step that
+    calls that of its base class, or itself through a gradient scaler, would run them twice; which
+    of these happens would depend on what other optimizers the program has made.
+    """
+
+    @functools.wraps(hooked)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._in_step:
+            return plain(self, *args, **kwargs)
+        self._in_step = True
+        try:
+            return hooked(self, *args, **kwargs)
+        finally:
+            self._in_step = False
+
+    return step
