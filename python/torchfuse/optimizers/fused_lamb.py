@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
@@ -51,6 +52,8 @@ class FusedLAMB(FusedOptimizer):
         use_nvlamb: use the trust ratio without weight decay too.
         maximize: ascend instead of descend.
         trust_ratio_bounds: least and greatest trust ratio; None leaves it as it is.
+        exp_avg_dtype: dtype of `exp_avg` alone. None: as `state_dtype`.
+        exp_avg_sq_dtype: dtype of `exp_avg_sq` alone. None: as `state_dtype`.
         **options: those of every fused optimizer.
 
     Raises:
@@ -80,6 +83,10 @@ class FusedLAMB(FusedOptimizer):
         "eps": math.inf,
         "weight_decay": math.inf,
     }
+    _dtype_options: ClassVar[Mapping[str, str]] = {
+        "exp_avg": "exp_avg_dtype",
+        "exp_avg_sq": "exp_avg_sq_dtype",
+    }
 
     def __init__(
         self,
@@ -98,6 +105,8 @@ class FusedLAMB(FusedOptimizer):
         *,
         maximize: bool = False,
         trust_ratio_bounds: tuple[float, float] | None = None,
+        exp_avg_dtype: torch.dtype | None = None,
+        exp_avg_sq_dtype: torch.dtype | None = None,
         **options: Unpack[BasicOptions],
     ) -> None:
         check_no_amsgrad(type(self).__name__, amsgrad)
@@ -112,6 +121,8 @@ class FusedLAMB(FusedOptimizer):
             "use_nvlamb": bool(use_nvlamb),
             "maximize": maximize,
             "trust_ratio_bounds": trust_ratio_bounds,
+            "exp_avg_dtype": exp_avg_dtype,
+            "exp_avg_sq_dtype": exp_avg_sq_dtype,
         }
         super().__init__(
             params,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
@@ -32,6 +33,7 @@ class FusedLion(FusedOptimizer):
         betas: interpolation of the direction and decay rate of the momentum, in [0, 1).
         weight_decay: :math:`\lambda`, decoupled.
         maximize: ascend instead of descend.
+        exp_avg_dtype: dtype of `exp_avg`, the only state. None: as `state_dtype`.
         **options: those of every fused optimizer.
 
     Raises:
@@ -54,6 +56,7 @@ class FusedLion(FusedOptimizer):
         "betas": 1.0,
         "weight_decay": math.inf,
     }
+    _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
 
     def __init__(
         self,
@@ -63,9 +66,16 @@ class FusedLion(FusedOptimizer):
         weight_decay: float | Tensor = 0.0,
         *,
         maximize: bool = False,
+        exp_avg_dtype: torch.dtype | None = None,
         **options: Unpack[StepOptions],
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "exp_avg_dtype": exp_avg_dtype,
+        }
         super().__init__(params, defaults, **options)
 
     def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:

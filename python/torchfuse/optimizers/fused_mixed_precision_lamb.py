@@ -41,6 +41,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         set_grad_none: as in FusedLAMB.
         maximize: ascend instead of descend.
         trust_ratio_bounds: as in FusedLAMB.
+        exp_avg_dtype: as in FusedLAMB.
+        exp_avg_sq_dtype: as in FusedLAMB.
         **options: those of every fused optimizer.
 
     Raises:
@@ -81,6 +83,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         set_grad_none: bool = True,
         maximize: bool = False,
         trust_ratio_bounds: tuple[float, float] | None = None,
+        exp_avg_dtype: torch.dtype | None = None,
+        exp_avg_sq_dtype: torch.dtype | None = None,
         **options: Unpack[BasicOptions],
     ) -> None:
         name = type(self).__name__
@@ -107,6 +111,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             use_nvlamb=use_nvlamb,
             maximize=maximize,
             trust_ratio_bounds=trust_ratio_bounds,
+            exp_avg_dtype=exp_avg_dtype,
+            exp_avg_sq_dtype=exp_avg_sq_dtype,
             **options,
         )
         # In the groups, so that copies and checkpoints have them.

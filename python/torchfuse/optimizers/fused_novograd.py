@@ -52,6 +52,7 @@ class FusedNovoGrad(FusedOptimizer):
         init_zero: the norm begins with 0 and the first step is no exception.
         set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
         maximize: ascend instead of descend.
+        exp_avg_dtype: dtype of `exp_avg`. None: as `state_dtype`.
         **options: those of every fused optimizer: `master_weights`, `max_grad_norm`,
             `write_back_grads`, `skip_non_finite`, `state_dtype`.
 
@@ -102,6 +103,7 @@ class FusedNovoGrad(FusedOptimizer):
         "eps": math.inf,
         "weight_decay": math.inf,
     }
+    _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
 
     def __init__(
         self,
@@ -119,6 +121,7 @@ class FusedNovoGrad(FusedOptimizer):
         set_grad_none: bool = True,
         *,
         maximize: bool = False,
+        exp_avg_dtype: torch.dtype | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         check_no_amsgrad(type(self).__name__, amsgrad)
@@ -133,6 +136,7 @@ class FusedNovoGrad(FusedOptimizer):
             "norm_type": norm_type,
             "init_zero": bool(init_zero),
             "maximize": maximize,
+            "exp_avg_dtype": exp_avg_dtype,
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
 
