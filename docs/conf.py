@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     ("py:class", r"torchfuse\.optimizers\._apex_attributes\.ApexAttributes"),
     ("cpp:identifier", r"(at|c10|torch|std)(::.*)?"),
     ("cpp:identifier", r"torchfuse(::amp|::optim)?"),  # namespaces
-    ("cpp:identifier", r"(Options|State)"),  # template parameters
+    ("cpp:identifier", r"(Options|State|Self)"),  # template parameters
     ("cpp:identifier", r"(Optimizer.*|LossClosure|OptimizerCloneable.*|int64_t)"),
 ]
 

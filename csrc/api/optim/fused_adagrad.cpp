@@ -14,26 +14,17 @@ struct FusedClass<FusedAdagradOptions> {
 
   template <class Self, class Visit>
   static void options(Self& options, const Visit& visit) {
-    visit("lr", options.lr());
     visit("lr_decay", options.lr_decay());
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
     visit("initial_accumulator_value", options.initial_accumulator_value());
     visit("adagrad_w_mode", options.adagrad_w_mode());
     visit("maximize", options.maximize());
-    visit("master_weights", options.master_weights());
-    visit("max_grad_norm", options.max_grad_norm());
-    visit("write_back_grads", options.write_back_grads());
-    visit("skip_non_finite", options.skip_non_finite());
   }
 
   template <class Self, class Visit>
   static void states(Self& state, const Visit& visit) {
     visit("sum", state.sum());
-  }
-
-  static bool uses_state(const FusedAdagradOptions& /*options*/, std::size_t /*index*/) {
-    return true;
   }
 
   static void begin_state(const FusedAdagradOptions& options, FusedSlot& slot, std::size_t index) {
@@ -50,37 +41,17 @@ struct FusedClass<FusedAdagradOptions> {
   }
 };
 
+template struct FusedOptionsOf<FusedAdagradOptions>;
+template struct FusedParamStateOf<FusedAdagradParamState, FusedAdagradOptions>;
 template class FusedOptimizerOf<FusedAdagradOptions, FusedAdagradParamState>;
 
-FusedAdagradOptions::FusedAdagradOptions(double lr) : lr_(lr) {}
-
 void FusedAdagradOptions::check(const std::string& owner) const {
+  FusedOptionsOf::check(owner);
   constexpr const char* kName = FusedClass<FusedAdagradOptions>::kName;
-  check_non_negative(kName, owner, "lr", lr());
   check_non_negative(kName, owner, "lr_decay", lr_decay());
   check_non_negative(kName, owner, "eps", eps());
   check_non_negative(kName, owner, "weight_decay", weight_decay());
   check_non_negative(kName, owner, "initial_accumulator_value", initial_accumulator_value());
-  check_max_grad_norm(kName, owner, max_grad_norm());
-}
-
-void FusedAdagradOptions::serialize(torch::serialize::InputArchive& archive) {
-  read_options(archive, *this);
-}
-void FusedAdagradOptions::serialize(torch::serialize::OutputArchive& archive) const {
-  write_options(archive, *this);
-}
-double FusedAdagradOptions::get_lr() const { return lr(); }
-void FusedAdagradOptions::set_lr(double lr) {
-  check_non_negative(FusedClass<FusedAdagradOptions>::kName, "options", "lr", lr);
-  this->lr(lr);
-}
-
-void FusedAdagradParamState::serialize(torch::serialize::InputArchive& archive) {
-  read_tensors<FusedAdagradOptions>(archive, *this);
-}
-void FusedAdagradParamState::serialize(torch::serialize::OutputArchive& archive) const {
-  write_tensors<FusedAdagradOptions>(archive, *this);
 }
 
 }  // namespace torchfuse::optim

@@ -14,7 +14,6 @@ struct FusedClass<FusedAdamOptions> {
 
   template <class Self, class Visit>
   static void options(Self& options, const Visit& visit) {
-    visit("lr", options.lr());
     visit("betas", options.betas());
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
@@ -22,10 +21,6 @@ struct FusedClass<FusedAdamOptions> {
     visit("adam_w_mode", options.adam_w_mode());
     visit("amsgrad", options.amsgrad());
     visit("maximize", options.maximize());
-    visit("master_weights", options.master_weights());
-    visit("max_grad_norm", options.max_grad_norm());
-    visit("write_back_grads", options.write_back_grads());
-    visit("skip_non_finite", options.skip_non_finite());
   }
 
   template <class Self, class Visit>
@@ -35,16 +30,10 @@ struct FusedClass<FusedAdamOptions> {
     visit("max_exp_avg_sq", state.max_exp_avg_sq());
   }
 
-  /// The options that concern the dtype of single states.
   template <class Self, class Visit>
   static void state_dtypes(Self& options, const Visit& visit) {
     visit("exp_avg_dtype", options.exp_avg_dtype());
     visit("exp_avg_sq_dtype", options.exp_avg_sq_dtype());
-  }
-
-  static std::optional<at::ScalarType> state_dtype(const FusedAdamOptions& options,
-                                                   std::size_t index) {
-    return index == 0 ? options.exp_avg_dtype() : options.exp_avg_sq_dtype();
   }
 
   static bool uses_state(const FusedAdamOptions& options, std::size_t index) {
@@ -64,38 +53,17 @@ struct FusedClass<FusedAdamOptions> {
   }
 };
 
+template struct FusedOptionsOf<FusedAdamOptions>;
+template struct FusedParamStateOf<FusedAdamParamState, FusedAdamOptions>;
 template class FusedOptimizerOf<FusedAdamOptions, FusedAdamParamState>;
 
-FusedAdamOptions::FusedAdamOptions(double lr) : lr_(lr) {}
-
 void FusedAdamOptions::check(const std::string& owner) const {
+  FusedOptionsOf::check(owner);
   constexpr const char* kName = FusedClass<FusedAdamOptions>::kName;
-  check_non_negative(kName, owner, "lr", lr());
   check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
   check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
   check_non_negative(kName, owner, "eps", eps());
   check_non_negative(kName, owner, "weight_decay", weight_decay());
-  check_max_grad_norm(kName, owner, max_grad_norm());
-  check_storage_options(kName, owner, *this);
-}
-
-void FusedAdamOptions::serialize(torch::serialize::InputArchive& archive) {
-  read_options(archive, *this);
-}
-void FusedAdamOptions::serialize(torch::serialize::OutputArchive& archive) const {
-  write_options(archive, *this);
-}
-double FusedAdamOptions::get_lr() const { return lr(); }
-void FusedAdamOptions::set_lr(double lr) {
-  check_non_negative(FusedClass<FusedAdamOptions>::kName, "options", "lr", lr);
-  this->lr(lr);
-}
-
-void FusedAdamParamState::serialize(torch::serialize::InputArchive& archive) {
-  read_tensors<FusedAdamOptions>(archive, *this);
-}
-void FusedAdamParamState::serialize(torch::serialize::OutputArchive& archive) const {
-  write_tensors<FusedAdamOptions>(archive, *this);
 }
 
 }  // namespace torchfuse::optim

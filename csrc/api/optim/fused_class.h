@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/fused_options.h>
 
 #include <cmath>
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,20 +31,22 @@ namespace torchfuse::optim {
 ///     static constexpr const char* kAlgorithm;  // for FusedStep
 ///     static constexpr std::size_t kRequired;   // states of every parameter; the others are made
 ///                                               // when the options ask for them
-///     // visit(key, value) for every option and for every state, in the algorithm's order
+///     // visit(key, value) for every option that FusedOptionsOf does not have, and for every
+///     state,
+///     // in the algorithm's order
 ///     template <class Self, class Visit> static void options(Self& options, const Visit& visit);
 ///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
-///     static bool uses_state(const Options& options, std::size_t index);
 ///     static std::vector<HyperParam> hyper_params(const Options& options);
+///     // Optional: whether the options ask for a state; without it they ask for all.
+///     static bool uses_state(const Options& options, std::size_t index);
 ///     // Optional: how many of the last states are one number for the whole tensor.
 ///     static constexpr std::size_t kTensorStates;
 ///     // Optional: what a state begins with, if not with zeros alone.
 ///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
-///     // Optional: visit(key, value) for the options that are dtypes of single states, and what
-///     // they ask for.
+///     // Optional: visit(key, value) for the dtypes of single states, in the states' order. The
+///     // last one holds for all further states.
 ///     template <class Self, class Visit> static void state_dtypes(Self& options, const Visit&
-///     visit); static std::optional<at::ScalarType> state_dtype(const Options& options, std::size_t
-///     index);
+///     visit);
 template <class Options>
 struct FusedClass;
 
@@ -77,7 +81,16 @@ void check_wide_options(const Options& options, const Options& wide, std::size_t
   check(options.max_grad_norm() == wide.max_grad_norm(), "max_grad_norm");
   check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
   check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
-  if constexpr (HasStorageOptions<Options>) check(options.seed() == wide.seed(), "seed");
+  check(options.seed() == wide.seed(), "seed");
+}
+
+/// Whether parameters with these options have the state `index`.
+template <class Options>
+bool uses_state(const Options& options, std::size_t index) {
+  if constexpr (requires { FusedClass<Options>::uses_state(options, index); }) {
+    return FusedClass<Options>::uses_state(options, index);
+  }
+  return true;
 }
 
 /// Whether the state `index` is one number for the whole tensor.
@@ -94,12 +107,23 @@ bool is_tensor_state(std::size_t index) {
 
 // --- Options and states in archives --------------------------------------------------------------
 
+/// visit(key, value) for the options that every archive holds.
+template <class Options, class Visit>
+void visit_options(Options& options, const Visit& visit) {
+  visit("lr", options.lr());
+  FusedClass<std::remove_const_t<Options>>::options(options, visit);
+  visit("master_weights", options.master_weights());
+  visit("max_grad_norm", options.max_grad_norm());
+  visit("write_back_grads", options.write_back_grads());
+  visit("skip_non_finite", options.skip_non_finite());
+}
+
 template <class Options>
 void read_options(torch::serialize::InputArchive& archive, Options& options) {
   const std::string owner = std::string(FusedClass<Options>::kName) + "Options";
   Options loaded;
-  FusedClass<Options>::options(
-      loaded, [&](const char* key, auto& value) { read_into(archive, owner, key, value); });
+  visit_options(loaded,
+                [&](const char* key, auto& value) { read_into(archive, owner, key, value); });
   visit_storage_options(loaded, [&](const char* key, auto& value) {
     if (holds(archive, key)) read_into(archive, owner, key, value);
   });
@@ -111,7 +135,7 @@ void write_options(torch::serialize::OutputArchive& archive, const Options& opti
   const auto write = [&](const char* key, const auto& value) {
     archive.write(key, to_archive(value));
   };
-  FusedClass<Options>::options(options, write);
+  visit_options(options, write);
   visit_storage_options(options, write);
 }
 
@@ -121,9 +145,7 @@ void visit_tensors(State& state, const Visit& visit) {
   visit("step", state.step());
   FusedClass<Options>::states(state, visit);
   visit("master_param", state.master_param());
-  if constexpr (requires { state.param_remainder(); }) {
-    visit("param_remainder", state.param_remainder());
-  }
+  visit("param_remainder", state.param_remainder());
 }
 
 /// An absent tensor is an undefined one, as in torch's states.
@@ -149,6 +171,47 @@ void write_tensors(torch::serialize::OutputArchive& archive, const State& state)
     // A view is written with the whole buffer behind it, so the count gets a storage of its own.
     archive.write(key, c10::IValue(&tensor == step ? tensor.clone() : tensor.detach()));
   });
+}
+
+// --- The bases of options and states -------------------------------------------------------------
+
+template <class Self>
+void FusedOptionsOf<Self>::check(const std::string& owner) const {
+  constexpr const char* kName = FusedClass<Self>::kName;
+  check_non_negative(kName, owner, "lr", lr());
+  check_max_grad_norm(kName, owner, max_grad_norm());
+  check_storage_options(kName, owner, *this);
+}
+
+template <class Self>
+void FusedOptionsOf<Self>::serialize(torch::serialize::InputArchive& archive) {
+  read_options(archive, static_cast<Self&>(*this));
+}
+
+template <class Self>
+void FusedOptionsOf<Self>::serialize(torch::serialize::OutputArchive& archive) const {
+  write_options(archive, static_cast<const Self&>(*this));
+}
+
+template <class Self>
+double FusedOptionsOf<Self>::get_lr() const {
+  return lr();
+}
+
+template <class Self>
+void FusedOptionsOf<Self>::set_lr(double lr) {
+  check_non_negative(FusedClass<Self>::kName, "options", "lr", lr);
+  this->lr(lr);
+}
+
+template <class Self, class Options>
+void FusedParamStateOf<Self, Options>::serialize(torch::serialize::InputArchive& archive) {
+  read_tensors<Options>(archive, static_cast<Self&>(*this));
+}
+
+template <class Self, class Options>
+void FusedParamStateOf<Self, Options>::serialize(torch::serialize::OutputArchive& archive) const {
+  write_tensors<Options>(archive, static_cast<const Self&>(*this));
 }
 
 }  // namespace torchfuse::optim

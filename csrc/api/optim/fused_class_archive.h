@@ -72,7 +72,7 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
           ? std::vector<at::ScalarType>{at::kDouble}
           : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
   Class::states(loaded, [&](const char* key, torch::Tensor& tensor) {
-    require(tensor.defined() || !Class::uses_state(options, index), key);
+    require(tensor.defined() || !uses_state(options, index), key);
     const std::string where = expected + "'s " + name + "." + key;
     tensor = is_tensor_state<Options, State>(index) ? adopt_number(tensor, param, where)
                                                     : adopt(tensor, param, where, dtypes);
@@ -87,11 +87,9 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
   };
   adopt_master(loaded.master_param(), "master_param", master, at::kFloat,
                "Masters belong to 16-bit parameters.");
-  if constexpr (requires { loaded.param_remainder(); }) {
-    adopt_master(loaded.param_remainder(), "param_remainder",
-                 master && param.scalar_type() == at::kBFloat16, at::kShort,
-                 "Remainders belong to bf16 parameters with masters.");
-  }
+  adopt_master(loaded.param_remainder(), "param_remainder",
+               master && param.scalar_type() == at::kBFloat16, at::kShort,
+               "Remainders belong to bf16 parameters with masters.");
   loaded.step(adopt_step(loaded.step(), expected + "'s " + name + ".step"));
   return std::make_unique<State>(std::move(loaded));
 }
@@ -147,7 +145,7 @@ std::vector<std::string> required_states(torch::serialize::InputArchive& archive
   std::size_t index = 0;
   const State state;
   FusedClass<Options>::states(state, [&](const char* key, const torch::Tensor&) {
-    if (FusedClass<Options>::uses_state(options, index++)) names.emplace_back(key);
+    if (uses_state(options, index++)) names.emplace_back(key);
   });
   return names;
 }
@@ -234,8 +232,8 @@ void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& arch
     static_cast<Options&>(defaults())
         .max_grad_norm(wide.max_grad_norm())
         .write_back_grads(wide.write_back_grads())
-        .skip_non_finite(wide.skip_non_finite());
-    if constexpr (HasStorageOptions<Options>) static_cast<Options&>(defaults()).seed(wide.seed());
+        .skip_non_finite(wide.skip_non_finite())
+        .seed(wide.seed());
   }
   invalidate_plan();
 }

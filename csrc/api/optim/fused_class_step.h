@@ -64,7 +64,7 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
   options.check_inside = own.skip_non_finite();
   options.max_grad_norm = own.max_grad_norm();
   options.write_back_grads = own.write_back_grads();
-  if constexpr (HasStorageOptions<Options>) options.seed = own.seed();
+  options.seed = own.seed();
   return options;
 }
 
@@ -99,13 +99,13 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
     const std::size_t index = slot.states.size();
     const bool with_step = tensor.defined() == slot.step.defined();
     whole = whole && (with_step || (index >= Class::kRequired && !tensor.defined()));
-    slot.states.push_back(Class::uses_state(own, index) ? tensor : torch::Tensor());
+    slot.states.push_back(uses_state(own, index) ? tensor : torch::Tensor());
   });
   TORCH_CHECK_VALUE(whole, Class::kName, ": expected the state of a parameter of sizes ",
                     param.sizes(), " to have all of ", required_names<Options, State>(),
                     ", got some. Set all, or erase the parameter's state.");
   for (std::size_t index = 0; index < slot.states.size(); ++index) {
-    if (slot.states[index].defined() || !Class::uses_state(own, index)) continue;
+    if (slot.states[index].defined() || !uses_state(own, index)) continue;
     const bool number = is_tensor_state<Options, State>(index);
     const bool wide = param.scalar_type() == at::kDouble;
     const at::ScalarType dtype =
@@ -118,7 +118,7 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
       Class::begin_state(own, slot, index);
     }
   }
-  slot.stochastic_rounding = rounds_stochastically(own);
+  slot.stochastic_rounding = own.stochastic_rounding();
   if (wants_master(param, own)) slot.master = master_of(param, own, held);
   return slot;
 }
@@ -138,9 +138,7 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
   // A master that is no longer wanted is dropped: it would be stale when masters are wanted again.
   const bool remainder = slot.master.defined() && slot.master.scalar_type() == at::kShort;
   state.master_param(remainder ? at::Tensor() : slot.master);
-  if constexpr (requires { state.param_remainder(); }) {
-    state.param_remainder(remainder ? slot.master : at::Tensor());
-  }
+  state.param_remainder(remainder ? slot.master : at::Tensor());
 }
 
 template <class Options, class State>
@@ -149,20 +147,15 @@ bool FusedOptimizerOf<Options, State>::slot_is_current(
     const torch::optim::OptimizerOptions& options) const {
   const auto& own = static_cast<const Options&>(options);
   const auto& held = static_cast<const State&>(state);
-  bool current = slot.step.is_same(held.step()) &&
+  const torch::Tensor& master =
+      keeps_remainder(slot.param, own) ? held.param_remainder() : held.master_param();
+  bool current = slot.step.is_same(held.step()) && slot.master.is_same(master) &&
                  slot.master.defined() == wants_master(slot.param, own) &&
-                 slot.stochastic_rounding == rounds_stochastically(own);
-  if constexpr (requires { held.param_remainder(); }) {
-    const bool remainder = keeps_remainder(slot.param, own);
-    current =
-        current && slot.master.is_same(remainder ? held.param_remainder() : held.master_param());
-  } else {
-    current = current && slot.master.is_same(held.master_param());
-  }
+                 slot.stochastic_rounding == own.stochastic_rounding();
   std::size_t index = 0;
   FusedClass<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {
     const at::Tensor& planned = slot.states[index];
-    current = current && planned.defined() == FusedClass<Options>::uses_state(own, index) &&
+    current = current && planned.defined() == uses_state(own, index) &&
               (!planned.defined() || planned.is_same(tensor));
     ++index;
   });

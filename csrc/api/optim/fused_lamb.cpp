@@ -16,7 +16,6 @@ struct FusedClass<FusedLAMBOptions> {
 
   template <class Self, class Visit>
   static void options(Self& options, const Visit& visit) {
-    visit("lr", options.lr());
     visit("betas", options.betas());
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
@@ -27,10 +26,6 @@ struct FusedClass<FusedLAMBOptions> {
     visit("grad_averaging", options.grad_averaging());
     visit("use_nvlamb", options.use_nvlamb());
     visit("maximize", options.maximize());
-    visit("master_weights", options.master_weights());
-    visit("max_grad_norm", options.max_grad_norm());
-    visit("write_back_grads", options.write_back_grads());
-    visit("skip_non_finite", options.skip_non_finite());
   }
 
   template <class Self, class Visit>
@@ -39,7 +34,11 @@ struct FusedClass<FusedLAMBOptions> {
     visit("exp_avg_sq", state.exp_avg_sq());
   }
 
-  static bool uses_state(const FusedLAMBOptions&, std::size_t) { return true; }
+  template <class Self, class Visit>
+  static void state_dtypes(Self& options, const Visit& visit) {
+    visit("exp_avg_dtype", options.exp_avg_dtype());
+    visit("exp_avg_sq_dtype", options.exp_avg_sq_dtype());
+  }
 
   static std::vector<HyperParam> hyper_params(const FusedLAMBOptions& options) {
     return {options.lr(),
@@ -57,13 +56,13 @@ struct FusedClass<FusedLAMBOptions> {
   }
 };
 
+template struct FusedOptionsOf<FusedLAMBOptions>;
+template struct FusedParamStateOf<FusedLAMBParamState, FusedLAMBOptions>;
 template class FusedOptimizerOf<FusedLAMBOptions, FusedLAMBParamState>;
 
-FusedLAMBOptions::FusedLAMBOptions(double lr) : lr_(lr) {}
-
 void FusedLAMBOptions::check(const std::string& owner) const {
+  FusedOptionsOf::check(owner);
   constexpr const char* kName = FusedClass<FusedLAMBOptions>::kName;
-  check_non_negative(kName, owner, "lr", lr());
   check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
   check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
   check_non_negative(kName, owner, "eps", eps());
@@ -73,26 +72,6 @@ void FusedLAMBOptions::check(const std::string& owner) const {
                     ": expected ", owner,
                     ".max_trust_ratio to be none or at least min_trust_ratio, ", min_trust_ratio(),
                     ", got ", *max_trust_ratio(), ".");
-  check_max_grad_norm(kName, owner, max_grad_norm());
-}
-
-void FusedLAMBOptions::serialize(torch::serialize::InputArchive& archive) {
-  read_options(archive, *this);
-}
-void FusedLAMBOptions::serialize(torch::serialize::OutputArchive& archive) const {
-  write_options(archive, *this);
-}
-double FusedLAMBOptions::get_lr() const { return lr(); }
-void FusedLAMBOptions::set_lr(double lr) {
-  check_non_negative(FusedClass<FusedLAMBOptions>::kName, "options", "lr", lr);
-  this->lr(lr);
-}
-
-void FusedLAMBParamState::serialize(torch::serialize::InputArchive& archive) {
-  read_tensors<FusedLAMBOptions>(archive, *this);
-}
-void FusedLAMBParamState::serialize(torch::serialize::OutputArchive& archive) const {
-  write_tensors<FusedLAMBOptions>(archive, *this);
 }
 
 }  // namespace torchfuse::optim

@@ -15,7 +15,6 @@ struct FusedClass<FusedNovoGradOptions> {
 
   template <class Self, class Visit>
   static void options(Self& options, const Visit& visit) {
-    visit("lr", options.lr());
     visit("betas", options.betas());
     visit("eps", options.eps());
     visit("weight_decay", options.weight_decay());
@@ -25,10 +24,6 @@ struct FusedClass<FusedNovoGradOptions> {
     visit("norm_type", options.norm_type());
     visit("init_zero", options.init_zero());
     visit("maximize", options.maximize());
-    visit("master_weights", options.master_weights());
-    visit("max_grad_norm", options.max_grad_norm());
-    visit("write_back_grads", options.write_back_grads());
-    visit("skip_non_finite", options.skip_non_finite());
   }
 
   template <class Self, class Visit>
@@ -37,8 +32,9 @@ struct FusedClass<FusedNovoGradOptions> {
     visit("exp_avg_norm", state.exp_avg_norm());
   }
 
-  static bool uses_state(const FusedNovoGradOptions& /*options*/, std::size_t /*index*/) {
-    return true;
+  template <class Self, class Visit>
+  static void state_dtypes(Self& options, const Visit& visit) {
+    visit("exp_avg_dtype", options.exp_avg_dtype());
   }
 
   static std::vector<HyperParam> hyper_params(const FusedNovoGradOptions& options) {
@@ -56,39 +52,19 @@ struct FusedClass<FusedNovoGradOptions> {
   }
 };
 
+template struct FusedOptionsOf<FusedNovoGradOptions>;
+template struct FusedParamStateOf<FusedNovoGradParamState, FusedNovoGradOptions>;
 template class FusedOptimizerOf<FusedNovoGradOptions, FusedNovoGradParamState>;
 
-FusedNovoGradOptions::FusedNovoGradOptions(double lr) : lr_(lr) {}
-
 void FusedNovoGradOptions::check(const std::string& owner) const {
+  FusedOptionsOf::check(owner);
   constexpr const char* kName = FusedClass<FusedNovoGradOptions>::kName;
-  check_non_negative(kName, owner, "lr", lr());
   check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
   check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
   check_non_negative(kName, owner, "eps", eps());
   check_non_negative(kName, owner, "weight_decay", weight_decay());
   TORCH_CHECK_VALUE(norm_type() == 0 || norm_type() == 2, kName, ": expected ", owner,
                     ".norm_type to be 2 or 0 (the largest magnitude), got ", norm_type(), ".");
-  check_max_grad_norm(kName, owner, max_grad_norm());
-}
-
-void FusedNovoGradOptions::serialize(torch::serialize::InputArchive& archive) {
-  read_options(archive, *this);
-}
-void FusedNovoGradOptions::serialize(torch::serialize::OutputArchive& archive) const {
-  write_options(archive, *this);
-}
-double FusedNovoGradOptions::get_lr() const { return lr(); }
-void FusedNovoGradOptions::set_lr(double lr) {
-  check_non_negative(FusedClass<FusedNovoGradOptions>::kName, "options", "lr", lr);
-  this->lr(lr);
-}
-
-void FusedNovoGradParamState::serialize(torch::serialize::InputArchive& archive) {
-  read_tensors<FusedNovoGradOptions>(archive, *this);
-}
-void FusedNovoGradParamState::serialize(torch::serialize::OutputArchive& archive) const {
-  write_tensors<FusedNovoGradOptions>(archive, *this);
 }
 
 }  // namespace torchfuse::optim

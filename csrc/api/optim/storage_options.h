@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How parameters, masters and states are stored: the options of every class that has them.
+// How parameters, masters and states are stored: what the options of all classes say about it.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -18,28 +18,23 @@ namespace torchfuse::optim {
 template <class Options>
 struct FusedClass;
 
-/// Classes whose options say how things are stored.
-template <class Options>
-concept HasStorageOptions = requires(const Options& options) {
-  options.state_dtype();
-  options.store_param_remainders();
-  options.stochastic_rounding();
-  options.seed();
-};
+/// visit(key, value) for the options that are dtypes of single states.
+template <class Options, class Visit>
+void visit_state_dtypes(Options& options, const Visit& visit) {
+  using Class = FusedClass<std::remove_const_t<Options>>;
+  if constexpr (requires { Class::state_dtypes(options, visit); }) {
+    Class::state_dtypes(options, visit);
+  }
+}
 
-/// visit(key, value) for each of them, those of single states included.
+/// visit(key, value) for the options that say how things are stored.
 template <class Options, class Visit>
 void visit_storage_options(Options& options, const Visit& visit) {
-  if constexpr (HasStorageOptions<Options>) {
-    visit("state_dtype", options.state_dtype());
-    using Class = FusedClass<std::remove_const_t<Options>>;
-    if constexpr (requires { Class::state_dtypes(options, visit); }) {
-      Class::state_dtypes(options, visit);
-    }
-    visit("store_param_remainders", options.store_param_remainders());
-    visit("stochastic_rounding", options.stochastic_rounding());
-    visit("seed", options.seed());
-  }
+  visit("state_dtype", options.state_dtype());
+  visit_state_dtypes(options, visit);
+  visit("store_param_remainders", options.store_param_remainders());
+  visit("stochastic_rounding", options.stochastic_rounding());
+  visit("seed", options.seed());
 }
 
 template <class Options>
@@ -51,29 +46,20 @@ bool wants_master(const at::Tensor& param, const Options& options) {
 /// Whether the parameter's master is kept as a remainder.
 template <class Options>
 bool keeps_remainder(const at::Tensor& param, const Options& options) {
-  if constexpr (HasStorageOptions<Options>) {
-    return options.store_param_remainders() && wants_master(param, options) &&
-           param.scalar_type() == at::kBFloat16;
-  }
-  return false;
-}
-
-template <class Options>
-bool rounds_stochastically(const Options& options) {
-  if constexpr (HasStorageOptions<Options>) return options.stochastic_rounding();
-  return false;
+  return options.store_param_remainders() && wants_master(param, options) &&
+         param.scalar_type() == at::kBFloat16;
 }
 
 /// The dtype of a parameter's state `index` when it is created.
 template <class Options>
 at::ScalarType state_dtype(const at::Tensor& param, const Options& options, std::size_t index) {
-  if constexpr (HasStorageOptions<Options>) {
-    if constexpr (requires { FusedClass<Options>::state_dtype(options, index); }) {
-      const std::optional<at::ScalarType> own = FusedClass<Options>::state_dtype(options, index);
-      if (own.has_value()) return *own;
-    }
-    if (options.state_dtype().has_value()) return *options.state_dtype();
-  }
+  std::optional<at::ScalarType> own;
+  std::size_t next = 0;
+  visit_state_dtypes(options, [&](const char*, const std::optional<at::ScalarType>& dtype) {
+    if (next++ <= index) own = dtype;
+  });
+  if (own.has_value()) return *own;
+  if (options.state_dtype().has_value()) return *options.state_dtype();
   return param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
@@ -82,15 +68,13 @@ at::ScalarType state_dtype(const at::Tensor& param, const Options& options, std:
 template <class Options, class State>
 at::Tensor master_of(const at::Tensor& param, const Options& options, const State& held) {
   const at::Tensor value = param.detach();
-  if constexpr (requires { held.param_remainder(); }) {
-    if (keeps_remainder(param, options)) {
-      if (held.param_remainder().defined()) return held.param_remainder();
-      if (held.master_param().defined()) return remainder_of_master(held.master_param());
-      return at::zeros_like(value, value.options().dtype(at::kShort), at::MemoryFormat::Preserve);
-    }
-    if (!held.master_param().defined() && held.param_remainder().defined()) {
-      return master_of_remainder(value, held.param_remainder());
-    }
+  if (keeps_remainder(param, options)) {
+    if (held.param_remainder().defined()) return held.param_remainder();
+    if (held.master_param().defined()) return remainder_of_master(held.master_param());
+    return at::zeros_like(value, value.options().dtype(at::kShort), at::MemoryFormat::Preserve);
+  }
+  if (!held.master_param().defined() && held.param_remainder().defined()) {
+    return master_of_remainder(value, held.param_remainder());
   }
   if (held.master_param().defined()) return held.master_param();
   return value.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
@@ -111,55 +95,48 @@ void check_storage_options(const char* name, const std::string& owner, const Opt
                     options.seed(), ".");
 }
 
-/// Whether any option departs from the defaults.
-template <class Options>
-bool says_how_to_store(const Options& options) {
-  bool any = options.store_param_remainders() || options.stochastic_rounding();
-  visit_storage_options(options, [&](const char*, const auto& value) {
-    if constexpr (std::is_same_v<decltype(value), const std::optional<at::ScalarType>&>) {
-      any = any || value.has_value();
-    }
-  });
-  return any;
+/// Throws, naming the option, unless it is a dtype that states of `params` can have.
+inline void check_state_dtype(const char* name, const std::string& option,
+                              const std::optional<at::ScalarType>& value,
+                              const std::vector<at::Tensor>& params) {
+  if (!value.has_value()) return;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::ScalarType dtype = params[i].scalar_type();
+    const bool wide = dtype == at::kDouble;
+    const bool fits = wide ? *value == at::kDouble
+                           : *value == at::kFloat || *value == at::kBFloat16 || *value == at::kHalf;
+    TORCH_CHECK_VALUE(fits, name, ": expected ", option, " to be ",
+                      wide ? "Double" : "Float, BFloat16 or Half", " for params[", i, "] of dtype ",
+                      dtype, ", got ", *value, ".");
+  }
 }
 
 /// Throws, naming the parameter, where the options do not fit its dtype.
 template <class Options>
 void check_storage(const char* name, const std::string& owner, const Options& options,
                    const std::vector<at::Tensor>& params) {
-  if constexpr (HasStorageOptions<Options>) {
-    constexpr const char* kRemedy = " in a group of its own for other parameters.";
-    if (!says_how_to_store(options)) return;
-    bool any_bf16 = params.empty();
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      const at::ScalarType dtype = params[i].scalar_type();
-      any_bf16 = any_bf16 || dtype == at::kBFloat16;
-      TORCH_CHECK_VALUE(!options.stochastic_rounding() || dtype == at::kBFloat16, name,
-                        ": expected ", owner, ".params[", i,
-                        "] to be BFloat16 with stochastic_rounding, got ", dtype,
-                        ". Set stochastic_rounding(false)", kRemedy);
-      TORCH_CHECK_VALUE(!options.store_param_remainders() || dtype != at::kHalf, name,
-                        ": expected ", owner, ".params[", i,
-                        "] to be BFloat16 with store_param_remainders, got ", dtype,
-                        ". Set store_param_remainders(false)", kRemedy);
-      visit_storage_options(options, [&](const char* key, const auto& value) {
-        if constexpr (std::is_same_v<decltype(value), const std::optional<at::ScalarType>&>) {
-          const bool wide = dtype == at::kDouble;
-          const bool fits =
-              !value.has_value() ||
-              (wide ? *value == at::kDouble
-                    : *value == at::kFloat || *value == at::kBFloat16 || *value == at::kHalf);
-          TORCH_CHECK_VALUE(fits, name, ": expected ", owner, ".", key, " to be ",
-                            wide ? "Double" : "Float, BFloat16 or Half", " for params[", i,
-                            "] of dtype ", dtype, ", got ", *value, ".");
-        }
-      });
+  constexpr const char* kRemedy = " in a group of its own for other parameters.";
+  visit_storage_options(options, [&](const char* key, const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const std::optional<at::ScalarType>&>) {
+      check_state_dtype(name, owner + "." + key, value, params);
     }
-    TORCH_CHECK_VALUE(!options.store_param_remainders() || any_bf16, name, ": expected ", owner,
-                      " to hold a BFloat16 parameter with store_param_remainders, got none. Set "
-                      "store_param_remainders(false)",
-                      kRemedy);
+  });
+  if (!options.store_param_remainders() && !options.stochastic_rounding()) return;
+  bool any_bf16 = params.empty();
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::ScalarType dtype = params[i].scalar_type();
+    any_bf16 = any_bf16 || dtype == at::kBFloat16;
+    TORCH_CHECK_VALUE(!options.stochastic_rounding() || dtype == at::kBFloat16, name, ": expected ",
+                      owner, ".params[", i, "] to be BFloat16 with stochastic_rounding, got ",
+                      dtype, ". Set stochastic_rounding(false)", kRemedy);
+    TORCH_CHECK_VALUE(!options.store_param_remainders() || dtype != at::kHalf, name, ": expected ",
+                      owner, ".params[", i, "] to be BFloat16 with store_param_remainders, got ",
+                      dtype, ". Set store_param_remainders(false)", kRemedy);
   }
+  TORCH_CHECK_VALUE(!options.store_param_remainders() || any_bf16, name, ": expected ", owner,
+                    " to hold a BFloat16 parameter with store_param_remainders, got none. Set "
+                    "store_param_remainders(false)",
+                    kRemedy);
 }
 
 }  // namespace torchfuse::optim

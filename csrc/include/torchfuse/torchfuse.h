@@ -13,6 +13,7 @@
 #include <torchfuse/optim/fused_lion.h>
 #include <torchfuse/optim/fused_novograd.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/fused_options.h>
 #include <torchfuse/optim/fused_sgd.h>
 #include <torchfuse/optim/optimizer_class.h>
 #include <torchfuse/version.h>

@@ -78,9 +78,7 @@ def check_state(
     """Requires the states of one parameter: all that are needed, and no other."""
     if not isinstance(saved, Mapping):
         raise ValueError(f"{where} to be a state, got {type(saved).__name__}.")
-    known = ["step", *optimizer_class.states, "master_param"]
-    if "store_param_remainders" in optimizer_class.default_options():
-        known.append("param_remainder")
+    known = ["step", *optimizer_class.states, "master_param", "param_remainder"]
     for key in ("step", *required):
         if key not in saved:
             raise ValueError(f"{where} to hold {key!r}, got {listed(saved)}.")

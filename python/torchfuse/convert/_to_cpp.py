@@ -21,10 +21,9 @@ def write_cpp_archive(
     """Writes a state dict as an archive that C++ loads with ``torch::load(optimizer, path)``.
 
     Tensors are written as they are, bit for bit. Hyper-parameters that are tensors become numbers,
-    and what only Python knows is left out: ``set_grad_none``, ``capturable``, for classes other
-    than FusedAdam ``state_dtype`` and ``exp_avg_dtype`` (the states keep their dtypes), and entries
-    of others such as a scheduler's ``initial_lr``. `path` is replaced in one step, after everything
-    has been checked and written.
+    and what only Python knows is left out: ``set_grad_none``, ``capturable``, and entries of others
+    such as a scheduler's ``initial_lr``. `path` is replaced in one step, after everything has been
+    checked and written.
 
     Args:
         state_dict: what ``state_dict()`` of an optimizer of torchfuse returned. Load a checkpoint

@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import assert_same_state, shared_params, shared_steps, two_groups
+from support.checkpoints import (
+    assert_same_state,
+    shared_params,
+    shared_steps,
+    two_groups,
+    used_tensors,
+)
 from support.compare import assert_same_bits
 from torch import Tensor
 
@@ -33,6 +39,8 @@ MODES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "fp32": (torch.float32, {"max_grad_norm": 5.0}),
     "bf16-master": (torch.bfloat16, {"master_weights": True, "max_grad_norm": 5.0}),
     "bf16-state": (torch.bfloat16, {"state_dtype": torch.bfloat16}),
+    "bf16-remainder": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
+    "bf16-stochastic": (torch.bfloat16, {"stochastic_rounding": True, "seed": 11}),
 }
 
 
@@ -81,18 +89,6 @@ def read_params(folder: Path) -> list[Tensor]:
     return [values[str(index)] for index in range(len(values))]
 
 
-def used_tensors(state_dict: dict[str, Any]) -> dict[Any, dict[str, Tensor]]:
-    """The states; a parameter without any step may or may not have its master yet."""
-    return {
-        key: {
-            name: tensor
-            for name, tensor in state.items()
-            if name != "master_param" or float(state["step"]) > 0
-        }
-        for key, state in state_dict["state"].items()
-    }
-
-
 def assert_as_cpp(optimizer: FusedOptimizer, folder: Path) -> None:
     """Parameters, states and the options that C++ has are those in the C++ program's files."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -100,13 +96,12 @@ def assert_as_cpp(optimizer: FusedOptimizer, folder: Path) -> None:
         assert_same_bits(mine.detach(), theirs)
     expected = read_cpp_archive(folder / "optimizer.pt")
     actual = optimizer.state_dict()
-    assert_same_state(used_tensors(actual), used_tensors(expected))
+    assert_same_state(used_tensors(actual["state"]), used_tensors(expected["state"]))
     for own, theirs in zip(actual["param_groups"], expected["param_groups"], strict=True):
         assert {key: own[key] for key in theirs} == theirs
 
 
-# In C++ states of 16 bits come from a checkpoint only.
-@pytest.mark.parametrize("mode", ["fp32", "bf16-master"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_run_of_cpp_goes_on_in_python(name: str, mode: str, tmp_path: Path) -> None:
     dtype, options = MODES[mode]
@@ -120,12 +115,14 @@ def test_a_run_of_cpp_goes_on_in_python(name: str, mode: str, tmp_path: Path) ->
     assert conversion.states in (4, 5)
 
     params = [torch.nn.Parameter(value) for value in read_params(tmp_path / "half")]
-    # Other options than the checkpoint's, which brings its own.
-    optimizer = two_groups(spec_of(name), params, 0)
+    # Other options than the checkpoint's, which brings its own, but for those of storage.
+    stored = {} if mode in ("fp32", "bf16-master") else options
+    optimizer = two_groups(spec_of(name), params, 0, **stored)
     optimizer.load_state_dict(torch.load(tmp_path / "half.pt", weights_only=True))
     shared_steps(optimizer, 3, 6)
     assert_as_cpp(optimizer, tmp_path / "whole")
     assert ("master_param" in optimizer.state[params[0]]) == (mode == "bf16-master")
+    assert ("param_remainder" in optimizer.state[params[0]]) == (mode == "bf16-remainder")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -44,6 +44,15 @@ def two_groups(
     return optimizer
 
 
+def used_tensors(state: Mapping[Any, Mapping[str, Tensor]]) -> dict[Any, dict[str, Tensor]]:
+    """The states; a parameter without any step may or may not have its master yet."""
+    masters = ("master_param", "param_remainder")
+    return {
+        key: {n: t for n, t in tensors.items() if n not in masters or float(tensors["step"]) > 0}
+        for key, tensors in state.items()
+    }
+
+
 def assert_same_state(
     actual: Mapping[Any, Mapping[str, Tensor]], expected: Mapping[Any, Mapping[str, Tensor]]
 ) -> None:

@@ -1,72 +1,47 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <torch/optim/optimizer.h>
-#include <torch/optim/serialize.h>
+#include <torch/arg.h>
+#include <torch/types.h>
 
-#include <optional>
 #include <string>
 
 #include <torchfuse/export.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/fused_options.h>
 
 namespace torchfuse::optim {
 
 /// Hyper-parameters of FusedLARS.
-///
-/// A parameter group without options of its own gets the optimizer's; one with options uses them as
-/// they are.
-struct TORCHFUSE_API FusedLARSOptions
-    : public torch::optim::OptimizerCloneableOptions<FusedLARSOptions> {
+struct TORCHFUSE_API FusedLARSOptions : public FusedOptionsOf<FusedLARSOptions> {
   /// Converts from the learning rate, as torch's options.
   // NOLINTNEXTLINE(google-explicit-constructor)
-  FusedLARSOptions(double lr = 1.0);
+  FusedLARSOptions(double lr = 1.0) : FusedOptionsOf(lr) {}
 
-  TORCH_ARG(double, lr) = 1.0;                   ///< learning rate, >= 0
   TORCH_ARG(double, momentum) = 0.9;             ///< decay rate of the buffer, >= 0
   TORCH_ARG(double, weight_decay) = 0.0;         ///< L2 regularisation, >= 0
   TORCH_ARG(double, trust_coefficient) = 0.001;  ///< of a tensor's norm, for each unit of lr, >= 0
   TORCH_ARG(double, eps) = 1e-8;                 ///< added to the denominator, >= 0
   TORCH_ARG(bool, nesterov) = false;             ///< Nesterov momentum; needs a momentum
   TORCH_ARG(bool, maximize) = false;             ///< ascend instead of descend
-  TORCH_ARG(bool, master_weights) = false;       ///< fp32 masters for fp16 and bf16 parameters
-  /// Clip the global norm of the unscaled gradients inside the step. Optimizer-wide.
-  TORCH_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
-  /// Leave unscaled and clipped gradients in .grad(). Optimizer-wide.
-  TORCH_ARG(bool, write_back_grads) = false;
-  /// Skip steps with non-finite gradients, with or without a scaler. Optimizer-wide.
-  TORCH_ARG(bool, skip_non_finite) = false;
 
  public:
-  /// Throws, naming `owner` and the option, if a value is out of range.
-  void check(const std::string& owner) const;
-
-  /// @throws c10::Error if the archive lacks an option; `*this` stays as it was.
-  void serialize(torch::serialize::InputArchive& archive) override;
-  /// Writes every option under its name.
-  void serialize(torch::serialize::OutputArchive& archive) const override;
-  double get_lr() const override;   ///< for torch's schedulers
-  void set_lr(double lr) override;  ///< for torch's schedulers
+  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter.
 struct TORCHFUSE_API FusedLARSParamState
-    : public torch::optim::OptimizerCloneableParamState<FusedLARSParamState> {
-  TORCH_ARG(torch::Tensor, step) = {};             ///< 0-dim fp32 view into the optimizer's buffer
+    : public FusedParamStateOf<FusedLARSParamState, FusedLARSOptions> {
   TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< decaying sum of the steps, lr included
-  TORCH_ARG(torch::Tensor, master_param) = {};     ///< with master_weights, for 16-bit parameters
-
- public:
-  /// Reads the tensors that the archive holds; the others become undefined.
-  void serialize(torch::serialize::InputArchive& archive) override;
-  /// Writes every tensor that is defined under its name.
-  void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
+extern template struct FusedOptionsOf<FusedLARSOptions>;
+extern template struct FusedParamStateOf<FusedLARSParamState, FusedLARSOptions>;
 extern template class FusedOptimizerOf<FusedLARSOptions, FusedLARSParamState>;
 
 /// LARS in two fused passes; see torchfuse::fused_lars_() for the formula. The buffer is fp32 for
-/// fp16 and bf16 parameters, and holds steps: the learning rate is in it.
+/// fp16 and bf16 parameters, unless the options say otherwise, and holds steps: the learning rate
+/// is in it.
 ///
 ///     using torchfuse::optim::FusedLARS;
 ///     using torchfuse::optim::FusedLARSOptions;

@@ -1,74 +1,48 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <torch/optim/optimizer.h>
-#include <torch/optim/serialize.h>
+#include <torch/arg.h>
+#include <torch/types.h>
 
-#include <cstddef>
-#include <optional>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include <torchfuse/export.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/fused_options.h>
 
 namespace torchfuse::optim {
 
 /// Hyper-parameters of FusedLion.
-///
-/// A parameter group without options of its own gets the optimizer's; one with options uses them as
-/// they are.
-struct TORCHFUSE_API FusedLionOptions
-    : public torch::optim::OptimizerCloneableOptions<FusedLionOptions> {
+struct TORCHFUSE_API FusedLionOptions : public FusedOptionsOf<FusedLionOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
   /// Converts from the learning rate, as torch's options.
   // NOLINTNEXTLINE(google-explicit-constructor)
-  FusedLionOptions(double lr = 1e-4);
+  FusedLionOptions(double lr = 1e-4) : FusedOptionsOf(lr) {}
 
-  TORCH_ARG(double, lr) = 1e-4;                            ///< learning rate, >= 0
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.99);  ///< direction, momentum; in [0, 1)
   TORCH_ARG(double, weight_decay) = 0.0;                   ///< decoupled, >= 0
   TORCH_ARG(bool, maximize) = false;                       ///< ascend instead of descend
-  TORCH_ARG(bool, master_weights) = false;  ///< fp32 masters for fp16 and bf16 parameters
-  /// Clip the global norm of the unscaled gradients inside the step. Optimizer-wide.
-  TORCH_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
-  /// Leave unscaled and clipped gradients in .grad(). Optimizer-wide.
-  TORCH_ARG(bool, write_back_grads) = false;
-  /// Skip steps with non-finite gradients, with or without a scaler. Optimizer-wide.
-  TORCH_ARG(bool, skip_non_finite) = false;
+  /// Of exp_avg, the only state; none: as state_dtype.
+  TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
 
  public:
-  /// Throws, naming `owner` and the option, if a value is out of range.
-  void check(const std::string& owner) const;
-
-  /// @throws c10::Error if the archive lacks an option; `*this` stays as it was.
-  void serialize(torch::serialize::InputArchive& archive) override;
-  /// Writes every option under its name.
-  void serialize(torch::serialize::OutputArchive& archive) const override;
-  double get_lr() const override;   ///< for torch's schedulers
-  void set_lr(double lr) override;  ///< for torch's schedulers
+  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter.
 struct TORCHFUSE_API FusedLionParamState
-    : public torch::optim::OptimizerCloneableParamState<FusedLionParamState> {
-  TORCH_ARG(torch::Tensor, step) = {};          ///< 0-dim fp32 view into the optimizer's buffer
-  TORCH_ARG(torch::Tensor, exp_avg) = {};       ///< decaying mean of the gradients
-  TORCH_ARG(torch::Tensor, master_param) = {};  ///< with master_weights, for 16-bit parameters
-
- public:
-  /// Reads the tensors that the archive holds; the others become undefined.
-  void serialize(torch::serialize::InputArchive& archive) override;
-  /// Writes every tensor that is defined under its name.
-  void serialize(torch::serialize::OutputArchive& archive) const override;
+    : public FusedParamStateOf<FusedLionParamState, FusedLionOptions> {
+  TORCH_ARG(torch::Tensor, exp_avg) = {};  ///< decaying mean of the gradients
 };
 
+extern template struct FusedOptionsOf<FusedLionOptions>;
+extern template struct FusedParamStateOf<FusedLionParamState, FusedLionOptions>;
 extern template class FusedOptimizerOf<FusedLionOptions, FusedLionParamState>;
 
 /// Lion in one fused pass; see torchfuse::fused_lion_() for the formula. The momentum is fp32 for
-/// fp16 and bf16 parameters.
+/// fp16 and bf16 parameters, unless the options say otherwise.
 ///
 /// @throws c10::Error for options out of range, naming the option and the group.
 class TORCHFUSE_API FusedLion : public FusedOptimizerOf<FusedLionOptions, FusedLionParamState> {

@@ -7,11 +7,12 @@
 
 #include <cstdint>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <torchfuse/optim/fused_adam.h>
+#include <torchfuse/optim/fused_optimizer.h>
 
 namespace torchfuse::testing {
 
@@ -89,16 +90,36 @@ void expect_error(Function&& function, const std::string& text) {
   ADD_FAILURE() << "expected an error with \"" << text << "\", got none";
 }
 
-using optim::FusedAdam;
-using optim::FusedAdamOptions;
-using optim::FusedAdamParamState;
-
-inline FusedAdamParamState& state_of(FusedAdam& optimizer, const torch::Tensor& param) {
-  return static_cast<FusedAdamParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
+template <class Options, class State>
+State& state_of(optim::FusedOptimizerOf<Options, State>& optimizer, const torch::Tensor& param) {
+  return static_cast<State&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
 }
 
-inline FusedAdamOptions& options_of(FusedAdam& optimizer) {
-  return static_cast<FusedAdamOptions&>(optimizer.param_groups()[0].options());
+/// Those of the first group.
+template <class Options, class State>
+Options& options_of(optim::FusedOptimizerOf<Options, State>& optimizer) {
+  return static_cast<Options&>(optimizer.param_groups()[0].options());
+}
+
+/// What was written, to be read.
+inline torch::serialize::InputArchive reopened(torch::serialize::OutputArchive& written) {
+  std::stringstream stream;
+  written.save_to(stream);
+  torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  return archive;
+}
+
+/// The optimizer's archive.
+inline std::string saved(const torch::optim::Optimizer& optimizer) {
+  std::ostringstream stream;
+  torch::save(optimizer, stream);
+  return stream.str();
+}
+
+inline void load(torch::optim::Optimizer& optimizer, const std::string& bytes) {
+  std::istringstream stream(bytes);
+  torch::load(optimizer, stream);
 }
 
 inline void run_steps(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& params,

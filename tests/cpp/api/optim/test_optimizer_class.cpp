@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -21,18 +20,11 @@ namespace {
 
 using testing::expect_error;
 using testing::make_params;
+using testing::reopened;
 using testing::set_grads;
 using torch::optim::OptimizerParamGroup;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
-
-InputArchive reopened(OutputArchive& written) {
-  std::stringstream stream;
-  written.save_to(stream);
-  InputArchive archive;
-  archive.load_from(stream);
-  return archive;
-}
 
 OptimizerClass class_of(const std::string& name) {
   for (const OptimizerClass& listed : optimizer_classes()) {
