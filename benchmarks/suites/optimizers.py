@@ -34,8 +34,9 @@ QUICK_NUMEL = 30_000_000
 SCALE = 65536.0
 LEARNING_RATE = 1e-3
 
-#: Relative difference in norm of the parameters after three steps.
-TOLERANCE = 5e-6
+#: Relative difference in norm of the parameters after three steps. torch sums the norm of the
+#: largest tensor in fp32 and misses it by 2e-3, which moves the parameters of LAMB by 6e-6.
+TOLERANCE = 2e-5
 
 Optimizer = Callable[[list[Tensor], float | None], torch.optim.Optimizer]
 

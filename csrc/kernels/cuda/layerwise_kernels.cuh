@@ -142,7 +142,7 @@ constexpr bool kIsMixed = std::is_same_v<Types, MixedTypes<typename Types::Funct
 // LAMB 16 + 8). Which thread measures which element depends on the chunk's size alone, so heads are
 // not peeled: misaligned streams are accessed with the width that their address allows.
 template <class Types>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kIsMixed<Types> ? 1 : 2)
     fused_measure_kernel(const __grid_constant__ MeasureLaunch<Types> launch) {
   using Functor = typename Types::Functor;
   using T = typename Types::Compute;

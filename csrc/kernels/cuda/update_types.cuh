@@ -66,7 +66,7 @@ struct UpdateTypes {
   struct Storage {
     Storage() = default;
     explicit Storage(const TensorTable&) {}
-    static constexpr std::uint32_t element_size(int stream) {
+    TORCHFUSE_HOST_DEVICE static constexpr std::uint32_t element_size(int stream) {
       return UpdateTypes::element_size(stream);
     }
     static constexpr bool has_master() { return kMaster; }
