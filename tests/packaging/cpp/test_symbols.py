@@ -27,13 +27,14 @@ def symbols(prefix: Path) -> list[str]:
 def top_level_statements(header: Path) -> list[str]:
     """Declarations at namespace scope, which clang-format starts at the margin."""
     text = re.sub(r"//[^\n]*", "", header.read_text(encoding="utf-8"))
-    parts = re.split(r"\n(?=[A-Za-z])", re.sub(r"^(#|namespace|using|}).*$", "", text, flags=re.M))
+    text = re.sub(r"^#(.*\\\n)*.*$", "", text, flags=re.M)
+    parts = re.split(r"\n(?=[A-Za-z])", re.sub(r"^(namespace|using|}).*$", "", text, flags=re.M))
     return [part.strip() for part in parts if part.strip()]
 
 
 def is_defined_elsewhere(statement: str) -> bool:
     """Whether it declares functions that it does not define."""
-    body = re.sub(r"TORCH_ARG\([^)]*\)|=\s*(default|delete)", "", statement)
+    body = re.sub(r"TORCH(FUSE)?_ARG\([^)]*\)|=\s*(default|delete)", "", statement)
     inline = statement.startswith("inline ")
     return not inline and re.search(r"\)(\s*(const|noexcept|override))*\s*;", body) is not None
 
