@@ -18,6 +18,8 @@ bool is_sharded(py::handle tensor) { return py::hasattr(tensor, kLocal); }
 /// What a DTensor holds here; it may still be on its way from other processes.
 py::object local_of(py::handle tensor) {
   py::object local = tensor.attr(kLocal);
+  // Nearly always; the look-up that fails would take longer than all the rest.
+  if (THPVariable_CheckExact(local.ptr())) return local;
   return py::hasattr(local, "wait") ? local.attr("wait")() : local;
 }
 

@@ -85,7 +85,7 @@ class StepEngine {
   };
 
   std::int32_t sharding_of(const FusedSlot& slot);
-  Planned check_slot(std::size_t index, const FusedSlot& slot) const;
+  Planned check_slot(std::size_t index, const FusedSlot& slot);
   void check_states(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
   void check_master(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
   void check_rounding(std::int64_t index, const FusedSlot& slot, Planned& planned) const;

@@ -32,7 +32,7 @@ void check_stream(const Argument& argument, const at::Tensor& tensor, const at::
 
 }  // namespace
 
-StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& slot) const {
+StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   const char* op = algorithm_->op();
   const auto i = static_cast<std::int64_t>(index);
   const Argument param_argument{op, "params", i};
@@ -42,6 +42,7 @@ StepEngine::Planned StepEngine::check_slot(std::size_t index, const FusedSlot& s
   Planned planned;
   planned.key.device = param.device();
   planned.key.param = dtype_of(param_argument, param);
+  planned.key.sharding = sharding_of(slot);
   planned.contiguous = param.is_contiguous();
   planned.add(param);
   planned.row.param = memory_of(param);
@@ -174,10 +175,7 @@ std::int32_t StepEngine::sharding_of(const FusedSlot& slot) {
 void StepEngine::plan(std::vector<FusedSlot> slots) {
   std::vector<Planned> planned;
   planned.reserve(slots.size());
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    planned.push_back(check_slot(i, slots[i]));
-    planned.back().key.sharding = sharding_of(slots[i]);
-  }
+  for (std::size_t i = 0; i < slots.size(); ++i) planned.push_back(check_slot(i, slots[i]));
   slots_ = std::move(slots);
   planned_ = std::move(planned);
 }
@@ -279,10 +277,7 @@ void StepEngine::add_row(std::size_t index, const at::Tensor& grad) {
   const bool as_planned = found_[index] == Found::kAsPlanned;
   at::Tensor held;
   if (!as_planned) {
-    if (!planned.unchanged()) {
-      planned = check_slot(index, slots_[index]);
-      planned.key.sharding = sharding_of(slots_[index]);
-    }
+    if (!planned.unchanged()) planned = check_slot(index, slots_[index]);
     held = usable_grad(index, planned, grad);
   }
   check_used_states(index);
