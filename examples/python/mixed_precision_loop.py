@@ -92,7 +92,7 @@ class Training:
             self.scaler.update()
             self.scheduler.step()
             # For the pictures. A program that wants speed reads neither of them in every step.
-            self.losses.append(float(loss))
+            self.losses.append(loss.item())
             self.scales.append(self.scaler.get_scale())
 
 

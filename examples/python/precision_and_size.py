@@ -105,7 +105,9 @@ def peak_mib(width: int, mode: str, device: str) -> float:
         for _ in range(2):
             training.step()
         return float(torch.cuda.max_memory_allocated() - start) / MIB
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
         training = Training(width, mode, device)
         for _ in range(2):
             training.step()
@@ -155,15 +157,11 @@ def chart(path: Path, results: Sequence[Measured], unit: str, title: str) -> Non
         bars = axes.bar(positions, heights, 0.25, color=COLOURS[mode], label=mode)
         labels = [f"{height:.1f}" if height < 100 else f"{height:.0f}" for height in heights]
         axes.bar_label(bars, labels, fontsize=8, padding=1)
-    by_width = {result.width: result.parameters for result in results}
-    axes.set_xticks(
-        range(len(widths)),
-        [f"width {width},\n{by_width[width] / 1e6:.2g} M parameters" for width in widths],
-    )
-    # Sizes differ by far more than precisions.
-    axes.set_yscale("log")
-    axes.margins(y=0.12)
-    axes.set_ylabel(f"{unit}, log scale")
+    sizes = {result.width: result.parameters for result in results}
+    names = [f"width {width},\n{sizes[width] / 1e3:.0f} k parameters" for width in widths]
+    axes.set_xticks(range(len(widths)), names)
+    axes.margins(y=0.1)
+    axes.set_ylabel(unit)
     axes.set_title(title)
     axes.legend(frameon=False, loc="upper left")
     tutorial.save(figure, path)

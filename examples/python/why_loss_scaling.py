@@ -68,7 +68,7 @@ def train(mode: str, log2_elements: int, steps: int, device: str) -> Run:
             first_gradient = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
         scaler.step(optimizer)
         scaler.update()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return Run(
         mode,
         log2_elements,
@@ -100,7 +100,7 @@ def histogram(axes: Axes, gradient: Tensor) -> None:
         axes.hist(values.tolist(), bins=range(low, high + 1), color=colour, alpha=0.8)
     half = 0.6 * axes.get_ylim()[1]
     style: dict[str, Any] = {"weight": "bold", "va": "center"}
-    axes.text(-43, half, "as they are", color=tutorial.ORANGE, ha="right", **style)
+    axes.text(-42, half, "unscaled", color=tutorial.ORANGE, ha="right", **style)
     axes.text(-8, half, "times the\nscale, 2^16", color=tutorial.BLUE, **style)
     axes.set_xlim(low, high)
     top = axes.get_ylim()[1] * 1.2

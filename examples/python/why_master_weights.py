@@ -83,7 +83,7 @@ def train(case: Case, steps: int, device: str) -> Run:
         loss = nn.functional.cross_entropy(model(batch).float(), target)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
         distances.append(float((flat(model) - start).square().mean().sqrt()))
     still = float((flat(model) == start).float().mean())
     accuracy = digits.accuracy(model, test_images.to(case.dtype), test_labels)
@@ -133,7 +133,7 @@ def picture(path: Path, runs: Sequence[Run]) -> None:
 def main() -> int:
     """Runs all cases; returns the exit status."""
     arguments = tutorial.arguments(__doc__).parse_args()
-    steps = 300 if arguments.quick else 1500
+    steps = 600 if arguments.quick else 1500
     runs = [train(case, steps, arguments.device) for case in CASES]
     print(table(runs))
     picture(arguments.out / "why_master_weights.png", runs)
