@@ -27,10 +27,11 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 .DELETE_ON_ERROR:
 .PHONY: help demo test bench lint clean build coverage docs doxygen-is-here package prefix \
   test-asan test-consumer test-cpp test-cubins test-layers test-mutations test-newest-torch \
-  test-packaging test-python test-torch test-tsan test-types test-walkthrough
+  test-packaging test-python test-torch test-tsan test-types test-walkthrough tutorials
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
+	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make test            all tests of the code: C++, Python, sanitizers, layers, consumer project"
 	@echo "make test-cpp | test-python | test-asan | test-tsan | test-layers | test-consumer"
 	@echo "make test-types      mypy and stubtest"
@@ -189,6 +190,13 @@ demo: prefix
 	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
 	cmake --build build/demo/cpp
 	build/demo/cpp/train_digits build/demo/digits
+
+TUTORIALS := mixed_precision_loop why_loss_scaling why_master_weights precision_and_size \
+  loss_scale_history
+
+tutorials: build
+	@set -e; for name in $(TUTORIALS); do echo "--- $$name"; \
+	  $(VENV_PYTHON) examples/python/$$name.py --out build/tutorials/$$name; done
 
 bench: build
 	$(VENV_PYTHON) benchmarks/run.py --suite fused_adam $(BENCH_ARGS)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Builds the documentation site and tests it: `make docs`.
 
-Doxygen reads the public headers, Sphinx makes build/docs/html, doctests run, the C++ examples are
-built against build/prefix and run, and tests/docs looks at the result. Every warning is an error.
+Doxygen reads the public headers, the tutorials leave what they print and draw for their page,
+Sphinx makes build/docs/html, doctests run, the C++ examples are built against build/prefix and run,
+and tests/docs looks at the result. Every warning is an error.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "docs"
 PROGRAMS = ("quickstart", "tour")
+TUTORIALS = (
+    "mixed_precision_loop",
+    "why_loss_scaling",
+    "why_master_weights",
+    "precision_and_size",
+    "loss_scale_history",
+)
 
 
 def run(*command: str | Path, folder: Path = ROOT) -> str:
@@ -56,6 +64,27 @@ def run_programs() -> None:
     run(sys.executable, ROOT / "docs" / "examples" / "quickstart.py")
 
 
+def run_tutorials() -> None:
+    """Runs the tutorials; docs/tutorials.md shows what they print and draw."""
+    for name in TUTORIALS:
+        folder = OUT / "tutorials" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        program = ROOT / "examples" / "python" / f"{name}.py"
+        result = subprocess.run(
+            [sys.executable, str(program), "--out", str(folder), "--device", "cpu"],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            print(result.stdout, result.stderr, sep="")
+            sys.exit(f"docs: {program.name} failed with exit status {result.returncode}.")
+        printed = [line for line in result.stdout.splitlines() if not line.startswith("wrote ")]
+        (folder / "printed.txt").write_text("\n".join(printed) + "\n", encoding="utf-8")
+        print(f"docs: {program.name} ran", flush=True)
+
+
 def count(pattern: str, text: str) -> int:
     """The one number that `pattern` finds in a tool's report."""
     found = re.findall(pattern, text, re.MULTILINE)
@@ -66,10 +95,11 @@ def count(pattern: str, text: str) -> int:
 
 def main() -> None:
     """Builds and tests, and prints one line with the figures."""
-    for stale in ("html", "doctest", "doctrees", "doxygen"):
+    for stale in ("html", "doctest", "doctrees", "doxygen", "tutorials"):
         shutil.rmtree(OUT / stale, ignore_errors=True)
     OUT.mkdir(parents=True, exist_ok=True)
     run("doxygen", "docs/Doxyfile")
+    run_tutorials()
     sphinx("html")
     sphinx("doctest")
     summary = (OUT / "doctest" / "output.txt").read_text(encoding="utf-8")
@@ -82,7 +112,7 @@ def main() -> None:
     pages = sum(
         1 for page in (ROOT / "docs").rglob("*.md") if (OUT / "html" / page_of(page)).exists()
     )
-    programs = len(PROGRAMS) + 1
+    programs = len(PROGRAMS) + 1 + len(TUTORIALS)
     print(
         f"docs: {pages} pages, {doctests} doctests passed, {programs} example programs ran, "
         f"{checks} checks passed; open build/docs/html/index.html"

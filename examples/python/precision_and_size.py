@@ -146,7 +146,7 @@ def table(results: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-def chart(path: Path, results: Sequence[Measured], unit: str, title: str) -> None:
+def chart(path: Path, results: Sequence[Measured], unit: str, what: str) -> None:
     """Grouped bars of time ("ms") or memory ("MiB"), one group for each size."""
     figure, (axes,) = tutorial.new_figure(6.5, 3.8)
     widths = sorted({result.width for result in results})
@@ -161,8 +161,8 @@ def chart(path: Path, results: Sequence[Measured], unit: str, title: str) -> Non
     names = [f"width {width},\n{sizes[width] / 1e3:.0f} k parameters" for width in widths]
     axes.set_xticks(range(len(widths)), names)
     axes.margins(y=0.1)
-    axes.set_ylabel(unit)
-    axes.set_title(title)
+    axes.set_ylabel(f"{what}, {unit}")
+    axes.set_title(f"One training step with {BATCH} images")
     axes.legend(frameon=False, loc="upper left")
     tutorial.save(figure, path)
 
@@ -187,9 +187,8 @@ def main() -> int:
         for width, mode in tqdm(cases, desc="networks", unit="network", leave=False)
     ]
     print(table(results))
-    title = f"One training step, {BATCH} images"
-    chart(arguments.out / "time_per_step.png", results, "ms", f"{title}: median time")
-    chart(arguments.out / "peak_memory.png", results, "MiB", f"{title}: peak memory")
+    chart(arguments.out / "time_per_step.png", results, "ms", "median time")
+    chart(arguments.out / "peak_memory.png", results, "MiB", "peak memory")
     return 0
 
 
