@@ -13,6 +13,8 @@ PREFIX := $(CURDIR)/build/prefix
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
 # The newest torch that is supported; requirements-dev.txt names the oldest.
 NEWEST_TORCH := 2.15.0
+# Where an interpreter's packages lie.
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 TORCH_ENV = $(CURDIR)/build/torch-$(VERSION)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -26,7 +28,8 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo test bench lint clean build coverage docs doxygen-is-here package prefix \
-  test-asan test-consumer test-cpp test-cubins test-layers test-mutations test-newest-torch \
+  test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
+  test-newest-torch \
   test-packaging test-python test-torch test-tsan test-types test-walkthrough tutorials
 
 help:
@@ -40,6 +43,7 @@ help:
 	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
 	@echo "make test-packaging  every way to install, in Python and in C++"
 	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
+	@echo "make test-integrations  with Lightning, accelerate and Hugging Face Trainer"
 	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
 	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
 	@echo "make docs            the documentation site, with its doctests and examples: build/docs/html"
@@ -73,6 +77,15 @@ build/torch-%/.requirements: requirements-dev.txt
 	sed -e 's/^torch==.*/torch==$*/' -e '/^# examples/,$$d' requirements-dev.txt \
 	  > build/torch-$*/requirements.txt
 	build/torch-$*/bin/python -m pip install --quiet -r build/torch-$*/requirements.txt
+	touch $@
+
+# An environment on top of .venv, which stays as it is.
+build/integrations/.requirements: requirements-integrations.txt .venv/.requirements
+	$(VENV_PYTHON) -m venv --clear build/integrations
+	echo "import site; site.addsitedir('$$($(VENV_PYTHON) $(PURELIB))')" \
+	  > "$$(build/integrations/bin/python $(PURELIB))/venv_below.pth"
+	build/integrations/bin/python -m pip install --quiet -r requirements-integrations.txt \
+	  -c requirements-dev.txt
 	touch $@
 
 # --- Build -------------------------------------------------------------------------------------------
@@ -171,6 +184,11 @@ test-torch:
 
 test-newest-torch:
 	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH)
+
+# Other people's training loops with our scaler and optimizers.
+test-integrations: build/integrations/.requirements build
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 build/integrations/bin/python -m pytest \
+	  tests/integrations $(PYTEST_ARGS)
 
 # The optimizer of docs/adding_an_optimizer.md, added to a copy of the tree.
 test-walkthrough: .venv/.requirements

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""accelerate: our scaler and optimizer behind Accelerator and AcceleratedOptimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import GradScalerKwargs
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from conftest import assert_trained_alike, make_network, weights
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+
+# The first two steps overflow in fp16, and the scale grows again later.
+SCALING = GradScalerKwargs(init_scale=2.0**21, growth_interval=8)
+MAX_GRAD_NORM = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerator_state() -> Iterator[None]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def adam(model: nn.Module) -> FusedAdam:
+    return FusedAdam(model.parameters(), lr=3e-3, weight_decay=0.01)
+
+
+def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01, **options)
+
+
+class Run:
+    """What a program with accelerate consists of; `scaler` takes the place of accelerate's own."""
+
+    def __init__(
+        self,
+        make_optimizer: Any,
+        digits: tuple[Tensor, Tensor],
+        scaler: torch.amp.GradScaler | None = None,
+        **options: Any,
+    ) -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        self.accelerator = Accelerator(cpu=True, **options)
+        # Accelerator(mixed_precision="fp16") wants a GPU, where it makes torch's scaler.
+        self.accelerator.scaler = scaler
+        self.dtype = torch.float16 if scaler is not None else torch.bfloat16
+        model = make_network()
+        loader = DataLoader(TensorDataset(*digits), batch_size=32)
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(
+            model, make_optimizer(model), loader
+        )
+        self.skipped: list[bool] = []  # what accelerate says
+
+    def epoch(self, clip: bool = False) -> None:
+        for images, labels in self.loader:
+            with torch.autocast("cpu", self.dtype):
+                loss = nn.functional.cross_entropy(self.model(images), labels)
+            self.accelerator.backward(loss)
+            if clip:
+                self.accelerator.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+            self.optimizer.step()
+            self.skipped.append(self.optimizer.step_was_skipped)
+            self.optimizer.zero_grad()
+
+
+def our_scaler() -> GradScaler:
+    return GradScaler("cpu", **SCALING.to_kwargs())
+
+
+def torch_scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", **SCALING.to_kwargs())
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["plain", "clipped"])
+@pytest.mark.parametrize("make_optimizer", [adam, adamw])
+@pytest.mark.parametrize("make_scaler", [our_scaler, torch_scaler])
+def test_fp16_with_our_optimizer_our_scaler_and_both(
+    make_scaler: Any, make_optimizer: Any, clip: bool, digits: tuple[Tensor, Tensor]
+) -> None:
+    ours, theirs = Run(make_optimizer, digits, make_scaler()), Run(adamw, digits, torch_scaler())
+    for run in (ours, theirs):
+        for _ in range(2):
+            run.epoch(clip)
+    assert_trained_alike(ours.model, theirs.model, make_network())
+    assert ours.accelerator.scaler.state_dict() == theirs.accelerator.scaler.state_dict()
+
+
+def test_bf16_mixed(digits: tuple[Tensor, Tensor]) -> None:
+    runs = [Run(make, digits, mixed_precision="bf16") for make in (adam, adamw)]
+    for run in runs:
+        run.epoch(clip=True)
+    assert_trained_alike(runs[0].model, runs[1].model, make_network())
+
+
+def test_gradient_accumulation(digits: tuple[Tensor, Tensor]) -> None:
+    runs = []
+    for make_optimizer, scaler in ((adam, our_scaler()), (adamw, torch_scaler())):
+        run = Run(make_optimizer, digits, scaler, gradient_accumulation_steps=2)
+        for images, labels in run.loader:
+            with run.accelerator.accumulate(run.model), torch.autocast("cpu", torch.float16):
+                run.accelerator.backward(nn.functional.cross_entropy(run.model(images), labels))
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+        runs.append(run)
+    assert_trained_alike(runs[0].model, runs[1].model, make_network())
+
+
+def test_skipped_steps_are_told_by_the_optimizer(digits: tuple[Tensor, Tensor]) -> None:
+    """accelerate sees whether step() was called; a fused step is called, and skips inside."""
+    unfused = Run(adamw, digits, torch_scaler())
+    fused = Run(lambda model: adamw(model, fused=True), digits, torch_scaler())
+    ours = Run(adam, digits, our_scaler())
+    told: list[bool] = []
+    ours.optimizer.optimizer.register_step_post_hook(
+        lambda optimizer, *_: told.append(bool(optimizer.last_step_skipped()))
+    )
+    for run in (unfused, fused, ours):
+        run.epoch()
+    assert any(unfused.skipped)
+    # So it says nothing of torch's fused optimizers, nor of ours ...
+    assert not any(fused.skipped)
+    assert not any(ours.skipped)
+    # ... which tell it themselves.
+    assert told == unfused.skipped
+
+
+def test_save_state_and_load_state(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    whole = Run(adam, digits, our_scaler())
+    whole.epoch()
+    whole.accelerator.save_state(tmp_path)
+    whole.epoch()
+
+    resumed = Run(adam, digits, our_scaler())
+    resumed.accelerator.load_state(tmp_path)
+    resumed.epoch()
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert resumed.accelerator.scaler.state_dict() == whole.accelerator.scaler.state_dict()
