@@ -212,9 +212,14 @@ demo: prefix
 TUTORIALS := mixed_precision_loop why_loss_scaling why_master_weights precision_and_size \
   loss_scale_history
 
-tutorials: build
+tutorials: prefix
 	@set -e; for name in $(TUTORIALS); do echo "--- $$name"; \
 	  $(VENV_PYTHON) examples/python/$$name.py --out build/tutorials/$$name; done
+	cmake -S examples/cpp/mixed_precision_loop -B build/tutorials/cpp -G Ninja \
+	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build build/tutorials/cpp
+	$(VENV_PYTHON) examples/python/export_digits.py build/tutorials/digits
+	build/tutorials/cpp/mixed_precision_loop build/tutorials/digits
 
 bench: build
 	$(VENV_PYTHON) benchmarks/run.py --suite fused_adam $(BENCH_ARGS)

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -14,7 +14,6 @@
 namespace digits {
 namespace {
 
-constexpr std::int64_t kImageSide = 8;
 constexpr std::int64_t kBatchSize = 64;
 constexpr double kLearningRate = 1.5e-3;
 constexpr double kWeightDecay = 0.01;
@@ -22,33 +21,6 @@ constexpr double kMaxGradNorm = 1.0;
 // Far below the default of 2,000, so that the scale also grows within the few hundred steps here.
 constexpr std::int64_t kGrowthInterval = 60;
 constexpr std::size_t kWarmUpSteps = 5;
-
-template <typename T>
-torch::Tensor read_array(const std::filesystem::path& path, torch::ScalarType dtype) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot open " + path.string());
-  const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(path));
-  torch::Tensor array = torch::empty({bytes / static_cast<std::int64_t>(sizeof(T))}, dtype);
-  if (!file.read(static_cast<char*>(array.mutable_data_ptr()), array.nbytes())) {
-    throw std::runtime_error("cannot read all of " + path.string());
-  }
-  return array;
-}
-
-torch::Tensor read_images(const std::filesystem::path& path) {
-  return read_array<float>(path, torch::kFloat).view({-1, 1, kImageSide, kImageSide});
-}
-
-torch::Tensor read_labels(const std::filesystem::path& path) {
-  return read_array<std::int64_t>(path, torch::kLong);
-}
-
-void check_pair(const torch::Tensor& images, const torch::Tensor& labels, const char* part) {
-  if (images.size(0) == labels.size(0) && images.size(0) > 0) return;
-  throw std::runtime_error(std::string(part) + ": expected as many labels as images, got " +
-                           std::to_string(labels.size(0)) + " and " +
-                           std::to_string(images.size(0)));
-}
 
 torch::nn::Sequential make_model() {
   using torch::nn::Conv2d;
@@ -129,14 +101,6 @@ double median(std::vector<double> values) {
 }
 
 }  // namespace
-
-Digits load_digits(const std::filesystem::path& folder) {
-  Digits data{read_images(folder / "train_images.f32"), read_labels(folder / "train_labels.i64"),
-              read_images(folder / "test_images.f32"), read_labels(folder / "test_labels.i64")};
-  check_pair(data.train_images, data.train_labels, "train");
-  check_pair(data.test_images, data.test_labels, "test");
-  return data;
-}
 
 Result train(const std::string& mode, const Digits& data, torch::Device device, int epochs) {
   const torch::Tensor images = data.train_images.to(device);
