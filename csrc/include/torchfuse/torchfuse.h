@@ -4,6 +4,7 @@
 
 #include <torchfuse/amp/autocast.h>
 #include <torchfuse/amp/grad_scaler.h>
+#include <torchfuse/collectives.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>
