@@ -2,8 +2,10 @@
 // Everything that torchfuse offers to C++ programs.
 #pragma once
 
+#include <torchfuse/all_reduce.h>
 #include <torchfuse/amp/autocast.h>
 #include <torchfuse/amp/grad_scaler.h>
+#include <torchfuse/clip_grad.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>
