@@ -4,6 +4,7 @@
 
 #include <torchfuse/all_reduce.h>
 #include <torchfuse/amp/autocast.h>
+#include <torchfuse/amp/custom_function.h>
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/clip_grad.h>
 #include <torchfuse/fused_step.h>
