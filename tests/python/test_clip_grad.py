@@ -344,6 +344,33 @@ def test_clipping_inside_the_step_is_the_same(max_norm: float) -> None:
         assert_within_tolerance(mine, other)
 
 
+@pytest.mark.parametrize("overflows", [False, True])
+def test_with_a_scaler_clipping_inside_the_step_is_the_same(overflows: bool) -> None:
+    """The norm that the step leaves behind is that of the unscaled gradients."""
+    before, inside = make_params(), make_params()
+    plain, clipping = FusedAdam(before), FusedAdam(inside, max_grad_norm=0.5)
+    for params, optimizer in ((before, plain), (inside, clipping)):
+        scaler = torchfuse.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(torch.zeros(()))
+        set_grads(params, [grad * 1024.0 for grad in random_grads(params, 1)])
+        if overflows:
+            assert params[0].grad is not None
+            params[0].grad.view(-1)[0] = INF
+        with NoHostRead():
+            if optimizer is plain:
+                scaler.unscale_(optimizer)
+                norm = clip_grad_norm_(params, 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == (512.0 if overflows else 1024.0)
+    folded = clipping.grad_norm()
+    assert folded is not None
+    assert_same_bits(folded, norm, "norm")
+    assert math.isfinite(float(norm)) != overflows
+    for mine, other in zip(inside, before, strict=True):
+        assert_within_tolerance(mine, other)
+
+
 def test_the_package_exports_them() -> None:
     assert torchfuse.clip_grad_norm_ is clip_grad_norm_
     assert {"clip_grad_norm_", "clip_grad_value_"} <= set(torchfuse.__all__)

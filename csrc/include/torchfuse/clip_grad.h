@@ -87,7 +87,8 @@ inline void clip_grad_value_(const at::Tensor& parameter, double clip_value) {
 ///   processes it is split, `tensors[i]` being this process's part. Empty: no tensor is split. One
 ///   collective for all tensors that are split alike; all processes must make the same call.
 /// @return as clip_grad_norm_().
-/// @throws as clip_grad_norm_(); c10::ValueError if `shard_groups` has another length.
+/// @throws c10::ValueError for a bad `norm_type` or `shard_groups` of another length;
+///   c10::NotImplementedError for a sparse tensor, with its index.
 TORCHFUSE_API at::Tensor get_total_norm(
     const std::vector<at::Tensor>& tensors, double norm_type = 2.0,
     const std::vector<std::vector<std::string>>& shard_groups = {});

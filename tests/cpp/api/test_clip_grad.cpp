@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/torch.h>
+#include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/clip_grad.h>
 #include <torchfuse/optim/fused_adam.h>
 
@@ -139,6 +140,29 @@ TEST(ClipGradNorm, EqualsTheStepThatClips) {
     optimizer.step();
     clipping.step();
     EXPECT_TRUE(torch::equal(clipping.grad_norm(), norm));
+  }
+  expect_close(folded, params);
+}
+
+TEST(ClipGradNorm, EqualsTheStepThatClipsUnderAScaler) {
+  const auto params = make_params();
+  const auto folded = copy_of(params);
+  optim::FusedAdam optimizer(params, optim::FusedAdamOptions(2e-3));
+  optim::FusedAdam clipping(folded, optim::FusedAdamOptions(2e-3).max_grad_norm(0.5));
+  amp::GradScaler scaler(torch::kCPU, amp::GradScalerOptions().init_scale(1024.0));
+  for (int i = 0; i < 3; ++i) {
+    for (const auto* list : {&params, &folded}) {
+      set_grads(*list, i);
+      for (const torch::Tensor& param : *list) param.grad().mul_(1024.0);
+    }
+    scaler.scale(torch::zeros({}));
+    scaler.unscale_(optimizer);
+    const torch::Tensor norm = clip_grad_norm_(params, 0.5);
+    scaler.step(optimizer);
+    scaler.step(clipping);
+    scaler.update();
+    EXPECT_TRUE(torch::equal(clipping.grad_norm(), norm));
+    EXPECT_GT(norm.item<double>(), 0.5);
   }
   expect_close(folded, params);
 }
