@@ -25,7 +25,7 @@
 #include <tuple>
 #include <utility>
 
-#include <torchfuse/all_reduce.h>
+#include <torchfuse/collectives.h>
 #include <torchfuse/ops.h>
 
 namespace torchfuse {
