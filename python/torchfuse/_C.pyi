@@ -124,6 +124,18 @@ class GradScalerCore:
         adjust: bool = True,
     ) -> None: ...
 
+def get_total_norm(
+    tensors: Sequence[Tensor | None],
+    norm_type: float,
+    shard_groups: Sequence[Sequence[str]] = [],
+) -> Tensor:
+    """The norm over all tensors, of which each is split over the groups that its entry names."""
+
+def clip_with_norm_(
+    tensors: Sequence[Tensor | None], max_norm: float, total_norm: Tensor
+) -> None: ...
+def clip_value_(tensors: Sequence[Tensor | None], clip_value: float) -> None: ...
+
 class OptimizerClass:
     """A C++ class of optimizers, and what its archives hold.
 
