@@ -175,7 +175,7 @@ test-torch:
 	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)/cmake CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
 	  $(TORCH_ENV)/bin/python -m pip install --verbose --no-build-isolation --no-deps .
 	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)/cmake --target torchfuse_api_tests \
-	  torchfuse_checkpoint_program
+	  torchfuse_checkpoint_program torchfuse_autocast_program
 	$(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)/cmake -L api --output-on-failure \
 	  --no-tests=error -j 2
 	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)/cmake \

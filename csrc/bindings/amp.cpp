@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -26,7 +29,21 @@ void bind_amp(py::module_& module) {
   py::class_<GradScalerCore>(module, "GradScalerCore",
                              "The device side of torchfuse.amp.GradScaler: scale, trackers and "
                              "found_inf slots as persistent tensors.")
-      .def(py::init<std::int64_t>(), py::arg("hysteresis") = 1)
+      .def(py::init([](std::int64_t hysteresis, std::optional<double> min_scale,
+                       std::optional<double> max_scale, bool dynamic,
+                       std::optional<std::string> process_group, std::int64_t history_size) {
+             amp::ScalerExtras extras;
+             extras.hysteresis = hysteresis;
+             extras.min_scale = min_scale;
+             extras.max_scale = max_scale;
+             extras.dynamic = dynamic;
+             extras.process_group = std::move(process_group);
+             extras.history_size = history_size;
+             return GradScalerCore(std::move(extras));
+           }),
+           py::kw_only(), py::arg("hysteresis") = 1, py::arg("min_scale") = py::none(),
+           py::arg("max_scale") = py::none(), py::arg("dynamic") = true,
+           py::arg("process_group") = py::none(), py::arg("history_size") = 0)
       .def("initialize", &GradScalerCore::initialize, py::arg("device"), py::arg("scale"),
            py::arg("growth_tracker"))
       .def_property("scale", &GradScalerCore::scale,
@@ -37,7 +54,18 @@ void bind_amp(py::module_& module) {
                     [](GradScalerCore& core, const std::optional<at::Tensor>& tensor) {
                       core.set_growth_tracker(tensor_or_undefined(tensor));
                     })
-      .def_property_readonly("hysteresis", &GradScalerCore::hysteresis)
+      .def_property_readonly("step_counts", &GradScalerCore::step_counts)
+      .def("counts", &GradScalerCore::counts)
+      .def("set_counts", &GradScalerCore::set_counts, py::arg("counts"))
+      .def("scale_history",
+           [](const GradScalerCore& core) {
+             std::vector<std::tuple<std::int64_t, double, bool>> rows;
+             for (const auto& entry : core.scale_history()) {
+               rows.emplace_back(entry.step, entry.scale, entry.skipped);
+             }
+             return rows;
+           })
+      .def("inv_scale", &GradScalerCore::inv_scale)
       .def("hysteresis_tracker", &GradScalerCore::hysteresis_tracker)
       .def("set_hysteresis_tracker", &GradScalerCore::set_hysteresis_tracker, py::arg("value"))
       .def("clear_slot", &GradScalerCore::clear_slot, py::arg("optimizer"), py::arg("device"))
@@ -48,11 +76,11 @@ void bind_amp(py::module_& module) {
       .def(
           "update",
           [](GradScalerCore& core, const std::vector<at::Tensor>& slots, double growth_factor,
-             double backoff_factor, std::int64_t growth_interval) {
-            core.update(slots, {growth_factor, backoff_factor, growth_interval});
+             double backoff_factor, std::int64_t growth_interval, bool adjust) {
+            core.update(slots, {growth_factor, backoff_factor, growth_interval}, adjust);
           },
           py::arg("slots"), py::arg("growth_factor"), py::arg("backoff_factor"),
-          py::arg("growth_interval"));
+          py::arg("growth_interval"), py::arg("adjust") = true);
 }
 
 }  // namespace torchfuse::bindings

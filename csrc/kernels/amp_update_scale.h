@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/macros.h"
 #include "kernels/common/status.h"
 #include "kernels/common/stream.h"
 #include "kernels/functors/scale_update.h"
@@ -16,7 +17,28 @@ struct UpdateScaleArgs {
   std::int32_t* hysteresis_tracker = nullptr;  ///< null: hysteresis is off (1)
   const float* found_inf = nullptr;
   ScaleUpdateParams params;
+  ScaleCounts* counts = nullptr;  ///< null: nothing is counted
+  /// A ring of the last updates; only with counts, which say where it begins.
+  ScaleRecord* history = nullptr;
+  std::int64_t history_size = 0;
 };
+
+/// The whole update, on the host or on one thread of the device.
+TORCHFUSE_HOST_DEVICE void update_scale(const UpdateScaleArgs& args) {
+  const float found_inf = *args.found_inf;
+  if (args.counts != nullptr) {
+    const std::int64_t row = args.history_size > 0 ? args.counts->updates % args.history_size : 0;
+    const ScaleRecord record = count_update(*args.counts, *args.scale, found_inf);
+    if (args.history_size > 0) args.history[row] = record;
+  }
+  // Without a tracker there is one unit of hysteresis: every overflow backs off.
+  const std::int32_t hysteresis = args.hysteresis_tracker == nullptr ? 1 : *args.hysteresis_tracker;
+  const ScaleState state =
+      update_scale({*args.scale, *args.growth_tracker, hysteresis}, found_inf, args.params);
+  *args.scale = state.scale;
+  *args.growth_tracker = state.growth_tracker;
+  if (args.hysteresis_tracker != nullptr) *args.hysteresis_tracker = state.hysteresis_tracker;
+}
 
 void amp_update_scale_cpu(const UpdateScaleArgs& args);
 Status amp_update_scale_cuda(const UpdateScaleArgs& args, Stream stream);

@@ -9,8 +9,14 @@
 #include <tuple>
 #include <vector>
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 using torch::optim::OptimizerParamGroup;
+using torchfuse::clip_grad_norm_;
+using torchfuse::clip_grad_value_;
 using torchfuse::amp::AutocastGuard;
+using torchfuse::amp::CustomBackward;
+using torchfuse::amp::CustomForward;
 using torchfuse::amp::GradScaler;
 using torchfuse::amp::GradScalerOptions;
 using torchfuse::optim::FusedAdam;
@@ -31,6 +37,57 @@ static void make_groups(const std::vector<torch::Tensor>& a, const std::vector<t
   const std::vector<OptimizerParamGroup> groups{
       OptimizerParamGroup(a, std::make_unique<FusedAdamOptions>(0.1)), OptimizerParamGroup(b)};
   FusedAdam(groups, FusedAdamOptions(1e-3).weight_decay(0.01).betas({0.9, 0.95}));
+}
+
+// [function]
+struct Square : torch::autograd::Function<Square> {
+  static torch::Tensor forward(AutogradContext* ctx, torch::Tensor x) {
+    const CustomForward amp(ctx, torch::kCPU, torch::kFloat);
+    x = amp.cast(x);
+    ctx->save_for_backward({x});
+    return x * x;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const CustomBackward amp(ctx, torch::kCPU);
+    return {2 * ctx->get_saved_variables()[0] * grads[0]};
+  }
+};
+// [end of function]
+
+// One iteration in mixed precision with everything in it; the norm before clipping.
+static torch::Tensor iterate(torch::nn::Linear& model, const torch::Tensor& data,
+                             const torch::Tensor& target) {
+  FusedAdam optimizer(model->parameters(), FusedAdamOptions(1e-3));
+  GradScaler scaler(torch::kCPU);
+  torch::Tensor output;
+  torch::Tensor loss;
+  {
+    AutocastGuard autocast(torch::kCPU, torch::kBFloat16);
+    output = model->forward(data);
+    output = Square::apply(output);
+    {
+      const auto island = AutocastGuard::disabled(torch::kCPU);
+      loss = torch::mse_loss(output.to(torch::kFloat), target);
+    }
+  }
+  scaler.scale(loss).backward();
+  scaler.unscale_(optimizer);
+  const torch::Tensor norm = clip_grad_norm_(model->parameters(), 1.0);
+  clip_grad_value_(model->parameters(), 0.5);
+  scaler.step(optimizer);
+  scaler.update();
+  optimizer.zero_grad();
+  return norm;
+}
+
+// The same norm, of a step that clips inside.
+static torch::Tensor iterate_folded(torch::nn::Linear& model, const torch::Tensor& data,
+                                    const torch::Tensor& target) {
+  FusedAdam optimizer(model->parameters(), FusedAdamOptions(1e-3).max_grad_norm(1.0));
+  torch::mse_loss(model->forward(data), target).backward();
+  optimizer.step();
+  optimizer.zero_grad();
+  return optimizer.grad_norm();
 }
 
 int main() {
@@ -57,7 +114,12 @@ int main() {
   const torch::Tensor norm = std::get<0>(torchfuse::multi_tensor_l2_norm(gradients));
   optimizer.step();
 
+  const torch::Tensor data = torch::ones({4, 8});
+  const torch::Tensor target = torch::full({4, 2}, 3.0);
+  const bool clipped = iterate(model, data, target).item<double>() > 1.0 &&
+                       iterate_folded(model, data, target).item<double>() > 1.0;
+
   const bool stepped = optimizer.last_step_skipped().item<float>() == 0.0F;
   std::printf("tour.cpp: norm %.3f, %s\n", norm.item<double>(), stepped ? "stepped" : "skipped");
-  return stepped && norm.item<double>() > 0.0 ? 0 : 1;
+  return stepped && clipped && norm.item<double>() > 0.0 ? 0 : 1;
 }

@@ -150,6 +150,11 @@ def amp_update_scale_(
     growth_interval: int,
     hysteresis_tracker: Tensor | None = None,
     hysteresis: int = 1,
+    min_scale: float | None = None,
+    max_scale: float | None = None,
+    dynamic: bool = True,
+    counts: Tensor | None = None,
+    history: Tensor | None = None,
 ) -> None:
     """Updates a loss scale in place after a step, by the rule of torch.amp.GradScaler.
 
@@ -162,6 +167,13 @@ def amp_update_scale_(
         growth_interval: see `growth_factor`.
         hysteresis_tracker: 1-element int32, overflows still tolerated; needed if `hysteresis` > 1.
         hysteresis: overflows in a row after which the scale backs off.
+        min_scale: no overflow takes the scale below; None is 0.
+        max_scale: no growth takes the scale above; None is the largest fp32 number.
+        dynamic: False leaves the scale and its trackers as they are, and only writes `counts` and
+            `history`.
+        counts: int64 ``[3]``: updates, overflows, and whether the last update had one.
+        history: fp32 ``[n, 2]``, a ring of the last n updates; needs `counts`. Row ``updates % n``
+            takes the scale before the update and whether there was an overflow.
 
     Example:
         >>> import torch
@@ -181,4 +193,9 @@ def amp_update_scale_(
         growth_interval=growth_interval,
         hysteresis_tracker=hysteresis_tracker,
         hysteresis=hysteresis,
+        min_scale=min_scale,
+        max_scale=max_scale,
+        dynamic=dynamic,
+        counts=counts,
+        history=history,
     )

@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,6 +147,18 @@ def sparse_gradient_under_larc() -> None:
     LARC(torch.optim.SGD([weight], lr=0.1)).step()
 
 
+def clipped(value: float = 1.0, **options: Any) -> None:
+    weight = param()
+    weight.grad = torch.full((4, 3), value)
+    torchfuse.clip_grad_norm_([weight], **{"max_norm": 1.0, **options})
+
+
+def sparse_gradient_clipped() -> None:
+    weight = param()
+    weight.grad = torch.ones(4, 3).to_sparse()
+    torchfuse.clip_grad_norm_([weight], 1.0)
+
+
 PROVOCATIONS: list[Callable[[], object]] = [
     build_info_is_missing,
     sparse_gradient,
@@ -160,6 +173,13 @@ PROVOCATIONS: list[Callable[[], object]] = [
     load_scaler,
     part_of_apex_that_is_not_there,
     sparse_gradient_under_larc,
+    sparse_gradient_clipped,
+    lambda: clipped(float("inf"), error_if_nonfinite=True),
+    lambda: clipped(max_norm=-1.0),
+    lambda: clipped(norm_type=float("nan")),
+    lambda: torchfuse.clip_grad_norm_({"weight": param()}, 1.0),  # type: ignore[dict-item]
+    lambda: torchfuse.clip_grad_value_([], -1.0),
+    lambda: torchfuse.clip_grads_with_norm_([], 1.0, torch.ones(2)),
     lambda: _loader.check_torch("1.0.0"),
     lambda: FusedAdam([param(dtype=torch.complex64)]),
     lambda: FusedAdam([{"params": [weight := param(), weight]}]),

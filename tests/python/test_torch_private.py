@@ -289,6 +289,27 @@ def _unscaling_op() -> None:
 
 
 @relies_on(
+    "at::_foreach_norm",
+    "at::_foreach_mul_",
+    "at::_foreach_clamp_min_",
+    "at::_foreach_clamp_max_",
+    breaks="clipping could not take fp64 gradients, other norms than the second, or values",
+)
+def _lists_of_tensors() -> None:
+    tensors = [torch.tensor([3.0, -4.0]).half(), torch.tensor([1.0]).half()]
+    norms = torch._foreach_norm(tensors, 1.0, dtype=torch.float32)
+    assert [(norm.item(), norm.dtype) for norm in norms] == [
+        (7.0, torch.float32),
+        (1.0, torch.float32),
+    ]
+    torch._foreach_mul_(tensors, torch.tensor(0.5, dtype=torch.float64))
+    assert [tensor.tolist() for tensor in tensors] == [[1.5, -2.0], [0.5]]
+    torch._foreach_clamp_min_(tensors, -1.0)
+    torch._foreach_clamp_max_(tensors, 1.0)
+    assert [tensor.tolist() for tensor in tensors] == [[1.0, -1.0], [0.5]]
+
+
+@relies_on(
     "torch/csrc/autograd/python_variable.h",
     "torch/csrc/utils/pybind.h",
     breaks="the bindings could not take tensors from Python objects",

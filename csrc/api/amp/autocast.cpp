@@ -10,12 +10,13 @@ namespace {
 namespace autocast = at::autocast;
 
 // The first member to be initialised calls this, so that a refused guard has changed nothing.
-c10::DeviceType checked_device(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype) {
+c10::DeviceType checked_device(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype,
+                               bool enabled) {
   TORCH_CHECK(device_type == c10::kCPU || device_type == c10::kCUDA,
               "AutocastGuard: expected device_type to be kCPU or kCUDA, got ", device_type, ".");
-  TORCH_CHECK(!dtype || *dtype == c10::kHalf || *dtype == c10::kBFloat16,
+  TORCH_CHECK(!enabled || !dtype || *dtype == c10::kHalf || *dtype == c10::kBFloat16,
               "AutocastGuard: expected dtype to be kHalf or kBFloat16, got ", *dtype,
-              ". Pass enabled=false for full precision.");
+              ". Use AutocastGuard::disabled(device_type) for full precision.");
   return device_type;
 }
 
@@ -23,7 +24,7 @@ c10::DeviceType checked_device(c10::DeviceType device_type, std::optional<c10::S
 
 AutocastGuard::AutocastGuard(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype,
                              bool enabled, std::optional<bool> cache_enabled)
-    : device_type_(checked_device(device_type, dtype)),
+    : device_type_(checked_device(device_type, dtype, enabled)),
       previous_dtype_(autocast::get_autocast_dtype(device_type)),
       previous_enabled_(autocast::is_autocast_enabled(device_type)),
       previous_cache_enabled_(autocast::is_autocast_cache_enabled()) {

@@ -52,10 +52,18 @@ void check_growth_interval(std::int64_t value) {
               ".");
 }
 
+void check_scale(const char* name, double value) {
+  TORCH_CHECK(std::isfinite(value) && value > 0.0, "GradScaler: expected ", name,
+              " to be positive and finite, got ", value, ".");
+}
+
+ScalerExtras extras_of(const GradScalerOptions& options) {
+  return {options.hysteresis(), options.min_scale(),     options.max_scale(),
+          options.dynamic(),    options.process_group(), options.history_size()};
+}
+
 void check_state(const GradScalerState& state) {
-  TORCH_CHECK(std::isfinite(state.scale) && state.scale >= 0.0,
-              "GradScaler: expected the state's scale to be finite and not negative, got ",
-              state.scale, ".");
+  check_scale("the state's scale", state.scale);
   check_growth_factor(state.growth_factor);
   check_backoff_factor(state.backoff_factor);
   check_growth_interval(state.growth_interval);
@@ -91,12 +99,13 @@ std::int64_t read_int(torch::serialize::InputArchive& archive, const char* name)
 }  // namespace
 
 GradScaler::GradScaler(at::Device device, GradScalerOptions options)
-    : device_(device), options_(options), core_(options_.hysteresis()) {
+    : device_(device), options_(options), core_(extras_of(options_)) {
   if (options_.enabled() && device_.is_cuda() && !torch::cuda::is_available()) {
     TORCH_WARN("torchfuse::amp::GradScaler is enabled, but CUDA is not available. Disabling.");
     options_.enabled(false);
   }
   if (!options_.enabled()) return;
+  check_scale("init_scale", options_.init_scale());
   check_growth_factor(options_.growth_factor());
   check_backoff_factor(options_.backoff_factor());
   check_growth_interval(options_.growth_interval());
@@ -138,7 +147,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(state.stage != Stage::kUnscaled,
               "unscale_() has already been called on this optimizer since the last update().");
   TORCH_CHECK(state.stage != Stage::kStepped, "unscale_() is being called after step().");
-  state.found_inf = core_.unscale_(key, params_of(optimizer), core_.inv_scale());
+  state.found_inf =
+      core_.unscale_(key, params_of(optimizer), core_.inv_scale(), options_.allow_fp16_grads());
   state.stage = Stage::kUnscaled;
 }
 
@@ -157,8 +167,11 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
     result = step_fused(*fused, state);
   } else {
     if (state.stage == Stage::kReady) unscale_(optimizer);
-    TORCH_CHECK(!state.found_inf.empty(), "No inf checks were recorded for this optimizer.");
-    if (core_.combine(state.found_inf).item<float>() == 0.0f) result = optimizer.step();
+    TORCH_CHECK(options_.allow_no_grads() || !state.found_inf.empty(),
+                "No inf checks were recorded for this optimizer.");
+    const bool overflowed =
+        !state.found_inf.empty() && core_.combine(state.found_inf).item<float>() != 0.0f;
+    if (!overflowed) result = optimizer.step();
   }
   state.stage = Stage::kStepped;
   return result;
@@ -168,9 +181,13 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
                                   OptimizerState& state) {
   // Gradients may have been dropped since unscale_(), and the scale may live on another device.
   const std::optional<at::Device> device = device_of_grads(optimizer);
+  const bool scaled = state.stage == Stage::kReady;
   optim::ScalingRequest request;
-  if (device && state.stage == Stage::kReady) {
-    request.grad_scale = core_.scale().to(*device, /*non_blocking=*/true);
+  // What the processes have found together is known before the step only to a check of its own.
+  const bool check_first = scaled && options_.process_group().has_value();
+  if (check_first) state.found_inf = core_.check(key_of(optimizer), params_of(optimizer));
+  if (device && scaled) request.grad_scale = core_.scale().to(*device, /*non_blocking=*/true);
+  if (device && scaled && !check_first) {
     request.found_inf = core_.clear_slot(key_of(optimizer), *device);
     request.check = true;
     state.found_inf = {*request.found_inf};
@@ -182,23 +199,30 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   return optimizer.step();
 }
 
-void GradScaler::update() {
-  if (!options_.enabled()) return;
-  require_scale("update");
+std::vector<at::Tensor> GradScaler::recorded_slots() const {
   std::vector<at::Tensor> slots;
   for (const auto& [key, state] : states_) {
     slots.insert(slots.end(), state.found_inf.begin(), state.found_inf.end());
   }
-  TORCH_CHECK(!slots.empty(), "No inf checks were recorded prior to update.");
-  core_.update(slots, rule());
+  return slots;
+}
+
+void GradScaler::update() {
+  if (!options_.enabled()) return;
+  require_scale("update");
+  const std::vector<at::Tensor> slots = recorded_slots();
+  TORCH_CHECK(options_.allow_no_grads() || !slots.empty(),
+              "No inf checks were recorded prior to update.");
+  if (!slots.empty()) core_.update(slots, rule());
   states_.clear();
 }
 
 void GradScaler::update(double new_scale) {
   if (!options_.enabled()) return;
   require_scale("update");
+  check_scale("new_scale", new_scale);
+  count_only();
   core_.scale().fill_(new_scale);
-  states_.clear();
 }
 
 void GradScaler::update(const at::Tensor& new_scale) {
@@ -208,8 +232,20 @@ void GradScaler::update(const at::Tensor& new_scale) {
                   new_scale.numel() == 1 && !new_scale.requires_grad(),
               "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
               "torch.FloatTensor with requires_grad=False.");
+  count_only();
   core_.scale().copy_(new_scale.reshape({}));
+}
+
+void GradScaler::count_only() {
+  const std::vector<at::Tensor> slots = recorded_slots();
+  if (!slots.empty()) core_.update(slots, rule(), /*adjust=*/false);
   states_.clear();
+}
+
+bool GradScaler::last_step_skipped() const { return options_.enabled() && core_.counts()[2] != 0; }
+
+std::int64_t GradScaler::skipped_steps() const {
+  return options_.enabled() ? core_.counts()[1] : 0;
 }
 
 double GradScaler::get_scale() const {
@@ -255,7 +291,7 @@ void GradScaler::load_state_dict(const GradScalerState& state) {
       .backoff_factor(state.backoff_factor)
       .growth_interval(state.growth_interval);
   init_growth_tracker_ = state.growth_tracker;
-  core_.set_hysteresis_tracker(state.hysteresis_tracker.value_or(core_.hysteresis()));
+  core_.set_hysteresis_tracker(state.hysteresis_tracker.value_or(options_.hysteresis()));
   if (core_.initialized()) {
     core_.scale().fill_(state.scale);
     core_.growth_tracker().fill_(state.growth_tracker);

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/util/Exception.h>
@@ -15,7 +16,12 @@
 #include <tuple>
 #include <utility>
 
+#include <torchfuse/collectives.h>
 #include <torchfuse/ops.h>
+
+#if defined(TORCHFUSE_WITH_CUDA)
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#endif
 
 namespace torchfuse::amp {
 namespace {
@@ -77,19 +83,50 @@ void require_one_element(const char* name, const at::Tensor& tensor, at::ScalarT
                     ", got ", tensor.sizes(), " of type ", tensor.scalar_type(), ".");
 }
 
+/// What a captured graph needs must exist before: memory made during a capture belongs to the
+/// graph.
+void refuse_capture([[maybe_unused]] const at::Device& device) {
+#if defined(TORCHFUSE_WITH_CUDA)
+  TORCH_CHECK(
+      !device.is_cuda() ||
+          c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
+      "GradScaler: expected the scale and the flags of every optimizer to exist before a CUDA "
+      "graph "
+      "is captured, got a capture of their first use. Run an iteration of scale, step and update "
+      "first.");
+#endif
+}
+
+void check_extras(const ScalerExtras& extras) {
+  TORCH_CHECK_VALUE(
+      extras.hysteresis >= 1 && extras.hysteresis <= std::numeric_limits<std::int32_t>::max(),
+      "GradScaler: expected hysteresis to be a 32-bit count of at least 1, got ", extras.hysteresis,
+      ".");
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  const double min_scale = extras.min_scale.value_or(0.0);
+  const double max_scale = extras.max_scale.value_or(kLargest);
+  // Written so that NaN fails.
+  TORCH_CHECK_VALUE(min_scale >= 0.0 && min_scale <= max_scale && max_scale <= kLargest,
+                    "GradScaler: expected 0 <= min_scale <= max_scale within fp32, got min_scale ",
+                    min_scale, " and max_scale ", max_scale, ".");
+  TORCH_CHECK_VALUE(extras.history_size >= 0,
+                    "GradScaler: expected history_size to be a number of updates, got ",
+                    extras.history_size, ".");
+}
+
 }  // namespace
 
-GradScalerCore::GradScalerCore(std::int64_t hysteresis)
-    : hysteresis_(hysteresis), init_hysteresis_tracker_(hysteresis) {
-  TORCH_CHECK_VALUE(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(),
-                    "GradScaler: expected hysteresis to be a 32-bit count of at least 1, got ",
-                    hysteresis, ".");
+GradScalerCore::GradScalerCore(ScalerExtras extras)
+    : extras_(std::move(extras)), init_hysteresis_tracker_(extras_.hysteresis) {
+  check_extras(extras_);
 }
 
 void GradScalerCore::initialize(const at::Device& device, double scale,
                                 std::int64_t growth_tracker) {
+  refuse_capture(device);
   scale_ = at::full({}, scale, float_on(device));
   growth_tracker_ = at::full({}, growth_tracker, float_on(device).dtype(at::kInt));
+  ensure_state();
 }
 
 void GradScalerCore::set_scale(at::Tensor scale) {
@@ -112,9 +149,42 @@ void GradScalerCore::set_hysteresis_tracker(std::int64_t value) {
   if (hysteresis_tracker_.defined()) hysteresis_tracker_.fill_(value);
 }
 
-at::Tensor GradScalerCore::inv_scale() const {
+std::vector<std::int64_t> GradScalerCore::counts() const {
+  if (!counts_.defined()) return init_counts_;
+  const at::Tensor counts = counts_.cpu();
+  const auto* data = counts.const_data_ptr<std::int64_t>();
+  return {data, data + counts.numel()};
+}
+
+void GradScalerCore::set_counts(const std::vector<std::int64_t>& counts) {
+  TORCH_CHECK_VALUE(counts.size() == init_counts_.size(),
+                    "GradScaler: expected 3 counts (updates, overflows, last), got ", counts.size(),
+                    ".");
+  init_counts_ = counts;
+  if (counts_.defined()) counts_.copy_(at::tensor(counts, at::kLong));
+}
+
+std::vector<ScaleHistoryEntry> GradScalerCore::scale_history() const {
+  if (!history_.defined()) return {};
+  const std::int64_t updates = counts()[0];
+  const at::Tensor history = history_.cpu();
+  const auto* rows = history.const_data_ptr<float>();
+  std::vector<ScaleHistoryEntry> entries;
+  // Counts may come from a checkpoint, the history does not.
+  const std::int64_t first = std::max(updates - extras_.history_size, init_counts_[0]);
+  for (std::int64_t step = first; step < updates; ++step) {
+    const float* row = rows + 2 * (step % extras_.history_size);
+    entries.push_back({step, row[0], row[1] != 0.0f});
+  }
+  return entries;
+}
+
+const at::Tensor& GradScalerCore::inv_scale() {
+  const at::NoGradGuard no_grad;
+  ensure_state();
   // In fp64, so that the quotient is rounded once.
-  return scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  reciprocal_.copy_(scale_.reshape(at::IntArrayRef())).reciprocal_();
+  return inv_scale_.copy_(reciprocal_);
 }
 
 at::Tensor GradScalerCore::clear_slot(Key optimizer, const at::Device& device) {
@@ -122,6 +192,7 @@ at::Tensor GradScalerCore::clear_slot(Key optimizer, const at::Device& device) {
   for (at::Tensor& slot : slots) {
     if (slot.device() == device) return slot.zero_();
   }
+  refuse_capture(device);
   slots.push_back(at::zeros({}, float_on(device)));
   return slots.back();
 }
@@ -149,7 +220,7 @@ std::vector<at::Tensor> GradScalerCore::unscale_(Key optimizer,
       multi_tensor_unscale_(list.grads, slot, factor);
     }
   }
-  return recorded;
+  return share(optimizer, std::move(recorded));
 }
 
 std::vector<at::Tensor> GradScalerCore::check(Key optimizer,
@@ -165,37 +236,60 @@ std::vector<at::Tensor> GradScalerCore::check(Key optimizer,
       at::maximum_out(slot, slot, std::get<1>(multi_tensor_l2_norm(list.grads)));
     }
   }
-  return recorded;
+  return share(optimizer, std::move(recorded));
 }
 
-at::Tensor GradScalerCore::combine(const std::vector<at::Tensor>& slots) const {
+std::vector<at::Tensor> GradScalerCore::share(Key optimizer, std::vector<at::Tensor> recorded) {
+  if (!extras_.process_group) return recorded;
+  // A process without gradients takes part, or the others would wait for it.
+  if (recorded.empty()) record_slot(optimizer, scale_.device(), recorded);
+  ensure_state();
+  // Apart from the slots, one of which takes the result.
+  combined_.copy_(combine(recorded));
+  all_reduce_(combined_, "max", {*extras_.process_group});
+  return {clear_slot(optimizer, scale_.device()).copy_(combined_)};
+}
+
+at::Tensor GradScalerCore::combine(const std::vector<at::Tensor>& slots) {
   TORCH_CHECK(!slots.empty(), "No inf checks were recorded.");
   const auto on_scale_device = [this](const at::Tensor& slot) {
     return slot.to(scale_.device(), /*non_blocking=*/true);
   };
-  at::Tensor found_inf = on_scale_device(slots.front());
+  const at::Tensor first = on_scale_device(slots.front());
+  if (slots.size() == 1) return first;
+  ensure_state();
+  combined_.copy_(first);
   for (std::size_t i = 1; i < slots.size(); ++i) {
-    found_inf = at::maximum(found_inf, on_scale_device(slots[i]));
+    at::maximum_out(combined_, combined_, on_scale_device(slots[i]));
   }
-  return found_inf;
+  return combined_;
 }
 
-void GradScalerCore::ensure_hysteresis_tracker() {
-  if (hysteresis_ == 1) return;
-  if (!hysteresis_tracker_.defined()) {
-    hysteresis_tracker_ = at::full({}, init_hysteresis_tracker_, growth_tracker_.options());
-  } else if (hysteresis_tracker_.device() != scale_.device()) {
-    hysteresis_tracker_ = hysteresis_tracker_.to(scale_.device(), /*non_blocking=*/true);
+void GradScalerCore::ensure_state() {
+  const at::Device device = scale_.device();
+  if (counts_.defined() && counts_.device() == device) return;
+  const auto integer = float_on(device).dtype(at::kLong);
+  if (extras_.hysteresis > 1) {
+    hysteresis_tracker_ = at::full({}, hysteresis_tracker(), integer.dtype(at::kInt));
   }
+  counts_ = at::tensor(counts(), integer);
+  if (extras_.history_size > 0) history_ = at::zeros({extras_.history_size, 2}, float_on(device));
+  reciprocal_ = at::zeros({}, float_on(device).dtype(at::kDouble));
+  inv_scale_ = at::zeros({}, float_on(device));
+  combined_ = at::zeros({}, float_on(device));
 }
 
-void GradScalerCore::update(const std::vector<at::Tensor>& slots, const ScaleRule& rule) {
+void GradScalerCore::update(const std::vector<at::Tensor>& slots, const ScaleRule& rule,
+                            bool adjust) {
   const at::NoGradGuard no_grad;
-  ensure_hysteresis_tracker();
-  const std::optional<at::Tensor> tracker =
-      hysteresis_ > 1 ? std::optional<at::Tensor>(hysteresis_tracker_) : std::nullopt;
+  ensure_state();
+  const auto if_defined = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+  };
   amp_update_scale_(scale_, growth_tracker_, combine(slots), rule.growth_factor,
-                    rule.backoff_factor, rule.growth_interval, tracker, hysteresis_);
+                    rule.backoff_factor, rule.growth_interval, if_defined(hysteresis_tracker_),
+                    extras_.hysteresis, extras_.min_scale, extras_.max_scale,
+                    extras_.dynamic && adjust, counts_, if_defined(history_));
 }
 
 }  // namespace torchfuse::amp

@@ -257,10 +257,19 @@ TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::Tensor
 /// @param growth_interval see `growth_factor`.
 /// @param hysteresis_tracker 1-element int32, needed when hysteresis > 1.
 /// @param hysteresis overflows in a row that back the scale off; 1 is torch's rule.
+/// @param min_scale no overflow takes the scale below; none is 0, torch's rule.
+/// @param max_scale no growth takes the scale above; none is the largest fp32 number.
+/// @param dynamic false: the scale and its trackers stay as they are; only counts and history are
+/// written.
+/// @param counts int64 [3]: updates, overflows, and whether the last update had one.
+/// @param history fp32 [n, 2], a ring of the last n updates, needs `counts`: row updates % n takes
+/// the scale before the update and whether there was an overflow.
 TORCHFUSE_API void amp_update_scale_(
     const at::Tensor& scale, const at::Tensor& growth_tracker, const at::Tensor& found_inf,
     double growth_factor, double backoff_factor, std::int64_t growth_interval,
-    const std::optional<at::Tensor>& hysteresis_tracker = std::nullopt,
-    std::int64_t hysteresis = 1);
+    const std::optional<at::Tensor>& hysteresis_tracker = std::nullopt, std::int64_t hysteresis = 1,
+    std::optional<double> min_scale = std::nullopt, std::optional<double> max_scale = std::nullopt,
+    bool dynamic = true, const std::optional<at::Tensor>& counts = std::nullopt,
+    const std::optional<at::Tensor>& history = std::nullopt);
 
 }  // namespace torchfuse

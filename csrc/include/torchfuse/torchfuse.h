@@ -3,7 +3,10 @@
 #pragma once
 
 #include <torchfuse/amp/autocast.h>
+#include <torchfuse/amp/custom_function.h>
 #include <torchfuse/amp/grad_scaler.h>
+#include <torchfuse/clip_grad.h>
+#include <torchfuse/collectives.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>

@@ -7,15 +7,8 @@ namespace torchfuse::kernels {
 
 namespace {
 
-__attribute__((noinline)) void update(const UpdateScaleArgs& args) {
-  // Without a tracker there is one unit of hysteresis: every overflow backs off.
-  const std::int32_t hysteresis = args.hysteresis_tracker == nullptr ? 1 : *args.hysteresis_tracker;
-  const ScaleState state =
-      update_scale({*args.scale, *args.growth_tracker, hysteresis}, *args.found_inf, args.params);
-  *args.scale = state.scale;
-  *args.growth_tracker = state.growth_tracker;
-  if (args.hysteresis_tracker != nullptr) *args.hysteresis_tracker = state.hysteresis_tracker;
-}
+// Out of line: the compiler must not move its arithmetic before the flush.
+__attribute__((noinline)) void update(const UpdateScaleArgs& args) { update_scale(args); }
 
 }  // namespace
 

@@ -9,15 +9,9 @@ namespace torchfuse::kernels {
 namespace cuda {
 namespace {
 
-// One thread reads and writes the scale and its trackers, 16 bytes in all.
+// One thread reads and writes the scale, its trackers and counts, at most 48 bytes in all.
 __global__ void amp_update_scale_kernel(const __grid_constant__ UpdateScaleArgs args) {
-  // Without a tracker there is one unit of hysteresis: every overflow backs off.
-  const std::int32_t hysteresis = args.hysteresis_tracker == nullptr ? 1 : *args.hysteresis_tracker;
-  const ScaleState state =
-      update_scale({*args.scale, *args.growth_tracker, hysteresis}, *args.found_inf, args.params);
-  *args.scale = state.scale;
-  *args.growth_tracker = state.growth_tracker;
-  if (args.hysteresis_tracker != nullptr) *args.hysteresis_tracker = state.hysteresis_tracker;
+  update_scale(args);
 }
 
 }  // namespace

@@ -94,15 +94,25 @@ Status enqueue_norms(const MeasureArgs<Functor>& args, Stream stream) {
   return flush();
 }
 
+/// The measure phase of tables whose parameters are in the 16-bit `Param`. See Note [One object per
+/// 16-bit type].
+template <class Functor, class Param>
+Status measure_half_width(const MeasureArgs<Functor>& args, Stream stream) {
+  return dispatch_half_width<Functor, Param>(args.update.tensors, [&](auto types) {
+    return enqueue_measure<decltype(types)>(args, stream);
+  });
+}
+
 }  // namespace torchfuse::kernels::cuda
 
 namespace torchfuse::kernels {
 
 template <class Functor>
 Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream) {
-  const TensorTable& tensors = args.update.tensors;
   const Status status = cuda::dispatch_update<Functor>(
-      tensors, [&](auto types) { return cuda::enqueue_measure<decltype(types)>(args, stream); });
+      args.update.tensors,
+      [&](auto types) { return cuda::enqueue_measure<decltype(types)>(args, stream); },
+      [&](auto param) { return cuda::measure_half_width<Functor, decltype(param)>(args, stream); });
   return status.ok() ? tensor_norms_cuda(args, stream) : status;
 }
 

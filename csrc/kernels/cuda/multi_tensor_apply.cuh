@@ -133,15 +133,24 @@ Status enqueue_updates(const UpdateArgs<typename Types::Functor>& args, Stream s
   return status.ok() && misaligned ? launcher.run(false, &unused) : status;
 }
 
+/// The update of tables whose parameters are in the 16-bit `Param`. See Note [One object per 16-bit
+/// type].
+template <class Functor, class Param>
+Status update_half_width(const UpdateArgs<Functor>& args, Stream stream) {
+  return dispatch_half_width<Functor, Param>(
+      args.tensors, [&](auto types) { return enqueue_updates<decltype(types)>(args, stream); });
+}
+
 }  // namespace torchfuse::kernels::cuda
 
 namespace torchfuse::kernels {
 
 template <class Functor>
 Status fused_update_cuda(const UpdateArgs<Functor>& args, Stream stream) {
-  return cuda::dispatch_update<Functor>(args.tensors, [&](auto types) {
-    return cuda::enqueue_updates<decltype(types)>(args, stream);
-  });
+  return cuda::dispatch_update<Functor>(
+      args.tensors,
+      [&](auto types) { return cuda::enqueue_updates<decltype(types)>(args, stream); },
+      [&](auto param) { return cuda::update_half_width<Functor, decltype(param)>(args, stream); });
 }
 
 }  // namespace torchfuse::kernels

@@ -112,35 +112,39 @@ struct UpdateLaunch : Types::Storage {
   std::uint8_t head[kRows];   ///< see Note [Peeling]
 };
 
-/// Calls run(UpdateTypes<...>{}) for the tuple of the table, or run(MixedTypes<Functor>{}) if it
-/// has no kernel of its own. Must agree with has_own_kernel.
-template <class Functor, class Run>
-Status dispatch_update(const TensorTable& table, Run run) {
+/// Calls run(UpdateTypes<...>{}) for the tuple of a table whose parameters are in the 16-bit
+/// `Param` and that has a kernel of its own.
+template <class Functor, class Param, class Run>
+Status dispatch_half_width(const TensorTable& table, Run run) {
+  const auto with_grad = [&](auto grad) {
+    using Grad = decltype(grad);
+    if (table.has_master) return run(UpdateTypes<Functor, Param, Grad, float, true>{});
+    if (table.state[0] == DType::kFloat32) {
+      return run(UpdateTypes<Functor, Param, Grad, float, false>{});
+    }
+    return run(UpdateTypes<Functor, Param, Grad, Param, false>{});
+  };
+  return table.grad == DType::kFloat32 ? with_grad(float{}) : with_grad(Param{});
+}
+
+/// Calls run(UpdateTypes<...>{}) for the tuple of the table, run_half_width(Param{}) if parameters
+/// are in 16 bits, or run(MixedTypes<Functor>{}) if the tuple has no kernel of its own. Must agree
+/// with has_own_kernel. See Note [One object per 16-bit type].
+template <class Functor, class Run, class RunHalfWidth>
+Status dispatch_update(const TensorTable& table, Run run, RunHalfWidth run_half_width) {
   if (!has_own_kernel(table, Functor::kNumStates)) {
     if (has_mixed_kernel(table, Functor::kNumStates)) return run(MixedTypes<Functor>{});
     return Status{cudaErrorInvalidValue,
                   "fused update (the update kernels are not built for this tuple of parameter, "
                   "gradient, state and master dtypes)"};
   }
-  const auto with_half_width_param = [&](auto param) {
-    using Param = decltype(param);
-    const auto with_grad = [&](auto grad) {
-      using Grad = decltype(grad);
-      if (table.has_master) return run(UpdateTypes<Functor, Param, Grad, float, true>{});
-      if (table.state[0] == DType::kFloat32) {
-        return run(UpdateTypes<Functor, Param, Grad, float, false>{});
-      }
-      return run(UpdateTypes<Functor, Param, Grad, Param, false>{});
-    };
-    return table.grad == DType::kFloat32 ? with_grad(float{}) : with_grad(Param{});
-  };
   switch (table.param) {
     case DType::kFloat64:
       return run(UpdateTypes<Functor, double, double, double, false>{});
     case DType::kFloat16:
-      return with_half_width_param(Half{});
+      return run_half_width(Half{});
     case DType::kBFloat16:
-      return with_half_width_param(BFloat16{});
+      return run_half_width(BFloat16{});
     case DType::kFloat32:
       break;
   }
@@ -152,5 +156,12 @@ Status dispatch_update(const TensorTable& table, Run run) {
   }
   return run(UpdateTypes<Functor, float, float, float, false>{});
 }
+
+// Note [One object per 16-bit type]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A functor's kernels, some thirty for each architecture, would take a compiler most of a minute in
+// one file. Those for parameters in fp16 and in bf16 are therefore explicit instances in files of
+// their own (instantiate/*_half_width_cuda.cu.in), which the file of the others declares extern:
+// all three compile side by side.
 
 }  // namespace torchfuse::kernels::cuda

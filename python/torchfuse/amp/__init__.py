@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Mixed-precision training: a gradient scaler that never makes the host wait for the device."""
 
+from torchfuse.amp._scaler_state import ScaleHistory
 from torchfuse.amp.grad_scaler import GradScaler
 
-__all__ = ["GradScaler"]
+__all__ = ["GradScaler", "ScaleHistory"]

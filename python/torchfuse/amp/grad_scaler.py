@@ -9,22 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler as _TorchGradScaler
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
+from torchfuse.amp._scaler_state import ScalerState, check_scale
 from torchfuse.optimizers._base import FusedOptimizer
 
 # What the scaler lends to an optimizer of ours for one step.
 _LENT_ATTRIBUTES = ("grad_scale", "found_inf", "_check_inside")
-
-_STATE_TYPES = {
-    "scale": float,
-    "growth_factor": float,
-    "backoff_factor": float,
-    "growth_interval": int,
-    "_growth_tracker": int,
-}
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -41,7 +33,7 @@ def _grad_device(optimizer: torch.optim.Optimizer) -> torch.device | None:
     return None
 
 
-class GradScaler(_TorchGradScaler):
+class GradScaler(ScalerState):
     r"""Dynamic loss scaling with the rules, defaults and errors of torch.amp.GradScaler.
 
     With an optimizer of torchfuse, :meth:`step` is the optimizer's one fused step: the check, the
@@ -58,6 +50,19 @@ class GradScaler(_TorchGradScaler):
         enabled: False turns all methods into pass-throughs.
         hysteresis: number of overflows in a row that back the scale off. Each of them skips its
             step.
+        min_scale: no overflow takes the scale below.
+        max_scale: no growth takes the scale above.
+        dynamic: False keeps the scale at `init_scale`; overflows still skip their steps.
+        allow_fp16_grads: ``unscale_`` takes fp16 gradients, which are rounded once more by it.
+        allow_no_grads: ``step`` and ``update`` accept that no parameter has a gradient; the scale
+            stays as it is then.
+        process_group: processes that hold parts of one model and skip a step together, as soon as
+            the gradients of one overflow. All of them call the scaler alike.
+        history_size: number of iterations that ``scale_history()`` remembers.
+
+    Raises:
+        AssertionError: for a growth factor of at most 1 or a backoff factor of at least 1.
+        ValueError: for another number out of range.
 
     Example:
         >>> import torch, torchfuse
@@ -67,14 +72,16 @@ class GradScaler(_TorchGradScaler):
         >>> scaler.scale(model(torch.ones(3, 4)).sum()).backward()
         >>> scaler.step(optimizer)
         >>> scaler.update()
-        >>> scaler.get_scale()
-        1024.0
+        >>> scaler.get_scale(), scaler.last_step_skipped()
+        (1024.0, False)
 
     Notes:
         Different from torch.amp.GradScaler: overflow flags are combined by their maximum, so that
-        they are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``load_state_dict``
-        changes nothing if a key is missing; with hysteresis above 1, the state dict has one key
-        more.
+        they are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``scale`` keeps
+        namedtuples and refuses mappings, whose values torch's leaves unscaled; ``update`` takes an
+        int, and 1-element tensors of any shape; a scale that is not positive and finite is refused;
+        ``load_state_dict`` changes nothing if a key is missing; with hysteresis above 1, the state
+        dict has one key more.
     """
 
     def __init__(
@@ -87,33 +94,87 @@ class GradScaler(_TorchGradScaler):
         enabled: bool = True,
         *,
         hysteresis: int = 1,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        dynamic: bool = True,
+        allow_fp16_grads: bool = False,
+        allow_no_grads: bool = False,
+        process_group: torch.distributed.ProcessGroup | None = None,
+        history_size: int = 0,
     ) -> None:
+        self._extras: dict[str, Any] = {
+            "hysteresis": hysteresis,
+            "min_scale": min_scale,
+            "max_scale": max_scale,
+            "dynamic": dynamic,
+            "process_group": None if process_group is None else process_group.group_name,
+            "history_size": history_size,
+        }
+        self._allow_fp16_grads = allow_fp16_grads
+        self._allow_no_grads = allow_no_grads
+        self._no_overflow: Tensor | None = None  # an argument that only torch's own methods read
         # Before torch's constructor, which assigns _scale and _growth_tracker: both live in there.
-        self._core = _C.GradScalerCore(hysteresis)
+        self._core = _C.GradScalerCore(**self._extras)
+        if enabled:
+            check_scale("init_scale", init_scale)
         super().__init__(
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
 
-    @property
-    def _scale(self) -> Tensor | None:
-        return self._core.scale
+    def scale(self, outputs: Any) -> Any:
+        """Outputs times the scale, each on its own device. The first call creates the scale.
 
-    @_scale.setter
-    def _scale(self, value: Tensor | None) -> None:
-        self._core.scale = value
+        Args:
+            outputs: a tensor, or a list, tuple, namedtuple or other iterable of such outputs. Lists
+                and tuples come back as what they are, other iterables lazily, as in torch.
 
-    @property
-    def _growth_tracker(self) -> Tensor | None:
-        return self._core.growth_tracker
+        Raises:
+            TypeError: for a mapping.
+            ValueError: for anything else that is neither a tensor nor iterable.
+        """
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, Mapping):
+            raise TypeError(
+                f"GradScaler.scale: expected outputs to be a tensor or an iterable of tensors, got "
+                f"{type(outputs).__name__}, whose values would stay unscaled. Pass its values."
+            )
+        if isinstance(outputs, tuple) and hasattr(outputs, "_make"):
+            return outputs._make(self.scale(output) for output in outputs)
+        if isinstance(outputs, (list, tuple)):
+            return type(outputs)(self.scale(output) for output in outputs)
+        return super().scale(outputs)
 
-    @_growth_tracker.setter
-    def _growth_tracker(self, value: Tensor | None) -> None:
-        self._core.growth_tracker = value
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the optimizer's gradients by the scale in place; at most once between updates.
 
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-        if self._growth_tracker is not None:
-            raise AssertionError("_growth_tracker initialized before _scale")
-        self._core.initialize(dev, self._init_scale, self._init_growth_tracker)
+        Args:
+            optimizer: its gradients may be dense or sparse, fp32, bf16 or fp64, and fp16 only with
+                `allow_fp16_grads`.
+
+        Raises:
+            RuntimeError: if it was called since the last ``update()``, or after ``step()``.
+            ValueError: for fp16 gradients.
+            AssertionError: before the first ``scale()``.
+        """
+        if not self._enabled:
+            return
+        self._check_scale_growth_tracker("unscale_")
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.UNSCALED:
+            raise RuntimeError(
+                "unscale_() has already been called on this optimizer since the last update()."
+            )
+        if state["stage"] is OptState.STEPPED:
+            raise RuntimeError("unscale_() is being called after step().")
+        inv_scale = self._core.inv_scale()
+        if self._no_overflow is None or self._no_overflow.device != inv_scale.device:
+            self._no_overflow = torch.zeros_like(inv_scale)
+        # Through torch's private method, which some programs replace.
+        state["found_inf_per_device"] = self._unscale_grads_(
+            optimizer, inv_scale, self._no_overflow, self._allow_fp16_grads
+        )
+        state["stage"] = OptState.UNSCALED
 
     def _unscale_grads_(
         self,
@@ -155,7 +216,7 @@ class GradScaler(_TorchGradScaler):
             and isinstance(optimizer, FusedOptimizer)
             and optimizer._step_supports_amp_scaling
         ):
-            return super().step(optimizer, *args, **kwargs)
+            return self._step_of_another(optimizer, *args, **kwargs)
         # torch's scaler overlooks a positional closure; some callers pass None in its place.
         if "closure" in kwargs or any(callable(argument) for argument in args):
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
@@ -172,6 +233,25 @@ class GradScaler(_TorchGradScaler):
         state["stage"] = OptState.STEPPED
         return result
 
+    def _step_of_another(
+        self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
+    ) -> float | None:
+        """Torch's own way, but for an optimizer without gradients where that is allowed."""
+        nothing_to_check = (
+            self._enabled
+            and self._allow_no_grads
+            and self._scale is not None
+            and self._extras["process_group"] is None
+            and "closure" not in kwargs
+            and _grad_device(optimizer) is None
+        )
+        state = self._per_optimizer_states[id(optimizer)] if nothing_to_check else None
+        if state is None or state["stage"] is OptState.STEPPED:
+            return super().step(optimizer, *args, **kwargs)
+        result: float | None = optimizer.step(*args, **kwargs)
+        state["stage"] = OptState.STEPPED
+        return result
+
     def _lend(self, optimizer: FusedOptimizer, state: dict[str, Any]) -> None:
         """Tells one of our optimizers what its next step has to unscale, to obey and to report."""
         own_scale = getattr(optimizer, "grad_scale", None)
@@ -180,17 +260,24 @@ class GradScaler(_TorchGradScaler):
         device = _grad_device(optimizer)
         optimizer.grad_scale = own_scale
         optimizer.found_inf = None
-        if state["stage"] is OptState.UNSCALED:
-            slots = list(state["found_inf_per_device"].values())
-            if device is not None and slots:
-                optimizer.found_inf = self._core.combine(slots).to(device, non_blocking=True)
-        elif device is not None:
-            slot = self._core.clear_slot(id(optimizer), device)
-            state["found_inf_per_device"] = {device: slot}
+        scaled = state["stage"] is OptState.READY
+        # What the processes find together is known before the step only to a check of its own.
+        check_first = scaled and self._extras["process_group"] is not None
+        if check_first:
+            self._check_inf_per_device(optimizer)
+        if device is None:
+            return
+        if scaled:
             scale = scale if own_scale is None else scale * own_scale
             optimizer.grad_scale = scale.to(device, non_blocking=True)
+        if scaled and not check_first:
+            slot = self._core.clear_slot(id(optimizer), device)
+            state["found_inf_per_device"] = {device: slot}
             optimizer.found_inf = slot
             optimizer._check_inside = True
+        elif state["found_inf_per_device"]:
+            slots = list(state["found_inf_per_device"].values())
+            optimizer.found_inf = self._core.combine(slots).to(device, non_blocking=True)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Adjusts the scale to the overflows since the last call, on the device.
@@ -200,78 +287,39 @@ class GradScaler(_TorchGradScaler):
 
         Raises:
             AssertionError: before the first ``scale()``, if nothing was checked since the last
-                call, or for an unsuitable `new_scale`.
+                call, or for an unsuitable tensor.
+            ValueError: for a number that is not positive and finite.
         """
-        if not self._enabled or new_scale is not None:
-            super().update(new_scale)
+        if not self._enabled:
             return
-        self._check_scale_growth_tracker("update")
+        scale, _ = self._check_scale_growth_tracker("update")
+        if isinstance(new_scale, (int, float)):
+            check_scale("new_scale", new_scale)
+        elif new_scale is not None and not self._fits_scale(new_scale):
+            raise AssertionError(
+                "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
+                "torch.FloatTensor with requires_grad=False."
+            )
         slots = [
             slot
             for state in self._per_optimizer_states.values()
             for slot in state["found_inf_per_device"].values()
         ]
-        if not slots:
+        if new_scale is None and not slots and not self._allow_no_grads:
             raise AssertionError("No inf checks were recorded prior to update.")
-        self._core.update(slots, self._growth_factor, self._backoff_factor, self._growth_interval)
+        if slots:
+            rule = (self._growth_factor, self._backoff_factor, self._growth_interval)
+            self._core.update(slots, *rule, adjust=new_scale is None)
+        if isinstance(new_scale, (int, float)):
+            scale.fill_(new_scale)
+        elif new_scale is not None:
+            scale.copy_(new_scale.reshape(scale.shape))
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as torch's scaler saves it; with hysteresis, also ``_hysteresis_tracker``."""
-        state = super().state_dict()
-        if state and self._core.hysteresis > 1:
-            state["_hysteresis_tracker"] = self._core.hysteresis_tracker()
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a state dict of this class or of torch.amp.GradScaler.
-
-        Args:
-            state_dict: what ``state_dict()`` returned.
-
-        Raises:
-            RuntimeError: if it is empty.
-            KeyError: if a key is missing; the scaler stays as it was.
-            TypeError: if a value is not a number; the scaler stays as it was.
-        """
-        if not self._enabled or len(state_dict) == 0:
-            super().load_state_dict(dict(state_dict))
-            return
-        values: dict[str, Any] = {}
-        for key, convert in _STATE_TYPES.items():
-            if key not in state_dict:
-                raise KeyError(
-                    f"GradScaler.load_state_dict: expected state_dict to hold '{key}', got only "
-                    f"{sorted(state_dict)}. Load what state_dict() returned."
-                )
-            values[key] = self._number(key, state_dict[key], convert)
-        tracker = state_dict.get("_hysteresis_tracker", self._core.hysteresis)
-        tracker = int(self._number("_hysteresis_tracker", tracker, int))
-        super().load_state_dict(values)
-        self._core.set_hysteresis_tracker(tracker)
-
-    @staticmethod
-    def _number(key: str, value: Any, convert: type[float] | type[int]) -> float:
-        try:
-            return convert(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"GradScaler.load_state_dict: expected state_dict['{key}'] to be a number, "
-                f"got {value!r}."
-            ) from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        # The native object cannot be pickled; torch has just saved the values of its tensors.
-        del state["_core"]
-        state["_hysteresis"] = (self._core.hysteresis, self._core.hysteresis_tracker())
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        attributes = dict(state)
-        hysteresis, tracker = attributes.pop("_hysteresis")
-        for name in ("_scale", "_growth_tracker"):
-            attributes.pop(name, None)
-        self._core = _C.GradScalerCore(hysteresis)
-        self._core.set_hysteresis_tracker(tracker)
-        super().__setstate__(attributes)
+    def _fits_scale(self, new_scale: object) -> bool:
+        return (
+            isinstance(new_scale, Tensor)
+            and new_scale.device.type == self._device
+            and new_scale.numel() == 1
+            and not new_scale.requires_grad
+        )

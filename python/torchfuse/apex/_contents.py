@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchfuse import multi_tensor_apply, optimizers, parallel
+from torchfuse import clip_grad_norm_, multi_tensor_apply, optimizers, parallel
 
 # apex's submodule of each class.
 _OPTIMIZER_MODULES = {
@@ -34,9 +34,13 @@ def fused_optimizers() -> dict[str, Any]:
 def modules() -> Mapping[str, Mapping[str, Any]]:
     """Contents of each module by its full name; a module below another is not repeated there."""
     classes = fused_optimizers()
+    clipping = {"clip_grad_norm_": clip_grad_norm_}
     apply_class = {"MultiTensorApply": multi_tensor_apply.MultiTensorApply}
     return {
         "apex": {},
+        "apex.contrib": {},
+        "apex.contrib.clip_grad": clipping,
+        "apex.contrib.clip_grad.clip_grad": clipping,
         "apex.multi_tensor_apply": {
             **apply_class,
             "multi_tensor_applier": multi_tensor_apply.multi_tensor_applier,

@@ -67,5 +67,44 @@ TEST(UpdateScale, HysteresisToleratesSomeOverflows) {
   EXPECT_EQ(f.scale, 256.0f);
 }
 
+TEST(UpdateScale, StaysBetweenItsBounds) {
+  Fixture f;
+  f.args.params.growth_interval = 1;
+  f.args.params.min_scale = 300.0f;
+  f.args.params.max_scale = 1000.0f;
+  f.update(1.0f);
+  EXPECT_EQ(f.scale, 512.0f);
+  f.update(1.0f);
+  EXPECT_EQ(f.scale, 300.0f);
+  f.update(0.0f);
+  f.update(0.0f);
+  EXPECT_EQ(f.scale, 1000.0f);
+}
+
+TEST(UpdateScale, CountsAndRecordsAlsoWhenStatic) {
+  Fixture f;
+  ScaleCounts counts{10, 4, 1};
+  std::vector<ScaleRecord> history(3, {-1.0f, -1.0f});
+  f.args.counts = &counts;
+  f.args.history = history.data();
+  f.args.history_size = 3;
+  f.update(1.0f);
+  EXPECT_EQ(counts.updates, 11);
+  EXPECT_EQ(counts.overflows, 5);
+  EXPECT_EQ(counts.last_overflowed, 1);
+  f.args.params.dynamic = false;
+  f.update(0.0f);
+  f.update(1.0f);
+  EXPECT_EQ(counts.last_overflowed, 1);
+  EXPECT_EQ(counts.overflows, 6);
+  EXPECT_EQ(f.scale, 512.0f) << "only the first update moved it";
+  // Update 10 goes to row 1.
+  EXPECT_EQ(history[1].scale, 1024.0f);
+  EXPECT_EQ(history[1].overflowed, 1.0f);
+  EXPECT_EQ(history[2].scale, 512.0f);
+  EXPECT_EQ(history[2].overflowed, 0.0f);
+  EXPECT_EQ(history[0].overflowed, 1.0f);
+}
+
 }  // namespace
 }  // namespace torchfuse::kernels

@@ -234,7 +234,6 @@ def test_calls_before_scale(method: str) -> None:
     [
         7.0,
         torch.tensor(9.0),
-        torch.tensor([9.0]),
         torch.ones(2),
         torch.ones((), requires_grad=True),
     ],
@@ -247,6 +246,19 @@ def test_update_with_new_scale(new_scale: Any) -> None:
         return scaler.get_scale(), len(scaler._per_optimizer_states)
 
     check(program)
+
+
+def test_update_takes_one_element_tensors_of_any_shape() -> None:
+    """As torch's sentence says; its own copy then fails on the shape."""
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    for new_scale in (torch.tensor([9.0]), torch.tensor([[9.0]])):
+        scaler.update(3)
+        assert scaler.get_scale() == 3.0
+        scaler.update(new_scale)
+        assert scaler.get_scale() == 9.0
+    assert scaler._scale is not None
+    assert scaler._scale.shape == ()
 
 
 def test_later_changes_of_a_new_scale_tensor_are_not_seen() -> None:

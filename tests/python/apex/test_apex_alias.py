@@ -64,6 +64,14 @@ def run(statements: str) -> dict[str, Any]:
         ("import apex; x = apex.parallel.LARC.LARC", "x", LARC),
         ("from apex.parallel import LARC; x = LARC.LARC", "x", LARC),
         (
+            "from apex.contrib.clip_grad import clip_grad_norm_ as x",
+            *("x", torchfuse.clip_grad_norm_),
+        ),
+        (
+            "from apex.contrib.clip_grad.clip_grad import clip_grad_norm_ as x",
+            *("x", torchfuse.clip_grad_norm_),
+        ),
+        (
             "from apex.multi_tensor_apply import multi_tensor_applier as x",
             *("x", torchfuse.multi_tensor_apply.multi_tensor_applier),
         ),
@@ -135,17 +143,16 @@ def test_probing_for_apex_finds_it() -> None:
 
 # What it does not hold.
 
-MISSING = ["apex.amp", "apex.normalization", "apex.contrib.clip_grad", "apex.optimizers.FusedNone"]
+MISSING = ["apex.amp", "apex.normalization", "apex.contrib.xentropy", "apex.optimizers.FusedNone"]
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", MISSING)
 def test_other_names_are_refused_by_name(name: str) -> None:
     parent, _, last = name.rpartition(".")
-    missing = "apex.contrib" if "contrib" in name else name
     message = (
-        rf"torchfuse does not provide {missing} yet, only apex.optimizers \(.*FusedAdam.*\), "
-        r"apex.parallel.LARC and apex.multi_tensor_apply"
+        rf"torchfuse does not provide {name} yet, only apex.optimizers \(.*FusedAdam.*\), "
+        r"apex.parallel.LARC, apex.contrib.clip_grad and apex.multi_tensor_apply"
     )
     for statement in (f"import {name}", f"from {parent} import {last}"):
         with pytest.raises(ModuleNotFoundError, match=message) as caught:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -77,6 +78,61 @@ def test_hysteresis(hysteresis: int, device: str) -> None:
         assert (float(scale), int(tracker)) == (expected, successes)
 
 
+def test_bounds_hold_the_scale(device: str) -> None:
+    scale, tracker = make_state(6.0, device=device)
+    flag = torch.ones((), device=device)
+    seen = []
+    for overflow in [1, 1, 1, 0, 0, 0, 0]:
+        flag.fill_(overflow)
+        torch.ops.torchfuse.amp_update_scale_(
+            scale, tracker, flag, **rule(interval=1), min_scale=2.0, max_scale=10.0
+        )
+        seen.append(float(scale))
+    assert seen == [3.0, 2.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_counts_and_history_of_a_static_scale(device: str) -> None:
+    """The ring holds the last three of five updates; nothing moves."""
+    scale, tracker = make_state(16.0, 1, device=device)
+    counts = torch.zeros(3, dtype=torch.int64, device=device)
+    history = torch.full((3, 2), -1.0, device=device)
+    left = torch.tensor(2, dtype=torch.int32, device=device)
+    flags = [0.0, math.nan, 0.0, 2.0, 1.0]
+    for index, flag in enumerate(flags):
+        torch.ops.torchfuse.amp_update_scale_(
+            scale,
+            tracker,
+            torch.tensor(flag, device=device),
+            **rule(interval=1),
+            hysteresis_tracker=left,
+            hysteresis=2,
+            dynamic=False,
+            counts=counts,
+            history=history,
+        )
+        overflows = sum(flag != 0.0 for flag in flags[: index + 1])
+        assert counts.tolist() == [index + 1, overflows, int(flag != 0.0)]
+    assert history.tolist() == [[16.0, 1.0], [16.0, 1.0], [16.0, 0.0]]
+    assert (float(scale), int(tracker), int(left)) == (16.0, 1, 2)
+
+
+def test_history_holds_the_scale_before_each_update(device: str) -> None:
+    scale, tracker = make_state(16.0, device=device)
+    counts = torch.zeros(3, dtype=torch.int64, device=device)
+    history = torch.zeros(4, 2, device=device)
+    for flag in [1.0, 1.0, 0.0]:
+        torch.ops.torchfuse.amp_update_scale_(
+            scale,
+            tracker,
+            torch.tensor(flag, device=device),
+            **rule(interval=1),
+            counts=counts,
+            history=history,
+        )
+    assert history.tolist() == [[16.0, 1.0], [8.0, 1.0], [4.0, 0.0], [0.0, 0.0]]
+    assert float(scale) == 8.0
+
+
 def test_shapes_and_versions() -> None:
     scale, tracker = torch.tensor([8.0]), torch.tensor([0], dtype=torch.int32)
     versions = scale._version, tracker._version
@@ -108,6 +164,31 @@ INT = torch.zeros((), dtype=torch.int32)
             (torch.ones(()), INT, torch.zeros(())),
             {"hysteresis": 2, "hysteresis_tracker": torch.zeros(())},
             "hysteresis_tracker to hold one element of dtype Int",
+        ),
+        (
+            (torch.ones(()), INT, torch.zeros(())),
+            {"min_scale": 4.0, "max_scale": 2.0},
+            "0 <= min_scale <= max_scale within fp32, got min_scale 4 and max_scale 2",
+        ),
+        (
+            (torch.ones(()), INT, torch.zeros(())),
+            {"min_scale": math.nan},
+            "0 <= min_scale <= max_scale",
+        ),
+        (
+            (torch.ones(()), INT, torch.zeros(())),
+            {"counts": torch.zeros(3)},
+            r"counts to be a contiguous tensor of shape \[3\] and dtype Long, got one of shape",
+        ),
+        (
+            (torch.ones(()), INT, torch.zeros(())),
+            {"counts": torch.zeros(3, dtype=torch.int64), "history": torch.zeros(2, 4).T},
+            r"history to be a contiguous tensor of shape \[n, 2\] and dtype Float",
+        ),
+        (
+            (torch.ones(()), INT, torch.zeros(())),
+            {"history": torch.zeros(4, 2)},
+            "counts to be a tensor when there is a history, got none",
         ),
     ],
 )

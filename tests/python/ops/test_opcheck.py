@@ -84,3 +84,15 @@ def test_amp_update_scale(hysteresis: int, device: str) -> None:
     scale, found_inf = torch.full((), 8.0, device=device), torch.ones((), device=device)
     arguments = (scale, integers[0], found_inf)
     opcheck(torch.ops.torchfuse.amp_update_scale_.default, arguments, {**SCALE_RULE, **extra})
+
+
+def test_amp_update_scale_with_counts_and_history(device: str) -> None:
+    scale, found_inf = torch.full((), 8.0, device=device), torch.ones((), device=device)
+    extra = {
+        "min_scale": 1.0,
+        "max_scale": 64.0,
+        "counts": torch.zeros(3, dtype=torch.int64, device=device),
+        "history": torch.zeros(4, 2, device=device),
+    }
+    arguments = (scale, torch.zeros((), dtype=torch.int32, device=device), found_inf)
+    opcheck(torch.ops.torchfuse.amp_update_scale_.default, arguments, {**SCALE_RULE, **extra})

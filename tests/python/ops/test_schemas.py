@@ -32,7 +32,8 @@ EXPECTED = {
     "amp_update_scale_": (
         "(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor found_inf, *, float growth_factor, "
         "float backoff_factor, int growth_interval, Tensor(c!)? hysteresis_tracker=None, "
-        "int hysteresis=1) -> ()"
+        "int hysteresis=1, float? min_scale=None, float? max_scale=None, bool dynamic=True, "
+        "Tensor(d!)? counts=None, Tensor(e!)? history=None) -> ()"
     ),
 }
 

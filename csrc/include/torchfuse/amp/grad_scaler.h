@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -20,14 +21,22 @@ class FusedOptimizer;
 
 namespace torchfuse::amp {
 
-/// Options of GradScaler; names and defaults as torch.amp.GradScaler.
+/// Options of GradScaler; names and defaults as torch.amp.GradScaler. Those from `hysteresis` to
+/// `allow_no_grads` are not in torch; see ScalerExtras.
 struct GradScalerOptions {
   TORCH_ARG(double, init_scale) = 65536.0;          ///< first scale
   TORCH_ARG(double, growth_factor) = 2.0;           ///< after growth_interval clean steps; > 1
   TORCH_ARG(double, backoff_factor) = 0.5;          ///< after an overflow; < 1
   TORCH_ARG(std::int64_t, growth_interval) = 2000;  ///< clean steps before the scale grows
   TORCH_ARG(std::int64_t, hysteresis) = 1;          ///< overflows in a row that back the scale off
-  TORCH_ARG(bool, enabled) = true;                  ///< false: all methods pass through
+  TORCH_ARG(std::optional<double>, min_scale);      ///< no overflow takes the scale below
+  TORCH_ARG(std::optional<double>, max_scale);      ///< no growth takes the scale above
+  TORCH_ARG(bool, dynamic) = true;                  ///< false: the scale stays at init_scale
+  TORCH_ARG(bool, allow_fp16_grads) = false;        ///< unscale_ takes fp16 gradients
+  TORCH_ARG(std::optional<std::string>, process_group);  ///< one that overflows makes all skip
+  TORCH_ARG(std::int64_t, history_size) = 0;             ///< updates in scale_history()
+  TORCH_ARG(bool, allow_no_grads) = false;  ///< step and update accept that nothing has a gradient
+  TORCH_ARG(bool, enabled) = true;          ///< false: all methods pass through
 };
 
 /// What torch.amp.GradScaler.state_dict() holds, and the hysteresis.
@@ -83,7 +92,14 @@ class TORCHFUSE_API GradScaler {
   /// The same with the value of a 1-element tensor, which is copied on the device.
   void update(const at::Tensor& new_scale);
 
-  double get_scale() const;  ///< reads the device
+  double get_scale() const;            ///< reads the device
+  bool last_step_skipped() const;      ///< in the last iteration, up to update(); reads the device
+  std::int64_t skipped_steps() const;  ///< iterations in which a step was skipped; reads the device
+  /// Three numbers of int64 on the device, written by update(): iterations, those in which a step
+  /// was skipped, and whether the last one was. Undefined before the first scale().
+  const at::Tensor& step_counts() const { return core_.step_counts(); }
+  /// The last history_size iterations, oldest first: scale and skips. Reads the device.
+  std::vector<ScaleHistoryEntry> scale_history() const { return core_.scale_history(); }
   /// As in GradScalerOptions.
   double get_growth_factor() const { return options_.growth_factor(); }
   void set_growth_factor(double new_factor);  ///< > 1
@@ -116,6 +132,9 @@ class TORCHFUSE_API GradScaler {
 
   void require_scale(const char* caller) const;
   ScaleRule rule() const;
+  std::vector<at::Tensor> recorded_slots() const;
+  /// Counts an iteration whose scale is set by hand, and begins the next.
+  void count_only();
   at::Tensor step_fused(torchfuse::optim::FusedOptimizer& optimizer, OptimizerState& state);
 
   at::Device device_;

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -18,17 +20,36 @@ struct ScaleRule {
   std::int64_t growth_interval = 2000;  ///< clean steps in a row before the scale grows
 };
 
-/// The device side of a loss scaler, for any host language: the scale, its trackers, and one
-/// found_inf slot per optimizer and device, all persistent tensors, so that a captured graph finds
-/// them again. GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when each
-/// call is allowed. Optimizers are known by an opaque key. Nothing here reads the device, except
-/// hysteresis_tracker().
+/// What a loss scaler does beyond torch.amp.GradScaler; by default nothing.
+struct ScalerExtras {
+  std::int64_t hysteresis = 1;      ///< overflows in a row that back the scale off; each skips
+  std::optional<double> min_scale;  ///< no overflow takes the scale below
+  std::optional<double> max_scale;  ///< no growth takes the scale above
+  bool dynamic = true;              ///< false: the scale stays; overflows still skip their steps
+  /// Name of a process group over which overflows are shared: one process that overflows makes all
+  /// skip. See all_reduce_ in <torchfuse/collectives.h>. All processes check alike many times.
+  std::optional<std::string> process_group;
+  std::int64_t history_size = 0;  ///< updates that scale_history() remembers
+};
+
+/// One update of the scale.
+struct ScaleHistoryEntry {
+  std::int64_t step;  ///< its number, from 0 on
+  double scale;       ///< before the update: the scale that the step used
+  bool skipped;       ///< whether an optimizer's gradients overflowed
+};
+
+/// The device side of a loss scaler, for any host language: the scale, its trackers and counts, and
+/// one found_inf slot per optimizer and device, all persistent tensors, so that a captured graph
+/// finds them again. GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when
+/// each call is allowed. Optimizers are known by an opaque key. Only hysteresis_tracker(), counts()
+/// and scale_history() read the device.
 class TORCHFUSE_API GradScalerCore {
  public:
   using Key = std::uint64_t;  ///< an optimizer's identity, such as its address
 
-  /// @param hysteresis overflows in a row that back the scale off; 1 is torch's rule.
-  explicit GradScalerCore(std::int64_t hysteresis = 1);
+  /// @throws c10::ValueError for numbers out of range or out of order.
+  explicit GradScalerCore(ScalerExtras extras = {});
 
   bool initialized() const { return scale_.defined(); }  ///< whether there is a scale
   /// Creates scale and growth tracker on `device`, with these values.
@@ -43,23 +64,34 @@ class TORCHFUSE_API GradScalerCore {
   /// Replaces the persistent growth tracker (1 element, int32); an undefined tensor forgets it.
   void set_growth_tracker(at::Tensor growth_tracker);
 
-  /// Overflows in a row that back the scale off.
-  std::int64_t hysteresis() const { return hysteresis_; }
+  const ScalerExtras& extras() const { return extras_; }  ///< as given
+
   /// Overflows in a row that are left before the scale backs off. Reads the device.
   std::int64_t hysteresis_tracker() const;
   /// Sets that count, on the device if there is a scale.
   void set_hysteresis_tracker(std::int64_t value);
 
-  /// 1 / scale, rounded once.
-  at::Tensor inv_scale() const;
+  /// Updates, updates with an overflow, and whether the last one had one: 3 elements of int64;
+  /// undefined before initialize().
+  const at::Tensor& step_counts() const { return counts_; }
+  /// The same as numbers. Reads the device.
+  std::vector<std::int64_t> counts() const;
+  /// Sets them.
+  void set_counts(const std::vector<std::int64_t>& counts);
+  /// The last history_size updates, oldest first. Reads the device.
+  std::vector<ScaleHistoryEntry> scale_history() const;
+
+  /// 1 / scale, rounded once, always in the same tensor.
+  const at::Tensor& inv_scale();
 
   /// The optimizer's found_inf slot on `device`, set to zero: a 0-dim fp32 tensor.
   at::Tensor clear_slot(Key optimizer, const at::Device& device);
 
   /// Multiplies the gradients of `params` by `inv_scale` in place and returns the slots, one per
-  /// device that holds gradients, each non-zero if one of its gradients held a non-finite element.
-  /// Sparse gradients are unscaled through their values; fp16 ones are coalesced first, because
-  /// adding up duplicates can overflow.
+  /// device that holds gradients, each non-zero if one of its gradients held a non-finite element;
+  /// with a process group one slot in all, shared by the processes. Sparse gradients are unscaled
+  /// through their values; fp16 ones are coalesced first, because adding up duplicates can
+  /// overflow.
   /// @throws c10::ValueError for fp16 gradients unless `allow_fp16`, before anything is written.
   std::vector<at::Tensor> unscale_(Key optimizer, const std::vector<at::Tensor>& params,
                                    const at::Tensor& inv_scale, bool allow_fp16 = false);
@@ -67,24 +99,34 @@ class TORCHFUSE_API GradScalerCore {
   /// As unscale_, but looks only: dense gradients are read once and not written.
   std::vector<at::Tensor> check(Key optimizer, const std::vector<at::Tensor>& params);
 
-  /// The maximum of one or more slots, on the scale's device.
-  at::Tensor combine(const std::vector<at::Tensor>& slots) const;
+  /// The maximum of one or more slots, on the scale's device. Several are combined in one tensor
+  /// that the next call overwrites.
+  at::Tensor combine(const std::vector<at::Tensor>& slots);
 
-  /// Adjusts scale and trackers to the overflow that `slots` recorded (one or more).
-  void update(const std::vector<at::Tensor>& slots, const ScaleRule& rule);
+  /// Counts and adjusts scale and trackers to the overflow that `slots` recorded (one or more).
+  /// `adjust` false only counts.
+  void update(const std::vector<at::Tensor>& slots, const ScaleRule& rule, bool adjust = true);
 
  private:
   /// The optimizer's slot on `device` within this check, cleared when the check first meets the
   /// device.
   at::Tensor& record_slot(Key optimizer, const at::Device& device,
                           std::vector<at::Tensor>& recorded);
-  void ensure_hysteresis_tracker();
+  /// What the processes of the group have found together; `recorded` itself without a group.
+  std::vector<at::Tensor> share(Key optimizer, std::vector<at::Tensor> recorded);
+  void ensure_state();
 
-  std::int64_t hysteresis_;
+  ScalerExtras extras_;
   std::int64_t init_hysteresis_tracker_;
+  std::vector<std::int64_t> init_counts_ = {0, 0, 0};
   at::Tensor scale_;
   at::Tensor growth_tracker_;
   at::Tensor hysteresis_tracker_;  ///< only with hysteresis > 1
+  at::Tensor counts_;
+  at::Tensor history_;  ///< only with history_size > 0: a ring of rows {scale, overflow}
+  at::Tensor reciprocal_;
+  at::Tensor inv_scale_;
+  at::Tensor combined_;  ///< see combine()
   std::unordered_map<Key, std::vector<at::Tensor>> slots_;
 };
 

@@ -8,6 +8,7 @@
 #include <thread>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "../optim/optim_testing.h"
 
@@ -69,6 +70,46 @@ TEST(AutocastGuard, NestsAndMakesIslands) {
     EXPECT_EQ(matmul_dtype(), torch::kBFloat16);
     EXPECT_EQ(autocast_state(), inside_outer);
   }
+  EXPECT_EQ(autocast_state(), before);
+}
+
+TEST(AutocastGuard, DisabledMakesAnIsland) {
+  const auto before = autocast_state();
+  for (const torch::DeviceType device : {torch::kCPU, torch::kCUDA}) {
+    const AutocastGuard outer(device, torch::kHalf, true, /*cache_enabled=*/false);
+    const auto inside_outer = autocast_state();
+    {
+      const auto island = AutocastGuard::disabled(device);
+      EXPECT_FALSE(at::autocast::is_autocast_enabled(device));
+      // As in Python, a guard inside goes on with the type of the one outside.
+      EXPECT_EQ(at::autocast::get_autocast_dtype(device), torch::kHalf);
+      EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
+      EXPECT_EQ(matmul_dtype(), torch::kFloat);
+      const AutocastGuard inner(device);
+      EXPECT_TRUE(at::autocast::is_autocast_enabled(device));
+      EXPECT_EQ(matmul_dtype(), device == torch::kCPU ? torch::kHalf : torch::kFloat);
+    }
+    EXPECT_EQ(autocast_state(), inside_outer);
+  }
+  EXPECT_EQ(autocast_state(), before);
+  const auto alone = AutocastGuard::disabled(torch::kCPU);
+  EXPECT_EQ(matmul_dtype(), torch::kFloat);
+}
+
+TEST(AutocastGuard, ADisabledGuardTakesAnyDtype) {
+  const AutocastGuard off(torch::kCPU, torch::kFloat, /*enabled=*/false);
+  EXPECT_EQ(matmul_dtype(), torch::kFloat);
+  EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), torch::kFloat);
+}
+
+TEST(AutocastGuard, RestoresStateWhenAnIslandThrows) {
+  const AutocastGuard outer(torch::kCPU, torch::kBFloat16);
+  const auto before = autocast_state();
+  const auto fail = [] {
+    const auto island = AutocastGuard::disabled(torch::kCPU);
+    torch::ones({2, 2}).mm(torch::ones({3, 3}));
+  };
+  EXPECT_THROW(fail(), c10::Error);
   EXPECT_EQ(autocast_state(), before);
 }
 
@@ -135,13 +176,44 @@ TEST(AutocastGuard, ActsOnItsThreadOnly) {
   EXPECT_EQ(other, torch::kFloat);
 }
 
+TEST(AutocastGuard, ThreadsHaveStatesOfTheirOwn) {
+  const auto before = autocast_state();
+  std::vector<torch::ScalarType> inside(4, torch::kFloat), after(4, torch::kHalf);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < inside.size(); ++i) {
+    threads.emplace_back([&, i] {
+      {
+        const AutocastGuard autocast(torch::kCPU, i % 2 == 0 ? torch::kHalf : torch::kBFloat16);
+        inside[i] = matmul_dtype();
+      }
+      after[i] = matmul_dtype();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(inside, (std::vector<torch::ScalarType>{torch::kHalf, torch::kBFloat16, torch::kHalf,
+                                                    torch::kBFloat16}));
+  EXPECT_EQ(after, std::vector<torch::ScalarType>(4, torch::kFloat));
+  EXPECT_EQ(autocast_state(), before);
+}
+
+// Without the cache a weight is cast anew in every use.
+TEST(AutocastGuard, CachesCastsOfWeightsUnlessToldNotTo) {
+  const torch::Tensor weight = torch::ones({2, 2}, torch::requires_grad());
+  for (const bool cache : {true, false}) {
+    const AutocastGuard autocast(torch::kCPU, torch::kBFloat16, true, cache);
+    const torch::Tensor first = at::autocast::cached_cast(at::kBFloat16, weight, at::kCPU);
+    const torch::Tensor second = at::autocast::cached_cast(at::kBFloat16, weight, at::kCPU);
+    EXPECT_EQ(first.is_same(second), cache);
+  }
+}
+
 TEST(AutocastGuard, RefusesOtherDevicesAndDtypes) {
   const auto before = autocast_state();
   expect_error([] { const AutocastGuard autocast(torch::kMPS); },
                "AutocastGuard: expected device_type to be kCPU or kCUDA, got mps.");
   expect_error([] { const AutocastGuard autocast(torch::kCPU, torch::kFloat); },
-               "AutocastGuard: expected dtype to be kHalf or kBFloat16, got Float. Pass "
-               "enabled=false for full precision.");
+               "AutocastGuard: expected dtype to be kHalf or kBFloat16, got Float. Use "
+               "AutocastGuard::disabled(device_type) for full precision.");
   EXPECT_EQ(autocast_state(), before);
 }
 

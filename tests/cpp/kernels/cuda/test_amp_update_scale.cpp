@@ -91,6 +91,60 @@ TEST(CudaUpdateScale, EveryStateHasTheCpusBits) {
   }
 }
 
+TEST(CudaUpdateScale, BoundsCountsAndHistoryHaveTheCpusBits) {
+  set_order({});
+  std::mt19937 random(2);
+  for (const bool dynamic : {true, false}) {
+    UpdateScaleArgs host;
+    host.params = {2.0, 0.5, 2, 1, 100.0f, 5000.0f, dynamic};
+    host.history_size = 3;
+    UpdateScaleArgs device = host;
+    float scale = 1024.0f;
+    std::int32_t growth = 0;
+    float flag = 0.0f;
+    ScaleCounts counts;
+    std::vector<ScaleRecord> history(3, {0.0f, 0.0f});
+    const DeviceArray<float> device_scale({scale});
+    const DeviceArray<std::int32_t> device_growth({growth});
+    const DeviceArray<ScaleCounts> device_counts({counts});
+    const DeviceArray<ScaleRecord> device_history(history);
+    host.scale = &scale;
+    host.growth_tracker = &growth;
+    host.found_inf = &flag;
+    host.counts = &counts;
+    host.history = history.data();
+    device.scale = device_scale.data();
+    device.growth_tracker = device_growth.data();
+    device.counts = device_counts.data();
+    device.history = device_history.data();
+    for (int step = 0; step < 40; ++step) {
+      flag = step < 20 || random() % 4 == 0 ? 0.0f : 1.0f;
+      const DeviceArray<float> found_inf({flag});
+      device.found_inf = found_inf.data();
+      const Status status = amp_update_scale_cuda(device, stream());
+      ASSERT_TRUE(status.ok()) << status.what;
+      synchronize();
+      amp_update_scale_cpu(host);
+      EXPECT_EQ(device_scale.to_host()[0], scale);
+      const ScaleCounts counted = device_counts.to_host()[0];
+      EXPECT_EQ(counted.updates, counts.updates);
+      EXPECT_EQ(counted.overflows, counts.overflows);
+      EXPECT_EQ(counted.last_overflowed, counts.last_overflowed);
+      const auto rows = device_history.to_host();
+      for (int row = 0; row < 3; ++row) {
+        EXPECT_EQ(rows[row].scale, history[row].scale);
+        EXPECT_EQ(rows[row].overflowed, history[row].overflowed);
+      }
+    }
+    EXPECT_EQ(counts.updates, 40);
+    EXPECT_GT(counts.overflows, 0);
+    for (const DeviceMemory* memory : std::initializer_list<const DeviceMemory*>{
+             &device_scale, &device_growth, &device_counts, &device_history}) {
+      memory->expect_margins_intact();
+    }
+  }
+}
+
 TEST(CudaUpdateScale, FactorsAreAppliedInFp64) {
   set_order({});
   for (const double factor : {1.0, 1.0000001, 1.001, 1.1, 3.0, 0x1p200, 0.9999999, 0.1, 1e-30}) {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// torchfuse._C.get_total_norm, clip_with_norm_ and clip_value_: clipping of lists that hold None
+// for a parameter without a gradient.
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torchfuse/clip_grad.h>
+
+#include "bindings/bindings.h"
+
+namespace torchfuse::bindings {
+namespace {
+
+namespace py = pybind11;
+using OptionalTensors = std::vector<std::optional<at::Tensor>>;
+
+std::vector<at::Tensor> undefined_where_none(const OptionalTensors& tensors) {
+  std::vector<at::Tensor> result;
+  result.reserve(tensors.size());
+  for (const auto& tensor : tensors) result.push_back(tensor.value_or(at::Tensor()));
+  return result;
+}
+
+}  // namespace
+
+void bind_clip_grad(py::module_& module) {
+  module.def(
+      "get_total_norm",
+      [](const OptionalTensors& tensors, double norm_type,
+         const std::vector<std::vector<std::string>>& shard_groups) {
+        return get_total_norm(undefined_where_none(tensors), norm_type, shard_groups);
+      },
+      py::arg("tensors"), py::arg("norm_type"),
+      py::arg("shard_groups") = std::vector<std::vector<std::string>>());
+  module.def(
+      "clip_with_norm_",
+      [](const OptionalTensors& tensors, double max_norm, const at::Tensor& total_norm) {
+        clip_with_norm_(undefined_where_none(tensors), max_norm, total_norm);
+      },
+      py::arg("tensors"), py::arg("max_norm"), py::arg("total_norm"));
+  module.def(
+      "clip_value_",
+      [](const OptionalTensors& tensors, double clip_value) {
+        clip_value_(undefined_where_none(tensors), clip_value);
+      },
+      py::arg("tensors"), py::arg("clip_value"));
+}
+
+}  // namespace torchfuse::bindings

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the gradient scaler keeps: tensors in the native object, state dicts, counts, pickles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler as _TorchGradScaler
+
+from torchfuse import _C
+
+_STATE_TYPES = {
+    "scale": float,
+    "growth_factor": float,
+    "backoff_factor": float,
+    "growth_interval": int,
+    "_growth_tracker": int,
+}
+
+
+class ScaleHistory(NamedTuple):
+    """What the loss scale did in the last iterations, oldest first; see GradScaler.scale_history.
+
+    Attributes:
+        step: number of the iteration, from 0 on.
+        scale: the scale that it used.
+        skipped: whether a step was skipped in it.
+    """
+
+    step: list[int]
+    scale: list[float]
+    skipped: list[bool]
+
+
+def check_scale(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"GradScaler: expected {name} to be positive and finite, got {value}.")
+
+
+class ScalerState(_TorchGradScaler):
+    """torch's scaler with its tensors in the native object, under torch's private names."""
+
+    _core: _C.GradScalerCore
+    _extras: dict[str, Any]  # the arguments of the native object
+
+    @property
+    def _scale(self) -> Tensor | None:
+        return self._core.scale
+
+    @_scale.setter
+    def _scale(self, value: Tensor | None) -> None:
+        self._core.scale = value
+
+    @property
+    def _growth_tracker(self) -> Tensor | None:
+        return self._core.growth_tracker
+
+    @_growth_tracker.setter
+    def _growth_tracker(self, value: Tensor | None) -> None:
+        self._core.growth_tracker = value
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        if self._growth_tracker is not None:
+            raise AssertionError("_growth_tracker initialized before _scale")
+        self._core.initialize(dev, self._init_scale, self._init_growth_tracker)
+
+    @property
+    def step_counts(self) -> Tensor | None:
+        """Iterations, those that skipped a step, and whether the last one did: int64 ``[3]``.
+
+        ``update()`` writes them on the device. None before the first ``scale()``.
+        """
+        return self._core.step_counts
+
+    def last_step_skipped(self) -> bool:
+        """Whether the last iteration, up to ``update()``, skipped a step. Reads the device."""
+        return self._enabled and self._core.counts()[2] != 0
+
+    def skipped_steps(self) -> int:
+        """Number of iterations in which a step was skipped. Reads the device."""
+        return self._core.counts()[1] if self._enabled else 0
+
+    def scale_history(self) -> ScaleHistory:
+        """The last `history_size` iterations, oldest first. Reads the device.
+
+        Returns:
+            Their numbers, the scale that each used, and whether it skipped a step. Not saved in
+            state dicts.
+        """
+        rows = self._core.scale_history()
+        return ScaleHistory(
+            [step for step, _, _ in rows],
+            [scale for _, scale, _ in rows],
+            [skipped for _, _, skipped in rows],
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch's scaler saves it; with hysteresis, also ``_hysteresis_tracker``."""
+        state = super().state_dict()
+        if state and self._extras["hysteresis"] > 1:
+            state["_hysteresis_tracker"] = self._core.hysteresis_tracker()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state dict of this class or of torch.amp.GradScaler.
+
+        Args:
+            state_dict: what ``state_dict()`` returned.
+
+        Raises:
+            RuntimeError: if it is empty.
+            KeyError: if a key is missing; the scaler stays as it was.
+            TypeError: if a value is not a number; the scaler stays as it was.
+            ValueError: if the scale is not positive and finite; the scaler stays as it was.
+        """
+        if not self._enabled or len(state_dict) == 0:
+            super().load_state_dict(dict(state_dict))
+            return
+        values: dict[str, Any] = {}
+        for key, convert in _STATE_TYPES.items():
+            if key not in state_dict:
+                raise KeyError(
+                    f"GradScaler.load_state_dict: expected state_dict to hold '{key}', got only "
+                    f"{sorted(state_dict)}. Load what state_dict() returned."
+                )
+            values[key] = self._number(key, state_dict[key], convert)
+        tracker = state_dict.get("_hysteresis_tracker", self._extras["hysteresis"])
+        tracker = int(self._number("_hysteresis_tracker", tracker, int))
+        check_scale("state_dict['scale']", values["scale"])
+        super().load_state_dict(values)
+        self._core.set_hysteresis_tracker(tracker)
+
+    @staticmethod
+    def _number(key: str, value: Any, convert: type[float] | type[int]) -> float:
+        try:
+            return convert(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"GradScaler.load_state_dict: expected state_dict['{key}'] to be a number, "
+                f"got {value!r}."
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        # The native object cannot be pickled; torch has just saved the values of its tensors.
+        del state["_core"]
+        state["_no_overflow"] = None
+        state["_tracked"] = (self._core.hysteresis_tracker(), self._core.counts())
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        attributes = dict(state)
+        hysteresis_tracker, counts = attributes.pop("_tracked")
+        for name in ("_scale", "_growth_tracker"):
+            attributes.pop(name, None)
+        self._core = _C.GradScalerCore(**attributes["_extras"])
+        self._core.set_hysteresis_tracker(hysteresis_tracker)
+        self._core.set_counts(counts)
+        super().__setstate__(attributes)

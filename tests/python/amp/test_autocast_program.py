@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""CustomForward and CustomBackward of C++ against torch.amp's decorators: one program, twice.
+
+The C++ program is tests/cpp/api/amp/autocast_program.cpp; `make test-cpp` builds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
+PROGRAM = BUILD / "tests" / "cpp" / "torchfuse_autocast_program"
+
+CXX_NAMES = {
+    torch.float32: "Float",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float64: "Double",
+}
+
+
+def state() -> list[str]:
+    enabled = "on" if torch.is_autocast_enabled("cpu") else "off"
+    return [enabled, CXX_NAMES[torch.get_autocast_dtype("cpu")]]
+
+
+def matmul(cast_inputs: torch.dtype | None, seen: list[str]) -> Any:
+    """A function that notes what it sees."""
+
+    class MatMul(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=cast_inputs)
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            product = x.mm(weight)
+            seen.extend([*state(), CXX_NAMES[x.dtype], CXX_NAMES[product.dtype]])
+            return product
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            x, weight = ctx.saved_tensors
+            grad_x = grad.mm(weight.t())
+            seen.extend([*state(), CXX_NAMES[grad.dtype], CXX_NAMES[grad_x.dtype]])
+            return grad_x, x.t().mm(grad)
+
+    return MatMul
+
+
+def autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
+    if dtype is None:
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = torch.autocast("cpu", dtype)
+    return context
+
+
+def run_python() -> list[str]:
+    half, bfloat16 = torch.float16, torch.bfloat16
+    lines = []
+    for around_forward, around_backward, dtype, cast_inputs in itertools.product(
+        (None, half, bfloat16),
+        (None, half),
+        (torch.float32, half, bfloat16, torch.float64),
+        (None, torch.float32, half, bfloat16),
+    ):
+        seen: list[str] = []
+        x = torch.ones(2, 2, dtype=dtype, requires_grad=True)
+        with autocast(around_forward):
+            product = matmul(cast_inputs, seen).apply(x, torch.ones(2, 2, dtype=dtype))
+        with autocast(around_backward):
+            product.backward(torch.ones_like(product))
+        assert x.grad is not None
+        lines.append(" ".join([*seen, CXX_NAMES[x.grad.dtype], *state()]))
+    return lines
+
+
+def test_cpp_sees_what_python_sees() -> None:
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM.name} is not built in {BUILD}; make test-cpp builds it")
+    built = subprocess.run([PROGRAM, "--torch-version"], capture_output=True, text=True, check=True)
+    if built.stdout.strip() != torch.__version__.split("+")[0]:
+        pytest.skip(f"{PROGRAM.name} was built with torch {built.stdout.strip()}")
+    found = subprocess.run([PROGRAM], capture_output=True, text=True, check=True)
+    expected = run_python()
+    assert len(set(expected)) > 20
+    assert found.stdout.splitlines() == expected

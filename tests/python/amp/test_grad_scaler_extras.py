@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What our scaler does beyond torch.amp.GradScaler, all of it off by default."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.adam import make_params, random_grads, set_grads
+from support.host_reads import NoHostRead
+from torch.profiler import ProfilerActivity, profile
+
+from torchfuse.amp import GradScaler, ScaleHistory
+from torchfuse.optimizers import FusedAdam
+
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "torch_fused": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
+    "ours": lambda params: FusedAdam(params, lr=0.1),
+}
+
+
+def iterate(
+    scaler: GradScaler,
+    optimizer: torch.optim.Optimizer,
+    overflow: bool,
+    device: str = "cpu",
+    unscale: bool = False,
+) -> bool:
+    """One iteration; whether the parameters stayed as they were."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    scaler.scale(torch.zeros((), device=device))
+    set_grads(params, random_grads(params, 0))
+    if overflow:
+        params[-1].grad.view(-1)[-1] = math.inf
+    before = [param.detach().clone() for param in params]
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return all(torch.equal(old, new) for old, new in zip(before, params, strict=True))
+
+
+def test_the_scale_stays_between_its_bounds(device: str) -> None:
+    options: dict[str, Any] = {"growth_interval": 1, "min_scale": 3.0, "max_scale": 20.0}
+    scaler = GradScaler(device, init_scale=8.0, **options)
+    optimizer = FusedAdam(make_params(device=device))
+    scales = []
+    for overflow in [True, True, True, False, False, False, False]:
+        iterate(scaler, optimizer, overflow, device)
+        scales.append(scaler.get_scale())
+    assert scales == [4.0, 3.0, 3.0, 6.0, 12.0, 20.0, 20.0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_static_scale_stays_and_still_skips(name: str, unscale: bool, device: str) -> None:
+    scaler = GradScaler(device, init_scale=8.0, growth_interval=1, dynamic=False)
+    optimizer = OPTIMIZERS[name](make_params(device=device))
+    overflows = [False, True, False, True, True]
+    skipped = [iterate(scaler, optimizer, flag, device, unscale) for flag in overflows]
+    assert skipped == overflows
+    assert scaler.get_scale() == 8.0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_skips_are_counted(name: str, device: str) -> None:
+    scaler = GradScaler(device, init_scale=8.0)
+    assert (scaler.last_step_skipped(), scaler.skipped_steps()) == (False, 0)
+    optimizer = OPTIMIZERS[name](make_params(device=device))
+    for iteration, overflow in enumerate([False, True, True, False]):
+        iterate(scaler, optimizer, overflow, device)
+        assert scaler.last_step_skipped() == overflow
+        assert scaler.step_counts is not None
+        assert scaler.step_counts.device.type == device
+        assert scaler.step_counts.tolist()[0] == iteration + 1
+    assert scaler.skipped_steps() == 2
+
+
+def test_two_optimizers_skip_one_iteration() -> None:
+    scaler = GradScaler("cpu", init_scale=8.0)
+    optimizers = [FusedAdam(make_params()) for _ in range(2)]
+    scaler.scale(torch.zeros(()))
+    for optimizer in optimizers:
+        params = optimizer.param_groups[0]["params"]
+        set_grads(params, random_grads(params, 0))
+        params[0].grad.view(-1)[0] = math.nan
+        scaler.step(optimizer)
+    scaler.update()
+    assert scaler.skipped_steps() == 1
+
+
+def test_a_new_scale_counts_the_iteration_too() -> None:
+    scaler = GradScaler("cpu", init_scale=8.0, history_size=4)
+    optimizer = FusedAdam(make_params())
+    params = optimizer.param_groups[0]["params"]
+    for new_scale in (4.0, torch.tensor(2.0)):
+        scaler.scale(torch.zeros(()))
+        set_grads(params, random_grads(params, 0))
+        params[0].grad.view(-1)[0] = math.inf
+        scaler.step(optimizer)
+        scaler.update(new_scale)
+        assert scaler.get_scale() == float(new_scale)
+    scaler.update(16.0)
+    assert scaler.skipped_steps() == 2
+    assert scaler.scale_history() == ScaleHistory([0, 1], [8.0, 4.0], [True, True])
+
+
+def test_history_is_a_ring_of_the_last_iterations(device: str) -> None:
+    scaler = GradScaler(device, init_scale=8.0, growth_interval=2, history_size=3)
+    assert scaler.scale_history() == ScaleHistory([], [], [])
+    optimizer = FusedAdam(make_params(device=device))
+    steps: list[tuple[int, float, bool]] = []
+    for index, overflow in enumerate([False, True, False, False, False]):
+        steps.append((index, scaler.get_scale(), overflow))
+        iterate(scaler, optimizer, overflow, device)
+        history = scaler.scale_history()
+        assert list(zip(*history, strict=True)) == steps[-3:]
+    assert [scale for _, scale, _ in steps] == [8.0, 8.0, 4.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_copies_keep_counts_and_options_but_no_history(duplicate: Any) -> None:
+    options: dict[str, Any] = {"min_scale": 7.0, "history_size": 2, "hysteresis": 2}
+    scaler = GradScaler("cpu", init_scale=8.0, **options)
+    optimizer = FusedAdam(make_params())
+    for _ in range(3):
+        iterate(scaler, optimizer, overflow=True)
+    twin = duplicate(scaler)
+    assert (twin.skipped_steps(), twin.last_step_skipped()) == (3, True)
+    assert twin.scale_history() == ScaleHistory([], [], [])
+    iterate(twin, optimizer, overflow=True)
+    assert twin.get_scale() == 7.0
+    assert twin.scale_history() == ScaleHistory([3], [7.0], [True])
+
+
+@pytest.mark.parametrize("name", ["sgd", "ours"])
+def test_fp16_gradients_on_request(name: str) -> None:
+    params = make_params(dtype=torch.float16)
+    optimizer = OPTIMIZERS[name](params)
+    scaler = GradScaler("cpu", init_scale=4.0, allow_fp16_grads=True)
+    scaler.scale(torch.zeros(()))
+    set_grads(params, [4.0 * torch.ones_like(param) for param in params])
+    scaler.unscale_(optimizer)
+    for param in params:
+        assert param.grad is not None
+        assert torch.equal(param.grad, torch.ones_like(param))
+    before = params[0].detach().clone()
+    scaler.step(optimizer)
+    assert not torch.equal(before, params[0])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("unscale", [False, True])
+def test_no_gradients_at_all_on_request(name: str, unscale: bool) -> None:
+    params = make_params()
+    optimizer = OPTIMIZERS[name](params)
+    scaler = GradScaler("cpu", init_scale=8.0, growth_interval=1, allow_no_grads=True)
+    scaler.scale(torch.zeros(()))
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="step\\(\\) has already been called"):
+        scaler.step(optimizer)
+    scaler.update()
+    assert (scaler.get_scale(), scaler.step_counts.tolist()[0]) == (8.0, 0)
+    iterate(scaler, optimizer, overflow=False)
+    assert scaler.get_scale() == 16.0
+
+
+def test_no_gradients_are_an_error_by_default() -> None:
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    scaler.step(FusedAdam(make_params()))
+    with pytest.raises(AssertionError, match=r"No inf checks were recorded prior to update\."):
+        scaler.update()
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_an_iteration_with_all_options_reads_nothing(unscale: bool, device: str) -> None:
+    scaler = GradScaler(
+        device,
+        init_scale=8.0,
+        hysteresis=2,
+        min_scale=1.0,
+        max_scale=64.0,
+        allow_no_grads=True,
+        history_size=3,
+    )
+    optimizer = FusedAdam(make_params(device=device), max_grad_norm=1.0)
+    with NoHostRead():
+        for _ in range(3):
+            iterate_without_comparing(scaler, optimizer, device, unscale)
+    assert scaler.skipped_steps() == 0
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_an_iteration_allocates_nothing(unscale: bool, max_grad_norm: float) -> None:
+    optimizer = FusedAdam(make_params(), max_grad_norm=max_grad_norm)
+    scaler = GradScaler("cpu", init_scale=8.0, hysteresis=2, history_size=3)
+    iterate(scaler, optimizer, overflow=False)
+
+    def rest_of_iteration() -> None:
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    rest_of_iteration()
+    assert allocations(rest_of_iteration) == []
+    assert allocations(lambda: torch.zeros(10)) == [40]
+
+
+def allocations(run: Callable[[], object]) -> list[int]:
+    """Sizes of the memory that torch's allocator hands out meanwhile, as its profiler sees it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = profiler.profiler.kineto_results.events()
+    return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]
+
+
+def iterate_without_comparing(
+    scaler: GradScaler, optimizer: FusedAdam, device: str, unscale: bool
+) -> None:
+    params = optimizer.param_groups[0]["params"]
+    set_grads(params, random_grads(params, 0))
+    scaler.scale(torch.zeros((), device=device))
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_namedtuples_keep_their_type() -> None:
+    pair = namedtuple("pair", ["loss", "rest"])
+    scaled = GradScaler("cpu", init_scale=8.0).scale(pair(torch.ones(()), [torch.ones(2)]))
+    assert isinstance(scaled, pair)
+    assert (float(scaled.loss), scaled.rest[0].tolist()) == (8.0, [8.0, 8.0])
+
+
+def test_mappings_are_refused() -> None:
+    """torch's scaler iterates over the keys and leaves the values as they are."""
+    scaler = GradScaler("cpu")
+    with pytest.raises(TypeError, match="outputs to be a tensor or an iterable of tensors, got di"):
+        scaler.scale({"loss": torch.ones(())})
+    assert float(scaler.scale(torch.ones(()))) == 2.0**16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_scale": math.nan}, "init_scale to be positive and finite, got nan"),
+        ({"init_scale": 0.0}, "init_scale to be positive and finite, got 0.0"),
+        ({"init_scale": -1.0}, "init_scale to be positive and finite, got -1.0"),
+        ({"min_scale": 2.0, "max_scale": 1.0}, "0 <= min_scale <= max_scale within fp32, got min"),
+        ({"min_scale": -1.0}, "0 <= min_scale <= max_scale within fp32, got min_scale -1"),
+        ({"max_scale": math.inf}, "0 <= min_scale <= max_scale within fp32"),
+        ({"history_size": -1}, "history_size to be a number of updates, got -1"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"GradScaler: expected {message}"):
+        GradScaler("cpu", **options)
+
+
+@pytest.mark.parametrize("new_scale", [math.nan, math.inf, 0.0, -2.0, 0])
+def test_new_scale_out_of_range_changes_nothing(new_scale: float) -> None:
+    scaler = GradScaler("cpu", init_scale=8.0)
+    optimizer = FusedAdam(make_params())
+    iterate(scaler, optimizer, overflow=False)
+    with pytest.raises(ValueError, match="expected new_scale to be positive and finite, got"):
+        scaler.update(new_scale)
+    assert scaler.get_scale() == 8.0
+    iterate(scaler, optimizer, overflow=True)
+    assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("scale", [math.nan, 0.0, -2.0])
+def test_state_with_a_useless_scale_changes_nothing(scale: float) -> None:
+    scaler = GradScaler("cpu", init_scale=8.0)
+    state = scaler.state_dict()
+    with pytest.raises(ValueError, match=r"state_dict\['scale'\] to be positive and finite"):
+        scaler.load_state_dict({**state, "scale": scale, "growth_interval": 7})
+    assert scaler.state_dict() == state

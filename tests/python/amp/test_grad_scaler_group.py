@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A scaler with a process group: what one process finds, all of them skip and count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+
+RANKS = 2
+#: Which process overflows in which iteration; -1: none, 2: both.
+OVERFLOWS = [-1, 0, -1, 1, 2, -1]
+#: The iteration in which the second process has no gradients.
+WITHOUT_GRADS = 5
+
+MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def sgd(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.25)
+
+
+def torch_fused(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.25, fused=True)
+
+
+def ours(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return FusedAdam(params, lr=0.25)
+
+
+MAKE = {"sgd": sgd, "torch_fused": torch_fused, "ours": ours}
+
+
+def _train(rank: int, folder: str, name: str, unscale: bool, shared: bool) -> None:
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    group = dist.group.WORLD if shared else None
+    scaler = GradScaler(
+        "cpu",
+        init_scale=8.0,
+        growth_interval=2,
+        process_group=group,
+        allow_no_grads=not shared,
+    )
+    param = torch.nn.Parameter(torch.full((3,), 1.0 + rank))
+    optimizer = MAKE[name]([param])
+    moved, scales = [], []
+    for iteration, overflow in enumerate(OVERFLOWS):
+        scaler.scale(torch.zeros(()))
+        param.grad = torch.full((3,), 8.0)
+        if overflow in (rank, 2):
+            param.grad[1] = math.inf
+        if iteration == WITHOUT_GRADS and rank == 1:
+            param.grad = None
+        before = param.detach().clone()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(not torch.equal(before, param))
+        scales.append(scaler.get_scale())
+    torch.save((moved, scales, scaler.skipped_steps()), f"{folder}/{rank}")
+    dist.destroy_process_group()
+
+
+Outcome = tuple[list[bool], list[float], int]
+
+
+def train(folder: Path, name: str, unscale: bool, shared: bool) -> list[Outcome]:
+    multiprocessing.spawn(_train, (str(folder), name, unscale, shared), nprocs=RANKS)
+    return [torch.load(folder / str(rank)) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("name", MAKE)
+def test_processes_skip_together(name: str, unscale: bool, tmp_path: Path) -> None:
+    first, second = train(tmp_path, name, unscale, shared=True)
+    assert first[0] == [True, False, True, False, False, True]
+    assert second[0] == [*first[0][:WITHOUT_GRADS], False]
+    assert first[1] == second[1] == [8.0, 4.0, 4.0, 2.0, 1.0, 1.0]
+    assert first[2] == second[2] == 3
+
+
+def test_without_the_group_they_part(tmp_path: Path) -> None:
+    """What the test above would see if the group were ignored."""
+    first, second = train(tmp_path, "ours", unscale=True, shared=False)
+    assert first[0] != second[0]
+    assert first[1] != second[1]
