@@ -29,6 +29,17 @@ class ScaleHistory(NamedTuple):
         step: number of the iteration, from 0 on.
         scale: the scale that it used.
         skipped: whether a step was skipped in it.
+
+    Example:
+        >>> import torch, torchfuse
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torchfuse.optimizers.FusedAdam([weight])
+        >>> scaler = torchfuse.amp.GradScaler("cpu", init_scale=8.0, history_size=100)
+        >>> scaler.scale(weight.sum() * float("inf")).backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> scaler.scale_history()
+        ScaleHistory(step=[0], scale=[8.0], skipped=[True])
     """
 
     step: list[int]
@@ -70,9 +81,10 @@ class ScalerState(_TorchGradScaler):
 
     @property
     def step_counts(self) -> Tensor | None:
-        """Iterations, those that skipped a step, and whether the last one did: int64 ``[3]``.
+        """What ``update()`` counts, on the device.
 
-        ``update()`` writes them on the device. None before the first ``scale()``.
+        Three numbers of int64, namely iterations, those that skipped a step, and whether the last
+        one did. None before the first ``scale()``.
         """
         return self._core.step_counts
 

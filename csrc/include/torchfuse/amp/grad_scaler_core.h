@@ -27,7 +27,7 @@ struct ScalerExtras {
   std::optional<double> max_scale;  ///< no growth takes the scale above
   bool dynamic = true;              ///< false: the scale stays; overflows still skip their steps
   /// Name of a process group over which overflows are shared: one process that overflows makes all
-  /// skip. See all_reduce_ in <torchfuse/collectives.h>. All processes check alike many times.
+  /// skip. Registered as all_reduce_() says; all processes call the scaler alike.
   std::optional<std::string> process_group;
   std::int64_t history_size = 0;  ///< updates that scale_history() remembers
 };
