@@ -130,8 +130,9 @@ def test_skipped_steps_are_told_by_the_optimizer(digits: tuple[Tensor, Tensor]) 
     # So it says nothing of torch's fused optimizers, nor of ours ...
     assert not any(fused.skipped)
     assert not any(ours.skipped)
-    # ... which tell it themselves.
+    # ... which tell it themselves, as our scaler does.
     assert told == unfused.skipped
+    assert ours.accelerator.scaler.skipped_steps() == sum(unfused.skipped)
 
 
 def test_save_state_and_load_state(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
