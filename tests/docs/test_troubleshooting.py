@@ -194,6 +194,9 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: FusedAdam([param()]).step(grad_scaler=GradScaler("cpu")),
     lambda: GradScaler("cpu").unscale_(FusedAdam([param()])),
     lambda: scaled()[1].update(),
+    lambda: scaled()[1].update(0.0),
+    lambda: scaled()[1].scale({"loss": torch.ones(())}),
+    lambda: GradScaler("cpu", min_scale=2.0, max_scale=1.0),
     lambda: load_without(lambda state: state.pop("exp_avg")),
     lambda: load_without(lambda state: state.update(exp_avg=torch.zeros(5))),
 ]

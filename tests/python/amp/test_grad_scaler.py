@@ -305,6 +305,43 @@ def test_setters() -> None:
     check(program, init_scale=8.0)
 
 
+def test_interval_below_the_tracker_waits_for_an_overflow() -> None:
+    """torch grows the scale when the tracker equals the interval, not when it is above."""
+
+    def program(scaler: Any) -> list[float]:
+        history = []
+        for step in range(12):
+            if step == 3:
+                scaler.set_growth_interval(2)
+            scaler.scale(torch.zeros(()))
+            optimizer = sgd_with_grads()
+            if step == 8:
+                optimizer.param_groups[0]["params"][0].grad[0] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+            history.append(scaler.get_scale())
+        return history
+
+    assert check(program, init_scale=8.0, growth_interval=6)[1] == [8.0] * 8 + [4.0, 4.0, 8.0, 8.0]
+
+
+def test_scale_grows_within_fp32_and_falls_to_zero() -> None:
+    def program(scaler: Any) -> list[float]:
+        history = []
+        for step in range(4):
+            scaler.scale(torch.zeros(()))
+            optimizer = sgd_with_grads()
+            if step >= 2:
+                optimizer.param_groups[0]["params"][0].grad[0] = math.nan
+            scaler.step(optimizer)
+            scaler.update()
+            history.append(scaler.get_scale())
+        return history
+
+    options: dict[str, float] = {"growth_interval": 1, "backoff_factor": 1e-46}
+    assert check(program, init_scale=3e38, **options)[1][-1] == 0.0
+
+
 def test_disabled_passes_everything_through() -> None:
     def program(scaler: Any) -> list[Any]:
         optimizer = sgd_with_grads()

@@ -37,6 +37,7 @@ from cuda_running import capture, side_stream
 from support.compare import assert_all_same_bits
 from torch import Tensor
 
+from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
 WARM_UP = 3
@@ -324,3 +325,23 @@ def test_checkpoint_between_replays(device: str) -> None:
         subject.optimizer.step()
     assert_all_same_bits(other.result(), problem.result())
     assert set(other.result()["state step"].tolist()) == {float(STEPS + 1)}
+
+
+@pytest.mark.cuda
+def test_a_scalers_first_use_is_not_captured() -> None:
+    """Its tensors would lie in the graph's memory; the scaler works on after the error."""
+    scaler = GradScaler("cuda", init_scale=8.0)
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    optimizer = FusedAdam([weight])
+    loss = torch.ones((), device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(RuntimeError, match=r"expected the scale and the flags of every optimizer"),
+        torch.cuda.graph(graph),
+    ):
+        scaler.scale(loss)
+    scaler.scale(loss)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 8.0

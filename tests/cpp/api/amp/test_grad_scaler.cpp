@@ -157,6 +157,43 @@ TEST(GradScaler, GrowsAndBacksOffAsTorch) {
   EXPECT_EQ(trackers, (std::vector<std::int64_t>{1, 0, 1, 0, 1, 0}));
 }
 
+TEST(GradScaler, AnIntervalBelowTheTrackerWaitsForAnOverflow) {
+  const auto params = make_params();
+  FusedAdam optimizer(params);
+  GradScaler scaler(torch::kCPU, GradScalerOptions().init_scale(8.0).growth_interval(6));
+  std::vector<double> history;
+  for (int step = 0; step < 10; ++step) {
+    if (step == 3) scaler.set_growth_interval(2);
+    scaler.scale(torch::zeros({}));
+    set_grads(params, 1);
+    if (step == 6) params[0].mutable_grad().view(-1)[0] = kInf;
+    scaler.step(optimizer);
+    scaler.update();
+    history.push_back(scaler.get_scale());
+  }
+  EXPECT_EQ(history, (std::vector<double>{8, 8, 8, 8, 8, 8, 4, 4, 8, 8}));
+}
+
+TEST(GradScaler, TheScaleGrowsWithinFp32AndFallsToZero) {
+  const auto params = make_params();
+  torch::optim::SGD optimizer(params, torch::optim::SGDOptions(0.1));
+  GradScaler scaler(
+      torch::kCPU,
+      GradScalerOptions().init_scale(0x1p127).growth_interval(1).backoff_factor(1e-30));
+  std::vector<double> history;
+  for (const bool overflow : {false, true, true}) {
+    scaler.scale(torch::zeros({}));
+    set_grads(params, 1);
+    if (overflow) params[0].mutable_grad().view(-1)[0] = kInf;
+    scaler.step(optimizer);
+    scaler.update();
+    history.push_back(scaler.get_scale());
+  }
+  EXPECT_EQ(history[0], 0x1p127);
+  EXPECT_GT(history[1], 0.0);
+  EXPECT_EQ(history[2], 0.0);
+}
+
 TEST(GradScaler, HysteresisForgivesSingleOverflows) {
   const auto params = make_params();
   FusedAdam optimizer(params);
