@@ -14,12 +14,12 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import GradScalerKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from trained_alike import assert_trained_alike, make_network, weights
 
-from conftest import assert_trained_alike, make_network, weights
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
-# The first two steps overflow in fp16, and the scale grows again later.
+# The first steps overflow in fp16, and the scale grows again later.
 SCALING = GradScalerKwargs(init_scale=2.0**21, growth_interval=8)
 MAX_GRAD_NORM = 0.1
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
+from trained_alike import assert_trained_alike, make_network, weights
 from transformers import Trainer, TrainingArguments
 
 import torchfuse.apex
-from conftest import assert_trained_alike, make_network, weights
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
