@@ -14,12 +14,12 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import GradScalerKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from trained_alike import assert_trained_alike, make_network, weights
 
-from conftest import assert_trained_alike, make_network, weights
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
-# The first two steps overflow in fp16, and the scale grows again later.
+# The first steps overflow in fp16, and the scale grows again later.
 SCALING = GradScalerKwargs(init_scale=2.0**21, growth_interval=8)
 MAX_GRAD_NORM = 0.1
 
@@ -130,8 +130,9 @@ def test_skipped_steps_are_told_by_the_optimizer(digits: tuple[Tensor, Tensor]) 
     # So it says nothing of torch's fused optimizers, nor of ours ...
     assert not any(fused.skipped)
     assert not any(ours.skipped)
-    # ... which tell it themselves.
+    # ... which tell it themselves, as our scaler does.
     assert told == unfused.skipped
+    assert ours.accelerator.scaler.skipped_steps() == sum(unfused.skipped)
 
 
 def test_save_state_and_load_state(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:

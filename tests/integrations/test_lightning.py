@@ -13,8 +13,8 @@ import torch
 from pytorch_lightning.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from trained_alike import assert_trained_alike, make_network, weights
 
-from conftest import assert_trained_alike, make_network, weights
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
@@ -26,7 +26,7 @@ pytestmark = [
 Factory = Callable[..., torch.optim.Optimizer]
 EPOCHS = 2  # of 10 steps
 LEARNING_RATE = 3e-3
-# The first two steps overflow in fp16, and the scale grows again later.
+# The first steps overflow in fp16, and the scale grows again later.
 SCALING = {"init_scale": 2.0**21, "growth_interval": 8}
 
 

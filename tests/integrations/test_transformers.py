@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
+from trained_alike import assert_trained_alike, make_network, weights
 from transformers import Trainer, TrainingArguments
 
 import torchfuse.apex
-from conftest import assert_trained_alike, make_network, weights
+from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
 STEPS = 40
@@ -97,6 +98,21 @@ def test_an_optimizer_that_is_handed_over(digits: tuple[Tensor, Tensor], tmp_pat
     for trainer in (ours, theirs):
         trainer.train()
     assert isinstance(ours.optimizer.optimizer, FusedAdam)
+    assert_the_same_training(ours, theirs)
+
+
+def test_our_scaler_in_the_trainers_accelerator(
+    digits: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    """Trainer(fp16=True) wants a GPU; a scaler that is set works with bf16 too, and here."""
+    ours = make_trainer(digits, tmp_path, FusedAdam)
+    theirs = make_trainer(digits, tmp_path, torch.optim.AdamW)
+    ours.accelerator.scaler = GradScaler("cpu", growth_interval=15)
+    theirs.accelerator.scaler = torch.amp.GradScaler("cpu", growth_interval=15)
+    for trainer in (ours, theirs):
+        trainer.train()
+    assert ours.accelerator.scaler.get_scale() == 2.0**18  # it was used: 40 steps, two growths
+    assert ours.accelerator.scaler.state_dict() == theirs.accelerator.scaler.state_dict()
     assert_the_same_training(ours, theirs)
 
 

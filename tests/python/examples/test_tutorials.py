@@ -134,22 +134,34 @@ def test_weights_of_16_bits_stand_still_without_masters(program: Program) -> Non
     assert alone[2] > 1.05 * whole[2]
 
 
-def test_time_and_memory_are_reported_for_every_size_and_precision(
-    program: Program, tmp_path: Path
-) -> None:
-    printed = program(EXAMPLES / "precision_and_size.py")
+def peak_memory(printed: str) -> dict[tuple[int, str], float]:
+    """MiB by width and precision, once each row has been checked by itself."""
     memory: dict[tuple[int, str], float] = {}
-    pattern = r"^ *(\d+) +([\d,]+) +(fp32|bf16|fp16) +([\d.]+) ms +([\d.]+)x +([\d.]+) MiB +(\d+)%$"
-    for width, parameters, mode, step_ms, _, peak_mib, _ in re.findall(pattern, printed, re.M):
+    pattern = r"^ *(\d+) +([\d,]+) +(fp32|bf16|fp16) +([\d.]+) ms +[\d.]+x +([\d.]+) MiB +\d+%$"
+    for width, parameters, mode, step_ms, peak_mib in re.findall(pattern, printed, re.MULTILINE):
         assert float(step_ms) > 0.0
         memory[int(width), mode] = float(peak_mib)
         # Weights, gradients and two moments in fp32, and one activation of each layer in 16 bits.
         needed = 16 * int(parameters.replace(",", "")) + 8 * 8192 * int(width) * 2
         assert float(peak_mib) > needed / 2**20
     assert sorted(memory) == [(w, mode) for w in (32, 128) for mode in ("bf16", "fp16", "fp32")]
+    return memory
+
+
+def test_time_and_memory_are_reported_for_every_size_and_precision(
+    program: Program, tmp_path: Path
+) -> None:
+    memory = peak_memory(program(EXAMPLES / "precision_and_size.py"))
     assert memory[128, "fp32"] > memory[32, "fp32"]
     for name in ("time_per_step.png", "peak_memory.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+@pytest.mark.cuda
+def test_mixed_precision_needs_less_memory_on_cuda(program: Program) -> None:
+    memory = peak_memory(program(EXAMPLES / "precision_and_size.py", "--device", "cuda"))
+    for mode in ("bf16", "fp16"):
+        assert memory[128, mode] < memory[128, "fp32"]
 
 
 def test_the_history_shows_every_growth_and_every_skip(program: Program, tmp_path: Path) -> None:
