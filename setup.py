@@ -7,7 +7,7 @@ Environment variables:
     TORCHFUSE_TORCH_DIR   folder of the torch to build with, read by CMake
     TORCH_CUDA_ARCH_LIST  architectures in torch's notation, read by CMake
     TORCHFUSE_BUILD_DIR   build folder, by default build/<interpreter>-<build type>
-    MAX_JOBS              number of parallel compilations
+    MAX_JOBS              number of parallel compilations, by default one per processor
     DEBUG                 1 for a debug build
 """
 
@@ -47,6 +47,12 @@ def find_tool(name: str) -> str:
     return path
 
 
+def parallel_jobs() -> str:
+    """Ninja alone would start more compilers than processors, each with a gigabyte of memory."""
+    asked = os.environ.get("MAX_JOBS") or os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL")
+    return asked or str(len(os.sched_getaffinity(0)))
+
+
 class CleanBuild(build):
     """Collects the wheel in an empty folder: an older build's files must not get into it."""
 
@@ -84,9 +90,10 @@ class CMakeBuild(build_ext):
             f"-DTORCHFUSE_RELOCATABLE={'OFF' if in_place else 'ON'}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         )
-        parallel = ["--parallel", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
         self._call(
-            cmake, "--build", str(build_dir), *parallel, "--target", "torchfuse", "torchfuse_C"
+            cmake,
+            *["--build", str(build_dir), "--parallel", parallel_jobs()],
+            *["--target", "torchfuse", "torchfuse_C"],
         )
         self._call(cmake, "--install", str(build_dir), "--prefix", str(package))
         self._call(

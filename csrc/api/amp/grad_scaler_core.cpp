@@ -91,9 +91,8 @@ void refuse_capture([[maybe_unused]] const at::Device& device) {
       !device.is_cuda() ||
           c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
       "GradScaler: expected the scale and the flags of every optimizer to exist before a CUDA "
-      "graph "
-      "is captured, got a capture of their first use. Run an iteration of scale, step and update "
-      "first.");
+      "graph is captured, got a capture of their first use. Run an iteration of scale, step and "
+      "update first.");
 #endif
 }
 

@@ -224,8 +224,8 @@ class GradScaler(ScalerState):
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
-        self._lend(optimizer, state)
         try:
+            self._lend(optimizer, state)
             result: float | None = optimizer.step(*args, **kwargs)
         finally:
             for name in _LENT_ATTRIBUTES:
