@@ -104,7 +104,7 @@ def benchmark_tables() -> str:
     for date, path, result in sorted(results, key=lambda entry: entry[:2], reverse=True):
         summary, _, tables = compare.table(result).partition("\n")
         sections.append(
-            f"### {path.parent.name}, {date[:10]}\n\n{summary}. "
+            f"### {path.parent.name}, {date[:10]}, {result['suite']}\n\n{summary}. "
             f"From `{path.relative_to(ROOT).as_posix()}`.\n{tables}"
         )
     return "\n\n".join(sections)

@@ -312,3 +312,29 @@ def test_the_scaler_does_not_keep_an_optimizer_alive() -> None:
     del optimizer
     gc.collect()
     assert reference() is None
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("overflow", ["cpu", "cuda", "both", "none"])
+def test_gradients_on_two_devices_as_under_torch(overflow: str, unscale: bool) -> None:
+    """torch adds the two flags up; ours stay 0 or 1."""
+
+    def train(scaler: Any) -> tuple[list[Tensor], float]:
+        params = [torch.nn.Parameter(torch.ones(5, device=device)) for device in ("cpu", "cuda")]
+        optimizer = sgd(params)
+        scaler.scale(torch.zeros((), device="cuda"))
+        for param, device in zip(params, ("cpu", "cuda"), strict=True):
+            param.grad = torch.full_like(param, 2.0)
+            if overflow in (device, "both"):
+                param.grad[1] = math.inf
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return [param.detach().cpu() for param in params], scaler.get_scale()
+
+    torchs = train(torch.amp.GradScaler("cuda", init_scale=8.0))
+    ours = train(GradScaler("cuda", init_scale=8.0))
+    assert ours[1] == torchs[1] == (8.0 if overflow == "none" else 4.0)
+    assert all(torch.equal(a, b) for a, b in zip(ours[0], torchs[0], strict=True))
