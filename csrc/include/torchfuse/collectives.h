@@ -17,7 +17,7 @@ namespace torchfuse {
 /// @param reduction "sum", "max" or another name that torch's functional collectives know.
 /// @param groups names of process groups: `ProcessGroup::getGroupName()`, in Python
 /// `group.group_name`. Python registers them by itself; C++ programs call
-/// `c10d::register_process_group(name, group)`.
+/// `c10d::register_process_group(name, group)` and keep the group.
 TORCHFUSE_API void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
                                const std::vector<std::string>& groups);
 

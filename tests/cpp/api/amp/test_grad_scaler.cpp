@@ -179,7 +179,7 @@ TEST(GradScaler, TheScaleGrowsWithinFp32AndFallsToZero) {
   torch::optim::SGD optimizer(params, torch::optim::SGDOptions(0.1));
   GradScaler scaler(
       torch::kCPU,
-      GradScalerOptions().init_scale(0x1p127).growth_interval(1).backoff_factor(1e-30));
+      GradScalerOptions().init_scale(0x1p127).growth_interval(1).backoff_factor(1e-46));
   std::vector<double> history;
   for (const bool overflow : {false, true, true}) {
     scaler.scale(torch::zeros({}));

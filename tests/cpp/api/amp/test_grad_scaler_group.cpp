@@ -54,11 +54,12 @@ class GradScalerGroup : public ::testing::Test {
  protected:
   void SetUp() override {
     other_ = c10::make_intrusive<OtherProcess>();
-    const auto group = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
-    group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, other_);
-    group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-    group->setGroupName(kName);
-    c10d::register_process_group(kName, group);
+    // The registry does not keep it alive.
+    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
+    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, other_);
+    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group_->setGroupName(kName);
+    c10d::register_process_group(kName, group_);
   }
   void TearDown() override { c10d::unregister_process_group(kName); }
 
@@ -80,6 +81,7 @@ class GradScalerGroup : public ::testing::Test {
 
   static constexpr const char* kName = "torchfuse_test_group";
   c10::intrusive_ptr<OtherProcess> other_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
 TEST_F(GradScalerGroup, SkipsWhatAnotherProcessFinds) {
