@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Gradients that cannot be taken: a message, nothing written, and a scaler that goes on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+
+
+def started() -> GradScaler:
+    scaler = GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    scaler.scale(torch.zeros(()))
+    return scaler
+
+
+def with_grad(value: Tensor) -> Tensor:
+    param = torch.zeros_like(value, requires_grad=value.is_floating_point())
+    param.grad = value
+    return param
+
+
+def assert_goes_on(scaler: GradScaler) -> None:
+    """An iteration with another optimizer is what it would have been."""
+    param = with_grad(torch.full((3,), 8.0))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert param.tolist() == [-1.0, -1.0, -1.0]
+    assert scaler.get_scale() == 16.0
+
+
+@pytest.mark.parametrize("method", ["unscale_", "step"])
+def test_integer_gradients(method: str) -> None:
+    scaler = started()
+    good, bad = with_grad(torch.full((2,), 8.0)), with_grad(torch.ones(2, dtype=torch.int32))
+    message = r"expected tensors\[1\] to be of dtype float32, float16, bfloat16 or float64, got Int"
+    with pytest.raises(RuntimeError, match=message):
+        getattr(scaler, method)(torch.optim.SGD([good, bad], lr=1.0))
+    assert good.tolist() == [0.0, 0.0]
+    assert good.grad is not None
+    assert good.grad.tolist() == [8.0, 8.0]
+    assert_goes_on(scaler)
+
+
+def test_sparse_gradients_of_our_optimizer() -> None:
+    scaler = started()
+    param = with_grad(torch.ones(4, 3).to_sparse())
+    optimizer = FusedAdam([param])
+    with pytest.raises(RuntimeError, match=r"expected grads\[0\] to be dense, got a tensor of lay"):
+        scaler.step(optimizer)
+    assert not {"grad_scale", "found_inf", "_check_inside"} & set(vars(optimizer))
+    assert torch.equal(param.detach(), torch.zeros(4, 3))
+    assert_goes_on(scaler)
+
+
+def test_gradients_on_a_device_without_memory() -> None:
+    scaler = started()
+    optimizer = FusedAdam([with_grad(torch.ones(2, device="meta"))])
+    with pytest.raises(RuntimeError, match=r"expected params\[0\] to be on a CPU or CUDA device"):
+        scaler.step(optimizer)
+    assert_goes_on(scaler)
+
+
+def test_an_optimizer_that_had_no_part_in_the_loss() -> None:
+    scaler = started()
+    stranger = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=1.0)
+    with pytest.raises(AssertionError, match=r"No inf checks were recorded for this optimizer\."):
+        scaler.step(stranger)
+    assert_goes_on(scaler)
+
+
+def test_the_state_of_another_class() -> None:
+    scaler = started()
+    optimizer = FusedAdam([with_grad(torch.ones(2))])
+    with pytest.raises(KeyError, match="expected state_dict to hold 'scale', got only"):
+        scaler.load_state_dict(optimizer.state_dict())
+    with pytest.raises(TypeError, match=r"expected state_dict\['scale'\] to be a number"):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": None})
+    with pytest.raises(ValueError, match=r"state_dict\['scale'\] to be positive and finite"):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": math.nan})
+    assert_goes_on(scaler)
