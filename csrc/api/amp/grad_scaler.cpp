@@ -196,7 +196,13 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   }
   optimizer.scaling_ = std::move(request);
   const auto clear_request = c10::make_scope_exit([&optimizer] { optimizer.scaling_.reset(); });
-  return optimizer.step();
+  try {
+    return optimizer.step();
+  } catch (...) {
+    // What a check inside the step has found by then says nothing about the gradients.
+    if (scaled) state.found_inf.clear();
+    throw;
+  }
 }
 
 std::vector<at::Tensor> GradScaler::recorded_slots() const {

@@ -227,6 +227,11 @@ class GradScaler(ScalerState):
         try:
             self._lend(optimizer, state)
             result: float | None = optimizer.step(*args, **kwargs)
+        except BaseException:
+            # What a check inside the step has found by then says nothing about the gradients.
+            if state["stage"] is OptState.READY:
+                state["found_inf_per_device"] = {}
+            raise
         finally:
             for name in _LENT_ATTRIBUTES:
                 vars(optimizer).pop(name, None)

@@ -20,7 +20,8 @@ def started() -> GradScaler:
 
 
 def with_grad(value: Tensor) -> Tensor:
-    param = torch.zeros_like(value, requires_grad=value.is_floating_point())
+    floating = value.is_floating_point()
+    param = torch.zeros(value.shape, dtype=value.dtype, device=value.device, requires_grad=floating)
     param.grad = value
     return param
 

@@ -104,6 +104,22 @@ TEST(GradScalerRules, UnscalesSparseGradients) {
   EXPECT_EQ(table.grad().to_dense()[3][0].item<float>(), 0.5F);
 }
 
+TEST(GradScalerRules, GoesOnAfterAStepThatFailed) {
+  const torch::Tensor table = torch::zeros({4, 2}, torch::requires_grad());
+  table.mutable_grad() = torch::ones({4, 2}).to_sparse();
+  FusedAdam stranger({table});
+  const auto params = make_params();
+  FusedAdam optimizer(params);
+  GradScaler scaler = started_scaler();
+  expect_error([&] { scaler.step(stranger); }, "expected grads[0] to be dense");
+  expect_error([&] { scaler.update(); }, "No inf checks were recorded prior to update.");
+  set_grads(params, 1);
+  params[0].mutable_grad().view(-1)[0] = kInf;
+  scaler.step(optimizer);
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 8.0);
+}
+
 TEST(GradScalerRules, TakesANewScale) {
   GradScaler scaler = started_scaler();
   scaler.update(3.0);
