@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from support.compare import assert_same_bits
 from support.host_reads import NoHostRead
+from support.processes import join_group, leave_group
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -115,14 +115,13 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
 
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    join_group(rank, RANKS, folder)
     mesh = init_device_mesh("cpu", (2, 2))
     found: dict[Any, Any] = {case: run_case(*case, mesh) for case in CASES}
     found["torch"] = run_torch(mesh)
     found["refused"] = refused(mesh)
     torch.save(found, f"{folder}/found-{rank}")
-    dist.destroy_process_group()
+    leave_group()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from support.processes import join_group, leave_group
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
@@ -40,8 +41,7 @@ MAKE = {"sgd": sgd, "torch_fused": torch_fused, "ours": ours}
 
 
 def _train(rank: int, folder: str, name: str, unscale: bool, shared: bool) -> None:
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    join_group(rank, RANKS, folder)
     group = dist.group.WORLD if shared else None
     scaler = GradScaler(
         "cpu",
@@ -68,7 +68,7 @@ def _train(rank: int, folder: str, name: str, unscale: bool, shared: bool) -> No
         moved.append(not torch.equal(before, param))
         scales.append(scaler.get_scale())
     torch.save((moved, scales, scaler.skipped_steps()), f"{folder}/{rank}")
-    dist.destroy_process_group()
+    leave_group()
 
 
 Outcome = tuple[list[bool], list[float], int]

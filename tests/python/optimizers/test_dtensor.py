@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from support.adam import make_params, random_grads
+from support.processes import join_group, leave_group
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -102,12 +103,11 @@ def _train(
 
 def _worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    join_group(rank, RANKS, folder)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     found = {name: _train(*case, mesh) for name, case in CASES.items()}
     torch.save(found, f"{folder}/found-{rank}")
-    dist.destroy_process_group()
+    leave_group()
 
 
 @pytest.fixture(scope="module")

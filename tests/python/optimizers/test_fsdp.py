@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as multiprocessing
+from support.processes import join_group, leave_group
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -93,12 +93,11 @@ def _save_and_go_on(name: str, folder: str, rank: int) -> dict[str, list[Tensor]
 
 def _worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    join_group(rank, RANKS, folder)
     found = {name: _save_and_go_on(name, folder, rank) for name in SPECS}
     if rank == 0:
         torch.save(found, f"{folder}/found")
-    dist.destroy_process_group()
+    leave_group()
 
 
 @pytest.fixture(scope="module")

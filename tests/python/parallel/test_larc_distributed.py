@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from support.adam import make_params, random_grads
+from support.processes import join_group, leave_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -28,8 +28,7 @@ def _train(params: list[torch.nn.Parameter], grads: list[torch.Tensor]) -> None:
 
 
 def _shard_and_train(rank: int, folder: str) -> None:
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    join_group(rank, RANKS, folder)
     mesh = init_device_mesh("cpu", (RANKS,))
     *whole, plain = make_params(SHAPES)
     *grads, plain_grad = random_grads([*whole, plain], 0)
@@ -40,7 +39,7 @@ def _shard_and_train(rank: int, folder: str) -> None:
     full.append(plain.detach())
     if rank == 0:
         torch.save(full, f"{folder}/result")
-    dist.destroy_process_group()
+    leave_group()
 
 
 def test_sharded_parameters_train_as_whole_ones(tmp_path: Path) -> None:
