@@ -90,6 +90,7 @@ def _scale_is_made_on_first_use() -> None:
 
 
 @relies_on(
+    "GradScaler._device",
     "GradScaler._enabled",
     "GradScaler._growth_factor",
     "GradScaler._backoff_factor",
@@ -103,7 +104,7 @@ def _constructor_values() -> None:
         0.25,
         7,
     )
-    assert scaler._enabled
+    assert (scaler._device, scaler._enabled) == ("cpu", True)
     assert not torch.amp.GradScaler("cpu", enabled=False)._enabled
 
 

@@ -51,6 +51,7 @@ CUDA_FILES = {
     "CUDA graphs": "test_graphs.py",
     "streams and load": "test_streams.py",
     "storage modes": "test_storage_modes.py",
+    "clipping": "test_clipping.py",
     "NCCL, world of one": "test_nccl.py",
 }
 OPCHECK = Path("tests/python/ops/test_opcheck.py")
