@@ -8,13 +8,13 @@ scaler with unscale_, clip_grad_norm_ and torch's fused AdamW.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 
 from suites.contenders import FUSED, OURS
-from suites.fused_adam import MemoryCase
+from suites.fused_adam import MemoryCase, Prepared
 from suites.parameters import ParameterSet, load
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
@@ -29,14 +29,6 @@ SCALE = 1024.0
 TOLERANCE = 1e-6
 
 Scaled = tuple[list[torch.nn.Parameter], Callable[[], object]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A verified case, ready to be timed."""
-
-    functions: Mapping[str, Callable[[], object]]
-    verified: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ parameters of a torch optimizer, and copies gradients there and parameters back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from suites.composites import (
     ForeachNovoGrad,
 )
 from suites.contenders import FOREACH, FUSED, OUR_LAMB, OURS
-from suites.fused_adam import MemoryCase
+from suites.fused_adam import MemoryCase, Prepared
 from suites.parameters import ParameterSet, load
 from torchfuse import optimizers
 from torchfuse.amp import GradScaler
@@ -69,14 +69,6 @@ def _foreach_lamb(params: list[Tensor], max_norm: float | None) -> torch.optim.O
 
 def _foreach(kind: Any, **values: Any) -> Optimizer:
     return lambda params, max_norm: kind(params, LEARNING_RATE, **values)
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A verified case, ready to be timed."""
-
-    functions: Mapping[str, Callable[[], object]]
-    verified: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
