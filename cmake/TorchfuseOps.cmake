@@ -9,6 +9,8 @@ torchfuse_add_kernel(prologue)
 torchfuse_add_op(multi_tensor_l2_norm SIMD)
 torchfuse_add_op(multi_tensor_unscale SIMD)
 torchfuse_add_op(amp_update_scale)
+torchfuse_add_op(batch_norm SIMD)
+torchfuse_add_op(batch_norm_backward SIMD)
 
 # kernels/functors/<name>.h  ops/fused_<name>.cpp; the instantiations are configured from
 # kernels/instantiate/fused_optimizer_{cpu.cpp,dispatch.cpp,cuda.cu}.in. CPP_CLASS: also

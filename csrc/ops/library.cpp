@@ -78,4 +78,38 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor(c!)? hysteresis_tracker=None, int hysteresis=1, float? min_scale=None, "
       "float? max_scale=None, bool dynamic=True, Tensor(d!)? counts=None, "
       "Tensor(e!)? history=None) -> ()");
+
+  // Sum of a tensor over the ranks of a process group, in place.
+  m.def(
+      "all_reduce_sum_(Tensor(a!) tensor, str group, str caller, bool deterministic=False) -> ()");
+
+  // The moments of each channel of one rank's input, in a form that adds up over ranks.
+  m.def("batch_norm_stats(Tensor input) -> Tensor");
+
+  // Batch normalisation by reduced moments, or by the running statistics without them; the former
+  // update the latter.
+  m.def(
+      "batch_norm_elemt(Tensor input, Tensor? weight, Tensor? bias, Tensor? packed, "
+      "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, "
+      "Tensor? residual, *, float? momentum, float eps, bool relu=False) "
+      "-> (Tensor output, Tensor saved)");
+
+  // One rank's gradient sums, the gradients of weight and bias, and the one behind a ReLU.
+  m.def(
+      "batch_norm_backward_reduce(Tensor grad_output, Tensor input, Tensor saved, Tensor? weight, "
+      "Tensor? bias, Tensor? output, *, bool relu=False) "
+      "-> (Tensor sums, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)");
+
+  // The gradient of the input, by reduced sums.
+  m.def(
+      "batch_norm_backward_elemt(Tensor grad_output, Tensor input, Tensor saved, Tensor sums, "
+      "Tensor? weight, Tensor? bias, *, bool relu=False) -> Tensor");
+
+  // All of it, with autograd. Without a group: batch normalisation.
+  m.def(
+      "sync_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
+      "Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, Tensor? residual=None, "
+      "Tensor? packed=None, *, bool training, float? momentum, float eps, bool relu=False, "
+      "str? group=None, str caller=\"sync_batch_norm\", bool deterministic=False) "
+      "-> (Tensor output, Tensor packed)");
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include <torchfuse/export.h>
@@ -271,5 +272,92 @@ TORCHFUSE_API void amp_update_scale_(
     std::optional<double> min_scale = std::nullopt, std::optional<double> max_scale = std::nullopt,
     bool dynamic = true, const std::optional<at::Tensor>& counts = std::nullopt,
     const std::optional<at::Tensor>& history = std::nullopt);
+
+/// The moments of each channel of one rank's input, in the first of batch normalisation's two
+/// passes: one read.
+///
+/// @param input [N, C, ...] of fp32, fp16, bf16 or fp64. Read in place where the pixels of a
+/// channel are contiguous or the channels of a pixel are (contiguous, channels_last, [N, C], and
+/// slices of them); copied, with a warning, otherwise.
+/// @return fp64 [4 C + 1]: sum, its last bits, sum of squares, its last bits, each [C], and the
+/// elements per channel. Added up over ranks they are the moments of the pooled batch, whose
+/// variance is as exact as one rank's, also where the mean is much larger. Zeros for an empty
+/// input.
+TORCHFUSE_API at::Tensor batch_norm_stats(const at::Tensor& input);
+
+/// The second pass: y = (x - mean) / sqrt(var + eps) * weight + bias, plus the residual, then ReLU.
+///
+/// @param input as in batch_norm_stats().
+/// @param weight, bias [C], any of the four dtypes; 1 and 0 if absent.
+/// @param packed what batch_norm_stats() returned, added up over ranks. Absent: the running
+/// statistics take its place, and stay as they are.
+/// @param running_mean, running_var [C]: updated by (1 - momentum) * running + momentum * observed,
+/// the variance unbiased, unless no rank has an element.
+/// @param num_batches_tracked int64: one more, under the same condition.
+/// @param residual of input's sizes and dtype, added before the ReLU.
+/// @param momentum none: 1 / num_batches_tracked, the cumulative average.
+/// @param eps added to the biased variance.
+/// @param relu clamp the output at 0.
+/// @return output, of input's dtype, dense in its layout; and what the backward passes need: fp64
+/// [2 C + 1], mean, 1 / sqrt(var + eps), elements per channel (0 with running statistics).
+TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& packed,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var,
+    const std::optional<at::Tensor>& num_batches_tracked, const std::optional<at::Tensor>& residual,
+    std::optional<double> momentum, double eps, bool relu = false);
+
+/// The first of the two backward passes: one read of gradient and input.
+///
+/// @param grad_output of input's sizes and dtype.
+/// @param input, weight, bias, relu as given to batch_norm_elemt().
+/// @param saved what it returned.
+/// @param output what it returned, if there were a residual and a ReLU: the gradient passes where
+/// it is positive. Otherwise the ReLU is computed again from the input.
+/// @return sums, fp64 [2 C]: of dy and of dy * x_hat, to be added up over ranks; gradients of
+/// weight and bias, from this rank's elements alone; and with `output` the gradient behind the
+/// ReLU, which is the residual's (empty otherwise).
+TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& saved,
+    const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& output, bool relu = false);
+
+/// The second: dx = weight / sqrt(var + eps) * (dy - sum(dy) / n - x_hat * sum(dy * x_hat) / n).
+///
+/// @param grad_output as in batch_norm_backward_reduce(), or the gradient behind the ReLU that it
+/// returned; `relu` is false then.
+/// @param input, saved, weight, bias as there.
+/// @param sums what it returned, added up over ranks.
+/// @param relu computed again from the input.
+TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output,
+                                                   const at::Tensor& input, const at::Tensor& saved,
+                                                   const at::Tensor& sums,
+                                                   const std::optional<at::Tensor>& weight,
+                                                   const std::optional<at::Tensor>& bias,
+                                                   bool relu = false);
+
+/// Batch normalisation over the batches of all ranks of a group (Ioffe and Szegedy 2015; the
+/// moments of the pooled batch), differentiable twice: one all-reduce of 4 C + 1 doubles forwards
+/// and one of 2 C backwards, whatever the number of ranks. Ranks may have batches of different
+/// sizes, also empty ones. The gradients of weight and bias are those of this rank's outputs:
+/// data-parallel training adds them up.
+///
+/// @param input, weight, bias, running_mean, running_var, num_batches_tracked, residual, momentum,
+/// eps, relu as in batch_norm_elemt().
+/// @param packed reduced moments of an earlier call with the same input; nothing is exchanged or
+/// observed then.
+/// @param training false: the running statistics are used, if there are any.
+/// @param group name of a process group, as in all_reduce_(); none: this rank's batch alone.
+/// @param caller who asks, for error messages.
+/// @param deterministic as in all_reduce_sum_().
+/// @return output, and the reduced moments (empty with running statistics).
+TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> sync_batch_norm(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
+    const std::optional<at::Tensor>& running_var,
+    const std::optional<at::Tensor>& num_batches_tracked, const std::optional<at::Tensor>& residual,
+    const std::optional<at::Tensor>& packed, bool training, std::optional<double> momentum,
+    double eps, bool relu = false, const std::optional<std::string>& group = std::nullopt,
+    const std::string& caller = "sync_batch_norm", bool deterministic = false);
 
 }  // namespace torchfuse

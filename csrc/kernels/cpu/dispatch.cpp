@@ -1,43 +1,67 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Chooses the instruction level of the ops that are not templates.
+#include "kernels/batch_norm.h"
+#include "kernels/batch_norm_backward.h"
 #include "kernels/multi_tensor_l2_norm.h"
 #include "kernels/multi_tensor_unscale.h"
 
 namespace torchfuse::kernels {
 
-#define TORCHFUSE_DECLARE_LEVEL(level)                                       \
-  namespace cpu::level {                                                     \
-  void multi_tensor_l2_norm(const L2NormArgs&, std::int64_t, std::int64_t);  \
-  bool multi_tensor_unscale(const UnscaleArgs&, std::int64_t, std::int64_t); \
+#define TORCHFUSE_DECLARE_LEVEL(level)                                                             \
+  namespace cpu::level {                                                                           \
+  void multi_tensor_l2_norm(const L2NormArgs&, std::int64_t, std::int64_t);                        \
+  bool multi_tensor_unscale(const UnscaleArgs&, std::int64_t, std::int64_t);                       \
+  void batch_norm_stats(const BatchNormStatsArgs&, std::int64_t, std::int64_t);                    \
+  void batch_norm_elemt(const BatchNormElemtArgs&, std::int64_t, std::int64_t);                    \
+  void batch_norm_backward_reduce(const BatchNormBackwardReduceArgs&, std::int64_t, std::int64_t); \
+  void batch_norm_backward_elemt(const BatchNormBackwardElemtArgs&, std::int64_t, std::int64_t);   \
   }
 TORCHFUSE_DECLARE_LEVEL(baseline)
 TORCHFUSE_DECLARE_LEVEL(avx2)
 TORCHFUSE_DECLARE_LEVEL(avx512)
 #undef TORCHFUSE_DECLARE_LEVEL
 
+#define TORCHFUSE_CALL_LEVEL(isa, function, ...) \
+  switch (isa) {                                 \
+    case CpuIsa::kAvx512:                        \
+      return cpu::avx512::function(__VA_ARGS__); \
+    case CpuIsa::kAvx2:                          \
+      return cpu::avx2::function(__VA_ARGS__);   \
+    case CpuIsa::kBaseline:                      \
+      break;                                     \
+  }                                              \
+  return cpu::baseline::function(__VA_ARGS__)
+
 void multi_tensor_l2_norm_cpu(CpuIsa isa, const L2NormArgs& args, std::int64_t begin,
                               std::int64_t end) {
-  switch (isa) {
-    case CpuIsa::kAvx512:
-      return cpu::avx512::multi_tensor_l2_norm(args, begin, end);
-    case CpuIsa::kAvx2:
-      return cpu::avx2::multi_tensor_l2_norm(args, begin, end);
-    case CpuIsa::kBaseline:
-      return cpu::baseline::multi_tensor_l2_norm(args, begin, end);
-  }
+  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_l2_norm, args, begin, end);
 }
 
 bool multi_tensor_unscale_cpu(CpuIsa isa, const UnscaleArgs& args, std::int64_t begin,
                               std::int64_t end) {
-  switch (isa) {
-    case CpuIsa::kAvx512:
-      return cpu::avx512::multi_tensor_unscale(args, begin, end);
-    case CpuIsa::kAvx2:
-      return cpu::avx2::multi_tensor_unscale(args, begin, end);
-    case CpuIsa::kBaseline:
-      break;
-  }
-  return cpu::baseline::multi_tensor_unscale(args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_unscale, args, begin, end);
 }
+
+void batch_norm_stats_cpu(CpuIsa isa, const BatchNormStatsArgs& args, std::int64_t begin,
+                          std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_stats, args, begin, end);
+}
+
+void batch_norm_elemt_cpu(CpuIsa isa, const BatchNormElemtArgs& args, std::int64_t begin,
+                          std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_elemt, args, begin, end);
+}
+
+void batch_norm_backward_reduce_cpu(CpuIsa isa, const BatchNormBackwardReduceArgs& args,
+                                    std::int64_t begin, std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_reduce, args, begin, end);
+}
+
+void batch_norm_backward_elemt_cpu(CpuIsa isa, const BatchNormBackwardElemtArgs& args,
+                                   std::int64_t begin, std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_elemt, args, begin, end);
+}
+
+#undef TORCHFUSE_CALL_LEVEL
 
 }  // namespace torchfuse::kernels

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Gradient sums (one read of gradient and input) and the input's gradient (the same, one write).
+#include "kernels/batch_norm_backward.h"
+
+#include "kernels/cpu/batch_norm_vectors.h"
+
+namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
+
+namespace {
+
+/// Where the gradient of the output passes: everywhere, where the output computed again is
+/// positive, or where the output is; there the gradient behind the ReLU may be written.
+enum class Gate { kOpen, kComputed, kOutput };
+
+template <Gate kGate, class V>
+TORCHFUSE_INLINE V passed(V dy, V deviation, V output, V scale, V shift) {
+  if constexpr (kGate == Gate::kComputed) {
+    return pass_where_positive(normalize(deviation, scale, shift), dy);
+  }
+  if constexpr (kGate == Gate::kOutput) return pass_where_positive(output, dy);
+  return dy;
+}
+
+/// A channel's part of an item of planes.
+template <DType kDType, Gate kGate>
+__attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& args,
+                                          const BatchNormItem& item, double* partial) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
+  constexpr std::int64_t kVectors = kSumVectors<T>;
+  const BatchNormShape& shape = args.shape;
+  const std::int64_t c = item.channel_begin;
+  const std::int64_t count = item.inner_end - item.inner_begin;
+  const V center(*terms_row<T>(args.terms, 0, shape.channels, c));
+  const V scale(*terms_row<T>(args.terms, 1, shape.channels, c));
+  const V shift(*terms_row<T>(args.terms, 2, shape.channels, c));
+  V sum[kVectors];
+  V sum_deviation[kVectors];
+#pragma GCC unroll 32
+  for (std::int64_t v = 0; v < kVectors; ++v) sum[v] = sum_deviation[v] = V(T(0));
+  const auto add = [&](const E* dy, const E* x, const E* y, E* dz) __attribute__((always_inline)) {
+#pragma GCC unroll 32
+    for (std::int64_t v = 0; v < kVectors; ++v) {
+      const V deviation = load_vector<kDType>(x + v * kWidth) - center;
+      const V passing = passed<kGate>(load_vector<kDType>(dy + v * kWidth), deviation,
+                                      load_vector<kDType>(y + v * kWidth), scale, shift);
+      if constexpr (kGate == Gate::kOutput) {
+        if (dz != nullptr) store_vector<kDType>(dz + v * kWidth, passing);
+      }
+      sum[v] = sum[v] + passing;
+      sum_deviation[v] = fma(passing, deviation, sum_deviation[v]);
+    }
+  };
+  for (std::int64_t o = item.outer_begin; o < item.outer_end; ++o) {
+    const E* dy = run_of<kDType>(args.grad_output, o, c, item.inner_begin);
+    const E* x = run_of<kDType>(args.input, o, c, item.inner_begin);
+    const E* y = kGate == Gate::kOutput ? run_of<kDType>(args.output, o, c, item.inner_begin) : x;
+    E* dz = args.grad_residual == nullptr
+                ? nullptr
+                : static_cast<E*>(args.grad_residual) + (o * shape.channels + c) * shape.inner +
+                      item.inner_begin;
+    std::int64_t i = 0;
+    for (; i + kSumLanes <= count; i += kSumLanes) {
+      prefetch(x + i, kAheadBytes);
+      prefetch(dy + i, kAheadBytes);
+      add(dy + i, x + i, y + i, dz == nullptr ? nullptr : dz + i);
+    }
+    if (i == count) continue;
+    // Zero gradients past the end add nothing, if what they are multiplied with is finite.
+    const std::size_t bytes = static_cast<std::size_t>(count - i) * sizeof(E);
+    E buffer[4][kSumLanes] = {};
+    for (E& element : buffer[1]) element = x[i];
+    memcpy(buffer[0], dy + i, bytes);
+    memcpy(buffer[1], x + i, bytes);
+    memcpy(buffer[2], y + i, bytes);
+    add(buffer[0], buffer[1], buffer[2], buffer[3]);
+    if (dz != nullptr) memcpy(dz + i, buffer[3], bytes);
+  }
+  partial[0] = sum_lanes<T>(sum);
+  partial[1] = sum_lanes<T>(sum_deviation);
+}
+
+/// An item of rows: one accumulator for each channel, kRowBlock rows at a time.
+template <DType kDType, Gate kGate>
+__attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
+                                        const BatchNormItem& item, double* partials) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
+  const std::int64_t first = item.channel_begin;
+  const std::int64_t channels = item.channel_end - first;
+  alignas(64) T sum[kTileChannels] = {};
+  alignas(64) T sum_deviation[kTileChannels] = {};
+  const T* center = terms_row<T>(args.terms, 0, args.shape.channels, first);
+  const T* scale = terms_row<T>(args.terms, 1, args.shape.channels, first);
+  const T* shift = terms_row<T>(args.terms, 2, args.shape.channels, first);
+  const auto add_rows = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
+    constexpr std::int64_t kRows = decltype(row_count)::value;
+    const E* dy = run_of<kDType>(args.grad_output, row, first, 0);
+    const E* x = run_of<kDType>(args.input, row, first, 0);
+    const E* y = kGate == Gate::kOutput ? run_of<kDType>(args.output, row, first, 0) : x;
+    const std::int64_t dy_stride = args.grad_output.outer_stride;
+    const std::int64_t x_stride = args.input.outer_stride;
+    const std::int64_t y_stride = kGate == Gate::kOutput ? args.output.outer_stride : x_stride;
+    E* dz = args.grad_residual == nullptr
+                ? nullptr
+                : static_cast<E*>(args.grad_residual) + row * args.shape.channels + first;
+    std::int64_t c = 0;
+    for (; c + kWidth <= channels; c += kWidth) {
+      V s = load_terms(sum + c);
+      V d = load_terms(sum_deviation + c);
+      const V about = load_terms(center + c);
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        const V deviation = load_vector<kDType>(x + r * x_stride + c) - about;
+        const V passing = passed<kGate>(load_vector<kDType>(dy + r * dy_stride + c), deviation,
+                                        load_vector<kDType>(y + r * y_stride + c),
+                                        load_terms(scale + c), load_terms(shift + c));
+        if constexpr (kGate == Gate::kOutput) {
+          if (dz != nullptr) store_vector<kDType>(dz + r * args.shape.channels + c, passing);
+        }
+        s = s + passing;
+        d = fma(passing, deviation, d);
+      }
+      store_terms(sum + c, s);
+      store_terms(sum_deviation + c, d);
+    }
+    for (; c < channels; ++c) {
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        const T deviation = load_one(x + r * x_stride + c) - center[c];
+        const T passing = passed<kGate>(load_one(dy + r * dy_stride + c), deviation,
+                                        load_one(y + r * y_stride + c), scale[c], shift[c]);
+        if (dz != nullptr) store_one(dz + r * args.shape.channels + c, passing);
+        sum[c] = sum[c] + passing;
+        sum_deviation[c] = kernels::fma(passing, deviation, sum_deviation[c]);
+      }
+    }
+  };
+  std::int64_t row = item.outer_begin;
+  for (; row + kRowBlock <= item.outer_end; row += kRowBlock) add_rows(Rows<kRowBlock>(), row);
+  for (; row < item.outer_end; ++row) add_rows(Rows<1>(), row);
+  for (std::int64_t c = 0; c < channels; ++c) {
+    partials[c * kGradPartial] = static_cast<double>(sum[c]);
+    partials[c * kGradPartial + 1] = static_cast<double>(sum_deviation[c]);
+  }
+}
+
+template <bool kRelu, class V>
+TORCHFUSE_INLINE V grad_input_of(V dy, V x, V center, V scale, V shift, V dy_scale,
+                                 V deviation_scale, V constant) {
+  const V deviation = x - center;
+  const V passing = passed<kRelu ? Gate::kComputed : Gate::kOpen>(dy, deviation, x, scale, shift);
+  return grad_input(passing, deviation, dy_scale, deviation_scale, constant);
+}
+
+template <DType kDType, bool kRelu>
+__attribute__((noinline)) void write_planes(const BatchNormBackwardElemtArgs& args,
+                                            std::int64_t begin, std::int64_t end) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  const BatchNormShape& shape = args.shape;
+  for_each_run(shape, begin, end,
+               [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
+                   std::int64_t offset) __attribute__((always_inline)) {
+                 const E* dy = run_of<kDType>(args.grad_output, o, c, first);
+                 const E* x = run_of<kDType>(args.input, o, c, first);
+                 E* dx = static_cast<E*>(args.grad_input) + offset;
+                 T t[kNormalizeTerms + kGradInputTerms];
+                 for (std::int64_t k = 0; k < kNormalizeTerms + kGradInputTerms; ++k) {
+                   t[k] = *terms_row<T>(args.terms, k, shape.channels, c);
+                 }
+                 for_each_element<kWidthOf<kDType>>(
+                     count,
+                     [&](std::int64_t i) __attribute__((always_inline)) {
+                       prefetch(x + i, kAheadBytes);
+                       prefetch(dy + i, kAheadBytes);
+                       store_vector<kDType>(
+                           dx + i, grad_input_of<kRelu>(
+                                       load_vector<kDType>(dy + i), load_vector<kDType>(x + i),
+                                       V(t[0]), V(t[1]), V(t[2]), V(t[3]), V(t[4]), V(t[5])));
+                     },
+                     [&](std::int64_t i) __attribute__((always_inline)) {
+                       store_one(dx + i, grad_input_of<kRelu>(load_one(dy + i), load_one(x + i),
+                                                              t[0], t[1], t[2], t[3], t[4], t[5]));
+                     });
+               });
+}
+
+template <DType kDType, bool kRelu>
+__attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args,
+                                          std::int64_t begin, std::int64_t end) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  const std::int64_t channels = args.shape.channels;
+  const auto t = [&](std::int64_t k, std::int64_t c) __attribute__((always_inline)) {
+    return terms_row<T>(args.terms, k, channels, c);
+  };
+  const RowRange rows = rows_within(args.shape, begin, end);
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const E* dy = run_of<kDType>(args.grad_output, row, 0, 0);
+    const E* x = run_of<kDType>(args.input, row, 0, 0);
+    E* dx = static_cast<E*>(args.grad_input) + row * channels;
+    for_each_element<kWidthOf<kDType>>(
+        channels,
+        [&](std::int64_t c) __attribute__((always_inline)) {
+          prefetch(x + c, kAheadBytes);
+          prefetch(dy + c, kAheadBytes);
+          store_vector<kDType>(
+              dx + c,
+              grad_input_of<kRelu>(load_vector<kDType>(dy + c), load_vector<kDType>(x + c),
+                                   load_terms(t(0, c)), load_terms(t(1, c)), load_terms(t(2, c)),
+                                   load_terms(t(3, c)), load_terms(t(4, c)), load_terms(t(5, c))));
+        },
+        [&](std::int64_t c) __attribute__((always_inline)) {
+          store_one(dx + c, grad_input_of<kRelu>(load_one(dy + c), load_one(x + c), *t(0, c),
+                                                 *t(1, c), *t(2, c), *t(3, c), *t(4, c), *t(5, c)));
+        });
+  }
+}
+
+template <DType kDType, Gate kGate>
+TORCHFUSE_INLINE void sum_items(const BatchNormBackwardReduceArgs& args, std::int64_t begin,
+                                std::int64_t end) {
+  const BatchNormSplit split = split_of(args.shape);
+  for (std::int64_t i = begin; i < end; ++i) {
+    const BatchNormItem item = item_of(args.shape, split, i);
+    double* partials = args.partials +
+                       (item.partial_row * args.shape.channels + item.channel_begin) * kGradPartial;
+    if (args.shape.channels_last) {
+      sum_rows<kDType, kGate>(args, item, partials);
+    } else {
+      sum_planes<kDType, kGate>(args, item, partials);
+    }
+  }
+}
+
+}  // namespace
+
+void batch_norm_backward_reduce(const BatchNormBackwardReduceArgs& args, std::int64_t begin,
+                                std::int64_t end) {
+  with_dtype(args.shape.dtype, [&]<DType kDType>() __attribute__((always_inline)) {
+    if (!args.relu) return sum_items<kDType, Gate::kOpen>(args, begin, end);
+    if (args.output.data == nullptr) return sum_items<kDType, Gate::kComputed>(args, begin, end);
+    sum_items<kDType, Gate::kOutput>(args, begin, end);
+  });
+}
+
+void batch_norm_backward_elemt(const BatchNormBackwardElemtArgs& args, std::int64_t begin,
+                               std::int64_t end) {
+  with_dtype(args.shape.dtype, [&]<DType kDType>() __attribute__((always_inline)) {
+    if (args.shape.channels_last && args.relu) return write_rows<kDType, true>(args, begin, end);
+    if (args.shape.channels_last) return write_rows<kDType, false>(args, begin, end);
+    if (args.relu) return write_planes<kDType, true>(args, begin, end);
+    write_planes<kDType, false>(args, begin, end);
+  });
+}
+
+}  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Local statistics (one read) and the output (one read, one write).
+#include "kernels/batch_norm.h"
+
+#include "kernels/cpu/batch_norm_vectors.h"
+
+namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
+
+namespace {
+
+// Sums are taken about the first element of each item and channel: one pass, no division, and no
+// cancellation that a large mean could cause.
+
+/// One channel's part of an item of planes. 4 or 2 or 8 bytes per element.
+template <DType kDType>
+__attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const BatchNormItem& item,
+                                          double* partial) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
+  constexpr std::int64_t kVectors = kSumVectors<T>;
+  const std::int64_t c = item.channel_begin;
+  const std::int64_t count = item.inner_end - item.inner_begin;
+  const E first = *run_of<kDType>(args.input, item.outer_begin, c, item.inner_begin);
+  const V pivot(load_one(&first));
+  V sum[kVectors];
+  V sum_sq[kVectors];
+#pragma GCC unroll 32
+  for (std::int64_t v = 0; v < kVectors; ++v) sum[v] = sum_sq[v] = V(T(0));
+  const auto add = [&](const E* x) __attribute__((always_inline)) {
+#pragma GCC unroll 32
+    for (std::int64_t v = 0; v < kVectors; ++v) {
+      const V deviation = load_vector<kDType>(x + v * kWidth) - pivot;
+      sum[v] = sum[v] + deviation;
+      sum_sq[v] = fma(deviation, deviation, sum_sq[v]);
+    }
+  };
+  for (std::int64_t o = item.outer_begin; o < item.outer_end; ++o) {
+    const E* x = run_of<kDType>(args.input, o, c, item.inner_begin);
+    std::int64_t i = 0;
+    for (; i + kSumLanes <= count; i += kSumLanes) {
+      prefetch(x + i, kAheadBytes);
+      add(x + i);
+    }
+    if (i == count) continue;
+    // Pivots past the end add nothing.
+    E buffer[kSumLanes];
+    for (E& element : buffer) element = first;
+    memcpy(buffer, x + i, static_cast<std::size_t>(count - i) * sizeof(E));
+    add(buffer);
+  }
+  partial[0] = static_cast<double>(load_one(&first));
+  partial[1] = sum_lanes<T>(sum);
+  partial[2] = sum_lanes<T>(sum_sq);
+}
+
+/// An item of rows: one accumulator for each channel, kRows rows at a time.
+template <DType kDType>
+__attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const BatchNormItem& item,
+                                        double* partials) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
+  const std::int64_t channels = item.channel_end - item.channel_begin;
+  alignas(64) T pivot[kTileChannels];
+  alignas(64) T sum[kTileChannels] = {};
+  alignas(64) T sum_sq[kTileChannels] = {};
+  const E* x = run_of<kDType>(args.input, item.outer_begin, item.channel_begin, 0);
+  for (std::int64_t c = 0; c < channels; ++c) pivot[c] = load_one(x + c);
+  const std::int64_t stride = args.input.outer_stride;
+  const auto add_rows = [&](auto row_count) __attribute__((always_inline)) {
+    constexpr std::int64_t kRows = decltype(row_count)::value;
+    std::int64_t c = 0;
+    for (; c + kWidth <= channels; c += kWidth) {
+      const V about = load_terms(pivot + c);
+      V s = load_terms(sum + c);
+      V q = load_terms(sum_sq + c);
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        const V deviation = load_vector<kDType>(x + r * stride + c) - about;
+        s = s + deviation;
+        q = fma(deviation, deviation, q);
+      }
+      store_terms(sum + c, s);
+      store_terms(sum_sq + c, q);
+    }
+    for (; c < channels; ++c) {
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        const T deviation = load_one(x + r * stride + c) - pivot[c];
+        sum[c] = sum[c] + deviation;
+        sum_sq[c] = kernels::fma(deviation, deviation, sum_sq[c]);
+      }
+    }
+    x += kRows * stride;
+  };
+  std::int64_t rows = item.outer_end - item.outer_begin;
+  for (; rows >= kRowBlock; rows -= kRowBlock) add_rows(Rows<kRowBlock>());
+  for (; rows > 0; --rows) add_rows(Rows<1>());
+  for (std::int64_t c = 0; c < channels; ++c) {
+    partials[c * kStatsPartial] = static_cast<double>(pivot[c]);
+    partials[c * kStatsPartial + 1] = static_cast<double>(sum[c]);
+    partials[c * kStatsPartial + 2] = static_cast<double>(sum_sq[c]);
+  }
+}
+
+/// What happens to one vector or one element.
+template <bool kResidual, bool kRelu, class V>
+TORCHFUSE_INLINE V output_of(V x, V residual, V center, V scale, V shift) {
+  V y = normalize(x - center, scale, shift);
+  if constexpr (kResidual) y = y + residual;
+  if constexpr (kRelu) y = max(y, V(typename ScalarOf<V>::Type(0)));
+  return y;
+}
+
+template <DType kDType, bool kResidual, bool kRelu>
+__attribute__((noinline)) void write_planes(const BatchNormElemtArgs& args, std::int64_t begin,
+                                            std::int64_t end) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  const BatchNormShape& shape = args.shape;
+  for_each_run(shape, begin, end,
+               [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
+                   std::int64_t offset) __attribute__((always_inline)) {
+                 const E* x = run_of<kDType>(args.input, o, c, first);
+                 const E* z = kResidual ? run_of<kDType>(args.residual, o, c, first) : x;
+                 E* y = static_cast<E*>(args.output) + offset;
+                 const T center = *terms_row<T>(args.terms, 0, shape.channels, c);
+                 const T scale = *terms_row<T>(args.terms, 1, shape.channels, c);
+                 const T shift = *terms_row<T>(args.terms, 2, shape.channels, c);
+                 for_each_element<kWidthOf<kDType>>(
+                     count,
+                     [&](std::int64_t i) __attribute__((always_inline)) {
+                       prefetch(x + i, kAheadBytes);
+                       store_vector<kDType>(
+                           y + i, output_of<kResidual, kRelu>(load_vector<kDType>(x + i),
+                                                              load_vector<kDType>(z + i), V(center),
+                                                              V(scale), V(shift)));
+                     },
+                     [&](std::int64_t i) __attribute__((always_inline)) {
+                       store_one(y + i,
+                                 output_of<kResidual, kRelu>(load_one(x + i), load_one(z + i),
+                                                             center, scale, shift));
+                     });
+               });
+}
+
+template <DType kDType, bool kResidual, bool kRelu>
+__attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::int64_t begin,
+                                          std::int64_t end) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  const std::int64_t channels = args.shape.channels;
+  const T* center = terms_row<T>(args.terms, 0, channels, 0);
+  const T* scale = terms_row<T>(args.terms, 1, channels, 0);
+  const T* shift = terms_row<T>(args.terms, 2, channels, 0);
+  const RowRange rows = rows_within(args.shape, begin, end);
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const E* x = run_of<kDType>(args.input, row, 0, 0);
+    const E* z = kResidual ? run_of<kDType>(args.residual, row, 0, 0) : x;
+    E* y = static_cast<E*>(args.output) + row * channels;
+    for_each_element<kWidthOf<kDType>>(
+        channels,
+        [&](std::int64_t c) __attribute__((always_inline)) {
+          prefetch(x + c, kAheadBytes);
+          store_vector<kDType>(
+              y + c, output_of<kResidual, kRelu>(load_vector<kDType>(x + c),
+                                                 load_vector<kDType>(z + c), load_terms(center + c),
+                                                 load_terms(scale + c), load_terms(shift + c)));
+        },
+        [&](std::int64_t c) __attribute__((always_inline)) {
+          store_one(y + c, output_of<kResidual, kRelu>(load_one(x + c), load_one(z + c), center[c],
+                                                       scale[c], shift[c]));
+        });
+  }
+}
+
+template <DType kDType, bool kResidual, bool kRelu>
+void write_elements(const BatchNormElemtArgs& args, std::int64_t begin, std::int64_t end) {
+  if (args.shape.channels_last) return write_rows<kDType, kResidual, kRelu>(args, begin, end);
+  write_planes<kDType, kResidual, kRelu>(args, begin, end);
+}
+
+}  // namespace
+
+void batch_norm_stats(const BatchNormStatsArgs& args, std::int64_t begin, std::int64_t end) {
+  const BatchNormSplit split = split_of(args.shape);
+  with_dtype(args.shape.dtype, [&]<DType kDType>() __attribute__((always_inline)) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const BatchNormItem item = item_of(args.shape, split, i);
+      double* partials =
+          args.partials +
+          (item.partial_row * args.shape.channels + item.channel_begin) * kStatsPartial;
+      if (args.shape.channels_last) {
+        sum_rows<kDType>(args, item, partials);
+      } else {
+        sum_planes<kDType>(args, item, partials);
+      }
+    }
+  });
+}
+
+void batch_norm_elemt(const BatchNormElemtArgs& args, std::int64_t begin, std::int64_t end) {
+  const bool residual = args.residual.data != nullptr;
+  with_dtype(args.shape.dtype, [&]<DType kDType>() __attribute__((always_inline)) {
+    if (residual && args.relu) return write_elements<kDType, true, true>(args, begin, end);
+    if (residual) return write_elements<kDType, true, false>(args, begin, end);
+    if (args.relu) return write_elements<kDType, false, true>(args, begin, end);
+    write_elements<kDType, false, false>(args, begin, end);
+  });
+}
+
+}  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How the sums of a batch normalisation are cut into items: by the shape alone.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/batch_norm.h"
+#include "kernels/common/macros.h"
+
+namespace torchfuse::kernels::cpu {
+
+/// Elements of a channel that share one partial sum. Enough that partials cost little traffic; few
+/// enough that fp32 lanes stay accurate and threads have something to share.
+constexpr std::int64_t kPlaneElements = 8192;
+constexpr std::int64_t kRowsPerItem = 512;
+/// Channels of an item of rows: its accumulators stay in the first-level cache.
+constexpr std::int64_t kTileChannels = 256;
+
+/// Items are steps of samples by steps of a plane by steps of channels.
+struct BatchNormSplit {
+  std::int64_t outer_step, inner_step, channel_step;
+  std::int64_t outer_items, inner_items, channel_items;
+};
+
+/// The part of a tensor that an item covers.
+struct BatchNormItem {
+  std::int64_t partial_row;
+  std::int64_t outer_begin, outer_end;
+  std::int64_t inner_begin, inner_end;
+  std::int64_t channel_begin, channel_end;
+
+  TORCHFUSE_HOST_DEVICE double count() const {
+    return static_cast<double>((outer_end - outer_begin) * (inner_end - inner_begin));
+  }
+};
+
+TORCHFUSE_HOST_DEVICE std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+TORCHFUSE_HOST_DEVICE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+TORCHFUSE_HOST_DEVICE BatchNormSplit split_of(const BatchNormShape& shape) {
+  BatchNormSplit split{};
+  if (shape.channels_last) {
+    split.outer_step = kRowsPerItem;
+    split.inner_step = 1;
+    split.channel_step = kTileChannels;
+  } else if (shape.inner >= kPlaneElements) {
+    split.outer_step = 1;
+    split.inner_step = kPlaneElements;
+    split.channel_step = 1;
+  } else {
+    split.outer_step = shape.inner == 0 ? 1 : kPlaneElements / shape.inner;
+    split.inner_step = shape.inner;
+    split.channel_step = 1;
+  }
+  const bool empty = shape.numel() == 0;
+  split.outer_items = empty ? 0 : divide_up(shape.outer, split.outer_step);
+  split.inner_items = empty ? 0 : divide_up(shape.inner, split.inner_step);
+  split.channel_items = empty ? 0 : divide_up(shape.channels, split.channel_step);
+  return split;
+}
+
+TORCHFUSE_HOST_DEVICE BatchNormItem item_of(const BatchNormShape& shape,
+                                            const BatchNormSplit& split, std::int64_t index) {
+  BatchNormItem item{};
+  item.channel_begin = index % split.channel_items * split.channel_step;
+  item.channel_end = smaller(item.channel_begin + split.channel_step, shape.channels);
+  item.partial_row = index / split.channel_items;
+  item.inner_begin = item.partial_row % split.inner_items * split.inner_step;
+  item.inner_end = smaller(item.inner_begin + split.inner_step, shape.inner);
+  item.outer_begin = item.partial_row / split.inner_items * split.outer_step;
+  item.outer_end = smaller(item.outer_begin + split.outer_step, shape.outer);
+  return item;
+}
+
+}  // namespace torchfuse::kernels::cpu

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the batch normalisation passes share: streams of one storage type, gates, terms by channel.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/batch_norm.h"
+#include "kernels/cpu/batch_norm_split.h"
+#include "kernels/cpu/simd.h"
+
+namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
+
+// Beside those for vectors, for the elements that fill none.
+using kernels::max;
+
+/// Partial sums of a plane's elements: element i of a run in lane i % 32, at every vector width.
+constexpr std::int64_t kSumLanes = 32;
+template <class T>
+constexpr std::int64_t kSumVectors = kSumLanes / Simd<T>::kWidth;
+
+/// How far ahead streams are prefetched.
+constexpr std::int64_t kAheadBytes = 2048;
+
+/// Elements of the storage type kDType, computed with as ComputeOf.
+template <DType kDType>
+struct StorageOf;
+template <>
+struct StorageOf<DType::kFloat32> {
+  using Element = float;
+  using Compute = float;
+};
+template <>
+struct StorageOf<DType::kFloat64> {
+  using Element = double;
+  using Compute = double;
+};
+template <>
+struct StorageOf<DType::kFloat16> {
+  using Element = Half;
+  using Compute = float;
+};
+template <>
+struct StorageOf<DType::kBFloat16> {
+  using Element = BFloat16;
+  using Compute = float;
+};
+template <DType kDType>
+using ElementOf = typename StorageOf<kDType>::Element;
+template <DType kDType>
+using ComputeOf = typename StorageOf<kDType>::Compute;
+template <DType kDType>
+using VectorOf = typename Simd<ComputeOf<kDType>>::V;
+template <DType kDType>
+constexpr std::int64_t kWidthOf = Simd<ComputeOf<kDType>>::kWidth;
+
+TORCHFUSE_INLINE float load_one(const float* p) { return *p; }
+TORCHFUSE_INLINE double load_one(const double* p) { return *p; }
+TORCHFUSE_INLINE float load_one(const Half* p) { return to_float(*p); }
+TORCHFUSE_INLINE float load_one(const BFloat16* p) { return to_float(*p); }
+TORCHFUSE_INLINE void store_one(float* p, float x) { *p = x; }
+TORCHFUSE_INLINE void store_one(double* p, double x) { *p = x; }
+TORCHFUSE_INLINE void store_one(Half* p, float x) { *p = to_half(x); }
+TORCHFUSE_INLINE void store_one(BFloat16* p, float x) { *p = to_bfloat16(x); }
+
+template <DType kDType>
+TORCHFUSE_INLINE VectorOf<kDType> load_vector(const ElementOf<kDType>* p) {
+  return load(p, 0, kDType, ComputeOf<kDType>());
+}
+template <DType kDType>
+TORCHFUSE_INLINE void store_vector(ElementOf<kDType>* p, VectorOf<kDType> x) {
+  store(p, 0, kDType, x, ComputeOf<kDType>());
+}
+
+/// Vectors of terms and accumulators, which are in the compute type.
+TORCHFUSE_INLINE Simd<float>::V load_terms(const float* p) { return load_f32(p); }
+TORCHFUSE_INLINE Simd<double>::V load_terms(const double* p) { return load_f64(p); }
+TORCHFUSE_INLINE void store_terms(float* p, Simd<float>::V x) { store_f32(p, x); }
+TORCHFUSE_INLINE void store_terms(double* p, Simd<double>::V x) { store_f64(p, x); }
+
+/// The number that fills a vector of type V.
+template <class V>
+struct ScalarOf {
+  using Type = V;
+};
+#if defined(__AVX2__)
+template <>
+struct ScalarOf<VecF> {
+  using Type = float;
+};
+template <>
+struct ScalarOf<VecD> {
+  using Type = double;
+};
+#endif
+
+/// Rows that are added together, so that accumulators are loaded once for all of them.
+constexpr std::int64_t kRowBlock = 4;
+template <std::int64_t kRows>
+struct Rows {
+  static constexpr std::int64_t value = kRows;
+};
+
+/// `value` where a ReLU of `gate` lets a gradient pass, as torch's: not where gate <= 0.
+template <class T>
+TORCHFUSE_INLINE T pass_where_positive(T gate, T value) {
+  return gate <= T(0) ? T(0) : value;
+}
+#if defined(__AVX512F__)
+TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
+  return VecF(
+      _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate.v, _mm512_setzero_ps(), _CMP_NLE_UQ), value.v));
+}
+TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
+  return VecD(
+      _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(gate.v, _mm512_setzero_pd(), _CMP_NLE_UQ), value.v));
+}
+#elif defined(__AVX2__)
+TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
+  return VecF(_mm256_and_ps(_mm256_cmp_ps(gate.v, _mm256_setzero_ps(), _CMP_NLE_UQ), value.v));
+}
+TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
+  return VecD(_mm256_and_pd(_mm256_cmp_pd(gate.v, _mm256_setzero_pd(), _CMP_NLE_UQ), value.v));
+}
+#endif
+
+/// Sums of `x[i]` lanes in fp64, in lane order.
+template <class T, class V>
+TORCHFUSE_INLINE double sum_lanes(const V (&vectors)[kSumVectors<T>]) {
+  alignas(64) T lanes[kSumLanes];
+  memcpy(lanes, vectors, sizeof lanes);
+  double sum = 0.0;
+  for (const T lane : lanes) sum += static_cast<double>(lane);
+  return sum;
+}
+
+/// Row `row` of the terms, from channel `c` on.
+template <class T>
+TORCHFUSE_INLINE const T* terms_row(const void* terms, std::int64_t row, std::int64_t channels,
+                                    std::int64_t c) {
+  return static_cast<const T*>(terms) + row * channels + c;
+}
+
+template <DType kDType>
+TORCHFUSE_INLINE const ElementOf<kDType>* run_of(const BatchNormInput& input, std::int64_t outer,
+                                                 std::int64_t c, std::int64_t i) {
+  return static_cast<const ElementOf<kDType>*>(input.data) + outer * input.outer_stride +
+         c * input.channel_stride + i;
+}
+
+/// Calls body(outer, channel, first, count, offset) for the runs of planes that elements
+/// [begin, end) of a dense tensor consist of; `offset` is the first element's own.
+template <class Body>
+TORCHFUSE_INLINE void for_each_run(const BatchNormShape& shape, std::int64_t begin,
+                                   std::int64_t end, const Body& body) {
+  while (begin < end) {
+    const std::int64_t plane = begin / shape.inner;
+    const std::int64_t first = begin - plane * shape.inner;
+    const std::int64_t count = smaller(shape.inner - first, end - begin);
+    body(plane / shape.channels, plane % shape.channels, first, count, begin);
+    begin += count;
+  }
+}
+
+/// The rows that begin within elements [begin, end) of a dense tensor.
+struct RowRange {
+  std::int64_t begin, end;
+};
+TORCHFUSE_INLINE RowRange rows_within(const BatchNormShape& shape, std::int64_t begin,
+                                      std::int64_t end) {
+  return RowRange{divide_up(begin, shape.channels), divide_up(end, shape.channels)};
+}
+
+/// Calls vector(i) for whole vectors and single(i) for the elements that fill none. Results are
+/// written apart from what is read, so that the last vector may overlap the one before it.
+template <std::int64_t kWidth, class Vector, class Single>
+TORCHFUSE_INLINE void for_each_element(std::int64_t count, const Vector& vector,
+                                       const Single& single) {
+  std::int64_t i = 0;
+#pragma GCC unroll 4
+  for (; i + kWidth <= count; i += kWidth) vector(i);
+  if (i == count) return;
+  if (count >= kWidth) {
+    vector(count - kWidth);
+  } else {
+    for (; i < count; ++i) single(i);
+  }
+}
+
+/// Calls body(std::integral_constant<DType, dtype>) with denormals flushed, except for fp64.
+template <class Body>
+TORCHFUSE_INLINE void with_dtype(DType dtype, const Body& body) {
+  if (dtype == DType::kFloat64) return body.template operator()<DType::kFloat64>();
+  const FlushDenormals flush;
+  if (dtype == DType::kFloat32) return body.template operator()<DType::kFloat32>();
+  if (dtype == DType::kFloat16) return body.template operator()<DType::kFloat16>();
+  return body.template operator()<DType::kBFloat16>();
+}
+
+}  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

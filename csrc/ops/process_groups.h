@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Process groups by name, and collectives whose failures say who is missing.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <string>
+
+namespace c10d {
+class Backend;
+class ProcessGroup;
+class Work;
+}  // namespace c10d
+
+namespace torchfuse::ops {
+
+/// Throws if there is no such group, or if it was destroyed.
+c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
+                                                  const std::string& caller);
+
+/// Starts a collective and waits for it; a failure is reported with the ranks of which there is no
+/// sign.
+void run_collective(c10d::ProcessGroup& group, const std::string& caller,
+                    const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+
+}  // namespace torchfuse::ops
