@@ -1,6 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Training with large batches on many devices."""
+"""Training on many devices: statistics over all processes, rates for large batches."""
 
+from torchfuse.parallel.convert_syncbn import (
+    convert_syncbn_model,
+    create_syncbn_process_group,
+    revert_syncbn_model,
+)
 from torchfuse.parallel.larc import LARC
+from torchfuse.parallel.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["LARC"]
+__all__ = [
+    "LARC",
+    "SyncBatchNorm",
+    "convert_syncbn_model",
+    "create_syncbn_process_group",
+    "revert_syncbn_model",
+]
