@@ -31,7 +31,7 @@ import torchfuse
 from suites import peak_memory
 from torchfuse.testing.bench import interleave, summarize
 
-SUITES = ("fused_adam", "optimizers", "grad_scaler")
+SUITES = ("fused_adam", "optimizers", "grad_scaler", "sync_batch_norm")
 RESULT_FORMAT = 1
 REFERENCE = "in-place scale"
 MAX_REFERENCE_BYTES = 512 * 2**20

@@ -33,13 +33,14 @@ at::Tensor call_collective(const char* name, Args&&... args) {
 
 /// All ranks' tensors as rows, in their order.
 at::Tensor gather(c10d::ProcessGroup& group, const at::Tensor& tensor, const std::string& caller) {
-  at::Tensor rows = at::empty({group.getSize(), tensor.numel()}, tensor.options());
+  // Flat: Gloo accepts no other shape.
+  at::Tensor all = at::empty({group.getSize() * tensor.numel()}, tensor.options());
   at::Tensor own = tensor.view({-1});
   c10d::AllgatherOptions options;
   options.asyncOp = false;
   const auto backend = group.getBackend(tensor.device().type());
-  ops::run_collective(group, caller, [&] { return backend->_allgather_base(rows, own, options); });
-  return rows;
+  ops::run_collective(group, caller, [&] { return backend->_allgather_base(all, own, options); });
+  return all.view({group.getSize(), tensor.numel()});
 }
 
 void all_reduce_sum_impl(const at::Tensor& tensor, c10::string_view group_name,

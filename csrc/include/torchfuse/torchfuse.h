@@ -8,6 +8,7 @@
 #include <torchfuse/clip_grad.h>
 #include <torchfuse/collectives.h>
 #include <torchfuse/fused_step.h>
+#include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>
 #include <torchfuse/optim/fused_adam.h>
@@ -19,4 +20,5 @@
 #include <torchfuse/optim/fused_options.h>
 #include <torchfuse/optim/fused_sgd.h>
 #include <torchfuse/optim/optimizer_class.h>
+#include <torchfuse/parallel/convert_sync_batch_norm.h>
 #include <torchfuse/version.h>

@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 
 
-def join_group(rank: int, ranks: int, folder: str) -> None:
-    """Joins a Gloo group whose processes meet in a file of `folder`."""
+def join_group(rank: int, ranks: int, folder: str, seconds: float = 120.0) -> None:
+    """Joins a Gloo group whose processes meet in a file of `folder`, with a time limit."""
     store = dist.FileStore(f"{folder}/store", ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=seconds)
+    )
 
 
 def leave_group() -> None:
@@ -20,3 +28,18 @@ def leave_group() -> None:
     """
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run_ranks(target: Callable[..., None], *args: Any, ranks: int, seconds: float = 120.0) -> None:
+    """Runs target(rank, *args) in `ranks` processes; none of them outlives the call."""
+    context = multiprocessing.spawn(target, args, nprocs=ranks, join=False)
+    deadline = time.monotonic() + seconds
+    try:
+        while not context.join(timeout=1.0):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{target.__name__} has not ended within {seconds} s")
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()

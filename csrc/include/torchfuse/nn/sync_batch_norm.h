@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include <torchfuse/export.h>
+
+namespace torchfuse::nn {
+
+/// Options of SyncBatchNorm; names and defaults as torch::nn::BatchNormOptions.
+struct SyncBatchNormOptions {
+  SyncBatchNormOptions(std::int64_t num_features) : num_features_(num_features) {}  // NOLINT
+
+  TORCH_ARG(std::int64_t, num_features);             ///< channels C of an input [N, C, ...]
+  TORCH_ARG(double, eps) = 1e-5;                     ///< added to the variance
+  TORCH_ARG(std::optional<double>, momentum) = 0.1;  ///< none: average over all batches
+  TORCH_ARG(bool, affine) = true;                    ///< have weight and bias
+  TORCH_ARG(bool, track_running_stats) = true;       ///< keep statistics for evaluation
+  TORCH_ARG(bool, fuse_relu) = false;                ///< clamp the output at 0
+  TORCH_ARG(bool, deterministic) = false;            ///< add ranks in order; see all_reduce_sum_
+  TORCH_ARG(std::optional<std::string>, process_group);  ///< name; none: this process alone
+};
+
+/// Batch normalisation whose mean and variance are those of all processes' batches together; plain
+/// batch normalisation until a process group is attached. The kernels, numbers and state names are
+/// those of torchfuse.parallel.SyncBatchNorm in Python: inputs of any layout and of fp32, fp16,
+/// bf16 or fp64; one all-reduce each way; empty batches; an optional residual and ReLU in the same
+/// pass.
+///
+///     struct Net : torch::nn::Module {
+///       torch::nn::Conv2d conv{torch::nn::Conv2dOptions(3, 64, 3).bias(false)};
+///       torchfuse::nn::SyncBatchNorm norm{
+///           torchfuse::nn::SyncBatchNormOptions(64).fuse_relu(true)};
+///       ...
+///     };
+///     auto group = torchfuse::parallel::init_process_group();
+///     torchfuse::parallel::convert_sync_batch_norm(*net, group.name());
+///
+/// Ioffe and Szegedy 2015; see torchfuse::sync_batch_norm() for the formula and the exchange.
+class TORCHFUSE_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
+ public:
+  explicit SyncBatchNormImpl(std::int64_t num_features)
+      : SyncBatchNormImpl(SyncBatchNormOptions(num_features)) {}
+  /// @throws c10::Error if num_features is not positive.
+  explicit SyncBatchNormImpl(SyncBatchNormOptions options);
+
+  /// @param input [N, C, ...].
+  /// @param residual of input's sizes and dtype, added before the ReLU; undefined: none.
+  /// @throws c10::Error naming this layer if the number of channels, the dtype or the residual do
+  /// not fit, if there is one value for each channel in training with one process, if ranks differ
+  /// in num_features or dtype, or if one ends or is late.
+  at::Tensor forward(const at::Tensor& input, const at::Tensor& residual = {});
+
+  /// Exchange with the ranks of the process group of this name, which must stay alive; an empty
+  /// name ends it. @param layer_name for messages.
+  void attach_group(const std::string& group, const std::string& layer_name = "");
+
+  /// Registers parameters and buffers anew.
+  void reset() override;
+  /// Running statistics as at the start: 0, 1 and no batches.
+  void reset_running_stats();
+  /// Parameters as at the start: 1 and 0.
+  void reset_parameters();
+  /// Writes the layer and its options.
+  void pretty_print(std::ostream& stream) const override;
+
+  SyncBatchNormOptions options;    ///< as given, with the group that was attached
+  at::Tensor weight;               ///< [C]; undefined without `affine`
+  at::Tensor bias;                 ///< [C]; undefined without `affine`
+  at::Tensor running_mean;         ///< [C]; undefined without `track_running_stats`
+  at::Tensor running_var;          ///< [C]; undefined without `track_running_stats`
+  at::Tensor num_batches_tracked;  ///< int64; undefined without `track_running_stats`
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
+
+ private:
+  std::string caller() const;
+  /// The group if there is more than one process in it. Makes sure, once, that ranks agree.
+  std::optional<std::string> group_to_sync(const at::Tensor& input);
+
+  std::string layer_name_;
+  std::string agreed_;
+};
+
+TORCH_MODULE(SyncBatchNorm);
+
+}  // namespace torchfuse::nn

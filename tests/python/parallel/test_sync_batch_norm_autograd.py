@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is built upon the layer's autograd: second derivatives, checkpoints, graphs, autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from torchfuse.parallel import SyncBatchNorm, convert_syncbn_model
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_derivatives_numerically(relu: bool, training: bool) -> None:
+    layer = SyncBatchNorm(2, fuse_relu=relu, dtype=torch.float64).train(training)
+    x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    z = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor, z: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (x, z))
+        return result
+
+    assert torch.autograd.gradcheck(call, (x, weight, bias, z))
+    assert torch.autograd.gradgradcheck(call, (x, weight, bias, z))
+
+
+def test_gradient_penalty_equals_batch_norms() -> None:
+    x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    penalties = []
+    for layer in (SyncBatchNorm(3, dtype=torch.float64), nn.BatchNorm2d(3).double()):
+        input = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(layer(input).pow(3).sum(), input, create_graph=True)
+        grad.square().sum().backward()
+        assert input.grad is not None
+        penalties.append((input.grad, layer.weight.grad))
+    for ours, theirs in zip(*penalties, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        SyncBatchNorm(8, fuse_relu=True, momentum=None),
+        nn.Conv2d(8, 8, 3, padding=1),
+        SyncBatchNorm(8),
+    )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_checkpointing_observes_once(calls: int, reentrant: bool) -> None:
+    """`calls` segments run the same layers, and are repeated in the reverse order."""
+    plain, checkpointed = make_model(), make_model()
+    inputs = [torch.randn(4, 3, 6, 6, requires_grad=True) for _ in range(calls)]
+    sum(plain(x).square().sum() for x in inputs).backward()  # type: ignore[union-attr]
+    expected = [x.grad for x in inputs]
+    for x in inputs:
+        x.grad = None
+    outputs = [checkpoint(checkpointed, x, use_reentrant=reentrant) for x in inputs]
+    before = [buffer.clone() for buffer in checkpointed.buffers()]
+    sum(y.square().sum() for y in outputs).backward()
+    for buffer, old in zip(checkpointed.buffers(), before, strict=True):
+        assert torch.equal(buffer, old), "the repeated pass observed the batch again"
+    for ours, theirs in zip(checkpointed.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(checkpointed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
+    for x, grad in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(x.grad, grad, rtol=1e-5, atol=1e-5)
+
+
+def test_passes_that_nobody_repeats_are_forgotten() -> None:
+    layer = SyncBatchNorm(3)
+    with torch.no_grad():
+        for _ in range(200):
+            layer(torch.randn(2, 3, 4))
+    assert len(layer._forwards._passes) == 64
+
+
+def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_compiles_into_one_graph(channels_last: bool, dynamic: bool) -> None:
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    eager, other = (make_model().to(memory_format=memory) for _ in range(2))
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for size in (6, 6, 8):
+        x = torch.randn(4, 3, size, size).to(memory_format=memory)
+        for ours, theirs in zip(_step(compiled, x), _step(eager, x), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(other.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_compiles_with_inductor() -> None:
+    eager, other = make_model(), make_model()
+    compiled = torch.compile(other, fullgraph=True)
+    x = torch.randn(4, 3, 6, 6)
+    for _ in range(2):
+        for ours, theirs in zip(_step(compiled, x), _step(eager, x), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(other.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype) -> None:
+    """As nn.BatchNorm: the dtype that comes in goes out, parameters and statistics stay in fp32."""
+
+    def train(norm: Callable[[int], nn.Module]) -> tuple[Tensor, nn.Module]:
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.Conv2d(8, 4, 3))
+        x = torch.randn(4, 3, 8, 8)
+        with torch.autocast("cpu", dtype):
+            inner = model[1](model[0](x))
+            assert inner.dtype == dtype
+            y = model[2](inner)
+        y.float().square().mean().backward()
+        return y.detach().float(), model
+
+    ours, model = train(SyncBatchNorm)
+    theirs, reference = train(nn.BatchNorm2d)
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert mine.grad is not None
+        assert mine.grad.dtype == torch.float32
+        torch.testing.assert_close(mine.grad, other.grad, rtol=5e-2, atol=5e-2)
+    assert model[1].running_mean.dtype == torch.float32  # type: ignore[index, union-attr]
+
+
+def test_inference_mode() -> None:
+    layer = SyncBatchNorm(3)
+    x = torch.randn(4, 3, 5)
+    with torch.inference_mode():
+        trained = layer(x)
+        layer.eval()
+        evaluated = layer(x)
+    reference = nn.BatchNorm1d(3)
+    torch.testing.assert_close(trained, reference(x))
+    torch.testing.assert_close(evaluated, reference.eval()(x))
+
+
+def test_functional_call_and_swap_of_parameters() -> None:
+    model = convert_syncbn_model(nn.Sequential(nn.BatchNorm1d(3)))
+    x = torch.randn(4, 3)
+    params = {"0.weight": torch.full((3,), 2.0), "0.bias": torch.zeros(3)}
+    doubled = torch.func.functional_call(model, params, (x,))
+    torch.testing.assert_close(doubled, 2.0 * model(x))

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A rank that ends, stops or differs: the others say so, name the layer and the rank, and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from support.processes import join_group
+
+from torchfuse.parallel import SyncBatchNorm, convert_syncbn_model
+
+# The group's timeout, and how long a test may last altogether.
+TIMEOUT = 6.0
+LIMIT = 90.0
+
+
+def _named_layer(features: int = 3) -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(4, features), torch.nn.BatchNorm1d(features))
+    return convert_syncbn_model(model)
+
+
+def _report(rank: int, folder: str, call: Callable[[], object]) -> None:
+    """Writes what `call` raised and how long that took."""
+    start = time.monotonic()
+    try:
+        call()
+        message = "no error"
+    except RuntimeError as error:
+        message = str(error)
+    torch.save((message, time.monotonic() - start), f"{folder}/{rank}")
+
+
+def _ends(rank: int, folder: str) -> None:
+    join_group(rank, 3, folder, TIMEOUT)
+    model = _named_layer()
+    model(torch.randn(2, 4))
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _report(rank, folder, lambda: model(torch.randn(2, 4)))
+
+
+def _stops(rank: int, folder: str) -> None:
+    join_group(rank, 3, folder, TIMEOUT)
+    model = _named_layer()
+    model(torch.randn(2, 4))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    _report(rank, folder, lambda: model(torch.randn(2, 4)))
+
+
+def _ends_before_backward(rank: int, folder: str) -> None:
+    join_group(rank, 3, folder, TIMEOUT)
+    loss = _named_layer()(torch.randn(2, 4)).square().sum()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _report(rank, folder, loss.backward)
+
+
+def _differs_in_features(rank: int, folder: str) -> None:
+    join_group(rank, 2, folder, TIMEOUT)
+    features = 3 + rank
+    _report(rank, folder, lambda: _named_layer(features)(torch.randn(2, 4)))
+
+
+def _differs_in_dtype(rank: int, folder: str) -> None:
+    join_group(rank, 2, folder, TIMEOUT)
+    x = torch.randn(2, 3, dtype=torch.float32 if rank else torch.float64)
+    _report(rank, folder, lambda: SyncBatchNorm(3)(x))
+
+
+def _lost_its_group(rank: int, folder: str) -> None:
+    join_group(rank, 2, folder, TIMEOUT)
+    group = dist.new_group([0, 1])
+    layer = SyncBatchNorm(3, process_group=group)
+    layer(torch.randn(2, 3))
+    dist.barrier()
+    dist.destroy_process_group()
+    _report(rank, folder, lambda: layer(torch.randn(2, 3)))
+
+
+def _run(target: Callable[..., None], folder: Path, ranks: int, survivors: list[int]) -> list[str]:
+    """The survivors' messages, which came in time. Nobody is left behind."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=target, args=(rank, str(folder))) for rank in range(ranks)]
+    try:
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + LIMIT
+        for rank in survivors:
+            processes[rank].join(max(0.1, deadline - time.monotonic()))
+            assert not processes[rank].is_alive(), f"rank {rank} hangs"
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    results = [torch.load(folder / str(rank)) for rank in survivors]
+    for message, seconds in results:
+        # The backend's timeout, and as long again for the other ranks' reports.
+        assert seconds < 2 * TIMEOUT + 5, message
+    return [message for message, _ in results]
+
+
+@pytest.mark.parametrize("target", [_ends, _ends_before_backward])
+def test_a_rank_that_was_killed(target: Callable[..., None], tmp_path: Path) -> None:
+    for message in _run(target, tmp_path, 3, survivors=[0, 1]):
+        assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
+        assert "There is no sign of rank 2: ended, stopped" in message
+        assert "The backend says: " in message
+
+
+def test_a_rank_that_was_stopped(tmp_path: Path) -> None:
+    for message in _run(_stops, tmp_path, 3, survivors=[0, 2]):
+        assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
+        assert "There is no sign of rank 1: ended, stopped" in message
+
+
+def test_ranks_with_other_channels(tmp_path: Path) -> None:
+    for message in _run(_differs_in_features, tmp_path, 2, survivors=[0, 1]):
+        assert "expected num_features to be the same in all ranks" in message
+        assert "got 3, 4. Build the same model in every process." in message
+
+
+def test_ranks_with_other_dtypes(tmp_path: Path) -> None:
+    for message in _run(_differs_in_dtype, tmp_path, 2, survivors=[0, 1]):
+        assert "expected input.dtype (0 float32, 1 float16, 2 bfloat16, 3 float64) to be" in message
+        assert "got 3, 0." in message
+
+
+def test_a_group_that_was_destroyed(tmp_path: Path) -> None:
+    for message in _run(_lost_its_group, tmp_path, 2, survivors=[0, 1]):
+        assert message.startswith(
+            "SyncBatchNorm(3): expected process_group to exist, got one that was destroyed."
+        )
