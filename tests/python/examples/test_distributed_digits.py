@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Digits in several processes: the losses of one process with the whole batch, also resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+PROGRAM = Path(__file__).resolve().parents[3] / "examples/python/distributed_digits.py"
+
+
+def run(folder: Path, processes: int, *options: str) -> str:
+    """What the program prints, under torchrun at a port that the system chooses."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+    launcher += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    done = subprocess.run(
+        [*launcher, str(PROGRAM), "--out", str(folder), *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def losses(folder: Path) -> list[float]:
+    values: list[float] = json.loads((folder / "losses.json").read_text())
+    return values
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    printed = run(tmp_path / "two", 2)
+    run(tmp_path / "one", 1, "--epochs", "1")
+    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
+    assert len(one) == 22
+    for ours, theirs in zip(two[:20], one[:20], strict=True):
+        assert abs(ours - theirs) <= 1e-5 * theirs
+    # One progress bar, and one report.
+    assert len(re.findall(r"100%\|", printed)) >= 1
+    (accuracy,) = re.findall(r"test accuracy: ([\d.]+)%", printed)
+    assert float(accuracy) >= 97.0
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    whole, parts, precision = tmp_path / "whole", tmp_path / "parts", "fp16"
+    run(whole, 2, "--precision", precision, "--epochs", "3")
+    run(parts, 2, "--precision", precision, "--epochs", "2")
+    run(parts, 2, "--precision", precision, "--epochs", "3", "--resume")
+    assert losses(parts) == losses(whole)[-len(losses(parts)) :]
+
+
+def test_it_asks_for_torchrun(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "RANK"}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--out", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "start it with torchrun" in done.stderr
