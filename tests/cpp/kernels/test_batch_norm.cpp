@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Batch normalisation on the CPU, without torch: values, equal bits at every instruction level and
+// for every division of the work, and no access outside of a tensor.
+#include "kernels/batch_norm.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernel_test.h"
+#include "kernels/batch_norm_backward.h"
+
+namespace torchfuse::kernels::testing {
+namespace {
+
+struct Case {
+  BatchNormShape shape;
+  bool relu;
+  bool residual;
+};
+
+std::string name_of(const Case& c) {
+  const BatchNormShape& s = c.shape;
+  return std::to_string(s.outer) + "x" + std::to_string(s.channels) + "x" +
+         std::to_string(s.inner) + (s.channels_last ? " rows" : " planes") + " dtype " +
+         std::to_string(static_cast<int>(s.dtype)) + (c.relu ? " relu" : "") +
+         (c.residual ? " residual" : "");
+}
+
+/// What one forward and backward pass leaves behind.
+struct Results {
+  std::vector<double> packed, saved, sums;
+  std::vector<float> grad_weight, grad_bias;
+  Buffer output, grad_input, grad_residual;
+
+  bool operator==(const Results& other) const {
+    return packed == other.packed && saved == other.saved && sums == other.sums &&
+           grad_weight == other.grad_weight && grad_bias == other.grad_bias &&
+           output == other.output && grad_input == other.grad_input &&
+           grad_residual == other.grad_residual;
+  }
+};
+
+/// One layer's tensors, `offset` elements into their allocations.
+class Layer {
+ public:
+  Layer(const Case& c, std::int64_t offset)
+      : case_(c),
+        x_(c.shape.dtype, c.shape.numel(), offset),
+        z_(c.shape.dtype, c.shape.numel(), offset),
+        dy_(c.shape.dtype, c.shape.numel(), offset),
+        weight_(static_cast<std::size_t>(c.shape.channels)),
+        bias_(weight_.size()) {
+    std::mt19937 random(1);
+    x_.fill_normal(random, 2.0);
+    z_.fill_normal(random);
+    dy_.fill_normal(random);
+    std::normal_distribution<float> normal;
+    for (float& value : weight_) value = 1.0F + 0.2F * normal(random);
+    for (float& value : bias_) value = normal(random);
+  }
+
+  /// Work in ranges of `step` items and elements.
+  Results run(CpuIsa isa, std::int64_t step) const {
+    const BatchNormShape& shape = case_.shape;
+    const auto channels = static_cast<std::size_t>(shape.channels);
+    const auto rows = static_cast<std::size_t>(batch_norm_partial_rows(shape));
+    Results r{std::vector<double>(packed_moments_size(shape.channels)),
+              std::vector<double>(2 * channels + 1),
+              std::vector<double>(2 * channels),
+              std::vector<float>(channels),
+              std::vector<float>(channels),
+              Buffer(shape.dtype, shape.numel()),
+              Buffer(shape.dtype, shape.numel()),
+              Buffer(shape.dtype, shape.numel())};
+    std::vector<double> partials(rows * channels * kStatsPartial);
+    std::vector<double> terms(channels * (kNormalizeTerms + kGradInputTerms));
+    const auto in_steps = [&](std::int64_t total, const auto& body) {
+      for (std::int64_t i = 0; i < total; i += step) body(i, std::min(i + step, total));
+    };
+
+    const BatchNormStatsArgs stats{shape, input(x_), r.packed.data(), partials.data()};
+    in_steps(batch_norm_items(shape),
+             [&](auto i, auto j) { batch_norm_stats_cpu(isa, stats, i, j); });
+    in_steps(shape.channels, [&](auto i, auto j) { batch_norm_pack_cpu(stats, i, j); });
+    BatchNormFinishArgs finish;
+    finish.channels = shape.channels;
+    finish.packed = r.packed.data();
+    finish.saved = r.saved.data();
+    batch_norm_finish_cpu(finish);
+
+    BatchNormElemtArgs elemt;
+    elemt.shape = shape;
+    elemt.input = input(x_);
+    if (case_.residual) elemt.residual = input(z_);
+    elemt.weight = {weight_.data(), DType::kFloat32};
+    elemt.bias = {bias_.data(), DType::kFloat32};
+    elemt.relu = case_.relu;
+    elemt.saved = r.saved.data();
+    elemt.output = r.output.data();
+    elemt.terms = terms.data();
+    batch_norm_elemt_terms_cpu(elemt);
+    in_steps(shape.numel(), [&](auto i, auto j) { batch_norm_elemt_cpu(isa, elemt, i, j); });
+
+    const bool gated = case_.relu && case_.residual;
+    BatchNormBackwardReduceArgs reduce;
+    reduce.shape = shape;
+    reduce.grad_output = input(dy_);
+    reduce.input = input(x_);
+    if (gated) reduce.output = input(r.output);
+    if (gated) reduce.grad_residual = r.grad_residual.data();
+    reduce.weight = elemt.weight;
+    reduce.bias = elemt.bias;
+    reduce.relu = case_.relu;
+    reduce.saved = r.saved.data();
+    reduce.sums = r.sums.data();
+    reduce.grad_weight = {r.grad_weight.data(), DType::kFloat32};
+    reduce.grad_bias = {r.grad_bias.data(), DType::kFloat32};
+    reduce.partials = partials.data();
+    reduce.terms = terms.data();
+    batch_norm_backward_reduce_terms_cpu(reduce);
+    in_steps(batch_norm_items(shape),
+             [&](auto i, auto j) { batch_norm_backward_reduce_cpu(isa, reduce, i, j); });
+    in_steps(shape.channels, [&](auto i, auto j) { batch_norm_backward_sum_cpu(reduce, i, j); });
+
+    BatchNormBackwardElemtArgs backward;
+    backward.shape = shape;
+    backward.grad_output = gated ? input(r.grad_residual) : input(dy_);
+    backward.input = input(x_);
+    backward.weight = elemt.weight;
+    backward.bias = elemt.bias;
+    backward.relu = case_.relu && !gated;
+    backward.saved = r.saved.data();
+    backward.sums = r.sums.data();
+    backward.grad_input = r.grad_input.data();
+    backward.terms = terms.data();
+    batch_norm_backward_elemt_terms_cpu(backward);
+    in_steps(shape.numel(),
+             [&](auto i, auto j) { batch_norm_backward_elemt_cpu(isa, backward, i, j); });
+    return r;
+  }
+
+  /// Compares with the textbook's formulas in fp64; gates as `r` has them.
+  void expect_right(const Results& r) const {
+    const BatchNormShape& shape = case_.shape;
+    const double tolerance = shape.dtype == DType::kFloat64   ? 1e-10
+                             : shape.dtype == DType::kFloat32 ? 1e-4
+                             : shape.dtype == DType::kFloat16 ? 1e-2
+                                                              : 6e-2;
+    const auto n = static_cast<double>(shape.outer * shape.inner);
+    for (std::int64_t c = 0; c < shape.channels; ++c) {
+      double mean = 0;
+      double var = 0;
+      for_channel(c, [&](std::int64_t i) { mean += x_.get(i) / n; });
+      for_channel(c, [&](std::int64_t i) { var += (x_.get(i) - mean) * (x_.get(i) - mean) / n; });
+      const double invstd = 1 / std::sqrt(var + 1e-5);
+      const double gamma = static_cast<double>(weight_[static_cast<std::size_t>(c)]);
+      const double beta = static_cast<double>(bias_[static_cast<std::size_t>(c)]);
+      double sum = 0;
+      double sum_xhat = 0;
+      const auto xhat = [&](std::int64_t i) { return (x_.get(i) - mean) * invstd; };
+      const auto pre = [&](std::int64_t i) {
+        return xhat(i) * gamma + beta + (case_.residual ? z_.get(i) : 0.0);
+      };
+      const auto grad = [&](std::int64_t i) {
+        return case_.relu && r.output.get(i) <= 0 ? 0.0 : dy_.get(i);
+      };
+      for_channel(c, [&](std::int64_t i) {
+        sum += grad(i);
+        sum_xhat += grad(i) * xhat(i);
+        const double y = case_.relu ? std::max(pre(i), 0.0) : pre(i);
+        ASSERT_NEAR(r.output.get(i), y, tolerance * std::max(1.0, std::abs(y)));
+      });
+      const double scale = tolerance * std::max(1.0, std::sqrt(n) * 4);
+      ASSERT_NEAR(r.sums[static_cast<std::size_t>(c)], sum, scale);
+      ASSERT_NEAR(r.sums[static_cast<std::size_t>(shape.channels + c)], sum_xhat, scale);
+      for_channel(c, [&](std::int64_t i) {
+        const double dx = gamma * invstd * (grad(i) - sum / n - xhat(i) * sum_xhat / n);
+        ASSERT_NEAR(r.grad_input.get(i), dx, tolerance * std::max(1.0, std::abs(dx)) * 4);
+      });
+    }
+  }
+
+ private:
+  BatchNormInput input(const Buffer& buffer) const {
+    const BatchNormShape& s = case_.shape;
+    if (s.channels_last) return {buffer.data(), s.channels, 1};
+    return {buffer.data(), s.channels * s.inner, s.inner};
+  }
+
+  template <class Visit>
+  void for_channel(std::int64_t c, const Visit& visit) const {
+    const BatchNormShape& s = case_.shape;
+    for (std::int64_t o = 0; o < s.outer; ++o) {
+      for (std::int64_t i = 0; i < s.inner; ++i) {
+        visit(s.channels_last ? o * s.channels + c : (o * s.channels + c) * s.inner + i);
+      }
+    }
+  }
+
+  Case case_;
+  Buffer x_, z_, dy_;
+  std::vector<float> weight_, bias_;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+    for (const BatchNormShape& shape :
+         {BatchNormShape{3, 5, 1, true, dtype}, BatchNormShape{700, 17, 1, true, dtype},
+          BatchNormShape{9, 600, 1, true, dtype}, BatchNormShape{4, 3, 49, false, dtype},
+          BatchNormShape{2, 3, 1, false, dtype}, BatchNormShape{300, 2, 33, false, dtype},
+          BatchNormShape{2, 2, 20000, false, dtype}}) {
+      for (const bool relu : {false, true}) {
+        for (const bool residual : {false, true}) all.push_back({shape, relu, residual});
+      }
+    }
+  }
+  return all;
+}
+
+TEST(BatchNorm, ValuesAndBitsAtEveryLevel) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(name_of(c));
+    const Layer layer(c, /*offset=*/1);
+    const Results expected = layer.run(levels_here().back(), 1 << 30);
+    layer.expect_right(expected);
+    for (const CpuIsa isa : levels_here()) {
+      EXPECT_TRUE(layer.run(isa, 1 << 30) == expected) << name_of(isa);
+    }
+    EXPECT_TRUE(layer.run(levels_here().back(), c.shape.channels_last ? 1111 : 777) == expected);
+  }
+}
+
+TEST(BatchNorm, EmptyTensorsGiveZeros) {
+  for (const bool channels_last : {false, true}) {
+    const Case c{{0, 3, channels_last ? 1 : 4, channels_last, DType::kBFloat16}, false, false};
+    const Results r = Layer(c, 0).run(levels_here().back(), 1 << 30);
+    EXPECT_EQ(r.packed, std::vector<double>(13, 0.0));
+    EXPECT_EQ(r.sums, std::vector<double>(6, 0.0));
+    for (const double value : r.saved) EXPECT_TRUE(std::isfinite(value));
+  }
+}
+
+TEST(BatchNorm, MomentsAddUpExactlyWhateverTheMean) {
+  std::mt19937 random(2);
+  for (const double mean : {0.0, 1.0, 1e4, -1e6, 1e9}) {
+    std::normal_distribution<double> normal(mean, 1.0);
+    std::vector<double> pooled(5, 0.0);
+    std::vector<double> all;
+    for (const int count : {1, 7, 0, 300}) {
+      std::vector<double> own;
+      for (int i = 0; i < count; ++i) own.push_back(normal(random));
+      all.insert(all.end(), own.begin(), own.end());
+      PivotedSums sums;
+      for (const double value : own) sums = merge(sums, PivotedSums{value, 0.0, 0.0, 1.0});
+      double packed[5] = {};
+      pack_moments(moments_of(sums), packed, 0, 1);
+      packed[4] = count;
+      for (int i = 0; i < 5; ++i) pooled[static_cast<std::size_t>(i)] += packed[i];
+    }
+    long double exact_mean = 0;
+    for (const double value : all) exact_mean += value;
+    exact_mean /= static_cast<long double>(all.size());
+    long double exact_m2 = 0;
+    for (const double value : all) exact_m2 += (value - exact_mean) * (value - exact_mean);
+    const Moments moments = unpack_moments(pooled.data(), 0, 1);
+    EXPECT_EQ(moments.count, 308.0);
+    EXPECT_NEAR(moments.mean, static_cast<double>(exact_mean), std::abs(mean) * 4e-16 + 4e-15);
+    // 77 bits of the squares are added up; the ranks' own means are rounded to 53.
+    const double lost = mean * mean * 0x1p-75 + std::abs(mean) * 1e-15;
+    EXPECT_NEAR(moments.m2 / static_cast<double>(exact_m2), 1.0, lost + 1e-13) << mean;
+  }
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels::testing
