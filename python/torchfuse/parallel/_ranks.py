@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 
 def require_group(who: str) -> None:
@@ -39,10 +39,30 @@ def check_parameters(who: str, module: nn.Module) -> None:
             f"'{name}' of shape {tuple(parameter.shape)}, dtype {parameter.dtype}, "
             f"requires_grad={parameter.requires_grad}"
         )
-    check_same(who, "the parameters of module", descriptions, "Build the same module everywhere.")
+    remedy = "Build the same module everywhere."
+    _check_same(f"{who}: expected the parameters of module", descriptions, remedy)
 
 
-def check_same(who: str, what: str, descriptions: Sequence[str], remedy: str) -> None:
+def check_gradients(who: str, named: Mapping[str, Tensor | None]) -> None:
+    """Refuses gradients that differ between processes in more than their values, or are sparse."""
+    descriptions = [f"{name}: {_describe(grad)}" for name, grad in named.items()]
+    remedy = "Let every process compute the gradients of the same parameters."
+    _check_same(f"{who}: expected the gradients", descriptions, remedy)
+    for name, grad in named.items():
+        if grad is not None and grad.layout is not torch.strided:
+            raise ValueError(
+                f"{who}: expected {name} to be dense, got layout {grad.layout}. "
+                "Reduce it by itself with torch.distributed.all_reduce."
+            )
+
+
+def _describe(grad: Tensor | None) -> str:
+    if grad is None:
+        return "none"
+    return f"shape {tuple(grad.shape)}, dtype {grad.dtype}, layout {grad.layout}"
+
+
+def _check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
     """Raises in all processes if one has other descriptions than the first.
 
     A checksum of each process is gathered, and read on the host; only if they differ, the
@@ -62,7 +82,7 @@ def check_same(who: str, what: str, descriptions: Sequence[str], remedy: str) ->
     rank = next(rank for rank, other in enumerate(everywhere) if other != everywhere[0])
     first, other = _first_difference(everywhere[0], everywhere[rank])
     raise RuntimeError(
-        f"{who}: expected {what} to be the same on all ranks, got {first} on rank 0 and {other} "
+        f"{expected} to be the same on all ranks, got {first} on rank 0 and {other} "
         f"on rank {rank}. {remedy}"
     )
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchfuse.parallel._ranks import check_parameters, check_same, require_group
+from torchfuse.parallel._ranks import check_gradients, check_parameters, require_group
 
 __all__ = ["apply_flat_dist_call", "flat_dist_call", "flatten", "split_by_type", "unflatten"]
 
@@ -204,18 +204,7 @@ class Reducer:
         """
         require_group("Reducer.reduce")
         named = self._named_grads()
-        check_same(
-            "Reducer.reduce",
-            "the gradients",
-            [f"{name}: {_describe(grad)}" for name, grad in named.items()],
-            "Let every process compute the gradients of the same parameters.",
-        )
-        for name, grad in named.items():
-            if grad is not None and grad.layout is not torch.strided:
-                raise ValueError(
-                    f"Reducer.reduce: expected {name} to be dense, got layout {grad.layout}. "
-                    "Reduce it by itself with torch.distributed.all_reduce."
-                )
+        check_gradients("Reducer.reduce", named)
         flat_dist_call((grad for grad in named.values() if grad is not None), dist.all_reduce)
 
     def _named_grads(self) -> dict[str, Tensor | None]:
@@ -225,12 +214,6 @@ class Reducer:
             f"the gradient of '{name}'": parameter.grad
             for name, parameter in self.module.named_parameters()
         }
-
-
-def _describe(grad: Tensor | None) -> str:
-    if grad is None:
-        return "none"
-    return f"shape {tuple(grad.shape)}, dtype {grad.dtype}, layout {grad.layout}"
 
 
 def _collect(item: Any, name: str, tensors: list[Tensor]) -> None:
