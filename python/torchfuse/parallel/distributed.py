@@ -149,7 +149,7 @@ class DistributedDataParallel(nn.Module):
         never used needs `delay_allreduce`; copies and pickles work; it runs on the CPU too.
     """
 
-    module: nn.Module
+    module: torch.nn.Module
     world_size: float
     _engine: _Engine | None
 

@@ -52,13 +52,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 
 @case
-def disabled(rank: int) -> list[Tensor | None]:
-    model = DistributedDataParallel(Branches().requires_grad_(True).left)
-    seen = []
+def disabled(rank: int) -> list[Any]:
+    model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    seen: list[Any] = []
     for enable in (False, True):
         model.enable_allreduce() if enable else model.disable_allreduce()
         model(mine(rank)).sum().backward()
-        seen.append(grad_of(model, "weight"))
+        seen += [grad_of(model, "weight"), model.needs_refresh]
     output = model(mine(rank))
     model.disable_allreduce()
     output.sum().backward()
@@ -68,8 +68,10 @@ def disabled(rank: int) -> list[Tensor | None]:
 def test_disabled_passes_accumulate_and_the_enabled_one_reduces_all(
     found: dict[str, list[Any]],
 ) -> None:
-    for rank, (first, second, third) in enumerate(found["disabled"]):
+    for rank, (first, untouched, second, fresh, third) in enumerate(found["disabled"]):
         own = mine(rank)
+        # A disabled pass does not even come to the buckets.
+        assert [untouched, fresh] == [True, False]
         assert torch.equal(first, own)
         assert torch.equal(second, torch.full((1, 2), 4.0))
         # Disabled between forward and backward pass.
@@ -77,6 +79,15 @@ def test_disabled_passes_accumulate_and_the_enabled_one_reduces_all(
 
 
 # Buckets.
+
+
+def kept_without_gradients(model: DistributedDataParallel) -> list[int]:
+    """How many buffers there are after a pass for evaluation, and when training goes on."""
+    with torch.no_grad():
+        model(torch.ones(1, 6))
+    kept = len(model.allreduce_buffers)
+    model(torch.ones(1, 6))
+    return [kept, len(model.allreduce_buffers)]
 
 
 @case
@@ -101,6 +112,7 @@ def buckets(rank: int) -> dict[str, Any]:
             "expected": sum(float(grad.sum()) for grad in grads if grad is not None),
             "inside": inside,
             "needs_refresh": [before, model.needs_refresh],
+            "kept": kept_without_gradients(model),
         }
     delayed = DistributedDataParallel(
         nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)),
@@ -132,6 +144,7 @@ def test_gradients_are_views_of_the_retained_buffers(found: dict[str, list[Any]]
             assert results[name]["inside"] == [True] * 4
             assert results[name]["total"] == pytest.approx(results[name]["expected"], rel=1e-5)
             assert results[name]["needs_refresh"] == [True, False]
+            assert results[name]["kept"] == [len(results[name]["sizes"]), 0]
 
 
 # Parameters that come and go.
