@@ -9,6 +9,7 @@ namespace torchfuse::bindings {
 void bind_optim(pybind11::module_& module);
 void bind_amp(pybind11::module_& module);
 void bind_clip_grad(pybind11::module_& module);
+void bind_collectives(pybind11::module_& module);
 void bind_archive(pybind11::module_& module);
 
 }  // namespace torchfuse::bindings

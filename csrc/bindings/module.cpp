@@ -89,5 +89,6 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_optim(module);
   bindings::bind_amp(module);
   bindings::bind_clip_grad(module);
+  bindings::bind_collectives(module);
   bindings::bind_archive(module);
 }

@@ -27,6 +27,45 @@ OptionalTensor optional(const at::Tensor& tensor) {
 
 at::Tensor value_of(const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); }
 
+/// Before anything is exchanged: a rank that fails alone leaves the others waiting. Sizes may be
+/// symbolic, and tensors without memory.
+void check_call(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                const OptionalTensor& residual, const SyncBatchNormCall& call) {
+  const char* caller = call.caller.c_str();
+  const ops::Argument argument{caller, "input"};
+  if (input.dim() < 2 || input.sym_size(1) == 0) {
+    ops::fail(argument, "have at least 2 dimensions and one channel", c10::str(input.sym_sizes()));
+  }
+  ops::dtype_of(argument, input);
+  const auto check_device = [&](const char* name, const at::Tensor& tensor) {
+    if (tensor.device() == input.device()) return;
+    ops::fail({caller, name}, c10::str("be on the device of input, ", input.device()),
+              c10::str(tensor.device()), "Move the module to the device of its input.");
+  };
+  const auto check_vector = [&](const char* name, const OptionalTensor& vector) {
+    if (!vector) return;
+    check_device(name, *vector);
+    if (vector->dim() == 1 && vector->sym_size(0) == input.sym_size(1)) return;
+    ops::fail({caller, name},
+              c10::str("be of shape [", input.sym_size(1), "], the channels of input"),
+              c10::str(vector->sym_sizes()), "num_features must be input.size(1).");
+  };
+  check_vector("weight", weight);
+  check_vector("bias", bias);
+  check_vector("running_mean", call.running_mean);
+  check_vector("running_var", call.running_var);
+  if (!residual) return;
+  check_device("residual", *residual);
+  if (residual->sym_sizes() != input.sym_sizes()) {
+    ops::fail({caller, "residual"}, c10::str("have the sizes of input, ", input.sym_sizes()),
+              c10::str(residual->sym_sizes()));
+  }
+  if (residual->scalar_type() != input.scalar_type()) {
+    ops::fail({caller, "residual"}, c10::str("be of the dtype of input, ", input.scalar_type()),
+              c10::str(residual->scalar_type()), "Convert it with to(input.dtype).");
+  }
+}
+
 /// The moments that the output is normalised by: none in evaluation, given ones when a forward pass
 /// is repeated, otherwise those of all ranks.
 OptionalTensor reduced_moments(const at::Tensor& input, const SyncBatchNormCall& call) {
@@ -143,6 +182,7 @@ std::tuple<at::Tensor, at::Tensor> sync_batch_norm_impl(
   if (group) call.group = std::string(*group);
   call.caller = std::string(caller);
   call.deterministic = deterministic;
+  check_call(input, weight, bias, residual, call);
   const variable_list result = SyncBatchNorm::apply(input, weight, bias, residual, call);
   return {result[0], result[1]};
 }

@@ -135,6 +135,9 @@ def clip_with_norm_(
     tensors: Sequence[Tensor | None], max_norm: float, total_norm: Tensor
 ) -> None: ...
 def clip_value_(tensors: Sequence[Tensor | None], clip_value: float) -> None: ...
+def check_same_in_all_ranks(
+    names: Sequence[str], values: Sequence[int], device: torch.device, group: str, caller: str
+) -> None: ...
 
 class OptimizerClass:
     """A C++ class of optimizers, and what its archives hold.

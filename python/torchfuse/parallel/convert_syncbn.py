@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""From `nn.BatchNorm*` to `SyncBatchNorm` and back, and process groups for it."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+
+from torchfuse.parallel.sync_batch_norm import SyncBatchNorm
+
+_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith(("_hooks", "_with_kwargs")))
+_SETTINGS = ("num_features", "eps", "momentum", "affine", "track_running_stats", "training")
+_ORIGIN = "_converted_from"
+
+
+class _BatchNormOfAnyDimension(_BatchNorm):
+    """What a layer that was made as `SyncBatchNorm` turns into."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+
+def convert_syncbn_model(
+    module: nn.Module,
+    process_group: dist.ProcessGroup | None = None,
+    channel_last: bool = False,
+    *,
+    own_communicator: bool = False,
+    deterministic: bool = False,
+) -> nn.Module:
+    """Replaces the batch normalisation layers of a model by `SyncBatchNorm`.
+
+    Parameters, buffers and hooks move over as they are, so that optimizers made before still know
+    the parameters; the training flag, dtype, device and `requires_grad` stay. A layer that occurs
+    twice is replaced by one. Instance normalisation stays. Subclasses with a forward of their own
+    (activations, say), and lazy layers that have not seen a batch, are left alone with a warning.
+    `revert_syncbn_model` is the way back.
+
+    Args:
+        module: the model, changed in place, or a batch normalisation layer itself.
+        process_group: whose processes take part; None is the default group, or a
+            `torch.nn.SyncBatchNorm` layer's own.
+        channel_last: as in `SyncBatchNorm`.
+        own_communicator: make a group for these layers, with the processes of `process_group`; all
+            processes must call this function then. Their exchanges do not wait behind those of
+            gradients, and cannot be mixed up with them.
+        deterministic: as in `SyncBatchNorm`.
+
+    Returns:
+        The model, or the new layer if `module` was one.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.parallel import convert_syncbn_model
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> convert_syncbn_model(model)[1].layer_name
+        '1'
+    """
+    if own_communicator:
+        ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
+        process_group = dist.new_group(ranks, use_local_synchronization=ranks is not None)
+    done: dict[nn.Module, nn.Module] = {}
+
+    def convert(layer: nn.Module, name: str) -> nn.Module:
+        if _is_to_convert(layer, name):
+            group = process_group or getattr(layer, "process_group", None)
+            return _synchronised(layer, name, group, channel_last, deterministic)
+        for child_name, child in layer.named_children():
+            if child not in done:
+                done[child] = convert(child, f"{name}.{child_name}" if name else child_name)
+        _replace_children(layer, done)
+        return layer
+
+    return convert(module, "")
+
+
+def revert_syncbn_model(module: nn.Module) -> nn.Module:
+    """Replaces `SyncBatchNorm` layers by the `nn.BatchNorm*` that they were, for export, say.
+
+    Args:
+        module: the model, changed in place, or a layer itself.
+
+    Returns:
+        The model, or the new layer if `module` was one.
+
+    Raises:
+        ValueError: a layer has `fuse_relu` or `channel_last`, which batch normalisation lacks.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.parallel import convert_syncbn_model, revert_syncbn_model
+        >>> revert_syncbn_model(convert_syncbn_model(torch.nn.BatchNorm2d(8)))
+        BatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
+    """
+    if isinstance(module, SyncBatchNorm):
+        if module.fuse_relu or module.channel_last:
+            raise ValueError(
+                f"revert_syncbn_model: expected layer '{module.layer_name}' to do what "
+                "nn.BatchNorm does, got one with fuse_relu or channel_last. Replace it by hand."
+            )
+        origin = getattr(module, _ORIGIN, _BatchNormOfAnyDimension)
+        plain: nn.Module = origin(module.num_features, device="meta")
+        _take_over(plain, module)
+        return plain
+    done = {child: revert_syncbn_model(child) for child in module.children()}
+    _replace_children(module, done)
+    return module
+
+
+def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
+    """The group of `group_size` consecutive ranks that this process belongs to.
+
+    All processes must call it. As apex's function of that name.
+
+    Args:
+        group_size: processes that share statistics; a divisor of the world size. 0 is all of them.
+
+    Returns:
+        The group; None for 0 and for the world size, which is the default group.
+
+    Raises:
+        ValueError: `group_size` is negative, larger than the world or no divisor of its size.
+
+    Example:
+        >>> from torchfuse.parallel import create_syncbn_process_group
+        >>> create_syncbn_process_group(0) is None
+        True
+    """
+    if group_size == 0:
+        return None
+    world_size = dist.get_world_size()
+    if group_size < 0 or world_size % group_size != 0:
+        raise ValueError(
+            f"create_syncbn_process_group: expected group_size to be a divisor of the world size, "
+            f"{world_size}, got {group_size}."
+        )
+    if group_size == world_size:
+        return None
+    groups: list[dist.ProcessGroup] = [
+        dist.new_group(list(range(first, first + group_size)))
+        for first in range(0, world_size, group_size)
+    ]
+    return groups[dist.get_rank() // group_size]
+
+
+def _is_to_convert(layer: nn.Module, name: str) -> bool:
+    if not isinstance(layer, _BatchNorm) or isinstance(layer, SyncBatchNorm):
+        return False
+    if type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        reason = "has a forward of its own, which would be lost"
+    elif isinstance(layer, _LazyNormBase):
+        reason = "has not seen a batch yet"
+    else:
+        return True
+    warnings.warn(
+        f"convert_syncbn_model leaves layer '{name}' as it is: {type(layer).__name__} {reason}.",
+        stacklevel=4,
+    )
+    return False
+
+
+def _synchronised(
+    layer: nn.Module,
+    name: str,
+    process_group: dist.ProcessGroup | None,
+    channel_last: bool,
+    deterministic: bool,
+) -> SyncBatchNorm:
+    new = SyncBatchNorm(
+        int(layer.num_features),  # type: ignore[arg-type]
+        process_group=process_group,
+        channel_last=channel_last,
+        deterministic=deterministic,
+        device="meta",
+    )
+    _take_over(new, layer)
+    new.layer_name = name
+    if not isinstance(layer, nn.SyncBatchNorm):
+        setattr(new, _ORIGIN, type(layer))
+    return new
+
+
+def _take_over(new: nn.Module, old: nn.Module) -> None:
+    """Settings, parameters, buffers and hooks of `old`, the same objects."""
+    for setting in _SETTINGS:
+        setattr(new, setting, getattr(old, setting))
+    new._parameters = old._parameters.copy()
+    new._buffers = old._buffers.copy()
+    new._non_persistent_buffers_set = old._non_persistent_buffers_set.copy()
+    for hooks in _HOOKS:
+        setattr(new, hooks, getattr(old, hooks))
+
+
+def _replace_children(layer: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
+    for name, child in layer._modules.items():
+        if child is not None and replacements.get(child, child) is not child:
+            layer._modules[name] = replacements[child]

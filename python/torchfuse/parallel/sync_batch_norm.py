@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Batch normalisation over the batches of all processes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchfuse import _C
+from torchfuse.parallel import _repeated_forward
+
+# What ranks must agree on; a number for each dtype, for the message.
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_AGREED = ["num_features", "input.dtype (0 float32, 1 float16, 2 bfloat16, 3 float64)"]
+
+
+class SyncBatchNorm(_BatchNorm):
+    r"""Batch normalisation whose mean and variance are those of all processes' batches together.
+
+    .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
+
+    over all dimensions but the second, as `torch.nn.BatchNorm1d`, 2d and 3d compute it on the
+    pooled batch (Ioffe and Szegedy 2015), on the CPU as well as on CUDA. One all-reduce in the
+    forward pass and one in the backward pass, whose sizes do not depend on the number of processes;
+    the host waits for neither on CUDA. Processes may have batches of different sizes, also empty
+    ones; where all are empty, nothing is observed. The state dict is that of `nn.BatchNorm2d`.
+
+    In evaluation, or with one process, nothing is exchanged and no process group is needed. The
+    gradients of `weight` and `bias` are those of this process's outputs, which
+    `DistributedDataParallel` averages. Differentiable twice. Under activation checkpointing the
+    repeated forward pass uses the statistics of the first and observes nothing again.
+
+    Args:
+        num_features: channels C of an input ``[N, C, ...]``.
+        eps: added to the variance.
+        momentum: share of the new observation in the running statistics; None averages over all
+            batches.
+        affine: have `weight` and `bias`.
+        track_running_stats: keep running statistics for evaluation; without them evaluation uses
+            the statistics of this process's batch.
+        process_group: whose processes take part; None is the default group. All its members must
+            run the same layers in the same order. A group of its own (`own_communicator` of
+            `convert_syncbn_model`) keeps the exchange from waiting behind gradients.
+        channel_last: inputs are ``[N, ..., C]``, as apex has it. A memory format needs no option:
+            `torch.channels_last` inputs are read and written as they lie.
+        fuse_relu: clamp the output at 0, in the same pass.
+        deterministic: add the processes in the order of their ranks, by a gather whose size grows
+            with their number.
+        device: of parameters and buffers.
+        dtype: of parameters and buffers: fp32, or fp16, bf16, fp64. Statistics are summed in fp32
+            and combined in fp64 whatever the input's dtype is.
+
+    Raises:
+        ValueError: the input has less than two dimensions or another number of channels; or one
+            value for each channel, in training with one process.
+        RuntimeError: the input is not of a real floating-point dtype; `z` differs from it in sizes,
+            dtype or device; processes differ in `num_features` or dtype; one ended or did not come
+            within the group's timeout: the message names this layer and the ranks without a sign.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.parallel import SyncBatchNorm
+        >>> norm = SyncBatchNorm(3, fuse_relu=True)
+        >>> x = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+        >>> y = norm(x, torch.randn_like(x))
+        >>> y.shape, bool((y >= 0).all()), y.is_contiguous(memory_format=torch.channels_last)
+        (torch.Size([4, 3, 8, 8]), True, True)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        channel_last: bool = False,
+        fuse_relu: bool = False,
+        *,
+        deterministic: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+        )
+        self.process_group = process_group
+        self.channel_last = channel_last
+        self.fuse_relu = fuse_relu
+        self.deterministic = deterministic
+        #: Where the layer stands in its model, for messages; `convert_syncbn_model` sets it.
+        self.layer_name = ""
+        self._agreed: tuple[str, torch.dtype] | None = None
+        self._forwards = _repeated_forward.Forwards()
+
+    def forward(self, input: Tensor, z: Tensor | None = None) -> Tensor:
+        """The normalised input, plus `z` if there is one, clamped at 0 with `fuse_relu`.
+
+        Args:
+            input: fp32, fp16, bf16 or fp64.
+            z: of the same sizes, dtype and device; added before the clamp.
+        """
+        if self.channel_last:
+            input = input.movedim(-1, 1)
+            z = None if z is None else z.movedim(-1, 1)
+        self._check_input_dim(input)
+        batch_statistics = self.training or self.running_mean is None
+        group = self._group_to_sync(input) if self.training else None
+        if batch_statistics and group is None and input.numel() == input.size(1):
+            raise ValueError(
+                f"{self._caller()}: expected more than 1 value per channel when training, "
+                f"got input size {input.size()}"
+            )
+        first = self._forwards.first_of(input) if batch_statistics else None
+        output, packed = self._call(input, z, first, batch_statistics, group)
+        if batch_statistics:
+            self._forwards.remember(input, packed)
+        return output.movedim(1, -1) if self.channel_last else output
+
+    def _call(
+        self,
+        input: Tensor,
+        z: Tensor | None,
+        packed: Tensor | None,
+        batch_statistics: bool,
+        group: str | None,
+    ) -> tuple[Tensor, Tensor]:
+        observing = self.training and self.track_running_stats
+        uses_running = observing or not batch_statistics
+        output, packed = torch.ops.torchfuse.sync_batch_norm(
+            input,
+            self.weight,
+            self.bias,
+            self.running_mean if uses_running else None,
+            self.running_var if uses_running else None,
+            self.num_batches_tracked if observing else None,
+            z,
+            packed,
+            training=batch_statistics,
+            momentum=self.momentum,
+            eps=self.eps,
+            relu=self.fuse_relu,
+            group=group,
+            caller=self._caller(),
+            deterministic=self.deterministic,
+        )
+        return output, packed
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(
+                f"{self._caller()}: expected at least 2D input (got {input.dim()}D input)"
+            )
+        if input.size(1) != self.num_features:
+            place = "the last dimension" if self.channel_last else "dimension 1"
+            raise ValueError(
+                f"{self._caller()}: expected input to have num_features = {self.num_features} "
+                f"channels in {place}, got {input.size(1)}."
+            )
+
+    def _caller(self) -> str:
+        name = f" '{self.layer_name}'" if self.layer_name else ""
+        return f"SyncBatchNorm{name}({self.num_features})"
+
+    def _group_to_sync(self, input: Tensor) -> str | None:
+        """The group's name, or None where this process is alone."""
+        if not (dist.is_available() and dist.is_initialized()):
+            if self.process_group is not None:
+                raise RuntimeError(
+                    f"{self._caller()}: expected process_group to exist, got one that was "
+                    "destroyed. Make the layer's group anew after init_process_group."
+                )
+            return None
+        group = self.process_group or dist.group.WORLD
+        assert group is not None  # init_process_group made it
+        if dist.get_rank(group) < 0:
+            raise RuntimeError(
+                f"{self._caller()}: expected this process to be in its process_group, got one "
+                "without it. Give each process the group that it belongs to."
+            )
+        if dist.get_world_size(group) == 1:
+            return None
+        name: str = group.group_name
+        if not torch.compiler.is_compiling():
+            self._agree(input, name)
+        return name
+
+    def _agree(self, input: Tensor, group: str) -> None:
+        """Once for each group and dtype: processes that differ would exchange nonsense, or hang."""
+        if self._agreed == (group, input.dtype) or input.dtype not in _DTYPES:
+            return
+        values = [self.num_features, _DTYPES.index(input.dtype)]
+        _C.check_same_in_all_ranks(_AGREED, values, input.device, group, self._caller())
+        self._agreed = (group, input.dtype)
+
+    def extra_repr(self) -> str:
+        """The arguments, those that apex adds where they are not the default."""
+        text: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        for name in ("channel_last", "fuse_relu", "deterministic"):
+            if getattr(self, name):
+                text += f", {name}=True"
+        return text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        """A copy in the same process group, which itself cannot be copied."""
+        memo[id(self.process_group)] = self.process_group
+        result = type(self).__new__(type(self))
+        memo[id(self)] = result
+        result.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return result
