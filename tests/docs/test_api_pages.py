@@ -24,6 +24,7 @@ MODULES = (
     "torchfuse.convert",
     "torchfuse.ops",
     "torchfuse.parallel",
+    "torchfuse.parallel.flat",
     "torchfuse.apex",
     "torchfuse.multi_tensor_apply",
     "torchfuse.testing",

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import torchfuse.apex
 from torchfuse import _loader, ops
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
-from torchfuse.parallel import LARC
+from torchfuse.parallel import LARC, DistributedDataParallel, Reducer
 
 # torch warns of a duplicate before our error.
 pytestmark = pytest.mark.filterwarnings("ignore:optimizer contains a parameter group")
@@ -147,6 +148,34 @@ def sparse_gradient_under_larc() -> None:
     LARC(torch.optim.SGD([weight], lr=0.1)).step()
 
 
+def in_a_group(provocation: Callable[[], object]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        provocation()
+    finally:
+        dist.destroy_process_group()
+
+
+class Branches(torch.nn.ModuleList):
+    """Two layers, of which it calls one."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self[0](value)
+        return output
+
+
+def unused_parameter() -> None:
+    model = DistributedDataParallel(Branches([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]))
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def sparse_gradient_reduced() -> None:
+    weight = param()
+    weight.grad = torch.ones(4, 3).to_sparse()
+    Reducer([weight.grad]).reduce()
+
+
 def clipped(value: float = 1.0, **options: Any) -> None:
     weight = param()
     weight.grad = torch.full((4, 3), value)
@@ -181,6 +210,11 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: torchfuse.clip_grad_value_([], -1.0),
     lambda: torchfuse.clip_grads_with_norm_([], 1.0, torch.ones(2)),
     lambda: _loader.check_torch("1.0.0"),
+    lambda: DistributedDataParallel(torch.nn.Linear(2, 1)),
+    lambda: in_a_group(lambda: DistributedDataParallel(torch.nn.Linear(2, 1, device="meta"))),
+    lambda: in_a_group(lambda: DistributedDataParallel(torch.nn.Linear(2, 1), shared_param=True)),
+    lambda: in_a_group(unused_parameter),
+    lambda: in_a_group(sparse_gradient_reduced),
     lambda: FusedAdam([param(dtype=torch.complex64)]),
     lambda: FusedAdam([{"params": [weight := param(), weight]}]),
     lambda: FusedAdam([param()], lr=-1.0),

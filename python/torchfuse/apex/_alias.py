@@ -16,11 +16,12 @@ from torchfuse.apex._contents import fused_optimizers, modules
 
 
 def _explanation(name: str) -> str:
+    parallel = {*modules()["apex.parallel"], "LARC"}
     return (
         f"torchfuse does not provide {name} yet, only apex.optimizers "
-        f"({', '.join(sorted(fused_optimizers()))}), apex.parallel.LARC, "
-        "apex.contrib.clip_grad and apex.multi_tensor_apply. Its page on migration names what to "
-        "use instead"
+        f"({', '.join(sorted(fused_optimizers()))}), apex.parallel "
+        f"({', '.join(sorted(parallel))}), apex.contrib.clip_grad and apex.multi_tensor_apply. "
+        "Its page on migration names what to use instead"
     )
 
 
@@ -79,10 +80,10 @@ _FINDER = _AliasFinder()
 def install() -> None:
     """Makes `import apex` and the modules below it resolve to torchfuse, in this process.
 
-    `apex.optimizers`, `apex.parallel.LARC`, `apex.contrib.clip_grad` and
-    `apex.multi_tensor_apply`, with their submodules, hold what torchfuse itself has. Other names of
-    apex raise ModuleNotFoundError, with a message that says so; `importlib.util.find_spec` raises
-    it for them too. A second call changes nothing.
+    `apex.optimizers`, `apex.parallel`, `apex.contrib.clip_grad` and `apex.multi_tensor_apply`, with
+    their submodules, hold what torchfuse itself has. Other names of apex raise ModuleNotFoundError,
+    with a message that says so; `importlib.util.find_spec` raises it for them too. A second call
+    changes nothing.
 
     Raises:
         RuntimeError: if an apex has been imported or could be: the alias never hides one.

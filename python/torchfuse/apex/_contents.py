@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
+
 from torchfuse import clip_grad_norm_, multi_tensor_apply, optimizers, parallel
+from torchfuse.parallel import flat
 
 # apex's submodule of each class.
 _OPTIMIZER_MODULES = {
@@ -31,6 +34,15 @@ def fused_optimizers() -> dict[str, Any]:
     }
 
 
+def data_parallel() -> dict[str, Any]:
+    """The classes of apex.parallel, which are in apex.parallel.distributed too."""
+    classes = {
+        "DistributedDataParallel": parallel.DistributedDataParallel,
+        "Reducer": parallel.Reducer,
+    }
+    return {**classes, "ReduceOp": dist.ReduceOp} if dist.is_available() else classes
+
+
 def modules() -> Mapping[str, Mapping[str, Any]]:
     """Contents of each module by its full name; a module below another is not repeated there."""
     classes = fused_optimizers()
@@ -52,6 +64,10 @@ def modules() -> Mapping[str, Mapping[str, Any]]:
             for module, name in _OPTIMIZER_MODULES.items()
             if name in classes
         },
-        "apex.parallel": {},
+        "apex.parallel": data_parallel(),
         "apex.parallel.LARC": {"LARC": parallel.LARC},
+        "apex.parallel.distributed": {
+            **data_parallel(),
+            **{name: getattr(flat, name) for name in flat.__all__},
+        },
     }

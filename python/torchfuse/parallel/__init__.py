@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Training on many devices: statistics over all processes, rates for large batches."""
+"""Training on many devices: what processes share, and learning rates for large batches."""
 
 from torchfuse.parallel.convert_syncbn import (
     convert_syncbn_model,
     create_syncbn_process_group,
     revert_syncbn_model,
 )
+from torchfuse.parallel.distributed import DistributedDataParallel
+from torchfuse.parallel.flat import Reducer
 from torchfuse.parallel.larc import LARC
 from torchfuse.parallel.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "LARC",
+    "DistributedDataParallel",
+    "Reducer",
     "SyncBatchNorm",
     "convert_syncbn_model",
     "create_syncbn_process_group",

@@ -16,7 +16,7 @@ import torch
 import torchfuse
 import torchfuse.apex
 from torchfuse import optimizers
-from torchfuse.parallel import LARC
+from torchfuse.parallel import LARC, DistributedDataParallel, Reducer, flat
 
 
 @pytest.fixture
@@ -63,6 +63,18 @@ def run(statements: str) -> dict[str, Any]:
         ("from apex.parallel.LARC import LARC as x", "x", LARC),
         ("import apex; x = apex.parallel.LARC.LARC", "x", LARC),
         ("from apex.parallel import LARC; x = LARC.LARC", "x", LARC),
+        ("from apex.parallel import DistributedDataParallel as x", "x", DistributedDataParallel),
+        ("import apex; x = apex.parallel.DistributedDataParallel", "x", DistributedDataParallel),
+        ("from apex.parallel import Reducer as x", "x", Reducer),
+        ("from apex.parallel import ReduceOp as x", "x", torch.distributed.ReduceOp),
+        (
+            "from apex.parallel.distributed import DistributedDataParallel as x",
+            *("x", DistributedDataParallel),
+        ),
+        ("from apex.parallel.distributed import Reducer as x", "x", Reducer),
+        ("from apex.parallel.distributed import flat_dist_call as x", "x", flat.flat_dist_call),
+        ("import apex; x = apex.parallel.distributed.flatten", "x", flat.flatten),
+        ("import apex; x = apex.parallel.distributed.unflatten", "x", flat.unflatten),
         (
             "from apex.contrib.clip_grad import clip_grad_norm_ as x",
             *("x", torchfuse.clip_grad_norm_),
@@ -152,7 +164,8 @@ def test_other_names_are_refused_by_name(name: str) -> None:
     parent, _, last = name.rpartition(".")
     message = (
         rf"torchfuse does not provide {name} yet, only apex.optimizers \(.*FusedAdam.*\), "
-        r"apex.parallel.LARC, apex.contrib.clip_grad and apex.multi_tensor_apply"
+        r"apex.parallel \(DistributedDataParallel, LARC, .*Reducer.*\), apex.contrib.clip_grad "
+        r"and apex.multi_tensor_apply"
     )
     for statement in (f"import {name}", f"from {parent} import {last}"):
         with pytest.raises(ModuleNotFoundError, match=message) as caught:
@@ -169,10 +182,8 @@ def test_other_attributes_are_missing_as_attributes_are() -> None:
     assert not hasattr(apex, "__version__")
     with pytest.raises(AttributeError, match=r"no attribute 'amp': torchfuse does not provide ap"):
         _ = apex.amp
-    with pytest.raises(
-        AttributeError, match=r"torchfuse does not provide apex.parallel.DistributedD"
-    ):
-        _ = apex.parallel.DistributedDataParallel
+    with pytest.raises(AttributeError, match=r"torchfuse does not provide apex.parallel.multipro"):
+        _ = apex.parallel.multiproc
     with pytest.raises(AttributeError, match=r"^module 'apex' has no attribute '__version__'$"):
         _ = apex.__version__
 

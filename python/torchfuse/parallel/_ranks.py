@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the processes of the default group have to agree on before they communicate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def require_group(who: str) -> None:
+    """Refuses to go on without a process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            f"{who}: expected torch.distributed to have a process group, got none. "
+            "Call torch.distributed.init_process_group first."
+        )
+
+
+def check_parameters(who: str, module: nn.Module) -> None:
+    """Refuses parameters that the group cannot reduce, or that differ between its processes."""
+    backends = dist.get_backend_config()
+    descriptions = []
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(
+                f"{who}: expected parameter '{name}' of module to have a shape, got a lazy one. "
+                "Call the module once before."
+            )
+        if f"{parameter.device.type}:" not in backends:
+            raise ValueError(
+                f"{who}: expected parameter '{name}' of module to be on a device of the process "
+                f"group's backends ({backends}), got {parameter.device}. Move the module there."
+            )
+        descriptions.append(
+            f"'{name}' of shape {tuple(parameter.shape)}, dtype {parameter.dtype}, "
+            f"requires_grad={parameter.requires_grad}"
+        )
+    remedy = "Build the same module everywhere."
+    _check_same(f"{who}: expected the parameters of module", descriptions, remedy)
+
+
+def check_gradients(who: str, named: Mapping[str, Tensor | None]) -> None:
+    """Refuses gradients that differ between processes in more than their values, or are sparse."""
+    descriptions = [f"{name}: {_describe(grad)}" for name, grad in named.items()]
+    remedy = "Let every process compute the gradients of the same parameters."
+    _check_same(f"{who}: expected the gradients", descriptions, remedy)
+    for name, grad in named.items():
+        if grad is not None and grad.layout is not torch.strided:
+            raise ValueError(
+                f"{who}: expected {name} to be dense, got layout {grad.layout}. "
+                "Reduce it by itself with torch.distributed.all_reduce."
+            )
+
+
+def _describe(grad: Tensor | None) -> str:
+    if grad is None:
+        return "none"
+    return f"shape {tuple(grad.shape)}, dtype {grad.dtype}, layout {grad.layout}"
+
+
+def _check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
+    """Raises in all processes if one has other descriptions than the first.
+
+    A checksum of each process is gathered, and read on the host; only if they differ, the
+    descriptions are too.
+    """
+    digest = hashlib.sha256("\n".join(descriptions).encode()).digest()
+    mine = torch.tensor(
+        [int.from_bytes(digest[:8], "big", signed=True)], dtype=torch.int64, device=_device()
+    )
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, mine)
+    checksums = torch.cat(gathered).tolist()
+    if checksums.count(checksums[0]) == len(checksums):
+        return
+    everywhere: list[Sequence[str]] = [[] for _ in checksums]
+    dist.all_gather_object(everywhere, list(descriptions))
+    rank = next(rank for rank, other in enumerate(everywhere) if other != everywhere[0])
+    first, other = _first_difference(everywhere[0], everywhere[rank])
+    raise RuntimeError(
+        f"{expected} to be the same on all ranks, got {first} on rank 0 and {other} "
+        f"on rank {rank}. {remedy}"
+    )
+
+
+def _device() -> torch.device:
+    """A device whose tensors every process of the group can send; the CPU where that is possible.
+
+    It must not depend on what the processes might disagree on, such as the devices of tensors.
+    """
+    if "cpu:" in dist.get_backend_config():
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
+
+
+def _first_difference(left: Iterable[str], right: Iterable[str]) -> tuple[str, str]:
+    padded_left, padded_right = list(left), list(right)
+    length = max(len(padded_left), len(padded_right))
+    for side in (padded_left, padded_right):
+        side.extend(["none"] * (length - len(side)))
+    return next(pair for pair in zip(padded_left, padded_right, strict=True) if len({*pair}) == 2)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""DistributedDataParallel in two processes trains as one process does on the pooled batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.cases import run_cases
+from torch import Tensor, nn
+
+from torchfuse.parallel import DistributedDataParallel
+
+RANKS = 2
+STEPS = 3
+FEATURES = 6
+
+
+class Mixed(nn.Module):
+    """Layers of several dtypes, and a parameter that two of them share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 5)
+        self.second = nn.Linear(5, 5).double()
+        self.third = nn.Linear(5, 5).double()
+        self.third.weight = self.second.weight
+
+    def forward(self, value: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(value.float())).double()
+        output: Tensor = self.third(torch.tanh(self.second(hidden)))
+        return output
+
+
+def plain(dtype: torch.dtype = torch.float64) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+
+
+@dataclass
+class Setting:
+    """Arguments, and by how much gradients differ from those of the pooled batch."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    factor: float = 1.0
+    make: Callable[[], nn.Module] = plain
+    tolerance: float = 1e-12
+
+
+SETTINGS = {
+    "defaults": Setting(),
+    "small buckets": Setting({"message_size": 1}),
+    "large buckets": Setting({"message_size": 1 << 40}),
+    "delayed": Setting({"delay_allreduce": True}),
+    "retained": Setting({"retain_allreduce_buffers": True}),
+    "retained, small buckets": Setting({"retain_allreduce_buffers": True, "message_size": 1}),
+    "retained, delayed": Setting({"retain_allreduce_buffers": True, "delay_allreduce": True}),
+    "summed": Setting({"gradient_average": False}, factor=RANKS),
+    "divided before": Setting({"gradient_predivide_factor": 3.0}),
+    "divided before, small buckets": Setting({"gradient_predivide_factor": 4, "message_size": 1}),
+    "divided before, summed": Setting(
+        {"gradient_predivide_factor": 4.0, "gradient_average": False}, factor=RANKS / 4
+    ),
+    "divided before, delayed": Setting(
+        {"gradient_predivide_factor": 2.0, "delay_allreduce": True, "gradient_average": True}
+    ),
+    # fp64 stays fp64, which apex would round.
+    "in fp32": Setting({"allreduce_always_fp32": True}),
+    "in fp32, divided before": Setting(
+        {"allreduce_always_fp32": True, "gradient_predivide_factor": 2.0, "message_size": 1}
+    ),
+    "without effect": Setting(
+        {"num_allreduce_streams": 3, "prof": True, "allreduce_trigger_params": []}
+    ),
+    "bf16": Setting(make=partial(plain, torch.bfloat16), tolerance=2e-2),
+    "bf16 in fp32": Setting(
+        {"allreduce_always_fp32": True}, make=partial(plain, torch.bfloat16), tolerance=2e-2
+    ),
+    "fp16": Setting(make=partial(plain, torch.float16), tolerance=3e-3),
+    "fp16 in fp32, delayed, retained": Setting(
+        {
+            "allreduce_always_fp32": True,
+            "delay_allreduce": True,
+            "retain_allreduce_buffers": True,
+        },
+        make=partial(plain, torch.float16),
+        tolerance=3e-3,
+    ),
+    "mixed": Setting(make=Mixed, tolerance=1e-6),
+    "mixed, delayed": Setting({"delay_allreduce": True}, make=Mixed, tolerance=1e-6),
+    "mixed, retained, small buckets": Setting(
+        {"retain_allreduce_buffers": True, "message_size": 1}, make=Mixed, tolerance=1e-6
+    ),
+}
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(8, FEATURES, dtype=torch.float64, generator=torch.manual_seed(100 + step))
+
+
+def loss_of(model: nn.Module, value: Tensor) -> Tensor:
+    value = value.to(next(model.parameters()).dtype)
+    loss: Tensor = model(value).double().square().sum(1).mean()
+    return loss
+
+
+def train(model: nn.Module, rank: int | None, factor: float) -> list[Tensor]:
+    """The gradients of all steps; without a rank, those of the pooled batch times the factor."""
+    found = []
+    for step in range(STEPS):
+        value = batch(step)
+        model.zero_grad()
+        loss_of(model, value if rank is None else value.chunk(RANKS)[rank]).backward()
+        with torch.no_grad():
+            for param in model.parameters():
+                assert param.grad is not None
+                if rank is None:
+                    param.grad *= factor
+                found.append(param.grad.clone())
+                param -= 0.05 * param.grad
+    return found
+
+
+def train_in_parallel(setting: Setting, rank: int) -> list[Tensor]:
+    torch.manual_seed(rank)  # rank 0 decides
+    return train(DistributedDataParallel(setting.make(), **setting.options), rank, setting.factor)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    cases = {name: partial(train_in_parallel, setting) for name, setting in SETTINGS.items()}
+    return run_cases(tmp_path_factory.mktemp("distributed"), RANKS, cases)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_gradients_are_those_of_the_pooled_batch(found: dict[str, list[Any]], name: str) -> None:
+    setting = SETTINGS[name]
+    torch.manual_seed(0)
+    # The oracle has the same 16-bit values to start from, and computes in fp64.
+    model = setting.make()
+    if setting.make is not Mixed:
+        model = model.double()
+    expected = train(model, None, setting.factor)
+    tolerance = setting.tolerance
+    assert len(found[name][0]) == STEPS * len(list(model.parameters()))
+    for actual, wanted in zip(found[name][0], expected, strict=True):
+        assert wanted.norm() > 0
+        torch.testing.assert_close(actual.double(), wanted.double(), rtol=tolerance, atol=tolerance)
+    for one, other in zip(*found[name], strict=True):
+        assert torch.equal(one, other)
