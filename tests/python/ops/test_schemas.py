@@ -37,8 +37,39 @@ EXPECTED = {
     ),
 }
 
+# What torchfuse.parallel.SyncBatchNorm consists of: its methods are the wrappers.
+PARTS = {
+    "all_reduce_sum_": (
+        "(Tensor(a!) tensor, str group, str caller, bool deterministic=False) -> ()"
+    ),
+    "batch_norm_stats": "(Tensor input) -> Tensor",
+    "batch_norm_elemt": (
+        "(Tensor input, Tensor? weight, Tensor? bias, Tensor? packed, Tensor(a!)? running_mean, "
+        "Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, Tensor? residual, *, "
+        "float? momentum, float eps, bool relu=False) -> (Tensor output, Tensor saved)"
+    ),
+    "batch_norm_backward_reduce": (
+        "(Tensor grad_output, Tensor input, Tensor saved, Tensor? weight, Tensor? bias, "
+        "Tensor? output, *, bool relu=False) "
+        "-> (Tensor sums, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)"
+    ),
+    "batch_norm_backward_elemt": (
+        "(Tensor grad_output, Tensor input, Tensor saved, Tensor sums, Tensor? weight, "
+        "Tensor? bias, *, bool relu=False) -> Tensor"
+    ),
+    "sync_batch_norm": (
+        "(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
+        "Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, Tensor? residual=None, "
+        "Tensor? packed=None, *, bool training, float? momentum, float eps, bool relu=False, "
+        'str? group=None, str caller="sync_batch_norm", bool deterministic=False) '
+        "-> (Tensor output, Tensor packed)"
+    ),
+}
+# Traced as what it consists of.
+COMPOSITE = "sync_batch_norm"
+
 OPTIMIZER_OPS = {spec.op: spec for spec in OPTIM_SPECS}
-ALL = sorted({*EXPECTED, *OPTIMIZER_OPS})
+ALL = sorted({*EXPECTED, *PARTS, *OPTIMIZER_OPS})
 
 
 def registered() -> dict[str, torch.FunctionSchema]:
@@ -53,9 +84,9 @@ def test_the_registered_operators_are_the_expected_ones() -> None:
     assert sorted(registered()) == ALL
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", {**EXPECTED, **PARTS})
 def test_schema(name: str) -> None:
-    parsed = torch._C.parse_schema(f"torchfuse::{name}{EXPECTED[name]}")
+    parsed = torch._C.parse_schema(f"torchfuse::{name}{ {**EXPECTED, **PARTS}[name] }")
     assert str(registered()[name]) == str(parsed)
 
 
@@ -87,6 +118,8 @@ def test_registered_from_the_schema_file(name: str) -> None:
 @pytest.mark.parametrize("key", ["CPU", "CUDA", "Meta"])
 def test_every_operator_has_a_kernel(name: str, key: str) -> None:
     """CUDA also in a CPU-only build, where the kernel says how to rebuild."""
+    if name == COMPOSITE:
+        key = "CompositeImplicitAutograd"
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchfuse::{name}", key)
 
 
