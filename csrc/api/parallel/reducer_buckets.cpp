@@ -73,9 +73,9 @@ std::vector<std::size_t> Reducer::unreached() const {
 void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
   // Others wait for the reductions that this rank began.
   wait_for_buckets();
-  TORCH_CHECK(false, kDataParallel, ": expected backward() to give each parameter a gradient, got ",
-              "none for ", missing.size(), " of ", slots_.size(),
-              " parameters: ", names_of(missing),
+  TORCH_CHECK(false, kDataParallel,
+              ": expected backward() to give each parameter a gradient, got none for ",
+              missing.size(), " of ", slots_.size(), " parameters: ", names_of(missing),
               ". Let the loss depend on all, freeze them, or use find_unused_parameters(true).");
 }
 

@@ -50,7 +50,7 @@ void check_variables(const ProcessGroupOptions& options) {
   if (lacks("MASTER_ADDR", options.master_addr())) missing.emplace_back("MASTER_ADDR");
   if (lacks("MASTER_PORT", options.master_port())) missing.emplace_back("MASTER_PORT");
   TORCH_CHECK_VALUE(missing.empty(), kInit,
-                    ": expected the environment variables of torchrun, got ", "a process without ",
+                    ": expected the environment variables of torchrun, got a process without ",
                     c10::Join(", ", missing), ". ", kRemedy);
 }
 

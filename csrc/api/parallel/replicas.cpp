@@ -69,7 +69,7 @@ void check_same_on_all_ranks(const Collectives& collectives, const std::vector<s
   const std::string here =
       differs ? c10::str(" and this rank ", collectives.rank(), " has ", line(lines, index)) : "";
   TORCH_CHECK_VALUE(false, kDataParallel,
-                    ": expected the same parameters and buffers in all ranks ", "of group '",
+                    ": expected the same parameters and buffers in all ranks of group '",
                     collectives.name(), "', got others in ", rank_list(ranks), ": rank 0 has ",
                     line(expected, index), here, ". Build the same module in every rank.");
 }
