@@ -64,6 +64,7 @@ void Reducer::before_forward(bool sync) {
               ": expected the last backward() to reach its end, got a forward() after one that "
               "ended early, by an exception. Other ranks may be in another step: start again from "
               "a checkpoint.");
+  check_parameters();
   if (!sync) {
     phase_ = Phase::kLocal;
     return;
@@ -144,15 +145,27 @@ void Reducer::bring_gradient(std::size_t index) {
 
 void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
   const at::Tensor& view = slots_[index].view;
-  TORCH_CHECK_VALUE(grad.layout() == at::kStrided, kDataParallel, ": expected the gradient of '",
-                    slots_[index].name, "' to be dense, got layout ", grad.layout(),
-                    ". Use layers with dense gradients.");
-  const bool alike = grad.sizes() == view.sizes() && grad.dtype() == view.dtype() &&
-                     grad.device() == view.device();
-  TORCH_CHECK_VALUE(alike, kDataParallel, ": expected the gradient of '", slots_[index].name,
-                    "' to be ", view.scalar_type(), " ", view.sizes(), " on ", view.device(),
-                    ", got ", grad.scalar_type(), " ", grad.sizes(), " on ", grad.device(),
-                    ". Convert and move the module before it is given to DistributedDataParallel.");
+  const bool fits = grad.layout() == at::kStrided && grad.sizes() == view.sizes() &&
+                    grad.dtype() == view.dtype() && grad.device() == view.device();
+  TORCH_CHECK_VALUE(fits, kDataParallel, ": expected the gradient of '", slots_[index].name,
+                    "' to be dense and as its parameter, ", view.scalar_type(), " ", view.sizes(),
+                    " on ", view.device(), ", got layout ", grad.layout(), ", ", grad.scalar_type(),
+                    " ", grad.sizes(), " on ", grad.device(), ". Use layers with dense gradients.");
+}
+
+// A parameter that is converted or moved loses its accumulator, and so our hook: its gradients
+// would stay local without a word.
+void Reducer::check_parameters() const {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    const Slot& slot = slots_[index];
+    const at::Tensor& parameter = parameters_[index];
+    TORCH_CHECK_VALUE(
+        torch::autograd::impl::try_get_grad_accumulator(parameter) == slot.accumulator,
+        kDataParallel, ": expected parameter '", slot.name, "' to stay as it was given, ",
+        slot.view.scalar_type(), " ", slot.view.sizes(), " on ", slot.view.device(), ", got ",
+        parameter.scalar_type(), " ", parameter.sizes(), " on ", parameter.device(),
+        ". Convert and move the module before it is given to DistributedDataParallel.");
+  }
 }
 
 void Reducer::finish() {

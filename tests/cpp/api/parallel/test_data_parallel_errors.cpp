@@ -83,12 +83,16 @@ TEST_F(DataParallelErrors, ARankThatIsLost) {
 TEST_F(DataParallelErrors, GradientsOfAnotherKind) {
   torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 3).sparse(true));
   DistributedDataParallel parallel(sparse, group_);
-  EXPECT_ERROR([&] { parallel.forward(torch::zeros({2}, torch::kLong)).sum().backward(); },
-               "expected the gradient of 'weight' to be dense, got layout Sparse.");
+  EXPECT_ERROR(
+      [&] { parallel.forward(torch::zeros({2}, torch::kLong)).sum().backward(); },
+      "expected the gradient of 'weight' to be dense and as its parameter, Float [4, 3] on cpu, "
+      "got layout Sparse");
   DistributedDataParallel converted(net_, group_);
   net_->to(torch::kDouble);
-  EXPECT_ERROR([&] { converted.forward(x_.to(torch::kDouble)).sum().backward(); },
-               "Convert and move the module before it is given to DistributedDataParallel.");
+  EXPECT_ERROR(
+      [&] { converted.forward(x_.to(torch::kDouble)).sum().backward(); },
+      "expected parameter '1.bias' to stay Float [2] on cpu, got Double [2] on cpu. Convert and "
+      "move the module before it is given to DistributedDataParallel.");
 }
 
 TEST_F(DataParallelErrors, Construction) {
@@ -107,9 +111,11 @@ TEST_F(DataParallelErrors, Construction) {
       "expected group to be a process group, got none.");
   for (auto& parameter : net_->parameters()) parameter.set_requires_grad(false);
   EXPECT_ERROR(make({}), "expected module to have parameters that require gradients, got none.");
-  torch::nn::Linear meta(torch::nn::LinearOptions(2, 2));
-  meta->to(torch::kMeta);
-  EXPECT_ERROR([&] { DistributedDataParallel(meta, group_); },
+  struct Meta : torch::nn::Module {
+    Meta() { register_parameter("w", torch::ones({2}, torch::kMeta)); }
+    torch::Tensor forward() { return named_parameters()["w"]; }
+  };
+  EXPECT_ERROR([&] { DistributedDataParallel(std::make_shared<Meta>(), group_); },
                "expected group 'twins' to reduce tensors on meta");
 }
 

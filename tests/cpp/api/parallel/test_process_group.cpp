@@ -37,16 +37,15 @@ c10::intrusive_ptr<c10d::Store> new_store() { return c10::make_intrusive<c10d::H
 class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& values) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"}) {
-      const auto found = values.find(name);
-      if (found == values.end()) unsetenv(name);
-      if (found != values.end()) setenv(name, found->second.c_str(), 1);
-    }
+    clear();
+    for (const auto& [name, value] : values) setenv(name.c_str(), value.c_str(), 1);
   }
-  ~Environment() { Environment({}, 0); }
+  ~Environment() { clear(); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
 
  private:
-  Environment(const std::map<std::string, std::string>&, int) {
+  static void clear() {
     for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"}) {
       unsetenv(name);
     }
