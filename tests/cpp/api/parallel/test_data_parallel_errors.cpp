@@ -90,9 +90,10 @@ TEST_F(DataParallelErrors, GradientsOfAnotherKind) {
   DistributedDataParallel converted(net_, group_);
   net_->to(torch::kDouble);
   EXPECT_ERROR(
-      [&] { converted.forward(x_.to(torch::kDouble)).sum().backward(); },
-      "expected parameter '1.bias' to stay Float [2] on cpu, got Double [2] on cpu. Convert and "
-      "move the module before it is given to DistributedDataParallel.");
+      [&] { converted.forward(x_.to(torch::kDouble)); },
+      "expected parameter '0.weight' to stay as it was given, Float [3, 4] on cpu, got Double "
+      "[3, 4] on cpu. Convert and move the module before it is given to "
+      "DistributedDataParallel.");
 }
 
 TEST_F(DataParallelErrors, Construction) {
