@@ -117,11 +117,11 @@ std::vector<std::vector<std::string>> DataParallelBase::buckets() const {
   return replica_->reducer->bucket_names();
 }
 
-DataParallelBase::NoSync DataParallelBase::no_sync() { return NoSync(replica_->sync); }
+NoSync DataParallelBase::no_sync() { return NoSync(replica_->sync); }
 
-DataParallelBase::NoSync::NoSync(std::shared_ptr<bool> sync)
+NoSync::NoSync(std::shared_ptr<bool> sync)
     : sync_(std::move(sync)), before_(std::exchange(*sync_, false)) {}
 
-DataParallelBase::NoSync::~NoSync() { *sync_ = before_; }
+NoSync::~NoSync() { *sync_ = before_; }
 
 }  // namespace torchfuse::parallel

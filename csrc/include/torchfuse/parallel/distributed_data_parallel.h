@@ -34,23 +34,23 @@ struct DistributedDataParallelOptions {
   TORCH_ARG(std::function<bool(const torch::nn::Module&)>, keeps_buffers);
 };
 
+/// Keeps gradients local for as long as it lives; DataParallelBase::no_sync() returns it.
+class TORCHFUSE_API NoSync {
+ public:
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  friend class DataParallelBase;
+  explicit NoSync(std::shared_ptr<bool> sync);
+  std::shared_ptr<bool> sync_;
+  bool before_;
+};
+
 /// What DistributedDataParallel does whatever the module's type.
 class TORCHFUSE_API DataParallelBase {
  public:
-  /// Gradients stay local while it lives; see DataParallelBase::no_sync().
-  class TORCHFUSE_API NoSync {
-   public:
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    friend class DataParallelBase;
-    explicit NoSync(std::shared_ptr<bool> sync);
-    std::shared_ptr<bool> sync_;
-    bool before_;
-  };
-
   ~DataParallelBase();
   /// Movable, not copyable.
   DataParallelBase(DataParallelBase&&) noexcept;
@@ -74,10 +74,11 @@ class TORCHFUSE_API DataParallelBase {
   std::vector<std::vector<std::string>> buckets() const;
 
  protected:
+  /// Makes all ranks' modules equal; see DistributedDataParallel.
   DataParallelBase(const torch::nn::Module& module,
                    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                    const DistributedDataParallelOptions& options);
-  void before_forward();
+  void before_forward();  ///< of the module, each time
 
  private:
   struct Replica;

@@ -51,10 +51,10 @@ class TORCHFUSE_API ProcessGroup {
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  std::int64_t rank() const;        ///< of this process in this group
-  std::int64_t world_size() const;  ///< number of processes in this group
-  std::int64_t local_rank() const;  ///< of this process on its machine; which GPU it uses
-  const std::string& name() const;
+  std::int64_t rank() const;                  ///< of this process in this group
+  std::int64_t world_size() const;            ///< number of processes in this group
+  std::int64_t local_rank() const;            ///< of this process on its machine; which GPU it uses
+  const std::string& name() const;            ///< under which it is registered
   const std::string& backend() const;         ///< "gloo" or "nccl"
   std::chrono::milliseconds timeout() const;  ///< of every collective
   bool is_open() const noexcept;  ///< false after close(), also of the group it came from
