@@ -21,4 +21,7 @@
 #include <torchfuse/optim/fused_sgd.h>
 #include <torchfuse/optim/optimizer_class.h>
 #include <torchfuse/parallel/convert_sync_batch_norm.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
+#include <torchfuse/parallel/distributed_sampler.h>
+#include <torchfuse/parallel/process_group.h>
 #include <torchfuse/version.h>

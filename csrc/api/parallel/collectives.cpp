@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/parallel/collectives.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "api/parallel/rendezvous.h"
+
+namespace torchfuse::parallel {
+
+namespace {
+
+constexpr std::size_t kBytesAtATime = std::size_t{25} << 20;
+
+}  // namespace
+
+Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {
+  TORCH_CHECK_VALUE(group_, kDataParallel, ": expected group to be a process group, got none.");
+  name_ = group_->getGroupName();
+}
+
+c10::intrusive_ptr<c10d::Backend> Collectives::backend(const c10::Device& device) const {
+  const auto devices = group_->getDeviceTypes();
+  const bool known = std::any_of(devices.begin(), devices.end(),
+                                 [&](const auto& each) { return each.type() == device.type(); });
+  TORCH_CHECK_VALUE(known, kDataParallel, ": expected group '", name_, "' to reduce tensors on ",
+                    device, ", got one of backend \"", group_->getBackendName(),
+                    "\". Move the module, or use another backend.");
+  return group_->getBackend(device.type());
+}
+
+bool Collectives::averages(const c10::Device& device) const {
+  return backend(device)->getBackendName() == "nccl";
+}
+
+void Collectives::fail(const std::string& what, const std::exception& error) const {
+  TORCH_CHECK(false, kDataParallel, ": expected all ", size(), " ranks of group '", name_, "' in ",
+              what, " within the group's timeout, got in rank ", rank(), ": ", message_of(error),
+              ". A rank may have ended, be stuck, or be in another step of the program.");
+}
+
+Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,
+                                      std::string what) const {
+  const auto target = backend(tensor.device());
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = operation;
+  options.asyncOp = true;
+  try {
+    return {target->allreduce(tensors, options), std::move(what)};
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
+}
+
+void Collectives::wait(Pending& pending) const {
+  const auto work = std::move(pending.work);
+  try {
+    work->wait();
+  } catch (const std::exception& error) {
+    fail(pending.what, error);
+  }
+}
+
+void Collectives::sum(const at::Tensor& tensor, std::string what) const {
+  Pending pending = start_all_reduce(tensor, c10d::ReduceOp::SUM, std::move(what));
+  wait(pending);
+}
+
+void Collectives::broadcast(const at::Tensor& tensor, const std::string& what) const {
+  const auto target = backend(tensor.device());
+  std::vector<at::Tensor> tensors{tensor.view(-1).view(at::kByte)};
+  c10d::BroadcastOptions options;
+  options.rootRank = 0;
+  try {
+    target->broadcast(tensors, options)->wait();
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
+}
+
+void Collectives::broadcast_all(const std::vector<at::Tensor>& tensors,
+                                const std::string& what) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> left;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.numel() > 0) left.push_back(tensor);
+  }
+  while (!left.empty()) {
+    std::vector<at::Tensor> members;
+    std::vector<at::Tensor> pieces;
+    std::size_t bytes = 0;
+    const auto options = left.front().options();
+    std::erase_if(left, [&](const at::Tensor& tensor) {
+      const bool fits = tensor.dtype() == options.dtype() && tensor.device() == options.device() &&
+                        bytes < kBytesAtATime;
+      if (!fits) return false;
+      members.push_back(tensor);
+      pieces.push_back(tensor.detach().reshape({-1}));
+      bytes += tensor.nbytes();
+      return true;
+    });
+    const at::Tensor packed = at::cat(pieces);
+    broadcast(packed, what);
+    if (rank() == 0) continue;
+    std::int64_t offset = 0;
+    for (const at::Tensor& member : members) {
+      member.copy_(packed.narrow(0, offset, member.numel()).view(member.sizes()));
+      offset += member.numel();
+    }
+  }
+}
+
+}  // namespace torchfuse::parallel

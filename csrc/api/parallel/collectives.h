@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The collectives of data parallelism, on a group's backends, with errors that name the group.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torchfuse::parallel {
+
+inline constexpr const char* kDataParallel = "torchfuse::parallel::DistributedDataParallel";
+
+/// A reduction under way.
+struct Pending {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::string what;  ///< for messages
+};
+
+class Collectives {
+ public:
+  explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  std::int64_t rank() const { return group_->getRank(); }
+  std::int64_t size() const { return group_->getSize(); }
+  const std::string& name() const { return name_; }
+
+  /// Whether the backend of `device` averages by itself; else it sums.
+  bool averages(const c10::Device& device) const;
+  /// Starts an all-reduce of a dense tensor in place.
+  Pending start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,
+                           std::string what) const;
+  /// Until the current stream, or on the CPU the caller, may use the result.
+  void wait(Pending& pending) const;
+
+  void sum(const at::Tensor& tensor, std::string what) const;
+  /// Rank 0's values, for any dtype: the bytes travel.
+  void broadcast(const at::Tensor& tensor, const std::string& what) const;
+  /// The same for many tensors, packed.
+  void broadcast_all(const std::vector<at::Tensor>& tensors, const std::string& what) const;
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend(const c10::Device& device) const;
+  [[noreturn]] void fail(const std::string& what, const std::exception& error) const;
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::string name_;
+};
+
+}  // namespace torchfuse::parallel

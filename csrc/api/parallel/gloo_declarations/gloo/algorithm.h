@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// See Note [Gloo without its headers].
+#pragma once

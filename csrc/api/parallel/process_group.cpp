@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/cuda.h>
+#include <torchfuse/parallel/process_group.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "api/parallel/backends.h"
+#include "api/parallel/rendezvous.h"
+
+namespace torchfuse::parallel {
+
+struct ProcessGroup::State {
+  std::string name;
+  std::string backend;
+  std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds leave_timeout{};
+  Seat seat{};
+  bool serves = false;  ///< the store
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< none: closed
+  bool registered = false;
+  std::vector<std::weak_ptr<State>> children;
+  std::int64_t calls_of_new_group = 0;
+  int exceptions = std::uncaught_exceptions();  ///< under way when the group was made
+
+  void connect(const std::string& terms);
+  void close() noexcept;
+};
+
+void ProcessGroup::State::connect(const std::string& terms) {
+  store->setTimeout(timeout);
+  try {
+    wait_for_all(*store, seat, timeout, name, terms);
+  } catch (const c10::DistError& error) {
+    TORCH_CHECK(false, kInit, ": expected the store of group '", name, "' to answer within ",
+                to_string(timeout), ", got: ", message_of(error), ". Rank 0 may have ended.");
+  }
+  auto joined = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(seat.rank),
+                                                        static_cast<int>(seat.world_size));
+  const BackendArguments arguments{store, seat, timeout, name};
+  backend == "nccl" ? add_nccl(*joined, arguments) : add_gloo(*joined, arguments);
+  joined->setGroupName(name);
+  try {
+    c10d::register_process_group(name, joined);
+  } catch (const std::exception& error) {
+    TORCH_CHECK_VALUE(false, kInit, ": expected name to be that of no other group, got '", name,
+                      "' (", message_of(error), "). Give each group a name of its own.");
+  }
+  registered = true;
+  group = std::move(joined);
+}
+
+// Noexcept: a destructor calls it. What fails in there is said in a warning.
+void ProcessGroup::State::close() noexcept {
+  for (const auto& weak : children) {
+    if (const auto child = weak.lock()) child->close();
+  }
+  children.clear();
+  if (!group) return;
+  const bool unwinding = std::uncaught_exceptions() > exceptions;
+  if (!unwinding) leave_together(*store, seat, leave_timeout, name, serves);
+  try {
+    if (registered) c10d::unregister_process_group(name);
+    unwinding ? group->abort() : group->shutdown();
+  } catch (const std::exception& error) {
+    TORCH_WARN("torchfuse::parallel::ProcessGroup: closing group '", name, "': ", message_of(error),
+               ".");
+  }
+  registered = false;
+  group.reset();
+  store.reset();
+}
+
+ProcessGroup::ProcessGroup(std::shared_ptr<State> state) : state_(std::move(state)) {}
+ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept = default;
+ProcessGroup& ProcessGroup::operator=(ProcessGroup&& other) noexcept {
+  if (this == &other) return *this;
+  close();
+  state_ = std::move(other.state_);
+  return *this;
+}
+ProcessGroup::~ProcessGroup() { close(); }
+
+void ProcessGroup::close() {
+  if (state_) state_->close();
+}
+
+bool ProcessGroup::is_open() const noexcept { return state_ && state_->group; }
+
+ProcessGroup::State& ProcessGroup::state() const {
+  TORCH_CHECK(state_ != nullptr,
+              "torchfuse::parallel::ProcessGroup: expected a process group, got "
+              "one that was moved from.");
+  TORCH_CHECK(state_->group, "torchfuse::parallel::ProcessGroup: expected group '", state_->name,
+              "' to be open, got one that was closed. Keep the ProcessGroup, and the one that made "
+              "it, for as long as it is used.");
+  return *state_;
+}
+
+std::int64_t ProcessGroup::rank() const { return state().seat.rank; }
+std::int64_t ProcessGroup::world_size() const { return state().seat.world_size; }
+std::int64_t ProcessGroup::local_rank() const { return state().seat.local_rank; }
+const std::string& ProcessGroup::name() const { return state().name; }
+const std::string& ProcessGroup::backend() const { return state().backend; }
+std::chrono::milliseconds ProcessGroup::timeout() const { return state().timeout; }
+const c10::intrusive_ptr<c10d::ProcessGroup>& ProcessGroup::get() const { return state().group; }
+
+std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<std::int64_t> ranks) {
+  constexpr const char* kName = "torchfuse::parallel::ProcessGroup::new_group";
+  State& parent = state();
+  std::sort(ranks.begin(), ranks.end());
+  TORCH_CHECK_VALUE(!ranks.empty(), kName, ": expected ranks not to be empty.");
+  TORCH_CHECK_VALUE(ranks.front() >= 0 && ranks.back() < parent.seat.world_size, kName,
+                    ": expected ranks to be at least 0 and below the world size ",
+                    parent.seat.world_size, " of group '", parent.name, "', got ", rank_list(ranks),
+                    ".");
+  TORCH_CHECK_VALUE(std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end(), kName,
+                    ": expected ranks without duplicates, got ", rank_list(ranks), ".");
+  // Counted by every process, also by those that are not in it.
+  const std::string number = std::to_string(parent.calls_of_new_group++);
+  const auto place = std::lower_bound(ranks.begin(), ranks.end(), parent.seat.rank);
+  if (place == ranks.end() || *place != parent.seat.rank) return std::nullopt;
+  auto child = std::make_shared<State>();
+  child->name = parent.name + "/" + number;
+  child->backend = parent.backend;
+  child->timeout = parent.timeout;
+  child->leave_timeout = parent.leave_timeout;
+  child->seat = {place - ranks.begin(), static_cast<std::int64_t>(ranks.size()),
+                 parent.seat.local_rank};
+  child->store = c10::make_intrusive<c10d::PrefixStore>("group_" + number, parent.store);
+  child->connect(rank_list(ranks));
+  parent.children.emplace_back(child);
+  return ProcessGroup(std::move(child));
+}
+
+void ProcessGroup::barrier() {
+  State& now = state();
+  c10d::BarrierOptions options;
+  options.timeout = now.timeout;
+  if (now.backend == "nccl") options.device_ids = {now.seat.local_rank};
+  try {
+    const auto device = now.backend == "nccl" ? c10::kCUDA : c10::kCPU;
+    now.group->getBackend(device)->barrier(options)->wait();
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, "torchfuse::parallel::ProcessGroup::barrier: expected all ranks of group '",
+                now.name, "' within ", to_string(now.timeout), ", got: ", message_of(error), ".");
+  }
+}
+
+namespace {
+
+std::string backend_of(const ProcessGroupOptions& options) {
+  if (!options.backend()) {
+    return has_nccl() && torch::cuda::is_available() ? "nccl" : "gloo";
+  }
+  const std::string& backend = *options.backend();
+  TORCH_CHECK_VALUE(backend == "gloo" || backend == "nccl", kInit,
+                    ": expected backend to be \"gloo\" or \"nccl\", got \"", backend, "\".");
+  TORCH_CHECK_VALUE(
+      backend == "gloo" || has_nccl(), kInit,
+      ": expected backend to be \"gloo\" in a build without NCCL, got \"nccl\". Build "
+      "torchfuse with TORCHFUSE_WITH_CUDA=ON beside a torch for CUDA.");
+  return backend;
+}
+
+/// How often a rank of this process joined a group of this name: a store keeps the keys of a group
+/// that was closed, and one that is made again must not read them.
+int generation_of(const std::string& name, std::int64_t rank) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, std::int64_t>, int> counts;
+  const std::lock_guard lock(mutex);
+  return counts[{name, rank}]++;
+}
+
+}  // namespace
+
+ProcessGroup init_process_group(const ProcessGroupOptions& options) {
+  const std::string backend = backend_of(options);
+  const Seat seat = take_seat(options, /*read_environment=*/true);
+  const Meeting meeting = meet(options, seat);
+  ProcessGroupOptions complete = options;
+  complete.backend(backend).rank(seat.rank).world_size(seat.world_size).local_rank(seat.local_rank);
+  ProcessGroup group = init_process_group(meeting.store, complete);
+  group.state_->serves = meeting.serves;
+  return group;
+}
+
+ProcessGroup init_process_group(c10::intrusive_ptr<c10d::Store> store,
+                                const ProcessGroupOptions& options) {
+  TORCH_CHECK_VALUE(store, kInit, ": expected store to be a store, got none.");
+  auto state = std::make_shared<ProcessGroup::State>();
+  state->backend = backend_of(options);
+  state->seat = take_seat(options, /*read_environment=*/false);
+  state->name = options.name();
+  state->timeout = options.timeout();
+  state->leave_timeout = options.leave_timeout();
+  const int generation = generation_of(state->name, state->seat.rank);
+  state->store = c10::make_intrusive<c10d::PrefixStore>(c10::str(state->name, "/", generation),
+                                                        std::move(store));
+  state->connect(c10::str("world size ", state->seat.world_size));
+  return ProcessGroup(std::move(state));
+}
+
+}  // namespace torchfuse::parallel

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/parallel/reducer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace torchfuse::parallel {
+
+/// Runs after a parameter's gradient was accumulated.
+class Reducer::Hook : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(Reducer& reducer, std::size_t index) : reducer_(reducer), index_(index) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& inputs) override {
+    reducer_.on_gradient(index_, !inputs.empty() && inputs[0].defined());
+    return outputs;
+  }
+
+ private:
+  Reducer& reducer_;  ///< removes the hook before it ends
+  std::size_t index_;
+};
+
+Reducer::Reducer(NamedTensors parameters, Collectives collectives,
+                 const DistributedDataParallelOptions& options)
+    : collectives_(std::move(collectives)),
+      sizes_{options.first_bucket_bytes(), options.bucket_bytes()},
+      find_unused_(options.find_unused_parameters()) {
+  for (auto& [name, parameter] : parameters) {
+    parameters_.push_back(parameter);
+    slots_.emplace_back().name = std::move(name);
+  }
+  // Backward reaches the last layers first.
+  std::vector<std::size_t> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  form_buckets(order);
+}
+
+Reducer::~Reducer() {
+  for (Slot& slot : slots_) {
+    if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
+  }
+}
+
+void Reducer::install_hooks() {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    Slot& slot = slots_[index];
+    slot.accumulator = torch::autograd::impl::grad_accumulator(parameters_[index]);
+    slot.hook = slot.accumulator->add_post_hook(std::make_unique<Hook>(*this, index));
+  }
+}
+
+void Reducer::before_forward(bool sync) {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(phase_ != Phase::kBackward, kDataParallel,
+              ": expected the last backward() to reach its end, got a forward() after one that "
+              "ended early, by an exception. Other ranks may be in another step: start again from "
+              "a checkpoint.");
+  check_parameters();
+  if (!sync) {
+    phase_ = Phase::kLocal;
+    return;
+  }
+  if (!observed_order_.empty()) form_buckets_anew();
+  phase_ = Phase::kForwarded;
+}
+
+void Reducer::on_gradient(std::size_t index, bool defined) {
+  const std::lock_guard lock(mutex_);
+  if (!defined) return;
+  Slot& slot = slots_[index];
+  if (phase_ == Phase::kLocal) {
+    slot.used = true;
+    return;
+  }
+  TORCH_CHECK(phase_ != Phase::kIdle, kDataParallel,
+              ": expected a forward() before each backward(), got a gradient of '", slot.name,
+              "' without one. Call forward() of DistributedDataParallel, not of the module; add up "
+              "losses that share a forward().");
+  if (phase_ == Phase::kForwarded) begin_backward();
+  TORCH_CHECK(!slot.ready, kDataParallel,
+              ": expected backward() to reach each parameter once, got '", slot.name,
+              "' twice. Do not call backward() within backward(), as some ways of "
+              "checkpointing activations do.");
+  slot.used = true;
+  bring_gradient(index);
+  mark_ready(index);
+  arrived_.push_back(index);
+  launch_complete_buckets();
+}
+
+void Reducer::begin_backward() {
+  for (Slot& slot : slots_) slot.ready = false;
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.members.size();
+  next_ = 0;
+  arrived_.clear();
+  phase_ = Phase::kBackward;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this()] { self->finish(); });
+}
+
+void Reducer::mark_ready(std::size_t index) {
+  slots_[index].ready = true;
+  --buckets_[slots_[index].bucket].missing;
+}
+
+void Reducer::launch_complete_buckets() {
+  for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) {
+    Bucket& bucket = buckets_[next_];
+    bucket.pending = collectives_.start_all_reduce(
+        bucket.flat, bucket.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM,
+        c10::str("the reduction of gradients ", next_ + 1, " of ", buckets_.size(), " (",
+                 names_of(bucket.members), ")"));
+  }
+}
+
+void Reducer::wait_for_buckets() {
+  for (std::size_t index = 0; index < next_; ++index) collectives_.wait(buckets_[index].pending);
+}
+
+void Reducer::bring_gradient(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  Slot& slot = slots_[index];
+  at::Tensor& grad = parameters_[index].mutable_grad();
+  check_gradient(index, grad);
+  const bool in_place = grad.is_alias_of(slot.view) && grad.strides() == slot.view.strides() &&
+                        grad.storage_offset() == slot.view.storage_offset();
+  const double factor =
+      buckets_[slot.bucket].averages ? 1.0 : 1.0 / static_cast<double>(collectives_.size());
+  if (!in_place) {
+    at::mul_out(slot.view, grad, at::scalar_tensor(factor, at::kDouble));
+    grad = slot.view;
+  } else if (factor != 1.0) {
+    slot.view.mul_(factor);
+  }
+}
+
+void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
+  const at::Tensor& view = slots_[index].view;
+  const bool fits = grad.layout() == at::kStrided && grad.sizes() == view.sizes() &&
+                    grad.dtype() == view.dtype() && grad.device() == view.device();
+  TORCH_CHECK_VALUE(fits, kDataParallel, ": expected the gradient of '", slots_[index].name,
+                    "' to be dense and as its parameter, ", view.scalar_type(), " ", view.sizes(),
+                    " on ", view.device(), ", got layout ", grad.layout(), ", ", grad.scalar_type(),
+                    " ", grad.sizes(), " on ", grad.device(), ". Use layers with dense gradients.");
+}
+
+// A parameter that is converted or moved loses its accumulator, and so our hook: its gradients
+// would stay local without a word.
+void Reducer::check_parameters() const {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    const Slot& slot = slots_[index];
+    const at::Tensor& parameter = parameters_[index];
+    TORCH_CHECK_VALUE(
+        torch::autograd::impl::try_get_grad_accumulator(parameter) == slot.accumulator,
+        kDataParallel, ": expected parameter '", slot.name, "' to stay as it was given, ",
+        slot.view.scalar_type(), " ", slot.view.sizes(), " on ", slot.view.device(), ", got ",
+        parameter.scalar_type(), " ", parameter.sizes(), " on ", parameter.device(),
+        ". Convert and move the module before it is given to DistributedDataParallel.");
+  }
+}
+
+void Reducer::finish() {
+  const std::lock_guard lock(mutex_);
+  phase_ = Phase::kIdle;
+  const std::vector<std::size_t> missing = unreached();
+  if (!missing.empty() && !find_unused_) fail_for_unreached(missing);
+  for (const std::size_t index : missing) fill_in(index);
+  launch_complete_buckets();
+  wait_for_buckets();
+  if (find_unused_) settle_unreached(missing);
+  for (Slot& slot : slots_) slot.used = false;
+  if (reordered_) return;
+  // Formed anew before the next forward: gradients of this backward stay where they are until then.
+  reordered_ = true;
+  observed_order_ = arrived_;
+  observed_order_.insert(observed_order_.end(), missing.begin(), missing.end());
+}
+
+}  // namespace torchfuse::parallel

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Averages gradients over a group while backward runs.
+//
+// Note [Phases of a reduction]
+//   idle       no backward is expected
+//   local      after a forward within no_sync: gradients are only noted
+//   forwarded  after another forward: the first gradient begins a reduction
+//   backward   until the end of that backward, where the engine calls finish()
+// Gradients arrive in hooks after AccumulateGrad, with the parameter's gradient complete. Each is
+// brought into its bucket's memory, scaled; a bucket whose members have all arrived is reduced as
+// soon as those before it are: one order on all ranks, whatever the order of arrival. finish()
+// waits. The scaling comes before the reduction starts, or in it, so that nothing writes to a
+// bucket in flight.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api/parallel/buckets.h"
+#include "api/parallel/collectives.h"
+
+namespace torchfuse::parallel {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  /// @param parameters those that require gradients, in the module's order.
+  Reducer(NamedTensors parameters, Collectives collectives,
+          const DistributedDataParallelOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Hooks need an owner; call it once, after std::make_shared.
+  void install_hooks();
+  /// A forward that records gradients follows.
+  void before_forward(bool sync);
+  std::vector<std::vector<std::string>> bucket_names() const;
+
+ private:
+  enum class Phase { kIdle, kLocal, kForwarded, kBackward };
+  // std::shared_ptr in one version of torch, c10::intrusive_ptr in another.
+  using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
+
+  struct Slot {
+    std::string name;
+    NodePtr accumulator;  ///< torch keeps it only as long as somebody holds it
+    std::uintptr_t hook = 0;
+    at::Tensor view;  ///< into its bucket
+    std::size_t bucket = 0;
+    bool ready = false;  ///< in this backward
+    bool used = false;   ///< since the last reduction
+    at::Tensor kept;     ///< what its gradient was, if this backward did not reach it
+  };
+  struct Bucket {
+    at::Tensor flat;
+    std::vector<std::size_t> members;
+    std::size_t missing = 0;  ///< members that are not ready
+    bool averages = false;    ///< the backend divides
+    Pending pending;
+  };
+
+  class Hook;
+  void on_gradient(std::size_t index, bool defined);
+  void begin_backward();
+  void mark_ready(std::size_t index);
+  void finish();
+
+  void form_buckets(const std::vector<std::size_t>& order);
+  void form_buckets_anew();
+  void launch_complete_buckets();
+  void wait_for_buckets();
+  void bring_gradient(std::size_t index);
+  void check_gradient(std::size_t index, const at::Tensor& grad) const;
+  void check_parameters() const;
+  std::vector<std::size_t> unreached() const;
+  [[noreturn]] void fail_for_unreached(const std::vector<std::size_t>& missing);
+  void fill_in(std::size_t index);
+  void settle_unreached(const std::vector<std::size_t>& missing);
+  std::string names_of(const std::vector<std::size_t>& indices) const;
+
+  Collectives collectives_;
+  BucketSizes sizes_;
+  bool find_unused_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<Slot> slots_;
+  std::vector<Bucket> buckets_;
+  std::size_t next_ = 0;              ///< the bucket to be reduced next
+  std::vector<std::size_t> arrived_;  ///< in this backward, in order
+  std::vector<std::size_t> observed_order_;
+  bool reordered_ = false;
+  Phase phase_ = Phase::kIdle;
+  // Gradients of modules on several devices arrive in several threads.
+  mutable std::mutex mutex_;
+};
+
+}  // namespace torchfuse::parallel

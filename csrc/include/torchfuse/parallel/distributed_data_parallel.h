@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torchfuse/export.h>
+#include <torchfuse/parallel/process_group.h>
+
+namespace torchfuse::parallel {
+
+/// Options of DistributedDataParallel.
+struct DistributedDataParallelOptions {
+  /// Size of the bucket that is reduced first, in bytes; small, so that communication starts early.
+  TORCH_ARG(std::int64_t, first_bucket_bytes) = std::int64_t{1} << 20;
+  /// Size of the others, in bytes. A bucket is closed by the parameter that reaches the size.
+  TORCH_ARG(std::int64_t, bucket_bytes) = std::int64_t{25} << 20;
+  /// Accept parameters that get no gradient, at the cost of one more small collective. One that no
+  /// rank used keeps the gradient it had, or none.
+  TORCH_ARG(bool, find_unused_parameters) = false;
+  /// Each forward() that records gradients starts with rank 0's buffers, outside of no_sync().
+  TORCH_ARG(bool, broadcast_buffers) = true;
+  /// Modules whose own buffers are broadcast at construction only, as those of a SyncBatchNorm,
+  /// which are equal on all ranks anyway.
+  TORCH_ARG(std::function<bool(const torch::nn::Module&)>, keeps_buffers);
+};
+
+/// Keeps gradients local for as long as it lives; DataParallelBase::no_sync() returns it.
+class TORCHFUSE_API NoSync {
+ public:
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  friend class DataParallelBase;
+  explicit NoSync(std::shared_ptr<bool> sync);
+  std::shared_ptr<bool> sync_;
+  bool before_;
+};
+
+/// What DistributedDataParallel does whatever the module's type.
+class TORCHFUSE_API DataParallelBase {
+ public:
+  ~DataParallelBase();
+  /// Movable, not copyable.
+  DataParallelBase(DataParallelBase&&) noexcept;
+  /// Movable, not copyable.
+  DataParallelBase& operator=(DataParallelBase&&) noexcept;
+  DataParallelBase(const DataParallelBase&) = delete;
+  DataParallelBase& operator=(const DataParallelBase&) = delete;
+
+  /// For gradient accumulation: the backward of a forward() in its scope reduces nothing, and the
+  /// next one outside of it reduces the sums.
+  ///
+  ///     {
+  ///       const auto local = parallel.no_sync();
+  ///       parallel.forward(first).sum().backward();
+  ///     }
+  ///     parallel.forward(second).sum().backward();  // averages both
+  [[nodiscard]] NoSync no_sync();
+  /// Gives all ranks rank 0's buffers; a collective. For evaluation or a checkpoint of other ranks.
+  void sync_buffers();
+  /// Names of the parameters in each bucket, in the order in which buckets are reduced.
+  std::vector<std::vector<std::string>> buckets() const;
+
+ protected:
+  /// Makes all ranks' modules equal; see DistributedDataParallel.
+  DataParallelBase(const torch::nn::Module& module,
+                   const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                   const DistributedDataParallelOptions& options);
+  void before_forward();  ///< of the module, each time
+
+ private:
+  struct Replica;
+  std::unique_ptr<Replica> replica_;
+};
+
+/// Trains copies of a module on several processes, each on its part of the batch: gradients are
+/// averaged over a process group while backward runs. See docs/data_parallel.md.
+///
+///     Net net;
+///     torchfuse::parallel::DistributedDataParallel parallel(net, group);
+///     torchfuse::optim::FusedAdam optimizer(net->parameters());
+///     for (auto& batch : *loader) {
+///       optimizer.zero_grad();
+///       loss_of(parallel.forward(batch.data), batch.target).backward();
+///       optimizer.step();
+///     }
+///
+/// The constructor checks that all ranks have the same parameters and buffers, by name, shape and
+/// dtype, and gives them the values of rank 0. The module must be on its device by then, and its
+/// parameters must keep their shape, dtype and device. The module itself stays the caller's: save,
+/// load and evaluate it.
+///
+/// Gradients are views into buckets, one list of buckets for each dtype and device. A gradient that
+/// is replaced by another tensor, as after `zero_grad()`, is copied into its bucket when backward
+/// reaches the parameter, and a view takes its place; what refers to the other tensor does not see
+/// the average. Buckets are reduced in one order on all ranks, as soon as they are complete; after
+/// the first backward they are formed anew in the order in which rank 0's gradients arrived.
+///
+/// Errors of the loop are exceptions: a backward() without a forward() of this object, parameters
+/// that get no gradient (unless `find_unused_parameters`), a parameter reached twice, sparse
+/// gradients, and ranks that do not come within the group's timeout. `create_graph` is not
+/// supported: averages have no graph.
+///
+/// @tparam Module a class derived from torch::nn::Module with a `forward` function.
+template <class Module>
+class DistributedDataParallel : public DataParallelBase {
+ public:
+  /// @param module a module that all ranks built alike.
+  /// @param group whose ranks train together; it must outlive this object.
+  /// @param options see DistributedDataParallelOptions.
+  DistributedDataParallel(std::shared_ptr<Module> module, const ProcessGroup& group,
+                          const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(std::move(module), group.get(), options) {}
+  /// The same with a group of c10d.
+  DistributedDataParallel(std::shared_ptr<Module> module,
+                          const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                          const DistributedDataParallelOptions& options = {})
+      : DataParallelBase(*module, group, options), module_(std::move(module)) {}
+  /// The same with a module holder, as TORCH_MODULE defines it.
+  template <class Group>
+  DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, const Group& group,
+                          const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(module.ptr(), group, options) {}
+
+  /// The module's forward, whose backward averages the gradients.
+  template <class... Args>
+  decltype(auto) forward(Args&&... args) {
+    before_forward();
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  /// The same as forward().
+  template <class... Args>
+  decltype(auto) operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+  /// The module that was given.
+  const std::shared_ptr<Module>& module() const { return module_; }
+
+ private:
+  std::shared_ptr<Module> module_;
+};
+
+/// A module holder stands for its module.
+template <class Module, class Group>
+DistributedDataParallel(const torch::nn::ModuleHolder<Module>&, const Group&,
+                        const DistributedDataParallelOptions& = {})
+    -> DistributedDataParallel<Module>;
+
+}  // namespace torchfuse::parallel

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A group of two ranks in one process: the other rank is a backend that brings the same numbers.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torchfuse::testing {
+
+class TwinWork : public c10d::Work {
+ public:
+  explicit TwinWork(std::string failure, int* waits)
+      : failure_(std::move(failure)), waits_(waits) {}
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds) override {
+    if (!failure_.empty()) throw std::runtime_error(failure_);
+    ++*waits_;
+    return true;
+  }
+
+ private:
+  std::string failure_;
+  int* waits_;
+};
+
+/// Rank 0 of two; rank 1 has the same values everywhere, times `other` in reductions.
+class Twin : public c10d::Backend {
+ public:
+  struct Reduction {
+    at::Tensor tensor;
+    c10d::ReduceOp::RedOpType operation;
+    bool async;
+  };
+
+  explicit Twin(std::string name = "twin")
+      : c10d::Backend(/*rank=*/0, /*size=*/2), name_(std::move(name)) {}
+  const std::string getBackendName() const override { return name_; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    const c10d::ReduceOp::RedOpType operation = options.reduceOp;
+    reductions.push_back({tensors.at(0), operation, options.asyncOp});
+    if (tensors.at(0).is_floating_point()) {
+      tensors.at(0).mul_(operation == c10d::ReduceOp::AVG ? (1.0 + other) / 2 : 1.0 + other);
+    } else {
+      tensors.at(0).add_(flags);
+    }
+    return c10::make_intrusive<TwinWork>(failure, &waits);
+  }
+
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&,
+                                           const c10d::BroadcastOptions& options) override {
+    EXPECT_EQ(options.rootRank, 0);
+    ++broadcasts;
+    return c10::make_intrusive<TwinWork>("", &waits);
+  }
+
+  double other = 1.0;      ///< rank 1's gradients, in units of rank 0's
+  std::int64_t flags = 0;  ///< what rank 1 adds to integers
+  std::string failure;     ///< what waiting for a reduction throws
+  int waits = 0;
+  int broadcasts = 0;
+  std::vector<Reduction> reductions;
+
+ private:
+  std::string name_;
+};
+
+class DataParallelTest : public ::testing::Test {
+ protected:
+  explicit DataParallelTest(const std::string& backend = "twin") {
+    torch::manual_seed(1);
+    twin_ = c10::make_intrusive<Twin>(backend);
+    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
+    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, twin_);
+    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group_->setGroupName("twins");
+  }
+
+  c10::intrusive_ptr<Twin> twin_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+/// What an action throws, without a backtrace.
+template <class Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+#define EXPECT_ERROR(action, part) \
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, part, error_of(action))
+
+}  // namespace torchfuse::testing

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
+
+#include "parallel_testing.h"
+
+namespace torchfuse::testing {
+namespace {
+
+using parallel::DistributedDataParallel;
+using parallel::DistributedDataParallelOptions;
+using torch::nn::Linear;
+using torch::nn::Sequential;
+
+class DataParallelErrors : public DataParallelTest {
+ protected:
+  Sequential net_{Linear(4, 3), Linear(3, 2)};
+  torch::Tensor x_ = torch::randn({5, 4});
+};
+
+TEST_F(DataParallelErrors, BackwardWithoutForward) {
+  DistributedDataParallel parallel(net_, group_);
+  EXPECT_ERROR([&] { net_->forward(x_).sum().backward(); },
+               "expected a forward() before each backward(), got a gradient of '1.");
+  const auto loss = parallel.forward(x_).sum();
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_ERROR([&] { loss.backward(); },
+               "Call forward() of DistributedDataParallel, not of the "
+               "module; add up losses that share a forward().");
+}
+
+TEST_F(DataParallelErrors, ParametersWithoutGradients) {
+  DistributedDataParallel parallel(net_, group_);
+  parallel.forward(x_);
+  EXPECT_ERROR(
+      [&] { net_->ptr<torch::nn::LinearImpl>(1)->weight.sum().backward(); },
+      "expected backward() to give each parameter a gradient, got none for 3 of 4 "
+      "parameters: '0.weight', '0.bias', '1.bias'. Let the loss depend on all, freeze them, "
+      "or use find_unused_parameters(true).");
+  parallel.forward(x_).sum().backward();  // the loop may go on
+}
+
+TEST_F(DataParallelErrors, AParameterIsReachedTwice) {
+  DistributedDataParallel parallel(net_, group_);
+  parallel.forward(x_);
+  const auto weight = net_->ptr<torch::nn::LinearImpl>(1)->weight;
+  // What was computed first comes last in backward, when the weight has been reached.
+  const auto first = torch::ones({}, torch::requires_grad()) * 1.0;
+  first.register_hook([&](const torch::Tensor&) {
+    const torch::AutoGradMode with_grad(true);
+    (weight * 2.0).sum().backward();
+  });
+  EXPECT_ERROR([&] { (first + weight.sum()).backward(); },
+               "expected backward() to reach each parameter once, got '1.weight' twice.");
+}
+
+TEST_F(DataParallelErrors, ABackwardThatEndedEarly) {
+  DistributedDataParallel parallel(net_, group_);
+  const auto input = torch::randn({5, 4}, torch::requires_grad());
+  const auto loss = parallel.forward(input).sum();
+  input.register_hook([](const torch::Tensor& grad) -> torch::Tensor {
+    throw std::runtime_error("out of luck");
+    return grad;
+  });
+  EXPECT_ANY_THROW(loss.backward());
+  EXPECT_ERROR(
+      [&] { parallel.forward(x_); },
+      "expected the last backward() to reach its end, got a forward() after one that ended "
+      "early, by an exception.");
+}
+
+TEST_F(DataParallelErrors, ARankThatIsLost) {
+  DistributedDataParallel parallel(net_, group_);
+  twin_->failure = "Connection closed by peer";
+  EXPECT_ERROR(
+      [&] { parallel.forward(x_).sum().backward(); },
+      "expected all 2 ranks of group 'twins' in the reduction of gradients 1 of 1 "
+      "('1.bias', '1.weight', '0.bias', '0.weight') within the group's timeout, got in rank "
+      "0: Connection closed by peer. A rank may have ended, be stuck, or be in another step");
+}
+
+TEST_F(DataParallelErrors, GradientsOfAnotherKind) {
+  torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 3).sparse(true));
+  DistributedDataParallel parallel(sparse, group_);
+  EXPECT_ERROR(
+      [&] { parallel.forward(torch::zeros({2}, torch::kLong)).sum().backward(); },
+      "expected the gradient of 'weight' to be dense and as its parameter, Float [4, 3] on cpu, "
+      "got layout Sparse");
+  DistributedDataParallel converted(net_, group_);
+  net_->to(torch::kDouble);
+  EXPECT_ERROR(
+      [&] { converted.forward(x_.to(torch::kDouble)); },
+      "expected parameter '0.weight' to stay as it was given, Float [3, 4] on cpu, got Double "
+      "[3, 4] on cpu. Convert and move the module before it is given to "
+      "DistributedDataParallel.");
+}
+
+TEST_F(DataParallelErrors, Construction) {
+  const auto make = [&](const DistributedDataParallelOptions& options) {
+    return [&] { DistributedDataParallel(net_, group_, options); };
+  };
+  EXPECT_ERROR(make(DistributedDataParallelOptions().bucket_bytes(0)),
+               "expected bucket_bytes to be positive, got 0.");
+  EXPECT_ERROR(make(DistributedDataParallelOptions().first_bucket_bytes(-1)),
+               "expected first_bucket_bytes to be positive, got -1.");
+  EXPECT_ERROR(
+      [&] {
+        DistributedDataParallel<torch::nn::LinearImpl>(Linear(1, 1),
+                                                       c10::intrusive_ptr<c10d::ProcessGroup>());
+      },
+      "expected group to be a process group, got none.");
+  for (auto& parameter : net_->parameters()) parameter.set_requires_grad(false);
+  EXPECT_ERROR(make({}), "expected module to have parameters that require gradients, got none.");
+  struct Meta : torch::nn::Module {
+    Meta() { register_parameter("w", torch::ones({2}, torch::kMeta)); }
+    torch::Tensor forward() { return named_parameters()["w"]; }
+  };
+  EXPECT_ERROR([&] { DistributedDataParallel(std::make_shared<Meta>(), group_); },
+               "expected group 'twins' to reduce tensors on meta");
+}
+
+TEST_F(DataParallelErrors, OtherModulesInOtherRanks) {
+  twin_->flags = 2;  // rank 1 differs in the second line
+  EXPECT_ERROR(
+      [&] { DistributedDataParallel(net_, group_); },
+      "expected the same parameters and buffers in all ranks of group 'twins', got others");
+}
+
+}  // namespace
+}  // namespace torchfuse::testing

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel_testing.h"
+
+namespace torchfuse::testing {
+namespace {
+
+using parallel::DistributedDataParallel;
+using parallel::DistributedDataParallelOptions;
+using torch::nn::Linear;
+using torch::nn::Sequential;
+using Names = std::vector<std::vector<std::string>>;
+
+/// Its first layer is the one that is registered last.
+struct BackwardsImpl : torch::nn::Module {
+  BackwardsImpl() {
+    third = register_module("third", Linear(4, 2));
+    second = register_module("second", Linear(4, 4));
+    first = register_module("first", Linear(4, 4));
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool all = true) {
+    const auto hidden = torch::tanh(first(x));
+    return third(all ? torch::tanh(second(hidden)) : hidden);
+  }
+  Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+TORCH_MODULE(Backwards);
+
+std::vector<torch::Tensor> grads_of(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> grads;
+  for (const auto& parameter : module.parameters()) grads.push_back(parameter.grad().clone());
+  return grads;
+}
+
+void expect_equal(const std::vector<torch::Tensor>& found,
+                  const std::vector<torch::Tensor>& expected, double factor) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(found[i], expected[i] * factor, 1e-6, 1e-7)) << i;
+  }
+}
+
+class DataParallel : public DataParallelTest {};
+
+class DataParallelOnNccl : public DataParallelTest {
+ protected:
+  DataParallelOnNccl() : DataParallelTest("nccl") {}
+};
+
+TEST_F(DataParallel, AveragesOverTheRanks) {
+  for (const bool to_none : {true, false}) {
+    Backwards net;
+    const auto x = torch::randn({5, 4});
+    net->forward(x).sum().backward();
+    const auto expected = grads_of(*net);
+    net->zero_grad();
+    twin_->other = 3.0;
+    DistributedDataParallel parallel(net, group_);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad(to_none);
+      parallel.forward(x).sum().backward();
+      expect_equal(grads_of(*net), expected, (1.0 + 3.0) / 2);
+    }
+  }
+}
+
+TEST_F(DataParallelOnNccl, LetsTheBackendAverage) {
+  Sequential net(Linear(4, 2));
+  const auto x = torch::randn({5, 4});
+  net->forward(x).sum().backward();
+  const auto expected = grads_of(*net);
+  net->zero_grad();
+  twin_->other = 3.0;
+  DistributedDataParallel parallel(net, group_);
+  twin_->reductions.clear();
+  parallel.forward(x).sum().backward();
+  expect_equal(grads_of(*net), expected, 2.0);
+  ASSERT_EQ(twin_->reductions.size(), 1U);
+  EXPECT_EQ(twin_->reductions[0].operation, c10d::ReduceOp::AVG);
+}
+
+TEST_F(DataParallel, BucketsAreReducedInOrderWithoutBlockingAndFormedAnewOnce) {
+  Backwards net;
+  const auto options = DistributedDataParallelOptions().first_bucket_bytes(1).bucket_bytes(80);
+  DistributedDataParallel parallel(net, group_, options);
+  const Names guess{{"first.bias"},
+                    {"first.weight", "second.bias"},
+                    {"second.weight", "third.bias", "third.weight"}};
+  EXPECT_EQ(parallel.buckets(), guess);
+  const auto step = [&] {
+    twin_->reductions.clear();
+    twin_->waits = 0;
+    net->zero_grad();
+    parallel.forward(torch::randn({5, 4})).sum().backward();
+    std::vector<std::int64_t> sizes;
+    for (const auto& reduction : twin_->reductions) {
+      EXPECT_TRUE(reduction.async);
+      EXPECT_EQ(reduction.operation, c10d::ReduceOp::SUM);
+      sizes.push_back(reduction.tensor.numel());
+    }
+    EXPECT_EQ(twin_->waits, static_cast<int>(sizes.size()) + (twin_->broadcasts > 0 ? 1 : 0));
+    twin_->broadcasts = 0;
+    return sizes;
+  };
+  twin_->broadcasts = 0;
+  EXPECT_EQ(step(), (std::vector<std::int64_t>{4, 20, 26}));
+  EXPECT_EQ(parallel.buckets(), guess) << "gradients stay where they are after backward";
+  step();
+  const Names observed = parallel.buckets();
+  EXPECT_EQ(observed.front().size(), 1U);
+  EXPECT_EQ(observed.front()[0].substr(0, 5), "third");
+  EXPECT_EQ(observed.back().back().substr(0, 5), "first");
+  step();
+  EXPECT_EQ(parallel.buckets(), observed) << "once";
+}
+
+TEST_F(DataParallel, GradientsAreViewsOfBuckets) {
+  Backwards net;
+  DistributedDataParallel parallel(net, group_);
+  parallel.forward(torch::randn({5, 4})).sum().backward();
+  for (const auto& parameter : net->parameters()) {
+    EXPECT_TRUE(parameter.grad().is_alias_of(net->first->weight.grad()));
+    EXPECT_FALSE(parameter.grad().is_view()) << "torch's zero_grad() detaches gradients";
+  }
+  const auto before = grads_of(*net);
+  const auto* data = net->first->weight.grad().const_data_ptr();
+  parallel.forward(torch::randn({5, 4}));  // forms buckets anew
+  expect_equal(grads_of(*net), before, 1.0);
+  EXPECT_NE(net->first->weight.grad().const_data_ptr(), data);
+}
+
+TEST_F(DataParallel, NothingIsReducedInNoSync) {
+  Backwards net;
+  const auto x = torch::randn({5, 4});
+  net->forward(x).sum().backward();
+  const auto expected = grads_of(*net);
+  net->zero_grad();
+  DistributedDataParallel parallel(net, group_);
+  twin_->reductions.clear();
+  {
+    const auto local = parallel.no_sync();
+    parallel.forward(x).sum().backward();
+    EXPECT_TRUE(twin_->reductions.empty());
+    expect_equal(grads_of(*net), expected, 1.0);
+    {
+      const auto nested = parallel.no_sync();
+    }
+    parallel.forward(x).sum().backward();
+    EXPECT_TRUE(twin_->reductions.empty()) << "the inner guard restored what it found";
+  }
+  twin_->other = 3.0;
+  parallel.forward(x).sum().backward();
+  EXPECT_FALSE(twin_->reductions.empty());
+  expect_equal(grads_of(*net), expected, 3 * (1.0 + 3.0) / 2);
+}
+
+TEST_F(DataParallel, AForwardWithoutGradientsIsLocal) {
+  Sequential net(Linear(4, 4), torch::nn::BatchNorm1d(4));
+  DistributedDataParallel parallel(net, group_);
+  twin_->broadcasts = 0;
+  {
+    const torch::NoGradGuard no_grad;
+    parallel.forward(torch::randn({5, 4}));
+  }
+  EXPECT_EQ(twin_->broadcasts, 0);
+  parallel.forward(torch::randn({5, 4}));
+  EXPECT_EQ(twin_->broadcasts, 2) << "floating point and integer buffers";
+}
+
+TEST_F(DataParallel, BuffersOfChosenModulesAreKept) {
+  Sequential net(Linear(4, 4), torch::nn::BatchNorm1d(4));
+  const auto count = [&](const DistributedDataParallelOptions& options) {
+    DistributedDataParallel parallel(net, group_, options);
+    twin_->broadcasts = 0;
+    parallel.forward(torch::randn({5, 4}));
+    return twin_->broadcasts;
+  };
+  const auto is_norm = [](const torch::nn::Module& module) {
+    return module.as<torch::nn::BatchNorm1dImpl>() != nullptr;
+  };
+  EXPECT_EQ(count(DistributedDataParallelOptions()), 2);
+  EXPECT_EQ(count(DistributedDataParallelOptions().keeps_buffers(is_norm)), 0);
+  EXPECT_EQ(count(DistributedDataParallelOptions().broadcast_buffers(false)), 0);
+}
+
+TEST_F(DataParallel, UnusedParametersGetWhatOtherRanksFound) {
+  Backwards net;
+  const auto options = DistributedDataParallelOptions().find_unused_parameters(true);
+  DistributedDataParallel parallel(net, group_, options);
+  const auto x = torch::randn({5, 4});
+  parallel.forward(x, /*all=*/false).sum().backward();
+  EXPECT_FALSE(net->second->weight.grad().defined()) << "no rank used it";
+  EXPECT_TRUE(net->first->weight.grad().defined());
+  net->second->weight.mutable_grad() = torch::full({4, 4}, 7.0);
+  parallel.forward(x, /*all=*/false).sum().backward();
+  EXPECT_TRUE(torch::equal(net->second->weight.grad(), torch::full({4, 4}, 7.0)));
+  EXPECT_FALSE(net->second->bias.grad().defined());
+  twin_->flags = 1;  // rank 1 used all
+  twin_->other = 3.0;
+  parallel.forward(x, /*all=*/false).sum().backward();
+  EXPECT_TRUE(torch::equal(net->second->weight.grad(), torch::full({4, 4}, 14.0)));
+  EXPECT_TRUE(torch::equal(net->second->bias.grad(), torch::zeros({4})));
+}
+
+TEST_F(DataParallel, DtypesAreKeptApartFrozenParametersAreLeftOutSharedOnesCountOnce) {
+  struct Mixed : torch::nn::Module {
+    Mixed() {
+      a = register_parameter("a", torch::ones({3}));
+      b = register_parameter("b", torch::ones({3}, torch::kDouble));
+      frozen = register_parameter("frozen", torch::ones({3}), /*requires_grad=*/false);
+      again = register_parameter("again", a);
+    }
+    torch::Tensor forward() { return (a * b * frozen * again).sum(); }
+    torch::Tensor a, b, frozen, again;
+  };
+  const auto net = std::make_shared<Mixed>();
+  DistributedDataParallel parallel(net, group_);
+  parallel.forward().backward();
+  parallel.forward();
+  Names buckets = parallel.buckets();
+  std::sort(buckets.begin(), buckets.end());
+  EXPECT_EQ(buckets, (Names{{"a"}, {"b"}}));
+  EXPECT_TRUE(torch::equal(net->a.grad(), torch::full({3}, 2.0F)));
+  EXPECT_TRUE(torch::equal(net->b.grad(), torch::ones({3}, torch::kDouble)));
+}
+
+TEST_F(DataParallel, LayoutsOfGradientsAreThoseOfParameters) {
+  torch::nn::Conv2d net(torch::nn::Conv2dOptions(3, 4, 3));
+  net->to(torch::kFloat);
+  net->weight.set_data(net->weight.data().contiguous(torch::MemoryFormat::ChannelsLast));
+  DistributedDataParallel parallel(net, group_);
+  parallel.forward(torch::randn({2, 3, 5, 5})).sum().backward();
+  EXPECT_EQ(net->weight.grad().strides(), net->weight.strides());
+}
+
+TEST_F(DataParallel, MovesAndEnds) {
+  Backwards net;
+  const auto x = torch::randn({5, 4});
+  {
+    DistributedDataParallel first(net, group_);
+    DistributedDataParallel second(std::move(first));
+    second(x).sum().backward();
+    EXPECT_EQ(second.module().get(), net.get());
+  }
+  twin_->reductions.clear();
+  net->forward(x).sum().backward();
+  EXPECT_TRUE(twin_->reductions.empty()) << "the hooks are gone";
+}
+
+}  // namespace
+}  // namespace torchfuse::testing

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Process groups and data parallelism of C++, in real processes, against torch in Python.
+
+The C++ program is tests/cpp/api/parallel/data_parallel_program.cpp; `make test-cpp` builds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from support import data_parallel as reference
+from support.torchrun import Outcome, by_hand, torchrun
+from torch import Tensor
+from torch.utils.data import DistributedSampler
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
+PROGRAM = BUILD / "tests" / "cpp" / "torchfuse_data_parallel_program"
+
+#: What its groups wait for in the modes that fail, in seconds, and what starting takes.
+TIMEOUT, START = 5, 25
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _program() -> None:
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM.name} is not built in {BUILD}; make test-cpp builds it")
+    built = subprocess.run([PROGRAM, "--torch-version"], capture_output=True, text=True, check=True)
+    if built.stdout.strip() != torch.__version__.split("+")[0]:
+        pytest.skip(f"{PROGRAM.name} was built with torch {built.stdout.strip()}")
+
+
+Report = dict[str, list[str]]
+
+
+def report_of(folder: Path, rank: int) -> Report:
+    report: Report = {}
+    for line in (folder / f"rank{rank}.txt").read_text().splitlines():
+        name, *values = line.split(" ")
+        report.setdefault(name, []).extend(values)
+    return report
+
+
+def run(mode: str, folder: Path, ranks: int = 2) -> list[Report]:
+    outcome = torchrun(ranks, [str(PROGRAM), mode, str(folder)])
+    assert outcome.status == 0, outcome.output
+    assert "Warning" not in outcome.output
+    return [report_of(folder, rank) for rank in range(ranks)]
+
+
+def fail(mode: str, folder: Path, ranks: int = 2) -> Outcome:
+    outcome = torchrun(ranks, [str(PROGRAM), mode, str(folder)])
+    assert outcome.status != 0
+    assert outcome.seconds < TIMEOUT + START
+    return outcome
+
+
+def numbers(report: Report, name: str) -> Tensor:
+    return torch.tensor([float(value) for value in report[name]])
+
+
+def assert_state(report: Report, state: dict[str, Tensor], rtol: float = 1e-5) -> None:
+    for name, expected in state.items():
+        torch.testing.assert_close(
+            numbers(report, name), expected.reshape(-1), rtol=rtol, atol=1e-6, msg=name
+        )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_training_equals_one_process_on_the_pooled_batch(tmp_path: Path, ranks: int) -> None:
+    reports = run("train", tmp_path, ranks)
+    for report in reports:
+        assert_state(report, reference.pooled(ranks))
+        parameters = {name: values for name, values in report.items() if name != "loss"}
+        assert parameters == {name: reports[0][name] for name in parameters}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("mode", ["train", "keep", "norm", "unused"])
+def test_training_equals_torch_ddp(tmp_path: Path, mode: str, ranks: int) -> None:
+    expected = reference.torch_ddp(tmp_path, ranks, mode)
+    for rank, report in enumerate(run(mode, tmp_path, ranks)):
+        losses, state = expected[rank]
+        torch.testing.assert_close(
+            numbers(report, "loss"), torch.tensor(losses), rtol=1e-5, atol=1e-7
+        )
+        if mode == "norm":  # statistics of rank 0, as sync_buffers() leaves them
+            state = expected[0][1]
+        assert_state(report, state)
+
+
+def test_what_no_rank_uses_gets_no_gradient(tmp_path: Path) -> None:
+    for report in run("unused", tmp_path):
+        assert report["never.grad"] == ["undefined"]
+
+
+def test_accumulation_with_a_loss_scaler_and_a_fused_optimizer(tmp_path: Path) -> None:
+    for report in run("accumulate", tmp_path):
+        assert report["skipped"] == ["1"]
+        assert_state(report, reference.accumulated(2), rtol=1e-4)
+
+
+def test_sub_groups(tmp_path: Path) -> None:
+    first, second, third = run("groups", tmp_path, 3)
+    assert first["member"] == ["torchfuse/0", "0"]
+    assert second["member"] == ["no"]
+    assert third["member"] == ["torchfuse/0", "1"]
+    assert first["sum"] == third["sum"] == ["4", "4"]
+
+
+def test_indices_of_the_sampler_are_those_of_torch(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [PROGRAM, "sampler", tmp_path], capture_output=True, text=True, check=True, timeout=60
+    )
+    lines = found.stdout.splitlines()
+    assert len(lines) == 5 * 4 * 2 * 2 * 3
+    for line in lines:
+        size, replicas, drop_last, shuffle, epoch, *indices = (int(word) for word in line.split())
+        sampler = DistributedSampler(
+            range(size),  # type: ignore[arg-type]
+            num_replicas=replicas,
+            rank=replicas - 1,
+            shuffle=bool(shuffle),
+            seed=42,
+            drop_last=bool(drop_last),
+        )
+        sampler.set_epoch(epoch)
+        assert indices == list(sampler), line
+
+
+@pytest.mark.parametrize("mode", ["killed", "stopped"])
+def test_a_lost_rank_is_an_error_in_the_others(tmp_path: Path, mode: str) -> None:
+    # Not under torchrun, which ends the other processes as soon as one has ended.
+    outcome = by_hand([str(PROGRAM), mode, str(tmp_path)], [2, 2], leaves=mode == "stopped")
+    assert re.search(
+        r"error: torchfuse::parallel::DistributedDataParallel: expected all 2 ranks of group "
+        r"'torchfuse' in the reduction of gradients 1 of 1 \('last.*12 in all\) within the "
+        r"group's timeout, got in rank 0: .+\. A rank may have ended",
+        outcome.output,
+    ), outcome.output
+    assert outcome.seconds < TIMEOUT + START
+
+
+def test_modules_that_differ(tmp_path: Path) -> None:
+    output = fail("shapes", tmp_path, 3).output
+    assert (
+        "expected the same parameters and buffers in all ranks of group 'torchfuse', got others in "
+        "rank 1: rank 0 has parameter '1.weight' Float [3, 4]"
+    ) in output
+    assert "and this rank 1 has parameter '1.weight' Float [5, 4]" in output
+
+
+def test_parameters_without_gradients(tmp_path: Path) -> None:
+    output = fail("unreached", tmp_path).output
+    assert "got none for 2 of 12 parameters: 'never.weight', 'never.bias'." in output
+
+
+def test_sub_groups_that_differ(tmp_path: Path) -> None:
+    output = fail("different_groups", tmp_path, 3).output
+    assert "expected all processes of group 'torchfuse/0' to be started alike" in output
+
+
+def test_a_start_without_torchrun(tmp_path: Path) -> None:
+    variables = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    environment = {name: value for name, value in os.environ.items() if name not in variables}
+    found = subprocess.run(
+        [PROGRAM, "train", tmp_path], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert found.returncode == 1
+    assert "a process without RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT." in found.stderr
+    assert "torchrun --no-python --nproc_per_node 2 ./program" in found.stderr
+
+
+def test_a_world_that_is_not_complete(tmp_path: Path) -> None:
+    outcome = by_hand([str(PROGRAM), "join", str(tmp_path)], [3])
+    assert outcome.status == 1
+    assert (
+        "expected 3 processes to join group 'torchfuse' within 5 s, got none with ranks 1, 2."
+    ) in outcome.output
+
+
+def test_worlds_of_different_sizes(tmp_path: Path) -> None:
+    outcome = by_hand([str(PROGRAM), "join", str(tmp_path)], [2, 3])
+    assert "to be started alike, got world size 3 in rank 1 and world size 2" in outcome.output
