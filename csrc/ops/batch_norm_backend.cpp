@@ -5,6 +5,16 @@
 
 #include "ops/backend.h"
 
+#if defined(TORCHFUSE_WITH_CUDA)
+#include <ATen/Functions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+#endif
+
 namespace torchfuse::ops {
 
 namespace {
@@ -29,6 +39,56 @@ void parallel_over_channels(const kernels::BatchNormShape& shape, const Body& bo
   at::parallel_for(0, shape.channels, grain, body);
 }
 
+#if defined(TORCHFUSE_WITH_CUDA)
+
+/// Counters that every launch leaves as zero, so that they are cleared once: one set for each
+/// stream, whose launches do not overlap. A graph that is being captured may run on any stream, and
+/// gets counters of its own.
+at::Tensor zeroed_arrivals(const c10::Device& device, kernels::Stream stream, std::int64_t count) {
+  const auto options = at::TensorOptions().device(device).dtype(at::kInt);
+  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+    return at::zeros({count}, options);
+  }
+  static std::mutex mutex;
+  static auto* const cached =
+      new std::map<std::pair<c10::DeviceIndex, kernels::Stream>, at::Tensor>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  at::Tensor& arrivals = (*cached)[{device.index(), stream}];
+  constexpr std::int64_t kLeast = 2048;
+  if (!arrivals.defined() || arrivals.numel() < count) {
+    arrivals = at::zeros({std::max(count, kLeast)}, options);
+  }
+  return arrivals;
+}
+
+/// Memory of one launch; later work on the stream may use it again.
+class CudaWorkspace {
+ public:
+  CudaWorkspace(const BatchNormSource& source, const kernels::BatchNormShape& shape)
+      : stream_(current_stream(source.device())) {
+    const cudaError_t error = cudaDeviceGetAttribute(
+        &workspace_.multiprocessors, cudaDevAttrMultiProcessorCount, source.device().index());
+    check_status("batch_norm", {static_cast<int>(error), "cudaDeviceGetAttribute"});
+    partials_ = source.empty_doubles(
+        kernels::batch_norm_workspace_partials(shape, workspace_.multiprocessors));
+    arrivals_ =
+        zeroed_arrivals(source.device(), stream_, kernels::batch_norm_workspace_arrivals(shape));
+    workspace_.partials = partials_.mutable_data_ptr<double>();
+    workspace_.arrivals = static_cast<std::uint32_t*>(arrivals_.mutable_data_ptr());
+  }
+
+  const kernels::BatchNormWorkspace& workspace() const { return workspace_; }
+  kernels::Stream stream() const { return stream_; }
+
+ private:
+  kernels::Stream stream_;
+  kernels::BatchNormWorkspace workspace_;
+  at::Tensor partials_;
+  at::Tensor arrivals_;
+};
+
+#endif
+
 }  // namespace
 
 void run_batch_norm_stats(const char* op, const BatchNormSource& source,
@@ -44,7 +104,12 @@ void run_batch_norm_stats(const char* op, const BatchNormSource& source,
       kernels::batch_norm_pack_cpu(args, begin, end);
     });
   }
+#if defined(TORCHFUSE_WITH_CUDA)
+  const CudaWorkspace cuda(source, args.shape);
+  check_status(op, kernels::batch_norm_stats_cuda(args, cuda.workspace(), cuda.stream()));
+#else
   check_backend(op, source.device());
+#endif
 }
 
 void run_batch_norm_elemt(const char* op, const BatchNormSource& source,
@@ -60,7 +125,12 @@ void run_batch_norm_elemt(const char* op, const BatchNormSource& source,
                                     kernels::batch_norm_elemt_cpu(isa, args, begin, end);
                                   });
   }
+#if defined(TORCHFUSE_WITH_CUDA)
+  const CudaWorkspace cuda(source, args.shape);
+  check_status(op, kernels::batch_norm_elemt_cuda(args, finish, cuda.workspace(), cuda.stream()));
+#else
   check_backend(op, source.device());
+#endif
 }
 
 void run_batch_norm_backward_reduce(const char* op, const BatchNormSource& source,
@@ -79,7 +149,12 @@ void run_batch_norm_backward_reduce(const char* op, const BatchNormSource& sourc
       kernels::batch_norm_backward_sum_cpu(args, begin, end);
     });
   }
+#if defined(TORCHFUSE_WITH_CUDA)
+  const CudaWorkspace cuda(source, args.shape);
+  check_status(op, kernels::batch_norm_backward_reduce_cuda(args, cuda.workspace(), cuda.stream()));
+#else
   check_backend(op, source.device());
+#endif
 }
 
 void run_batch_norm_backward_elemt(const char* op, const BatchNormSource& source,
@@ -94,7 +169,12 @@ void run_batch_norm_backward_elemt(const char* op, const BatchNormSource& source
                                     kernels::batch_norm_backward_elemt_cpu(isa, args, begin, end);
                                   });
   }
+#if defined(TORCHFUSE_WITH_CUDA)
+  const CudaWorkspace cuda(source, args.shape);
+  check_status(op, kernels::batch_norm_backward_elemt_cuda(args, cuda.workspace(), cuda.stream()));
+#else
   check_backend(op, source.device());
+#endif
 }
 
 }  // namespace torchfuse::ops
