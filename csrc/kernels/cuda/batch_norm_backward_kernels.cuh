@@ -11,9 +11,6 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// See kResidentBlocks.
-constexpr int kBackwardResidentBlocks = 2;
-
 /// `value` where a ReLU of `gate` lets a gradient pass: not where gate <= 0.
 template <class T>
 __device__ __forceinline__ T pass_where_positive(T gate, T value) {
@@ -53,19 +50,17 @@ struct BatchNormBackwardReduceLaunch {
 // Reads gradient and input once, the output too where it says what the ReLU let pass, and may write
 // the gradient behind the ReLU.
 template <class S, class Layout>
-__global__ void __launch_bounds__(kGridThreads, kBackwardResidentBlocks)
+__global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
     batch_norm_backward_reduce_kernel(
         const __grid_constant__ BatchNormBackwardReduceLaunch launch) {
   using T = ComputeTypeOf<S>;
   const std::int64_t channels = launch.grid.channels;
   WindowCursor<S, Layout> cursor(launch.grid);
-  const NormalizeTerms<T>* shared_terms =
+  // Read again for each window: beside the sums there are no registers for those of all channels.
+  const NormalizeTerms<T>* terms =
       share_terms<NormalizeTerms<T>>(launch.grid, cursor, [&](std::int64_t c) {
         return forward_terms<T>(launch.saved, channels, launch.weight, launch.bias, c);
       });
-  NormalizeTerms<T> terms[cursor.kChannels];
-#pragma unroll
-  for (int c = 0; c < cursor.kChannels; ++c) terms[c] = shared_terms[c];
   const ChannelStream<S> grad_output(launch.grad_output, cursor.channel);
   const ChannelStream<S> input(launch.input, cursor.channel);
   const ChannelStream<S> output(launch.output, cursor.channel);
@@ -73,15 +68,13 @@ __global__ void __launch_bounds__(kGridThreads, kBackwardResidentBlocks)
   const bool relu = launch.relu;
   const bool has_output = relu && launch.output.data != nullptr;
   const bool writes = launch.grad_residual.data != nullptr;
-  // Rows of 16-bit elements have registers for one window.
-  constexpr int kLoads = cursor.kChannels > 4 ? 1 : 2;
   WindowSums<S, Layout> sums;
   struct Loaded {
     RawWindow<S> grad;
     RawWindow<S> input;
     RawWindow<S> output;
   };
-  for_each_window<kLoads>(
+  for_each_window<2>(
       cursor,
       [&](const Window& window) {
         Loaded loaded{load_window(grad_output, window), load_window(input, window), {}};
@@ -153,7 +146,7 @@ struct BackwardTerms {
 
 // Reads gradient and input once, and writes the input's gradient.
 template <class S, class Layout>
-__global__ void __launch_bounds__(kGridThreads, kBackwardResidentBlocks)
+__global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
     batch_norm_backward_elemt_kernel(const __grid_constant__ BatchNormBackwardElemtLaunch launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From the sums of threads to the sums of channels: lanes, rows, then the slices of a tile, which
+// From the sums of threads to the sums of channels: warps, blocks, then the slices of a tile, which
 // its last block adds. The order depends on thread and slice numbers alone.
 #pragma once
 
@@ -27,9 +27,9 @@ __device__ __forceinline__ DeviationSums merge(const DeviationSums& a, const Dev
 template <class Partial>
 constexpr int kFields = static_cast<int>(sizeof(Partial) / sizeof(double));
 
-template <class Partial, int kChannels>
-struct CombineShared {
-  double fields[kChannels][kFields<Partial>][kGridThreads / 2];
+template <class Partial>
+struct TileShared {
+  double fields[kFields<Partial>][kGridWarps][kTileChannels];
 };
 
 template <class Partial>
@@ -43,38 +43,50 @@ __device__ __forceinline__ Partial shuffle_down(const Partial& value, unsigned d
   return other;
 }
 
-/// Row 0 of each column gets the column's sum. All threads must call it, and pass a barrier before.
+/// Every thread has values of the kChannels channels of its column; see Note [Windows]. Thread i
+/// gets the sum of channel i of the tile, up to columns * kChannels. All threads must call it, and
+/// pass a barrier before they call it again.
 template <class Partial, int kChannels>
-__device__ __forceinline__ void merge_rows(Partial (&values)[kChannels], std::uint32_t column,
-                                           std::uint32_t columns, std::uint32_t row,
-                                           std::uint32_t rows, bool takes_part) {
-  auto& shared = block_shared<CombineShared<Partial, kChannels>>();
+__device__ __forceinline__ Partial tile_sum(Partial (&values)[kChannels], std::uint32_t lanes,
+                                            std::uint32_t columns) {
+  const auto add_from = [&](std::uint32_t distance) {
+#pragma unroll
+    for (Partial& value : values) value = merge(value, shuffle_down(value, distance));
+  };
+  const auto row_threads = lanes * columns;
 #pragma unroll 1
-  for (std::uint32_t half = rows / 2; half > 0; half /= 2) {
-    const std::uint32_t slot = row % half * columns + column;
-    if (takes_part && row >= half && row < 2 * half) {
+  for (std::uint32_t d = kWarpLanes / 2; d >= row_threads; d /= 2) add_from(d);
+#pragma unroll 1
+  for (std::uint32_t d = lanes / 2; d > 0; d /= 2) add_from(d);
+
+  auto& shared = block_shared<TileShared<Partial>>();
+  const std::uint32_t in_warp = threadIdx.x % kWarpLanes;
+  if (in_warp < row_threads && in_warp % lanes == 0) {
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c) {
-        double fields[kFields<Partial>];
-        memcpy(fields, &values[c], sizeof fields);
+    for (int c = 0; c < kChannels; ++c) {
+      double fields[kFields<Partial>];
+      memcpy(fields, &values[c], sizeof fields);
+      const std::uint32_t place = in_warp / lanes * kChannels + c;
 #pragma unroll
-        for (int f = 0; f < kFields<Partial>; ++f) shared.fields[c][f][slot] = fields[f];
+      for (int f = 0; f < kFields<Partial>; ++f) {
+        shared.fields[f][threadIdx.x / kWarpLanes][place] = fields[f];
       }
     }
-    __syncthreads();
-    if (takes_part && row < half) {
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c) {
-        double fields[kFields<Partial>];
-#pragma unroll
-        for (int f = 0; f < kFields<Partial>; ++f) fields[f] = shared.fields[c][f][slot];
-        Partial other;
-        memcpy(&other, fields, sizeof other);
-        values[c] = merge(values[c], other);
-      }
-    }
-    __syncthreads();
   }
+  __syncthreads();
+  Partial sum{};
+  if (threadIdx.x < columns * kChannels) {
+#pragma unroll 1
+    for (std::uint32_t warp = 0; warp < kGridWarps; ++warp) {
+      double fields[kFields<Partial>];
+#pragma unroll
+      for (int f = 0; f < kFields<Partial>; ++f) fields[f] = shared.fields[f][warp][threadIdx.x];
+      Partial other;
+      memcpy(&other, fields, sizeof other);
+      sum = merge(sum, other);
+    }
+  }
+  return sum;
 }
 
 struct ArrivalShared {
@@ -112,39 +124,31 @@ template <class Partial, class S, class Layout, int kChannels>
 __device__ __forceinline__ ChannelTotal<Partial> total_of_slices(
     const BatchNormGrid& grid, const WindowCursor<S, Layout>& cursor, Partial (&values)[kChannels],
     double* partials, std::uint32_t* arrivals) {
-  if constexpr (kChannels == 1) {
-#pragma unroll 1
-    for (std::uint32_t distance = grid.lanes / 2; distance > 0; distance /= 2) {
-      values[0] = merge(values[0], shuffle_down(values[0], distance));
-    }
-  }
-  merge_rows(values, cursor.column, grid.columns, cursor.rank, grid.rows, cursor.lane == 0);
-  if (cursor.lane == 0 && cursor.rank == 0) {
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      if (cursor.channel + c >= grid.channels) continue;
-      double fields[kFields<Partial>];
-      memcpy(fields, &values[c], sizeof fields);
-#pragma unroll
-      for (int f = 0; f < kFields<Partial>; ++f) {
-        *partial_field<Partial>(partials, grid.channels, cursor.slice, f, cursor.channel + c) =
-            fields[f];
-      }
-    }
-  }
-  ChannelTotal<Partial> result{-1, {}};
-  const auto slices = static_cast<std::uint32_t>(grid.slices);
-  if (!last_to_arrive(arrivals + cursor.tile, slices)) return result;
-
   const std::uint32_t tile_channels = grid.columns * kChannels;
-  const std::uint32_t teams = kGridThreads / tile_channels;
   const std::uint32_t place = threadIdx.x % tile_channels;
-  const std::uint32_t team = threadIdx.x / tile_channels;
   const std::int64_t channel = cursor.tile * tile_channels + place;
+  const bool exists = channel < grid.channels;
+  const bool represents = threadIdx.x == place && exists;
+  const std::int64_t none = -1;
+  ChannelTotal<Partial> result{represents ? channel : none,
+                               tile_sum(values, grid.lanes, grid.columns)};
+  if (grid.slices == 1) return result;
+  if (represents) {
+    double fields[kFields<Partial>];
+    memcpy(fields, &result.total, sizeof fields);
+#pragma unroll
+    for (int f = 0; f < kFields<Partial>; ++f) {
+      *partial_field<Partial>(partials, grid.channels, cursor.slice, f, channel) = fields[f];
+    }
+  }
+  const auto slices = static_cast<std::uint32_t>(grid.slices);
+  if (!last_to_arrive(arrivals + cursor.tile, slices)) return {none, {}};
+
   Partial total[1] = {};
-  if (channel < grid.channels) {
+  if (exists) {
 #pragma unroll 4
-    for (std::uint32_t s = team; s < slices; s += teams) {
+    for (std::uint32_t s = threadIdx.x / tile_channels; s < slices;
+         s += kGridThreads / tile_channels) {
       double fields[kFields<Partial>];
 #pragma unroll
       for (int f = 0; f < kFields<Partial>; ++f) {
@@ -155,8 +159,7 @@ __device__ __forceinline__ ChannelTotal<Partial> total_of_slices(
       total[0] = merge(total[0], other);
     }
   }
-  merge_rows(total, place, tile_channels, team, teams, true);
-  if (team == 0 && channel < grid.channels) result = {channel, total[0]};
+  result.total = tile_sum(total, 1, tile_channels);
   return result;
 }
 

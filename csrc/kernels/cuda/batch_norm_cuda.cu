@@ -31,7 +31,7 @@ Status batch_norm_elemt_cuda(const BatchNormElemtArgs& args, const BatchNormFini
         BatchNormElemtLaunch arguments{};
         arguments.output = dense(args.shape, args.output);
         arguments.grid = batch_norm_grid(args.shape, arguments.output, true,
-                                         workspace.multiprocessors * kResidentBlocks<Layout>);
+                                         workspace.multiprocessors * kElemtBlocks<Layout>);
         arguments.input = args.input;
         arguments.residual = args.residual;
         arguments.weight = args.weight;

@@ -28,7 +28,8 @@ constexpr std::uint32_t kGridThreads = 256;
 /// Windows beside each other that a block reads in a row: 64 bytes. Wider tiles would leave longer
 /// sums of partials to each tile's last block.
 constexpr std::int64_t kRowColumns = 4;
-constexpr std::int64_t kWarpLanes = 32;
+constexpr std::uint32_t kWarpLanes = 32;
+constexpr std::uint32_t kGridWarps = kGridThreads / kWarpLanes;
 /// Units that a thread should have before another slice is worth its overhead.
 constexpr std::int64_t kMinUnits = 4;
 
@@ -80,7 +81,7 @@ inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNor
     const std::uint32_t steps = grid.phase | grid.outer_step | grid.channel_step;
     const std::int64_t most_past = steps % static_cast<std::uint32_t>(vec) == 0 ? 0 : vec - 1;
     const std::int64_t windows = divide_up(std::max<std::int64_t>(shape.inner, 1) + most_past, vec);
-    lanes = std::min(kWarpLanes, power_of_two(windows));
+    lanes = std::min<std::int64_t>(kWarpLanes, power_of_two(windows));
     columns = std::min(kWarpLanes / lanes, power_of_two(some_channels));
     segments = divide_up(windows, lanes);
     grid.tiles = divide_up(some_channels, columns);

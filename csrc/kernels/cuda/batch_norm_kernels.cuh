@@ -14,7 +14,7 @@ namespace torchfuse::kernels::cuda {
 /// Kernels take their channels' terms from here.
 template <class Terms>
 struct TermsShared {
-  Terms channels[kTileChannels];
+  alignas(16) Terms channels[kTileChannels];
 };
 
 /// Writes terms_of(channel, place in the tile) for the tile's channels; behind it, all threads may
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
   WindowCursor<S, Layout> cursor(launch.grid);
   const ChannelStream<S> input(launch.input, cursor.channel);
   PivotedWindows<S, Layout> windows;
-  for_each_window<4>(
+  for_each_window<sizeof(S) == 8 ? 3 : 4>(
       cursor, [&](const Window& window) { return load_window(input, window); },
       [&](const Window& window, const RawWindow<S>& raw) { windows.add(window, raw); });
 
@@ -126,10 +126,14 @@ __device__ __forceinline__ void finish_count(const BatchNormElemtLaunch& launch,
   if (last && threadIdx.x == 0) *args.num_batches_tracked += 1;
 }
 
+/// With one channel per thread and no sums, another block fits.
+template <class Layout>
+constexpr int kElemtBlocks = std::is_same_v<Layout, Rows> ? 2 : 4;
+
 // Reads every element once, of the residual too, and writes one. The blocks of slice 0 also keep
 // the statistics of their channels.
 template <class S, class Layout>
-__global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
+__global__ void __launch_bounds__(kGridThreads, kElemtBlocks<Layout>)
     batch_norm_elemt_kernel(const __grid_constant__ BatchNormElemtLaunch launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);
@@ -153,7 +157,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
     RawWindow<S> input;
     RawWindow<S> residual;
   };
-  for_each_window<2>(
+  for_each_window<std::is_same_v<Layout, Rows> ? 4 : 2>(
       cursor,
       [&](const Window& window) {
         Loaded loaded{load_window(input, window), {}};
