@@ -52,6 +52,35 @@ TEST(CudaBatchNormStats, ALargeMeanCostsNothing) {
   }
 }
 
+TEST(CudaBatchNormStats, SumsBeyondTheRangeOfFp32AreExact) {
+  // Squares of 511 add up exactly in fp32 as long as there are no more than 64 of them.
+  constexpr std::int64_t kElements = 6 * 256 * 200;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
+    const std::int64_t vec = elements_per_vector(dtype);
+    for (const BatchNormShape& shape :
+         {planes(dtype, 1, 1, kElements * vec), rows(dtype, kElements, vec)}) {
+      SCOPED_TRACE(describe(shape));
+      ChannelTensor x(shape);
+      double ones = 0.0;
+      for_each_place(shape, [&](std::int64_t o, std::int64_t c, std::int64_t i) {
+        const bool one = (o + i) % 7 > 1;
+        if (c == 0 && one) ones += 1.0;
+        x.set(o, c, i, one ? 511.0 : 0.0);
+      });
+      x.upload();
+      set_order_for(dtype, 1);
+      const std::vector<double> packed = stats_of(shape, x);
+      const double share = ones / static_cast<double>(shape.outer * shape.inner);
+      const double variance = 511.0 * 511.0 * share * (1.0 - share);
+      for (std::int64_t c = 0; c < shape.channels; ++c) {
+        const ChannelMoments got = moments_of_packed(packed, c);
+        ASSERT_NEAR(static_cast<double>(got.mean), 511.0 * share, 1e-12);
+        ASSERT_NEAR(static_cast<double>(got.variance), variance, 1e-13 * variance);
+      }
+    }
+  }
+}
+
 TEST(CudaBatchNormStats, SmallStridedInputHasItsMoments) {
   std::mt19937 random(3);
   for (const DType dtype : kEveryDType) {
