@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
     RawWindow<S> input;
     RawWindow<S> output;
   };
-  for_each_window<2>(
+  for_each_window<sizeof(S) == 8 ? 1 : 2>(
       cursor,
       [&](const Window& window) {
         Loaded loaded{load_window(grad_output, window), load_window(input, window), {}};

@@ -116,20 +116,25 @@ struct WindowCursor {
   int channels_here_;
 };
 
-/// A tensor as seen from the calling thread's channels.
+/// A tensor as seen from the calling thread's channels. A pointer throughout: the compiler must see
+/// that it leads to global memory.
 template <class S>
 struct ChannelStream {
-  std::uintptr_t base;
+  unsigned char* base;
   std::int64_t outer_stride;
 
   __device__ __forceinline__ ChannelStream(const BatchNormInput& tensor, std::int64_t channel)
-      : base(reinterpret_cast<std::uintptr_t>(tensor.data) +
-             static_cast<std::uintptr_t>(channel * tensor.channel_stride) * sizeof(S)),
-        outer_stride(tensor.outer_stride) {}
-
-  __device__ __forceinline__ std::uintptr_t at(const Window& window) const {
-    return base + static_cast<std::uintptr_t>(window.row * outer_stride + window.first) * sizeof(S);
+      : base(static_cast<unsigned char*>(const_cast<void*>(tensor.data))),
+        outer_stride(tensor.outer_stride) {
+    if (base != nullptr) base += channel * tensor.channel_stride * kElementBytes;
   }
+
+  __device__ __forceinline__ unsigned char* at(const Window& window) const {
+    return base + (window.row * outer_stride + window.first) * kElementBytes;
+  }
+
+ private:
+  static constexpr auto kElementBytes = static_cast<std::int64_t>(sizeof(S));
 };
 
 template <class S>
@@ -165,15 +170,14 @@ template <class S>
 __device__ __forceinline__ RawWindow<S> load_window(const ChannelStream<S>& stream,
                                                     const Window& window) {
   RawWindow<S> raw = {};
-  const std::uintptr_t address = stream.at(window);
+  unsigned char* const address = stream.at(window);
   if (is_full<S>(window)) {
-    load_vec<Keep::kNormal>(raw, reinterpret_cast<const unsigned char*>(address),
-                            legal_width(address));
+    load_vec<Keep::kNormal>(raw, address, legal_width(reinterpret_cast<std::uintptr_t>(address)));
   } else {
 #pragma unroll
     for (int e = 0; e < kWindow<S>; ++e) {
       if (e < window.lo || e >= window.hi) continue;
-      set_element<S>(raw, e, *reinterpret_cast<const S*>(address + e * sizeof(S)));
+      set_element<S>(raw, e, reinterpret_cast<const S*>(address)[e]);
     }
   }
   return raw;
@@ -182,19 +186,20 @@ __device__ __forceinline__ RawWindow<S> load_window(const ChannelStream<S>& stre
 template <class S>
 __device__ __forceinline__ void store_window(const ChannelStream<S>& stream, const Window& window,
                                              const RawWindow<S>& raw) {
-  const std::uintptr_t address = stream.at(window);
+  unsigned char* const address = stream.at(window);
   if (is_full<S>(window)) {
-    store_vec<Keep::kNormal>(reinterpret_cast<unsigned char*>(address), raw, legal_width(address));
+    store_vec<Keep::kNormal>(address, raw, legal_width(reinterpret_cast<std::uintptr_t>(address)));
   } else {
 #pragma unroll
     for (int e = 0; e < kWindow<S>; ++e) {
       if (e < window.lo || e >= window.hi) continue;
-      *reinterpret_cast<S*>(address + e * sizeof(S)) = get_element<S>(raw, e);
+      reinterpret_cast<S*>(address)[e] = get_element<S>(raw, e);
     }
   }
 }
 
-/// use(window, load(window)) for all windows of the calling thread, kLoads of them in flight.
+/// use(window, load(window)) for all windows of the calling thread, kLoads of them in flight: as
+/// many as registers allow, which are fewer in fp64.
 template <int kLoads, class Cursor, class Load, class Use>
 __device__ __forceinline__ void for_each_window(Cursor& cursor, const Load& load, const Use& use) {
 #pragma unroll 1
