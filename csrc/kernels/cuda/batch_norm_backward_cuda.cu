@@ -11,7 +11,7 @@ Status batch_norm_backward_reduce_cuda(const BatchNormBackwardReduceArgs& args,
   return dispatch_batch_norm(
       args.shape, "dtype of batch_norm_backward_reduce", [&]<class S, class Layout>(S, Layout) {
         BatchNormBackwardReduceLaunch arguments{};
-        arguments.grid = batch_norm_grid(args.shape, args.input, false,
+        arguments.grid = batch_norm_grid(args.shape, args.input, BatchNormPass::kSums,
                                          workspace.multiprocessors * kResidentBlocks<Layout>);
         arguments.grad_output = args.grad_output;
         arguments.input = args.input;
@@ -38,7 +38,7 @@ Status batch_norm_backward_elemt_cuda(const BatchNormBackwardElemtArgs& args,
       args.shape, "dtype of batch_norm_backward_elemt", [&]<class S, class Layout>(S, Layout) {
         BatchNormBackwardElemtLaunch arguments{};
         arguments.grad_input = dense(args.shape, args.grad_input);
-        arguments.grid = batch_norm_grid(args.shape, arguments.grad_input, true,
+        arguments.grid = batch_norm_grid(args.shape, arguments.grad_input, BatchNormPass::kElements,
                                          workspace.multiprocessors * kResidentBlocks<Layout>);
         arguments.grad_output = args.grad_output;
         arguments.input = args.input;

@@ -29,7 +29,7 @@ constexpr int kFields = static_cast<int>(sizeof(Partial) / sizeof(double));
 
 template <class Partial>
 struct TileShared {
-  double fields[kFields<Partial>][kGridWarps][kTileChannels];
+  double fields[kFields<Partial>][kGridWarps][kSumTileChannels];
 };
 
 template <class Partial>
@@ -55,12 +55,12 @@ __device__ __forceinline__ Partial tile_sum(Partial (&values)[kChannels], std::u
   };
   const auto row_threads = lanes * columns;
 #pragma unroll 1
-  for (std::uint32_t d = kWarpLanes / 2; d >= row_threads; d /= 2) add_from(d);
+  for (std::uint32_t d = kWarp / 2; d >= row_threads; d /= 2) add_from(d);
 #pragma unroll 1
   for (std::uint32_t d = lanes / 2; d > 0; d /= 2) add_from(d);
 
   auto& shared = block_shared<TileShared<Partial>>();
-  const std::uint32_t in_warp = threadIdx.x % kWarpLanes;
+  const std::uint32_t in_warp = threadIdx.x % kWarp;
   if (in_warp < row_threads && in_warp % lanes == 0) {
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ Partial tile_sum(Partial (&values)[kChannels], std::u
       const std::uint32_t place = in_warp / lanes * kChannels + c;
 #pragma unroll
       for (int f = 0; f < kFields<Partial>; ++f) {
-        shared.fields[f][threadIdx.x / kWarpLanes][place] = fields[f];
+        shared.fields[f][threadIdx.x / kWarp][place] = fields[f];
       }
     }
   }

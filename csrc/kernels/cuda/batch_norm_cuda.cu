@@ -11,7 +11,7 @@ Status batch_norm_stats_cuda(const BatchNormStatsArgs& args, const BatchNormWork
   return dispatch_batch_norm(
       args.shape, "dtype of batch_norm_stats", [&]<class S, class Layout>(S, Layout) {
         BatchNormStatsLaunch arguments{};
-        arguments.grid = batch_norm_grid(args.shape, args.input, false,
+        arguments.grid = batch_norm_grid(args.shape, args.input, BatchNormPass::kSums,
                                          workspace.multiprocessors * kResidentBlocks<Layout>);
         arguments.input = args.input;
         arguments.count = static_cast<double>(args.shape.outer * args.shape.inner);
@@ -30,7 +30,7 @@ Status batch_norm_elemt_cuda(const BatchNormElemtArgs& args, const BatchNormFini
       args.shape, "dtype of batch_norm_elemt", [&]<class S, class Layout>(S, Layout) {
         BatchNormElemtLaunch arguments{};
         arguments.output = dense(args.shape, args.output);
-        arguments.grid = batch_norm_grid(args.shape, arguments.output, true,
+        arguments.grid = batch_norm_grid(args.shape, arguments.output, BatchNormPass::kElements,
                                          workspace.multiprocessors * kElemtBlocks<Layout>);
         arguments.input = args.input;
         arguments.residual = args.residual;

@@ -25,10 +25,10 @@
 namespace torchfuse::kernels::cuda {
 
 constexpr std::uint32_t kGridThreads = 256;
-/// Windows beside each other that a block reads in a row: 64 bytes. Wider tiles would leave longer
-/// sums of partials to each tile's last block.
-constexpr std::int64_t kRowColumns = 4;
-constexpr std::uint32_t kWarpLanes = 32;
+/// Windows beside each other that a block of sums reads in a row: 64 bytes. Wider tiles would leave
+/// longer sums of partials to each tile's last block.
+constexpr std::int64_t kSumColumns = 4;
+constexpr std::int64_t kWarpLanes = 32;
 constexpr std::uint32_t kGridWarps = kGridThreads / kWarpLanes;
 /// Units that a thread should have before another slice is worth its overhead.
 constexpr std::int64_t kMinUnits = 4;
@@ -51,10 +51,12 @@ struct BatchNormGrid {
   std::int64_t blocks() const { return tiles * slices; }
 };
 
-/// `stream`: the tensor that windows follow. `sliding`: they follow its address as well as its
-/// strides, which sums must not depend on. `blocks`: at least, if there is work for them.
+/// Windows follow the strides of a tensor, and its address where that changes no bit.
+enum class BatchNormPass { kSums, kElements };
+
+/// `stream`: the tensor that windows follow. `blocks`: as many as the device runs at once.
 inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNormInput& stream,
-                                     bool sliding, std::int64_t blocks) {
+                                     BatchNormPass pass, std::int64_t blocks) {
   const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   const auto power_of_two = [](std::int64_t n) {
     return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(n)));
@@ -69,19 +71,21 @@ inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNor
   std::int64_t columns;
   std::int64_t segments = 1;
   if (shape.channels_last) {
-    columns = std::min(kRowColumns, power_of_two(divide_up(some_channels, vec)));
+    columns = std::min(pass == BatchNormPass::kSums ? kSumColumns : kWarpLanes,
+                       power_of_two(divide_up(some_channels, vec)));
     grid.tiles = divide_up(some_channels, columns * vec);
   } else {
     const auto address = reinterpret_cast<std::uintptr_t>(stream.data);
-    grid.phase = sliding ? static_cast<std::uint32_t>(address % kVectorBytes) /
-                               static_cast<std::uint32_t>(size)
-                         : 0;
+    grid.phase =
+        pass == BatchNormPass::kElements
+            ? static_cast<std::uint32_t>(address % kVectorBytes) / static_cast<std::uint32_t>(size)
+            : 0;
     grid.outer_step = static_cast<std::uint32_t>(stream.outer_stride);
     grid.channel_step = static_cast<std::uint32_t>(stream.channel_stride);
     const std::uint32_t steps = grid.phase | grid.outer_step | grid.channel_step;
     const std::int64_t most_past = steps % static_cast<std::uint32_t>(vec) == 0 ? 0 : vec - 1;
     const std::int64_t windows = divide_up(std::max<std::int64_t>(shape.inner, 1) + most_past, vec);
-    lanes = std::min<std::int64_t>(kWarpLanes, power_of_two(windows));
+    lanes = std::min(kWarpLanes, power_of_two(windows));
     columns = std::min(kWarpLanes / lanes, power_of_two(some_channels));
     segments = divide_up(windows, lanes);
     grid.tiles = divide_up(some_channels, columns);

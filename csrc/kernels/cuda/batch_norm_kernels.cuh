@@ -11,10 +11,10 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Kernels take their channels' terms from here.
-template <class Terms>
+/// Kernels take their channels' terms from here. A tile is at most a warp wide.
+template <class Terms, int kChannels>
 struct TermsShared {
-  alignas(16) Terms channels[kTileChannels];
+  alignas(16) Terms channels[kWarp * kChannels];
 };
 
 /// Writes terms_of(channel, place in the tile) for the tile's channels; behind it, all threads may
@@ -22,7 +22,7 @@ struct TermsShared {
 template <class Terms, class Cursor, class TermsOf>
 __device__ __forceinline__ const Terms* share_terms(const BatchNormGrid& grid, const Cursor& cursor,
                                                     const TermsOf& terms_of) {
-  auto& shared = block_shared<TermsShared<Terms>>();
+  auto& shared = block_shared<TermsShared<Terms, Cursor::kChannels>>();
   const std::uint32_t tile_channels = grid.columns * Cursor::kChannels;
   const std::int64_t channel = cursor.tile * tile_channels + threadIdx.x;
   if (threadIdx.x < tile_channels && channel < grid.channels) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums of the elements that one thread sees: in the compile type of the elements over a bounded
-// number of them, in fp64 beyond.
+// Sums of the elements that one thread sees: in their compute type over a bounded number of
+// them, in fp64 beyond.
 #pragma once
 
 #include <cuda_runtime.h>

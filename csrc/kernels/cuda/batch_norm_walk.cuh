@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cuda/batch_norm_grid.h"
 #include "kernels/cuda/launch.cuh"
@@ -24,10 +25,11 @@ constexpr int kWindow = static_cast<int>(kVectorBytes / sizeof(S));
 template <class S>
 using RawWindow = RawVec<S, kWindow<S>>;
 
-/// Channels in a window, and in the widest tile.
+/// Channels in a window, and in the widest tile of a pass of sums.
 template <class S, class Layout>
 constexpr int kWindowChannels = std::is_same_v<Layout, Rows> ? kWindow<S> : 1;
-constexpr int kTileChannels = 32;
+constexpr std::uint32_t kSumTileChannels = 32;
+constexpr std::uint32_t kWarp = static_cast<std::uint32_t>(kWarpLanes);
 
 /// Elements [lo, hi) of the window that begins `first` elements behind the start of a plane or of a
 /// channel, in sample or row `row`. `first` may be negative. lo == hi == 0: nothing.
@@ -142,9 +144,10 @@ __device__ __forceinline__ bool is_full(const Window& window) {
   return window.hi - window.lo == kWindow<S>;
 }
 
-/// Element `index` as bits, `index` known at compile time.
+/// Makes `element` the one at `index`, which is known at compile time. By value: behind a reference
+/// into global memory nvcc would read it byte by byte.
 template <class S>
-__device__ __forceinline__ void set_element(RawWindow<S>& raw, int index, const S& element) {
+__device__ __forceinline__ void set_element(RawWindow<S>& raw, int index, S element) {
   if constexpr (sizeof(S) == 2) {
     const int shift = index % 2 * 16;
     raw.words[index / 2] = (raw.words[index / 2] & ~(0xffffu << shift)) |

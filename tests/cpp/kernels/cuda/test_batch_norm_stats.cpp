@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "batch_norm_problem.h"
+#include "kernels/cuda/batch_norm_grid.h"
 
 namespace torchfuse::kernels {
 namespace {
@@ -231,6 +232,34 @@ TEST(CudaBatchNormStats, SumsOfRanksAreTheMomentsOfTheWholeBatch) {
         EXPECT_EQ(got.count, static_cast<double>(expected.count));
         EXPECT_NEAR(got.mean, static_cast<double>(expected.mean), sum_error(dtype) + 1e-11);
         EXPECT_NEAR(biased_variance(got), variance, variance * sum_error(dtype) + 1e-12);
+      }
+    }
+  }
+}
+
+TEST(CudaBatchNormStats, GridsFitTheirWorkspaceAndFillTheDevice) {
+  for (const int multiprocessors : {1, 20, 132}) {
+    for (const DType dtype : kEveryDType) {
+      for (std::int64_t channels = 1; channels <= 2100; channels += channels < 40 ? 1 : 103) {
+        for (const BatchNormShape& shape :
+             {planes(dtype, 64, channels, 49), planes(dtype, 1, channels, 1 << 22),
+              rows(dtype, 1 << 20, channels), planes(dtype, 1 << 20, channels, 1)}) {
+          SCOPED_TRACE(describe(shape) << " on " << multiprocessors);
+          const std::int64_t resident = 4 * multiprocessors;
+          const BatchNormInput stream{nullptr, channels * shape.inner, shape.inner};
+          const cuda::BatchNormGrid grid =
+              cuda::batch_norm_grid(shape, stream, cuda::BatchNormPass::kSums, resident);
+          ASSERT_LE(4 * grid.slices * channels,
+                    batch_norm_workspace_partials(shape, multiprocessors));
+          ASSERT_LE(grid.tiles, batch_norm_workspace_arrivals(shape));
+          ASSERT_EQ(grid.lanes * grid.columns * grid.rows, cuda::kGridThreads);
+          ASSERT_GE(grid.slices * grid.slice_units, grid.units);
+          ASSERT_LE(grid.columns * (shape.channels_last ? elements_per_vector(dtype) : 1), 32);
+          // More than half of what the device runs at once, where there is work for it.
+          if (shape.outer * shape.inner >= 1 << 20) {
+            ASSERT_GT(2 * grid.blocks(), resident);
+          }
+        }
       }
     }
   }
