@@ -47,6 +47,26 @@ struct BatchNormBackwardReduceLaunch {
   std::uint32_t* arrivals;  ///< of each tile
 };
 
+/// What a window of sums is computed from.
+template <class S>
+struct GradWindows {
+  RawWindow<S> grad;
+  RawWindow<S> input;
+  RawWindow<S> output;
+};
+
+template <class T>
+__device__ __forceinline__ void write_sums(const BatchNormBackwardReduceLaunch& launch,
+                                           std::int64_t c, const DeviationSums& total) {
+  const std::int64_t channels = launch.grid.channels;
+  const GradSums sums =
+      grad_sums<T>(total.dy, total.dy_deviation, launch.saved[c], launch.saved[channels + c]);
+  launch.sums[c] = sums.dy;
+  launch.sums[channels + c] = sums.dy_xhat;
+  store_channel(launch.grad_weight, c, sums.dy_xhat);
+  store_channel(launch.grad_bias, c, sums.dy);
+}
+
 // Reads gradient and input once, the output too where it says what the ReLU let pass, and may write
 // the gradient behind the ReLU.
 template <class S, class Layout>
@@ -54,12 +74,11 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
     batch_norm_backward_reduce_kernel(
         const __grid_constant__ BatchNormBackwardReduceLaunch launch) {
   using T = ComputeTypeOf<S>;
-  const std::int64_t channels = launch.grid.channels;
   WindowCursor<S, Layout> cursor(launch.grid);
   // Read again for each window: beside the sums there are no registers for those of all channels.
   const NormalizeTerms<T>* terms =
       share_terms<NormalizeTerms<T>>(launch.grid, cursor, [&](std::int64_t c) {
-        return forward_terms<T>(launch.saved, channels, launch.weight, launch.bias, c);
+        return forward_terms<T>(launch.saved, launch.grid.channels, launch.weight, launch.bias, c);
       });
   const ChannelStream<S> grad_output(launch.grad_output, cursor.channel);
   const ChannelStream<S> input(launch.input, cursor.channel);
@@ -69,11 +88,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
   const bool has_output = relu && launch.output.data != nullptr;
   const bool writes = launch.grad_residual.data != nullptr;
   WindowSums<S, Layout> sums;
-  struct Loaded {
-    RawWindow<S> grad;
-    RawWindow<S> input;
-    RawWindow<S> output;
-  };
+  using Loaded = GradWindows<S>;
   for_each_window<sizeof(S) == 8 ? 1 : 2>(
       cursor,
       [&](const Window& window) {
@@ -115,13 +130,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
   for (int c = 0; c < cursor.kChannels; ++c) partials[c] = {sums.first[c], sums.second[c]};
   const auto [channel, total] =
       total_of_slices(launch.grid, cursor, partials, launch.partials, launch.arrivals);
-  if (channel < 0) return;
-  const GradSums result = grad_sums<T>(total.dy, total.dy_deviation, launch.saved[channel],
-                                       launch.saved[channels + channel]);
-  launch.sums[channel] = result.dy;
-  launch.sums[channels + channel] = result.dy_xhat;
-  store_channel(launch.grad_weight, channel, result.dy_xhat);
-  store_channel(launch.grad_bias, channel, result.dy);
+  if (channel >= 0) write_sums<T>(launch, channel, total);
 }
 
 // --- The input's gradient ------------------------------------------------------------------------

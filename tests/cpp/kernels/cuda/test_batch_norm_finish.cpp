@@ -44,6 +44,33 @@ std::vector<double> some_packed(std::int64_t channels, double count, Observed& o
   return packed;
 }
 
+/// Saved and running statistics of each channel.
+void expect_channels(const Options& options, const Observed& observed,
+                     const std::vector<double>& kept, const ChannelVector& mean,
+                     const ChannelVector& variance, double count, double factor) {
+  const auto channels = static_cast<std::int64_t>(kept.size() / 2);
+  const double error = epsilon_of(options.running);
+  for (std::int64_t c = 0; c < channels; ++c) {
+    const auto at = static_cast<std::size_t>(c);
+    const double saved_mean = kept[at];
+    const double saved_invstd = kept[static_cast<std::size_t>(channels + c)];
+    if (options.empty) {
+      ASSERT_EQ(saved_mean, 0.0);
+      ASSERT_NEAR(saved_invstd, 1.0 / std::sqrt(kEps), 1e-13);
+      ASSERT_EQ(mean.device_value(c), kOldMean);
+      ASSERT_EQ(variance.device_value(c), kOldVariance);
+      continue;
+    }
+    const double biased = observed.variance[at] * (count - 1.0) / count;
+    ASSERT_EQ(saved_mean, observed.mean[at]);
+    ASSERT_NEAR(saved_invstd, 1.0 / std::sqrt(biased + kEps), 1e-15);
+    ASSERT_NEAR(mean.device_value(c), (1.0 - factor) * kOldMean + factor * observed.mean[at],
+                error);
+    ASSERT_NEAR(variance.device_value(c),
+                (1.0 - factor) * kOldVariance + factor * observed.variance[at], 4.0 * error);
+  }
+}
+
 void expect_finished(BatchNormShape shape, const Options& options) {
   std::mt19937 random(1);
   Observed observed;
@@ -85,26 +112,7 @@ void expect_finished(BatchNormShape shape, const Options& options) {
   const double factor = options.cumulative && counts
                             ? 1.0 / static_cast<double>(options.batches + 1)
                             : options.momentum;
-  const double error = epsilon_of(options.running);
-  for (std::int64_t c = 0; c < channels; ++c) {
-    const auto at = static_cast<std::size_t>(c);
-    const double saved_mean = kept[at];
-    const double saved_invstd = kept[static_cast<std::size_t>(channels + c)];
-    if (options.empty) {
-      ASSERT_EQ(saved_mean, 0.0);
-      ASSERT_NEAR(saved_invstd, 1.0 / std::sqrt(kEps), 1e-13);
-      ASSERT_EQ(mean.device_value(c), kOldMean);
-      ASSERT_EQ(variance.device_value(c), kOldVariance);
-      continue;
-    }
-    const double biased = observed.variance[at] * (count - 1.0) / count;
-    ASSERT_EQ(saved_mean, observed.mean[at]);
-    ASSERT_NEAR(saved_invstd, 1.0 / std::sqrt(biased + kEps), 1e-15);
-    ASSERT_NEAR(mean.device_value(c), (1.0 - factor) * kOldMean + factor * observed.mean[at],
-                error);
-    ASSERT_NEAR(variance.device_value(c),
-                (1.0 - factor) * kOldVariance + factor * observed.variance[at], 4.0 * error);
-  }
+  expect_channels(options, observed, kept, mean, variance, count, factor);
   // Statistics that are read and written by more than one block would be moved twice.
   if (!options.empty) {
     mean.expect_accesses(1, 1);
