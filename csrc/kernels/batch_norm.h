@@ -128,4 +128,33 @@ void batch_norm_elemt_terms_cpu(const BatchNormElemtArgs& args);
 void batch_norm_elemt_cpu(CpuIsa isa, const BatchNormElemtArgs& args, std::int64_t begin,
                           std::int64_t end);
 
+/// Device memory that the CUDA kernels share out among their blocks.
+struct BatchNormWorkspace {
+  double* partials = nullptr;         ///< batch_norm_workspace_partials(); need not be initialised
+  std::uint32_t* arrivals = nullptr;  ///< batch_norm_workspace_arrivals(); zero before and after
+  int multiprocessors = 1;            ///< of the device
+};
+
+/// Doubles and counters that are enough for every launch on input of this shape.
+constexpr std::int64_t batch_norm_workspace_partials(const BatchNormShape& shape,
+                                                     int multiprocessors) {
+  constexpr std::int64_t kFields = 4;
+  constexpr std::int64_t kBlockChannels = 32;
+  constexpr std::int64_t kBlocksPerMultiprocessor = 4;
+  const std::int64_t in_blocks = kBlockChannels * kBlocksPerMultiprocessor * multiprocessors;
+  return kFields * (shape.channels < in_blocks ? in_blocks : shape.channels);
+}
+constexpr std::int64_t batch_norm_workspace_arrivals(const BatchNormShape& shape) {
+  return shape.channels < 1 ? 1 : shape.channels;
+}
+
+/// One launch. Uses both parts of the workspace.
+Status batch_norm_stats_cuda(const BatchNormStatsArgs& args, const BatchNormWorkspace& workspace,
+                             Stream stream);
+/// One launch for batch_norm_finish_cpu and batch_norm_elemt_cpu: writes `finish.saved` and the
+/// running statistics, even without elements, and the output; args.saved and args.terms are not
+/// used. Uses workspace.arrivals.
+Status batch_norm_elemt_cuda(const BatchNormElemtArgs& args, const BatchNormFinishArgs& finish,
+                             const BatchNormWorkspace& workspace, Stream stream);
+
 }  // namespace torchfuse::kernels

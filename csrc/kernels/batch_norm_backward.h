@@ -57,4 +57,11 @@ void batch_norm_backward_elemt_terms_cpu(const BatchNormBackwardElemtArgs& args)
 void batch_norm_backward_elemt_cpu(CpuIsa isa, const BatchNormBackwardElemtArgs& args,
                                    std::int64_t begin, std::int64_t end);
 
+/// One launch. Uses both parts of the workspace; args.terms and args.partials are not used.
+Status batch_norm_backward_reduce_cuda(const BatchNormBackwardReduceArgs& args,
+                                       const BatchNormWorkspace& workspace, Stream stream);
+/// One launch. Uses workspace.multiprocessors alone; args.terms is not used.
+Status batch_norm_backward_elemt_cuda(const BatchNormBackwardElemtArgs& args,
+                                      const BatchNormWorkspace& workspace, Stream stream);
+
 }  // namespace torchfuse::kernels

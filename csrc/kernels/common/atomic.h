@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What blocks of one launch may share: one arrival counter and one flag, nothing else.
+// What blocks of one launch may share: arrival counters and one flag, nothing else.
 //
 // Note [Hand-over between blocks]
 // Results pass from one block to another only through `fetch_add_acq_rel`: the writer's stores come

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From the sums of threads to the sums of channels: warps, blocks, then the slices of a tile, which
+// its last block adds. The order depends on thread and slice numbers alone.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/common/atomic.h"
+#include "kernels/common/shared.h"
+#include "kernels/cuda/batch_norm_walk.cuh"
+
+namespace torchfuse::kernels::cuda {
+
+/// Sums of dy and of dy * (x - center).
+struct DeviationSums {
+  double dy = 0.0;
+  double dy_deviation = 0.0;
+};
+__device__ __forceinline__ DeviationSums merge(const DeviationSums& a, const DeviationSums& b) {
+  return DeviationSums{a.dy + b.dy, a.dy_deviation + b.dy_deviation};
+}
+
+/// A partial is a plain struct of doubles.
+template <class Partial>
+constexpr int kFields = static_cast<int>(sizeof(Partial) / sizeof(double));
+
+template <class Partial>
+struct TileShared {
+  double fields[kFields<Partial>][kGridWarps][kSumTileChannels];
+};
+
+template <class Partial>
+__device__ __forceinline__ Partial shuffle_down(const Partial& value, unsigned distance) {
+  double fields[kFields<Partial>];
+  memcpy(fields, &value, sizeof value);
+#pragma unroll
+  for (double& field : fields) field = __shfl_down_sync(0xffffffffu, field, distance);
+  Partial other;
+  memcpy(&other, fields, sizeof other);
+  return other;
+}
+
+/// Every thread has values of the kChannels channels of its column; see Note [Windows]. Thread i
+/// gets the sum of channel i of the tile, up to columns * kChannels. All threads must call it, and
+/// pass a barrier before they call it again.
+template <class Partial, int kChannels>
+__device__ __forceinline__ Partial tile_sum(Partial (&values)[kChannels], std::uint32_t lanes,
+                                            std::uint32_t columns) {
+  const auto add_from = [&](std::uint32_t distance) {
+#pragma unroll
+    for (Partial& value : values) value = merge(value, shuffle_down(value, distance));
+  };
+  const auto row_threads = lanes * columns;
+#pragma unroll 1
+  for (std::uint32_t d = kWarp / 2; d >= row_threads; d /= 2) add_from(d);
+#pragma unroll 1
+  for (std::uint32_t d = lanes / 2; d > 0; d /= 2) add_from(d);
+
+  auto& shared = block_shared<TileShared<Partial>>();
+  const std::uint32_t in_warp = threadIdx.x % kWarp;
+  if (in_warp < row_threads && in_warp % lanes == 0) {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      double fields[kFields<Partial>];
+      memcpy(fields, &values[c], sizeof fields);
+      const std::uint32_t place = in_warp / lanes * kChannels + c;
+#pragma unroll
+      for (int f = 0; f < kFields<Partial>; ++f) {
+        shared.fields[f][threadIdx.x / kWarp][place] = fields[f];
+      }
+    }
+  }
+  __syncthreads();
+  Partial sum{};
+  if (threadIdx.x < columns * kChannels) {
+#pragma unroll 1
+    for (std::uint32_t warp = 0; warp < kGridWarps; ++warp) {
+      double fields[kFields<Partial>];
+#pragma unroll
+      for (int f = 0; f < kFields<Partial>; ++f) fields[f] = shared.fields[f][warp][threadIdx.x];
+      Partial other;
+      memcpy(&other, fields, sizeof other);
+      sum = merge(sum, other);
+    }
+  }
+  return sum;
+}
+
+struct ArrivalShared {
+  bool last;
+};
+
+/// Whether the calling block is the last of `blocks` to come here. The counter is then zero again.
+/// See Note [Hand-over between blocks].
+__device__ __forceinline__ bool last_to_arrive(std::uint32_t* counter, std::uint32_t blocks) {
+  ArrivalShared& shared = block_shared<ArrivalShared>();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    shared.last = fetch_add_acq_rel(counter, 1) == blocks - 1;
+    if (shared.last) *counter = 0;
+  }
+  __syncthreads();
+  return shared.last;
+}
+
+/// Field `f` of the partial of slice `s`, for channel `c`: the channels of a tile lie together.
+template <class Partial>
+__device__ __forceinline__ double* partial_field(double* partials, std::int64_t channels,
+                                                 std::int64_t s, int f, std::int64_t c) {
+  return partials + (s * kFields<Partial> + f) * channels + c;
+}
+
+template <class Partial>
+struct ChannelTotal {
+  std::int64_t channel;  ///< negative: the calling thread has none
+  Partial total;
+};
+
+/// The sums of whole channels, in the last block of each tile to come here, one per thread.
+template <class Partial, class S, class Layout, int kChannels>
+__device__ __forceinline__ ChannelTotal<Partial> total_of_slices(
+    const BatchNormGrid& grid, const WindowCursor<S, Layout>& cursor, Partial (&values)[kChannels],
+    double* partials, std::uint32_t* arrivals) {
+  const std::uint32_t tile_channels = grid.columns * kChannels;
+  const std::uint32_t place = threadIdx.x % tile_channels;
+  const std::int64_t channel = cursor.tile * tile_channels + place;
+  const bool exists = channel < grid.channels;
+  const bool represents = threadIdx.x == place && exists;
+  const std::int64_t none = -1;
+  ChannelTotal<Partial> result{represents ? channel : none,
+                               tile_sum(values, grid.lanes, grid.columns)};
+  if (grid.slices == 1) return result;
+  if (represents) {
+    double fields[kFields<Partial>];
+    memcpy(fields, &result.total, sizeof fields);
+#pragma unroll
+    for (int f = 0; f < kFields<Partial>; ++f) {
+      *partial_field<Partial>(partials, grid.channels, cursor.slice, f, channel) = fields[f];
+    }
+  }
+  const auto slices = static_cast<std::uint32_t>(grid.slices);
+  if (!last_to_arrive(arrivals + cursor.tile, slices)) return {none, {}};
+
+  Partial total[1] = {};
+  if (exists) {
+#pragma unroll 4
+    for (std::uint32_t s = threadIdx.x / tile_channels; s < slices;
+         s += kGridThreads / tile_channels) {
+      double fields[kFields<Partial>];
+#pragma unroll
+      for (int f = 0; f < kFields<Partial>; ++f) {
+        fields[f] = *partial_field<Partial>(partials, grid.channels, s, f, channel);
+      }
+      Partial other;
+      memcpy(&other, fields, sizeof other);
+      total[0] = merge(total[0], other);
+    }
+  }
+  result.total = tile_sum(total, 1, tile_channels);
+  return result;
+}
+
+}  // namespace torchfuse::kernels::cuda

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How the passes of batch normalisation are spread over a grid.
+//
+// Note [Windows]
+// A thread reads one window at a time: 16 bytes. Channels first, the windows of a plane begin at
+// multiples of 16 bytes in one tensor, so that the first and the last of a plane may reach over its
+// ends and are then accessed element by element; other tensors are accessed as widely as their
+// addresses allow. Channels last, a window holds neighbouring channels of a row.
+//
+// A block has `columns` * `lanes` * `rows` threads. The lanes share a plane, each column is another
+// plane (channels last: another window of a row), and rows work on different units: `lanes` windows
+// of one channel of one sample. Columns are neighbours in memory, so a warp reads contiguous bytes
+// even where planes are small. The columns of a block are a tile of channels; a tile's units are
+// cut into slices, one block each, as many as fill the device once. So the partition follows from
+// shape, strides and the number of multiprocessors, and with it the bits of every sum.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "kernels/batch_norm.h"
+#include "kernels/cuda/alignment.h"
+
+namespace torchfuse::kernels::cuda {
+
+constexpr std::uint32_t kGridThreads = 256;
+/// Windows beside each other that a block of sums reads in a row: 64 bytes. Wider tiles would leave
+/// longer sums of partials to each tile's last block.
+constexpr std::int64_t kSumColumns = 4;
+constexpr std::int64_t kWarpLanes = 32;
+constexpr std::uint32_t kGridWarps = kGridThreads / kWarpLanes;
+/// Units that a thread should have before another slice is worth its overhead.
+constexpr std::int64_t kMinUnits = 4;
+
+struct BatchNormGrid {
+  std::int64_t channels;
+  std::int64_t inner;
+  std::int64_t units;        ///< of each channel
+  std::int64_t slice_units;  ///< of each slice; the last may have fewer
+  std::int64_t tiles;
+  std::int64_t slices;
+  std::uint32_t lanes;  ///< lanes, columns and rows are powers of two
+  std::uint32_t columns;
+  std::uint32_t rows;
+  std::uint32_t segments;    ///< units of a plane
+  std::uint32_t phase;       ///< element 0 of the tensor that windows follow: past a boundary
+  std::uint32_t outer_step;  ///< its strides
+  std::uint32_t channel_step;
+
+  std::int64_t blocks() const { return tiles * slices; }
+};
+
+/// Windows follow the strides of a tensor, and its address where that changes no bit.
+enum class BatchNormPass { kSums, kElements };
+
+/// `stream`: the tensor that windows follow. `blocks`: as many as the device runs at once.
+inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNormInput& stream,
+                                     BatchNormPass pass, std::int64_t blocks) {
+  const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const auto power_of_two = [](std::int64_t n) {
+    return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(n)));
+  };
+  const auto size = static_cast<std::int64_t>(size_of(shape.dtype));
+  const std::int64_t vec = kVectorBytes / size;
+  const std::int64_t some_channels = std::max<std::int64_t>(shape.channels, 1);
+  BatchNormGrid grid{};
+  grid.channels = shape.channels;
+  grid.inner = shape.inner;
+  std::int64_t lanes = 1;
+  std::int64_t columns;
+  std::int64_t segments = 1;
+  if (shape.channels_last) {
+    columns = std::min(pass == BatchNormPass::kSums ? kSumColumns : kWarpLanes,
+                       power_of_two(divide_up(some_channels, vec)));
+    grid.tiles = divide_up(some_channels, columns * vec);
+  } else {
+    const auto address = reinterpret_cast<std::uintptr_t>(stream.data);
+    grid.phase =
+        pass == BatchNormPass::kElements
+            ? static_cast<std::uint32_t>(address % kVectorBytes) / static_cast<std::uint32_t>(size)
+            : 0;
+    grid.outer_step = static_cast<std::uint32_t>(stream.outer_stride);
+    grid.channel_step = static_cast<std::uint32_t>(stream.channel_stride);
+    const std::uint32_t steps = grid.phase | grid.outer_step | grid.channel_step;
+    const std::int64_t most_past = steps % static_cast<std::uint32_t>(vec) == 0 ? 0 : vec - 1;
+    const std::int64_t windows = divide_up(std::max<std::int64_t>(shape.inner, 1) + most_past, vec);
+    lanes = std::min(kWarpLanes, power_of_two(windows));
+    columns = std::min(kWarpLanes / lanes, power_of_two(some_channels));
+    segments = divide_up(windows, lanes);
+    grid.tiles = divide_up(some_channels, columns);
+  }
+  grid.lanes = static_cast<std::uint32_t>(lanes);
+  grid.columns = static_cast<std::uint32_t>(columns);
+  grid.rows = kGridThreads / (grid.lanes * grid.columns);
+  grid.segments = static_cast<std::uint32_t>(segments);
+  grid.units = shape.numel() == 0 ? 0 : shape.outer * segments;
+  const std::int64_t useful = divide_up(grid.units, grid.rows * kMinUnits);
+  const std::int64_t slices = std::max<std::int64_t>(std::min(blocks / grid.tiles, useful), 1);
+  grid.slice_units = std::max<std::int64_t>(divide_up(grid.units, slices), 1);
+  grid.slices = std::max<std::int64_t>(divide_up(grid.units, grid.slice_units), 1);
+  return grid;
+}
+
+/// The strides of a tensor that is written.
+inline BatchNormInput dense(const BatchNormShape& shape, const void* data) {
+  return BatchNormInput{data, shape.channels * shape.inner, shape.inner};
+}
+
+}  // namespace torchfuse::kernels::cuda

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kernels of batch normalisation: statistics, then the output.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/batch_norm.h"
+#include "kernels/cuda/batch_norm_sums.cuh"
+
+namespace torchfuse::kernels::cuda {
+
+/// Kernels take their channels' terms from here. A tile is at most a warp wide.
+template <class Terms, int kChannels>
+struct TermsShared {
+  alignas(16) Terms channels[kWarp * kChannels];
+};
+
+/// Writes terms_of(channel, place in the tile) for the tile's channels; behind it, all threads may
+/// read them.
+template <class Terms, class Cursor, class TermsOf>
+__device__ __forceinline__ const Terms* share_terms(const BatchNormGrid& grid, const Cursor& cursor,
+                                                    const TermsOf& terms_of) {
+  auto& shared = block_shared<TermsShared<Terms, Cursor::kChannels>>();
+  const std::uint32_t tile_channels = grid.columns * Cursor::kChannels;
+  const std::int64_t channel = cursor.tile * tile_channels + threadIdx.x;
+  if (threadIdx.x < tile_channels && channel < grid.channels) {
+    shared.channels[threadIdx.x] = terms_of(channel);
+  }
+  __syncthreads();
+  return shared.channels + cursor.column * Cursor::kChannels;
+}
+
+// --- Statistics ----------------------------------------------------------------------------------
+
+struct BatchNormStatsLaunch {
+  BatchNormGrid grid;
+  BatchNormInput input;
+  double count;  ///< elements of a channel
+  double* packed;
+  double* partials;
+  std::uint32_t* arrivals;  ///< of each tile
+};
+
+// Reads every element once. Each block leaves one partial for each of its channels.
+template <class S, class Layout>
+__global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
+    batch_norm_stats_kernel(const __grid_constant__ BatchNormStatsLaunch launch) {
+  WindowCursor<S, Layout> cursor(launch.grid);
+  const ChannelStream<S> input(launch.input, cursor.channel);
+  PivotedWindows<S, Layout> windows;
+  for_each_window<sizeof(S) == 8 ? 3 : 4>(
+      cursor, [&](const Window& window) { return load_window(input, window); },
+      [&](const Window& window, const RawWindow<S>& raw) { windows.add(window, raw); });
+
+  PivotedSums sums[cursor.kChannels];
+  windows.partials(sums);
+  const auto [channel, total] =
+      total_of_slices(launch.grid, cursor, sums, launch.partials, launch.arrivals);
+  if (channel >= 0) {
+    pack_moments(moments_of(total), launch.packed, channel, launch.grid.channels);
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) launch.packed[4 * launch.grid.channels] = launch.count;
+}
+
+// --- Output --------------------------------------------------------------------------------------
+
+struct BatchNormElemtLaunch {
+  BatchNormGrid grid;
+  BatchNormInput input;
+  BatchNormInput residual;
+  BatchNormInput output;
+  ChannelInput weight;
+  ChannelInput bias;
+  bool relu;
+  BatchNormFinishArgs finish;
+  std::uint32_t* arrivals;  ///< one
+};
+
+/// What the calling thread's channel is normalised with.
+struct ChannelStatistics {
+  double mean;
+  double invstd;
+};
+
+/// Reads the statistics of a channel; `finishes`: and writes what is to be kept of them.
+__device__ __forceinline__ ChannelStatistics finish_channel(const BatchNormFinishArgs& args,
+                                                            std::int64_t c, bool finishes) {
+  const ChannelOutput& mean = args.running_mean;
+  const ChannelOutput& var = args.running_var;
+  ChannelStatistics result;
+  if (args.packed == nullptr) {
+    result.mean = load_channel(mean.data, mean.dtype, c, 0.0);
+    result.invstd = inverse_std(load_channel(var.data, var.dtype, c, 1.0), args.eps);
+  } else {
+    const Moments moments = unpack_moments(args.packed, c, args.channels);
+    result.mean = moments.mean;
+    result.invstd = inverse_std(biased_variance(moments), args.eps);
+    // A batch without elements is no observation.
+    if (finishes && moments.count > 0.0) {
+      double factor = args.momentum;
+      if (args.cumulative && args.num_batches_tracked != nullptr) {
+        factor = 1.0 / static_cast<double>(*args.num_batches_tracked + 1);
+      }
+      const double old_mean = load_channel(mean.data, mean.dtype, c, 0.0);
+      const double old_var = load_channel(var.data, var.dtype, c, 0.0);
+      store_channel(mean, c, running_average(old_mean, moments.mean, factor));
+      store_channel(var, c, running_average(old_var, unbiased_variance(moments), factor));
+    }
+  }
+  if (finishes) {
+    args.saved[c] = result.mean;
+    args.saved[args.channels + c] = result.invstd;
+  }
+  return result;
+}
+
+/// The batch is counted by the last tile to have read the old number.
+__device__ __forceinline__ void finish_count(const BatchNormElemtLaunch& launch, bool first_tile) {
+  const BatchNormFinishArgs& args = launch.finish;
+  const double count = args.packed == nullptr ? 0.0 : args.packed[4 * args.channels];
+  if (first_tile && threadIdx.x == 0) args.saved[2 * args.channels] = count;
+  if (count == 0.0 || args.num_batches_tracked == nullptr) return;
+  const bool last = last_to_arrive(launch.arrivals, static_cast<std::uint32_t>(launch.grid.tiles));
+  if (last && threadIdx.x == 0) *args.num_batches_tracked += 1;
+}
+
+/// With one channel per thread and no sums, another block fits.
+template <class Layout>
+constexpr int kElemtBlocks = std::is_same_v<Layout, Rows> ? 2 : 4;
+
+// Reads every element once, of the residual too, and writes one. The blocks of slice 0 also keep
+// the statistics of their channels.
+template <class S, class Layout>
+__global__ void __launch_bounds__(kGridThreads, kElemtBlocks<Layout>)
+    batch_norm_elemt_kernel(const __grid_constant__ BatchNormElemtLaunch launch) {
+  using T = ComputeTypeOf<S>;
+  WindowCursor<S, Layout> cursor(launch.grid);
+  const NormalizeTerms<T>* shared_terms =
+      share_terms<NormalizeTerms<T>>(launch.grid, cursor, [&](std::int64_t c) {
+        const auto [mean, invstd] = finish_channel(launch.finish, c, cursor.slice == 0);
+        return normalize_terms<T>(mean, invstd, load_channel(launch.weight, c, 1.0),
+                                  load_channel(launch.bias, c, 0.0));
+      });
+  if (cursor.slice == 0) finish_count(launch, cursor.tile == 0);
+
+  NormalizeTerms<T> terms[cursor.kChannels];
+#pragma unroll
+  for (int c = 0; c < cursor.kChannels; ++c) terms[c] = shared_terms[c];
+  const ChannelStream<S> input(launch.input, cursor.channel);
+  const ChannelStream<S> residual(launch.residual, cursor.channel);
+  const ChannelStream<S> output(launch.output, cursor.channel);
+  const bool has_residual = launch.residual.data != nullptr;
+  const bool relu = launch.relu;
+  struct Loaded {
+    RawWindow<S> input;
+    RawWindow<S> residual;
+  };
+  for_each_window<std::is_same_v<Layout, Rows> ? 4 : 2>(
+      cursor,
+      [&](const Window& window) {
+        Loaded loaded{load_window(input, window), {}};
+        if (has_residual) loaded.residual = load_window(residual, window);
+        return loaded;
+      },
+      [&](const Window& window, Loaded& loaded) {
+#pragma unroll
+        for (int pair = 0; pair < kWindow<S> / 2; ++pair) {
+          T x[2];
+          T z[2];
+          get_pair(loaded.input, pair, x);
+          get_pair(loaded.residual, pair, z);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const NormalizeTerms<T>& term = terms[(2 * pair + j) % cursor.kChannels];
+            x[j] = normalize(x[j] - term.center, term.scale, term.shift);
+            if (has_residual) x[j] = x[j] + z[j];
+            if (relu) x[j] = kernels::max(x[j], T(0));
+          }
+          set_pair(loaded.input, pair, x);
+        }
+        store_window(output, window, loaded.input);
+      });
+}
+
+}  // namespace torchfuse::kernels::cuda
