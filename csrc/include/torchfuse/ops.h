@@ -281,7 +281,7 @@ TORCHFUSE_API void amp_update_scale_(
 /// slices of them); copied, with a warning, otherwise.
 /// @return fp64 [4 C + 1]: sum, its last bits, sum of squares, its last bits, each [C], and the
 /// elements per channel. Added up over ranks they are the moments of the pooled batch, whose
-/// variance is as exact as one rank's, also where the mean is much larger. Zeros for an empty
+/// variance is as exact as one rank's, also where the mean is 1e6 sigma. Zeros for an empty
 /// input.
 TORCHFUSE_API at::Tensor batch_norm_stats(const at::Tensor& input);
 

@@ -8,8 +8,9 @@
 // sum, which loses 2 log2(mean / sigma) bits: half of a double at mean 1e4 sigma. So both sums
 // travel in two parts, the leading 24 bits and the rest. Leading parts of like size add without
 // rounding, and where one rank's is so small that its last bits are lost, the ranks' means differ
-// so much that the variance does not miss them. The combined variance is then as exact as the
-// ranks' own, whatever the mean, and hardly depends on the order in which ranks are added.
+// so much that the variance does not miss them. So 77 bits are added up: the
+// combined variance is as exact as the ranks' own up to means of 1e6 sigma, and hardly depends on
+// the order of the ranks.
 //
 // Note [Two-part mean]
 // Near a large mean the spacing of floats is a visible part of sigma. x - center is exact there,

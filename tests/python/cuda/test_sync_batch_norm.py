@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""SyncBatchNorm on a device: outputs are the CPU's to the bit, nobody waits, graphs replay it.
+
+On the CPU the same bodies compare instruction levels (cuda_running.reference_of), refuse to read
+values and run captured bodies again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_running import capture, no_host_wait, reference_of, side_stream
+from support.batch_norm import assert_close, make_problem
+from support.processes import join_group, leave_group, run_ranks
+from torch import Tensor
+
+from torchfuse.parallel import SyncBatchNorm
+
+OPS = torch.ops.torchfuse
+RULE = {"momentum": 0.1, "eps": 1e-5}
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def passes(device: str, dtype: torch.dtype, channels_last: bool, fused: bool) -> list[Tensor]:
+    """Everything elementwise, by moments and sums that are given."""
+    problem = make_problem(
+        (5, 19, 7, 9), dtype, channels_last=channels_last, residual=fused, relu=fused
+    )
+    packed = OPS.batch_norm_stats(problem.x)
+    sums = torch.randn(38, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def place(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(device)
+
+    x, grad, weight, bias, z, packed, sums = (
+        place(t)
+        for t in (
+            problem.x,
+            problem.grad,
+            problem.weight,
+            problem.bias,
+            problem.residual,
+            packed,
+            sums,
+        )
+    )
+    mean, var = torch.zeros(19, device=device), torch.ones(19, device=device)
+    y, saved = OPS.batch_norm_elemt(x, weight, bias, packed, mean, var, None, z, **RULE, relu=fused)
+    gate = y if fused else None
+    behind = OPS.batch_norm_backward_reduce(grad, x, saved, weight, bias, gate, relu=fused)[3]
+    dx = OPS.batch_norm_backward_elemt(
+        behind if fused else grad, x, saved, sums, weight, bias, relu=False
+    )
+    return [t.cpu() for t in (y, saved, mean, var, behind, dx)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_elements_are_the_cpus(
+    dtype: torch.dtype, channels_last: bool, fused: bool, device: str
+) -> None:
+    ours = passes(device, dtype, channels_last, fused)
+    with reference_of(device) as reference:
+        expected = passes(reference, dtype, channels_last, fused)
+    for index, (a, b) in enumerate(zip(ours, expected, strict=True)):
+        assert torch.equal(a, b), index
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_same_bits_on_every_run(channels_last: bool, device: str) -> None:
+    problem = make_problem((16, 48, 28, 28), channels_last=channels_last)
+    x, grad = problem.x.to(device), problem.grad.to(device)
+    first: list[Tensor] | None = None
+    for _ in range(5):
+        packed = OPS.batch_norm_stats(x)
+        _, saved = OPS.batch_norm_elemt(x, *[None] * 2, packed, *[None] * 4, **RULE)
+        sums = OPS.batch_norm_backward_reduce(grad, x, saved, None, None, None)[0]
+        first = first or [packed, sums]
+        assert torch.equal(packed, first[0])
+        assert torch.equal(sums, first[1])
+
+
+def test_the_host_waits_for_nothing(device: str) -> None:
+    layer = SyncBatchNorm(8, momentum=None, fuse_relu=True, device=device)
+    x = torch.randn(4, 8, 9, 9, device=device, requires_grad=True)
+    grad = torch.randn(4, 8, 9, 9, device=device)
+    layer(x).backward(grad)
+    x.grad = None
+    with no_host_wait(device):
+        layer(x, torch.ones_like(x)).backward(grad)
+
+
+@pytest.mark.cuda
+def test_two_launches_each_way() -> None:
+    """The collective between them is the third."""
+    layer = SyncBatchNorm(8, fuse_relu=True, device="cuda")
+    x = torch.randn(4, 8, 9, 9, device="cuda", requires_grad=True)
+    grad = torch.randn(4, 8, 9, 9, device="cuda")
+    layer(x).backward(grad)
+    x.grad = layer.weight.grad = layer.bias.grad = None
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        layer(x).backward(grad)
+        torch.cuda.synchronize()
+    kernels = [e for e in profile.events() if "Memcpy" not in e.name and "Memset" not in e.name]
+    names = [event.name for event in kernels if event.device_type.name == "CUDA"]
+    assert len(names) == 4, names
+    assert all("batch_norm" in name for name in names), names
+
+
+def test_a_graph_replays_it(device: str) -> None:
+    torch.manual_seed(3)
+    captured, eager = (SyncBatchNorm(6, momentum=None, device=device) for _ in range(2))
+    inputs = [torch.randn(4, 6, 5, 5, device=device) for _ in range(6)]
+    x = torch.empty(4, 6, 5, 5, device=device, requires_grad=True)
+    output = torch.empty(4, 6, 5, 5, device=device)
+
+    def body() -> None:
+        y = captured(x)
+        (x_grad,) = torch.autograd.grad(y, x, y)
+        output.copy_(y.detach() + x_grad)
+
+    def fill(values: Tensor) -> None:
+        with torch.no_grad():
+            x.copy_(values)
+
+    for values in inputs[:2]:
+        with side_stream(device):
+            fill(values)
+            body()
+    replay = capture(body, device)
+    for index, values in enumerate(inputs):
+        if index >= 2:
+            fill(values)
+            replay()
+        own = values.clone().requires_grad_()
+        y = eager(own)
+        (grad,) = torch.autograd.grad(y, own, y)
+        if index >= 2:
+            assert torch.equal(output, y.detach() + grad)
+    for name, value in eager.state_dict().items():
+        assert torch.equal(captured.state_dict()[name], value), name
+
+
+def _share_the_device(rank: int, folder: str, device: str) -> None:
+    join_group(rank, 2, folder)
+    problem = make_problem((8, 5, 6, 6), channels_last=True, affine=False)
+    own = slice(0, 3) if rank == 0 else slice(3, 8)
+    layer = SyncBatchNorm(5, affine=False, device=device)
+    x = problem.x[own].to(device).requires_grad_()
+    y = layer(x)
+    y.backward(problem.grad[own].to(device))
+    assert x.grad is not None
+    result: dict[str, Any] = {"y": y.detach(), "dx": x.grad, "mean": layer.running_mean}
+    torch.save({name: value.cpu() for name, value in result.items()}, f"{folder}/{rank}")
+    leave_group()
+
+
+def test_two_processes_share_the_device(tmp_path: Path, device: str) -> None:
+    """Over Gloo, which takes tensors of CUDA devices through the host."""
+    run_ranks(_share_the_device, str(tmp_path), device, ranks=2)
+    results = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    expected = make_problem((8, 5, 6, 6), channels_last=True, affine=False).reference()
+    assert_close(torch.cat([result["y"] for result in results]), expected.output, 1e-5)
+    assert_close(torch.cat([result["dx"] for result in results]), expected.grad_input, 1e-5)
+    for result in results:
+        assert_close(result["mean"], expected.running_mean, 1e-5)
