@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
+#include <memory>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -21,6 +23,8 @@ using std::chrono::milliseconds;
 /// How long a rank whose collective failed waits for the others to say that theirs failed as well.
 constexpr milliseconds kLongestWaitForReports{10000};
 constexpr milliseconds kBetweenLooks{50};
+constexpr const char* kNoStore =
+    "The group's store does not answer either, which rank 0 or the launcher hosts.";
 
 milliseconds wait_for_reports(c10d::ProcessGroup& group) {
   try {
@@ -42,14 +46,13 @@ std::string list_of(const std::vector<int>& ranks) {
 }
 
 /// Ranks that do not report a failure of their own: they ended, or are stuck somewhere else.
-std::vector<int> silent_ranks(c10d::ProcessGroup& group, c10d::Store& store) {
-  const int self = group.getRank();
+std::vector<int> silent_ranks(c10d::Store& store, int self, int size, milliseconds limit) {
   store.set(report_key(self), std::vector<std::uint8_t>{1});
   std::vector<int> silent;
-  for (int rank = 0; rank < group.getSize(); ++rank) {
+  for (int rank = 0; rank < size; ++rank) {
     if (rank != self) silent.push_back(rank);
   }
-  const auto deadline = std::chrono::steady_clock::now() + wait_for_reports(group);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
   while (true) {
     std::erase_if(silent, [&](int rank) { return store.check({report_key(rank)}); });
     if (silent.empty() || std::chrono::steady_clock::now() >= deadline) return silent;
@@ -57,22 +60,30 @@ std::vector<int> silent_ranks(c10d::ProcessGroup& group, c10d::Store& store) {
   }
 }
 
-/// What can be learnt about the ranks after a collective failed.
+std::string describe(const std::vector<int>& silent) {
+  if (silent.empty()) return "All ranks report a failure; the first of their messages counts.";
+  return "There is no sign of " + list_of(silent) +
+         " of the group: ended, stopped, or waiting elsewhere, because it does not call the same "
+         "layers in the same order.";
+}
+
+/// What can be learnt about the ranks after a collective failed. The store is asked from a thread
+/// of its own: it may be hosted by the very rank that has stopped.
 std::string describe_ranks(c10d::ProcessGroup& group) {
   const auto store = group.getStore();
   if (!store) return "The group has no store to ask the other ranks through.";
-  try {
-    const std::vector<int> silent = silent_ranks(group, *store);
-    if (silent.empty()) return "All ranks report a failure; the first of their messages counts.";
-    return "There is no sign of " + list_of(silent) +
-           ": ended, stopped, or waiting elsewhere, because it does not call the same layers in "
-           "the same order.";
-  } catch (const std::exception& error) {
-    return std::string(
-               "The group's store does not answer either, which rank 0 or the launcher "
-               "hosts: ") +
-           error.what();
-  }
+  const milliseconds limit = wait_for_reports(group);
+  const auto answer = std::make_shared<std::promise<std::string>>();
+  auto answered = answer->get_future();
+  std::thread([answer, store, limit, self = group.getRank(), size = group.getSize()] {
+    try {
+      answer->set_value(describe(silent_ranks(*store, self, size, limit)));
+    } catch (const std::exception&) {
+      answer->set_value(kNoStore);
+    }
+  }).detach();
+  return answered.wait_for(limit + kBetweenLooks * 20) == std::future_status::ready ? answered.get()
+                                                                                    : kNoStore;
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }

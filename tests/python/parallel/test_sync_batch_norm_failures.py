@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,27 @@ def _ends_before_backward(rank: int, folder: str) -> None:
     _report(rank, folder, loss.backward)
 
 
+def _stops_with_the_store(rank: int, folder: str) -> None:
+    port = Path(folder, "port")
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+        port.with_suffix(".part").write_text(str(store.port))
+        port.with_suffix(".part").rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.05)
+        store = dist.TCPStore("127.0.0.1", int(port.read_text()), 3)
+    timeout = timedelta(seconds=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
+    model = _named_layer()
+    model(torch.randn(2, 4))
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    _report(rank, folder, lambda: model(torch.randn(2, 4)))
+    # Leaving would ask the store, which does not answer.
+    os._exit(0)
+
+
 def _differs_in_features(rank: int, folder: str) -> None:
     join_group(rank, 2, folder, TIMEOUT)
     features = 3 + rank
@@ -112,14 +134,20 @@ def _run(target: Callable[..., None], folder: Path, ranks: int, survivors: list[
 def test_a_rank_that_was_killed(target: Callable[..., None], tmp_path: Path) -> None:
     for message in _run(target, tmp_path, 3, survivors=[0, 1]):
         assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
-        assert "There is no sign of rank 2: ended, stopped" in message
+        assert "There is no sign of rank 2 of the group: ended, stopped" in message
         assert "The backend says: " in message
 
 
 def test_a_rank_that_was_stopped(tmp_path: Path) -> None:
     for message in _run(_stops, tmp_path, 3, survivors=[0, 2]):
         assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
-        assert "There is no sign of rank 1: ended, stopped" in message
+        assert "There is no sign of rank 1 of the group: ended, stopped" in message
+
+
+def test_the_rank_that_hosts_the_store_was_stopped(tmp_path: Path) -> None:
+    for message in _run(_stops_with_the_store, tmp_path, 3, survivors=[1, 2]):
+        assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
+        assert "The group's store does not answer either" in message
 
 
 def test_ranks_with_other_channels(tmp_path: Path) -> None:

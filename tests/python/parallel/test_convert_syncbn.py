@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""convert_syncbn_model keeps what a layer is, and revert_syncbn_model gives it back."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchfuse.parallel import (
+    SyncBatchNorm,
+    convert_syncbn_model,
+    create_syncbn_process_group,
+    revert_syncbn_model,
+)
+
+
+class Activated(nn.BatchNorm2d):
+    """A subclass whose forward does more."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, eps=1e-3, momentum=0.3),
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, affine=False)),
+        nn.InstanceNorm2d(4),
+        nn.Flatten(),
+        nn.LazyLinear(5),
+        nn.BatchNorm1d(5, track_running_stats=False, momentum=None),
+    )
+
+
+X = torch.randn(6, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_converted_model_computes_the_same() -> None:
+    plain = make_model()
+    plain(X)
+    converted = convert_syncbn_model(copy.deepcopy(plain))
+    for training in (True, False):
+        torch.testing.assert_close(
+            converted.train(training)(X), plain.train(training)(X), rtol=1e-5, atol=1e-5
+        )
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+    kinds = [type(module) for module in converted.modules()]
+    assert kinds.count(SyncBatchNorm) == 3
+    assert kinds.count(nn.InstanceNorm2d) == 1
+
+
+def test_parameters_buffers_and_settings_move_over() -> None:
+    layer = nn.BatchNorm2d(4, eps=1e-3, momentum=0.3).double().eval()
+    layer.weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    new = convert_syncbn_model(layer, deterministic=True)
+    assert isinstance(new, SyncBatchNorm)
+    assert new.weight is layer.weight
+    assert new.running_var is layer.running_var
+    assert optimizer.param_groups[0]["params"][1] is new.bias
+    assert (new.eps, new.momentum, new.training) == (1e-3, 0.3, False)
+    assert new.deterministic
+    assert not new.weight.requires_grad
+
+
+def test_hooks_move_over() -> None:
+    layer = nn.BatchNorm1d(2)
+    seen: list[str] = []
+    layer.register_forward_hook(lambda *_: seen.append("forward"))
+    layer.register_forward_pre_hook(
+        lambda *_, **__: seen.append("before"),
+        with_kwargs=True,  # type: ignore[arg-type]
+    )
+    layer.register_full_backward_hook(lambda *_: seen.append("backward"))
+    layer.register_state_dict_pre_hook(lambda *_: seen.append("state"))
+    new = convert_syncbn_model(layer)
+    new(torch.randn(4, 2, requires_grad=True)).sum().backward()
+    new.state_dict()
+    assert seen == ["before", "forward", "backward", "state"]
+
+
+def test_a_layer_in_two_places_stays_one() -> None:
+    shared = nn.BatchNorm1d(3)
+    model = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.Sequential(shared), "c": shared})
+    convert_syncbn_model(model)
+    assert isinstance(model["a"][0], SyncBatchNorm)  # type: ignore[index]
+    assert model["a"][0] is model["b"][0] is model["c"]  # type: ignore[index]
+
+
+def test_layers_know_their_names() -> None:
+    model = convert_syncbn_model(nn.Sequential(nn.Sequential(nn.BatchNorm1d(3))))
+    with pytest.raises(ValueError, match=r"SyncBatchNorm '0.0'\(3\): expected input to have"):
+        model(torch.randn(2, 4))
+
+
+def test_layers_that_would_lose_something_stay_with_a_warning() -> None:
+    model = nn.Sequential(Activated(3), nn.LazyBatchNorm2d(), nn.BatchNorm2d(3))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        convert_syncbn_model(model)
+    told = [str(warning.message) for warning in seen]
+    assert told == [
+        "convert_syncbn_model leaves layer '0' as it is: Activated has a forward of its own, which "
+        "would be lost.",
+        "convert_syncbn_model leaves layer '1' as it is: LazyBatchNorm2d has not seen a batch yet.",
+    ]
+    assert [type(layer) for layer in model] == [Activated, nn.LazyBatchNorm2d, SyncBatchNorm]
+    model(torch.randn(2, 3, 4, 4))
+    convert_syncbn_model(model[1:])
+    assert type(model[1]) is nn.BatchNorm2d
+
+
+def test_torchs_layer_is_converted_too() -> None:
+    new = convert_syncbn_model(nn.SyncBatchNorm(3))
+    assert isinstance(new, SyncBatchNorm)
+    torch.testing.assert_close(new(X), nn.BatchNorm2d(3)(X))
+    assert convert_syncbn_model(new) is new
+
+
+def test_the_way_back() -> None:
+    plain = make_model()
+    plain(X)
+    model = convert_syncbn_model(copy.deepcopy(plain))
+    weight = model[1].weight
+    reverted = revert_syncbn_model(model)
+    assert [type(m) for m in reverted.modules()] == [type(m) for m in plain.modules()]
+    assert repr(reverted) == repr(plain)
+    assert reverted[1].weight is weight  # type: ignore[index]
+    torch.testing.assert_close(reverted(X), plain(X))
+
+
+def test_the_way_back_of_a_layer_that_was_none() -> None:
+    layer = SyncBatchNorm(3)
+    reverted = revert_syncbn_model(layer)
+    for shape in ((4, 3), (4, 3, 5), (2, 3, 4, 5, 6)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(reverted(x), layer(x))
+    with pytest.raises(ValueError, match="expected at least 2D input"):
+        reverted(torch.randn(3))
+    with pytest.raises(ValueError, match=r"layer '' to do what nn.BatchNorm does, got one with"):
+        revert_syncbn_model(SyncBatchNorm(3, fuse_relu=True))
+
+
+def test_apexs_layout_option_reaches_the_layers() -> None:
+    model = convert_syncbn_model(nn.Sequential(nn.BatchNorm2d(4)), channel_last=True)
+    assert model(torch.randn(2, 3, 3, 4)).shape == (2, 3, 3, 4)
+
+
+def test_the_default_group_needs_no_processes() -> None:
+    assert create_syncbn_process_group(0) is None
