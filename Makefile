@@ -27,13 +27,15 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint clean build coverage docs doxygen-is-here package prefix \
+.PHONY: help demo distributed-demo test bench lint clean build coverage docs doxygen-is-here \
+  package prefix \
   test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
   test-newest-torch \
   test-packaging test-python test-torch test-tsan test-types test-walkthrough tutorials
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
+	@echo "make distributed-demo  the same in two processes, with synchronised batch normalisation"
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make test            all tests of the code: C++, Python, sanitizers, layers, consumer project"
 	@echo "make test-cpp | test-python | test-asan | test-tsan | test-layers | test-consumer"
@@ -208,6 +210,18 @@ demo: prefix
 	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
 	cmake --build build/demo/cpp
 	build/demo/cpp/train_digits build/demo/digits
+
+# Two processes on this machine. More machines, and NCCL: docs/sync_batch_norm.md.
+TORCHRUN := OMP_NUM_THREADS=1 $(VENV_PYTHON) -m torch.distributed.run --nproc_per_node 2
+
+distributed-demo: prefix
+	$(TORCHRUN) examples/python/distributed_digits.py --out build/distributed --precision bf16
+	cmake -S examples/cpp/distributed_digits -B build/distributed/cpp -G Ninja \
+	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build build/distributed/cpp
+	$(VENV_PYTHON) examples/python/export_digits.py build/distributed/digits
+	$(TORCHRUN) --no-python build/distributed/cpp/distributed_digits build/distributed/digits \
+	  build/distributed --precision bf16
 
 TUTORIALS := mixed_precision_loop why_loss_scaling why_master_weights precision_and_size \
   loss_scale_history
