@@ -93,6 +93,7 @@ class TORCHFUSE_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNor
   std::string agreed_;
 };
 
+/// Holds a SyncBatchNormImpl, as torch::nn::BatchNorm2d holds its own; takes the same arguments.
 TORCH_MODULE(SyncBatchNorm);
 
 }  // namespace torchfuse::nn
