@@ -32,7 +32,7 @@ root_doc = "index"
 # Every reference must resolve, except to what other projects document.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|collections|typing|numpy|argparse|os)\..*"),
+    ("py:.*", r"(torch|nn|dist|collections|typing|numpy|argparse|os)\..*"),
     (
         "py:.*",
         r"(Update|HyperParams|BasicOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"

@@ -17,7 +17,15 @@ import torchfuse.apex
 from torchfuse import _loader, ops
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
-from torchfuse.parallel import LARC, DistributedDataParallel, Reducer
+from torchfuse.parallel import (
+    LARC,
+    DistributedDataParallel,
+    Reducer,
+    SyncBatchNorm,
+    convert_syncbn_model,
+    create_syncbn_process_group,
+    revert_syncbn_model,
+)
 
 # torch warns of a duplicate before our error.
 pytestmark = pytest.mark.filterwarnings("ignore:optimizer contains a parameter group")
@@ -188,6 +196,34 @@ def sparse_gradient_clipped() -> None:
     torchfuse.clip_grad_norm_([weight], 1.0)
 
 
+def group_that_was_destroyed() -> None:
+    layers: list[SyncBatchNorm] = []
+    in_a_group(lambda: layers.append(SyncBatchNorm(3, process_group=dist.group.WORLD)))
+    layers[0](torch.ones(2, 3))
+
+
+def normalised(*sizes: int, z: torch.Tensor | None = None, **options: Any) -> None:
+    SyncBatchNorm(3)(torch.ones(sizes, **options), z)
+
+
+def parameter_of_another_size() -> None:
+    layer = SyncBatchNorm(3)
+    layer.weight = torch.nn.Parameter(torch.ones(4))
+    layer(torch.ones(2, 3))
+
+
+def elemt(vector: torch.Tensor | None, packed: torch.Tensor | None) -> None:
+    torch.ops.torchfuse.batch_norm_elemt(
+        torch.ones(2, 3), vector, None, packed, None, None, None, None, momentum=0.1, eps=1e-5
+    )
+
+
+def output_without_relu() -> None:
+    x = torch.ones(2, 3)
+    saved = torch.ones(7, dtype=torch.float64)
+    torch.ops.torchfuse.batch_norm_backward_reduce(x, x, saved, None, None, x, relu=False)
+
+
 PROVOCATIONS: list[Callable[[], object]] = [
     build_info_is_missing,
     sparse_gradient,
@@ -215,6 +251,27 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: in_a_group(lambda: DistributedDataParallel(torch.nn.Linear(2, 1), shared_param=True)),
     lambda: in_a_group(unused_parameter),
     lambda: in_a_group(sparse_gradient_reduced),
+    lambda: normalised(3),
+    lambda: normalised(2, 4),
+    lambda: normalised(1, 3),
+    lambda: normalised(2, 3, dtype=torch.int64),
+    lambda: normalised(2, 3, z=torch.ones(2, 1)),
+    lambda: normalised(2, 3, z=torch.ones(2, 3, dtype=torch.float16)),
+    lambda: SyncBatchNorm(3, device="meta")(torch.ones(2, 3)),
+    group_that_was_destroyed,
+    lambda: in_a_group(lambda: create_syncbn_process_group(2)),
+    lambda: revert_syncbn_model(
+        convert_syncbn_model(torch.nn.Sequential(torch.nn.BatchNorm2d(3)), channel_last=True)
+    ),
+    parameter_of_another_size,
+    lambda: torch.ops.torchfuse.sync_batch_norm(
+        torch.ones(2, 0), None, None, None, None, None, training=True, momentum=0.1, eps=1e-5
+    ),
+    lambda: torch.ops.torchfuse.batch_norm_stats(torch.ones(3)),
+    lambda: elemt(torch.ones(2), torch.ones(13, dtype=torch.float64)),
+    lambda: elemt(None, torch.ones(13)),
+    lambda: elemt(None, None),
+    output_without_relu,
     lambda: FusedAdam([param(dtype=torch.complex64)]),
     lambda: FusedAdam([{"params": [weight := param(), weight]}]),
     lambda: FusedAdam([param()], lr=-1.0),

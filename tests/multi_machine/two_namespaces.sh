@@ -6,7 +6,7 @@
 #
 #   sudo tests/multi_machine/two_namespaces.sh <python> [<distributed_digits program> <its data>]
 #
-# Needs root (ip netns) and iproute2. docs/data_parallel.md describes what it shows.
+# Needs root (ip netns) and iproute2. docs/sync_batch_norm.md describes what it shows.
 set -euo pipefail
 
 python=$(command -v "$1")

@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch.amp import grad_scaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.modules import batchnorm
 from torch.utils import _python_dispatch
+from torch.utils.checkpoint import checkpoint
 
 import torchfuse
 
@@ -323,6 +325,117 @@ def _headers_are_shipped() -> None:
     assert (include / "torch/csrc/utils/pybind.h").is_file()
 
 
+@relies_on(
+    "torch/csrc/autograd/autograd.h",
+    "torch/csrc/autograd/custom_function.h",
+    breaks="synchronized batch normalization in C++, and so in Python, would have no gradients",
+)
+def _autograd_headers_are_shipped() -> None:
+    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "autograd"
+    text = (folder / "custom_function.h").read_text(encoding="utf-8")
+    for name in ("save_for_backward", "mark_non_differentiable", "needs_input_grad"):
+        assert name in text
+    assert "variable_list grad(" in (folder / "autograd.h").read_text(encoding="utf-8")
+
+
+@relies_on(
+    "torch/csrc/distributed/c10d/GroupRegistry.hpp",
+    "torch/csrc/distributed/c10d/ProcessGroup.hpp",
+    "torch/csrc/distributed/c10d/Store.hpp",
+    breaks="the native layer could not find a process group by its name, sum over it, or ask who "
+    "is lost",
+)
+def _process_group_headers_are_shipped() -> None:
+    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
+    for file, names in {
+        "GroupRegistry.hpp": ["resolve_process_group", "register_process_group"],
+        "ProcessGroup.hpp": ["getBackend(", "getDefaultBackend(", "getStore(", "getGroupName("],
+        "Backend.hpp": ["allreduce(", "_allgather_base(", "getBackendOptions("],
+        "Types.hpp": ["asyncOp"],
+        "Store.hpp": ["check(", "set("],
+    }.items():
+        text = (folder / file).read_text(encoding="utf-8")
+        assert [name for name in names if name not in text] == []
+
+
+@relies_on(
+    "_C._current_graph_task_id",
+    "_autograd._top_saved_tensors_default_hooks",
+    breaks="activation checkpointing would exchange and observe batch statistics twice, or hang",
+)
+def _repeated_forward_passes_are_seen() -> None:
+    outside, hooks = -1, torch._C._autograd._top_saved_tensors_default_hooks
+    assert torch._C._current_graph_task_id() == outside
+    assert hooks(True) is None
+    seen = []
+    for reentrant in (False, True):
+
+        def region(x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch._C._current_graph_task_id() != outside, hooks(True) is not None))
+            return x.exp()
+
+        x = torch.ones(1, requires_grad=True)
+        checkpoint(region, x, use_reentrant=reentrant).sum().backward()  # type: ignore[no-untyped-call]
+    (first, has_hooks), (second, _), (third, _), (fourth, _) = seen
+    assert (first, second, third, fourth) == (False, True, False, True)
+    assert has_hooks
+
+
+@relies_on(
+    "batchnorm._BatchNorm",
+    "batchnorm._LazyNormBase",
+    breaks="conversion would not find a model's batch normalisation, or convert a lazy one",
+)
+def _classes_of_batch_norm() -> None:
+    plain = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+    for layer in (*plain, torch.nn.SyncBatchNorm):
+        assert issubclass(layer, batchnorm._BatchNorm)
+        assert not issubclass(layer, batchnorm._LazyNormBase)
+    assert all(layer.forward is batchnorm._BatchNorm.forward for layer in plain)
+    assert issubclass(torch.nn.LazyBatchNorm2d, batchnorm._LazyNormBase)
+    assert not issubclass(torch.nn.InstanceNorm2d, batchnorm._BatchNorm)
+
+
+@relies_on(
+    "Module._parameters",
+    "Module._buffers",
+    "Module._modules",
+    "Module._non_persistent_buffers_set",
+    breaks="conversion could not move parameters, buffers and layers as they are",
+)
+def _dictionaries_of_modules() -> None:
+    layer = torch.nn.BatchNorm1d(2)
+    assert layer._parameters == {"weight": layer.weight, "bias": layer.bias}
+    assert set(layer._buffers) == {"running_mean", "running_var", "num_batches_tracked"}
+    layer.register_buffer("temporary", torch.ones(1), persistent=False)
+    assert layer._non_persistent_buffers_set == {"temporary"}
+    model = torch.nn.Sequential(layer)
+    assert model._modules == {"0": layer}
+    model._modules["0"] = torch.nn.Identity()
+    assert isinstance(model[0], torch.nn.Identity)
+
+
+@relies_on(
+    "Module._*hook*",
+    breaks="conversion would lose the hooks of a layer",
+)
+def _hooks_of_modules() -> None:
+    layer = torch.nn.Identity()
+    before = {name for name in vars(layer) if "_hook" in name}
+    layer.register_forward_pre_hook(lambda *_: None, with_kwargs=True)
+    layer.register_forward_hook(lambda *_: None, with_kwargs=True, always_call=True)
+    layer.register_full_backward_hook(lambda *_: None)
+    assert {name for name in before if vars(layer)[name]} == {
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_backward_hooks",
+        "_is_full_backward_hook",
+    }
+
+
 @pytest.mark.parametrize("name", PIECES)
 def test_piece(name: str) -> None:
     breaks, check = PIECES[name]
@@ -336,12 +449,19 @@ def test_piece(name: str) -> None:
 _OWNERS: dict[str, Any] = {
     "GradScaler": torch.amp.GradScaler("cpu"),
     "Optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]),
+    "Module": torch.nn.Module(),
 }
 _CONVENTIONS = {"_step_supports_amp_scaling", "hooked"}
 
 
 def _private_pieces_of(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    if '"_hook" in name' in text:
+        yield "Module._*hook*"
+    # The last two of torch._C._autograd._name.
+    for chain in re.findall(r"\btorch\.((?:_\w+\.)+_\w+)", text):
+        yield ".".join(chain.split(".")[-2:])
     spelled = {ast.Attribute: "attr", ast.Name: "id", ast.FunctionDef: "name"}
     nodes = [node for node in ast.walk(tree) if type(node) in spelled]
     names = {getattr(node, spelled[type(node)]) for node in nodes}

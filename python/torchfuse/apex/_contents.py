@@ -35,12 +35,21 @@ def fused_optimizers() -> dict[str, Any]:
 
 
 def data_parallel() -> dict[str, Any]:
-    """The classes of apex.parallel, which are in apex.parallel.distributed too."""
+    """What apex.parallel shares with apex.parallel.distributed."""
     classes = {
         "DistributedDataParallel": parallel.DistributedDataParallel,
         "Reducer": parallel.Reducer,
     }
     return {**classes, "ReduceOp": dist.ReduceOp} if dist.is_available() else classes
+
+
+def batch_norm() -> dict[str, Any]:
+    """What else is in apex.parallel itself."""
+    return {
+        "SyncBatchNorm": parallel.SyncBatchNorm,
+        "convert_syncbn_model": parallel.convert_syncbn_model,
+        "create_syncbn_process_group": parallel.create_syncbn_process_group,
+    }
 
 
 def modules() -> Mapping[str, Mapping[str, Any]]:
@@ -64,10 +73,13 @@ def modules() -> Mapping[str, Mapping[str, Any]]:
             for module, name in _OPTIMIZER_MODULES.items()
             if name in classes
         },
-        "apex.parallel": data_parallel(),
+        "apex.parallel": {**data_parallel(), **batch_norm()},
         "apex.parallel.LARC": {"LARC": parallel.LARC},
         "apex.parallel.distributed": {
             **data_parallel(),
             **{name: getattr(flat, name) for name in flat.__all__},
         },
+        # apex's kernels and its fallback in Python; ours is one class.
+        "apex.parallel.optimized_sync_batchnorm": {"SyncBatchNorm": parallel.SyncBatchNorm},
+        "apex.parallel.sync_batchnorm": {"SyncBatchNorm": parallel.SyncBatchNorm},
     }

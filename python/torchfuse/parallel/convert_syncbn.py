@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from torchfuse.parallel.sync_batch_norm import SyncBatchNorm
 
+# The hooks, and what torch notes of how each is to be called.
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hook" in name)
 _SETTINGS = ("num_features", "eps", "momentum", "affine", "track_running_stats", "training")
 _ORIGIN = "_converted_from"

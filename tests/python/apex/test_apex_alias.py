@@ -16,7 +16,15 @@ import torch
 import torchfuse
 import torchfuse.apex
 from torchfuse import optimizers
-from torchfuse.parallel import LARC, DistributedDataParallel, Reducer, flat
+from torchfuse.parallel import (
+    LARC,
+    DistributedDataParallel,
+    Reducer,
+    SyncBatchNorm,
+    convert_syncbn_model,
+    create_syncbn_process_group,
+    flat,
+)
 
 
 @pytest.fixture
@@ -75,6 +83,18 @@ def run(statements: str) -> dict[str, Any]:
         ("from apex.parallel.distributed import flat_dist_call as x", "x", flat.flat_dist_call),
         ("import apex; x = apex.parallel.distributed.flatten", "x", flat.flatten),
         ("import apex; x = apex.parallel.distributed.unflatten", "x", flat.unflatten),
+        ("from apex.parallel import SyncBatchNorm as x", "x", SyncBatchNorm),
+        ("import apex; x = apex.parallel.SyncBatchNorm", "x", SyncBatchNorm),
+        ("from apex.parallel import convert_syncbn_model as x", "x", convert_syncbn_model),
+        (
+            "from apex.parallel import create_syncbn_process_group as x",
+            *("x", create_syncbn_process_group),
+        ),
+        (
+            "from apex.parallel.optimized_sync_batchnorm import SyncBatchNorm as x",
+            *("x", SyncBatchNorm),
+        ),
+        ("from apex.parallel.sync_batchnorm import SyncBatchNorm as x", "x", SyncBatchNorm),
         (
             "from apex.contrib.clip_grad import clip_grad_norm_ as x",
             *("x", torchfuse.clip_grad_norm_),

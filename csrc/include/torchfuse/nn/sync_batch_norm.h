@@ -19,6 +19,7 @@ namespace torchfuse::nn {
 
 /// Options of SyncBatchNorm; names and defaults as torch::nn::BatchNormOptions.
 struct SyncBatchNormOptions {
+  /// @param num_features channels C of an input [N, C, ...].
   SyncBatchNormOptions(std::int64_t num_features) : num_features_(num_features) {}  // NOLINT
 
   TORCH_ARG(std::int64_t, num_features);             ///< channels C of an input [N, C, ...]
@@ -49,6 +50,7 @@ struct SyncBatchNormOptions {
 /// Ioffe and Szegedy 2015; see torchfuse::sync_batch_norm() for the formula and the exchange.
 class TORCHFUSE_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
+  /// The other options at their defaults.
   explicit SyncBatchNormImpl(std::int64_t num_features)
       : SyncBatchNormImpl(SyncBatchNormOptions(num_features)) {}
   /// @throws c10::Error if num_features is not positive.
@@ -61,8 +63,10 @@ class TORCHFUSE_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNor
   /// in num_features or dtype, or if one ends or is late.
   at::Tensor forward(const at::Tensor& input, const at::Tensor& residual = {});
 
-  /// Exchange with the ranks of the process group of this name, which must stay alive; an empty
-  /// name ends it. @param layer_name for messages.
+  /// Exchange with the ranks of a process group from now on.
+  ///
+  /// @param group its name; it must stay alive. An empty name makes this plain batch normalisation.
+  /// @param layer_name for messages.
   void attach_group(const std::string& group, const std::string& layer_name = "");
 
   /// Registers parameters and buffers anew.
@@ -93,6 +97,7 @@ class TORCHFUSE_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNor
   std::string agreed_;
 };
 
+/// Holds a SyncBatchNormImpl, as torch::nn::BatchNorm2d holds its own; takes the same arguments.
 TORCH_MODULE(SyncBatchNorm);
 
 }  // namespace torchfuse::nn
