@@ -359,6 +359,42 @@ def _process_group_headers_are_shipped() -> None:
 
 
 @relies_on(
+    "torch/csrc/autograd/engine.h",
+    "torch/csrc/autograd/function.h",
+    "torch/csrc/autograd/function_hook.h",
+    "torch/csrc/autograd/variable.h",
+    breaks="data parallelism in C++ would not see when gradients are complete",
+)
+def _engine_headers_are_shipped() -> None:
+    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "autograd"
+    for file, name in {
+        "engine.h": "queue_callback(",
+        "function.h": "add_post_hook(",
+        "function_hook.h": "FunctionPostHook",
+        "variable.h": "grad_accumulator(",
+    }.items():
+        assert name in (folder / file).read_text(encoding="utf-8")
+
+
+@relies_on(
+    "torch/csrc/distributed/c10d/PrefixStore.hpp",
+    "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp",
+    "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp",
+    "torch/csrc/distributed/c10d/TCPStore.hpp",
+    breaks="C++ programs could not make a process group",
+)
+def _backend_headers_are_shipped() -> None:
+    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
+    for file, name in {
+        "PrefixStore.hpp": "PrefixStore(",
+        "ProcessGroupGloo.hpp": "create_default(",
+        "ProcessGroupNCCL.hpp": "ProcessGroupNCCL(",
+        "TCPStore.hpp": "TCPStoreOptions",
+    }.items():
+        assert name in (folder / file).read_text(encoding="utf-8")
+
+
+@relies_on(
     "_C._current_graph_task_id",
     "_autograd._top_saved_tensors_default_hooks",
     breaks="activation checkpointing would exchange and observe batch statistics twice, or hang",
