@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import importlib
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +22,8 @@ from typing import Any
 import torch
 
 import compare
+import environment
 import host_path
-import machine
-import torchfuse
 from suites import peak_memory
 from torchfuse.testing.bench import interleave, summarize
 
@@ -59,31 +55,6 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.callgrind and host_path.valgrind() is None:
         parser.error("--callgrind needs valgrind on the PATH; install it or leave the option out")
     return arguments
-
-
-def environment(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything needed to read, or to repeat, the numbers."""
-    status = machine.git("status", "--porcelain")
-    return {
-        "command": ["python", "benchmarks/run.py", *sys.argv[1:]],
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "git": {
-            "sha": machine.git("rev-parse", "HEAD"),
-            "dirty": None if status is None else bool(status),
-        },
-        "cpu": machine.cpu_model(),
-        "cpu_isa": torchfuse._C.cpu_isa(),
-        "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0],
-        "device": arguments.device,
-        "gpu": torch.cuda.get_device_name() if arguments.device == "cuda" else None,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "torchfuse": torchfuse.__version__,
-        "build": torchfuse._C.build_info(),
-        "seed": arguments.seed,
-        "rounds": arguments.rounds,
-    }
 
 
 def reference_stream(num_bytes: int, device: torch.device) -> tuple[Callable[[], object], int]:
@@ -171,7 +142,12 @@ def main() -> int:
     result = {
         "format": RESULT_FORMAT,
         "suite": arguments.suite,
-        "environment": environment(arguments),
+        "environment": environment.describe(
+            "benchmarks/run.py",
+            device=arguments.device,
+            seed=arguments.seed,
+            rounds=arguments.rounds,
+        ),
         **run_suite(suite, arguments),
         "host_path": host_path.measure() if arguments.callgrind else None,
     }

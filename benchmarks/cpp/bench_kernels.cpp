@@ -59,7 +59,8 @@ class Problem {
     table_.rows = &row_;
     table_.offsets = offsets_;
     table_.count = 1;
-    table_.param = table_.grad = table_.state = dtype;
+    table_.param = table_.grad = dtype;
+    for (DType& state : table_.state) state = dtype;
   }
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
