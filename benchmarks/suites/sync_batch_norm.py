@@ -22,6 +22,8 @@ THEIRS = "torch"
 SHAPES = ((32, 64, 112, 112), (32, 256, 56, 56), (32, 256, 14, 14), (32, 2048, 7, 7))
 # Of norms. In fp32 torch sums over 400,000 rows in fp32, which is seen in the fifth digit.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+# Where that decides whether a ReLU lets a gradient pass, all of it is the difference.
+GATE_TOLERANCE = 2e-3
 
 Run = Callable[[], dict[str, torch.Tensor]]
 
@@ -63,6 +65,8 @@ class Case:
         runs[THEIRS] = self._make(device, seed, ours=False)
         results = {name: run() for name, run in runs.items()}
         tolerance = TOLERANCES[self.dtype]
+        if self.fusion != "plain":
+            tolerance = max(tolerance, GATE_TOLERANCE)
         verified = {}
         for key, theirs in results[THEIRS].items():
             error = (results[OURS][key].double() - theirs.double()).norm() / theirs.double().norm()
