@@ -21,7 +21,7 @@ OURS = "torchfuse"
 THEIRS = "torch"
 SHAPES = ((32, 64, 112, 112), (32, 256, 56, 56), (32, 256, 14, 14), (32, 2048, 7, 7))
 # Of norms. In fp32 torch sums over 400,000 rows in fp32, which is seen in the fifth digit.
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
 # Where that decides whether a ReLU lets a gradient pass, all of it is the difference.
 GATE_TOLERANCE = 1e-2
 
