@@ -48,7 +48,8 @@ class BatchNormSource {
   /// `size` fp64 numbers, as an op before this one returned them.
   const double* doubles(const char* name, const at::Tensor& tensor, std::int64_t size) const;
 
-  at::Tensor empty_like_input() const { return empty_batch_norm_tensor(input_, layout_); }
+  /// Uninitialised, laid out as the input; see Note [Huge pages].
+  at::Tensor empty_like_input() const;
   at::Tensor empty_doubles(std::int64_t size) const;
   /// Room for `rows` terms in the compute type.
   at::Tensor empty_terms(std::int64_t rows) const;

@@ -63,7 +63,6 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
                       item.inner_begin;
     std::int64_t i = 0;
     for (; i + kSumLanes <= count; i += kSumLanes) {
-      prefetch(x + i, kAheadBytes);
       prefetch(dy + i, kAheadBytes);
       add(dy + i, x + i, y + i, dz == nullptr ? nullptr : dz + i);
     }
@@ -176,8 +175,6 @@ __attribute__((noinline)) void write_planes(const BatchNormBackwardElemtArgs& ar
                  for_each_element<kWidthOf<kDType>>(
                      count,
                      [&](std::int64_t i) __attribute__((always_inline)) {
-                       prefetch(x + i, kAheadBytes);
-                       prefetch(dy + i, kAheadBytes);
                        store_vector<kDType>(
                            dx + i, grad_input_of<kRelu>(
                                        load_vector<kDType>(dy + i), load_vector<kDType>(x + i),
@@ -207,8 +204,6 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
     for_each_element<kWidthOf<kDType>>(
         channels,
         [&](std::int64_t c) __attribute__((always_inline)) {
-          prefetch(x + c, kAheadBytes);
-          prefetch(dy + c, kAheadBytes);
           store_vector<kDType>(
               dx + c,
               grad_input_of<kRelu>(load_vector<kDType>(dy + c), load_vector<kDType>(x + c),

@@ -133,7 +133,6 @@ __attribute__((noinline)) void write_planes(const BatchNormElemtArgs& args, std:
                  for_each_element<kWidthOf<kDType>>(
                      count,
                      [&](std::int64_t i) __attribute__((always_inline)) {
-                       prefetch(x + i, kAheadBytes);
                        store_vector<kDType>(
                            y + i, output_of<kResidual, kRelu>(load_vector<kDType>(x + i),
                                                               load_vector<kDType>(z + i), V(center),
@@ -164,7 +163,6 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
     for_each_element<kWidthOf<kDType>>(
         channels,
         [&](std::int64_t c) __attribute__((always_inline)) {
-          prefetch(x + c, kAheadBytes);
           store_vector<kDType>(
               y + c, output_of<kResidual, kRelu>(load_vector<kDType>(x + c),
                                                  load_vector<kDType>(z + c), load_terms(center + c),
