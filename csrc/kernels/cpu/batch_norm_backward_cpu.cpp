@@ -40,18 +40,13 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
   V sum_deviation[kVectors];
 #pragma GCC unroll 32
   for (std::int64_t v = 0; v < kVectors; ++v) sum[v] = sum_deviation[v] = V(T(0));
-  const auto add = [&](const E* dy, const E* x, const E* y, E* dz) __attribute__((always_inline)) {
-#pragma GCC unroll 32
-    for (std::int64_t v = 0; v < kVectors; ++v) {
-      const V deviation = load_vector<kDType>(x + v * kWidth) - center;
-      const V passing = passed<kGate>(load_vector<kDType>(dy + v * kWidth), deviation,
-                                      load_vector<kDType>(y + v * kWidth), scale, shift);
-      if constexpr (kGate == Gate::kOutput) {
-        if (dz != nullptr) store_vector<kDType>(dz + v * kWidth, passing);
-      }
-      sum[v] = sum[v] + passing;
-      sum_deviation[v] = fma(passing, deviation, sum_deviation[v]);
-    }
+  /// Returns the gradient behind the ReLU.
+  const auto add = [&](std::int64_t v, V dy, V x, V y) __attribute__((always_inline)) {
+    const V deviation = x - center;
+    const V passing = passed<kGate>(dy, deviation, y, scale, shift);
+    sum[v] = sum[v] + passing;
+    sum_deviation[v] = fma(passing, deviation, sum_deviation[v]);
+    return passing;
   };
   for (std::int64_t o = item.outer_begin; o < item.outer_end; ++o) {
     const E* dy = run_of<kDType>(args.grad_output, o, c, item.inner_begin);
@@ -62,20 +57,34 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
                 : static_cast<E*>(args.grad_residual) + (o * shape.channels + c) * shape.inner +
                       item.inner_begin;
     std::int64_t i = 0;
+    const auto add_full = [&](std::int64_t v, std::int64_t at) __attribute__((always_inline)) {
+      const V passing = add(v, load_vector<kDType>(dy + at), load_vector<kDType>(x + at),
+                            load_vector<kDType>(y + at));
+      if constexpr (kGate == Gate::kOutput) {
+        if (dz != nullptr) store_vector<kDType>(dz + at, passing);
+      }
+    };
     for (; i + kSumLanes <= count; i += kSumLanes) {
+      prefetch(x + i, kAheadBytes);
       prefetch(dy + i, kAheadBytes);
-      add(dy + i, x + i, y + i, dz == nullptr ? nullptr : dz + i);
+#pragma GCC unroll 32
+      for (std::int64_t v = 0; v < kVectors; ++v) add_full(v, i + v * kWidth);
     }
-    if (i == count) continue;
-    // Zero gradients past the end add nothing, if what they are multiplied with is finite.
-    const std::size_t bytes = static_cast<std::size_t>(count - i) * sizeof(E);
-    E buffer[4][kSumLanes] = {};
-    for (E& element : buffer[1]) element = x[i];
-    memcpy(buffer[0], dy + i, bytes);
-    memcpy(buffer[1], x + i, bytes);
-    memcpy(buffer[2], y + i, bytes);
-    add(buffer[0], buffer[1], buffer[2], buffer[3]);
-    if (dz != nullptr) memcpy(dz + i, buffer[3], bytes);
+    // Zero gradients past the end add nothing.
+    for_each_lane_vector<T>(
+        count - i,
+        [&](std::int64_t v, std::int64_t offset)
+            __attribute__((always_inline)) { add_full(v, i + offset); },
+        [&](std::int64_t v, std::int64_t offset, std::int64_t left) __attribute__((always_inline)) {
+          const std::int64_t at = i + offset;
+          const V zero(T(0));
+          const V passing =
+              add(v, load_first<kDType>(dy + at, left, zero),
+                  load_first<kDType>(x + at, left, center), load_first<kDType>(y + at, left, zero));
+          if constexpr (kGate == Gate::kOutput) {
+            if (dz != nullptr) store_first<kDType>(dz + at, left, passing);
+          }
+        });
   }
   partial[0] = sum_lanes<T>(sum);
   partial[1] = sum_lanes<T>(sum_deviation);

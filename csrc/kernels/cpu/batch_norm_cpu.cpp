@@ -28,27 +28,27 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
   V sum_sq[kVectors];
 #pragma GCC unroll 32
   for (std::int64_t v = 0; v < kVectors; ++v) sum[v] = sum_sq[v] = V(T(0));
-  const auto add = [&](const E* x) __attribute__((always_inline)) {
-#pragma GCC unroll 32
-    for (std::int64_t v = 0; v < kVectors; ++v) {
-      const V deviation = load_vector<kDType>(x + v * kWidth) - pivot;
-      sum[v] = sum[v] + deviation;
-      sum_sq[v] = fma(deviation, deviation, sum_sq[v]);
-    }
+  const auto add = [&](std::int64_t v, V x) __attribute__((always_inline)) {
+    const V deviation = x - pivot;
+    sum[v] = sum[v] + deviation;
+    sum_sq[v] = fma(deviation, deviation, sum_sq[v]);
   };
   for (std::int64_t o = item.outer_begin; o < item.outer_end; ++o) {
     const E* x = run_of<kDType>(args.input, o, c, item.inner_begin);
     std::int64_t i = 0;
     for (; i + kSumLanes <= count; i += kSumLanes) {
       prefetch(x + i, kAheadBytes);
-      add(x + i);
+#pragma GCC unroll 32
+      for (std::int64_t v = 0; v < kVectors; ++v) add(v, load_vector<kDType>(x + i + v * kWidth));
     }
-    if (i == count) continue;
     // Pivots past the end add nothing.
-    E buffer[kSumLanes];
-    for (E& element : buffer) element = first;
-    memcpy(buffer, x + i, static_cast<std::size_t>(count - i) * sizeof(E));
-    add(buffer);
+    for_each_lane_vector<T>(
+        count - i,
+        [&](std::int64_t v, std::int64_t offset)
+            __attribute__((always_inline)) { add(v, load_vector<kDType>(x + i + offset)); },
+        [&](std::int64_t v, std::int64_t offset, std::int64_t left) __attribute__((always_inline)) {
+          add(v, load_first<kDType>(x + i + offset, left, pivot));
+        });
   }
   partial[0] = static_cast<double>(load_one(&first));
   partial[1] = sum_lanes<T>(sum);

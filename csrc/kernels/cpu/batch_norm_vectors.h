@@ -101,6 +101,53 @@ struct Rows {
   static constexpr std::int64_t value = kRows;
 };
 
+/// The first `count` elements of a vector, fewer than it has; `fill` in the other lanes.
+template <DType kDType>
+TORCHFUSE_INLINE VectorOf<kDType> load_first(const ElementOf<kDType>* p, std::int64_t count,
+                                             VectorOf<kDType> fill) {
+#if defined(__AVX512F__)
+  const auto lanes = static_cast<__mmask16>((1u << count) - 1);
+  if constexpr (kDType == DType::kFloat32) return VecF(_mm512_mask_loadu_ps(fill.v, lanes, p));
+  if constexpr (kDType == DType::kFloat64) {
+    return VecD(_mm512_mask_loadu_pd(fill.v, static_cast<__mmask8>(lanes), p));
+  }
+  if constexpr (sizeof(ElementOf<kDType>) == 2) {
+    alignas(32) ElementOf<kDType> loaded[kWidthOf<kDType>];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(loaded), _mm256_maskz_loadu_epi16(lanes, p));
+    return VecF(_mm512_mask_mov_ps(fill.v, lanes, load_vector<kDType>(loaded).v));
+  }
+#else
+  ComputeOf<kDType> lanes[kWidthOf<kDType>];
+  memcpy(lanes, &fill, sizeof lanes);
+  for (std::int64_t i = 0; i < count; ++i) lanes[i] = load_one(p + i);
+  return load_terms(lanes);
+#endif
+}
+
+/// Writes the first `count` elements of a vector.
+template <DType kDType>
+TORCHFUSE_INLINE void store_first(ElementOf<kDType>* p, std::int64_t count, VectorOf<kDType> x) {
+  ElementOf<kDType> stored[kWidthOf<kDType>];
+  store_vector<kDType>(stored, x);
+  memcpy(p, stored, static_cast<std::size_t>(count) * sizeof(ElementOf<kDType>));
+}
+
+/// Calls full(v, offset) for the whole vectors of `count` elements, fewer than kSumLanes, and
+/// part(v, offset, elements) for the rest; v is the vector's place among the lanes.
+template <class T, class Full, class Part>
+TORCHFUSE_INLINE void for_each_lane_vector(std::int64_t count, const Full& full, const Part& part) {
+  constexpr std::int64_t kWidth = Simd<T>::kWidth;
+#pragma GCC unroll 32
+  for (std::int64_t v = 0; v < kSumVectors<T>; ++v) {
+    const std::int64_t left = count - v * kWidth;
+    if (left >= kWidth) {
+      full(v, v * kWidth);
+    } else if (left > 0) {
+      part(v, v * kWidth, left);
+    }
+  }
+}
+
 /// `value` where a ReLU of `gate` lets a gradient pass, as torch's: not where gate <= 0.
 template <class T>
 TORCHFUSE_INLINE T pass_where_positive(T gate, T value) {
