@@ -52,7 +52,7 @@ CUDA_FILES = {
     "streams and load": "test_streams.py",
     "storage modes": "test_storage_modes.py",
     "clipping": "test_clipping.py",
-    "SyncBatchNorm": "test_sync_batch_norm.py",
+    "batch normalisation": "test_batch_norm.py",
     "NCCL, world of one": "test_nccl.py",
 }
 OPCHECK = Path("tests/python/ops/test_opcheck.py")
