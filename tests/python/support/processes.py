@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -20,14 +22,19 @@ def join_group(rank: int, ranks: int, folder: str, seconds: float = 120.0) -> No
     )
 
 
-def leave_group() -> None:
-    """Leaves it once all others are about to.
+def leave_group() -> NoReturn:
+    """Leaves it once all others are about to, and ends the process; the last call of a rank.
 
     A process that is done early would close connections under those that still use them, which
-    ends these by a signal now and then.
+    ends these by a signal now and then. The interpreter's own end is left out: threads of torch's
+    groups, which models and hooks still hold then, are now and then gone through before they have
+    ended ("terminate called without an active exception").
     """
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def run_ranks(target: Callable[..., None], *args: Any, ranks: int, seconds: float = 120.0) -> None:
