@@ -2,6 +2,7 @@
 // One process's model, optimizer and scaler, and what a checkpoint holds of them.
 #pragma once
 
+#include <torch/torch.h>
 #include <torchfuse/torchfuse.h>
 
 #include <cstdint>

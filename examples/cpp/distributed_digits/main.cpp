@@ -5,6 +5,7 @@
 //       [--precision bf16] [--epochs 8] [--batch 64] [--backend nccl] [--resume]
 //
 // The losses are those of examples/python/distributed_digits.py, which describes the program.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <exception>
