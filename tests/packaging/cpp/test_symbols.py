@@ -28,14 +28,17 @@ def top_level_statements(header: Path) -> list[str]:
     """Declarations at namespace scope, which clang-format starts at the margin."""
     text = re.sub(r"//[^\n]*", "", header.read_text(encoding="utf-8"))
     text = re.sub(r"^#(.*\\\n)*.*$", "", text, flags=re.M)
+    text = re.sub(r"^(template <.*>)\n", r"\1 ", text, flags=re.M)
     parts = re.split(r"\n(?=[A-Za-z])", re.sub(r"^(namespace|using|}).*$", "", text, flags=re.M))
     return [part.strip() for part in parts if part.strip()]
 
 
 def is_defined_elsewhere(statement: str) -> bool:
     """Whether it declares functions that it does not define."""
-    body = re.sub(r"TORCH(FUSE)?_ARG\([^)]*\)|=\s*(default|delete)", "", statement)
-    inline = statement.startswith("inline ")
+    macro = r"TORCH(FUSE)?_(ARG|MODULE)\((?:[^()]|\([^()]*\))*\)"
+    body = re.sub(rf"{macro}|=\s*(default|delete)|=[^;{{}}]*(?=;)", "", statement)
+    own_template = statement.startswith("template ") and "TORCHFUSE_API" not in statement
+    inline = statement.startswith("inline ") or own_template
     return not inline and re.search(r"\)(\s*(const|noexcept|override))*\s*;", body) is not None
 
 
