@@ -51,11 +51,14 @@ Reducer::~Reducer() {
 }
 
 void Reducer::install_hooks() {
-  for (std::size_t index = 0; index < slots_.size(); ++index) {
-    Slot& slot = slots_[index];
-    slot.accumulator = torch::autograd::impl::grad_accumulator(parameters_[index]);
-    slot.hook = slot.accumulator->add_post_hook(std::make_unique<Hook>(*this, index));
-  }
+  for (std::size_t index = 0; index < slots_.size(); ++index) install_hook(index);
+}
+
+void Reducer::install_hook(std::size_t index) {
+  Slot& slot = slots_[index];
+  if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
+  slot.accumulator = torch::autograd::impl::grad_accumulator(parameters_[index]);
+  slot.hook = slot.accumulator->add_post_hook(std::make_unique<Hook>(*this, index));
 }
 
 void Reducer::before_forward(bool sync) {
@@ -155,16 +158,22 @@ void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
 
 // A parameter that is converted or moved loses its accumulator, and so our hook: its gradients
 // would stay local without a word.
-void Reducer::check_parameters() const {
+void Reducer::check_parameters() {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     const Slot& slot = slots_[index];
     const at::Tensor& parameter = parameters_[index];
-    TORCH_CHECK_VALUE(
-        torch::autograd::impl::try_get_grad_accumulator(parameter) == slot.accumulator,
-        kDataParallel, ": expected parameter '", slot.name, "' to stay as it was given, ",
-        slot.view.scalar_type(), " ", slot.view.sizes(), " on ", slot.view.device(), ", got ",
-        parameter.scalar_type(), " ", parameter.sizes(), " on ", parameter.device(),
-        ". Convert and move the module before it is given to DistributedDataParallel.");
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter) == slot.accumulator) continue;
+    // Other memory behind the parameter, as torch::load gives it: the hook went with the old.
+    const bool alike = parameter.scalar_type() == slot.view.scalar_type() &&
+                       parameter.sizes() == slot.view.sizes() &&
+                       parameter.device() == slot.view.device();
+    TORCH_CHECK_VALUE(alike, kDataParallel, ": expected parameter '", slot.name,
+                      "' to stay as it was given, ", slot.view.scalar_type(), " ",
+                      slot.view.sizes(), " on ", slot.view.device(), ", got ",
+                      parameter.scalar_type(), " ", parameter.sizes(), " on ", parameter.device(),
+                      ". Convert and move the module before it is given to "
+                      "DistributedDataParallel.");
+    install_hook(index);
   }
 }
 

@@ -81,7 +81,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void wait_for_buckets();
   void bring_gradient(std::size_t index);
   void check_gradient(std::size_t index, const at::Tensor& grad) const;
-  void check_parameters() const;
+  void install_hook(std::size_t index);
+  void check_parameters();
   std::vector<std::size_t> unreached() const;
   [[noreturn]] void fail_for_unreached(const std::vector<std::size_t>& missing);
   void fill_in(std::size_t index);

@@ -3,6 +3,9 @@
 #include <torch/torch.h>
 #include <torchfuse/parallel/distributed_data_parallel.h>
 
+#include <sstream>
+#include <vector>
+
 #include "parallel_testing.h"
 
 namespace torchfuse::testing {
@@ -94,6 +97,22 @@ TEST_F(DataParallelErrors, GradientsOfAnotherKind) {
       "expected parameter '0.weight' to stay as it was given, Float [3, 4] on cpu, got Double "
       "[3, 4] on cpu. Convert and move the module before it is given to "
       "DistributedDataParallel.");
+}
+
+TEST_F(DataParallelErrors, ACheckpointMayBeLoadedIntoTheModule) {
+  DistributedDataParallel parallel(net_, group_);
+  std::vector<torch::Tensor> grads;
+  for (const bool loaded : {false, true}) {
+    if (loaded) {
+      std::stringstream checkpoint;
+      torch::save(net_, checkpoint);
+      torch::load(net_, checkpoint);
+    }
+    net_->zero_grad();
+    parallel.forward(x_).sum().backward();
+    grads.push_back(net_->parameters()[0].grad().clone());
+  }
+  EXPECT_TRUE(torch::equal(grads[0], grads[1])) << "the average, not the rank's own";
 }
 
 TEST_F(DataParallelErrors, Construction) {
