@@ -17,6 +17,8 @@ namespace {
 
 namespace py = pybind11;
 using amp::GradScalerCore;
+/// See Note [Without the GIL] in clip_grad.cpp.
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 /// Python's None is an undefined tensor here; torch's caster does the other direction by itself.
 at::Tensor tensor_or_undefined(const std::optional<at::Tensor>& tensor) {
@@ -70,9 +72,9 @@ void bind_amp(py::module_& module) {
       .def("set_hysteresis_tracker", &GradScalerCore::set_hysteresis_tracker, py::arg("value"))
       .def("clear_slot", &GradScalerCore::clear_slot, py::arg("optimizer"), py::arg("device"))
       .def("unscale_", &GradScalerCore::unscale_, py::arg("optimizer"), py::arg("params"),
-           py::arg("inv_scale"), py::arg("allow_fp16") = false)
-      .def("check", &GradScalerCore::check, py::arg("optimizer"), py::arg("params"))
-      .def("combine", &GradScalerCore::combine, py::arg("slots"))
+           py::arg("inv_scale"), py::arg("allow_fp16") = false, WithoutGil())
+      .def("check", &GradScalerCore::check, py::arg("optimizer"), py::arg("params"), WithoutGil())
+      .def("combine", &GradScalerCore::combine, py::arg("slots"), WithoutGil())
       .def(
           "update",
           [](GradScalerCore& core, const std::vector<at::Tensor>& slots, double growth_factor,
@@ -80,7 +82,7 @@ void bind_amp(py::module_& module) {
             core.update(slots, {growth_factor, backoff_factor, growth_interval}, adjust);
           },
           py::arg("slots"), py::arg("growth_factor"), py::arg("backoff_factor"),
-          py::arg("growth_interval"), py::arg("adjust") = true);
+          py::arg("growth_interval"), py::arg("adjust") = true, WithoutGil());
 }
 
 }  // namespace torchfuse::bindings

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // torchfuse._C.get_total_norm, clip_with_norm_ and clip_value_: clipping of lists that hold None
 // for a parameter without a gradient.
+//
+// Note [Without the GIL]
+// What may wait for other processes runs without Python's lock. More than politeness: a Gloo thread
+// that lets go of a tensor which Python also knows waits for that lock, under the lock that the
+// next collective is queued with.
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
@@ -34,19 +39,21 @@ void bind_clip_grad(py::module_& module) {
         return get_total_norm(undefined_where_none(tensors), norm_type, shard_groups);
       },
       py::arg("tensors"), py::arg("norm_type"),
-      py::arg("shard_groups") = std::vector<std::vector<std::string>>());
+      py::arg("shard_groups") = std::vector<std::vector<std::string>>(),
+      py::call_guard<py::gil_scoped_release>());
   module.def(
       "clip_with_norm_",
       [](const OptionalTensors& tensors, double max_norm, const at::Tensor& total_norm) {
         clip_with_norm_(undefined_where_none(tensors), max_norm, total_norm);
       },
-      py::arg("tensors"), py::arg("max_norm"), py::arg("total_norm"));
+      py::arg("tensors"), py::arg("max_norm"), py::arg("total_norm"),
+      py::call_guard<py::gil_scoped_release>());
   module.def(
       "clip_value_",
       [](const OptionalTensors& tensors, double clip_value) {
         clip_value_(undefined_where_none(tensors), clip_value);
       },
-      py::arg("tensors"), py::arg("clip_value"));
+      py::arg("tensors"), py::arg("clip_value"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace torchfuse::bindings
