@@ -39,8 +39,8 @@ nitpick_ignore_regex = [
         r"|dict|Dict\[.*|float|int)",
     ),
     ("py:class", r"torchfuse\.optimizers\._apex_attributes\.ApexAttributes"),
-    ("cpp:identifier", r"(at|c10|torch|std)(::.*)?"),
-    ("cpp:identifier", r"torchfuse(::amp|::optim)?"),  # namespaces
+    ("cpp:identifier", r"(at|c10|c10d|torch|std)(::.*)?"),
+    ("cpp:identifier", r"torchfuse(::amp|::nn|::optim|::parallel)?"),  # namespaces
     ("cpp:identifier", r"(Options|State|Self)"),  # template parameters
     ("cpp:identifier", r"(Optimizer.*|LossClosure|OptimizerCloneable.*|int64_t)"),
 ]
