@@ -38,6 +38,7 @@ struct DistributedDataParallelOptions {
 class TORCHFUSE_API NoSync {
  public:
   ~NoSync();
+  /// Neither copied nor moved: it ends with its scope.
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
