@@ -118,11 +118,13 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
                 : static_cast<E*>(args.grad_residual) + row * args.shape.channels + first;
     std::int64_t c = 0;
     for (; c + kWidth <= channels; c += kWidth) {
-      V s = load_terms(sum + c);
-      V d = load_terms(sum_deviation + c);
+      V s(T(0));
+      V d(T(0));
       const V about = load_terms(center + c);
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
+        prefetch(x + (r + kRowsAhead) * x_stride + c, 0);
+        prefetch(dy + (r + kRowsAhead) * dy_stride + c, 0);
         const V deviation = load_vector<kDType>(x + r * x_stride + c) - about;
         const V passing = passed<kGate>(load_vector<kDType>(dy + r * dy_stride + c), deviation,
                                         load_vector<kDType>(y + r * y_stride + c),
@@ -133,23 +135,25 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
         s = s + passing;
         d = fma(passing, deviation, d);
       }
-      store_terms(sum + c, s);
-      store_terms(sum_deviation + c, d);
+      store_terms(sum + c, load_terms(sum + c) + s);
+      store_terms(sum_deviation + c, load_terms(sum_deviation + c) + d);
     }
     for (; c < channels; ++c) {
+      T s(0);
+      T d(0);
       for (std::int64_t r = 0; r < kRows; ++r) {
         const T deviation = load_one(x + r * x_stride + c) - center[c];
         const T passing = passed<kGate>(load_one(dy + r * dy_stride + c), deviation,
                                         load_one(y + r * y_stride + c), scale[c], shift[c]);
         if (dz != nullptr) store_one(dz + r * args.shape.channels + c, passing);
-        sum[c] = sum[c] + passing;
-        sum_deviation[c] = kernels::fma(passing, deviation, sum_deviation[c]);
+        s = s + passing;
+        d = kernels::fma(passing, deviation, d);
       }
+      sum[c] = sum[c] + s;
+      sum_deviation[c] = sum_deviation[c] + d;
     }
   };
-  std::int64_t row = item.outer_begin;
-  for (; row + kRowBlock <= item.outer_end; row += kRowBlock) add_rows(Rows<kRowBlock>(), row);
-  for (; row < item.outer_end; ++row) add_rows(Rows<1>(), row);
+  for_each_row_block<kRowBlock>(item.outer_begin, item.outer_end, add_rows);
   for (std::int64_t c = 0; c < channels; ++c) {
     partials[c * kGradPartial] = static_cast<double>(sum[c]);
     partials[c * kGradPartial + 1] = static_cast<double>(sum_deviation[c]);
@@ -196,34 +200,49 @@ __attribute__((noinline)) void write_planes(const BatchNormBackwardElemtArgs& ar
                });
 }
 
+/// Loads all of kWriteBlock rows before it stores, as the forward's.
 template <DType kDType, bool kRelu>
 __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args,
                                           std::int64_t begin, std::int64_t end) {
   using E = ElementOf<kDType>;
   using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
   const std::int64_t channels = args.shape.channels;
+  const std::int64_t dy_stride = args.grad_output.outer_stride;
+  const std::int64_t x_stride = args.input.outer_stride;
   const auto t = [&](std::int64_t k, std::int64_t c) __attribute__((always_inline)) {
     return terms_row<T>(args.terms, k, channels, c);
   };
-  const RowRange rows = rows_within(args.shape, begin, end);
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+  const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
+    constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* dy = run_of<kDType>(args.grad_output, row, 0, 0);
     const E* x = run_of<kDType>(args.input, row, 0, 0);
     E* dx = static_cast<E*>(args.grad_input) + row * channels;
-    for_each_element<kWidthOf<kDType>>(
-        channels,
-        [&](std::int64_t c) __attribute__((always_inline)) {
-          store_vector<kDType>(
-              dx + c,
-              grad_input_of<kRelu>(load_vector<kDType>(dy + c), load_vector<kDType>(x + c),
-                                   load_terms(t(0, c)), load_terms(t(1, c)), load_terms(t(2, c)),
-                                   load_terms(t(3, c)), load_terms(t(4, c)), load_terms(t(5, c))));
-        },
-        [&](std::int64_t c) __attribute__((always_inline)) {
-          store_one(dx + c, grad_input_of<kRelu>(load_one(dy + c), load_one(x + c), *t(0, c),
-                                                 *t(1, c), *t(2, c), *t(3, c), *t(4, c), *t(5, c)));
-        });
-  }
+    const auto write_vectors = [&](std::int64_t c) __attribute__((always_inline)) {
+      const V terms[] = {load_terms(t(0, c)), load_terms(t(1, c)), load_terms(t(2, c)),
+                         load_terms(t(3, c)), load_terms(t(4, c)), load_terms(t(5, c))};
+      V out[kRows];
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        out[r] = grad_input_of<kRelu>(load_vector<kDType>(dy + r * dy_stride + c),
+                                      load_vector<kDType>(x + r * x_stride + c), terms[0], terms[1],
+                                      terms[2], terms[3], terms[4], terms[5]);
+      }
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < kRows; ++r) store_vector<kDType>(dx + r * channels + c, out[r]);
+    };
+    const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        store_one(
+            dx + r * channels + c,
+            grad_input_of<kRelu>(load_one(dy + r * dy_stride + c), load_one(x + r * x_stride + c),
+                                 *t(0, c), *t(1, c), *t(2, c), *t(3, c), *t(4, c), *t(5, c)));
+      }
+    };
+    for_each_element<kWidthOf<kDType>>(channels, write_vectors, write_elements);
+  };
+  const RowRange rows = rows_within(args.shape, begin, end);
+  for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);
 }
 
 template <DType kDType, Gate kGate>

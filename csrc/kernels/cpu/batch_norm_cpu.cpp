@@ -55,7 +55,8 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
   partial[2] = sum_lanes<T>(sum_sq);
 }
 
-/// An item of rows: one accumulator for each channel, kRows rows at a time.
+/// An item of rows: one accumulator for each channel, to which kRowBlock rows are added at a time.
+/// They are summed first: shorter chains of additions round less.
 template <DType kDType>
 __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const BatchNormItem& item,
                                         double* partials) {
@@ -67,37 +68,40 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
   alignas(64) T pivot[kTileChannels];
   alignas(64) T sum[kTileChannels] = {};
   alignas(64) T sum_sq[kTileChannels] = {};
-  const E* x = run_of<kDType>(args.input, item.outer_begin, item.channel_begin, 0);
-  for (std::int64_t c = 0; c < channels; ++c) pivot[c] = load_one(x + c);
+  const E* first = run_of<kDType>(args.input, item.outer_begin, item.channel_begin, 0);
+  for (std::int64_t c = 0; c < channels; ++c) pivot[c] = load_one(first + c);
   const std::int64_t stride = args.input.outer_stride;
-  const auto add_rows = [&](auto row_count) __attribute__((always_inline)) {
+  const auto add_rows = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
+    const E* x = run_of<kDType>(args.input, row, item.channel_begin, 0);
     std::int64_t c = 0;
     for (; c + kWidth <= channels; c += kWidth) {
       const V about = load_terms(pivot + c);
-      V s = load_terms(sum + c);
-      V q = load_terms(sum_sq + c);
+      V s(T(0));
+      V q(T(0));
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
+        prefetch(x + (r + kRowsAhead) * stride + c, 0);
         const V deviation = load_vector<kDType>(x + r * stride + c) - about;
         s = s + deviation;
         q = fma(deviation, deviation, q);
       }
-      store_terms(sum + c, s);
-      store_terms(sum_sq + c, q);
+      store_terms(sum + c, load_terms(sum + c) + s);
+      store_terms(sum_sq + c, load_terms(sum_sq + c) + q);
     }
     for (; c < channels; ++c) {
+      T s(0);
+      T q(0);
       for (std::int64_t r = 0; r < kRows; ++r) {
         const T deviation = load_one(x + r * stride + c) - pivot[c];
-        sum[c] = sum[c] + deviation;
-        sum_sq[c] = kernels::fma(deviation, deviation, sum_sq[c]);
+        s = s + deviation;
+        q = kernels::fma(deviation, deviation, q);
       }
+      sum[c] = sum[c] + s;
+      sum_sq[c] = sum_sq[c] + q;
     }
-    x += kRows * stride;
   };
-  std::int64_t rows = item.outer_end - item.outer_begin;
-  for (; rows >= kRowBlock; rows -= kRowBlock) add_rows(Rows<kRowBlock>());
-  for (; rows > 0; --rows) add_rows(Rows<1>());
+  for_each_row_block<kRowBlock>(item.outer_begin, item.outer_end, add_rows);
   for (std::int64_t c = 0; c < channels; ++c) {
     partials[c * kStatsPartial] = static_cast<double>(pivot[c]);
     partials[c * kStatsPartial + 1] = static_cast<double>(sum[c]);
@@ -146,33 +150,50 @@ __attribute__((noinline)) void write_planes(const BatchNormElemtArgs& args, std:
                });
 }
 
+/// kWriteBlock rows of a channel are all loaded before the first is stored: where rows are a
+/// multiple of 4 KB apart, a load would wait for a store to the same place of another page.
 template <DType kDType, bool kResidual, bool kRelu>
 __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::int64_t begin,
                                           std::int64_t end) {
   using E = ElementOf<kDType>;
   using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
   const std::int64_t channels = args.shape.channels;
   const T* center = terms_row<T>(args.terms, 0, channels, 0);
   const T* scale = terms_row<T>(args.terms, 1, channels, 0);
   const T* shift = terms_row<T>(args.terms, 2, channels, 0);
-  const RowRange rows = rows_within(args.shape, begin, end);
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+  const std::int64_t x_stride = args.input.outer_stride;
+  const std::int64_t z_stride = kResidual ? args.residual.outer_stride : x_stride;
+  const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
+    constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* x = run_of<kDType>(args.input, row, 0, 0);
     const E* z = kResidual ? run_of<kDType>(args.residual, row, 0, 0) : x;
     E* y = static_cast<E*>(args.output) + row * channels;
-    for_each_element<kWidthOf<kDType>>(
-        channels,
-        [&](std::int64_t c) __attribute__((always_inline)) {
-          store_vector<kDType>(
-              y + c, output_of<kResidual, kRelu>(load_vector<kDType>(x + c),
-                                                 load_vector<kDType>(z + c), load_terms(center + c),
-                                                 load_terms(scale + c), load_terms(shift + c)));
-        },
-        [&](std::int64_t c) __attribute__((always_inline)) {
-          store_one(y + c, output_of<kResidual, kRelu>(load_one(x + c), load_one(z + c), center[c],
-                                                       scale[c], shift[c]));
-        });
-  }
+    const auto write_vectors = [&](std::int64_t c) __attribute__((always_inline)) {
+      const V about = load_terms(center + c);
+      const V by = load_terms(scale + c);
+      const V plus = load_terms(shift + c);
+      V out[kRows];
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        out[r] =
+            output_of<kResidual, kRelu>(load_vector<kDType>(x + r * x_stride + c),
+                                        load_vector<kDType>(z + r * z_stride + c), about, by, plus);
+      }
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < kRows; ++r) store_vector<kDType>(y + r * channels + c, out[r]);
+    };
+    const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        store_one(y + r * channels + c, output_of<kResidual, kRelu>(load_one(x + r * x_stride + c),
+                                                                    load_one(z + r * z_stride + c),
+                                                                    center[c], scale[c], shift[c]));
+      }
+    };
+    for_each_element<kWidthOf<kDType>>(channels, write_vectors, write_elements);
+  };
+  const RowRange rows = rows_within(args.shape, begin, end);
+  for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);
 }
 
 template <DType kDType, bool kResidual, bool kRelu>

@@ -13,6 +13,9 @@ namespace torchfuse::kernels::cpu {
 /// enough that fp32 lanes stay accurate and threads have something to share.
 constexpr std::int64_t kPlaneElements = 8192;
 constexpr std::int64_t kRowsPerItem = 512;
+/// Several items of rows come in multiples of this, of about the same size: threads take equal
+/// numbers of items.
+constexpr std::int64_t kRowItemsMultiple = 4;
 /// Channels of an item of rows: its accumulators stay in the first-level cache.
 constexpr std::int64_t kTileChannels = 256;
 
@@ -42,7 +45,10 @@ TORCHFUSE_HOST_DEVICE std::int64_t smaller(std::int64_t a, std::int64_t b) { ret
 TORCHFUSE_HOST_DEVICE BatchNormSplit split_of(const BatchNormShape& shape) {
   BatchNormSplit split{};
   if (shape.channels_last) {
-    split.outer_step = kRowsPerItem;
+    const std::int64_t fours = divide_up(shape.outer, kRowsPerItem * kRowItemsMultiple);
+    split.outer_step = shape.outer <= kRowsPerItem
+                           ? kRowsPerItem
+                           : divide_up(shape.outer, fours * kRowItemsMultiple);
     split.inner_step = 1;
     split.channel_step = kTileChannels;
   } else if (shape.inner >= kPlaneElements) {

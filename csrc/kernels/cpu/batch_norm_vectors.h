@@ -94,12 +94,25 @@ struct ScalarOf<VecD> {
 };
 #endif
 
-/// Rows that are added together, so that accumulators are loaded once for all of them.
+/// Rows that are worked on together, so that what belongs to a channel is loaded once for all of
+/// them: of sums, and of results, whose stores take their share of the cache.
 constexpr std::int64_t kRowBlock = 4;
+constexpr std::int64_t kWriteBlock = 2;
+/// How far ahead sums of rows are prefetched: a tile's part of the next row may lie in another
+/// page, which the processor does not foresee.
+constexpr std::int64_t kRowsAhead = 4;
 template <std::int64_t kRows>
 struct Rows {
   static constexpr std::int64_t value = kRows;
 };
+
+/// Calls body(Rows<n>(), row) for rows [begin, end), n at a time.
+template <std::int64_t kBlock, class Body>
+TORCHFUSE_INLINE void for_each_row_block(std::int64_t begin, std::int64_t end, const Body& body) {
+  std::int64_t row = begin;
+  for (; row + kBlock <= end; row += kBlock) body(Rows<kBlock>(), row);
+  for (; row < end; ++row) body(Rows<1>(), row);
+}
 
 /// The first `count` elements of a vector, fewer than it has; `fill` in the other lanes.
 template <DType kDType>

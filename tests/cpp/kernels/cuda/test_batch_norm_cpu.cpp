@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Batch normalisation by the CPU's kernels and by the CUDA kernels: what is computed element by
+// element has equal bits, statistics and sums are as near to each other as both are to fp64.
+#include <gtest/gtest.h>
+
+#include "batch_norm_problem.h"
+
+namespace torchfuse::kernels {
+namespace {
+
+using namespace testing;
+
+/// One layer's input, on both sides.
+struct Layer {
+  BatchNormShape shape;
+  bool relu;
+  bool residual;
+  ChannelTensor x, z, dy;
+  ChannelVector weight, bias;  ///< fp32 on both sides; their host copies are weight_host, bias_host
+  Buffer weight_host, bias_host;
+
+  Layer(const BatchNormShape& shape_, bool relu_, bool residual_, std::mt19937& random)
+      : shape(shape_),
+        relu(relu_),
+        residual(residual_),
+        x(ChannelTensor::normal(shape, random, 3.0, 2.0)),
+        z(ChannelTensor::normal(shape, random)),
+        dy(ChannelTensor::normal(shape, random, 0.1)),
+        weight_host(DType::kFloat32, shape.channels),
+        bias_host(DType::kFloat32, shape.channels) {
+    std::normal_distribution<double> normal;
+    for (std::int64_t c = 0; c < shape.channels; ++c) {
+      weight_host.set(c, 1.0 + 0.3 * normal(random));
+      bias_host.set(c, normal(random));
+    }
+    std::int64_t next = 0;
+    weight =
+        ChannelVector(DType::kFloat32, shape.channels, [&] { return weight_host.get(next++); });
+    next = 0;
+    bias = ChannelVector(DType::kFloat32, shape.channels, [&] { return bias_host.get(next++); });
+  }
+
+  /// The backward pass reads the output where a residual was added before the ReLU.
+  bool gated_by_output() const { return relu && residual; }
+
+  BatchNormInput host(const Buffer& dense) const {
+    return {dense.data(), shape.channels * shape.inner, shape.inner};
+  }
+};
+
+/// Host memory for what one layer computes.
+struct Results {
+  std::vector<double> packed, saved, sums;
+  Buffer grad_weight, grad_bias, output, grad_input, grad_residual;
+
+  explicit Results(const BatchNormShape& shape)
+      : packed(nans(packed_moments_size(shape.channels))),
+        saved(nans(2 * shape.channels + 1)),
+        sums(nans(2 * shape.channels)),
+        grad_weight(DType::kFloat32, shape.channels),
+        grad_bias(DType::kFloat32, shape.channels),
+        output(shape.dtype, shape.numel()),
+        grad_input(shape.dtype, shape.numel()),
+        grad_residual(shape.dtype, shape.numel()) {}
+};
+
+std::vector<double> room(std::int64_t count) {
+  return std::vector<double>(static_cast<std::size_t>(count));
+}
+
+Results run_on_cpu(const Layer& layer) {
+  const BatchNormShape& shape = layer.shape;
+  Results r(shape);
+  const CpuIsa isa = levels_here().back();
+  std::vector<double> partials =
+      room(batch_norm_partial_rows(shape) * shape.channels * kStatsPartial);
+  std::vector<double> terms = room(shape.channels * (kNormalizeTerms + kGradInputTerms));
+
+  const BatchNormStatsArgs stats{shape, layer.host(layer.x.host()), r.packed.data(),
+                                 partials.data()};
+  batch_norm_stats_cpu(isa, stats, 0, batch_norm_items(shape));
+  batch_norm_pack_cpu(stats, 0, shape.channels);
+  BatchNormFinishArgs finish;
+  finish.channels = shape.channels;
+  finish.packed = r.packed.data();
+  finish.saved = r.saved.data();
+  batch_norm_finish_cpu(finish);
+
+  BatchNormElemtArgs elemt;
+  elemt.shape = shape;
+  elemt.input = stats.input;
+  if (layer.residual) elemt.residual = layer.host(layer.z.host());
+  elemt.weight = {layer.weight_host.data(), DType::kFloat32};
+  elemt.bias = {layer.bias_host.data(), DType::kFloat32};
+  elemt.relu = layer.relu;
+  elemt.saved = r.saved.data();
+  elemt.output = r.output.data();
+  elemt.terms = terms.data();
+  batch_norm_elemt_terms_cpu(elemt);
+  batch_norm_elemt_cpu(isa, elemt, 0, shape.numel());
+
+  const bool gated = layer.gated_by_output();
+  BatchNormBackwardReduceArgs reduce;
+  reduce.shape = shape;
+  reduce.grad_output = layer.host(layer.dy.host());
+  reduce.input = stats.input;
+  if (gated) reduce.output = layer.host(r.output);
+  if (gated) reduce.grad_residual = r.grad_residual.data();
+  reduce.weight = elemt.weight;
+  reduce.bias = elemt.bias;
+  reduce.relu = layer.relu;
+  reduce.saved = r.saved.data();
+  reduce.sums = r.sums.data();
+  reduce.grad_weight = {r.grad_weight.data(), DType::kFloat32};
+  reduce.grad_bias = {r.grad_bias.data(), DType::kFloat32};
+  reduce.partials = partials.data();
+  reduce.terms = terms.data();
+  batch_norm_backward_reduce_terms_cpu(reduce);
+  batch_norm_backward_reduce_cpu(isa, reduce, 0, batch_norm_items(shape));
+  batch_norm_backward_sum_cpu(reduce, 0, shape.channels);
+
+  BatchNormBackwardElemtArgs backward;
+  backward.shape = shape;
+  backward.grad_output = gated ? layer.host(r.grad_residual) : reduce.grad_output;
+  backward.input = stats.input;
+  backward.weight = elemt.weight;
+  backward.bias = elemt.bias;
+  backward.relu = layer.relu && !gated;
+  backward.saved = r.saved.data();
+  backward.sums = r.sums.data();
+  backward.grad_input = r.grad_input.data();
+  backward.terms = terms.data();
+  batch_norm_backward_elemt_terms_cpu(backward);
+  batch_norm_backward_elemt_cpu(isa, backward, 0, shape.numel());
+  return r;
+}
+
+/// Every launch takes the CPU's statistics and sums, so that a difference is that launch's own.
+Results run_on_device(const Layer& layer, const Results& cpu) {
+  const BatchNormShape& shape = layer.shape;
+  Results r(shape);
+  const Workspace workspace(shape);
+  r.packed = stats_of(shape, layer.x);
+
+  const DeviceArray<double> packed(cpu.packed), saved(nans(2 * shape.channels + 1));
+  BatchNormFinishArgs finish;
+  finish.channels = shape.channels;
+  finish.packed = packed.data();
+  finish.saved = saved.data();
+  ChannelTensor y(shape);
+  BatchNormElemtArgs elemt;
+  elemt.shape = shape;
+  elemt.input = layer.x.input();
+  if (layer.residual) elemt.residual = layer.z.input();
+  elemt.weight = layer.weight.input();
+  elemt.bias = layer.bias.input();
+  elemt.relu = layer.relu;
+  elemt.output = y.data();
+  expect_ok(batch_norm_elemt_cuda(elemt, finish, workspace.get(), stream()), workspace);
+
+  const bool gated = layer.gated_by_output();
+  const DeviceArray<double> sums(nans(2 * shape.channels)), all_sums(cpu.sums);
+  const DeviceTensor grad_weight(r.grad_weight), grad_bias(r.grad_bias);
+  ChannelTensor dz(shape), dx(shape);
+  BatchNormBackwardReduceArgs reduce;
+  reduce.shape = shape;
+  reduce.grad_output = layer.dy.input();
+  reduce.input = layer.x.input();
+  if (gated) reduce.output = y.input();
+  if (gated) reduce.grad_residual = dz.data();
+  reduce.weight = elemt.weight;
+  reduce.bias = elemt.bias;
+  reduce.relu = layer.relu;
+  reduce.saved = saved.data();
+  reduce.sums = sums.data();
+  reduce.grad_weight = {grad_weight.data(), DType::kFloat32};
+  reduce.grad_bias = {grad_bias.data(), DType::kFloat32};
+  expect_ok(batch_norm_backward_reduce_cuda(reduce, workspace.get(), stream()), workspace);
+
+  BatchNormBackwardElemtArgs backward;
+  backward.shape = shape;
+  backward.grad_output = gated ? dz.input() : layer.dy.input();
+  backward.input = layer.x.input();
+  backward.weight = elemt.weight;
+  backward.bias = elemt.bias;
+  backward.relu = layer.relu && !gated;
+  backward.saved = saved.data();
+  backward.sums = all_sums.data();
+  backward.grad_input = dx.data();
+  expect_ok(batch_norm_backward_elemt_cuda(backward, workspace.get(), stream()), workspace);
+
+  r.saved = saved.to_host();
+  r.sums = sums.to_host();
+  r.grad_weight = grad_weight.to_host();
+  r.grad_bias = grad_bias.to_host();
+  const auto result_of = [](ChannelTensor& tensor) {
+    tensor.download();
+    return tensor.host();
+  };
+  r.output = result_of(y);
+  r.grad_input = result_of(dx);
+  if (gated) r.grad_residual = result_of(dz);
+  return r;
+}
+
+void expect_same_moments(const Layer& layer, const Results& cpu, const Results& device) {
+  ASSERT_EQ(device.packed.back(), cpu.packed.back());
+  // The CPU's fp32 sums are longer, and taken about a channel's first element, wherever that lies.
+  const double error = layer.shape.dtype == DType::kFloat64 ? 1e-13 : 3e-5;
+  for (std::int64_t c = 0; c < layer.shape.channels; ++c) {
+    const ChannelMoments ours = moments_of_packed(cpu.packed, c);
+    const ChannelMoments theirs = moments_of_packed(device.packed, c);
+    const auto variance = static_cast<double>(ours.variance);
+    ASSERT_NEAR(static_cast<double>(theirs.mean - ours.mean), 0.0, error * std::sqrt(variance + 1));
+    ASSERT_NEAR(static_cast<double>(theirs.variance), variance, error * (variance + 1e-6));
+  }
+}
+
+void expect_same_sums(const Layer& layer, const Results& cpu, const Results& device) {
+  const auto count = static_cast<double>(layer.shape.outer * layer.shape.inner);
+  const double error = 2.0 * sum_error(layer.shape.dtype) * (1.0 + count);
+  for (std::size_t i = 0; i < cpu.sums.size(); ++i) {
+    ASSERT_NEAR(device.sums[i], cpu.sums[i], error) << "sum " << i;
+  }
+  for (std::int64_t c = 0; c < layer.shape.channels; ++c) {
+    ASSERT_NEAR(device.grad_weight.get(c), cpu.grad_weight.get(c), error + 1e-6 * count);
+    ASSERT_NEAR(device.grad_bias.get(c), cpu.grad_bias.get(c), error + 1e-6 * count);
+  }
+}
+
+TEST(CudaBatchNormCpu, ElementsHaveTheCpusBitsAndSumsAreNear) {
+  std::mt19937 random(1);
+  std::uint64_t seed = 0;
+  for (const BatchNormShape& shape : every_shape()) {
+    const bool relu = seed % 2 == 1;
+    const bool residual = seed / 2 % 2 == 1;
+    SCOPED_TRACE(describe(shape) << (relu ? ", ReLU" : "") << (residual ? ", residual" : ""));
+    const Layer layer(shape, relu, residual, random);
+    set_order_for(shape.dtype, seed++);
+    const Results cpu = run_on_cpu(layer);
+    const Results device = run_on_device(layer, cpu);
+    expect_same_moments(layer, cpu, device);
+    expect_same_sums(layer, cpu, device);
+    ASSERT_EQ(device.saved, cpu.saved);
+    ASSERT_TRUE(device.output == cpu.output);
+    ASSERT_TRUE(device.grad_input == cpu.grad_input);
+    ASSERT_TRUE(device.grad_residual == cpu.grad_residual);
+  }
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels
