@@ -210,6 +210,7 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
   const std::int64_t channels = args.shape.channels;
   const std::int64_t dy_stride = args.grad_output.outer_stride;
   const std::int64_t x_stride = args.input.outer_stride;
+  const bool streamed = is_worth_streaming<kDType>(args.grad_input, args.shape);
   const auto t = [&](std::int64_t k, std::int64_t c) __attribute__((always_inline)) {
     return terms_row<T>(args.terms, k, channels, c);
   };
@@ -229,7 +230,13 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
                                       terms[2], terms[3], terms[4], terms[5]);
       }
 #pragma GCC unroll 8
-      for (std::int64_t r = 0; r < kRows; ++r) store_vector<kDType>(dx + r * channels + c, out[r]);
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        if (streamed) {
+          stream_vector<kDType>(dx + r * channels + c, out[r]);
+        } else {
+          store_vector<kDType>(dx + r * channels + c, out[r]);
+        }
+      }
     };
     const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
       for (std::int64_t r = 0; r < kRows; ++r) {
@@ -243,6 +250,7 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
   };
   const RowRange rows = rows_within(args.shape, begin, end);
   for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);
+  if (streamed) finish_streaming();
 }
 
 template <DType kDType, Gate kGate>

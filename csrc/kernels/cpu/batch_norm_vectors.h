@@ -72,6 +72,60 @@ TORCHFUSE_INLINE void store_vector(ElementOf<kDType>* p, VectorOf<kDType> x) {
   store(p, 0, kDType, x, ComputeOf<kDType>());
 }
 
+// Note [Streaming stores]
+// A store first brings its line into the cache. Where a tensor is larger than the caches that is a
+// read of all of it for nothing, and what lies in the caches has to leave; streaming stores do
+// neither. They need whole lines, since a line that ordinary stores finish is written twice, and a
+// fence before others read. The gradient of rows gains by it, with its next reader counted: 1.1 to
+// 1.9 times. The output and planes, whose stores the processor foresees better, do not.
+constexpr std::int64_t kLineBytes = 64;
+constexpr std::int64_t kWorthStreaming = std::int64_t{4} << 20;
+
+template <DType kDType>
+TORCHFUSE_INLINE bool is_worth_streaming(const void* rows, const BatchNormShape& shape) {
+#if defined(__AVX2__)
+  const auto row_bytes = shape.channels * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
+  return shape.outer * row_bytes >= kWorthStreaming && row_bytes % kLineBytes == 0 &&
+         reinterpret_cast<std::uintptr_t>(rows) % kLineBytes == 0;
+#else
+  static_cast<void>(rows), static_cast<void>(shape);
+  return false;
+#endif
+}
+
+template <DType kDType>
+TORCHFUSE_INLINE void stream_vector(ElementOf<kDType>* p, VectorOf<kDType> x) {
+  const auto store_to = [&](auto* bits) __attribute__((always_inline)) {
+    store_vector<kDType>(reinterpret_cast<ElementOf<kDType>*>(bits), x);
+  };
+#if defined(__AVX512F__)
+  if constexpr (sizeof(ElementOf<kDType>) > 2) {
+    __m512i bits;
+    store_to(&bits);
+    return _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bits);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (kWidthOf<kDType> * sizeof(ElementOf<kDType>) == 16) {
+    __m128i bits;
+    store_to(&bits);
+    return _mm_stream_si128(reinterpret_cast<__m128i*>(p), bits);
+  }
+  __m256i bits;
+  store_to(&bits);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bits);
+#else
+  store_to(p);
+#endif
+}
+
+/// After the last stream_vector().
+TORCHFUSE_INLINE void finish_streaming() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 /// Vectors of terms and accumulators, which are in the compute type.
 TORCHFUSE_INLINE Simd<float>::V load_terms(const float* p) { return load_f32(p); }
 TORCHFUSE_INLINE Simd<double>::V load_terms(const double* p) { return load_f64(p); }
