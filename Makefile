@@ -6,6 +6,7 @@
 #   PYTHON=python3.12      interpreter for .venv
 #   TORCHFUSE_WITH_CUDA=OFF  as in README.md; read when the build folder is configured first
 #   CTEST_ARGS, PYTEST_ARGS  further arguments
+#   PYTEST_WORKERS=4       processes that share the Python tests; 0: one, with its output at once
 
 PYTHON ?= python3
 BUILD := build/dev
@@ -116,9 +117,13 @@ test-cpp: build
 	cmake --build $(BUILD) --target all all_verify_interface_header_sets
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
 
-# Threads that wait for work do not spin: they share two cores with the tests.
+# Two processes, each with whole files. Threads that wait for work do not spin: they share two cores
+# with the tests.
+PYTEST_WORKERS ?= 2
+PYTEST_IN_PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile
+
 test-python: build
-	OMP_WAIT_POLICY=PASSIVE $(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL) $(PYTEST_ARGS)
 
 build/asan-ubsan/build.ninja build/coverage/build.ninja build/tsan/build.ninja: \
   build/%/build.ninja: CMakePresets.json
@@ -181,7 +186,7 @@ test-torch:
 	$(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)/cmake -L api --output-on-failure \
 	  --no-tests=error -j 2
 	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)/cmake \
-	  $(TORCH_ENV)/bin/python -m pytest --ignore tests/python/tools \
+	  $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) --ignore tests/python/tools \
 	  --ignore-glob '*/test_packaging_*' $(PYTEST_ARGS)
 
 test-newest-torch:
