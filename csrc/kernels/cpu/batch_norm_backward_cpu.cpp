@@ -231,11 +231,7 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
       }
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
-        if (streamed) {
-          stream_vector<kDType>(dx + r * channels + c, out[r]);
-        } else {
-          store_vector<kDType>(dx + r * channels + c, out[r]);
-        }
+        store_in_row<kDType>(dx + r * channels + c, out[r], streamed);
       }
     };
     const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {

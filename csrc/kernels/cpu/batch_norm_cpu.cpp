@@ -164,6 +164,7 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
   const T* shift = terms_row<T>(args.terms, 2, channels, 0);
   const std::int64_t x_stride = args.input.outer_stride;
   const std::int64_t z_stride = kResidual ? args.residual.outer_stride : x_stride;
+  const bool streamed = is_worth_streaming<kDType>(args.output, args.shape);
   const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* x = run_of<kDType>(args.input, row, 0, 0);
@@ -181,7 +182,9 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
                                         load_vector<kDType>(z + r * z_stride + c), about, by, plus);
       }
 #pragma GCC unroll 8
-      for (std::int64_t r = 0; r < kRows; ++r) store_vector<kDType>(y + r * channels + c, out[r]);
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        store_in_row<kDType>(y + r * channels + c, out[r], streamed);
+      }
     };
     const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
       for (std::int64_t r = 0; r < kRows; ++r) {
@@ -194,6 +197,7 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
   };
   const RowRange rows = rows_within(args.shape, begin, end);
   for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);
+  if (streamed) finish_streaming();
 }
 
 template <DType kDType, bool kResidual, bool kRelu>
