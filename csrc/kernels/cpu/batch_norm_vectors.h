@@ -80,7 +80,8 @@ TORCHFUSE_INLINE void store_vector(ElementOf<kDType>* p, VectorOf<kDType> x) {
 // it, with their next reader counted: 1.1 to 1.9 times. Planes, whose stores the processor foresees
 // better, do not.
 constexpr std::int64_t kLineBytes = 64;
-constexpr std::int64_t kWorthStreaming = std::int64_t{4} << 20;
+/// Bytes: a second-level cache, of which the reads of the same pass take their share.
+constexpr std::int64_t kWorthStreaming = std::int64_t{2} << 20;
 
 template <DType kDType>
 TORCHFUSE_INLINE bool is_worth_streaming(const void* rows, const BatchNormShape& shape) {
