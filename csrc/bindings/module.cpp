@@ -80,6 +80,7 @@ PYBIND11_MODULE(_C, module) {
              "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'.");
   module.def("set_cpu_isa", &torchfuse::set_cpu_isa, py::arg("name"),
              "Chooses the instruction level of the CPU kernels for this process.");
+  module.def("remake_master", &torchfuse::remake_master, py::arg("param"), py::arg("master"));
   module.def("master_of_remainder", &torchfuse::master_of_remainder, py::arg("param"),
              py::arg("remainder"));
   module.def("remainder_of_master", &torchfuse::remainder_of_master, py::arg("master"));

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedStep for Python: the native step plus the check that the optimizer's dictionaries still hold
-// the very objects that the plan was made from.
+// FusedStep for Python: the native step, given the tensors that the optimizer's lists and
+// dictionaries hold at the moment of the step.
 #include "bindings/bindings.h"
-#include "bindings/dict_items.h"
 #include "bindings/shards.h"
+#include "bindings/state_keys.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -23,22 +25,8 @@
 namespace torchfuse::bindings {
 namespace {
 
-/// One parameter of the plan.
-struct Entry {
-  py::object param;
-  c10::TensorImpl* impl = nullptr;  ///< what `param` held; torch.utils.swap_tensors exchanges it
-  py::object state;                 ///< the parameter's own dictionary, or null: no state yet
-  DictItems items;                  ///< of `state`
-  std::unique_ptr<Shards> shards;   ///< where `param` is a DTensor
-};
-
-at::Tensor tensor_in(const py::dict& state, const std::string& key, std::size_t index,
-                     Shards* shards) {
-  PyObject* value = PyDict_GetItemString(state.ptr(), key.c_str());
-  if (value == nullptr || value == Py_None) return {};
-  TORCH_CHECK_TYPE(THPVariable_Check(value), "FusedStep: expected states[", index, "]['", key,
-                   "'] to be a tensor, got ", Py_TYPE(value)->tp_name);
-  return shards == nullptr ? THPVariable_Unpack(value) : shards->local(value);
+c10::TensorImpl* impl_of(PyObject* tensor) {
+  return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
 }
 
 HyperParam hyper_param(py::handle value, const std::string& name, std::size_t group) {
@@ -59,9 +47,88 @@ HyperParam hyper_param(py::handle value, const std::string& name, std::size_t gr
   return number;
 }
 
+/// One parameter of the plan.
+struct Entry {
+  static constexpr std::int64_t kNoState = -1;
+
+  std::int64_t place = kNoState;  ///< of the parameter's state among those of optimizer.state
+  std::size_t keys = 0;           ///< index of the state's keys
+  py::object placement;           ///< of a DTensor, else null
+};
+
+/// Where a step finds its tensors. Of the user's objects it holds none.
+struct Places {
+  std::vector<Entry> entries;
+  std::vector<std::int64_t> group_sizes;
+  std::vector<StateKeys> keys;  ///< each set of keys once
+  std::size_t num_states = 0;   ///< entries of optimizer.state
+
+  std::size_t keys_of(PyObject* state, const std::vector<std::string>& names) {
+    // The last ones are the likeliest.
+    for (std::size_t i = keys.size(); i-- > 0;) {
+      if (keys[i].match(state)) return i;
+    }
+    keys.emplace_back(state, names);
+    return keys.size() - 1;
+  }
+};
+
+using Sequences = std::vector<py::object>;
+
+/// Lists and tuples as they are, other iterables as lists.
+Sequences fast_sequences(const py::list& param_lists) {
+  Sequences result;
+  for (const py::handle params : param_lists) {
+    PyObject* fast = PySequence_Fast(params.ptr(), "FusedStep: expected params to be a sequence");
+    if (fast == nullptr) throw py::error_already_set();
+    result.push_back(py::reinterpret_steal<py::object>(fast));
+  }
+  return result;
+}
+
+/// What a step takes from the optimizer for its own duration. Objects and gradients are kept alive;
+/// used and let go with Python's lock held.
+struct Borrowed {
+  struct Unwrap {
+    c10::TensorImpl** place;
+    PyObject* tensor;
+  };
+  struct Sharded {
+    SlotTensors* slot;
+    PyObject* param;
+    std::size_t entry;
+  };
+
+  std::vector<SlotTensors> slots;
+  std::vector<PyObject*> objects;
+  std::vector<at::Tensor> grads;
+  std::vector<Unwrap> unwraps;  ///< tensors of sharded parameters, which may be DTensors
+  std::vector<Sharded> sharded;
+  std::vector<c10::TensorImpl*> wrappers;  ///< DTensors whose local tensors the step writes to
+  std::vector<c10::TensorImpl*> grad_wrappers;
+
+  PyObject* hold(PyObject* object) {
+    Py_INCREF(object);
+    objects.push_back(object);
+    return object;
+  }
+
+  void clear() {
+    slots.clear();
+    grads.clear();
+    unwraps.clear();
+    sharded.clear();
+    wrappers.clear();
+    grad_wrappers.clear();
+    for (PyObject* object : objects) Py_DECREF(object);
+    objects.clear();
+  }
+};
+
 class PyFusedStep {
  public:
-  explicit PyFusedStep(const std::string& algorithm) : native_(algorithm) {}
+  PyFusedStep(const std::string& algorithm, const std::string& caller)
+      : native_(algorithm, caller), caller_(caller) {}
 
   const std::vector<std::string>& hyper_param_names() const { return native_.hyper_param_names(); }
   const std::vector<std::string>& state_names() const { return native_.state_names(); }
@@ -70,17 +137,11 @@ class PyFusedStep {
     return {names.end() - static_cast<std::ptrdiff_t>(native_.num_tensor_states()), names.end()};
   }
 
-  void plan(const py::list& params, const py::list& states, const std::vector<std::int64_t>& groups,
-            const std::optional<py::dict>& owner, const std::vector<bool>& stochastic,
+  void plan(const py::list& param_lists, const py::dict& owner, const std::vector<bool>& stochastic,
             const std::vector<std::optional<std::vector<std::string>>>& shard_groups);
-  bool step(const py::list& groups, const FusedStepOptions& options,
-            const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists);
+  bool step(const py::list& param_lists, const py::dict& owner, const py::list& groups,
+            const FusedStepOptions& options);
 
-  void reset() {
-    native_.reset();
-    entries_.clear();
-    owner_items_ = DictItems();
-  }
   bool planned() const { return native_.planned(); }
 
   std::optional<at::Tensor> total_norm() const { return defined_or_none(native_.total_norm()); }
@@ -91,114 +152,186 @@ class PyFusedStep {
     return tensor.defined() ? std::make_optional(tensor) : std::nullopt;
   }
 
-  FusedSlot slot(const Entry& entry, std::size_t index, std::int64_t group) const;
-  bool fits(const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists) const;
-  bool same_params(const py::list& param_lists) const;
-  void fetch_ahead(std::size_t index) const;
+  std::string place_name(std::size_t group, std::size_t position) const;
+  at::Tensor tensor_in(PyObject* state, const std::string& key, const std::string& place) const;
+  FusedSlot slot(PyObject* param, PyObject* state, const std::string& place) const;
+
+  bool borrow(const Sequences& param_lists, PyObject* owner);
+  bool borrow_slot(std::size_t entry, PyObject* param, PyObject* state);
+  bool unwrap_shards();
+  void fetch_ahead(PyObject* const* items, std::int64_t left, std::size_t next) const;
   std::vector<std::vector<HyperParam>> hyper_params(const py::list& groups) const;
 
   FusedStep native_;
-  std::vector<Entry> entries_;
-  DictItems owner_items_;  ///< of optimizer.state, where the caller gives it
+  std::string caller_;
+  Places places_;
+
+  // For the time of a step.
+  Borrowed borrowed_;
+  std::vector<std::pair<PyObject*, PyObject*>> states_;  ///< entries of optimizer.state
 };
 
-FusedSlot PyFusedStep::slot(const Entry& entry, std::size_t index, std::int64_t group) const {
-  const auto state = py::reinterpret_borrow<py::dict>(entry.state);
+std::string PyFusedStep::place_name(std::size_t group, std::size_t position) const {
+  return "params[" + std::to_string(position) + "] of group " + std::to_string(group);
+}
+
+at::Tensor PyFusedStep::tensor_in(PyObject* state, const std::string& key,
+                                  const std::string& place) const {
+  PyObject* value = PyDict_GetItemString(state, key.c_str());
+  if (value == nullptr || value == Py_None) return {};
+  TORCH_CHECK_TYPE(THPVariable_Check(value), caller_, ": expected ", key, " of ", place,
+                   " to be a tensor, got ", Py_TYPE(value)->tp_name, ".");
+  return THPVariable_Unpack(local_tensor(value).ptr());
+}
+
+FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string& place) const {
   FusedSlot slot;
-  Shards* shards = entry.shards.get();
-  slot.param = shards == nullptr ? THPVariable_Unpack(entry.param.ptr()) : shards->param();
+  slot.param = THPVariable_Unpack(local_tensor(param).ptr());
   for (const std::string& name : native_.state_names()) {
-    slot.states.push_back(tensor_in(state, name, index, shards));
+    slot.states.push_back(tensor_in(state, name, place));
   }
-  slot.master = tensor_in(state, "master_param", index, shards);
-  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", index, shards);
-  slot.step = tensor_in(state, "step", index, nullptr);
-  slot.group = group;
-  slot.index = static_cast<std::int64_t>(index);
+  slot.master = tensor_in(state, "master_param", place);
+  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", place);
+  slot.step = tensor_in(state, "step", place);
   return slot;
 }
 
-void PyFusedStep::plan(const py::list& params, const py::list& states,
-                       const std::vector<std::int64_t>& groups,
-                       const std::optional<py::dict>& owner, const std::vector<bool>& stochastic,
+void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
+                       const std::vector<bool>& stochastic,
                        const std::vector<std::optional<std::vector<std::string>>>& shard_groups) {
-  TORCH_CHECK(params.size() == states.size() && params.size() == groups.size(),
-              "FusedStep: expected params, states and groups to have one length, got ",
-              params.size(), ", ", states.size(), " and ", groups.size());
-  std::vector<Entry> entries;
+  std::unordered_map<PyObject*, std::int64_t> place_of;
+  for (const auto& [key, value] : owner) {
+    place_of.emplace(key.ptr(), static_cast<std::int64_t>(place_of.size()));
+  }
+  Places places;
+  places.num_states = place_of.size();
   std::vector<FusedSlot> slots;
-  entries.reserve(params.size());
-  slots.reserve(params.size());
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    Entry entry;
-    entry.param = params[i];
-    TORCH_CHECK_TYPE(THPVariable_Check(entry.param.ptr()), "FusedStep: expected params[", i,
-                     "] to be a tensor, got ", Py_TYPE(entry.param.ptr())->tp_name);
-    entry.impl = THPVariable_Unpack(entry.param.ptr()).unsafeGetTensorImpl();
-    const py::object state = states[i];
-    if (!state.is_none()) {
-      TORCH_CHECK_TYPE(PyDict_Check(state.ptr()) != 0, "FusedStep: expected states[", i,
-                       "] to be a dict or None, got ", Py_TYPE(state.ptr())->tp_name);
-      entry.state = state;
-      entry.items = DictItems(state);
-      const bool is_dtensor = i < shard_groups.size() && shard_groups[i];
-      if (is_dtensor) entry.shards = std::make_unique<Shards>(entry.param);
-      slots.push_back(slot(entry, i, groups[i]));
-      if (is_dtensor) slots.back().shard_groups = *shard_groups[i];
-      const auto group = static_cast<std::size_t>(groups[i]);
-      slots.back().stochastic_rounding = group < stochastic.size() && stochastic[group];
-    }
-    entries.push_back(std::move(entry));
-  }
-  native_.plan(std::move(slots));
-  entries_ = std::move(entries);
-  owner_items_ = owner ? DictItems(*owner) : DictItems();
-}
-
-bool PyFusedStep::same_params(const py::list& param_lists) const {
-  std::size_t next = 0;
-  for (const py::handle list : param_lists) {
-    if (PyList_Check(list.ptr()) == 0) return false;
-    const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
-    if (entries_.size() - next < static_cast<std::size_t>(size)) return false;
-    for (Py_ssize_t i = 0; i < size; ++i, ++next) {
-      if (PyList_GET_ITEM(list.ptr(), i) != entries_[next].param.ptr()) return false;
+  const Sequences lists = fast_sequences(param_lists);
+  for (std::size_t group = 0; group < lists.size(); ++group) {
+    const auto params = py::reinterpret_borrow<py::sequence>(lists[group]);
+    places.group_sizes.push_back(static_cast<std::int64_t>(params.size()));
+    for (std::size_t position = 0; position < params.size(); ++position) {
+      const py::object param = params[position];
+      const std::string place = place_name(group, position);
+      TORCH_CHECK_TYPE(THPVariable_Check(param.ptr()), caller_, ": expected ", place,
+                       " to be a tensor, got ", Py_TYPE(param.ptr())->tp_name, ".");
+      const std::size_t index = places.entries.size();
+      Entry& entry = places.entries.emplace_back();
+      const auto found = place_of.find(param.ptr());
+      if (found == place_of.end()) continue;
+      const py::object state = owner[param];
+      TORCH_CHECK_TYPE(PyDict_Check(state.ptr()) != 0, caller_, ": expected the state of ", place,
+                       " to be a dict, got ", Py_TYPE(state.ptr())->tp_name, ".");
+      if (PyDict_Size(state.ptr()) == 0) continue;
+      entry.place = found->second;
+      entry.keys = places.keys_of(state.ptr(), native_.state_names());
+      FusedSlot& made = slots.emplace_back(slot(param.ptr(), state.ptr(), place));
+      made.group = static_cast<std::int64_t>(group);
+      made.position = static_cast<std::int64_t>(position);
+      made.index = static_cast<std::int64_t>(index);
+      made.stochastic_rounding = group < stochastic.size() && stochastic[group];
+      if (index < shard_groups.size() && shard_groups[index]) {
+        entry.placement = placement_of(param);
+        made.shard_groups = *shard_groups[index];
+      }
     }
   }
-  return next == entries_.size();
+  native_.plan(slots);
+  places_ = std::move(places);
 }
 
 /// Ten thousand parameters' dictionaries do not stay in the caches between steps; without this the
-/// check waits for memory once per object.
-void PyFusedStep::fetch_ahead(std::size_t index) const {
+/// step waits for memory once per object.
+void PyFusedStep::fetch_ahead(PyObject* const* items, std::int64_t left, std::size_t next) const {
   constexpr std::size_t kObjects = 24;
   constexpr std::size_t kEntries = 12;
-  if (index + kObjects >= entries_.size()) return;
-  const Entry& far = entries_[index + kObjects];
-  __builtin_prefetch(far.param.ptr());
-  if (far.state) far.items.fetch_objects(far.state.ptr());
-  const Entry& near = entries_[index + kEntries];
-  if (near.state) DictItems::fetch_entries(near.state.ptr());
+  constexpr int kBytes = 192;  // header, index table and four entries
+  if (left <= static_cast<std::int64_t>(kObjects)) return;
+  __builtin_prefetch(items[kObjects]);
+  const Entry& far = places_.entries[next + kObjects];
+  if (far.place != Entry::kNoState) __builtin_prefetch(states_[far.place].second);
+  const Entry& near = places_.entries[next + kEntries];
+  if (near.place == Entry::kNoState) return;
+  PyObject* state = states_[near.place].second;
+  if (PyDict_Check(state) == 0) return;
+  const auto* keys = reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(state)->ma_keys);
+  for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(keys + line);
 }
 
-// See Note [Identity of optimizer state].
-bool PyFusedStep::fits(const std::optional<py::dict>& owner,
-                       const std::optional<py::list>& param_lists) const {
-  if (!native_.planned()) return false;
-  if (param_lists && !same_params(*param_lists)) return false;
-  if (owner && !owner_items_.match(owner->ptr())) return false;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    fetch_ahead(i);
-    const Entry& entry = entries_[i];
-    const at::Tensor& param = THPVariable_Unpack(entry.param.ptr());
-    if (param.unsafeGetTensorImpl() != entry.impl) return false;
-    if (!entry.state) {
-      if (param.mutable_grad().defined()) return false;
-    } else if (!entry.items.match(entry.state.ptr())) {
-      return false;
-    } else if (entry.shards && !entry.shards->unchanged()) {
-      return false;
+/// Takes parameters, states and gradients from their owners, without running any of the program's
+/// code. False: something is not as planned. See Note [State dictionaries are read in order].
+bool PyFusedStep::borrow(const Sequences& param_lists, PyObject* owner) {
+  states_.clear();
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(owner, &position, &key, &value) != 0) states_.emplace_back(key, value);
+  if (states_.size() != places_.num_states || param_lists.size() != places_.group_sizes.size()) return false;
+  borrowed_.slots.reserve(places_.entries.size());
+  std::size_t next = 0;
+  for (std::size_t group = 0; group < param_lists.size(); ++group) {
+    const std::int64_t size = PySequence_Fast_GET_SIZE(param_lists[group].ptr());
+    if (size != places_.group_sizes[group]) return false;
+    PyObject* const* items = PySequence_Fast_ITEMS(param_lists[group].ptr());
+    for (std::int64_t i = 0; i < size; ++i, ++next) {
+      fetch_ahead(items + i, size - i, next);
+      if (!THPVariable_Check(items[i])) return false;
+      const Entry& entry = places_.entries[next];
+      if (entry.place == Entry::kNoState) {
+        if (impl_of(items[i])->grad().defined()) return false;
+        continue;
+      }
+      const auto& [param, state] = states_[entry.place];
+      if (param != items[i] || PyDict_Check(state) == 0) return false;
+      if (!borrow_slot(next, param, state)) return false;
     }
+  }
+  return true;
+}
+
+bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* state) {
+  const Entry& entry = places_.entries[index];
+  const bool sharded = static_cast<bool>(entry.placement);
+  SlotTensors& slot = borrowed_.slots.emplace_back();
+  slot.param = impl_of(borrowed_.hold(param));
+  if (sharded) {
+    borrowed_.sharded.push_back({&slot, param, index});
+  } else if (const at::Tensor& grad = slot.param->grad(); grad.defined()) {
+    borrowed_.grads.push_back(grad);
+    slot.grad = grad.unsafeGetTensorImpl();
+  }
+  return places_.keys[entry.keys].visit(state, [&](EntryRole role, std::uint8_t k, PyObject* value) {
+    if (!THPVariable_Check(value)) return false;
+    c10::TensorImpl*& place = role == EntryRole::kState    ? slot.states[k]
+                              : role == EntryRole::kMaster ? slot.master
+                                                           : slot.step;
+    place = impl_of(borrowed_.hold(value));
+    if (sharded) borrowed_.unwraps.push_back({&place, value});
+    return true;
+  });
+}
+
+/// Local tensors in the place of DTensors. False: a parameter is placed in another way.
+bool PyFusedStep::unwrap_shards() {
+  for (const auto& [slot, param, index] : borrowed_.sharded) {
+    const py::handle handle(param);
+    if (!placement_of(handle).is(places_.entries[index].placement)) return false;
+    borrowed_.wrappers.push_back(slot->param);
+    slot->param = impl_of(borrowed_.hold(local_tensor(handle).ptr()));
+    const py::object grad = handle.attr("grad");
+    if (grad.is_none()) continue;
+    std::size_t group = 0;
+    std::size_t position = index;
+    while (position >= static_cast<std::size_t>(places_.group_sizes[group])) {
+      position -= static_cast<std::size_t>(places_.group_sizes[group++]);
+    }
+    check_placement(handle, grad,
+                    caller_ + ": expected grad of " + place_name(group, position));
+    borrowed_.grad_wrappers.push_back(impl_of(borrowed_.hold(grad.ptr())));
+    slot->grad = impl_of(borrowed_.hold(local_tensor(grad).ptr()));
+  }
+  for (const auto& [place, tensor] : borrowed_.unwraps) {
+    *place = impl_of(borrowed_.hold(local_tensor(tensor).ptr()));
   }
   return true;
 }
@@ -224,21 +357,24 @@ std::vector<std::vector<HyperParam>> PyFusedStep::hyper_params(const py::list& g
   return result;
 }
 
-bool PyFusedStep::step(const py::list& groups, const FusedStepOptions& options,
-                       const std::optional<py::dict>& owner,
-                       const std::optional<py::list>& param_lists) {
-  if (!fits(owner, param_lists)) return false;
+bool PyFusedStep::step(const py::list& param_lists, const py::dict& owner, const py::list& groups,
+                       const FusedStepOptions& options) {
+  if (!native_.planned()) return false;
   const std::vector<std::vector<HyperParam>> values = hyper_params(groups);
-  LentGradients lent;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].shards) lent.lend(entries_[i].param, entries_[i].shards->param(), i);
-  }
+  const Sequences lists = fast_sequences(param_lists);
+  const auto release = c10::make_scope_exit([this] { borrowed_.clear(); });
+  if (!borrow(lists, owner.ptr()) || !unwrap_shards()) return false;
+  bool done = false;
   {
     // Nothing in here touches a Python object.
     const py::gil_scoped_release released;
-    native_.step(values, options);
+    done = native_.step(borrowed_.slots, values, options);
   }
-  lent.mark_written(options.write_back_grads);
+  if (!done) return false;
+  for (c10::TensorImpl* param : borrowed_.wrappers) param->bump_version();
+  if (options.write_back_grads) {
+    for (c10::TensorImpl* grad : borrowed_.grad_wrappers) grad->bump_version();
+  }
   return true;
 }
 
@@ -246,20 +382,21 @@ bool PyFusedStep::step(const py::list& groups, const FusedStepOptions& options,
 
 void bind_optim(py::module_& module) {
   py::class_<PyFusedStep>(module, "FusedStep", "The native step of one optimizer.")
-      .def(py::init<const std::string&>(), py::arg("algorithm"))
+      .def(py::init<const std::string&, const std::string&>(), py::arg("algorithm"),
+           py::arg("caller") = "FusedStep.step")
       .def_property_readonly("hyper_param_names", &PyFusedStep::hyper_param_names)
       .def_property_readonly("state_names", &PyFusedStep::state_names)
       .def_property_readonly("tensor_state_names", &PyFusedStep::tensor_state_names)
       .def_property_readonly("planned", &PyFusedStep::planned)
-      .def("plan", &PyFusedStep::plan, py::arg("params"), py::arg("states"), py::arg("groups"),
-           py::arg("owner") = py::none(), py::arg("stochastic") = std::vector<bool>(),
+      .def("plan", &PyFusedStep::plan, py::arg("param_lists"), py::arg("owner"),
+           py::arg("stochastic") = std::vector<bool>(),
            py::arg("shard_groups") = std::vector<std::optional<std::vector<std::string>>>())
       .def(
           "step",
-          [](PyFusedStep& self, const py::list& groups, const std::optional<at::Tensor>& grad_scale,
+          [](PyFusedStep& self, const py::list& param_lists, const py::dict& owner,
+             const py::list& groups, const std::optional<at::Tensor>& grad_scale,
              const std::optional<at::Tensor>& found_inf, bool check_inside,
-             std::optional<double> max_grad_norm, bool write_back_grads, std::int64_t seed,
-             const std::optional<py::dict>& owner, const std::optional<py::list>& param_lists) {
+             std::optional<double> max_grad_norm, bool write_back_grads, std::int64_t seed) {
             FusedStepOptions options;
             options.grad_scale = grad_scale;
             options.found_inf = found_inf;
@@ -267,13 +404,12 @@ void bind_optim(py::module_& module) {
             options.max_grad_norm = max_grad_norm;
             options.write_back_grads = write_back_grads;
             options.seed = seed;
-            return self.step(groups, options, owner, param_lists);
+            return self.step(param_lists, owner, groups, options);
           },
-          py::arg("groups"), py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
+          py::arg("param_lists"), py::arg("owner"), py::arg("groups"),
+          py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
           py::arg("check_inside") = false, py::arg("max_grad_norm") = py::none(),
-          py::arg("write_back_grads") = false, py::arg("seed") = 0, py::arg("owner") = py::none(),
-          py::arg("param_lists") = py::none())
-      .def("reset", &PyFusedStep::reset)
+          py::arg("write_back_grads") = false, py::arg("seed") = 0)
       .def("total_norm", &PyFusedStep::total_norm)
       .def("skipped", &PyFusedStep::skipped);
 }

@@ -1,61 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// DTensors: what of them lies in this process, and their gradients for the time of a step.
+// DTensors: what of them lies in this process.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
-#include <cstddef>
-#include <utility>
-#include <vector>
+#include <string>
 
 namespace torchfuse::bindings {
 
-/// The DTensors of one parameter and its state, with the local tensors that the plan was made for.
-class Shards {
- public:
-  explicit Shards(pybind11::handle param) : param_(local(param)) {}
+/// The local tensor of `tensor`, or `tensor` itself if it is no DTensor. A local tensor that is
+/// still on its way from other processes is waited for.
+pybind11::object local_tensor(pybind11::handle tensor);
 
-  const at::Tensor& param() const { return param_; }
+/// What says how a DTensor is placed: an object that every tensor placed by the same call shares.
+pybind11::object placement_of(pybind11::handle dtensor);
 
-  /// The local tensor of `tensor`, or `tensor` itself if it is no DTensor.
-  at::Tensor local(pybind11::handle tensor);
-
-  /// Whether each DTensor still has the local tensor that local() returned.
-  bool unchanged() const;
-
- private:
-  std::vector<std::pair<pybind11::object, pybind11::object>> locals_;
-  at::Tensor param_;  ///< local
-};
-
-// Note [Lent gradients]
-// The native step reads the gradient of a parameter from its own .grad. The local tensor of a
-// DTensor has none, since autograd knows the DTensor alone; so it gets one for the time of the
-// step.
-class LentGradients {
- public:
-  LentGradients() = default;
-  ~LentGradients();
-  LentGradients(const LentGradients&) = delete;
-  LentGradients& operator=(const LentGradients&) = delete;
-  LentGradients(LentGradients&&) = delete;
-  LentGradients& operator=(LentGradients&&) = delete;
-
-  /// Lends `local` the local gradient of the DTensor `param`, params[index], if it has one.
-  /// @throws c10::TypeError, c10::ValueError for a gradient that is placed in another way.
-  void lend(pybind11::handle param, const at::Tensor& local, std::size_t index);
-
-  /// Tells autograd that the step wrote to the parameters (and to their gradients).
-  void mark_written(bool grads) const;
-
- private:
-  struct Lent {
-    at::Tensor local;
-    at::Tensor param;
-    at::Tensor grad;
-  };
-  std::vector<Lent> lent_;
-};
+/// @throws c10::TypeError, c10::ValueError for a gradient that is not placed like its parameter.
+/// The message begins with `where`, as "FusedAdam.step: expected grad of params[0] of group 0".
+void check_placement(pybind11::handle param, pybind11::handle grad, const std::string& where);
 
 }  // namespace torchfuse::bindings

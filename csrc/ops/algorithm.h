@@ -63,8 +63,8 @@ class Algorithm {
   virtual const std::vector<std::string>& state_names() const = 0;
   /// The last of the states that are one number for the whole tensor.
   virtual std::size_t num_tensor_states() const = 0;
-  /// Takes the groups' values for tensors on `device`.
-  virtual void set_groups(const std::vector<std::vector<HyperParam>>& groups,
+  /// Takes the groups' values for tensors on `device`. Error messages begin with `caller`.
+  virtual void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
                           const c10::Device& device) = 0;
   virtual bool uses_state(std::int64_t group, int state) const = 0;
   /// Runs or enqueues the update of a bucket.
@@ -75,13 +75,13 @@ class Algorithm {
 template <class Functor>
 class FusedAlgorithm : public Algorithm {
  public:
-  void set_groups(const std::vector<std::vector<HyperParam>>& groups,
+  void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
                   const c10::Device& device) final {
     groups_.clear();
     tensors_.clear();
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      GroupReader reader(op(), hyper_param_names(), static_cast<std::int64_t>(g), groups[g], device,
-                         tensors_);
+      GroupReader reader(caller, hyper_param_names(), static_cast<std::int64_t>(g), groups[g],
+                         device, tensors_);
       groups_.push_back(read(reader));
     }
   }

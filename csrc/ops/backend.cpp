@@ -9,6 +9,8 @@
 #include <torchfuse/fused_step.h>
 
 #if defined(TORCHFUSE_WITH_CUDA)
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #endif
@@ -35,6 +37,16 @@ kernels::Stream current_stream(const c10::Device& device) {
   return c10::cuda::getCurrentCUDAStream(device.index()).stream();
 #else
   TORCH_INTERNAL_ASSERT(false, "no streams without CUDA, asked for ", device);
+#endif
+}
+
+bool is_capturing([[maybe_unused]] const c10::Device& device) {
+#if defined(TORCHFUSE_WITH_CUDA)
+  if (!device.is_cuda()) return false;
+  const c10::OptionalDeviceGuard guard(device);
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+#else
+  return false;
 #endif
 }
 

@@ -22,6 +22,9 @@ kernels::CpuIsa current_cpu_isa();
 /// The device's current stream (torch's).
 kernels::Stream current_stream(const c10::Device& device);
 
+/// Whether the device's current stream is being captured in a graph.
+bool is_capturing(const c10::Device& device);
+
 /// Throws if a launcher failed: op, CUDA error name and text.
 void check_status(const char* op, const kernels::Status& status);
 

@@ -4,7 +4,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 namespace torchfuse::ops {
 
@@ -17,13 +20,28 @@ std::string text(const T& value) {
   return out.str();
 }
 
+void check_storage(const Argument& argument, const at::Tensor& tensor) {
+  if (!tensor.has_storage() || within_storage(*tensor.unsafeGetTensorImpl())) return;
+  fail(argument, "lie within its storage",
+       text(tensor.numel()) + " elements of " + text(tensor.itemsize()) +
+           " bytes from element " + text(tensor.storage_offset()) + " on in a storage of " +
+           text(tensor.storage().nbytes()) + " bytes",
+       "The storage was resized: resize it back before the step.");
+}
+
 }  // namespace
 
 void fail(const Argument& argument, const std::string& expected, const std::string& got,
           const char* remedy) {
   std::ostringstream message;
-  message << argument.op << ": expected " << argument.name;
-  if (argument.index >= 0) message << '[' << argument.index << ']';
+  message << argument.op << ": expected ";
+  if (argument.group >= 0) {
+    if (*argument.name != '\0') message << argument.name << " of ";
+    message << "params[" << argument.index << "] of group " << argument.group;
+  } else {
+    message << argument.name;
+    if (argument.index >= 0) message << '[' << argument.index << ']';
+  }
   message << " to " << expected << ", got " << got << '.';
   if (*remedy != '\0') message << ' ' << remedy;
   TORCH_CHECK(false, message.str());
@@ -47,6 +65,16 @@ kernels::DType dtype_of(const Argument& argument, const at::Tensor& tensor) {
   }
 }
 
+bool within_storage(const c10::TensorImpl& tensor) {
+  if (tensor.numel() == 0) return true;
+  std::int64_t last = tensor.storage_offset();
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    last += (tensor.sizes()[d] - 1) * tensor.strides()[d];
+  }
+  const std::size_t end = static_cast<std::size_t>(last + 1) * tensor.itemsize();
+  return end <= tensor.unsafe_storage().nbytes();
+}
+
 void check_tensor(const Argument& argument, const at::Tensor& tensor) {
   if (!tensor.defined()) fail(argument, "be a tensor", "an undefined tensor");
   if (tensor.layout() != at::kStrided) {
@@ -58,6 +86,7 @@ void check_tensor(const Argument& argument, const at::Tensor& tensor) {
   if (!tensor.is_cpu() && !tensor.is_cuda()) {
     fail(argument, "be on a CPU or CUDA device", text(tensor.device()));
   }
+  check_storage(argument, tensor);
   if (tensor.numel() != 0 && tensor.const_data_ptr() == nullptr) {
     fail(argument, "have memory of its own", "a null data pointer",
          "Wrapper tensors (DTensor, FakeTensor) must be unwrapped first.");
@@ -72,6 +101,10 @@ void check_dense(const Argument& argument, const at::Tensor& tensor) {
          "sizes " + text(tensor.sizes()) + " with strides " + text(tensor.strides()),
          "Pass tensor.contiguous() or a parameter that owns its memory.");
   }
+  if (tensor.is_neg()) {
+    fail(argument, "hold its own values", "a view with the negative bit",
+         "Pass tensor.resolve_neg().");
+  }
 }
 
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
@@ -81,6 +114,21 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
     if (sizes[d] != 1 && a.strides()[d] != b.strides()[d]) return a.numel() == 0;
   }
   return true;
+}
+
+bool overlaps_itself(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // (stride, size)
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t extent = 1;  // elements from the first to the last of the dimensions before
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return true;
+    extent += (size - 1) * stride;
+  }
+  return false;
 }
 
 void check_same_sizes(const Argument& argument, const at::Tensor& tensor,
@@ -116,6 +164,7 @@ void check_scalar(const Argument& argument, const at::Tensor& tensor, at::Scalar
   if (!tensor.is_cpu() && !tensor.is_cuda()) {
     fail(argument, "be on a CPU or CUDA device", text(tensor.device()));
   }
+  check_storage(argument, tensor);
   if (tensor.const_data_ptr() == nullptr) {
     fail(argument, "have memory of its own", "a null data pointer");
   }

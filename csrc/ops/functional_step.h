@@ -93,14 +93,14 @@ class FunctionalStep {
     options.grad_scale = grad_scale;
     options.found_inf = found_inf;
     check_all_writable();
-    engine_.plan(std::move(slots_));
-    engine_.run({std::move(group)}, options, &grads_);
-    // The step itself marks parameters, which autograd may have saved; an op marks all it mutates.
-    for (const FusedSlot& slot : engine_.slots()) {
-      for (const at::Tensor& state : slot.states) mark_written(state);
-      mark_written(slot.master);
-      mark_written(slot.step);
+    engine_.plan(slots_);
+    std::vector<SlotTensors> tensors;
+    tensors.reserve(slots_.size());
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      tensors.push_back(borrow(slots_[i]));
+      tensors.back().grad = grads_[i].unsafeGetTensorImpl();
     }
+    TORCH_INTERNAL_ASSERT(engine_.run(tensors, {std::move(group)}, options));
   }
 
  private:

@@ -2,6 +2,7 @@
 #include <torchfuse/fused_step.h>
 
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <map>
@@ -13,13 +14,15 @@
 namespace torchfuse {
 
 struct FusedStep::Impl {
-  explicit Impl(const std::string& algorithm) : engine(ops::make_algorithm(algorithm)) {}
+  Impl(const std::string& algorithm, std::string caller)
+      : engine(ops::make_algorithm(algorithm), std::move(caller)) {}
 
   ops::StepEngine engine;
   bool planned = false;
 };
 
-FusedStep::FusedStep(const std::string& algorithm) : impl_(std::make_unique<Impl>(algorithm)) {}
+FusedStep::FusedStep(const std::string& algorithm, std::string caller)
+    : impl_(std::make_unique<Impl>(algorithm, std::move(caller))) {}
 FusedStep::~FusedStep() = default;
 FusedStep::FusedStep(FusedStep&&) noexcept = default;
 FusedStep& FusedStep::operator=(FusedStep&&) noexcept = default;
@@ -36,8 +39,29 @@ std::size_t FusedStep::num_tensor_states() const {
   return impl_->engine.algorithm().num_tensor_states();
 }
 
-void FusedStep::plan(std::vector<FusedSlot> slots) {
-  impl_->engine.plan(std::move(slots));
+namespace {
+
+/// Lays `tensor` out like `param`, in place: model.to(memory_format=...) moves parameters alone.
+void lay_out_like(const at::Tensor& tensor, const at::Tensor& param) {
+  if (!tensor.defined() || !param.defined() || tensor.layout() != at::kStrided ||
+      !tensor.sizes().equals(param.sizes()) || ops::same_layout(tensor, param) ||
+      !ops::within_storage(*tensor.unsafeGetTensorImpl())) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor moved = at::empty_like(param.detach(), tensor.options()).copy_(tensor);
+  tensor.set_data(moved);
+}
+
+}  // namespace
+
+void FusedStep::plan(const std::vector<FusedSlot>& slots) {
+  for (const FusedSlot& slot : slots) {
+    const std::size_t elementwise = slot.states.size() - num_tensor_states();
+    for (std::size_t k = 0; k < elementwise; ++k) lay_out_like(slot.states[k], slot.param);
+    lay_out_like(slot.master, slot.param);
+  }
+  impl_->engine.plan(slots);
   impl_->planned = true;
 }
 
@@ -48,11 +72,37 @@ void FusedStep::reset() {
   impl_->planned = false;
 }
 
-const std::vector<FusedSlot>& FusedStep::slots() const { return impl_->engine.slots(); }
+SlotTensors borrow(const FusedSlot& slot) {
+  const auto impl = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr;
+  };
+  SlotTensors tensors;
+  tensors.param = impl(slot.param);
+  tensors.grad = tensors.param == nullptr ? nullptr : impl(tensors.param->grad());
+  TORCH_CHECK(slot.states.size() <= SlotTensors::kMaxStates, "borrow: expected slot to have at most ",
+              SlotTensors::kMaxStates, " states, got ", slot.states.size(), ".");
+  for (std::size_t k = 0; k < slot.states.size(); ++k) tensors.states[k] = impl(slot.states[k]);
+  tensors.master = impl(slot.master);
+  tensors.step = impl(slot.step);
+  return tensors;
+}
 
-void FusedStep::step(const std::vector<std::vector<HyperParam>>& groups,
+bool FusedStep::step(const std::vector<SlotTensors>& slots,
+                     const std::vector<std::vector<HyperParam>>& groups,
                      const FusedStepOptions& options) {
-  impl_->engine.run(groups, options);
+  return impl_->planned && impl_->engine.run(slots, groups, options);
+}
+
+void FusedStep::step(const std::vector<FusedSlot>& slots,
+                     const std::vector<std::vector<HyperParam>>& groups,
+                     const FusedStepOptions& options) {
+  std::vector<SlotTensors> tensors;
+  tensors.reserve(slots.size());
+  for (const FusedSlot& slot : slots) tensors.push_back(borrow(slot));
+  if (step(tensors, groups, options)) return;
+  plan(slots);
+  // Laying a state out anew keeps its tensor object, so what was borrowed still stands.
+  TORCH_INTERNAL_ASSERT(step(tensors, groups, options), "a fresh plan does not fit its own slots");
 }
 
 at::Tensor FusedStep::total_norm() const { return impl_->engine.total_norm(); }
@@ -120,6 +170,24 @@ at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remain
   const at::Tensor upper = param.detach().to(at::kFloat);
   upper.view(at::kInt).add_(remainder);
   return upper;
+}
+
+// Note [Masters follow their parameters]
+// A program may write to a 16-bit parameter between steps: clamp it, load weights, average models.
+// Its fp32 master would undo that in the next step. The master says more than the parameter only
+// where it rounds to the parameter, so elsewhere it is made anew, and where it does round to it
+// every bit is kept: a write of the same values, as loading a checkpoint in any order or gathering
+// shards, loses nothing. A remainder needs no such care, since it extends the parameter's own bits.
+void remake_master(const at::Tensor& param, const at::Tensor& master) {
+  constexpr const char* kName = "remake_master";
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(param.scalar_type() == at::kBFloat16 || param.scalar_type() == at::kHalf, kName,
+              ": expected param to be of dtype float16 or bfloat16, got ", param.scalar_type(), ".");
+  TORCH_CHECK(master.scalar_type() == at::kFloat, kName,
+              ": expected master to be of dtype float32, got ", master.scalar_type(), ".");
+  ops::check_same_sizes({kName, "master"}, master, param, "param");
+  const at::Tensor stale = master.to(param.scalar_type()).ne(param);
+  master.copy_(at::where(stale, param.to(at::kFloat), master));
 }
 
 at::Tensor remainder_of_master(const at::Tensor& master) {

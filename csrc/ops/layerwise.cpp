@@ -10,19 +10,12 @@ namespace {
 
 constexpr std::int64_t kPartialDoubles = sizeof(kernels::MeasurePartial) / sizeof(double);
 
-/// At least `doubles` doubles on the bucket's device. Grows and never shrinks.
-void reserve_doubles(at::Tensor& tensor, std::int64_t doubles, const c10::Device& device) {
-  if (tensor.defined() && tensor.device() == device && tensor.numel() >= doubles) return;
-  tensor = at::empty({doubles}, at::TensorOptions().dtype(at::kDouble).device(device));
-}
-
 }  // namespace
 
 void LayerwiseWorkspace::reserve(const Bucket& bucket, int num_norms) {
   const auto rows = static_cast<std::int64_t>(bucket.rows.size());
-  reserve_doubles(partials_, bucket.num_partials() * num_norms * kPartialDoubles,
-                  bucket.key.device);
-  reserve_doubles(norms_, rows * num_norms, bucket.key.device);
+  partials_.reserve(bucket.num_partials() * num_norms * kPartialDoubles, bucket.key.device);
+  norms_.reserve(rows * num_norms, bucket.key.device);
 }
 
 void LayerwiseWorkspace::reserve_sums(const Bucket& bucket, int num_norms) {

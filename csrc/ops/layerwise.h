@@ -9,6 +9,7 @@
 
 #include "kernels/layerwise_optimizer.h"
 #include "ops/bucket.h"
+#include "ops/workspace.h"
 
 namespace torchfuse::ops {
 
@@ -21,9 +22,9 @@ class LayerwiseWorkspace {
  public:
   void reserve(const Bucket& bucket, int num_norms);
   kernels::MeasurePartial* partials() const {
-    return static_cast<kernels::MeasurePartial*>(partials_.mutable_data_ptr());
+    return reinterpret_cast<kernels::MeasurePartial*>(partials_.data());
   }
-  double* norms() const { return norms_.mutable_data_ptr<double>(); }
+  double* norms() const { return norms_.data(); }
 
   /// For tensors that are split over processes: memory for their sums, and each as one partial.
   void reserve_sums(const Bucket& bucket, int num_norms);
@@ -31,8 +32,8 @@ class LayerwiseWorkspace {
   const std::int64_t* one_partial_each() const { return counting_.data(); }
 
  private:
-  at::Tensor partials_;
-  at::Tensor norms_;
+  Workspace partials_;
+  Workspace norms_;
   at::Tensor sums_;                     ///< as doubles, exactly those of the bucket
   std::vector<std::int64_t> counting_;  ///< 0, 1, 2, ...
 };

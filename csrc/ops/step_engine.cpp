@@ -6,8 +6,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ops/check.h"
@@ -35,18 +37,17 @@ void norm_from_the_end(kernels::CpuIsa isa, const kernels::L2NormArgs& args, std
 
 }  // namespace
 
-StepEngine::StepEngine(std::unique_ptr<Algorithm> algorithm) : algorithm_(std::move(algorithm)) {}
-
 kernels::StepScalars* StepEngine::DeviceWork::scalars_ptr() const {
   return static_cast<kernels::StepScalars*>(scalars.mutable_data_ptr());
 }
 
 kernels::NormPartial* StepEngine::DeviceWork::partials_ptr() const {
-  return static_cast<kernels::NormPartial*>(partials.mutable_data_ptr());
+  return reinterpret_cast<kernels::NormPartial*>(
+      shared.defined() ? shared.mutable_data_ptr<double>() : workspace.data());
 }
 
 void StepEngine::check_options(const FusedStepOptions& options) const {
-  const char* op = algorithm_->op();
+  const char* op = caller();
   if (options.grad_scale) check_scalar({op, "grad_scale"}, *options.grad_scale, at::kFloat);
   if (options.found_inf) check_scalar({op, "found_inf"}, *options.found_inf, at::kFloat);
   TORCH_CHECK(options.seed >= 0, op, ": expected seed to be at least 0, got ", options.seed, ".");
@@ -54,6 +55,27 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
     TORCH_CHECK(*options.max_grad_norm >= 0.0, op,
                 ": expected max_grad_norm to be a number of at least 0 or None, got ",
                 *options.max_grad_norm, ".");
+  }
+}
+
+/// What a captured graph would keep for ever without a word, and what it may not make.
+void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& groups) const {
+  if (caller_.empty()) return;  // an op's arguments are what its caller wrote
+  for (const DeviceWork& work : work_) {
+    if (work.steps.empty() || !is_capturing(work.device)) continue;
+    TORCH_CHECK(work.scalars.defined(), caller(),
+                ": expected a step before the one that a CUDA graph captures, got a capture of the "
+                "first. Take a step, or several, outside of the capture.");
+    const std::vector<std::string>& names = algorithm_->hyper_param_names();
+    const auto lr = std::find(names.begin(), names.end(), "lr") - names.begin();
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      TORCH_CHECK(static_cast<std::size_t>(lr) == names.size() ||
+                      std::holds_alternative<at::Tensor>(groups[g][lr]),
+                  caller(), ": expected lr of group ", g,
+                  " to be a tensor in a CUDA graph's capture, got a number, which every replay "
+                  "would use. Give the optimizer capturable=True or a tensor lr, or call "
+                  "make_capturable().");
+    }
   }
 }
 
@@ -70,10 +92,9 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
     work.num_partials = 0;
     work.prologue_done = false;
     for (const Bucket* bucket : work.buckets) work.num_partials += bucket->num_partials();
-    const std::int64_t doubles = std::max<std::int64_t>(1, work.num_partials) * kPartialDoubles;
-    if (!work.partials.defined() || work.partials.numel() < doubles) {
-      work.partials = at::empty({doubles}, on_device.dtype(at::kDouble));
-    }
+    work.shared.reset();
+    work.workspace.reserve(std::max<std::int64_t>(1, work.num_partials) * kPartialDoubles,
+                           work.device);
   }
 }
 
@@ -119,7 +140,7 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
 #if defined(TORCHFUSE_WITH_CUDA)
       const kernels::PrologueArgs prologue = prologue_args(work, options, true);
       const bool only_source = sources == 1 && work.buckets.size() == 1;
-      check_status(algorithm_->op(),
+      check_status(caller(),
                    kernels::multi_tensor_l2_norm_cuda(
                        args, only_source ? &prologue : nullptr,
                        static_cast<std::uint32_t*>(work.arrivals.mutable_data_ptr()),
@@ -134,12 +155,13 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
 
 at::Tensor StepEngine::sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
                                     std::int64_t count) const {
-  at::Tensor sum = at::empty({kPartialDoubles}, work.partials.options());
+  at::Tensor sum = at::empty({kPartialDoubles},
+                             at::TensorOptions().dtype(at::kDouble).device(work.device));
   auto* out = static_cast<kernels::NormPartial*>(sum.mutable_data_ptr());
   if (work.device.is_cpu()) kernels::reduce_partials_cpu(partials, count, out);
 #if defined(TORCHFUSE_WITH_CUDA)
   if (work.device.is_cuda()) {
-    check_status(algorithm_->op(),
+    check_status(caller(),
                  kernels::reduce_partials_cuda(partials, count, out, current_stream(work.device)));
   }
 #endif
@@ -170,7 +192,7 @@ void StepEngine::share_partials() {
     if (work.steps.empty()) continue;
     std::vector<at::Tensor> local;
     for (const at::Tensor& sum : sums) local.push_back(sum.to(work.device));
-    work.partials = at::cat(local);
+    work.shared = at::cat(local);
     work.num_partials = static_cast<std::int64_t>(local.size());
   }
 }
@@ -185,7 +207,7 @@ void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
     }
 #if defined(TORCHFUSE_WITH_CUDA)
     const c10::OptionalDeviceGuard guard(work.device);
-    check_status(algorithm_->op(), kernels::prologue_cuda(args, current_stream(work.device)));
+    check_status(caller(), kernels::prologue_cuda(args, current_stream(work.device)));
 #endif
   }
   if (!options.found_inf || !options.check_inside) return;
@@ -199,7 +221,7 @@ void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
 
 void StepEngine::set_groups(const std::vector<std::vector<HyperParam>>& groups,
                             const c10::Device& device) {
-  algorithm_->set_groups(groups, device);
+  algorithm_->set_groups(caller(), groups, device);
   groups_device_ = device;
 }
 
@@ -216,49 +238,85 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
   }
 }
 
+/// Every version is moved before the first copy, which might fail.
 void StepEngine::finish(const FusedStepOptions& options) {
-  if (options.write_back_grads) {
-    for (auto& [original, copy] : converted_) original.copy_(copy);
-  }
-  converted_.clear();
+  const auto mark = [&](std::size_t index) {
+    const SlotTensors& tensors = (*slots_)[index];
+    for (c10::TensorImpl* written : {tensors.param, tensors.master, tensors.step}) {
+      mark_written(written);
+    }
+    for (c10::TensorImpl* state : tensors.states) mark_written(state);
+    if (options.write_back_grads) mark_written(tensors.grad);
+    PlannedSlot& planned = planned_[index];
+    if (!tensors.param->is_inference()) {
+      planned.written_version = tensors.param->version_counter().current_version();
+    }
+  };
   at::parallel_for(0, static_cast<std::int64_t>(active_.size()), kSlotsPerThread,
                    [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t i = begin; i < end; ++i) {
-                       const FusedSlot& slot = slots_[active_[i]];
-                       mark_written(slot.param);
-                       if (options.write_back_grads) mark_written(slot.param.mutable_grad());
-                     }
+                     for (std::int64_t i = begin; i < end; ++i) mark(active_[i]);
                    });
-  active_.clear();
+  if (!options.write_back_grads) return;
+  for (auto& [original, copy] : converted_) original.copy_(copy);
 }
 
-void StepEngine::run(const std::vector<std::vector<HyperParam>>& groups,
-                     const FusedStepOptions& options, const at::TensorList* grads) {
+/// See Note [Masters follow their parameters].
+void StepEngine::follow_params() {
+  for (const std::size_t index : active_) {
+    const PlannedSlot& planned = planned_[index];
+    if (!planned.key.has_master) continue;
+    const SlotTensors& tensors = (*slots_)[index];
+    if (planned.written_version.has_value() && !tensors.param->is_inference() &&
+        tensors.param->version_counter().current_version() == *planned.written_version) {
+      continue;
+    }
+    remake_master(as_tensor(tensors.param), as_tensor(tensors.master));
+  }
+}
+
+bool StepEngine::run(const std::vector<SlotTensors>& slots,
+                     const std::vector<std::vector<HyperParam>>& groups,
+                     const FusedStepOptions& options) {
   const c10::NoGradGuard no_grad;
   check_options(options);
-  if (slots_.empty()) return;
-  gather(groups, grads);
-  if (active_.empty()) return;
+  if (slots.size() != planned_.size()) return false;
+  slots_ = &slots;
+  // No gradient is held after a step, nor after one that failed.
+  const auto release = c10::make_scope_exit([this] {
+    slots_ = nullptr;
+    active_.clear();
+    converted_.clear();
+  });
+  if (!planned_.empty() && !gather(groups, options.write_back_grads)) return false;
+  check_capture(groups);
+  ran_ = true;
+  measured_ = options.check_inside || options.max_grad_norm.has_value();
+  results_.reset();
+  if (active_.empty()) return true;
+  follow_params();
   prepare_scalars(options);
-  const bool has_norm = options.check_inside || options.max_grad_norm.has_value();
-  if (has_norm) reduce_norms(options);
-  run_prologues(options, has_norm);
+  if (measured_) reduce_norms(options);
+  run_prologues(options, measured_);
   update(groups, options);
   finish(options);
+  results_ = planned_[active_.front()].key.device;
+  return true;
+}
+
+at::Tensor StepEngine::scalar_of_last_step(std::int64_t index, double without_gradients) const {
+  if (!ran_) return {};
+  for (const DeviceWork& work : work_) {
+    if (results_ == work.device) return work.scalars.select(0, index).clone();
+  }
+  const c10::Device device = planned_.empty() ? c10::kCPU : planned_.front().key.device;
+  return at::full({}, without_gradients, at::TensorOptions().dtype(at::kFloat).device(device));
 }
 
 at::Tensor StepEngine::total_norm() const {
-  for (const DeviceWork& work : work_) {
-    if (work.scalars.defined()) return work.scalars.select(0, kTotalNormIndex).clone();
-  }
-  return {};
+  const double none = measured_ ? 0.0 : std::numeric_limits<double>::quiet_NaN();
+  return scalar_of_last_step(kTotalNormIndex, none);
 }
 
-at::Tensor StepEngine::skipped() const {
-  for (const DeviceWork& work : work_) {
-    if (work.scalars.defined()) return work.scalars.select(0, kSkipIndex).clone();
-  }
-  return {};
-}
+at::Tensor StepEngine::skipped() const { return scalar_of_last_step(kSkipIndex, 0.0); }
 
 }  // namespace torchfuse::ops

@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torchfuse/fused_step.h>
@@ -16,54 +18,73 @@
 #include "kernels/prologue.h"
 #include "ops/algorithm.h"
 #include "ops/bucket.h"
+#include "ops/workspace.h"
 
 namespace torchfuse::ops {
 
 /// Slots that a thread takes at least in the passes over tensor objects.
 constexpr std::int64_t kSlotsPerThread = 1024;
 
+/// A borrowed tensor, for calls that take tensors.
+inline at::Tensor as_tensor(c10::TensorImpl* borrowed) {
+  return at::Tensor(
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(borrowed));
+}
+
+/// A tensor's sizes and strides as a plan keeps them.
+struct Layout {
+  Layout() = default;
+  explicit Layout(const at::Tensor& tensor);
+  /// Whether elements of both lie at the same offsets: see same_layout().
+  bool matches(const c10::TensorImpl& tensor) const;
+
+  c10::DimVector sizes;
+  c10::DimVector strides;
+  bool contiguous = false;
+};
+
+/// What a slot's tensors must be like for a step to take them as they are, and where the last step
+/// found them. See Note [A plan holds no tensor].
+struct PlannedSlot {
+  kernels::TensorRow row;  ///< addresses are those of the last step's tensors
+  BucketKey key;
+  Layout layout;  ///< of the parameter, its states and its master
+  /// Types; that of no tensor is caffe2::TypeMeta().
+  caffe2::TypeMeta param;
+  caffe2::TypeMeta states[SlotTensors::kMaxStates];
+  caffe2::TypeMeta master;
+  /// Of the parameter, after this plan's last write to it; none: there was none that a version tells.
+  std::optional<std::uint32_t> written_version;
+
+  /// Takes the addresses of the tensors, if they are like this. Changes nothing but addresses.
+  bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
+
+ private:
+  bool like_param(c10::TensorImpl* tensor, const caffe2::TypeMeta& type) const;
+  bool is_number(c10::TensorImpl* tensor, const caffe2::TypeMeta& type) const;
+};
+
 class StepEngine {
  public:
-  explicit StepEngine(std::unique_ptr<Algorithm> algorithm);
+  /// `caller` is what the user called, where messages are to name parameters by their places among
+  /// the groups; none: they name the op and the entries of its lists.
+  explicit StepEngine(std::unique_ptr<Algorithm> algorithm, std::string caller = {});
 
   Algorithm& algorithm() { return *algorithm_; }
 
   /// Checks the slots and takes them as the plan; on an error the former plan stays.
-  void plan(std::vector<FusedSlot> slots);
-  const std::vector<FusedSlot>& slots() const { return slots_; }
+  void plan(const std::vector<FusedSlot>& slots);
 
-  /// `grads[i]` belongs to slot i; without `grads`, each parameter's own .grad is read. A slot with
-  /// an undefined gradient takes no part.
-  void run(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options,
-           const at::TensorList* grads = nullptr);
+  /// False: the tensors are not as planned, and nothing was done.
+  bool run(const std::vector<SlotTensors>& slots,
+           const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
 
   at::Tensor total_norm() const;
   at::Tensor skipped() const;
 
  private:
-  /// One tensor of a slot as the last check saw it.
-  struct Stream {
-    c10::TensorImpl* impl = nullptr;
-    const void* address = nullptr;
-    caffe2::TypeMeta type;
-  };
-
-  /// A slot as the last check saw it. While the addresses stay, only the gradient needs checking.
-  struct Planned {
-    kernels::TensorRow row;
-    BucketKey key;
-    bool contiguous = false;  ///< of the parameter, and so of all its streams
-    /// Parameter, states and master, which have one entry per element; then step and tensor states.
-    std::int32_t num_streams = 0;
-    std::int32_t num_elementwise = 0;
-    Stream streams[4 + kernels::kMaxStates];
-
-    void add(const at::Tensor& tensor);
-    bool unchanged() const;
-  };
-
-  /// What the survey found of a slot's gradient.
-  enum class Found : std::uint8_t { kNoGrad, kAsPlanned, kNeedsCheck };
+  /// What the survey found of a slot.
+  enum class Found : std::uint8_t { kNoGrad, kAsPlanned, kOtherGrad, kNotAsPlanned };
 
   /// Everything of a step that lives on one device.
   struct DeviceWork {
@@ -73,7 +94,8 @@ class StepEngine {
     /// Those of all slots that take part, in order; kWhole is always there.
     std::vector<std::int32_t> shardings{BucketKey::kWhole};
     at::Tensor scalars;   ///< the bytes of a StepScalars, as four floats
-    at::Tensor partials;  ///< NormPartial rows, as doubles
+    Workspace workspace;  ///< for the partials of this step's gradients
+    at::Tensor shared;    ///< the sums of all devices and processes, in their place
     at::Tensor arrivals;  ///< zeroed counter for K1's last block
     at::Tensor grad_scale;
     at::Tensor found_inf;
@@ -84,22 +106,33 @@ class StepEngine {
     kernels::NormPartial* partials_ptr() const;
   };
 
+  // The plan.
+  const char* caller() const;
+  Argument argument(const char* list, const char* key, std::size_t index,
+                    const FusedSlot& slot) const;
+  Argument grad_argument(std::size_t index) const;
   std::int32_t sharding_of(const FusedSlot& slot);
-  Planned check_slot(std::size_t index, const FusedSlot& slot);
-  void check_states(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
-  void check_master(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
-  void check_rounding(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
-  void check_tensor_state(std::int64_t index, const FusedSlot& slot, Planned& planned) const;
-  at::Tensor usable_grad(std::size_t index, const Planned& planned, const at::Tensor& grad);
-  void gather(const std::vector<std::vector<HyperParam>>& groups, const at::TensorList* grads);
-  const at::Tensor& grad_of(std::size_t index, const at::TensorList* grads) const;
+  PlannedSlot check_slot(std::size_t index, const FusedSlot& slot);
+  void check_states(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
+  void check_master(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
+  void check_rounding(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
+  void check_tensor_state(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
+
+  // The step's tensors.
   void fetch_ahead(std::size_t index) const;
-  void survey(const at::TensorList* grads);
-  void add_row(std::size_t index, const at::Tensor& grad);
-  void check_options(const FusedStepOptions& options) const;
+  Found look(std::size_t index);
+  void survey();
+  at::Tensor usable_grad(std::size_t index, bool write_back);
   void check_used_states(std::size_t index) const;
+  void add_row(std::size_t index, bool write_back);
+  bool gather(const std::vector<std::vector<HyperParam>>& groups, bool write_back);
   DeviceWork& work_on(const c10::Device& device);
+
+  // The step.
+  void check_options(const FusedStepOptions& options) const;
+  void check_capture(const std::vector<std::vector<HyperParam>>& groups) const;
   void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
+  void follow_params();
   void prepare_scalars(const FusedStepOptions& options);
   kernels::PrologueArgs prologue_args(const DeviceWork& work, const FusedStepOptions& options,
                                       bool has_norm) const;
@@ -110,18 +143,27 @@ class StepEngine {
   void run_prologues(const FusedStepOptions& options, bool has_norm);
   void update(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
   void finish(const FusedStepOptions& options);
+  at::Tensor scalar_of_last_step(std::int64_t index, double without_gradients) const;
 
   std::unique_ptr<Algorithm> algorithm_;
+  std::string caller_;
   c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
-  std::vector<FusedSlot> slots_;
-  std::vector<Planned> planned_;
+  std::vector<PlannedSlot> planned_;
+  std::vector<std::int64_t> positions_;              ///< of the slots in their groups
   std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
   Buckets buckets_;
   std::vector<DeviceWork> work_;
+
+  // Of the last step.
+  bool ran_ = false;
+  bool measured_ = false;               ///< whether it clipped or checked
+  std::optional<c10::Device> results_;  ///< where its scalars are; none: no slot had a gradient
+
+  // For the time of a step.
+  const std::vector<SlotTensors>* slots_ = nullptr;
   std::vector<Found> found_;
-  std::vector<std::size_t> active_;  ///< slots with a gradient in this step
-  /// Gradients that had to be copied into another layout or dtype: (original, copy).
-  std::vector<std::pair<at::Tensor, at::Tensor>> converted_;
+  std::vector<std::size_t> active_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> converted_;  ///< gradients and their stand-ins
 };
 
 }  // namespace torchfuse::ops

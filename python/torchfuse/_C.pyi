@@ -10,11 +10,14 @@ from torch import Tensor
 class FusedStep:
     """The native step of one optimizer: plan, checks, norm, update.
 
+    It holds no tensor between steps, and serves one thread at a time.
+
     Args:
         algorithm: name of the update, e.g. "adam".
+        caller: what the user calls; error messages begin with it.
     """
 
-    def __init__(self, algorithm: str) -> None: ...
+    def __init__(self, algorithm: str, caller: str = "FusedStep.step") -> None: ...
     @property
     def hyper_param_names(self) -> list[str]: ...
     @property
@@ -25,20 +28,16 @@ class FusedStep:
     def planned(self) -> bool: ...
     def plan(
         self,
-        params: list[Tensor],
-        states: list[dict[str, Any] | None],
-        groups: list[int],
-        owner: dict[Any, Any] | None = None,
+        param_lists: list[Sequence[Tensor]],
+        owner: dict[Any, Any],
         stochastic: list[bool] = [],
         shard_groups: list[list[str] | None] = [],
     ) -> None:
         """Replaces the plan; on an error the former one stays.
 
         Args:
-            params: every parameter, in the order of the parameter groups.
-            states: each parameter's own state dictionary, or None before its first gradient.
-            groups: index of each parameter's group.
-            owner: the dictionary of all states, if step() is to check its entries.
+            param_lists: the parameters of each group.
+            owner: the optimizer's state: for each parameter that takes part, a dictionary.
             stochastic: for each group, whether its parameters are rounded stochastically.
             shard_groups: for each parameter None, or, if it is a DTensor, the names of the process
                 groups over which it is split.
@@ -46,6 +45,8 @@ class FusedStep:
 
     def step(
         self,
+        param_lists: list[Sequence[Tensor]],
+        owner: dict[Any, Any],
         groups: list[Sequence[float | bool | Tensor]],
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
@@ -53,28 +54,26 @@ class FusedStep:
         max_grad_norm: float | None = None,
         write_back_grads: bool = False,
         seed: int = 0,
-        owner: dict[Any, Any] | None = None,
-        param_lists: list[list[Tensor]] | None = None,
     ) -> bool:
         """One step over all parameters that have a gradient.
 
         Args:
+            param_lists: the parameters of each group, as they are now.
+            owner: the optimizer's state, as it is now.
             groups: for each group, values in the order of `hyper_param_names`.
             seed: of stochastic rounding.
-            owner: checked against the plan, if given.
-            param_lists: the parameter list of each group, checked against the plan, if given.
 
         Returns:
             False if the plan does not fit any more; then nothing was done.
         """
 
-    def reset(self) -> None: ...
     def total_norm(self) -> Tensor | None: ...
     def skipped(self) -> Tensor | None: ...
 
 def home_steps(params: list[Tensor], steps: list[Tensor | None]) -> list[Tensor]:
     """Step counts as 0-dim views of separate elements of one buffer per device."""
 
+def remake_master(param: Tensor, master: Tensor) -> None: ...
 def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
     """The fp32 master of a bf16 parameter whose state is a remainder (int16)."""
 

@@ -142,24 +142,31 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
 }
 
 template <class Options, class State>
-bool FusedOptimizerOf<Options, State>::slot_is_current(
-    const FusedSlot& slot, const torch::optim::OptimizerParamState& state,
-    const torch::optim::OptimizerOptions& options) const {
+bool FusedOptimizerOf<Options, State>::borrow_state(
+    const at::Tensor& param, const torch::optim::OptimizerParamState& state,
+    const torch::optim::OptimizerOptions& options, SlotTensors& slot) const {
   const auto& own = static_cast<const Options&>(options);
   const auto& held = static_cast<const State&>(state);
   const torch::Tensor& master =
-      keeps_remainder(slot.param, own) ? held.param_remainder() : held.master_param();
-  bool current = slot.step.is_same(held.step()) && slot.master.is_same(master) &&
-                 slot.master.defined() == wants_master(slot.param, own) &&
-                 slot.stochastic_rounding == own.stochastic_rounding();
+      keeps_remainder(param, own) ? held.param_remainder() : held.master_param();
+  if (master.defined() != wants_master(param, own) || !held.step().defined()) return false;
+  if (master.defined()) slot.master = master.unsafeGetTensorImpl();
+  slot.step = held.step().unsafeGetTensorImpl();
+  bool whole = true;
   std::size_t index = 0;
   FusedClass<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {
-    const at::Tensor& planned = slot.states[index];
-    current = current && planned.defined() == uses_state(own, index) &&
-              (!planned.defined() || planned.is_same(tensor));
-    ++index;
+    const std::size_t k = index++;
+    if (!uses_state(own, k)) return;
+    whole = whole && tensor.defined();
+    if (tensor.defined()) slot.states[k] = tensor.unsafeGetTensorImpl();
   });
-  return current;
+  return whole;
+}
+
+template <class Options, class State>
+bool FusedOptimizerOf<Options, State>::rounds_stochastically(
+    const torch::optim::OptimizerOptions& options) const {
+  return static_cast<const Options&>(options).stochastic_rounding();
 }
 
 }  // namespace torchfuse::optim

@@ -4,10 +4,16 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -27,9 +33,50 @@ void keep_options(const OptimizerParamGroup& given, OptimizerParamGroup& added) 
 
 }  // namespace
 
+/// The native step with where its plan found what, and the one thread that uses it.
+struct FusedOptimizer::Impl {
+  /// One parameter of the plan.
+  struct Param {
+    std::size_t group;
+    bool has_state;
+    bool stochastic_rounding;
+  };
+
+  std::optional<FusedStep> fused_step;
+  std::vector<Param> params;
+  std::vector<SlotTensors> slots;  ///< for the time of a step
+  std::mutex mutex;
+  std::atomic<std::thread::id> stepping;
+};
+
+namespace {
+
+/// Excludes other threads; refuses the thread that is in a step already.
+class Exclusive {
+ public:
+  Exclusive(std::mutex& mutex, std::atomic<std::thread::id>& stepping, const char* name)
+      : stepping_(stepping) {
+    TORCH_CHECK(stepping != std::this_thread::get_id(), name,
+                ": expected no step within a step of the same optimizer, got one.");
+    lock_ = std::unique_lock(mutex);
+    stepping_ = std::this_thread::get_id();
+  }
+  ~Exclusive() { stepping_ = std::thread::id(); }
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+  Exclusive(Exclusive&&) = delete;
+  Exclusive& operator=(Exclusive&&) = delete;
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  std::atomic<std::thread::id>& stepping_;
+};
+
+}  // namespace
+
 FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& param_groups,
                                std::unique_ptr<torch::optim::OptimizerOptions> defaults)
-    : Optimizer(param_groups, std::move(defaults)) {
+    : Optimizer(param_groups, std::move(defaults)), impl_(std::make_unique<Impl>()) {
   for (std::size_t group = 0; group < param_groups.size(); ++group) {
     keep_options(param_groups[group], param_groups_[group]);
   }
@@ -41,6 +88,8 @@ void FusedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
 }
 
 FusedOptimizer::~FusedOptimizer() = default;
+FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
+FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
 
 torch::Tensor FusedOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
@@ -51,7 +100,13 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  fused_update();
+  return loss;
+}
 
+void FusedOptimizer::fused_update() {
   check_options(defaults(), std::nullopt);
   std::vector<std::vector<HyperParam>> groups;
   groups.reserve(param_groups_.size());
@@ -60,29 +115,56 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     check_options(options, group);
     groups.push_back(hyper_params(options));
   }
-  if (!has_gradients()) return loss;
-  if (!plan_is_valid()) build_plan();
-
   FusedStepOptions options = step_options();
   if (scaling_.has_value()) {
     options.grad_scale = scaling_->grad_scale;
     options.found_inf = scaling_->found_inf;
     options.check_inside = options.check_inside || scaling_->check;
   }
-  fused_step_->step(groups, options);
-  return loss;
+  std::optional<FusedStep>& step = impl_->fused_step;
+  if (!step.has_value()) step.emplace(algorithm(), std::string(name()) + "::step");
+  std::vector<SlotTensors>& slots = impl_->slots;
+  const auto release = c10::make_scope_exit([&slots] { slots.clear(); });
+  if (borrow_slots(slots) && step->step(slots, groups, options)) return;
+  build_plan();
+  TORCH_CHECK(borrow_slots(slots) && step->step(slots, groups, options), name(),
+              "::step: expected the state to stay as it is during the step, got a change. Do not "
+              "change it from another thread.");
+}
+
+void FusedOptimizer::remake_masters() {
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  for (const OptimizerParamGroup& group : param_groups_) {
+    for (const at::Tensor& param : group.params()) {
+      const OptimizerParamState* state = find_state(param);
+      SlotTensors slot;
+      if (state == nullptr || !borrow_state(param, *state, group.options(), slot)) continue;
+      if (slot.master == nullptr || slot.master->dtype() != caffe2::TypeMeta::Make<float>()) {
+        continue;
+      }
+      remake_master(param, at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::
+                                          reclaim_copy(slot.master)));
+    }
+  }
 }
 
 at::Tensor FusedOptimizer::grad_norm() const {
-  return fused_step_ == nullptr ? at::Tensor() : fused_step_->total_norm();
+  if (impl_ == nullptr) return {};
+  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  return impl_->fused_step.has_value() ? impl_->fused_step->total_norm() : at::Tensor();
 }
 
 at::Tensor FusedOptimizer::last_step_skipped() const {
-  return fused_step_ == nullptr ? at::Tensor() : fused_step_->skipped();
+  if (impl_ == nullptr) return {};
+  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  return impl_->fused_step.has_value() ? impl_->fused_step->skipped() : at::Tensor();
 }
 
 void FusedOptimizer::invalidate_plan() {
-  if (fused_step_ != nullptr) fused_step_->reset();
+  if (impl_ == nullptr) return;
+  if (impl_->fused_step.has_value()) impl_->fused_step->reset();
+  impl_->params.clear();
 }
 
 std::string FusedOptimizer::options_name(std::optional<std::size_t> group) {
@@ -106,58 +188,56 @@ const OptimizerParamState* FusedOptimizer::find_state(const at::Tensor& param) c
   return entry == state_.end() ? nullptr : entry->second.get();
 }
 
-bool FusedOptimizer::has_gradients() const {
-  for (const OptimizerParamGroup& group : param_groups_) {
-    for (const at::Tensor& param : group.params()) {
-      if (param.grad().defined()) return true;
-    }
-  }
-  return false;
-}
-
-// Slots are in the order of the groups' parameters, so one walk with a cursor compares everything.
-bool FusedOptimizer::plan_is_valid() const {
-  if (fused_step_ == nullptr || !fused_step_->planned()) return false;
-  const std::vector<FusedSlot>& slots = fused_step_->slots();
+/// The tensors of all slots, in the plan's order. False: they are not as planned.
+bool FusedOptimizer::borrow_slots(std::vector<SlotTensors>& slots) const {
+  slots.clear();
   std::size_t next = 0;
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
     const auto& options = param_groups_[group].options();
+    const bool stochastic = rounds_stochastically(options);
     for (const at::Tensor& param : param_groups_[group].params()) {
-      const bool planned = next < slots.size() && slots[next].param.is_same(param) &&
-                           slots[next].group == static_cast<std::int64_t>(group);
-      if (!planned) {
-        if (param.grad().defined()) return false;
+      if (next == impl_->params.size()) return false;
+      const Impl::Param& planned = impl_->params[next++];
+      if (planned.group != group) return false;
+      const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
+      if (!planned.has_state) {
+        if (grad.defined()) return false;
         continue;
       }
       const OptimizerParamState* state = find_state(param);
-      if (state == nullptr || !slot_is_current(slots[next], *state, options)) return false;
-      ++next;
+      if (state == nullptr || planned.stochastic_rounding != stochastic) return false;
+      SlotTensors& slot = slots.emplace_back();
+      slot.param = param.unsafeGetTensorImpl();
+      if (grad.defined()) slot.grad = grad.unsafeGetTensorImpl();
+      if (!borrow_state(param, *state, options, slot)) return false;
     }
   }
-  return next == slots.size();
+  return next == impl_->params.size();
 }
 
 // States are stored only after the plan accepted all slots: a refused parameter leaves no trace.
 void FusedOptimizer::build_plan() {
-  if (fused_step_ == nullptr) fused_step_ = std::make_unique<FusedStep>(algorithm());
   std::vector<FusedSlot> slots;
+  std::vector<Impl::Param> planned;
   std::vector<at::Tensor> params;
   std::vector<at::Tensor> steps;
   std::unordered_set<const void*> seen;
-  std::int64_t number = -1;  // of the parameter, with a gradient or without
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    const auto& options = param_groups_[group].options();
     const auto& group_params = param_groups_[group].params();
     for (std::size_t index = 0; index < group_params.size(); ++index) {
-      ++number;
       const at::Tensor& param = group_params[index];
       const OptimizerParamState* state = find_state(param);
-      if (!param.grad().defined() && state == nullptr) continue;
+      const bool takes_part = param.grad().defined() || state != nullptr;
+      planned.push_back({group, takes_part, rounds_stochastically(options)});
+      if (!takes_part) continue;
       TORCH_CHECK_VALUE(seen.insert(param.unsafeGetTensorImpl()).second, name(), ": expected ",
                         options_name(group), ".params[", index,
                         "] to be in the parameter groups once, got it a second time. Remove one.");
-      FusedSlot slot = make_slot(param, state, param_groups_[group].options());
+      FusedSlot slot = make_slot(param, state, options);
       slot.group = static_cast<std::int64_t>(group);
-      slot.index = number;
+      slot.position = static_cast<std::int64_t>(index);
+      slot.index = static_cast<std::int64_t>(planned.size()) - 1;
       params.push_back(slot.param);
       steps.push_back(slot.step);
       slots.push_back(std::move(slot));
@@ -165,8 +245,9 @@ void FusedOptimizer::build_plan() {
   }
   steps = home_steps(params, std::move(steps));
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i].step = steps[i];
-  fused_step_->plan(std::move(slots));
-  for (const FusedSlot& slot : fused_step_->slots()) store_slot(slot);
+  impl_->fused_step->plan(slots);
+  for (const FusedSlot& slot : slots) store_slot(slot);
+  impl_->params = std::move(planned);
 }
 
 }  // namespace torchfuse::optim

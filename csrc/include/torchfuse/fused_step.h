@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,9 +19,9 @@ namespace torchfuse {
 /// read on the device.
 using HyperParam = std::variant<double, at::Tensor>;
 
-/// One parameter with its optimizer state, as a FusedStep holds it.
+/// One parameter with its optimizer state, as a plan is made from it.
 struct FusedSlot {
-  at::Tensor param;  ///< the parameter itself; its gradient is read from .grad()
+  at::Tensor param;
   /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
   /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. Each fp32, bf16 or
   /// fp16 (fp64 for fp64 parameters); same sizes and strides as `param`. The algorithm's tensor
@@ -31,6 +32,8 @@ struct FusedSlot {
   at::Tensor master;
   at::Tensor step;         ///< 0-dim fp32, on the parameter's device
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
+  /// Place of the parameter in its group; error messages name both.
+  std::int64_t position = 0;
   /// Round the parameter (bf16, without a master) at random, without bias: by the step's seed, the
   /// parameter's `index`, its step count, and the element's place in memory.
   bool stochastic_rounding = false;
@@ -40,6 +43,20 @@ struct FusedSlot {
   /// summed over them; all their processes must step the same parameters in the same order.
   std::vector<std::string> shard_groups;
 };
+
+/// The tensors of one slot as a step borrows them from their owners. Null: there is none.
+struct SlotTensors {
+  static constexpr std::size_t kMaxStates = 4;  ///< states of an algorithm, at most
+
+  c10::TensorImpl* param = nullptr;
+  c10::TensorImpl* grad = nullptr;  ///< null: the slot takes no part in the step
+  c10::TensorImpl* states[kMaxStates] = {};
+  c10::TensorImpl* master = nullptr;
+  c10::TensorImpl* step = nullptr;
+};
+
+/// The slot's tensors and its parameter's .grad, for as long as `slot` and that gradient live.
+TORCHFUSE_API SlotTensors borrow(const FusedSlot& slot);
 
 /// What one step() is asked to do besides the update.
 struct FusedStepOptions {
@@ -61,14 +78,18 @@ struct FusedStepOptions {
 /// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step
 /// (norm and check, then update). Python and C++ optimizer classes each hold one.
 ///
-/// The plan is the list of slots. Every step re-reads each slot's gradient and memory addresses, so
-/// `p.data = ...` and replaced gradients are seen; a slot whose tensors no longer fit together
-/// raises an error that names it, before anything is written. Whoever replaces a state tensor by
-/// another tensor object must call plan() again. No gradient is held after step() returns.
+/// The plan says what the tensors of each slot are like: dtypes, device, sizes and strides. It holds
+/// no tensor. Every step is given the tensors by those who own them, compares them with the plan
+/// and takes their addresses, so that `p.data = ...`, replaced states and replaced gradients are
+/// seen, and whatever the owner lets go is free at once. Between steps only workspaces are kept: 64
+/// bytes for 16,384 gradient elements at most, once for each device.
+///
+/// One object is for one thread at a time.
 class TORCHFUSE_API FusedStep {
  public:
-  /// `algorithm` is an update registered in ops, such as "adam". Throws on any other name.
-  explicit FusedStep(const std::string& algorithm);
+  /// `algorithm` is an update registered in ops, such as "adam"; throws on any other name. `caller`
+  /// is what the user calls: error messages begin with it.
+  explicit FusedStep(const std::string& algorithm, std::string caller = "FusedStep::step");
   ~FusedStep();
   /// Movable, not copyable.
   FusedStep(FusedStep&&) noexcept;
@@ -82,19 +103,30 @@ class TORCHFUSE_API FusedStep {
   /// How many of the last state names are one number for the whole tensor.
   std::size_t num_tensor_states() const;
 
-  /// Replaces the plan. Checks every slot; on an error the former plan stays.
-  void plan(std::vector<FusedSlot> slots);
-  bool planned() const;                         ///< whether there is a plan
-  void reset();                                 ///< forgets the plan
-  const std::vector<FusedSlot>& slots() const;  ///< the plan, in the order given to plan()
+  /// Replaces the plan. Checks every slot; on an error the former plan stays. A state or master
+  /// with the sizes of its parameter and other strides is laid out like it, in place: the same
+  /// tensor object, with the same values, in new memory.
+  void plan(const std::vector<FusedSlot>& slots);
+  bool planned() const;  ///< whether there is a plan
+  void reset();          ///< forgets the plan
 
-  /// One step over all slots whose parameter has a gradient. `groups[slot.group]` holds the values
-  /// of hyper_param_names(). Every check is made before anything is written.
-  void step(const std::vector<std::vector<HyperParam>>& groups,
+  /// One step over all slots that have a gradient. Every check is made before anything is written.
+  ///
+  /// @param slots the tensors of the plan's slots, in its order. They must live until this returns.
+  /// @param groups `groups[slot.group]` holds the values of hyper_param_names().
+  /// @param options what else is to be done.
+  /// @return false if tensors are not as planned: nothing was done, and plan() is to be called.
+  /// @throws c10::Error for gradients, hyper-parameters and options that no step can be taken with.
+  [[nodiscard]] bool step(const std::vector<SlotTensors>& slots,
+                          const std::vector<std::vector<HyperParam>>& groups,
+                          const FusedStepOptions& options = {});
+  /// The same for slots that the caller keeps, with the gradients of their parameters. Plans again
+  /// where tensors are not as planned.
+  void step(const std::vector<FusedSlot>& slots, const std::vector<std::vector<HyperParam>>& groups,
             const FusedStepOptions& options = {});
 
-  /// L2 norm of the unscaled gradients of the last step that clipped or checked: a 0-dim fp32
-  /// tensor on the device. Undefined before such a step.
+  /// L2 norm of the unscaled gradients of the last step, if it clipped or checked, else NaN: a
+  /// 0-dim fp32 tensor on the device. 0 if no slot had a gradient. Undefined before the first step.
   at::Tensor total_norm() const;
   /// 1 if the last step was skipped, else 0: a 0-dim fp32 tensor on the device. Undefined before
   /// the first step.
@@ -123,6 +155,12 @@ TORCHFUSE_API at::Tensor master_of_remainder(const at::Tensor& param, const at::
 /// last place.
 /// @throws c10::Error for other dtypes.
 TORCHFUSE_API at::Tensor remainder_of_master(const at::Tensor& master);
+
+/// Brings an fp32 master, in place, to a 16-bit parameter that was written to: elements that do not
+/// round to the parameter's become the parameter's, all others keep their bits. Steps do it by
+/// themselves when autograd knows of the write.
+/// @throws c10::Error for other dtypes or sizes.
+TORCHFUSE_API void remake_master(const at::Tensor& param, const at::Tensor& master);
 
 /// "baseline", "avx2" or "avx512": the instruction level of the CPU kernels.
 TORCHFUSE_API std::string cpu_isa();

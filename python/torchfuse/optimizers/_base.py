@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, overload
 
 import torch
@@ -29,7 +30,7 @@ from torchfuse.optimizers._checks import (
 from torchfuse.optimizers._hooks import hooked_once
 from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
 from torchfuse.optimizers._options import StepOptions, as_tensor
-from torchfuse.optimizers._shards import shard_groups
+from torchfuse.optimizers._shards import local_part, shard_groups
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
 _SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
@@ -64,6 +65,9 @@ class FusedOptimizer(ApexAttributes):
     Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers: a scaler sets the
     attributes `grad_scale` (a tensor or None) and `found_inf` before it calls `step()`, and deletes
     them afterwards. Neither that nor clipping makes the host wait for the device.
+
+    Parameters and state belong to the program: between steps the native step holds neither. Threads
+    may step one optimizer at the same time; their steps follow one another.
     """
 
     _step_supports_amp_scaling = True
@@ -82,11 +86,12 @@ class FusedOptimizer(ApexAttributes):
     # and report them in `found_inf`.
     _check_inside: bool = False
 
-    # See Note [Hooks run once].
-    _in_step: bool = False
+    _native: _C.FusedStep | None = None
+    _planned_names: list[tuple[str, ...]] | None = None
 
-    _native: _C.FusedStep | None
-    _planned_names: list[tuple[str, ...]] | None
+    # See Note [One step at a time].
+    _lock: threading.RLock
+    _updating: bool = False
 
     # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
     grad_scale: Tensor | None
@@ -109,7 +114,7 @@ class FusedOptimizer(ApexAttributes):
         seed: int = 0,
     ) -> None:
         check_master_dtype(type(self).__name__, 0, master_weight_dtype)
-        self._forget_plan()
+        self._make_lock()
         options: StepOptions = {
             "set_grad_none": set_grad_none,
             "master_weights": master_weights,
@@ -203,15 +208,35 @@ class FusedOptimizer(ApexAttributes):
             raise
         return loss
 
+    # Note [One step at a time]
+    # State creation, planning, check and update are for one thread at a time. Waiting for the lock
+    # lets go of Python's own, and the native step does so too: a rank may wait for others with this
+    # lock, never with Python's. The thread that has it can come back only from code that runs inside
+    # of its step, such as a finalizer; the tensors in use do not bear a second step.
     def _fused_update(self) -> None:
+        with self._lock:
+            if self._updating:
+                raise RuntimeError(
+                    f"{type(self).__name__}.step: expected no step within a step of the same "
+                    "optimizer, got one. Take it afterwards."
+                )
+            self._updating = True
+            try:
+                self._update_params()
+            finally:
+                self._updating = False
+
+    def _update_params(self) -> None:
         if self._native is None:
-            self._native = _C.FusedStep(self._algorithm)
+            self._native = _C.FusedStep(self._algorithm, f"{type(self).__name__}.step")
         self._check_shared_options()
         shared = self.param_groups[0]
         names = [self._needed_names(group) for group in self.param_groups]
         if names != self._planned_names:
             self._plan(names)
         arguments = {
+            "param_lists": [group["params"] for group in self.param_groups],
+            "owner": self.state,
             "groups": [self._hyper_params(group) for group in self.param_groups],
             "grad_scale": self._loss_scale(),
             "found_inf": self._scaler_flag(),
@@ -219,8 +244,6 @@ class FusedOptimizer(ApexAttributes):
             "max_grad_norm": shared["max_grad_norm"],
             "write_back_grads": shared["write_back_grads"],
             "seed": shared["seed"],
-            "owner": self.state,
-            "param_lists": [group["params"] for group in self.param_groups],
         }
         if not self._native.step(**arguments):
             self._plan(names)
@@ -242,25 +265,38 @@ class FusedOptimizer(ApexAttributes):
         # Until the new plan stands, the next step has to make one.
         self._planned_names = None
         params: list[Tensor] = []
-        group_indices: list[int] = []
         with_state: list[Tensor] = []
-        for index, group in enumerate(self.param_groups):
+        for group in self.param_groups:
             # apex's count, for subclasses that step as apex does: this step does not advance it.
             group.pop("step", None)
             for param in group["params"]:
                 if param.grad is not None or self.state.get(param):
+                    self._refuse_capture(param, group)
                     self._create_state(param, group)
                     with_state.append(param)
                 params.append(param)
-                group_indices.append(index)
         homes = _C.home_steps(with_state, [self.state[param].get("step") for param in with_state])
         for param, home in zip(with_state, homes, strict=True):
             self.state[param]["step"] = home
-        states = [self.state.get(param) or None for param in params]
-        stochastic = [bool(group.get("stochastic_rounding")) for group in self.param_groups]
-        shards = [shard_groups(param) for param in params]
-        self._native.plan(params, states, group_indices, self.state, stochastic, shards)
+        self._native.plan(
+            [group["params"] for group in self.param_groups],
+            self.state,
+            [bool(group.get("stochastic_rounding")) for group in self.param_groups],
+            [shard_groups(param) for param in params],
+        )
         self._planned_names = names
+
+    def _refuse_capture(self, param: Tensor, group: dict[str, Any]) -> None:
+        """State made inside of a capture would belong to the graph, and begin anew in each replay."""
+        if not param.is_cuda or not torch.cuda.is_current_stream_capturing():
+            return
+        state = self.state.get(param, {})
+        if any(state.get(name) is None for name in (*self._state_names(group), "step")):
+            raise RuntimeError(
+                f"{type(self).__name__}.step: expected a step before the one that a CUDA graph "
+                "captures, got a capture of a parameter's first. Take a step, or several, outside of "
+                "the capture."
+            )
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]
@@ -312,9 +348,8 @@ class FusedOptimizer(ApexAttributes):
         """Options that say how state is stored, not what is computed."""
         return (*self._state_dtype_options(), "store_param_remainders", "stochastic_rounding")
 
-    def _forget_plan(self) -> None:
-        self._native = None
-        self._planned_names = None
+    def _make_lock(self) -> None:
+        vars(self).setdefault("_lock", threading.RLock())
 
     def _patch_step_function(self) -> None:
         # torch wraps the class's step for hooks and the profiler. Outside of that, the step is one
@@ -333,17 +368,61 @@ class FusedOptimizer(ApexAttributes):
     def grad_norm(self) -> Tensor | None:
         """Norm of the last step's unscaled gradients before clipping, over all groups.
 
-        A 0-dim fp32 tensor on the device, valid until the next step; None before the first step,
-        NaN if the step neither clipped nor checked inside. Reading its value makes the host wait.
+        A 0-dim fp32 tensor on the device: NaN if the step neither clipped nor checked inside, 0 if
+        no parameter had a gradient. None before the first step. Reading its value makes the host
+        wait.
         """
-        return None if self._native is None else self._native.total_norm()
+        with self._lock:
+            return None if self._native is None else self._native.total_norm()
 
     def last_step_skipped(self) -> Tensor | None:
-        """1 if the last step was skipped, else 0.
+        """1 if the last step was skipped, else 0, also if no parameter had a gradient.
 
-        A 0-dim fp32 tensor on the device, valid until the next step; None before the first step.
+        A 0-dim fp32 tensor on the device; None before the first step.
         """
-        return None if self._native is None else self._native.skipped()
+        with self._lock:
+            return None if self._native is None else self._native.skipped()
+
+    @torch.no_grad()
+    def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        """Brings fp32 masters to 16-bit parameters that were written to unseen by autograd.
+
+        Elements whose master does not round to the parameter's become the parameter's; all others
+        keep their masters' bits. Steps do this by themselves for writes that move the parameter's
+        version, such as `p.clamp_()` under no_grad or `model.load_state_dict()`. Writes through
+        `p.data` and inside of a replayed CUDA graph move none: call this after them.
+
+        Args:
+            params: parameters of this optimizer. None: all.
+
+        Raises:
+            ValueError: for a parameter that the optimizer does not have.
+
+        Example:
+            >>> import torch, torchfuse
+            >>> p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            >>> opt = torchfuse.optimizers.FusedAdam([p], master_weights=True)
+            >>> p.grad = torch.zeros_like(p)
+            >>> opt.step()
+            >>> p.data.fill_(3)
+            tensor([3., 3.], dtype=torch.bfloat16)
+            >>> opt.remake_masters([p])
+            >>> opt.state[p]["master_param"]
+            tensor([3., 3.])
+        """
+        known = {id(param): param for group in self.param_groups for param in group["params"]}
+        wanted = list(known.values()) if params is None else list(params)
+        for index, param in enumerate(wanted):
+            if id(param) not in known:
+                raise ValueError(
+                    f"{type(self).__name__}.remake_masters: expected params[{index}] to be a "
+                    f"parameter of the optimizer, got another tensor of shape {list(param.shape)}."
+                )
+        with self._lock:
+            for param in wanted:
+                master = self.state.get(param, {}).get(MASTER)
+                if master is not None:
+                    _C.remake_master(local_part(param.detach()), local_part(master))
 
     # Groups and gradients.
 
@@ -351,7 +430,8 @@ class FusedOptimizer(ApexAttributes):
         """Turns the numbers among all groups' hyper-parameters into tensors beside the parameters.
 
         A captured CUDA graph reads them at every replay: change them with `fill_`, as torch's
-        learning-rate schedulers do for a tensor lr.
+        learning-rate schedulers do for a tensor lr. Without this, or `capturable=True` or a tensor
+        lr, a step is not captured; numbers other than lr are constants of the graph, as in torch.
         """
         for group in self.param_groups:
             device = group["params"][0].device if group["params"] else torch.device("cpu")
@@ -360,6 +440,11 @@ class FusedOptimizer(ApexAttributes):
                     group[key] = tuple(as_tensor(value, device) for value in group[key])
                 else:
                     group[key] = as_tensor(group[key], device)
+
+    def _make_lr_capturable(self, group: dict[str, Any]) -> None:
+        """`capturable` asks for a learning rate that a captured graph reads, as in apex."""
+        if group.get("capturable") and group["params"]:
+            group["lr"] = as_tensor(group["lr"], group["params"][0].device)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Resets the gradients of all parameters.
@@ -390,6 +475,7 @@ class FusedOptimizer(ApexAttributes):
         except (RuntimeError, TypeError, ValueError):
             self.param_groups.pop()
             raise
+        self._make_lr_capturable(self.param_groups[index])
 
     def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
         name = type(self).__name__
@@ -472,9 +558,12 @@ class FusedOptimizer(ApexAttributes):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also called by copy.deepcopy and pickle, which drop the native object."""
         super().__setstate__(state)
-        self._forget_plan()
+        self._make_lock()
+        # The next step plans anew. What the native step works in stays: a graph may know it.
+        self._planned_names = None
         for group in self.param_groups:
             self._normalize_group(group)
             for key, default in self.defaults.items():
                 if key not in TORCH_ONLY_KEYS:
                     group.setdefault(key, default)
+            self._make_lr_capturable(group)

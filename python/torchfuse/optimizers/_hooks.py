@@ -4,8 +4,19 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
+
+
+class _Stepping(threading.local):
+    """The optimizers, by identity, in whose steps this thread is."""
+
+    def __init__(self) -> None:
+        self.optimizers: set[int] = set()
+
+
+_stepping = _Stepping()
 
 
 def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,12 +34,12 @@ def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
 
     @functools.wraps(hooked)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._in_step:
+        if id(self) in _stepping.optimizers:
             return plain(self, *args, **kwargs)
-        self._in_step = True
+        _stepping.optimizers.add(id(self))
         try:
             return hooked(self, *args, **kwargs)
         finally:
-            self._in_step = False
+            _stepping.optimizers.discard(id(self))
 
     return step

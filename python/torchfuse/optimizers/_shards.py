@@ -21,6 +21,11 @@ def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     return isinstance(tensor, DTensor)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What of a tensor lies in this process: the tensor itself unless it is a DTensor."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
 def shard_groups(param: Tensor) -> list[str] | None:
     """Names of the process groups over whose processes a DTensor is split; None for others."""
     if not is_dtensor(param):

@@ -43,8 +43,8 @@ class FusedAdam(FusedOptimizer):
         weight_decay: :math:`\lambda`. The default is 0, as in apex; torch's AdamW has 0.01.
         amsgrad: use the running maximum of the second moment.
         set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
-        capturable: accepted for apex; every step can be captured in a CUDA graph. See
-            `make_capturable()` for values that change between replays.
+        capturable: keep `lr` as a tensor on the device, which a captured CUDA graph reads in every
+            replay, as in apex. See `make_capturable()` for the other values.
         master_weights: keep an fp32 copy of every fp16 and bf16 parameter as
             `state["master_param"]`, update it, and round it to the parameter. It is made from the
             parameter in its first step.
@@ -251,12 +251,14 @@ class FusedAdam(FusedOptimizer):
 
     @property
     def capturable(self) -> bool:
-        """The constructor's argument; without effect."""
+        """Whether `lr` is kept as a tensor on the device; of the first group."""
         return bool(self.param_groups[0]["capturable"])
 
     @capturable.setter
     def capturable(self, value: bool) -> None:
         self._set_in_all_groups("capturable", bool(value))
+        for group in self.param_groups:
+            self._make_lr_capturable(group)
 
 
 def _refuse_removed_arguments(removed: tuple[Any, ...], keywords: dict[str, Any]) -> None:

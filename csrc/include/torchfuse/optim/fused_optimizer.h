@@ -30,7 +30,11 @@ struct ScalingRequest {
 ///
 /// amp::GradScaler recognises optimizers by this base class and drives them without reading
 /// anything back to the host. State tensors may be replaced and options edited between steps: both
-/// are looked at again in every step.
+/// are looked at again in every step, and nothing that was replaced is kept alive.
+///
+/// Threads may call step(), grad_norm() and last_step_skipped() at the same time: one waits for the
+/// other. Everything else, and edits of parameters, states and options, is for one thread at a
+/// time and not during a step.
 class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
  public:
   /// Groups keep the options that they come with; those without any get `defaults`.
@@ -38,9 +42,9 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
   ~FusedOptimizer() override;
   /// Movable, not copyable.
-  FusedOptimizer(FusedOptimizer&&) = default;
+  FusedOptimizer(FusedOptimizer&&) noexcept;
   /// Movable, not copyable.
-  FusedOptimizer& operator=(FusedOptimizer&&) = default;
+  FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
 
   /// Adds a group with the options that it comes with, or with the defaults. Call it on the fused
   /// optimizer: through a reference to the base class torch 2.15 gives the group the
@@ -49,10 +53,16 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
 
   /// One update of every parameter that has a gradient. `closure` is called first, with gradients
   /// enabled; its value is returned. Refused while a scaler drives the step.
+  /// @throws c10::Error for options out of range, for tensors that no step can be taken with, naming
+  ///   the parameter's group and place, and for a step within a step of the same optimizer.
   torch::Tensor step(LossClosure closure = nullptr) final;
 
-  /// True norm of the last step's unscaled gradients (0-dim fp32, on the device), when the step
-  /// clipped or checked; undefined otherwise.
+  /// Brings the fp32 masters to 16-bit parameters that were written to in a way that autograd does
+  /// not see, as through `.data()`: see torchfuse::remake_master(). Other writes need no call.
+  void remake_masters();
+
+  /// True norm of the last step's unscaled gradients (0-dim fp32, on the device): NaN if the step
+  /// neither clipped nor checked, 0 if there were no gradients. Undefined before the first step.
   at::Tensor grad_norm() const;
   /// 1 if the last step was skipped, else 0 (0-dim fp32, on the device). Undefined before a step.
   at::Tensor last_step_skipped() const;
@@ -81,10 +91,14 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
                               const torch::optim::OptimizerOptions& options) const = 0;
   /// Puts the slot's tensors into the parameter's state.
   virtual void store_slot(const FusedSlot& slot) = 0;
-  /// Whether the slot still holds the very tensors of `state`, and those that `options` ask for.
-  virtual bool slot_is_current(const FusedSlot& slot,
-                               const torch::optim::OptimizerParamState& state,
-                               const torch::optim::OptimizerOptions& options) const = 0;
+  /// The tensors of `state` that `options` ask for. False if one is missing, or if there is a master
+  /// that they do not ask for.
+  virtual bool borrow_state(const at::Tensor& param,
+                            const torch::optim::OptimizerParamState& state,
+                            const torch::optim::OptimizerOptions& options,
+                            SlotTensors& slot) const = 0;
+  /// Whether parameters with these options are rounded at random.
+  virtual bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const = 0;
 
   /// For those who replace the whole state: the next step plans afresh.
   void invalidate_plan();
@@ -99,11 +113,12 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
 
  private:
   const torch::optim::OptimizerParamState* find_state(const at::Tensor& param) const;
-  bool has_gradients() const;
-  bool plan_is_valid() const;
+  bool borrow_slots(std::vector<SlotTensors>& slots) const;
   void build_plan();
+  void fused_update();
 
-  std::unique_ptr<FusedStep> fused_step_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 /// A fused optimizer with options and per-parameter states of these types: all that its class needs
@@ -136,8 +151,10 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
   FusedSlot make_slot(const at::Tensor& param, const torch::optim::OptimizerParamState* state,
                       const torch::optim::OptimizerOptions& options) const override;
   void store_slot(const FusedSlot& slot) override;
-  bool slot_is_current(const FusedSlot& slot, const torch::optim::OptimizerParamState& state,
-                       const torch::optim::OptimizerOptions& options) const override;
+  bool borrow_state(const at::Tensor& param, const torch::optim::OptimizerParamState& state,
+                    const torch::optim::OptimizerOptions& options,
+                    SlotTensors& slot) const override;
+  bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const override;
 
   /// Makes the class one of optimizer_classes() when the library is loaded.
   static const bool listed_;

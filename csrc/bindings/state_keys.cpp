@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "bindings/state_keys.h"
+
+#include <algorithm>
+
+namespace torchfuse::bindings {
+
+namespace {
+
+EntryRole role_of(const std::string& name, bool has_master) {
+  if (name == "step") return EntryRole::kStep;
+  if (name == "master_param") return EntryRole::kMaster;
+  // A master, if there is one too, is the one that counts.
+  if (name == "param_remainder") return has_master ? EntryRole::kOther : EntryRole::kMaster;
+  return EntryRole::kOther;
+}
+
+}  // namespace
+
+StateKeys::StateKeys(PyObject* dict, const std::vector<std::string>& names) {
+  PyObject* master = PyDict_GetItemString(dict, "master_param");
+  const bool has_master = master != nullptr && master != Py_None;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &key, &value) != 0) {
+    Key entry{py::reinterpret_borrow<py::object>(key), EntryRole::kOther, 0};
+    if (PyUnicode_CheckExact(key) != 0) {
+      const auto name = entry.name.cast<std::string>();
+      const auto found = std::find(names.begin(), names.end(), name);
+      entry.state = static_cast<std::uint8_t>(found - names.begin());
+      entry.role = found != names.end() ? EntryRole::kState : role_of(name, has_master);
+      if (entry.role != EntryRole::kOther && value == Py_None) entry.role = EntryRole::kNone;
+    }
+    keys_.push_back(std::move(entry));
+  }
+}
+
+bool StateKeys::match(PyObject* dict) const {
+  return visit(dict, [](EntryRole, std::uint8_t, PyObject* value) { return value != Py_None; });
+}
+
+}  // namespace torchfuse::bindings

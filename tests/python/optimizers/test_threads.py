@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Several threads with one optimizer, and a step within a step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchfuse.optimizers import FusedAdam
+
+STEPS = 500
+THREADS = 3
+
+
+def _in_threads(body: Callable[[], None]) -> list[BaseException]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            body()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def _params(count: int) -> list[torch.nn.Parameter]:
+    params = [torch.nn.Parameter(torch.randn(33)) for _ in range(count)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    return params
+
+
+def test_threads_share_an_optimizer() -> None:
+    """The first steps create state and plan at the same time; every step counts once."""
+    params = _params(20)
+    optimizer = FusedAdam(params, lr=1e-4)
+
+    def body() -> None:
+        for _ in range(STEPS):
+            optimizer.step()
+            optimizer.grad_norm()
+            optimizer.last_step_skipped()
+
+    assert _in_threads(body) == []
+    for p in params:
+        assert float(optimizer.state[p]["step"]) == THREADS * STEPS
+        assert bool(p.isfinite().all())
+
+
+def test_threads_that_plan_anew_all_the_time() -> None:
+    params = _params(5)
+    optimizer = FusedAdam(params, lr=1e-4)
+    lock = threading.Lock()
+
+    def body() -> None:
+        for i in range(STEPS // 5):
+            with lock:
+                p = params[i % len(params)]
+                state = optimizer.state[p]
+                if "exp_avg" in state:
+                    state["exp_avg"] = state["exp_avg"].clone()
+                # The old gradient dies while another thread may be in a step that reads it.
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+
+    assert _in_threads(body) == []
+    assert all(float(optimizer.state[p]["step"]) == THREADS * (STEPS // 5) for p in params)
+
+
+def test_hooks_run_once_in_every_thread() -> None:
+    """A thread that is in a step takes no hook away from another."""
+    params = _params(3)
+    optimizer = FusedAdam(params, lr=1e-4)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(threading.get_ident()))
+
+    def body() -> None:
+        for _ in range(STEPS):
+            optimizer.step()
+
+    assert _in_threads(body) == []
+    assert len(calls) == THREADS * STEPS
+
+
+def test_a_step_within_a_step_is_refused() -> None:
+    params = _params(2)
+    optimizer = FusedAdam(params)
+    optimizer.step()
+    errors: list[str] = []
+
+    class Rate:
+        """A hyper-parameter whose value is asked for inside of the step."""
+
+        def __float__(self) -> float:
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                errors.append(str(error))
+            return 1e-3
+
+    optimizer.param_groups[0]["lr"] = Rate()
+    optimizer.step()
+    assert len(errors) == 1
+    assert errors[0].startswith("FusedAdam.step: expected no step within a step of the same")
+    assert float(optimizer.state[params[0]]["step"]) == 2.0
+    optimizer.param_groups[0]["lr"] = 1e-3
+    optimizer.step()
+
+
+def test_a_step_waits_without_pythons_lock() -> None:
+    """A thread that waits for another's step lets the other run Python code meanwhile."""
+    params = _params(2)
+    optimizer = FusedAdam(params)
+    entered, leave = threading.Event(), threading.Event()
+
+    class Waits:
+        def __float__(self) -> float:
+            entered.set()
+            assert leave.wait(timeout=60)
+            return 1e-3
+
+    optimizer.param_groups[0]["lr"] = Waits()
+    first = threading.Thread(target=optimizer.step)
+    first.start()
+    assert entered.wait(timeout=60)
+    second = threading.Thread(target=optimizer.last_step_skipped)
+    second.start()
+    leave.set()
+    first.join(timeout=60)
+    second.join(timeout=60)
+    assert not first.is_alive() and not second.is_alive()
+    step: Tensor = optimizer.state[params[0]]["step"]
+    assert float(step) == 1.0
