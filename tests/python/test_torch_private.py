@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.modules import batchnorm
 from torch.utils import _python_dispatch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import _CheckpointFrame, checkpoint
 
 import torchfuse
 
@@ -399,24 +400,31 @@ def _backend_headers_are_shipped() -> None:
 @relies_on(
     "_C._current_graph_task_id",
     "_autograd._top_saved_tensors_default_hooks",
-    breaks="activation checkpointing would exchange and observe batch statistics twice, or hang",
+    "checkpoint._CheckpointFrame",
+    breaks="activation checkpointing would exchange and observe batch statistics twice",
 )
 def _repeated_forward_passes_are_seen() -> None:
-    outside, hooks = -1, torch._C._autograd._top_saved_tensors_default_hooks
-    assert torch._C._current_graph_task_id() == outside
-    assert hooks(True) is None
-    seen = []
-    for reentrant in (False, True):
+    assert torch._C._current_graph_task_id() == -1
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    seen: list[tuple[bool, Any]] = []
 
-        def region(x: torch.Tensor) -> torch.Tensor:
-            seen.append((torch._C._current_graph_task_id() != outside, hooks(True) is not None))
-            return x.exp()
+    def region(x: torch.Tensor) -> torch.Tensor:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        cells = [] if hooks is None else [cell.cell_contents for cell in hooks[0].__closure__]
+        seen.append((torch._C._current_graph_task_id() != -1, cells))
+        return x.exp()
 
-        x = torch.ones(1, requires_grad=True)
-        checkpoint(region, x, use_reentrant=reentrant).sum().backward()  # type: ignore[no-untyped-call]
-    (first, has_hooks), (second, _), (third, _), (fourth, _) = seen
-    assert (first, second, third, fourth) == (False, True, False, True)
-    assert has_hooks
+    x = torch.ones(1, requires_grad=True)
+    checkpoint(region, x, use_reentrant=True).sum().backward()  # type: ignore[no-untyped-call]
+    assert seen == [(False, []), (True, [])]
+    seen.clear()
+    checkpoint(region, x, use_reentrant=False).sum().backward()  # type: ignore[no-untyped-call]
+    (first_inside, first), (repeated_inside, repeated) = seen
+    assert (first_inside, repeated_inside) == (False, True)
+    frames = [held for held in first if isinstance(held, _CheckpointFrame)]
+    weakly = [held() for held in repeated if isinstance(held, weakref.ReferenceType)]
+    assert len(frames) == len(weakly) == 1
+    assert frames[0] is weakly[0]
 
 
 @relies_on(

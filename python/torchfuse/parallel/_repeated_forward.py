@@ -1,68 +1,80 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Statistics of forward passes that activation checkpointing will repeat.
+"""Forward passes that activation checkpointing repeats, known by what checkpointing itself keeps.
 
-A repeated pass runs inside of a backward pass, where other processes may be elsewhere: it must not
-exchange anything, and it must give the same output. So a pass that may be repeated, because tensors
-are not kept (`torch.no_grad`, as reentrant checkpointing runs it) or are kept through hooks (as the
-other kind does), leaves its reduced moments behind, and a pass inside of a backward pass looks for
-those of its input.
+`torch.utils.checkpoint` of the kind without reentrance makes one frame for each region that it
+runs. The hooks that it puts around saved tensors hold that frame, those of the repetition too. So a
+pass that has checkpointing's hooks around it leaves its reduced moments with the frame, and the
+n-th pass of a layer in a repetition takes those of the n-th pass of the layer. Tensors are never
+compared. The moments go with the frame, which lives as long as the region's part of the graph.
+
+Where no frame is seen (reentrant checkpointing, regions inside of regions, hooks of others on top)
+nothing is left behind and nothing is found: the repeated pass exchanges again.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import _CheckpointFrame
 
-# Samples of each dimension of an input by which it is known again.
-_SAMPLES = 4
-# Passes that nobody repeats are forgotten: evaluation under no_grad, segments that stop early.
-_REMEMBERED = 64
-
-
-def _sample(input: Tensor) -> Tensor:
-    steps = tuple(slice(None, None, max(1, size // _SAMPLES)) for size in input.shape)
-    return input.detach()[steps].clone()
+# Moments of each layer's passes in a region, in their order.
+_moments: WeakKeyDictionary[Any, dict[nn.Module, list[Tensor]]] = WeakKeyDictionary()
+# How many of them a repetition has taken. Each repetition has a hook of its own.
+_taken: WeakKeyDictionary[Any, dict[nn.Module, int]] = WeakKeyDictionary()
 
 
-def _will_be_repeated() -> bool:
-    return (
-        not torch.is_grad_enabled()
-        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    )
+def _hook() -> Any:
+    """What is called with the tensors that the innermost region saves; None without one."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[0]
 
 
-def _inside_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+def _held_by(hook: Any) -> Iterator[Any]:
+    for cell in getattr(hook, "__closure__", None) or ():
+        yield cell.cell_contents
 
 
-class Forwards:
-    """The forward passes of one layer that may be repeated. Copies start without any."""
+def _frame_of_repetition(hook: Any) -> Any:
+    """A repetition's hook refers to the frame weakly."""
+    for held in _held_by(hook):
+        if isinstance(held, ReferenceType) and isinstance(held(), _CheckpointFrame):
+            return held()
+    return None
 
-    def __init__(self) -> None:
-        self._passes: deque[tuple[torch.Size, Tensor, Tensor]] = deque(maxlen=_REMEMBERED)
 
-    def remember(self, input: Tensor, packed: Tensor) -> None:
-        """Keeps what a pass that is not a repeated one reduced."""
-        if torch.compiler.is_compiling() or _inside_backward() or not _will_be_repeated():
-            return
-        self._passes.append((input.shape, _sample(input), packed))
+def is_repeated() -> bool:
+    """If this pass runs inside of a backward pass, or of a region that is repeated outside of one.
 
-    def first_of(self, input: Tensor) -> Tensor | None:
-        """The reduced moments of the pass that this one repeats; None if it is a first one."""
-        if torch.compiler.is_compiling() or not self._passes or not _inside_backward():
-            return None
-        sample = _sample(input)
-        for index, (shape, kept, packed) in enumerate(self._passes):
-            if shape == input.shape and torch.equal(kept, sample):
-                del self._passes[index]
-                return packed
+    Checkpointing of every kind repeats passes there, also others' than torch's.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._current_graph_task_id() != -1 or _frame_of_repetition(_hook()) is not None
+
+
+def keep(layer: nn.Module, packed: Tensor) -> None:
+    """Leaves what this pass of `layer` reduced to its repetitions, if it may have any."""
+    if torch.compiler.is_compiling():
+        return
+    for held in _held_by(_hook()):
+        if isinstance(held, _CheckpointFrame):
+            _moments.setdefault(held, {}).setdefault(layer, []).append(packed)
+
+
+def moments_of_first(layer: nn.Module) -> Tensor | None:
+    """What the pass reduced that this one of `layer` repeats; None if it is not known."""
+    if torch.compiler.is_compiling():
         return None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Forwards:
-        return Forwards()
-
-    def __reduce__(self) -> tuple[type[Forwards], tuple[()]]:
-        return Forwards, ()
+    hook = _hook()
+    frame = _frame_of_repetition(hook)
+    if frame is None:
+        return None
+    taken = _taken.setdefault(hook, {})
+    index = taken.get(layer, 0)
+    taken[layer] = index + 1
+    kept = _moments.get(frame, {}).get(layer, [])
+    return kept[index] if index < len(kept) else None

@@ -32,8 +32,8 @@ class SyncBatchNorm(_BatchNorm):
 
     In evaluation, or with one process, nothing is exchanged and no process group is needed. The
     gradients of `weight` and `bias` are those of this process's outputs, which
-    `DistributedDataParallel` averages. Differentiable twice. Under activation checkpointing the
-    repeated forward pass uses the statistics of the first and observes nothing again.
+    `DistributedDataParallel` averages. Differentiable twice. A forward pass that activation
+    checkpointing repeats observes nothing again.
 
     Args:
         num_features: channels C of an input ``[N, C, ...]``.
@@ -97,7 +97,6 @@ class SyncBatchNorm(_BatchNorm):
         #: Where the layer stands in its model, for messages; `convert_syncbn_model` sets it.
         self.layer_name = ""
         self._agreed: tuple[str, torch.dtype] | None = None
-        self._forwards = _repeated_forward.Forwards()
 
     def forward(self, input: Tensor, z: Tensor | None = None) -> Tensor:
         """The normalised input, plus `z` if there is one, clamped at 0 with `fuse_relu`.
@@ -117,10 +116,10 @@ class SyncBatchNorm(_BatchNorm):
                 f"{self._caller()}: expected more than 1 value per channel when training, "
                 f"got input size {input.size()}"
             )
-        first = self._forwards.first_of(input) if batch_statistics else None
+        first = None if group is None else _repeated_forward.moments_of_first(self)
         output, packed = self._call(input, z, first, batch_statistics, group)
-        if batch_statistics:
-            self._forwards.remember(input, packed)
+        if group is not None:
+            _repeated_forward.keep(self, packed)
         return output.movedim(1, -1) if self.channel_last else output
 
     def _call(
@@ -131,7 +130,9 @@ class SyncBatchNorm(_BatchNorm):
         batch_statistics: bool,
         group: str | None,
     ) -> tuple[Tensor, Tensor]:
-        observing = self.training and self.track_running_stats
+        observing = (
+            self.training and self.track_running_stats and not _repeated_forward.is_repeated()
+        )
         uses_running = observing or not batch_statistics
         output, packed = torch.ops.torchfuse.sync_batch_norm(
             input,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is built upon the layer's autograd: second derivatives, checkpoints, graphs, autocast."""
+"""What is built upon the layer's autograd: second derivatives, graphs, autocast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from torchfuse.parallel import SyncBatchNorm, convert_syncbn_model
 
@@ -51,37 +50,6 @@ def make_model() -> nn.Sequential:
         nn.Conv2d(8, 8, 3, padding=1),
         SyncBatchNorm(8),
     )
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("calls", [1, 3])
-def test_checkpointing_observes_once(calls: int, reentrant: bool) -> None:
-    """`calls` segments run the same layers, and are repeated in the reverse order."""
-    plain, checkpointed = make_model(), make_model()
-    inputs = [torch.randn(4, 3, 6, 6, requires_grad=True) for _ in range(calls)]
-    sum(plain(x).square().sum() for x in inputs).backward()  # type: ignore[union-attr]
-    expected = [x.grad for x in inputs]
-    for x in inputs:
-        x.grad = None
-    outputs = [checkpoint(checkpointed, x, use_reentrant=reentrant) for x in inputs]
-    before = [buffer.clone() for buffer in checkpointed.buffers()]
-    sum(y.square().sum() for y in outputs).backward()
-    for buffer, old in zip(checkpointed.buffers(), before, strict=True):
-        assert torch.equal(buffer, old), "the repeated pass observed the batch again"
-    for ours, theirs in zip(checkpointed.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-    for ours, theirs in zip(checkpointed.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
-    for x, grad in zip(inputs, expected, strict=True):
-        torch.testing.assert_close(x.grad, grad, rtol=1e-5, atol=1e-5)
-
-
-def test_passes_that_nobody_repeats_are_forgotten() -> None:
-    layer = SyncBatchNorm(3)
-    with torch.no_grad():
-        for _ in range(200):
-            layer(torch.randn(2, 3, 4))
-    assert len(layer._forwards._passes) == 64
 
 
 def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
