@@ -258,6 +258,7 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: normalised(2, 3, z=torch.ones(2, 1)),
     lambda: normalised(2, 3, z=torch.ones(2, 3, dtype=torch.float16)),
     lambda: SyncBatchNorm(3, device="meta")(torch.ones(2, 3)),
+    lambda: torch.func.vmap(SyncBatchNorm(3))(torch.ones(2, 4, 3)),
     group_that_was_destroyed,
     lambda: in_a_group(lambda: create_syncbn_process_group(2)),
     lambda: revert_syncbn_model(

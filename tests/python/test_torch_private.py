@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.amp import grad_scaler
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.modules import batchnorm
@@ -428,6 +429,28 @@ def _repeated_forward_passes_are_seen() -> None:
 
 
 @relies_on(
+    "_C._are_functorch_transforms_active",
+    "forward_ad._current_level",
+    breaks="SyncBatchNorm would fail in evaluation under torch.func and forward differentiation",
+)
+def _transforms_are_seen() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        level = forward_ad._current_level
+        seen.append((torch._C._are_functorch_transforms_active(), level >= 0))
+        return x
+
+    x = torch.ones(2)
+    look(x)
+    torch.func.vmap(look)(x)
+    with forward_ad.dual_level():
+        look(x)
+    look(x)
+    assert seen == [(False, False), (True, False), (False, True), (False, False)]
+
+
+@relies_on(
     "batchnorm._BatchNorm",
     "batchnorm._LazyNormBase",
     breaks="conversion would not find a model's batch normalisation, or convert a lazy one",
@@ -508,6 +531,7 @@ def _private_pieces_of(path: Path) -> Iterator[str]:
     # The last two of torch._C._autograd._name.
     for chain in re.findall(r"\btorch\.((?:_\w+\.)+_\w+)", text):
         yield ".".join(chain.split(".")[-2:])
+    yield from re.findall(r"\bforward_ad\._\w+", text)
     spelled = {ast.Attribute: "attr", ast.Name: "id", ast.FunctionDef: "name"}
     nodes = [node for node in ast.walk(tree) if type(node) in spelled]
     names = {getattr(node, spelled[type(node)]) for node in nodes}

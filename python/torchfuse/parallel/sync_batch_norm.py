@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.autograd import forward_ad
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse import _C
@@ -17,6 +19,18 @@ from torchfuse.parallel import _repeated_forward
 # What ranks must agree on; a number for each dtype, for the message.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _AGREED = ["num_features", "input.dtype (0 float32, 1 float16, 2 bfloat16, 3 float64)"]
+
+
+def _is_transformed(*tensors: Tensor | None) -> bool:
+    """If torch.func or forward-mode differentiation is at work, which our operators do not know."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    return any(
+        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in tensors
+    )
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -59,7 +73,8 @@ class SyncBatchNorm(_BatchNorm):
         ValueError: the input has less than two dimensions or another number of channels; or one
             value for each channel, in training with one process.
         RuntimeError: the input is not of a real floating-point dtype; `z` differs from it in sizes,
-            dtype or device; processes differ in `num_features` or dtype; one ended or did not come
+            dtype or device; the layer trains under `torch.func`'s transforms or forward-mode
+            differentiation; processes differ in `num_features` or dtype; one ended or did not come
             within the group's timeout: the message names this layer and the ranks without a sign.
 
     Example:
@@ -109,6 +124,9 @@ class SyncBatchNorm(_BatchNorm):
             input = input.movedim(-1, 1)
             z = None if z is None else z.movedim(-1, 1)
         self._check_input_dim(input)
+        if _is_transformed(input, z, self.weight, self.bias):
+            output = self._evaluate_in_torch(input, z)
+            return output.movedim(1, -1) if self.channel_last else output
         batch_statistics = self.training or self.running_mean is None
         group = self._group_to_sync(input) if self.training else None
         if batch_statistics and group is None and input.numel() == input.size(1):
@@ -152,6 +170,27 @@ class SyncBatchNorm(_BatchNorm):
             deterministic=self.deterministic,
         )
         return output, packed
+
+    def _evaluate_in_torch(self, input: Tensor, z: Tensor | None) -> Tensor:
+        """The layer in torch's own operators. They cannot exchange, so not in training."""
+        if self.training:
+            raise RuntimeError(
+                f"{self._caller()}: expected training to be False under torch.func's transforms "
+                "and forward-mode differentiation, got True. Call eval(), or take derivatives with "
+                "torch.autograd.grad."
+            )
+        output = functional.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=self.running_mean is None,
+            eps=self.eps,
+        )
+        if z is not None:
+            output = output + z
+        return output.relu() if self.fuse_relu else output
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.func and forward-mode differentiation: in evaluation as nn.BatchNorm2d, in training not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from torchfuse.parallel import SyncBatchNorm
+
+CHANNELS = 3
+Layer = Callable[[Tensor], Tensor]
+
+
+def _random(*shape: int) -> Tensor:
+    random = torch.Generator().manual_seed(len(shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=random)
+
+
+X = _random(4, CHANNELS, 2, 2)
+Z = _random(4, CHANNELS, 2, 2).roll(1)
+
+
+def _forward_ad(layer: Layer) -> Tensor:
+    with forward_ad.dual_level():
+        y = layer(forward_ad.make_dual(X, X.cos()))
+        tangent = forward_ad.unpack_dual(y).tangent
+    assert tangent is not None
+    return tangent
+
+
+def _over_weights(layer: Any) -> Tensor:
+    """An ensemble: the same input for several weights."""
+
+    def call(weight: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(layer, {"weight": weight}, (X,))
+        return result
+
+    return torch.func.vmap(call)(_random(5, CHANNELS))
+
+
+TRANSFORMS: dict[str, Callable[[Layer], Any]] = {
+    "jvp": lambda layer: torch.func.jvp(layer, (X,), (X.cos(),)),
+    "vjp": lambda layer: torch.func.vjp(layer, X)[1](X.cos()),
+    "grad": lambda layer: torch.func.grad(lambda x: layer(x).pow(3).sum())(X),
+    "jacrev": lambda layer: torch.func.jacrev(layer)(X),
+    "jacfwd": lambda layer: torch.func.jacfwd(layer)(X),
+    "hessian": lambda layer: torch.func.hessian(lambda x: layer(x).pow(3).sum())(X),
+    "vmap": lambda layer: torch.func.vmap(layer)(torch.stack([X, X.cos(), 3 * X])),
+    "vmap over weights": _over_weights,
+    "forward AD": _forward_ad,
+    "jacobian": lambda layer: torch.autograd.functional.jacobian(
+        layer, X, vectorize=True, strategy="forward-mode"
+    ),
+}
+
+
+def _pair(**options: Any) -> tuple[SyncBatchNorm, nn.BatchNorm2d]:
+    ours = SyncBatchNorm(CHANNELS, dtype=torch.float64, **options)
+    track = options.get("track_running_stats", True)
+    theirs = nn.BatchNorm2d(CHANNELS, track_running_stats=track).double()
+    with torch.no_grad():
+        theirs.weight.copy_(_random(CHANNELS))
+        theirs.bias.copy_(_random(CHANNELS).cos())
+    theirs(X)
+    ours.load_state_dict(theirs.state_dict())
+    return ours.eval(), theirs.eval()
+
+
+@pytest.mark.parametrize("track_running_stats", [True, False])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_evaluation_is_transformed_as_batch_norm(name: str, track_running_stats: bool) -> None:
+    ours, theirs = _pair(track_running_stats=track_running_stats)
+    transform = TRANSFORMS[name]
+    torch.testing.assert_close(transform(ours), transform(theirs), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["jvp", "vmap", "forward AD", "hessian"])
+def test_relu_residual_and_layout_are_transformed_too(name: str) -> None:
+    ours, theirs = _pair(fuse_relu=True, channel_last=True)
+
+    def fused(x: Tensor) -> Tensor:
+        result: Tensor = ours(x.movedim(1, -1), Z.movedim(1, -1))
+        return result.movedim(-1, 1)
+
+    def separate(x: Tensor) -> Tensor:
+        result: Tensor = theirs(x)
+        return (result + Z).relu()
+
+    transform = TRANSFORMS[name]
+    torch.testing.assert_close(transform(fused), transform(separate), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_training_is_refused(name: str) -> None:
+    layer = SyncBatchNorm(CHANNELS, dtype=torch.float64)
+    message = (
+        r"^SyncBatchNorm\(3\): expected training to be False under torch.func's transforms and "
+        r"forward-mode differentiation, got True\. Call eval\(\), or take derivatives with "
+        r"torch.autograd.grad\.$"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        TRANSFORMS[name](layer)
+    assert layer.num_batches_tracked == 0
+
+
+def test_training_beside_a_dual_tensor_is_training() -> None:
+    """The layer's own tensors have no tangents."""
+    ours, theirs = _pair()
+    with forward_ad.dual_level():
+        forward_ad.make_dual(X, X)
+        torch.testing.assert_close(ours.train()(X), theirs.train()(X))
+    for mine, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batched_gradients_need_no_transform(training: bool) -> None:
+    ours, theirs = (
+        torch.autograd.functional.jacobian(layer.train(training), X, vectorize=True)
+        for layer in _pair()
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
