@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.utils import parametrize
 
 import torchfuse.apex
 from torchfuse import _loader, ops
@@ -224,6 +225,12 @@ def output_without_relu() -> None:
     torch.ops.torchfuse.batch_norm_backward_reduce(x, x, saved, None, None, x, relu=False)
 
 
+def parametrized_layer_reverted() -> None:
+    model = convert_syncbn_model(torch.nn.Sequential(torch.nn.BatchNorm2d(3)))
+    parametrize.register_parametrization(model.get_submodule("0"), "weight", torch.nn.Identity())
+    revert_syncbn_model(model)
+
+
 PROVOCATIONS: list[Callable[[], object]] = [
     build_info_is_missing,
     sparse_gradient,
@@ -264,6 +271,7 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: revert_syncbn_model(
         convert_syncbn_model(torch.nn.Sequential(torch.nn.BatchNorm2d(3)), channel_last=True)
     ),
+    parametrized_layer_reverted,
     parameter_of_another_size,
     lambda: torch.ops.torchfuse.sync_batch_norm(
         torch.ones(2, 0), None, None, None, None, None, training=True, momentum=0.1, eps=1e-5

@@ -39,8 +39,9 @@ def convert_syncbn_model(
     Parameters, buffers and hooks move over as they are, so that optimizers made before still know
     the parameters; the training flag, dtype, device and `requires_grad` stay. A layer that occurs
     twice is replaced by one. Instance normalisation stays. Subclasses with a forward of their own
-    (activations, say), and lazy layers that have not seen a batch, are left alone with a warning.
-    `revert_syncbn_model` is the way back.
+    (activations, say), layers with modules inside (parametrizations of a weight, say), and lazy
+    layers that have not seen a batch, are left alone with a warning. `revert_syncbn_model` is the
+    way back.
 
     Args:
         module: the model, changed in place, or a batch normalisation layer itself.
@@ -90,7 +91,8 @@ def revert_syncbn_model(module: nn.Module) -> nn.Module:
         The model, or the new layer if `module` was one.
 
     Raises:
-        ValueError: a layer has `fuse_relu` or `channel_last`, which batch normalisation lacks.
+        ValueError: a layer has `fuse_relu` or `channel_last`, which batch normalisation lacks, or
+            modules inside, such as parametrizations.
 
     Example:
         >>> import torch
@@ -103,6 +105,11 @@ def revert_syncbn_model(module: nn.Module) -> nn.Module:
             raise ValueError(
                 f"revert_syncbn_model: expected layer '{module.layer_name}' to do what "
                 "nn.BatchNorm does, got one with fuse_relu or channel_last. Replace it by hand."
+            )
+        if module._modules:
+            raise ValueError(
+                f"revert_syncbn_model: expected layer '{module.layer_name}' to have no modules "
+                f"inside, got {', '.join(module._modules)}. Remove them first: they would be lost."
             )
         origin = getattr(module, _ORIGIN, _BatchNormOfAnyDimension)
         plain: nn.Module = origin(module.num_features, device="meta")
@@ -156,6 +163,8 @@ def _is_to_convert(layer: nn.Module, name: str) -> bool:
         reason = "has a forward of its own, which would be lost"
     elif isinstance(layer, _LazyNormBase):
         reason = "has not seen a batch yet"
+    elif layer._modules:
+        reason = f"has {', '.join(layer._modules)} inside, which would be lost"
     else:
         return True
     warnings.warn(

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from torchfuse.parallel import (
     SyncBatchNorm,
@@ -115,6 +116,49 @@ def test_layers_that_would_lose_something_stay_with_a_warning() -> None:
     model(torch.randn(2, 3, 4, 4))
     convert_syncbn_model(model[1:])
     assert type(model[1]) is nn.BatchNorm2d
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_parametrized_layers_stay_with_a_warning(name: str, kind: type[nn.Module]) -> None:
+    model = nn.Sequential(kind(3), nn.BatchNorm2d(3))
+    parametrize.register_parametrization(model[0], name, Square())
+    names = list(model.state_dict())
+    layer = model[0]
+    with pytest.warns(
+        UserWarning,
+        match=f"^convert_syncbn_model leaves layer '0' as it is: Parametrized{kind.__name__} has "
+        "parametrizations inside, which would be lost.$",
+    ):
+        convert_syncbn_model(model)
+    assert model[0] is layer
+    assert isinstance(model[1], SyncBatchNorm)
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(getattr(layer, name), layer.parametrizations[name].original ** 2)
+
+
+def test_pruned_weights_move_over() -> None:
+    plain = prune.random_unstructured(nn.BatchNorm2d(3), "weight", amount=1)
+    with torch.no_grad():
+        plain.weight_orig.uniform_(1, 2)
+    expected = plain(X)
+    new = convert_syncbn_model(plain)
+    assert isinstance(new, SyncBatchNorm)
+    torch.testing.assert_close(new(X), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_way_back_of_a_parametrized_layer_is_refused() -> None:
+    model = nn.Sequential(convert_syncbn_model(nn.BatchNorm2d(3)))
+    parametrize.register_parametrization(model[0], "weight", Square())
+    with pytest.raises(ValueError, match=r"layer '' to have no modules inside, got parametrizatio"):
+        revert_syncbn_model(model)
+    parametrize.remove_parametrizations(model[0], "weight")
+    assert type(revert_syncbn_model(model)[0]) is nn.BatchNorm2d  # type: ignore[index]
 
 
 def test_torchs_layer_is_converted_too() -> None:
