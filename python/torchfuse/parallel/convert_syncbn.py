@@ -159,7 +159,9 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
 def _is_to_convert(layer: nn.Module, name: str) -> bool:
     if not isinstance(layer, _BatchNorm) or isinstance(layer, SyncBatchNorm):
         return False
-    if type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+    # Of the class, or set on the layer, as tools that wrap layers do.
+    forward = getattr(layer.forward, "__func__", layer.forward)
+    if forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         reason = "has a forward of its own, which would be lost"
     elif isinstance(layer, _LazyNormBase):
         reason = "has not seen a batch yet"

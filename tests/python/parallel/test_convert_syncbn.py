@@ -118,6 +118,16 @@ def test_layers_that_would_lose_something_stay_with_a_warning() -> None:
     assert type(model[1]) is nn.BatchNorm2d
 
 
+def test_a_forward_that_was_set_on_the_layer_stays_with_a_warning() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    plain = model[0].forward
+    model[0].forward = lambda x: plain(x).relu()
+    expected = model(X)
+    with pytest.warns(UserWarning, match="'0' as it is: BatchNorm2d has a forward of its own, wh"):
+        convert_syncbn_model(model)
+    torch.testing.assert_close(model(X), expected)
+
+
 class Square(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * x
