@@ -30,10 +30,14 @@ MIXES: dict[str, tuple[torch.dtype, ...]] = {
 def make_params(
     device: str, dtypes: tuple[torch.dtype, ...], scale: float = 1.0
 ) -> list[Parameter]:
+    """With gradients of whole numbers times `scale`: for 1, sums of their squares are exact.
+
+    Each device sums in an order of its own, so only exact sums have the same bits.
+    """
     generator = torch.Generator().manual_seed(3)
     params = []
     for index, shape in enumerate(SHAPES):
-        grad = torch.randn(shape, generator=generator) * scale
+        grad = torch.randint(-3, 4, shape, generator=generator) * scale
         grad = grad.to(dtypes[index % len(dtypes)]).to(device)
         param = Parameter(torch.zeros_like(grad))
         param.grad = grad
@@ -51,13 +55,13 @@ def test_no_wait_and_the_values_of_the_cpu(mix: str, norm_type: float, device: s
     params = make_params(device, MIXES[mix])
     with no_host_wait(device):
         norm = clip_grad_norm_(params, 0.5, norm_type)
-        clip_grad_value_(params, 0.01)
+        clip_grad_value_(params, 0.003)
     assert norm.device.type == device
     with reference_of(device) as reference:
         expected = make_params(reference, MIXES[mix])
         expected_norm = clip_grad_norm_(expected, 0.5, norm_type)
-        clip_grad_value_(expected, 0.01)
-    # ATen's sums have an order of their own on each device.
+        clip_grad_value_(expected, 0.003)
+    # ATen's roots and powers, and its sums of fp64, are rounded in ways of their own.
     ours = norm_type == 2.0 and torch.float64 not in MIXES[mix]
     if ours:
         assert_same_bits(norm.cpu(), expected_norm)
@@ -72,6 +76,7 @@ def test_no_wait_and_the_values_of_the_cpu(mix: str, norm_type: float, device: s
 def test_squares_do_not_overflow(scale: float, dtype: torch.dtype, device: str) -> None:
     params = make_params(device, (dtype,), scale)
     exact = torch.cat([grad.double().reshape(-1) for grad in grads_of(params)]).norm().item()
+    assert math.isfinite(exact)
     assert clip_grad_norm_(params, 1.0).item() == pytest.approx(exact, rel=1e-6)
 
 
