@@ -58,8 +58,7 @@ RULES = (
     ),
     Rule(
         "csrc/ops",
-        rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/(?!supported_dtypes\.h$)"
-        r"|kernels/cpu/(?!isa\.h$)"
+        rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/|kernels/cpu/(?!isa\.h$)"
         r"|api/|bindings/|torchfuse/(optim|amp|nn|parallel)/",
         "ops call kernels through kernels/*.h and know no driver",
     ),

@@ -37,6 +37,7 @@ def test_our_tree_has_no_violation(layers: ModuleType) -> None:
         ("csrc/kernels/cuda/lion_cuda.cu", "c10/cuda/CUDAStream.h"),
         ("csrc/kernels/common/dtype.h", "ops/check.h"),
         ("csrc/ops/fused_lion.cpp", "kernels/cuda/multi_tensor_apply.cuh"),
+        ("csrc/ops/fused_lion.cpp", "kernels/cuda/supported_dtypes.h"),
         ("csrc/ops/fused_lion.cpp", "kernels/cpu/simd.h"),
         ("csrc/ops/fused_lion.cpp", "torch/extension.h"),
         ("csrc/api/optim/fused_lion.cpp", "ops/check.h"),

@@ -21,8 +21,6 @@ class BasicOptions(TypedDict, total=False):
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
         state_dtype: dtype of the states: fp32, bf16 or fp16, whatever the parameter's own; fp64 for
             fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
-            On CUDA, LAMB, LARS and NovoGrad take fp32, or the dtype of 16-bit parameters without
-            masters, and refuse the next two options; on the CPU they take everything.
         store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
             parameter lacks, as `state["param_remainder"]`. Needs `master_weights`.
         master_weight_dtype: dtype of the masters, for programs written for TransformerEngine:

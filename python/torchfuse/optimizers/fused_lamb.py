@@ -52,8 +52,7 @@ class FusedLAMB(FusedOptimizer):
         use_nvlamb: use the trust ratio without weight decay too.
         maximize: ascend instead of descend.
         trust_ratio_bounds: least and greatest trust ratio; None leaves it as it is.
-        exp_avg_dtype: dtype of `exp_avg` alone, within the limits of `state_dtype`, which None
-            stands for.
+        exp_avg_dtype: dtype of `exp_avg` alone. None: as `state_dtype`.
         exp_avg_sq_dtype: dtype of `exp_avg_sq` alone, likewise. Small squares are 0 in fp16, and
             the update divides by their root as it is stored: prefer bf16.
         **options: those of every fused optimizer.

@@ -24,7 +24,6 @@ from test_optim_specs import (
     Mode,
     every_optimizer,
     oracle_at,
-    skip_without_kernel,
     tensors_of,
     train,
 )
@@ -69,11 +68,6 @@ def dtypes_of(optimizer: FusedOptimizer, param: Tensor) -> dict[str, torch.dtype
     return {n: t.dtype for n, t in states.items() if not optimizer._is_tensor_state(n)}
 
 
-def skip_on_cuda(case: Case, device: str) -> None:
-    # The mode with states of another dtype than the others' stands for them all.
-    skip_without_kernel(case, Mode("", F32, {"state_dtype": BF16}), device)
-
-
 def test_apexs_and_transformer_engines_optimizers_have_their_options() -> None:
     names = {(c.case.spec.optimizer.__name__, c.option) for c in CHOICES}
     both = ("FusedAdam", "FusedLAMB", "FusedMixedPrecisionLamb")
@@ -116,7 +110,6 @@ def test_each_step_is_the_formula_rounded_once(
     choice: Choice, mode: Mode, state_dtype: torch.dtype, device: str
 ) -> None:
     case = choice.case
-    skip_on_cuda(case, device)
     params = make_params(SHAPES, mode.dtype, device)
     optimizer = case.ours(params, **mode.options, **{choice.option: state_dtype})
     # What is computed from a 16-bit state has its precision.
@@ -138,7 +131,6 @@ def test_each_step_is_the_formula_rounded_once(
 @every_choice
 def test_groups_choose_for_themselves(choice: Choice, device: str) -> None:
     """Tensors that are stored differently are updated in one step, each as if it were alone."""
-    skip_on_cuda(choice.case, device)
     options: list[dict[str, Any]] = [{choice.option: BF16}, {}, {choice.option: F16}]
     together = [make_params(SHAPES, F32, device, seed=seed) for seed in range(3)]
     alone = copy.deepcopy(together)
@@ -159,7 +151,6 @@ def test_groups_choose_for_themselves(choice: Choice, device: str) -> None:
 
 @every_choice
 def test_a_checkpoint_goes_on_with_the_same_bits(choice: Choice, device: str) -> None:
-    skip_on_cuda(choice.case, device)
     params = make_params(SHAPES, F32, device)
     optimizer = choice.case.ours(params, **{choice.option: BF16})
     train(optimizer, params, [1, 2])
@@ -176,7 +167,6 @@ def test_a_checkpoint_goes_on_with_the_same_bits(choice: Choice, device: str) ->
 def test_loading_converts_to_the_dtypes_of_the_optimizer(
     choice: Choice, saved: torch.dtype | None, wanted: torch.dtype | None, device: str
 ) -> None:
-    skip_on_cuda(choice.case, device)
     params = make_params(SHAPES, F32, device)
     optimizer = choice.case.ours(params, **{choice.option: saved})
     train(optimizer, params, [1])

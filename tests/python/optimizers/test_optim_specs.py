@@ -81,8 +81,6 @@ MODES = [
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_optimizer = pytest.mark.parametrize("case", LAST_CASES, ids=str)
-#: On CUDA, optimizers that take norms of whole tensors refuse them: see test_storage_options.py.
-MIXED_MODES = MODES[-2:]
 every_mode = pytest.mark.parametrize("mode", MODES, ids=str)
 
 
@@ -113,12 +111,6 @@ def train(optimizer: FusedOptimizer, params: Sequence[Tensor], seeds: Sequence[i
         optimizer.step()
 
 
-def skip_without_kernel(case: Case, mode: Mode, device: str) -> None:
-    layerwise = case.spec.algorithm in ("lamb", "lars", "novograd")
-    if device != "cpu" and layerwise and mode in MIXED_MODES:
-        pytest.skip("this optimizer refuses these dtypes on CUDA")
-
-
 def test_every_optimizer_has_an_entry() -> None:
     exported = {
         value
@@ -135,7 +127,6 @@ def test_every_optimizer_has_an_entry() -> None:
 @every_mode
 @every_case
 def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: str) -> None:
-    skip_without_kernel(case, mode, device)
     params = make_params(SHAPES, mode.dtype, device)
     optimizer = case.ours(params, **mode.options)
     slack = 1e-14 if mode.dtype == torch.float64 else 1e-6
@@ -216,7 +207,6 @@ def test_same_bits_at_every_instruction_level(case: Case, mode: Mode) -> None:
 @every_mode
 @every_optimizer
 def test_a_skipped_first_step_leaves_no_trace(case: Case, mode: Mode, device: str) -> None:
-    skip_without_kernel(case, mode, device)
     params = make_params(SHAPES, mode.dtype, device)
     untouched = make_params(SHAPES, mode.dtype, device)
     optimizer, reference = case.ours(params, **mode.options), case.ours(untouched, **mode.options)
@@ -298,7 +288,6 @@ def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> Non
 def test_a_loaded_checkpoint_goes_on_with_the_same_bits(
     case: Case, mode: Mode, device: str
 ) -> None:
-    skip_without_kernel(case, mode, device)
     params = make_params(SHAPES, mode.dtype, device)
     optimizer = case.ours(params, **mode.options)
     train(optimizer, params, [1, 2])

@@ -8,7 +8,6 @@ tensor reads and writes what is stored.
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from support.compare import assert_all_same_bits, assert_same_bits
 from torch import Tensor
 
 from torchfuse import _C
-from torchfuse.optimizers import FusedLAMB, FusedMixedPrecisionLamb, FusedOptimizer
+from torchfuse.optimizers import FusedMixedPrecisionLamb, FusedOptimizer
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 BF16 = torch.bfloat16
@@ -26,8 +25,6 @@ BF16 = torch.bfloat16
 SHAPES = ((257,), (33, 7), (1,), (0,), (64,), (40_003,))
 MASTERS: dict[str, Any] = {"master_weights": True}
 REMAINDERS: dict[str, Any] = {"master_weights": True, "store_param_remainders": True}
-#: Optimizers that take norms of whole tensors. On CUDA they have no kernel for every mode.
-LAYERWISE = ("lamb", "lars", "novograd")
 
 every_optimizer = pytest.mark.parametrize(
     "spec", OPTIM_SPECS, ids=lambda spec: spec.optimizer.__name__
@@ -39,11 +36,6 @@ def make(spec: OptimSpec, params: list[torch.nn.Parameter], **options: Any) -> F
     optimizer: Any = spec.optimizer
     made: FusedOptimizer = optimizer(params, **{**spec.grid[0], "lr": 0.01, **options})
     return made
-
-
-def skip_without_kernel(spec: OptimSpec, device: str) -> None:
-    if device != "cpu" and spec.algorithm in LAYERWISE:
-        pytest.skip("refused on CUDA: see test_cuda_refuses_by_name")
 
 
 def train(
@@ -60,7 +52,6 @@ def train(
 def test_masters_kept_as_remainders_are_fp32_masters_bit_for_bit(
     spec: OptimSpec, state_dtype: torch.dtype | None, device: str
 ) -> None:
-    skip_without_kernel(spec, device)
     params = make_params(SHAPES, BF16, device)
     twins = copy.deepcopy(params)
     whole = make(spec, params, **MASTERS, state_dtype=state_dtype)
@@ -83,7 +74,6 @@ def test_masters_kept_as_remainders_are_fp32_masters_bit_for_bit(
 
 @every_optimizer
 def test_remainders_and_masters_load_as_each_other(spec: OptimSpec, device: str) -> None:
-    skip_without_kernel(spec, device)
     params = make_params(SHAPES, BF16, device)
     optimizer = make(spec, params, **REMAINDERS)
     train(optimizer, params, range(2))
@@ -100,7 +90,6 @@ def test_remainders_and_masters_load_as_each_other(spec: OptimSpec, device: str)
 
 @every_optimizer
 def test_stochastic_rounding_depends_on_the_seed_alone(spec: OptimSpec, device: str) -> None:
-    skip_without_kernel(spec, device)
     results = []
     for seed, threads in ((3, 1), (3, 4), (4, 1)):
         torch.set_num_threads(threads)
@@ -113,7 +102,6 @@ def test_stochastic_rounding_depends_on_the_seed_alone(spec: OptimSpec, device: 
 
 @every_optimizer
 def test_stochastic_rounding_gives_one_of_the_two_neighbours(spec: OptimSpec, device: str) -> None:
-    skip_without_kernel(spec, device)
     params = make_params(SHAPES, BF16, device)
     twins = copy.deepcopy(params)
     exact = make(spec, twins, **MASTERS)
@@ -127,27 +115,6 @@ def test_stochastic_rounding_gives_one_of_the_two_neighbours(spec: OptimSpec, de
         up += int((distance != 0).sum())
         down += int((distance == 0).sum())
     assert min(up, down) > 0.01 * (up + down)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(
-    ("options", "dtype", "message"),
-    [
-        (REMAINDERS, BF16, "expected master_params[0] to be of dtype float32, as this optimizer"),
-        ({"stochastic_rounding": True}, BF16, "expected params[0] to be rounded to nearest"),
-        ({"state_dtype": BF16}, torch.float32, "expected exp_avgs[0] to be of dtype float32, as"),
-    ],
-    ids=["remainders", "stochastic", "state_dtype"],
-)
-def test_cuda_refuses_by_name(options: dict[str, Any], dtype: torch.dtype, message: str) -> None:
-    params = make_params([(5,)], dtype, "cuda")
-    before = [param.detach().clone() for param in params]
-    optimizer = FusedLAMB(params, **options)
-    set_grads(params, random_grads(params, 1))
-    with pytest.raises(RuntimeError, match=re.escape(f"fused_lamb_: {message}")):
-        optimizer.step()
-    for param, old in zip(params, before, strict=True):
-        assert_same_bits(param, old)
 
 
 def test_full_precision_groups_hold_masters_in_either_form() -> None:

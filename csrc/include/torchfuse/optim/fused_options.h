@@ -42,9 +42,7 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   /// Skip steps with non-finite gradients, with or without a scaler. Optimizer-wide.
   TORCHFUSE_ARG(bool, skip_non_finite) = false;
   /// Dtype of all states: kFloat, kBFloat16 or kHalf, whatever the parameter's own; kDouble for
-  /// kDouble. None: fp32 for 16-bit parameters, else the parameter's. On CUDA, LAMB, LARS and
-  /// NovoGrad take kFloat, or the dtype of 16-bit parameters without masters, and refuse the next
-  /// two options; on the CPU they take everything.
+  /// kDouble. None: fp32 for 16-bit parameters, else the parameter's.
   TORCHFUSE_ARG(std::optional<at::ScalarType>, state_dtype) = std::nullopt;
   /// Keep of bf16 parameters' masters only the 16 bits that the parameters lack: see
   /// master_of_remainder(). Needs master_weights.
