@@ -131,8 +131,13 @@ function(_torchfuse_reason_against_cuda out)
       reason
       "torch uses CUDA ${TORCHFUSE_TORCH_CUDA_VERSION} but nvcc is ${TORCHFUSE_NVCC_VERSION}"
     )
-  elseif(TORCHFUSE_NVCC_VERSION VERSION_LESS 12.0)
-    set(reason "nvcc ${TORCHFUSE_NVCC_VERSION} does not know C++20; 12.0 is the oldest that does")
+  elseif(TORCHFUSE_NVCC_VERSION VERSION_LESS 12.1)
+    # kMaxArgumentBytes in csrc/kernels/cuda/launch.cuh.
+    string(
+      CONCAT reason
+      "nvcc ${TORCHFUSE_NVCC_VERSION} passes at most 4 KB of arguments to a kernel; 12.1 is the "
+      "oldest that passes 32 KB"
+    )
   else()
     _torchfuse_try_nvcc(reason)
   endif()

@@ -125,6 +125,27 @@ def test_nvcc_of_another_major_version(configure: Configure, tmp_path: Path) -> 
     assert f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install the CUDA toolkit" in output
 
 
+def test_nvcc_that_passes_too_few_arguments(configure: Configure, tmp_path: Path) -> None:
+    torch = make_torch(tmp_path / "torch", "2.11.0+cu126", "12.6")
+    nvcc = str(make_script(tmp_path / "nvcc", NVCC_12.replace("12.8", "12.0")))
+    reason = (
+        "nvcc 12.0 passes at most 4 KB of arguments to a kernel; 12.1 is the oldest that passes "
+        "32 KB"
+    )
+    assert f"torchfuse: building for CPU only: {reason}" in configure(torch=torch, CUDACXX=nvcc)
+    output = configure("-DTORCHFUSE_WITH_CUDA=ON", torch=torch, CUDACXX=nvcc)
+    assert f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install what is missing" in output
+
+
+def test_the_oldest_nvcc_is_tried(configure: Configure, tmp_path: Path) -> None:
+    torch = make_torch(tmp_path / "torch", "2.11.0+cu126", "12.6")
+    nvcc = str(make_script(tmp_path / "nvcc", NVCC_12.replace("12.8", "12.1")))
+    # This one compiles nothing: it is asked what it is, and taken.
+    assert f"building for CPU and CUDA (nvcc 12.1 in {nvcc})" in configure(
+        torch=torch, CUDACXX=nvcc
+    )
+
+
 @pytest.mark.parametrize(
     ("nvcc_lines", "reason"),
     [
