@@ -26,6 +26,7 @@
 #include <utility>
 
 #include <torchfuse/collectives.h>
+#include <torchfuse/device_copy.h>
 #include <torchfuse/ops.h>
 
 namespace torchfuse {
@@ -82,11 +83,6 @@ std::vector<Part> parts_of(const char* function, const std::vector<at::Tensor>& 
     }
   }
   return parts;
-}
-
-/// Only a copy to a CUDA device may go on while the host does.
-at::Tensor on_device(const at::Tensor& tensor, const at::Device& device) {
-  return tensor.to(device, /*non_blocking=*/device.is_cuda());
 }
 
 /// One norm per tensor, or of all of them where our kernel can tell: a vector of fp64.
@@ -167,7 +163,7 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, double norm_ty
   std::vector<at::Tensor> norms;
   norms.reserve(parts.size());
   for (const Part& part : parts) {
-    norms.push_back(on_device(over_shards(norms_of(part, norm_type), norm_type, part.shard_groups),
+    norms.push_back(to_device(over_shards(norms_of(part, norm_type), norm_type, part.shard_groups),
                               first.device));
   }
   return at::linalg_vector_norm(at::cat(norms), norm_type).to(norm_dtype(tensors));
@@ -189,7 +185,7 @@ void clip_with_norm_(const std::vector<at::Tensor>& tensors, double max_norm,
   const at::Tensor factor =
       at::div(constant(max_norm), at::add(norm, constant(1e-6))).clamp_max_(1.0);
   for (const Part& part : parts) {
-    const at::Tensor own = on_device(factor, part.device);
+    const at::Tensor own = to_device(factor, part.device);
     if (part.native) {
       const at::Tensor found_inf = at::zeros({}, own.options().dtype(at::kFloat));
       multi_tensor_unscale_(part.tensors, found_inf, own.to(at::kFloat));

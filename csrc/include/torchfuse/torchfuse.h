@@ -7,6 +7,7 @@
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/clip_grad.h>
 #include <torchfuse/collectives.h>
+#include <torchfuse/device_copy.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/ops.h>
