@@ -3,10 +3,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/util/Exception.h>
@@ -17,6 +17,7 @@
 #include <utility>
 
 #include <torchfuse/collectives.h>
+#include <torchfuse/device_copy.h>
 #include <torchfuse/ops.h>
 
 #if defined(TORCHFUSE_WITH_CUDA)
@@ -75,6 +76,13 @@ std::vector<GradList> group_grads(const std::vector<at::Tensor>& params, bool al
 
 at::TensorOptions float_on(const at::Device& device) {
   return at::TensorOptions().dtype(at::kFloat).device(device);
+}
+
+/// One by one, where the tensor is: a copy of them all would make the host wait for the device.
+void fill_elements(const at::Tensor& tensor, const std::vector<std::int64_t>& values) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    tensor[static_cast<std::int64_t>(i)].fill_(values[i]);
+  }
 }
 
 void require_one_element(const char* name, const at::Tensor& tensor, at::ScalarType dtype) {
@@ -160,7 +168,7 @@ void GradScalerCore::set_counts(const std::vector<std::int64_t>& counts) {
                     "GradScaler: expected 3 counts (updates, overflows, last), got ", counts.size(),
                     ".");
   init_counts_ = counts;
-  if (counts_.defined()) counts_.copy_(at::tensor(counts, at::kLong));
+  if (counts_.defined()) fill_elements(counts_, counts);
 }
 
 std::vector<ScaleHistoryEntry> GradScalerCore::scale_history() const {
@@ -267,12 +275,20 @@ at::Tensor GradScalerCore::combine(const std::vector<at::Tensor>& slots) {
 void GradScalerCore::ensure_state() {
   const at::Device device = scale_.device();
   if (counts_.defined() && counts_.device() == device) return;
-  const auto integer = float_on(device).dtype(at::kLong);
-  if (extras_.hysteresis > 1) {
-    hysteresis_tracker_ = at::full({}, hysteresis_tracker(), integer.dtype(at::kInt));
+  const at::TensorOptions integer = float_on(device).dtype(at::kInt);
+  if (counts_.defined()) {
+    // The scale has moved, and its past moves with it.
+    for (at::Tensor* tensor : {&hysteresis_tracker_, &counts_, &history_}) {
+      if (tensor->defined()) *tensor = to_device(*tensor, device);
+    }
+  } else {
+    if (extras_.hysteresis > 1) {
+      hysteresis_tracker_ = at::full({}, init_hysteresis_tracker_, integer);
+    }
+    counts_ = at::empty({static_cast<std::int64_t>(init_counts_.size())}, integer.dtype(at::kLong));
+    fill_elements(counts_, init_counts_);
+    if (extras_.history_size > 0) history_ = at::zeros({extras_.history_size, 2}, float_on(device));
   }
-  counts_ = at::tensor(counts(), integer);
-  if (extras_.history_size > 0) history_ = at::zeros({extras_.history_size, 2}, float_on(device));
   reciprocal_ = at::zeros({}, float_on(device).dtype(at::kDouble));
   inv_scale_ = at::zeros({}, float_on(device));
   combined_ = at::zeros({}, float_on(device));

@@ -5,7 +5,9 @@
 #include <immintrin.h>
 
 #include <cmath>
+#include <cstdint>
 #include <random>
+#include <vector>
 
 #include "kernels/common/float16.h"
 
@@ -55,6 +57,33 @@ TEST(IntegerPower, AgreesWithPow) {
           << base << '^' << exponent;
     }
   }
+}
+
+TEST(RoundTo, IsAZeroBelowTheSmallestNormalFloatWhereverDenormalsGo) {
+  const double below = std::nextafter(0x1p-126, 0.0);
+  // What is rounded up to the smallest normal float lies between these.
+  const double half_way = 0x1p-126 * (1.0 - 0x1p-25);
+  for (const bool flush : {false, true}) {
+    const unsigned control = _mm_getcsr();
+    if (flush) _mm_setcsr(control | 0x8040);
+    std::vector<std::uint32_t> bits;
+    for (const double x : {below, half_way, -below, 0x1p-130, 0x1p-126, -0x1p-126, -0.0}) {
+      bits.push_back(float_bits(kernels::round_to<float>(x)));
+    }
+    _mm_setcsr(control);
+    const std::vector<std::uint32_t> expected = {0,           0,           0x80000000u, 0,
+                                                 0x00800000u, 0x80800000u, 0x80000000u};
+    EXPECT_EQ(bits, expected) << flush;
+  }
+}
+
+TEST(RoundTo, IsTheNearestNumberElsewhere) {
+  for (const double x : {1.0 / 3.0, -0.1, 1e-30, 3.4e38, 1e39, -HUGE_VAL}) {
+    EXPECT_EQ(kernels::round_to<float>(x), static_cast<float>(x));
+    EXPECT_EQ(kernels::round_to<double>(x), x);
+  }
+  EXPECT_EQ(kernels::round_to<double>(0x1p-130), 0x1p-130);
+  EXPECT_TRUE(std::isnan(kernels::round_to<float>(NAN)));
 }
 
 TEST(Max, PropagatesNan) {
