@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <torchfuse/amp/grad_scaler_core.h>
+#include <torchfuse/device_copy.h>
 
 #include <cstdint>
 #include <optional>
@@ -28,6 +29,7 @@ at::Tensor tensor_or_undefined(const std::optional<at::Tensor>& tensor) {
 }  // namespace
 
 void bind_amp(py::module_& module) {
+  module.def("to_device", &to_device, py::arg("tensor"), py::arg("device"), WithoutGil());
   py::class_<GradScalerCore>(module, "GradScalerCore",
                              "The device side of torchfuse.amp.GradScaler: scale, trackers and "
                              "found_inf slots as persistent tensors.")

@@ -80,6 +80,9 @@ def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
 def remainder_of_master(master: Tensor) -> Tensor:
     """What a bf16 parameter that is `master` rounded to nearest even lacks of it, as int16."""
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`; the host waits where it could read the copy before it is there."""
+
 class GradScalerCore:
     """The device side of torchfuse.amp.GradScaler."""
 

@@ -52,7 +52,8 @@ def clip_grad_norm_(
         norm_type: order of the norm, any number but NaN; infinity is the largest magnitude, and 0
             counts the gradients that are not all zero, as torch does.
         error_if_nonfinite: raise, before anything is written, if the norm is not finite. Then the
-            host waits for the device; otherwise it reads nothing. Without it, a norm that is not
+            host waits for the device; otherwise it waits only where gradients are on the CPU and
+            others on CUDA. Without it, a norm that is not
             finite makes gradients zero or NaN, as torch's function does.
         foreach: without effect, there is one implementation.
 

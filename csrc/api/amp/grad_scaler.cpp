@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include <torchfuse/device_copy.h>
 #include <torchfuse/optim/fused_optimizer.h>
 
 namespace torchfuse::amp {
@@ -129,7 +130,7 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) {
   if (!core_.initialized()) {
     core_.initialize(outputs.device(), options_.init_scale(), init_growth_tracker_);
   }
-  return outputs * core_.scale().to(outputs.device(), /*non_blocking=*/true);
+  return outputs * to_device(core_.scale(), outputs.device());
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
@@ -186,13 +187,13 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   // What the processes have found together is known before the step only to a check of its own.
   const bool check_first = scaled && options_.process_group().has_value();
   if (check_first) state.found_inf = core_.check(key_of(optimizer), params_of(optimizer));
-  if (device && scaled) request.grad_scale = core_.scale().to(*device, /*non_blocking=*/true);
+  if (device && scaled) request.grad_scale = to_device(core_.scale(), *device);
   if (device && scaled && !check_first) {
     request.found_inf = core_.clear_slot(key_of(optimizer), *device);
     request.check = true;
     state.found_inf = {*request.found_inf};
   } else if (device && !state.found_inf.empty()) {
-    request.found_inf = core_.combine(state.found_inf).to(*device, /*non_blocking=*/true);
+    request.found_inf = to_device(core_.combine(state.found_inf), *device);
   }
   optimizer.scaling_ = std::move(request);
   const auto clear_request = c10::make_scope_exit([&optimizer] { optimizer.scaling_.reset(); });

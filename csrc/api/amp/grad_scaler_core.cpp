@@ -220,7 +220,7 @@ std::vector<at::Tensor> GradScalerCore::unscale_(Key optimizer,
   std::vector<at::Tensor> recorded;
   for (const GradList& list : group_grads(params, allow_fp16)) {
     at::Tensor& slot = record_slot(optimizer, list.device, recorded);
-    const at::Tensor factor = inv_scale.to(list.device, /*non_blocking=*/true);
+    const at::Tensor factor = to_device(inv_scale, list.device);
     if (list.subclass) {
       at::_amp_foreach_non_finite_check_and_unscale_(list.grads, slot, factor);
     } else {
@@ -259,15 +259,12 @@ std::vector<at::Tensor> GradScalerCore::share(Key optimizer, std::vector<at::Ten
 
 at::Tensor GradScalerCore::combine(const std::vector<at::Tensor>& slots) {
   TORCH_CHECK(!slots.empty(), "No inf checks were recorded.");
-  const auto on_scale_device = [this](const at::Tensor& slot) {
-    return slot.to(scale_.device(), /*non_blocking=*/true);
-  };
-  const at::Tensor first = on_scale_device(slots.front());
+  const at::Tensor first = to_device(slots.front(), scale_.device());
   if (slots.size() == 1) return first;
   ensure_state();
   combined_.copy_(first);
   for (std::size_t i = 1; i < slots.size(); ++i) {
-    at::maximum_out(combined_, combined_, on_scale_device(slots[i]));
+    at::maximum_out(combined_, combined_, to_device(slots[i], scale_.device()));
   }
   return combined_;
 }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -38,8 +38,10 @@ class GradScaler(ScalerState):
 
     With an optimizer of torchfuse, :meth:`step` is the optimizer's one fused step: the check, the
     unscaling by :math:`1 / \text{scale}` and the decision to skip happen on the device, gradients
-    stay as they are, and the host waits for nothing. Every other optimizer gets what torch's scaler
-    gives it. The scale and all flags stay in the same tensors from one iteration to the next.
+    stay as they are, and the host waits for nothing; only gradients on the CPU under a scale on
+    CUDA, as of offloaded parameters, make it wait for the scale. Every other optimizer gets what
+    torch's scaler gives it. The scale and all flags stay in the same tensors from one iteration to
+    the next.
 
     Args:
         device: type of the device, ``"cuda"`` or ``"cpu"``.
@@ -143,7 +145,15 @@ class GradScaler(ScalerState):
             return outputs._make(self.scale(output) for output in outputs)
         if isinstance(outputs, (list, tuple)):
             return type(outputs)(self.scale(output) for output in outputs)
-        return super().scale(outputs)
+        if not isinstance(outputs, Tensor):
+            if not isinstance(outputs, Iterable):
+                raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+            return map(self.scale, outputs)
+        # Torch's own method reads a copy on the host that may still be on its way.
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        scale, _ = self._check_scale_growth_tracker("scale")
+        return outputs * _C.to_device(scale, outputs.device)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the optimizer's gradients by the scale in place; at most once between updates.
@@ -274,7 +284,7 @@ class GradScaler(ScalerState):
             return
         if scaled:
             scale = scale if own_scale is None else scale * own_scale
-            optimizer.grad_scale = scale.to(device, non_blocking=True)
+            optimizer.grad_scale = _C.to_device(scale, device)
         if scaled and not check_first:
             slot = self._core.clear_slot(id(optimizer), device)
             state["found_inf_per_device"] = {device: slot}
@@ -282,7 +292,7 @@ class GradScaler(ScalerState):
             optimizer._check_inside = True
         elif state["found_inf_per_device"]:
             slots = list(state["found_inf_per_device"].values())
-            optimizer.found_inf = self._core.combine(slots).to(device, non_blocking=True)
+            optimizer.found_inf = _C.to_device(self._core.combine(slots), device)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Adjusts the scale to the overflows since the last call, on the device.

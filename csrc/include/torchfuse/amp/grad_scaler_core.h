@@ -43,7 +43,8 @@ struct ScaleHistoryEntry {
 /// one found_inf slot per optimizer and device, all persistent tensors, so that a captured graph
 /// finds them again. GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when
 /// each call is allowed. Optimizers are known by an opaque key. Only hysteresis_tracker(), counts()
-/// and scale_history() read the device.
+/// and scale_history() read the device, torch's coalesce() of sparse fp16 gradients, and what is
+/// copied to gradients on the CPU from a scale on CUDA.
 class TORCHFUSE_API GradScalerCore {
  public:
   using Key = std::uint64_t;  ///< an optimizer's identity, such as its address
