@@ -22,6 +22,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/math.h"
 #include "kernels/common/status.h"
 #include "kernels/common/step_scalars.h"
 #include "kernels/common/stream.h"
@@ -81,7 +82,7 @@ TORCHFUSE_HOST_DEVICE void finish_norms(const typename Functor::Params& params, 
     T* tracked = static_cast<T*>(tensor_state);
     norms[0] =
         Functor::track(params, step, norms[0], sums[0].largest, static_cast<double>(*tracked));
-    *tracked = static_cast<T>(norms[0]);
+    *tracked = round_to<T>(norms[0]);
   }
 }
 

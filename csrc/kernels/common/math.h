@@ -85,6 +85,19 @@ TORCHFUSE_HOST_DEVICE T sign(T a) {
   return a > T(0) ? T(1) : a < T(0) ? T(-1) : a * T(0);
 }
 
+/// A number that is computed in fp64, rounded to T. As a float it is a zero below the smallest
+/// normal one. So is that of nvcc with -ftz=true, which looks at the number before it is rounded;
+/// x86, which looks at the result, would keep what is rounded up to that one.
+template <class T>
+TORCHFUSE_HOST_DEVICE T round_to(double x) {
+#if !defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) < sizeof(double)) {
+    if (__builtin_fabs(x) < 0x1p-126) x = x * 0.0;
+  }
+#endif
+  return static_cast<T>(x);
+}
+
 /// base^exponent for a whole exponent >= 0 by repeated squaring: the same bits on every device,
 /// which `pow` does not promise.
 TORCHFUSE_HOST_DEVICE double integer_power(double base, double exponent) {

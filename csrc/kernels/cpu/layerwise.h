@@ -5,6 +5,7 @@
 // read, 8 written); any alignment.
 #pragma once
 
+#include "kernels/common/math.h"
 #include "kernels/cpu/lane_sums.h"
 #include "kernels/cpu/multi_tensor_apply.h"
 #include "kernels/layerwise_optimizer.h"
@@ -156,7 +157,7 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
                                        std::int64_t end) {
   const UpdateArgs<Functor>& update = args.update;
   const TensorTable& table = update.tensors;
-  const T grad_coef = static_cast<T>(update.scalars->grad_coef);
+  const T grad_coef = round_to<T>(update.scalars->grad_coef);
   for (std::int64_t t = find_row(table.offsets, table.count, begin);
        t < table.count && table.offsets[t] < end; ++t) {
     const TensorRow& row = table.rows[t];

@@ -3,6 +3,7 @@
 // element are the streams' own (fp32 Adam: 16 read, 12 written); any alignment.
 #pragma once
 
+#include "kernels/common/math.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/simd_random.h"
 #include "kernels/fused_optimizer.h"
@@ -243,7 +244,7 @@ template <class Functor, class T>
 TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int64_t begin,
                                       std::int64_t end) {
   const TensorTable& table = args.tensors;
-  const T grad_coef = static_cast<T>(args.scalars->grad_coef);
+  const T grad_coef = round_to<T>(args.scalars->grad_coef);
   typename Functor::template Coefs<T> coefs{};
   // Most tensors share group and step count; their coefficients are computed once.
   std::int32_t coefs_group = -1;

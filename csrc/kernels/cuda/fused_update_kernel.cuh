@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/math.h"
 #include "kernels/common/shared.h"
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/launch_table.cuh"
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? Types::kBlocksPerSm : 1)
     chunk.uses_state[k] = Functor::uses_state(params, k);
   }
   chunk.write_back_grads = launch.write_back_grads;
-  chunk.grad_coef = static_cast<T>(launch.scalars->grad_coef);
+  chunk.grad_coef = round_to<T>(launch.scalars->grad_coef);
   chunk.coefs = &shared.coefs[share.team];
   update_chunk<Types, kAligned>(chunk, share, launch.head[share.row]);
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/common/math.h"
 #include "kernels/common/shared.h"
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/fused_update_kernel.cuh"
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, kIsMixed<Types> ? 1 : 2)
       chunk.uses_state[k] = Functor::uses_state(params, k);
     }
     chunk.write_back_grads = launch.write_back_grads;
-    chunk.grad_coef = static_cast<T>(launch.scalars->grad_coef);
+    chunk.grad_coef = round_to<T>(launch.scalars->grad_coef);
     chunk.coefs = &shared.coefs[share.team];
     const std::uint32_t vectors = share.count / kVec;
 #pragma unroll 1

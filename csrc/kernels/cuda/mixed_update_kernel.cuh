@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/math.h"
 #include "kernels/common/param_remainder.h"
 #include "kernels/common/stochastic_rounding.h"
 #include "kernels/cuda/fused_update_kernel.cuh"
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? MixedTypes<Functor>::kBlo
 #pragma unroll
   for (int k = 0; k < Types::kStates; ++k) chunk.uses_state[k] = Functor::uses_state(params, k);
   chunk.write_back_grads = launch.write_back_grads;
-  chunk.grad_coef = static_cast<float>(launch.scalars->grad_coef);
+  chunk.grad_coef = round_to<float>(launch.scalars->grad_coef);
   chunk.first = share.begin;
   chunk.rounding = shared.rounding[share.team];
   chunk.coefs = &shared.coefs[share.team];

@@ -39,11 +39,10 @@ struct Adagrad {
     const double weight_decay = params.weight_decay.load();
     Coefs<T> coefs;
     coefs.grad_sign = params.maximize ? T(-1) : T(1);
-    coefs.l2_decay = params.adagrad_w_mode ? T(0) : static_cast<T>(weight_decay);
-    coefs.decoupled_decay = params.adagrad_w_mode ? static_cast<T>(weight_decay) : T(0);
-    coefs.eps = static_cast<T>(params.eps.load());
-    coefs.minus_lr =
-        static_cast<T>(-params.lr.load() / (1.0 + (step - 1.0) * params.lr_decay.load()));
+    coefs.l2_decay = params.adagrad_w_mode ? T(0) : round_to<T>(weight_decay);
+    coefs.decoupled_decay = params.adagrad_w_mode ? round_to<T>(weight_decay) : T(0);
+    coefs.eps = round_to<T>(params.eps.load());
+    coefs.minus_lr = round_to<T>(-params.lr.load() / (1.0 + (step - 1.0) * params.lr_decay.load()));
     return coefs;
   }
 

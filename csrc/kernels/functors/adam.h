@@ -57,13 +57,13 @@ struct Adam {
     const double bias2 = params.bias_correction ? 1.0 - integer_power(beta2, step) : 1.0;
     Coefs<T> coefs;
     coefs.grad_sign = params.maximize ? T(-1) : T(1);
-    coefs.l2_decay = params.adam_w_mode ? T(0) : static_cast<T>(weight_decay);
-    coefs.minus_lr_decay = params.adam_w_mode ? static_cast<T>(-lr * weight_decay) : T(0);
-    coefs.one_minus_beta1 = static_cast<T>(1.0 - beta1);
-    coefs.one_minus_beta2 = static_cast<T>(1.0 - beta2);
-    coefs.inverse_sqrt_bias2 = static_cast<T>(1.0 / kernels::sqrt(bias2));
-    coefs.eps = static_cast<T>(params.eps.load());
-    coefs.minus_step_size = static_cast<T>(-lr / bias1);
+    coefs.l2_decay = params.adam_w_mode ? T(0) : round_to<T>(weight_decay);
+    coefs.minus_lr_decay = params.adam_w_mode ? round_to<T>(-lr * weight_decay) : T(0);
+    coefs.one_minus_beta1 = round_to<T>(1.0 - beta1);
+    coefs.one_minus_beta2 = round_to<T>(1.0 - beta2);
+    coefs.inverse_sqrt_bias2 = round_to<T>(1.0 / kernels::sqrt(bias2));
+    coefs.eps = round_to<T>(params.eps.load());
+    coefs.minus_step_size = round_to<T>(-lr / bias1);
     coefs.amsgrad = params.amsgrad;
     return coefs;
   }

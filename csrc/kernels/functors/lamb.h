@@ -56,15 +56,15 @@ struct Lamb {
     const double bias2 = params.bias_correction ? 1.0 - integer_power(beta2, step) : 1.0;
     Coefs<T> coefs;
     coefs.grad_sign = params.maximize ? T(-1) : T(1);
-    coefs.l2_decay = params.adam_w_mode ? T(0) : static_cast<T>(weight_decay);
-    coefs.decay = params.adam_w_mode ? static_cast<T>(weight_decay) : T(0);
-    coefs.one_minus_beta1 = static_cast<T>(1.0 - beta1);
-    coefs.grad_weight = params.grad_averaging ? T(1) : static_cast<T>(1.0 / (1.0 - beta1));
-    coefs.one_minus_beta2 = static_cast<T>(1.0 - beta2);
-    coefs.inverse_bias1 = static_cast<T>(1.0 / bias1);
-    coefs.inverse_sqrt_bias2 = static_cast<T>(1.0 / kernels::sqrt(bias2));
-    coefs.eps = static_cast<T>(params.eps.load());
-    coefs.minus_lr = static_cast<T>(-params.lr.load());
+    coefs.l2_decay = params.adam_w_mode ? T(0) : round_to<T>(weight_decay);
+    coefs.decay = params.adam_w_mode ? round_to<T>(weight_decay) : T(0);
+    coefs.one_minus_beta1 = round_to<T>(1.0 - beta1);
+    coefs.grad_weight = params.grad_averaging ? T(1) : round_to<T>(1.0 / (1.0 - beta1));
+    coefs.one_minus_beta2 = round_to<T>(1.0 - beta2);
+    coefs.inverse_bias1 = round_to<T>(1.0 / bias1);
+    coefs.inverse_sqrt_bias2 = round_to<T>(1.0 / kernels::sqrt(bias2));
+    coefs.eps = round_to<T>(params.eps.load());
+    coefs.minus_lr = round_to<T>(-params.lr.load());
     return coefs;
   }
 
@@ -81,7 +81,7 @@ struct Lamb {
       if (trust < low) trust = low;
       if (trust > high) trust = high;
     }
-    coefs.minus_lr = static_cast<T>(-params.lr.load() * trust);
+    coefs.minus_lr = round_to<T>(-params.lr.load() * trust);
   }
 
   ///   u = m / bias1 / (sqrt(v) / sqrt(bias2) + eps) + decay p

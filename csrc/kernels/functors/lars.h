@@ -41,9 +41,9 @@ struct Lars {
   TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double /*step*/) {
     Coefs<T> coefs;
     coefs.grad_sign = params.maximize ? T(-1) : T(1);
-    coefs.weight_decay = static_cast<T>(params.weight_decay.load());
-    coefs.momentum = static_cast<T>(params.momentum.load());
-    coefs.lr = static_cast<T>(params.lr.load());
+    coefs.weight_decay = round_to<T>(params.weight_decay.load());
+    coefs.momentum = round_to<T>(params.momentum.load());
+    coefs.lr = round_to<T>(params.lr.load());
     coefs.nesterov = params.nesterov;
     return coefs;
   }
@@ -57,7 +57,7 @@ struct Lars {
       const double decayed = fma(params.weight_decay.load(), norms[0], norms[1]);
       local = params.trust_coefficient.load() * norms[0] / (decayed + params.eps.load());
     }
-    coefs.lr = static_cast<T>(params.lr.load() * local);
+    coefs.lr = round_to<T>(params.lr.load() * local);
   }
 
   template <class V, class T>

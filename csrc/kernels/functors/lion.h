@@ -36,10 +36,10 @@ struct Lion {
     const double lr = params.lr.load();
     Coefs<T> coefs;
     coefs.grad_sign = params.maximize ? T(-1) : T(1);
-    coefs.one_minus_beta1 = static_cast<T>(1.0 - params.beta1.load());
-    coefs.one_minus_beta2 = static_cast<T>(1.0 - params.beta2.load());
-    coefs.minus_lr = static_cast<T>(-lr);
-    coefs.minus_lr_decay = static_cast<T>(-lr * params.weight_decay.load());
+    coefs.one_minus_beta1 = round_to<T>(1.0 - params.beta1.load());
+    coefs.one_minus_beta2 = round_to<T>(1.0 - params.beta2.load());
+    coefs.minus_lr = round_to<T>(-lr);
+    coefs.minus_lr_decay = round_to<T>(-lr * params.weight_decay.load());
     return coefs;
   }
 

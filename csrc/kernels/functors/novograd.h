@@ -56,12 +56,12 @@ struct NovoGrad {
     const double bias2 = params.bias_correction ? 1.0 - integer_power(beta2, step) : 1.0;
     Coefs<T> coefs;
     coefs.grad_factor = params.maximize ? T(-1) : T(1);
-    coefs.minus_rate = coefs.minus_lr = static_cast<T>(-lr / bias1);
-    coefs.inverse_bias2 = static_cast<T>(1.0 / kernels::sqrt(bias2));
-    coefs.moment_decay = params.reg_inside_moment ? static_cast<T>(weight_decay) : T(0);
-    coefs.minus_lr_decay = params.reg_inside_moment ? T(0) : static_cast<T>(-lr * weight_decay);
-    coefs.one_minus_beta1 = static_cast<T>(1.0 - beta1);
-    coefs.grad_weight = params.grad_averaging ? T(1) : static_cast<T>(1.0 / (1.0 - beta1));
+    coefs.minus_rate = coefs.minus_lr = round_to<T>(-lr / bias1);
+    coefs.inverse_bias2 = round_to<T>(1.0 / kernels::sqrt(bias2));
+    coefs.moment_decay = params.reg_inside_moment ? round_to<T>(weight_decay) : T(0);
+    coefs.minus_lr_decay = params.reg_inside_moment ? T(0) : round_to<T>(-lr * weight_decay);
+    coefs.one_minus_beta1 = round_to<T>(1.0 - beta1);
+    coefs.grad_weight = params.grad_averaging ? T(1) : round_to<T>(1.0 / (1.0 - beta1));
     return coefs;
   }
 
@@ -90,9 +90,9 @@ struct NovoGrad {
         fma(norms[0], static_cast<double>(coefs.inverse_bias2), params.eps.load());
     const double inverse = denominator == 0.0 ? 0.0 : 1.0 / denominator;
     if (params.reg_inside_moment) {
-      coefs.grad_factor = static_cast<T>(params.maximize ? -inverse : inverse);
+      coefs.grad_factor = round_to<T>(params.maximize ? -inverse : inverse);
     } else {
-      coefs.minus_lr = static_cast<T>(static_cast<double>(coefs.minus_rate) * inverse);
+      coefs.minus_lr = round_to<T>(static_cast<double>(coefs.minus_rate) * inverse);
     }
   }
 

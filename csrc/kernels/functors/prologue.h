@@ -6,6 +6,7 @@
 
 #include "kernels/common/float16.h"
 #include "kernels/common/macros.h"
+#include "kernels/common/math.h"
 #include "kernels/functors/l2_norm.h"
 
 namespace torchfuse::kernels {
@@ -25,10 +26,9 @@ struct PrologueParams {
 TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
                                                const NormPartial& sums) {
   // The reciprocal is rounded to float as torch.amp's unscale does, so that both unscale alike.
-  const float inverse_scale =
-      params.grad_scale == nullptr
-          ? 1.0f
-          : static_cast<float>(1.0 / static_cast<double>(*params.grad_scale));
+  const float inverse_scale = params.grad_scale == nullptr
+                                  ? 1.0f
+                                  : round_to<float>(1.0 / static_cast<double>(*params.grad_scale));
   bool skip = params.found_inf != nullptr && *params.found_inf != 0.0f;
   if (params.check && sums.nonfinite != 0) {
     skip = true;
@@ -39,7 +39,7 @@ TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
   scalars.total_norm = bits_to_float(0x7fc00000u);
   if (params.has_norm) {
     const double norm = norm_of(sums) * static_cast<double>(inverse_scale);
-    scalars.total_norm = static_cast<float>(norm);
+    scalars.total_norm = round_to<float>(norm);
     if (params.max_grad_norm >= 0.0) {
       const double clip = params.max_grad_norm / (norm + 1e-6);
       scalars.grad_coef = scalars.grad_coef * (clip < 1.0 || clip != clip ? clip : 1.0);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/macros.h"
+#include "kernels/common/math.h"
 
 namespace torchfuse::kernels {
 
@@ -50,7 +51,7 @@ TORCHFUSE_HOST_DEVICE ScaleState update_scale(ScaleState state, float found_inf,
     state.growth_tracker = 0;
     state.hysteresis_tracker -= 1;
     if (state.hysteresis_tracker <= 0) {
-      state.scale = static_cast<float>(static_cast<double>(state.scale) * params.backoff_factor);
+      state.scale = round_to<float>(static_cast<double>(state.scale) * params.backoff_factor);
       if (state.scale < params.min_scale) state.scale = params.min_scale;
     }
     return state;
@@ -61,7 +62,7 @@ TORCHFUSE_HOST_DEVICE ScaleState update_scale(ScaleState state, float found_inf,
     state.growth_tracker = static_cast<std::int32_t>(successes);
     return state;
   }
-  const float grown = static_cast<float>(static_cast<double>(state.scale) * params.growth_factor);
+  const float grown = round_to<float>(static_cast<double>(state.scale) * params.growth_factor);
   if (grown <= kLargestFloat) state.scale = grown < params.max_scale ? grown : params.max_scale;
   state.growth_tracker = 0;
   return state;

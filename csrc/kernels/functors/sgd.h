@@ -49,12 +49,12 @@ struct Sgd {
     const bool first = step == 1.0;
     Coefs<T> coefs;
     coefs.grad_sign = params.maximize ? T(-1) : T(1);
-    coefs.decay_before = params.wd_after_momentum ? T(0) : static_cast<T>(weight_decay);
-    coefs.decay_after = params.wd_after_momentum ? static_cast<T>(weight_decay) : T(0);
-    coefs.keep = first ? T(0) : static_cast<T>(momentum);
-    coefs.take = first ? T(1) : static_cast<T>(1.0 - params.dampening.load());
-    coefs.momentum = static_cast<T>(momentum);
-    coefs.minus_lr = static_cast<T>(-params.lr.load());
+    coefs.decay_before = params.wd_after_momentum ? T(0) : round_to<T>(weight_decay);
+    coefs.decay_after = params.wd_after_momentum ? round_to<T>(weight_decay) : T(0);
+    coefs.keep = first ? T(0) : round_to<T>(momentum);
+    coefs.take = first ? T(1) : round_to<T>(1.0 - params.dampening.load());
+    coefs.momentum = round_to<T>(momentum);
+    coefs.minus_lr = round_to<T>(-params.lr.load());
     coefs.has_momentum = momentum != 0.0;
     coefs.nesterov = params.nesterov;
     return coefs;
