@@ -204,7 +204,8 @@ def _norms(name: str, states: Any) -> list[Tensor]:
     vectors = []
     for dtype in _FP16_AND_32:
         numbers = [own[name].float().reshape(()) for param, own in states if param.dtype == dtype]
-        vectors.append(torch.stack(numbers) if numbers else torch.empty(0))
+        none = torch.empty(0, dtype=torch.float32, device="cpu")
+        vectors.append(torch.stack(numbers) if numbers else none)
     return vectors
 
 

@@ -183,8 +183,8 @@ def _begun(saved: Any, required: Sequence[str]) -> Any:
 
 
 def _archived(saved: Mapping[str, Any], where: str) -> dict[str, Tensor]:
-    step = torch.as_tensor(saved["step"]).detach().to("cpu", torch.float32)
-    tensors = {"step": step.reshape(()).clone()}
+    step = torch.as_tensor(saved["step"], dtype=torch.float32, device="cpu")
+    tensors = {"step": step.detach().reshape(()).clone()}
     for key, value in saved.items():
         if key == "step":
             continue

@@ -55,14 +55,14 @@ def multi_tensor_adam(
         return
     device = params[0].device if params else noop_flag.device
     # The op advances the counts itself, each in an element of its own.
-    steps = torch.full((len(params),), float(step) - 1.0, device=device).unbind()
+    steps = torch.full((len(params),), float(step) - 1.0, dtype=torch.float32, device=device)
     fused_adam_(
         params,
         grads,
         exp_avgs,
         exp_avg_sqs,
         [],
-        steps,
+        steps.unbind(),
         [],
         lr=lr,
         beta1=beta1,

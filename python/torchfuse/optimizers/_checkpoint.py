@@ -211,7 +211,7 @@ class _StateReader:
         if isinstance(step, Tensor):
             step = step.detach().to(torch.float32).reshape(()).clone()
         else:
-            step = torch.tensor(float(step))
+            step = torch.tensor(float(step), dtype=torch.float32, device="cpu")
         state: dict[str, Any] = {"step": step}
         for name in self._tensor_names(saved):
             state[name] = self._home(name, param).copy_(saved[name])

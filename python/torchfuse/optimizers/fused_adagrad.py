@@ -129,7 +129,8 @@ class FusedAdagrad(FusedOptimizer):
             for param, key in zip(group["params"], saved["params"], strict=True):
                 if key not in states:
                     fresh = self._begin_state(param, group, "sum")
-                    states[key] = {"step": torch.zeros(()), "sum": fresh}
+                    step = torch.zeros((), dtype=torch.float32, device="cpu")
+                    states[key] = {"step": step, "sum": fresh}
         return state_dict
 
     @property

@@ -157,7 +157,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)
         if group["initial_step"]:
-            self.state[param].setdefault("step", torch.tensor(float(group["initial_step"])))
+            first = torch.tensor(float(group["initial_step"]), dtype=torch.float32, device="cpu")
+            self.state[param].setdefault("step", first)
 
     @property
     def reduced_precision_dtype(self) -> torch.dtype | None:

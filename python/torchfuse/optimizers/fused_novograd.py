@@ -200,7 +200,9 @@ def _give_out_norms(where: str, group: Mapping[str, Any], states: dict[Any, Any]
     if not isinstance(vectors, tuple | list) or len(vectors) != 2:
         raise ValueError(f"{where} to be a pair of tensors, got {type(vectors).__name__}.")
     for keys, vector, dtype in zip((halves, others), vectors, ("fp16", "fp32"), strict=True):
-        norms = [] if vector is None else list(torch.as_tensor(vector).reshape(-1))
+        if not isinstance(vector, Tensor):
+            vector = torch.tensor(vector or [], dtype=torch.float64, device="cpu")
+        norms = list(vector.reshape(-1))
         if len(norms) != len(keys):
             raise ValueError(
                 f"{where} to hold {len(keys)} norms for its {dtype} parameters with a moment, got "

@@ -145,7 +145,8 @@ class FusedSGD(FusedOptimizer):
     def _loss_scale(self) -> Tensor | None:
         scale = super()._loss_scale()
         if scale is None and self.most_recent_scale != 1.0:
-            return torch.tensor(float(self.most_recent_scale))
+            recent = float(self.most_recent_scale)
+            return torch.tensor(recent, dtype=torch.float32, device="cpu")
         return scale
 
     def _fused_update(self) -> None:
