@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._apex_attributes import ApexAttributes
-from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, read_state_dict
+from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, make_state_dict, read_state_dict
 from torchfuse.optimizers._checks import (
     HALF_DTYPES,
     PAIRS,
@@ -527,6 +527,13 @@ class FusedOptimizer(ApexAttributes):
             group[key] = value
 
     # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with all that the class of torch.optim, if there is one, needs to go on."""
+        return make_state_dict(self)
+
+    def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Adds, in place, what a class of torch.optim looks for; hooks run afterwards."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads the state_dict of one of our optimizers, of torch.optim or of apex.
+"""Makes state dicts of our optimizers, and reads those of ours, of torch.optim and of apex.
 
 Note [Loading changes all or nothing]
 Everything is checked before the first tensor is converted, and the result is handed over in one
@@ -28,6 +28,36 @@ if TYPE_CHECKING:
 
 #: Keys of torch.optim's groups that choose among torch's implementations and mean nothing here.
 TORCH_ONLY_KEYS = ("foreach", "fused", "differentiable")
+
+
+def make_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
+    """What `optimizer.state_dict()` returns, in the layout of torch.optim.
+
+    torch's own method ends with the hooks, which may replace what they get: all must be in there by
+    then.
+    """
+    for pre_hook in optimizer._optimizer_state_dict_pre_hooks.values():
+        pre_hook(optimizer)
+    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    index_of = {id(param): index for index, param in enumerate(params)}
+    groups = [
+        {
+            **{key: value for key, value in group.items() if key != "params"},
+            "params": [index_of[id(param)] for param in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
+    state = {
+        index_of[id(key)] if isinstance(key, Tensor) else key: value
+        for key, value in optimizer.state.items()
+    }
+    state_dict: dict[str, Any] = {"state": state, "param_groups": groups}
+    optimizer._complete_state_dict(state_dict)
+    for post_hook in optimizer._optimizer_state_dict_post_hooks.values():
+        replacement = post_hook(optimizer, state_dict)
+        if replacement is not None:
+            state_dict = replacement
+    return state_dict
 
 
 def read_state_dict(

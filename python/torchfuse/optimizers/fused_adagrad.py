@@ -117,12 +117,8 @@ class FusedAdagrad(FusedOptimizer):
         if "sum" in state:
             state.setdefault("step", 1)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state, with all that torch.optim.Adagrad needs to go on from it.
-
-        Parameters without a state get a fresh one here, as torch's have from the beginning.
-        """
-        state_dict: dict[str, Any] = super().state_dict()
+    def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Parameters without a state get a fresh one here, as torch's have from the beginning.
         states = state_dict["state"]
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved.update(foreach=None, fused=None, differentiable=False)
@@ -131,7 +127,6 @@ class FusedAdagrad(FusedOptimizer):
                     fresh = self._begin_state(param, group, "sum")
                     step = torch.zeros((), dtype=torch.float32, device="cpu")
                     states[key] = {"step": step, "sum": fresh}
-        return state_dict
 
     @property
     def adagrad_w_mode(self) -> int:

@@ -227,9 +227,7 @@ class FusedAdam(FusedOptimizer):
         if decoupled is not None:
             group["adam_w_mode"] = bool(decoupled)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state, with the group keys that torch.optim.Adam and AdamW need to go on from it."""
-        state_dict: dict[str, Any] = super().state_dict()
+    def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
         for group in state_dict["param_groups"]:
             group.update(
                 decoupled_weight_decay=bool(group["adam_w_mode"]),
@@ -238,7 +236,6 @@ class FusedAdam(FusedOptimizer):
                 capturable=False,
                 differentiable=False,
             )
-        return state_dict
 
     @property
     def adam_w_mode(self) -> int:

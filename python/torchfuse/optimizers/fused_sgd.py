@@ -164,13 +164,9 @@ class FusedSGD(FusedOptimizer):
         elif "step" not in state or _was_counted_elsewhere(state):
             state["step"] = 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state, with all that torch.optim.SGD needs to go on from it.
-
-        A buffer that no update has reached is None, as in torch: its first update takes the whole
-        gradient. `step` is ours; torch keeps it and does not look at it.
-        """
-        state_dict: dict[str, Any] = super().state_dict()
+    def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # A buffer that no update has reached is None, as in torch: its first update takes the whole
+        # gradient. `step` is ours; torch keeps it and does not look at it.
         states = state_dict["state"]
         for group in state_dict["param_groups"]:
             group.update(foreach=None, fused=None, differentiable=False)
@@ -178,7 +174,6 @@ class FusedSGD(FusedOptimizer):
                 state = states.get(key)
                 if state and ("momentum_buffer" not in state or float(state["step"]) == 0.0):
                     states[key] = {**state, "momentum_buffer": None}
-        return state_dict
 
     @property
     def wd_after_momentum(self) -> bool:

@@ -209,3 +209,61 @@ def test_distributed_checkpoint(
         set_grads(params, random_grads(params, 3))
         each.step()
     assert_all_same_bits(snapshot(loaded), snapshot(optimizer))
+
+
+# --- Hooks ----------------------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_hooks_of_state_dict_see_all_of_it_and_have_the_last_word(case: Case) -> None:
+    optimizer = case.ours(params := make_params())
+    train(optimizer, params, [1])
+    expected = optimizer.state_dict()
+    order: list[str] = []
+    seen: list[dict[str, Any]] = []
+
+    def look(owner: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        assert owner is optimizer
+        order.append("look")
+        seen.append(copy.deepcopy(state_dict))
+        state_dict["param_groups"][0].clear()
+
+    def wrap(owner: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        order.append("wrap")
+        return {"wrapped": state_dict}
+
+    optimizer.register_state_dict_post_hook(wrap)
+    optimizer.register_state_dict_post_hook(look, prepend=True)
+    optimizer.register_state_dict_pre_hook(lambda owner: order.append("before"))
+    found = optimizer.state_dict()
+    assert order == ["before", "look", "wrap"]
+    assert seen[0]["param_groups"] == expected["param_groups"]
+    assert_all_same_bits(flat(seen[0]), flat(expected))
+    assert set(found) == {"wrapped"}
+    assert found["wrapped"]["param_groups"] == [{}]
+
+
+@every_optimizer
+def test_state_dict_has_the_layout_of_torchs(case: Case) -> None:
+    """Names and states of others included."""
+    params = make_params()
+    named = [(f"param{index}", param) for index, param in enumerate(params)]
+    groups = [{"params": named[:1]}, {"params": named[1:]}]
+    optimizer = case.ours(groups)
+    train(optimizer, params, [1])
+    optimizer.state["of others"] = {"value": 1}  # type: ignore[index]
+    ours, torchs = optimizer.state_dict(), torch.optim.Optimizer.state_dict(optimizer)
+    assert list(ours["state"]) == list(torchs["state"])
+    for own, reference in zip(ours["param_groups"], torchs["param_groups"], strict=True):
+        assert {key: own[key] for key in reference if key != "capturable"} == {
+            key: value for key, value in reference.items() if key != "capturable"
+        }
+
+
+def flat(state_dict: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        f"{key} {name}": value
+        for key, state in state_dict["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
