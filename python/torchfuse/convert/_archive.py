@@ -15,13 +15,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from torchfuse import _C
+from torchfuse.optimizers._checks import check_step
 
 StrPath = str | os.PathLike[str]
 
@@ -89,9 +89,7 @@ def check_state(
             )
         if key != "step" and not isinstance(value, Tensor):
             raise ValueError(f"{where} to hold {key!r} as a tensor, got {type(value).__name__}.")
-    step = saved["step"]
-    if not (step.numel() == 1 if isinstance(step, Tensor) else isinstance(step, Real)):
-        raise ValueError(f"{where} to hold 'step' as a number or 1-element tensor, got {step!r}.")
+    check_step(f"{where} to hold 'step' as", saved["step"])
 
 
 def listed(names: Any, most: int = 12) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
-from torchfuse.optimizers._checks import HALF_DTYPES
+from torchfuse.optimizers._checks import HALF_DTYPES, check_step
 from torchfuse.optimizers._masters import MASTER, REMAINDER
 from torchfuse.optimizers._shards import is_dtensor
 
@@ -140,7 +140,11 @@ def _read_groups(
         device = group["params"][0].device if group["params"] else None
         loaded = {key: _move(value, device) for key, value in loaded.items()}
         groups.append({**group, **loaded, "params": group["params"]})
-        steps.append(saved.get("step"))
+        step = saved.get("step")
+        if step is not None:
+            where = f"{type(optimizer).__name__}.load_state_dict: expected "
+            check_step(f"{where}param_groups[{len(steps)}]['step'] to be", step)
+        steps.append(step)
     for index, group in enumerate(groups):
         optimizer._check_group(index, group, groups[0])
     return groups, steps
@@ -200,10 +204,7 @@ class _StateReader:
             raise ValueError(
                 f"{where} or its parameter group to hold 'step', got the keys {sorted(saved)}."
             )
-        if not isinstance(step, int | float) and not (
-            isinstance(step, Tensor) and step.numel() == 1
-        ):
-            raise ValueError(f"{where}['step'] to be a number or a 1-element tensor, got {step!r}.")
+        check_step(f"{where}['step'] to be", step)
 
     def _check_tensor(self, name: str, value: Any, shape: torch.Size) -> None:
         where = f"{self._where}['{name}']"

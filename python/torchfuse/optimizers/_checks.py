@@ -99,6 +99,22 @@ def check_no_amsgrad(owner: str, amsgrad: bool) -> None:
         raise RuntimeError(f"{owner}: expected amsgrad to be False, got {amsgrad!r}.")
 
 
+def check_step(expected: str, step: Any) -> None:
+    """Requires a count of steps, as a number or a tensor; `expected` begins the message."""
+    is_number = isinstance(step, Real) or (
+        isinstance(step, Tensor) and step.numel() == 1 and not step.is_complex()
+    )
+    if not is_number:
+        raise ValueError(f"{expected} a number or a 1-element tensor, got {step!r}.")
+    if isinstance(step, Tensor):
+        if step.is_meta:
+            return
+        step = step.item()
+    # Counts are kept in fp32. Without a comparison of numbers, int() would raise for a NaN.
+    if not (0 <= step <= torch.finfo(torch.float32).max and step == int(step)):
+        raise ValueError(f"{expected} a whole number of at least 0, and finite, got {step}.")
+
+
 def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
     """Requires None or a number >= 0; infinity asks for the norm without clipping."""
     if value is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,14 @@ def _missing_step(state_dict: dict[str, Any]) -> None:
 
 def _two_steps(state_dict: dict[str, Any]) -> None:
     state_dict["state"][0]["step"] = torch.ones(2)
+
+
+def _negative_step(state_dict: dict[str, Any]) -> None:
+    state_dict["state"][0]["step"] = -1
+
+
+def _no_number(state_dict: dict[str, Any]) -> None:
+    state_dict["state"][0]["step"] = torch.tensor(math.nan)
 
 
 def _not_a_tensor(state_dict: dict[str, Any]) -> None:
@@ -89,7 +98,9 @@ def _missing_option(state_dict: dict[str, Any]) -> None:
         (_unknown_state, r"state\[1\] to hold states of FusedAdam, .*got 'momentum'"),
         (_missing_state, r"state\[2\] to hold 'exp_avg_sq', got \[exp_avg,"),
         (_missing_step, r"state\[2\] to hold 'step'"),
-        (_two_steps, r"state\[0\] to hold 'step' as a number or 1-element tensor"),
+        (_two_steps, r"state\[0\] to hold 'step' as a number or a 1-element tensor"),
+        (_negative_step, r"state\[0\] to hold 'step' as a whole number of at least 0, .* got -1\."),
+        (_no_number, r"state\[0\] to hold 'step' as a whole number of at least 0, .* got nan\."),
         (_not_a_tensor, r"state\[0\] to hold 'exp_avg' as a tensor, got list"),
         (_stray_state, r"state to belong to parameters, got \[9\] too"),
         (_bad_rate, r"FusedAdam: expected param_groups\[1\].lr to be a finite number >= 0, got -1"),
@@ -173,6 +184,10 @@ def _no_moment(archive: dict[str, Any]) -> None:
     del archive["group/1"]["state/0"]["exp_avg"]
 
 
+def _part_of_a_step(archive: dict[str, Any]) -> None:
+    archive["group/1"]["state/0"]["step"] = torch.tensor(0.5)
+
+
 def _strange_state(archive: dict[str, Any]) -> None:
     archive["group/1"]["state/0"]["exp_max"] = torch.zeros(1)
 
@@ -192,6 +207,7 @@ def _state_of_another_type(archive: dict[str, Any]) -> None:
         (_no_option, r"of FusedAdam in group/1, got: .* expected the archive to hold eps"),
         (_bad_beta, r"in group/0, got: .*options.betas\[1\] to be in \[0, 1\), got 1"),
         (_no_moment, r"in group/1/state/0 to hold 'exp_avg', got \[exp_avg_sq"),
+        (_part_of_a_step, r"in group/1/state/0 to hold 'step' as a whole number .* got 0.5\."),
         (_strange_state, r"in group/1/state/0 to hold states of FusedAdam, .* got 'exp_max'"),
         (_state_of_another_type, r"in group/1/state/0 to be a state, got float"),
     ],
