@@ -53,8 +53,11 @@ def to_python_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
-    """A file to write, which then replaces `path`; an error leaves `path` as it was."""
-    target = Path(path)
+    """A file to write, which then replaces `path`; an error leaves `path` as it was.
+
+    Where `path` is a symbolic link, the file that it points to is replaced, as by torch.save.
+    """
+    target = Path(os.path.realpath(path))
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         # Of the same name: torch writes it into the file.
         temporary = Path(folder) / target.name

@@ -13,6 +13,10 @@ from torch import Tensor
 from torchfuse import _C
 from torchfuse.convert._archive import StrPath, check_state, is_archive, listed, to_python_names
 
+# Each parameter of a group is listed, with a state or without: a damaged count must not fill the
+# memory. Models have some thousands.
+_MOST_ENTRIES = 1_000_000
+
 
 def read_cpp_archive(path: StrPath) -> dict[str, Any]:
     """Reads what a C++ program saved with ``torch::save(optimizer, path)`` as a state dict.
@@ -59,7 +63,7 @@ def read_archive(path: StrPath) -> tuple[str, dict[str, Any]]:
     state: dict[int, dict[str, Tensor]] = {}
     groups: list[dict[str, Any]] = []
     first = 0
-    for index in range(_entry(archive, "group_count", int, where)):
+    for index in range(_count(archive, "group_count", "group/", where)):
         group = _entry(archive, f"group/{index}", dict, where)
         options = _entry(group, "options", dict, f"{where} in group/{index}")
         try:
@@ -71,7 +75,7 @@ def read_archive(path: StrPath) -> tuple[str, dict[str, Any]]:
         # Options that an older archive does not know have their defaults.
         defaults = optimizer_class.default_options()
         known = {key: _option(key, options.get(key, value)) for key, value in defaults.items()}
-        count = _entry(group, "param_count", int, f"{where} in group/{index}")
+        count = _count(group, "param_count", "state/", f"{where} in group/{index}")
         params = list(range(first, first + count))
         groups.append({**to_python_names(known), "params": params})
         for position in range(count):
@@ -114,6 +118,18 @@ def _option(key: str, value: Any) -> Any:
     if key.endswith("_dtype") and isinstance(value, str):
         return getattr(torch, value)
     return value
+
+
+def _count(values: Mapping[str, Any], key: str, counted: str, where: str) -> int:
+    """A number of entries, whose names are `counted` with the numbers below it, if they exist."""
+    count: int = _entry(values, key, int, where)
+    if not 0 <= count <= _MOST_ENTRIES:
+        raise ValueError(f"{where} to hold a {key} from 0 to {_MOST_ENTRIES}, got {count}.")
+    for name in values:
+        number = name.removeprefix(counted)
+        if number != name and not (number.isdecimal() and int(number) < count):
+            raise ValueError(f"{where} to hold nothing behind its {key} of {count}, got {name}.")
+    return count
 
 
 def _entry(values: Mapping[str, Any], key: str, kind: type, where: str) -> Any:

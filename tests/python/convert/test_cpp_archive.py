@@ -234,3 +234,29 @@ def test_states_that_have_not_begun(tmp_path: Path) -> None:
     del state_dict["state"][0]["exp_avg"]
     with pytest.raises(ValueError, match=r"state\[0\] to hold 'exp_avg', got"):
         write_cpp_archive(state_dict, tmp_path / "optimizer.pt")
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["file", "nothing"])
+def test_a_link_stays_and_the_file_behind_it_is_replaced(exists: bool, tmp_path: Path) -> None:
+    """As torch.save does it."""
+    folder, links = tmp_path / "files", tmp_path / "links"
+    folder.mkdir()
+    links.mkdir()
+    state_dict = trained(SPECS[0]).state_dict()
+    for name in ("torch", "archive", "converted"):
+        if exists:
+            (folder / name).write_text("earlier", encoding="utf-8")
+        (links / name).symlink_to(Path("..") / "files" / name)
+    torch.save(state_dict, links / "torch")
+    write_cpp_archive(state_dict, links / "archive")
+    convert_checkpoint(links / "archive", links / "converted")
+    for found in (folder, links):
+        assert {path.name for path in found.iterdir()} == {"torch", "archive", "converted"}
+    assert all(path.is_symlink() for path in links.iterdir())
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    loaded = torch.load(folder / "converted", weights_only=True)
+    assert_same_state(loaded["state"], state_dict["state"])
+    if exists:
+        with pytest.raises(ValueError, match="state dict"):
+            write_cpp_archive({}, links / "archive")
+        assert_same_state(read_cpp_archive(links / "archive")["state"], state_dict["state"])

@@ -172,6 +172,26 @@ def _count_of_another_type(archive: dict[str, Any]) -> None:
     archive["group/1"]["param_count"] = 1.5
 
 
+def _negative_group_count(archive: dict[str, Any]) -> None:
+    archive["group_count"] = -1
+
+
+def _too_few_groups(archive: dict[str, Any]) -> None:
+    archive["group_count"] = 1
+
+
+def _negative_param_count(archive: dict[str, Any]) -> None:
+    archive["group/1"]["param_count"] = -3
+
+
+def _huge_param_count(archive: dict[str, Any]) -> None:
+    archive["group/1"]["param_count"] = 2**62
+
+
+def _too_few_params(archive: dict[str, Any]) -> None:
+    archive["group/1"]["param_count"] = 1
+
+
 def _no_option(archive: dict[str, Any]) -> None:
     del archive["group/1"]["options"]["eps"]
 
@@ -204,6 +224,11 @@ def _state_of_another_type(archive: dict[str, Any]) -> None:
         (_no_format, r"of an optimizer of torchfuse, got one that holds .*group_count"),
         (_fewer_groups, r"hold group/2, of type dict, got \[format"),
         (_count_of_another_type, r"in group/1 to hold param_count, of type int, got float"),
+        (_negative_group_count, r"to hold a group_count from 0 to 1000000, got -1\."),
+        (_too_few_groups, r"to hold nothing behind its group_count of 1, got group/1\."),
+        (_negative_param_count, r"in group/1 to hold a param_count from 0 to 1000000, got -3\."),
+        (_huge_param_count, r"in group/1 to hold a param_count from 0 to 1000000, got 4611"),
+        (_too_few_params, r"in group/1 to hold nothing behind its param_count of 1, got state/1\."),
         (_no_option, r"of FusedAdam in group/1, got: .* expected the archive to hold eps"),
         (_bad_beta, r"in group/0, got: .*options.betas\[1\] to be in \[0, 1\), got 1"),
         (_no_moment, r"in group/1/state/0 to hold 'exp_avg', got \[exp_avg_sq"),
