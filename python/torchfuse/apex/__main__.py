@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
-from torchfuse.apex._processes import install_in_all_processes
+from torchfuse.apex._alias import install_in_all_processes
 
 USAGE = """\
 usage: python -m torchfuse.apex script.py [argument ...]

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from torchfuse.apex import _processes
 from torchfuse.apex._contents import fused_optimizers, modules
 
 
@@ -45,19 +46,53 @@ def _last_name(name: str) -> str:
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and fills every module named `apex` or below it."""
+    """Finds and fills the modules named `apex` or below it, where nobody else has them.
+
+    Note [The alias hides nothing]
+    Whatever else Python finds under such a name comes first, also what comes onto sys.path after
+    install(): an apex, with all that is below it, or a module in a folder named apex without an
+    __init__.py. Such a folder alone, a checkout of apex perhaps, stays visible through our modules.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] != "apex":
             return None
+        parent = fullname.rpartition(".")[0]
+        if parent and not isinstance(sys.modules.get(parent), _AliasModule):
+            return None
+        theirs = self._found_by_others(fullname)
+        if theirs is not None and not _is_folder(theirs):
+            return theirs
         names = modules()
         if fullname not in names:
+            if theirs is not None:
+                return theirs
             # Under its own name, `from apex import amp` would replace the message.
             raise ModuleNotFoundError(f"{_explanation(fullname)}.", name="apex")
         is_package = any(name.startswith(f"{fullname}.") for name in names)
-        return ModuleSpec(fullname, self, origin="torchfuse.apex", is_package=is_package)
+        spec = ModuleSpec(fullname, self, origin="torchfuse.apex", is_package=is_package)
+        if theirs is not None:
+            spec.submodule_search_locations = theirs.submodule_search_locations
+        return spec
+
+    def _found_by_others(self, fullname: str) -> ModuleSpec | None:
+        parent = fullname.rpartition(".")[0]
+        path: Sequence[str] | None = None
+        if parent:
+            above = self._found_by_others(parent)
+            # What is in an apex that came after ours was imported does not fit together with ours.
+            if above is None or not _is_folder(above):
+                return None
+            path = above.submodule_search_locations
+        for finder in sys.meta_path:
+            # As for Python itself, what cannot be asked is no finder.
+            ask = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = ask(fullname, path) if ask else None
+            if spec is not None:
+                return spec
+        return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         reads_like_a_class = _last_name(spec.name) in modules()[spec.name]
@@ -74,6 +109,11 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         vars(module)["__all__"] = sorted(public)
 
 
+def _is_folder(spec: ModuleSpec) -> bool:
+    """Whether it is a folder without an __init__.py: nothing in there can be loaded as such."""
+    return spec.loader is None
+
+
 _FINDER = _AliasFinder()
 
 
@@ -85,8 +125,12 @@ def install() -> None:
     with a message that says so; `importlib.util.find_spec` raises it for them too. A second call
     changes nothing.
 
+    The alias hides no other apex. One that comes onto `sys.path` later is what the first
+    `import apex` finds, and modules in a folder named `apex` without an `__init__.py` stay
+    importable.
+
     Raises:
-        RuntimeError: if an apex has been imported or could be: the alias never hides one.
+        RuntimeError: if an apex has been imported or could be.
 
     Example:
         >>> import torchfuse.apex
@@ -105,19 +149,26 @@ def install() -> None:
             f"{sys.modules[imported[0]]!r}. Install the alias first, where no other apex is found."
         )
     found = importlib.util.find_spec("apex")
-    # A folder of that name without an __init__.py, such as a checkout, has no origin.
-    if found is not None and found.origin is not None:
+    if found is not None and not _is_folder(found):
         raise RuntimeError(
             "torchfuse.apex.install: expected no apex to be installed, got one at "
-            f"{found.origin}. Remove it (pip uninstall apex), or use it without the alias."
+            f"{found.origin or found.loader}. Remove it (pip uninstall apex), or use it without "
+            "the alias."
         )
     sys.meta_path.insert(0, _FINDER)
+
+
+def install_in_all_processes() -> None:
+    """As `install()`, here and in every process that `multiprocessing` starts from here."""
+    install()
+    _processes.hand_down(install_in_all_processes)
 
 
 def uninstall() -> None:
     """Undoes `install()`: `import apex` finds again what it found before.
 
-    Names that were imported from the alias stay usable. Without an alias, nothing happens.
+    Processes that `multiprocessing` starts afterwards have no alias either. Names that were
+    imported from the alias stay usable. Without an alias, nothing happens.
 
     Example:
         >>> import sys
@@ -131,6 +182,9 @@ def uninstall() -> None:
     if _FINDER not in sys.meta_path:
         return
     sys.meta_path.remove(_FINDER)
+    _processes.stop_handing_down()
+    # Also what others have below it: a module belongs to the package that it was imported into.
+    all_of_it = isinstance(sys.modules.get("apex"), _AliasModule)
     for name, module in list(sys.modules.items()):
-        if isinstance(module, _AliasModule):
+        if isinstance(module, _AliasModule) or (all_of_it and name.startswith("apex.")):
             del sys.modules[name]

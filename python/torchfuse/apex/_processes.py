@@ -7,30 +7,51 @@ install the alias. First it unpickles what it has to know; an object in there in
 
 from __future__ import annotations
 
-import functools
 import multiprocessing.spawn
+from collections.abc import Callable
 from typing import Any
 
-from torchfuse.apex._alias import install
 
+class _Call:
+    """Calls a function where it is unpickled."""
 
-class _Installs:
-    """Installs the alias where it is unpickled."""
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return install_in_all_processes, ()
+        return self._function, ()
 
 
-def install_in_all_processes() -> None:
-    """As `install()`, here and in every process that `multiprocessing` starts from here."""
-    install()
-    inner = multiprocessing.spawn.get_preparation_data
-    if getattr(inner, "_installs_alias", False):
+class _WithCall:
+    """multiprocessing's function, with a call at the beginning of what a process has to know."""
+
+    def __init__(self, inner: Any, function: Callable[[], None]) -> None:
+        self.inner = inner
+        # None once it is over: others may have wrapped this in the meantime.
+        self.function: Callable[[], None] | None = function
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        known: dict[str, Any] = self.inner(name)
+        return {"torchfuse_apex": _Call(self.function), **known} if self.function else known
+
+
+_handing_down: _WithCall | None = None
+
+
+def hand_down(function: Callable[[], None]) -> None:
+    """Calls `function` first in every process that `multiprocessing` starts; once at a time."""
+    global _handing_down
+    if _handing_down is None:
+        _handing_down = _WithCall(multiprocessing.spawn.get_preparation_data, function)
+        multiprocessing.spawn.get_preparation_data = _handing_down
+
+
+def stop_handing_down() -> None:
+    """Undoes `hand_down`, also behind a later patch of somebody else's."""
+    global _handing_down
+    if _handing_down is None:
         return
-
-    @functools.wraps(inner)
-    def with_alias(name: str) -> dict[str, Any]:
-        return {"torchfuse_apex": _Installs(), **inner(name)}
-
-    with_alias._installs_alias = True  # type: ignore[attr-defined]
-    multiprocessing.spawn.get_preparation_data = with_alias
+    _handing_down.function = None
+    if multiprocessing.spawn.get_preparation_data is _handing_down:
+        multiprocessing.spawn.get_preparation_data = _handing_down.inner
+    _handing_down = None
