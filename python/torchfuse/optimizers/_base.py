@@ -27,6 +27,7 @@ from torchfuse.optimizers._checks import (
     check_state_dtype,
     check_stochastic_rounding,
 )
+from torchfuse.optimizers._fake import step_on_fakes
 from torchfuse.optimizers._hooks import hooked_once
 from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
 from torchfuse.optimizers._options import StepOptions, as_tensor
@@ -227,6 +228,8 @@ class FusedOptimizer(ApexAttributes):
                 self._updating = False
 
     def _update_params(self) -> None:
+        if step_on_fakes(self):
+            return
         if self._native is None:
             self._native = _C.FusedStep(self._algorithm, f"{type(self).__name__}.step")
         self._check_shared_options()

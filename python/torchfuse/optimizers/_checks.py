@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from torchfuse.optimizers._fake import has_value
 from torchfuse.optimizers._shards import is_dtensor
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def check_step(expected: str, step: Any) -> None:
     if not is_number:
         raise ValueError(f"{expected} a number or a 1-element tensor, got {step!r}.")
     if isinstance(step, Tensor):
-        if step.is_meta:
+        if not has_value(step):
             return
         step = step.item()
     # Counts are kept in fp32. Without a comparison of numbers, int() would raise for a NaN.

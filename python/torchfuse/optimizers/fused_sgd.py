@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import required
 
 from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._fake import has_value
 from torchfuse.optimizers._options import CommonOptions
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class FusedSGD(FusedOptimizer):
             group.update(foreach=None, fused=None, differentiable=False)
             for key in group["params"] if _has_momentum(group) else ():
                 state = states.get(key)
-                if state and ("momentum_buffer" not in state or float(state["step"]) == 0.0):
+                if state and ("momentum_buffer" not in state or _is_zero(state["step"])):
                     states[key] = {**state, "momentum_buffer": None}
 
     @property
@@ -200,10 +201,14 @@ def _has_momentum(group: dict[str, Any]) -> bool:
     return isinstance(momentum, Tensor) or momentum != 0
 
 
+def _is_zero(step: Tensor) -> bool:
+    return has_value(step) and float(step) == 0.0
+
+
 def _was_counted_elsewhere(state: dict[str, Any]) -> bool:
     """Whether a buffer is running although its count is 0: torch.optim.SGD does not count."""
     step, buffer = state["step"], state["momentum_buffer"]
     if isinstance(step, Tensor):
-        step = float(step) if step.numel() == 1 else None
+        step = float(step) if step.numel() == 1 and has_value(step) else None
     is_dense = isinstance(buffer, Tensor) and buffer.layout is torch.strided
     return step == 0 and is_dense and bool(buffer.any())
