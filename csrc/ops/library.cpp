@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Every op schema of torchfuse. Implementations register themselves in ops/<op>.cpp.
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 TORCH_LIBRARY(torchfuse, m) {
@@ -112,4 +113,13 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor? packed=None, *, bool training, float? momentum, float eps, bool relu=False, "
       "str? group=None, str caller=\"sync_batch_norm\", bool deterministic=False) "
       "-> (Tensor output, Tensor packed)");
+}
+
+// What these return depends on their inputs in a way that autograd has no formula for here. As with
+// torch's own operators of that kind, it requires grad, and a backward pass through it raises.
+TORCH_LIBRARY_IMPL(torchfuse, Autograd, m) {
+  for (const char* name : {"multi_tensor_l2_norm", "batch_norm_stats", "batch_norm_elemt",
+                           "batch_norm_backward_reduce", "batch_norm_backward_elemt"}) {
+    m.impl(name, torch::autograd::autogradNotImplementedFallback());
+  }
 }

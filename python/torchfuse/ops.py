@@ -128,7 +128,8 @@ def multi_tensor_l2_norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         tensors: any mix of fp32, fp16, bf16 and fp64, all on one device.
 
     Returns:
-        The norm and the flag (1 or 0), 0-dim fp32 tensors on that device.
+        The norm and the flag (1 or 0), 0-dim fp32 tensors on that device. A backward pass through
+        them raises: they have no derivative here.
 
     Example:
         >>> import torch

@@ -341,6 +341,16 @@ def _autograd_headers_are_shipped() -> None:
 
 
 @relies_on(
+    "torch/csrc/autograd/autograd_not_implemented_fallback.h",
+    breaks="gradients through operators without a derivative would be lost instead of refused",
+)
+def _fallback_without_derivative_is_shipped() -> None:
+    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "autograd"
+    text = (folder / "autograd_not_implemented_fallback.h").read_text(encoding="utf-8")
+    assert re.search(r"\bautogradNotImplementedFallback\(\)", text)
+
+
+@relies_on(
     "torch/csrc/distributed/c10d/GroupRegistry.hpp",
     "torch/csrc/distributed/c10d/ProcessGroup.hpp",
     "torch/csrc/distributed/c10d/Store.hpp",

@@ -246,7 +246,7 @@ TORCHFUSE_API void multi_tensor_unscale_(at::TensorList tensors, const at::Tenso
 ///
 /// @param tensors any mix of fp32, fp16, bf16 and fp64 on one device.
 /// @return {norm, found_inf}: 0-dim fp32 tensors on that device. An empty list gives zeros on the
-/// CPU.
+/// CPU. A backward pass through them raises: they have no derivative here.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::TensorList tensors);
 
 /// Updates a loss scale in place after a step (torch.amp's rule; with `hysteresis` > 1, apex's).
