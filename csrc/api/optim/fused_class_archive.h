@@ -48,8 +48,8 @@ inline torch::Tensor adopt_step(const torch::Tensor& loaded, const std::string& 
                     " to be a 0-dim Float tensor, got a ", loaded.dim(), "-dim ",
                     loaded.scalar_type(), " one.");
   const double count = loaded.item<double>();
-  TORCH_CHECK_VALUE(std::isfinite(count) && count >= 0.0, name, " to be a finite number >= 0, got ",
-                    count, ".");
+  TORCH_CHECK_VALUE(std::isfinite(count) && count >= 0.0 && count == std::floor(count), name,
+                    " to be a finite whole number >= 0, got ", count, ".");
   return loaded.clone();
 }
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from support.adam import Config, all_configs, clone_params, make_params, set_grads, train
-from support.compare import assert_all_within_tolerance, norm_error
+from support.compare import assert_all_same_bits, assert_all_within_tolerance, norm_error
+from torch import Tensor
 
 from torchfuse.optimizers import FusedAdam
 
@@ -219,3 +220,29 @@ def test_no_further_from_fp64_than_torch_itself(lr: float, weight_decay: float) 
     error = (ours.detach().double() - exact).norm()
     torch_error = (torchs.detach().double() - exact).norm()
     assert error <= 1.1 * torch_error
+
+
+def test_capturable_keeps_the_learning_rate_as_a_tensor(device: str) -> None:
+    """As in apex; schedulers fill it, and the result is that of a number."""
+    params, others = make_params(device=device), make_params(device=device)
+    ours, plain = FusedAdam(params, lr=1e-2, capturable=True), FusedAdam(others, lr=1e-2)
+    ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, device=device))], "lr": 0.5})
+    for group, lr in zip(ours.param_groups, (1e-2, 0.5), strict=True):
+        assert isinstance(group["lr"], Tensor)
+        assert group["lr"].device.type == device
+        assert float(group["lr"]) == lr
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.5) for o in (ours, plain)]
+    rate = ours.param_groups[0]["lr"]
+    for seed in range(3):
+        train(ours, params, [seed])
+        train(plain, others, [seed])
+        for scheduler in schedulers:
+            scheduler.step()
+    assert ours.param_groups[0]["lr"] is rate
+    assert_all_same_bits(params, others)
+    saved = plain.state_dict()
+    again = FusedAdam(make_params(device=device), capturable=True)
+    again.load_state_dict(saved)
+    assert isinstance(again.param_groups[0]["lr"], Tensor)
+    plain.capturable = True
+    assert isinstance(plain.param_groups[0]["lr"], Tensor)

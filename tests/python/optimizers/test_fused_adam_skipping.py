@@ -202,3 +202,50 @@ def test_flags_of_a_former_step_do_not_linger() -> None:
     train(ours, params, range(4))
     train(torchs, reference, range(4))
     assert_all_within_tolerance(params, reference)
+
+
+def test_results_are_those_of_the_last_step() -> None:
+    """A step without gradients skips nothing, whatever the step before it did."""
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedAdam([p], skip_non_finite=True, max_grad_norm=1.0)
+    assert optimizer.last_step_skipped() is None
+    assert optimizer.grad_norm() is None
+    p.grad = torch.full((4,), float("nan"))
+    optimizer.step()
+    skipped, norm = optimizer.last_step_skipped(), optimizer.grad_norm()
+    assert skipped is not None and float(skipped) == 1.0
+    p.grad = None
+    optimizer.step()
+    skipped, norm = optimizer.last_step_skipped(), optimizer.grad_norm()
+    assert skipped is not None and float(skipped) == 0.0
+    assert norm is not None and float(norm) == 0.0
+
+
+def test_write_back_refuses_gradients_that_overlap_before_anything_is_written() -> None:
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    optimizer = FusedAdam(params, write_back_grads=True, max_grad_norm=1.0)
+    params[0].grad = torch.ones(4)
+    params[1].grad = torch.ones(1).expand(4)
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError,
+            match=r"FusedAdam\.step: expected grad of params\[1\] of group 0 to have memory of its",
+        ):
+            optimizer.step()
+    assert all(bool((p == 1).all()) for p in params)
+    params[1].grad = params[1].grad.contiguous()
+    optimizer.step()
+    assert all(float(optimizer.state[p]["step"]) == 1.0 for p in params)
+
+
+def test_a_step_moves_the_versions_of_all_that_it_writes() -> None:
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = FusedAdam([p], master_weights=True)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    written = [p, *(v for v in optimizer.state[p].values())]
+    before = [tensor._version for tensor in written]
+    grad_version = p.grad._version
+    optimizer.step()
+    assert all(t._version > version for t, version in zip(written, before, strict=True))
+    assert p.grad._version == grad_version

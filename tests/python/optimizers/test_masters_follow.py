@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Masters and remainders when a program writes to the 16-bit parameters between steps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support.compare import assert_same_bits
+from torch import Tensor
+
+from torchfuse.optimizers import FusedAdam
+from torchfuse.optimizers._masters import master_of
+
+MODES = [
+    pytest.param({"master_weights": True}, torch.bfloat16, id="bf16-master"),
+    pytest.param({"master_weights": True}, torch.float16, id="fp16-master"),
+    pytest.param(
+        {"master_weights": True, "store_param_remainders": True}, torch.bfloat16, id="remainder"
+    ),
+]
+
+
+def _trained(
+    options: dict[str, Any], dtype: torch.dtype, lr: float = 1e-3
+) -> tuple[torch.nn.Parameter, FusedAdam]:
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(200).to(dtype))
+    optimizer = FusedAdam([p], lr=lr, **options)
+    for _ in range(5):
+        _step(p, optimizer)
+    return p, optimizer
+
+
+def _step(p: torch.nn.Parameter, optimizer: FusedAdam, lr: float | None = None) -> None:
+    if lr is not None:
+        optimizer.param_groups[0]["lr"] = lr
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+
+
+def _master(p: torch.nn.Parameter, optimizer: FusedAdam) -> Tensor:
+    master = master_of(p, optimizer.state[p])
+    assert master is not None
+    return master.clone()
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_a_write_lasts(options: dict[str, Any], dtype: torch.dtype) -> None:
+    p, optimizer = _trained(options, dtype)
+    before = _master(p, optimizer)
+    with torch.no_grad():
+        p.clamp_(-0.5, 0.5)
+    clamped = p.detach().clone()
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(p.detach(), clamped, "parameter")
+    master = _master(p, optimizer)
+    assert_same_bits(master.to(dtype), clamped, "rounded master")
+    untouched = before.to(dtype) == clamped
+    assert 0 < int(untouched.sum()) < 200
+    assert_same_bits(master[untouched], before[untouched], "masters of untouched elements")
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_a_write_of_the_same_values_loses_nothing(
+    options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Gathers, swaps and loading write what is there already."""
+    p, optimizer = _trained(options, dtype)
+    before = _master(p, optimizer)
+    assert bool((before != p.float()).any())
+    with torch.no_grad():
+        p.copy_(p.clone())
+        p.data = p.data.clone()
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(_master(p, optimizer), before, "master")
+
+
+@pytest.mark.parametrize("model_first", [False, True])
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_checkpoints_load_in_either_order(
+    options: dict[str, Any], dtype: torch.dtype, model_first: bool
+) -> None:
+    p, optimizer = _trained(options, dtype)
+    weights, saved = p.detach().clone(), copy.deepcopy(optimizer.state_dict())
+    torch.manual_seed(1)
+    for _ in range(3):
+        _step(p, optimizer)
+    q, other = _trained(options, dtype, lr=0.5)
+
+    def load_model() -> None:
+        with torch.no_grad():
+            q.copy_(weights)
+
+    for load in [load_model, lambda: other.load_state_dict(saved)][:: 1 if model_first else -1]:
+        load()
+    torch.manual_seed(1)
+    for _ in range(3):
+        _step(q, other)
+    assert_same_bits(q.detach(), p.detach(), "parameter after resuming")
+    assert_same_bits(_master(q, other), _master(p, optimizer), "master after resuming")
+
+
+def test_weights_loaded_in_the_middle_of_a_run_are_trained_on() -> None:
+    p, optimizer = _trained({"master_weights": True}, torch.bfloat16)
+    weights = torch.full_like(p, 3.0)
+    with torch.no_grad():
+        p.copy_(weights)
+    _step(p, optimizer)
+    assert bool(((p.float() - 3.0).abs() < 0.1).all())
+
+
+def test_a_write_through_data_needs_a_call() -> None:
+    p, optimizer = _trained({"master_weights": True}, torch.bfloat16)
+    p.data[:100].fill_(2.0)
+    kept = _master(p, optimizer)[100:]
+    optimizer.remake_masters([p])
+    assert_same_bits(_master(p, optimizer)[:100], torch.full((100,), 2.0), "written")
+    assert_same_bits(_master(p, optimizer)[100:], kept, "the others")
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(p.detach()[:100], torch.full((100,), 2.0, dtype=torch.bfloat16), "parameter")
+
+
+def test_remake_masters_refuses_strangers() -> None:
+    _, optimizer = _trained({"master_weights": True}, torch.bfloat16)
+    with pytest.raises(
+        ValueError,
+        match=r"FusedAdam\.remake_masters: expected params\[0\] to be a parameter of the optimizer",
+    ):
+        optimizer.remake_masters([torch.ones(3)])
