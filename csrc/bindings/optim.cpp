@@ -266,7 +266,8 @@ bool PyFusedStep::borrow(const Sequences& param_lists, PyObject* owner) {
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (PyDict_Next(owner, &position, &key, &value) != 0) states_.emplace_back(key, value);
-  if (states_.size() != places_.num_states || param_lists.size() != places_.group_sizes.size()) return false;
+  if (states_.size() != places_.num_states || param_lists.size() != places_.group_sizes.size())
+    return false;
   borrowed_.slots.reserve(places_.entries.size());
   std::size_t next = 0;
   for (std::size_t group = 0; group < param_lists.size(); ++group) {
@@ -300,15 +301,16 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
     borrowed_.grads.push_back(grad);
     slot.grad = grad.unsafeGetTensorImpl();
   }
-  return places_.keys[entry.keys].visit(state, [&](EntryRole role, std::uint8_t k, PyObject* value) {
-    if (!THPVariable_Check(value)) return false;
-    c10::TensorImpl*& place = role == EntryRole::kState    ? slot.states[k]
-                              : role == EntryRole::kMaster ? slot.master
-                                                           : slot.step;
-    place = impl_of(borrowed_.hold(value));
-    if (sharded) borrowed_.unwraps.push_back({&place, value});
-    return true;
-  });
+  return places_.keys[entry.keys].visit(
+      state, [&](EntryRole role, std::uint8_t k, PyObject* value) {
+        if (!THPVariable_Check(value)) return false;
+        c10::TensorImpl*& place = role == EntryRole::kState    ? slot.states[k]
+                                  : role == EntryRole::kMaster ? slot.master
+                                                               : slot.step;
+        place = impl_of(borrowed_.hold(value));
+        if (sharded) borrowed_.unwraps.push_back({&place, value});
+        return true;
+      });
 }
 
 /// Local tensors in the place of DTensors. False: a parameter is placed in another way.
@@ -325,8 +327,7 @@ bool PyFusedStep::unwrap_shards() {
     while (position >= static_cast<std::size_t>(places_.group_sizes[group])) {
       position -= static_cast<std::size_t>(places_.group_sizes[group++]);
     }
-    check_placement(handle, grad,
-                    caller_ + ": expected grad of " + place_name(group, position));
+    check_placement(handle, grad, caller_ + ": expected grad of " + place_name(group, position));
     borrowed_.grad_wrappers.push_back(impl_of(borrowed_.hold(grad.ptr())));
     slot->grad = impl_of(borrowed_.hold(local_tensor(grad).ptr()));
   }

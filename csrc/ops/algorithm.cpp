@@ -2,6 +2,7 @@
 #include "ops/algorithm.h"
 
 #include <c10/util/Exception.h>
+#include <torchfuse/device_copy.h>
 
 #include <cmath>
 #include <map>
@@ -76,7 +77,7 @@ kernels::HyperParam GroupReader::read_tensor(const Argument& argument, const at:
   kernels::HyperParam result;
   const bool is_double = tensor.defined() && tensor.scalar_type() == at::kDouble;
   check_scalar(argument, tensor, is_double ? at::kDouble : at::kFloat);
-  const at::Tensor local = tensor.device() == device_ ? tensor : tensor.to(device_);
+  const at::Tensor local = to_device(tensor, device_);
   tensors_.push_back(local);
   result.pointer = local.const_data_ptr();
   result.dtype = is_double ? kernels::DType::kFloat64 : kernels::DType::kFloat32;

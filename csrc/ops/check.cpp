@@ -23,8 +23,8 @@ std::string text(const T& value) {
 void check_storage(const Argument& argument, const at::Tensor& tensor) {
   if (!tensor.has_storage() || within_storage(*tensor.unsafeGetTensorImpl())) return;
   fail(argument, "lie within its storage",
-       text(tensor.numel()) + " elements of " + text(tensor.itemsize()) +
-           " bytes from element " + text(tensor.storage_offset()) + " on in a storage of " +
+       text(tensor.numel()) + " elements of " + text(tensor.itemsize()) + " bytes from element " +
+           text(tensor.storage_offset()) + " on in a storage of " +
            text(tensor.storage().nbytes()) + " bytes",
        "The storage was resized: resize it back before the step.");
 }

@@ -12,8 +12,8 @@
 
 namespace torchfuse::ops {
 
-/// What a check speaks of: an op and one of its arguments, or one entry of a list argument; or, of an
-/// optimizer, a parameter by its place, and what belongs to it.
+/// What a check speaks of: an op and one of its arguments, or one entry of a list argument; or, of
+/// an optimizer, a parameter by its place, and what belongs to it.
 struct Argument {
   const char* op;
   const char* name;

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <torchfuse/device_copy.h>
 
 #include <map>
 #include <utility>
@@ -79,8 +80,9 @@ SlotTensors borrow(const FusedSlot& slot) {
   SlotTensors tensors;
   tensors.param = impl(slot.param);
   tensors.grad = tensors.param == nullptr ? nullptr : impl(tensors.param->grad());
-  TORCH_CHECK(slot.states.size() <= SlotTensors::kMaxStates, "borrow: expected slot to have at most ",
-              SlotTensors::kMaxStates, " states, got ", slot.states.size(), ".");
+  TORCH_CHECK(slot.states.size() <= SlotTensors::kMaxStates,
+              "borrow: expected slot to have at most ", SlotTensors::kMaxStates, " states, got ",
+              slot.states.size(), ".");
   for (std::size_t k = 0; k < slot.states.size(); ++k) tensors.states[k] = impl(slot.states[k]);
   tensors.master = impl(slot.master);
   tensors.step = impl(slot.step);
@@ -150,7 +152,7 @@ std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
       if (!step.defined()) continue;
       TORCH_CHECK(step.numel() == 1, "home_steps: expected steps[", members[k],
                   "] to hold one element, got ", step.numel(), ".");
-      buffer[static_cast<std::int64_t>(k)].copy_(step.reshape({}), /*non_blocking=*/true);
+      buffer[static_cast<std::int64_t>(k)].copy_(to_device(step.reshape({}), device));
     }
     for (std::size_t k = 0; k < members.size(); ++k) {
       steps[members[k]] = buffer.select(0, static_cast<std::int64_t>(k));
@@ -182,7 +184,8 @@ void remake_master(const at::Tensor& param, const at::Tensor& master) {
   constexpr const char* kName = "remake_master";
   const at::NoGradGuard no_grad;
   TORCH_CHECK(param.scalar_type() == at::kBFloat16 || param.scalar_type() == at::kHalf, kName,
-              ": expected param to be of dtype float16 or bfloat16, got ", param.scalar_type(), ".");
+              ": expected param to be of dtype float16 or bfloat16, got ", param.scalar_type(),
+              ".");
   TORCH_CHECK(master.scalar_type() == at::kFloat, kName,
               ": expected master to be of dtype float32, got ", master.scalar_type(), ".");
   ops::check_same_sizes({kName, "master"}, master, param, "param");

@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <torchfuse/device_copy.h>
 
 #include <algorithm>
 #include <limits>
@@ -87,8 +88,9 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
       work.scalars = at::empty({kScalarsFloats}, on_device.dtype(at::kFloat));
       work.arrivals = at::zeros({1}, on_device.dtype(at::kInt));
     }
-    work.grad_scale = options.grad_scale ? options.grad_scale->to(work.device) : at::Tensor();
-    work.found_inf = options.found_inf ? options.found_inf->to(work.device) : at::Tensor();
+    work.grad_scale =
+        options.grad_scale ? to_device(*options.grad_scale, work.device) : at::Tensor();
+    work.found_inf = options.found_inf ? to_device(*options.found_inf, work.device) : at::Tensor();
     work.num_partials = 0;
     work.prologue_done = false;
     for (const Bucket* bucket : work.buckets) work.num_partials += bucket->num_partials();
@@ -140,11 +142,10 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
 #if defined(TORCHFUSE_WITH_CUDA)
       const kernels::PrologueArgs prologue = prologue_args(work, options, true);
       const bool only_source = sources == 1 && work.buckets.size() == 1;
-      check_status(caller(),
-                   kernels::multi_tensor_l2_norm_cuda(
-                       args, only_source ? &prologue : nullptr,
-                       static_cast<std::uint32_t*>(work.arrivals.mutable_data_ptr()),
-                       &work.prologue_done, current_stream(work.device)));
+      check_status(caller(), kernels::multi_tensor_l2_norm_cuda(
+                                 args, only_source ? &prologue : nullptr,
+                                 static_cast<std::uint32_t*>(work.arrivals.mutable_data_ptr()),
+                                 &work.prologue_done, current_stream(work.device)));
 #else
       (void)options;
 #endif
@@ -155,8 +156,8 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
 
 at::Tensor StepEngine::sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
                                     std::int64_t count) const {
-  at::Tensor sum = at::empty({kPartialDoubles},
-                             at::TensorOptions().dtype(at::kDouble).device(work.device));
+  at::Tensor sum =
+      at::empty({kPartialDoubles}, at::TensorOptions().dtype(at::kDouble).device(work.device));
   auto* out = static_cast<kernels::NormPartial*>(sum.mutable_data_ptr());
   if (work.device.is_cpu()) kernels::reduce_partials_cpu(partials, count, out);
 #if defined(TORCHFUSE_WITH_CUDA)
@@ -191,7 +192,7 @@ void StepEngine::share_partials() {
   for (DeviceWork& work : work_) {
     if (work.steps.empty()) continue;
     std::vector<at::Tensor> local;
-    for (const at::Tensor& sum : sums) local.push_back(sum.to(work.device));
+    for (const at::Tensor& sum : sums) local.push_back(to_device(sum, work.device));
     work.shared = at::cat(local);
     work.num_partials = static_cast<std::int64_t>(local.size());
   }
@@ -214,7 +215,7 @@ void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
   for (const DeviceWork& work : work_) {
     if (work.steps.empty() || work.found_inf.is_same(*options.found_inf)) continue;
     // The flag lives on another device: raise it there if this device's copy was raised.
-    const at::Tensor flag = work.found_inf.to(options.found_inf->device());
+    const at::Tensor flag = to_device(work.found_inf, options.found_inf->device());
     options.found_inf->copy_(at::maximum(*options.found_inf, flag.view_as(*options.found_inf)));
   }
 }

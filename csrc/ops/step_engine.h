@@ -53,7 +53,8 @@ struct PlannedSlot {
   caffe2::TypeMeta param;
   caffe2::TypeMeta states[SlotTensors::kMaxStates];
   caffe2::TypeMeta master;
-  /// Of the parameter, after this plan's last write to it; none: there was none that a version tells.
+  /// Of the parameter, after this plan's last write to it; none: there was none that a version
+  /// tells.
   std::optional<std::uint32_t> written_version;
 
   /// Takes the addresses of the tensors, if they are like this. Changes nothing but addresses.

@@ -187,8 +187,7 @@ void StepEngine::add_row(std::size_t index, bool write_back) {
   work.steps.push_back(row.step);
   active_.push_back(index);
   if (key.sharding != BucketKey::kWhole) {
-    const auto place =
-        std::lower_bound(work.shardings.begin(), work.shardings.end(), key.sharding);
+    const auto place = std::lower_bound(work.shardings.begin(), work.shardings.end(), key.sharding);
     if (place == work.shardings.end() || *place != key.sharding) {
       work.shardings.insert(place, key.sharding);
     }

@@ -142,9 +142,10 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
 }
 
 template <class Options, class State>
-bool FusedOptimizerOf<Options, State>::borrow_state(
-    const at::Tensor& param, const torch::optim::OptimizerParamState& state,
-    const torch::optim::OptimizerOptions& options, SlotTensors& slot) const {
+bool FusedOptimizerOf<Options, State>::borrow_state(const at::Tensor& param,
+                                                    const torch::optim::OptimizerParamState& state,
+                                                    const torch::optim::OptimizerOptions& options,
+                                                    SlotTensors& slot) const {
   const auto& own = static_cast<const Options&>(options);
   const auto& held = static_cast<const State&>(state);
   const torch::Tensor& master =

@@ -143,8 +143,10 @@ void FusedOptimizer::remake_masters() {
       if (slot.master == nullptr || slot.master->dtype() != caffe2::TypeMeta::Make<float>()) {
         continue;
       }
-      remake_master(param, at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::
-                                          reclaim_copy(slot.master)));
+      remake_master(
+          param,
+          at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+              slot.master)));
     }
   }
 }

@@ -78,11 +78,11 @@ struct FusedStepOptions {
 /// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step
 /// (norm and check, then update). Python and C++ optimizer classes each hold one.
 ///
-/// The plan says what the tensors of each slot are like: dtypes, device, sizes and strides. It holds
-/// no tensor. Every step is given the tensors by those who own them, compares them with the plan
-/// and takes their addresses, so that `p.data = ...`, replaced states and replaced gradients are
-/// seen, and whatever the owner lets go is free at once. Between steps only workspaces are kept: 64
-/// bytes for 16,384 gradient elements at most, once for each device.
+/// The plan says what the tensors of each slot are like: dtypes, device, sizes and strides. It
+/// holds no tensor. Every step is given the tensors by those who own them, compares them with the
+/// plan and takes their addresses, so that `p.data = ...`, replaced states and replaced gradients
+/// are seen, and whatever the owner lets go is free at once. Between steps only workspaces are
+/// kept: 64 bytes for 16,384 gradient elements at most, once for each device.
 ///
 /// One object is for one thread at a time.
 class TORCHFUSE_API FusedStep {

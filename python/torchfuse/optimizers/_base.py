@@ -212,7 +212,7 @@ class FusedOptimizer(ApexAttributes):
     # Note [One step at a time]
     # State creation, planning, check and update are for one thread at a time. Waiting for the lock
     # lets go of Python's own, and the native step does so too: a rank may wait for others with this
-    # lock, never with Python's. The thread that has it can come back only from code that runs inside
+    # lock, never with Python's. The thread that has it comes back only from code that runs inside
     # of its step, such as a finalizer; the tensors in use do not bear a second step.
     def _fused_update(self) -> None:
         with self._lock:
@@ -290,15 +290,15 @@ class FusedOptimizer(ApexAttributes):
         self._planned_names = names
 
     def _refuse_capture(self, param: Tensor, group: dict[str, Any]) -> None:
-        """State made inside of a capture would belong to the graph, and begin anew in each replay."""
+        """State made in a capture would belong to the graph and begin anew in each replay."""
         if not param.is_cuda or not torch.cuda.is_current_stream_capturing():
             return
         state = self.state.get(param, {})
         if any(state.get(name) is None for name in (*self._state_names(group), "step")):
             raise RuntimeError(
                 f"{type(self).__name__}.step: expected a step before the one that a CUDA graph "
-                "captures, got a capture of a parameter's first. Take a step, or several, outside of "
-                "the capture."
+                "captures, got a capture of the first. Take a step, or several, outside of the "
+                "capture."
             )
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ TEST(FusedStep, SkipsBitForBitOnAnyNonZeroFlag) {
     const at::Tensor before = param.detach().clone();
     FusedStep step("adam");
     const std::vector<FusedSlot> slots{make_slot(param)};
-  step.plan(slots);
+    step.plan(slots);
     FusedStepOptions options;
     options.found_inf = torch::full({}, flag, torch::kFloat);
     step.step(slots, {kGroup}, options);
@@ -152,8 +152,9 @@ TEST(FusedStep, NamesTheOffender) {
   bad.mutable_grad() = torch::randn({4}).to_sparse();
   const at::Tensor before = good.detach().clone();
   const std::vector<std::vector<HyperParam>> groups(3, kGroup);
-  EXPECT_NE(message_of([&] { step.step(slots, groups); })
-                .find("MyAdam::step: expected grad of params[7] of group 2 to be dense"),
+  EXPECT_NE(message_of([&] {
+              step.step(slots, groups);
+            }).find("MyAdam::step: expected grad of params[7] of group 2 to be dense"),
             std::string::npos);
   EXPECT_TRUE(torch::equal(good, before)) << "something was written before the check";
   bad.mutable_grad() = torch::randn({4});
@@ -315,8 +316,9 @@ TEST(RemakeMaster, ChangesOnlyWhatDoesNotRoundToTheParameter) {
   remake_master(param, master);
   EXPECT_TRUE(torch::equal(master.slice(0, 0, 10), torch::full({10}, 3.0)));
   EXPECT_TRUE(torch::equal(master.slice(0, 10), kept.slice(0, 10)));
-  EXPECT_NE(message_of([&] { remake_master(master, master); }).find("expected param to be of dtype"),
-            std::string::npos);
+  EXPECT_NE(
+      message_of([&] { remake_master(master, master); }).find("expected param to be of dtype"),
+      std::string::npos);
 }
 
 TEST(FusedStep, MastersFollowWritesToTheirParameters) {

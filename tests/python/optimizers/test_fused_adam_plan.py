@@ -181,7 +181,10 @@ def test_data_assignment_of_another_shape_is_refused() -> None:
     optimizer = CONFIG.ours(params)
     train(optimizer, params, [0])
     params[0].data = torch.ones(2, 3)
-    with pytest.raises(RuntimeError, match=r"FusedAdam\.step: expected \w+ of params\[0\] of group 0 to have the sizes of"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"FusedAdam\.step: expected \w+ of params\[0\] of group 0 to have the sizes of",
+    ):
         optimizer.step()
     params[0].data = torch.ones(4, 3)
     optimizer.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parameters and state belong to the program: what a step has used is free as soon as it lets go."""
+"""Parameters and state belong to the program: what it lets go of after a step is free at once."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -138,6 +137,7 @@ def test_a_step_waits_without_pythons_lock() -> None:
     leave.set()
     first.join(timeout=60)
     second.join(timeout=60)
-    assert not first.is_alive() and not second.is_alive()
+    assert not first.is_alive()
+    assert not second.is_alive()
     step: Tensor = optimizer.state[params[0]]["step"]
     assert float(step) == 1.0

@@ -53,7 +53,8 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
 
   /// One update of every parameter that has a gradient. `closure` is called first, with gradients
   /// enabled; its value is returned. Refused while a scaler drives the step.
-  /// @throws c10::Error for options out of range, for tensors that no step can be taken with, naming
+  /// @throws c10::Error for options out of range, for tensors that no step can be taken with,
+  /// naming
   ///   the parameter's group and place, and for a step within a step of the same optimizer.
   torch::Tensor step(LossClosure closure = nullptr) final;
 
@@ -91,10 +92,9 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
                               const torch::optim::OptimizerOptions& options) const = 0;
   /// Puts the slot's tensors into the parameter's state.
   virtual void store_slot(const FusedSlot& slot) = 0;
-  /// The tensors of `state` that `options` ask for. False if one is missing, or if there is a master
-  /// that they do not ask for.
-  virtual bool borrow_state(const at::Tensor& param,
-                            const torch::optim::OptimizerParamState& state,
+  /// The tensors of `state` that `options` ask for. False if one is missing, or if there is a
+  /// master that they do not ask for.
+  virtual bool borrow_state(const at::Tensor& param, const torch::optim::OptimizerParamState& state,
                             const torch::optim::OptimizerOptions& options,
                             SlotTensors& slot) const = 0;
   /// Whether parameters with these options are rounded at random.

@@ -108,7 +108,8 @@ TEST(FusedOptimizer, MastersFollowWritesToTheirParameters) {
 
 TEST(FusedOptimizer, NamesGroupAndPlace) {
   const std::vector<torch::Tensor> params = make_params();
-  FusedAdam optimizer({OptimizerParamGroup({params[0]}), OptimizerParamGroup({params[1], params[3]})});
+  FusedAdam optimizer(
+      {OptimizerParamGroup({params[0]}), OptimizerParamGroup({params[1], params[3]})});
   set_grads(params, 1);
   params[3].mutable_grad() = torch::randn({129}).to_sparse();
   expect_error([&] { optimizer.step(); },
