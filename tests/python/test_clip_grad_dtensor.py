@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 from support.compare import assert_same_bits
 from support.host_reads import NoHostRead
-from support.processes import join_group, leave_group
+from support.processes import join_group, leave_group_of_mesh
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -121,7 +121,7 @@ def worker(rank: int, folder: str) -> None:
     found["torch"] = run_torch(mesh)
     found["refused"] = refused(mesh)
     torch.save(found, f"{folder}/found-{rank}")
-    leave_group()
+    leave_group_of_mesh()
 
 
 @pytest.fixture(scope="module")

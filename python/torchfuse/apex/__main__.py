@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import os
 import runpy
 import sys
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
+
+import torch.distributed as dist
 
 from torchfuse.apex._alias import install_in_all_processes
 
@@ -39,12 +42,17 @@ def main() -> None:
         install_in_all_processes()
     except RuntimeError as error:
         _fail(f"{error}\n")
+    atexit.register(_leave_group)  # So it runs after all that the program registers.
     try:
         if as_module:
             runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         else:
             _run_script(os.path.abspath(program[0]))
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code:
+            atexit.unregister(_leave_group)
+        if not isinstance(error, Exception):
+            raise
         _report(error)
         sys.exit(1)
 
@@ -58,6 +66,16 @@ def _run_script(path: str) -> None:
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, vars(module))
+
+
+def _leave_group() -> None:
+    """Leaves a Gloo group that a program, ended well, has left to the interpreter's end.
+
+    Programs for apex rarely call `destroy_process_group()`. Without it the group's threads are
+    there when the interpreter finalizes itself, which aborts the process now and then.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def _report(error: Exception) -> None:

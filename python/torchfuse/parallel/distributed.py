@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as _Engine
 
 from torchfuse.parallel import _arguments
+from torchfuse.parallel._process_end import Engine as _Engine
 from torchfuse.parallel._ranks import require_group
 from torchfuse.parallel.flat import Reducer, broadcast_parameters
 

@@ -169,6 +169,43 @@ def test_an_interrupted_program_ends_by_the_signal(tmp_path: Path) -> None:
     assert result.stderr.endswith("KeyboardInterrupt\n")
 
 
+# A process group that the program has not left.
+
+LEAVES = """\
+import sys
+import torch.distributed as dist
+from apex.optimizers import FusedAdam
+
+destroy = dist.destroy_process_group
+
+def leave():
+    print("left")
+    destroy()
+
+dist.destroy_process_group = leave
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "left"),
+    [
+        ("", 0, 1),
+        ("sys.exit(0)", 0, 1),
+        # The program itself.
+        ("leave()", 0, 1),
+        ("import atexit; atexit.register(leave)", 0, 1),
+        # It failed, and waits for nobody.
+        ("sys.exit(3)", 3, 0),
+        ("raise ValueError", 1, 0),
+    ],
+)
+def test_a_gloo_group_is_left_once(last: str, status: int, left: int, tmp_path: Path) -> None:
+    write(tmp_path / "leaves.py", f"{LEAVES}{last}\n")
+    result = alias(tmp_path, "leaves.py")
+    assert (result.returncode, result.stdout) == (status, "left\n" * left), result.stderr
+
+
 # Processes.
 
 SPAWNS = """\

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from support.adam import make_params, random_grads
-from support.processes import join_group, leave_group
+from support.processes import join_group, leave_group_of_mesh
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -107,7 +107,7 @@ def _worker(rank: int, folder: str) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     found = {name: _train(*case, mesh) for name, case in CASES.items()}
     torch.save(found, f"{folder}/found-{rank}")
-    leave_group()
+    leave_group_of_mesh()
 
 
 @pytest.fixture(scope="module")

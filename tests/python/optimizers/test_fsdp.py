@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as multiprocessing
-from support.processes import join_group, leave_group
+from support.processes import join_group, leave_group_of_mesh
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -97,7 +97,7 @@ def _worker(rank: int, folder: str) -> None:
     found = {name: _save_and_go_on(name, folder, rank) for name in SPECS}
     if rank == 0:
         torch.save(found, f"{folder}/found")
-    leave_group()
+    leave_group_of_mesh()
 
 
 @pytest.fixture(scope="module")

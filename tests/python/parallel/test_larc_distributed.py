@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.multiprocessing as multiprocessing
 from support.adam import make_params, random_grads
-from support.processes import join_group, leave_group
+from support.processes import join_group, leave_group_of_mesh
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -39,7 +39,7 @@ def _shard_and_train(rank: int, folder: str) -> None:
     full.append(plain.detach())
     if rank == 0:
         torch.save(full, f"{folder}/result")
-    leave_group()
+    leave_group_of_mesh()
 
 
 def test_sharded_parameters_train_as_whole_ones(tmp_path: Path) -> None:

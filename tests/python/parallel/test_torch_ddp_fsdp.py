@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.cases import run_cases
+from support.processes import leave_group_of_mesh
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -124,7 +125,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         for name in WRAPPERS
         for variant in VARIANTS
     }
-    return run_cases(tmp_path_factory.mktemp("parallel"), RANKS, cases)
+    folder = tmp_path_factory.mktemp("parallel")
+    return run_cases(folder, RANKS, cases, leave=leave_group_of_mesh)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

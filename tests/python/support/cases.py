@@ -19,19 +19,27 @@ Case = Callable[[int], Any]
 _SECONDS = 240
 
 
-def _run(rank: int, folder: str, ranks: int, cases: Mapping[str, Case]) -> None:
+def _run(
+    rank: int, folder: str, ranks: int, cases: Mapping[str, Case], leave: Callable[[], None]
+) -> None:
     torch.set_num_threads(1)
     join_group(rank, ranks, folder)
     torch.save({name: case(rank) for name, case in cases.items()}, f"{folder}/{rank}")
-    leave_group()
+    leave()
 
 
-def run_cases(folder: Path, ranks: int, cases: Mapping[str, Case]) -> dict[str, list[Any]]:
+def run_cases(
+    folder: Path,
+    ranks: int,
+    cases: Mapping[str, Case],
+    leave: Callable[[], None] = leave_group,
+) -> dict[str, list[Any]]:
     """Runs the cases in turn in all processes; what each returned, by name and rank.
 
     The processes are ended if they take too long or one of them raises.
     """
-    started = multiprocessing.spawn(_run, (str(folder), ranks, cases), nprocs=ranks, join=False)
+    arguments = (str(folder), ranks, cases, leave)
+    started = multiprocessing.spawn(_run, arguments, nprocs=ranks, join=False)
     deadline = time.monotonic() + _SECONDS
     try:
         while not started.join(timeout=1.0):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import time
@@ -22,13 +24,28 @@ def join_group(rank: int, ranks: int, folder: str, seconds: float = 120.0) -> No
     )
 
 
-def leave_group() -> NoReturn:
-    """Leaves it once all others are about to, and ends the process; the last call of a rank.
+def leave_group() -> None:
+    """Leaves it once all others are about to; the last call of a rank.
 
     A process that is done early would close connections under those that still use them, which
-    ends these by a signal now and then. The interpreter's own end is left out: threads of torch's
-    groups, which models and hooks still hold then, are now and then gone through before they have
-    ended ("terminate called without an active exception").
+    ends these by a signal now and then. The group is destroyed when the rank has returned: a model
+    that is still there would keep the group's threads beyond that.
+    """
+    dist.barrier()
+    atexit.register(_destroy_group)
+
+
+def _destroy_group() -> None:
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def leave_group_of_mesh() -> NoReturn:
+    """As `leave_group()`, for ranks with DTensors; it ends the process.
+
+    Torch's caches for DTensors keep a mesh and its groups for good. So the groups' threads are
+    there when the interpreter ends, which aborts the process now and then ("terminate called
+    without an active exception").
     """
     dist.barrier()
     dist.destroy_process_group()

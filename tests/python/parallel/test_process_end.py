@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Programs of several processes end after their last line, whatever torch's threads are at."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.torchrun import torchrun
+
+PROGRAM = str(Path(__file__).resolve().parent / "programs" / "end_while_busy.py")
+ALIAS = ("-m", "torchfuse.apex")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        # Torch's model, gone when the function has returned; its functions hold the group.
+        (PROGRAM,),
+        (PROGRAM, "cycle"),
+        (*ALIAS, PROGRAM, "apex"),
+        (*ALIAS, PROGRAM, "apex", "global"),
+        # The last that holds the group is the model, or the program has not left it.
+        (*ALIAS, PROGRAM, "apex", "import-nn"),
+        (*ALIAS, PROGRAM, "apex", "global", "stay"),
+    ],
+    ids=lambda arguments: "-".join(
+        word for word in arguments if word[0] != "-" and word != PROGRAM
+    ),
+)
+def test_the_threads_of_a_group_end_before_the_interpreter(arguments: tuple[str, ...]) -> None:
+    outcome = torchrun(2, [sys.executable, *arguments])
+    assert outcome.status == 0, outcome.output
+    assert outcome.output.split() == ["late", "done"]
