@@ -17,17 +17,14 @@ ALIAS = ("-m", "torchfuse.apex")
     "arguments",
     [
         # Torch's model, gone when the function has returned; its functions hold the group.
-        (PROGRAM,),
-        (PROGRAM, "cycle"),
-        (*ALIAS, PROGRAM, "apex"),
-        (*ALIAS, PROGRAM, "apex", "global"),
+        pytest.param((PROGRAM,), id="torch"),
+        pytest.param((PROGRAM, "cycle"), id="torch-cycle"),
+        pytest.param((*ALIAS, PROGRAM, "apex"), id="alias"),
+        pytest.param((*ALIAS, PROGRAM, "apex", "global"), id="alias-global"),
         # The last that holds the group is the model, or the program has not left it.
-        (*ALIAS, PROGRAM, "apex", "import-nn"),
-        (*ALIAS, PROGRAM, "apex", "global", "stay"),
+        pytest.param((*ALIAS, PROGRAM, "apex", "import-nn"), id="alias-import-nn"),
+        pytest.param((*ALIAS, PROGRAM, "apex", "global", "stay"), id="alias-global-stay"),
     ],
-    ids=lambda arguments: "-".join(
-        word for word in arguments if word[0] != "-" and word != PROGRAM
-    ),
 )
 def test_the_threads_of_a_group_end_before_the_interpreter(arguments: tuple[str, ...]) -> None:
     outcome = torchrun(2, [sys.executable, *arguments])
