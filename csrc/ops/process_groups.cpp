@@ -105,7 +105,9 @@ void run_collective(c10d::ProcessGroup& group, const std::string& caller,
                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   std::string failure;
   try {
-    start()->wait();
+    // A backend may give no Work for what was not started as asynchronous, as NCCL's does since
+    // torch 2.8: the collective is on the current stream, and there is nothing to wait for.
+    if (const auto work = start()) work->wait();
     return;
   } catch (const c10::Error& error) {
     failure = error.what_without_backtrace();

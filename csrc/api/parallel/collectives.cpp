@@ -18,6 +18,10 @@ constexpr std::size_t kBytesAtATime = std::size_t{25} << 20;
 
 }  // namespace
 
+void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
+  if (work) work->wait();
+}
+
 Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {
   TORCH_CHECK_VALUE(group_, kDataParallel, ": expected group to be a process group, got none.");
   name_ = group_->getGroupName();
@@ -60,7 +64,7 @@ Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::
 void Collectives::wait(Pending& pending) const {
   const auto work = std::move(pending.work);
   try {
-    work->wait();
+    wait_for(work);
   } catch (const std::exception& error) {
     fail(pending.what, error);
   }
@@ -77,7 +81,7 @@ void Collectives::broadcast(const at::Tensor& tensor, const std::string& what) c
   c10d::BroadcastOptions options;
   options.rootRank = 0;
   try {
-    target->broadcast(tensors, options)->wait();
+    wait_for(target->broadcast(tensors, options));
   } catch (const std::exception& error) {
     fail(what, error);
   }

@@ -13,6 +13,10 @@ namespace torchfuse::parallel {
 
 inline constexpr const char* kDataParallel = "torchfuse::parallel::DistributedDataParallel";
 
+/// Until the current stream, or on the CPU the caller, may use the results. A backend that has
+/// nothing left to wait for may give no Work.
+void wait_for(const c10::intrusive_ptr<c10d::Work>& work);
+
 /// A reduction under way.
 struct Pending {
   c10::intrusive_ptr<c10d::Work> work;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "api/parallel/backends.h"
+#include "api/parallel/collectives.h"
 #include "api/parallel/rendezvous.h"
 
 namespace torchfuse::parallel {
@@ -148,7 +149,7 @@ void ProcessGroup::barrier() {
   if (now.backend == "nccl") options.device_ids = {now.seat.local_rank};
   try {
     const auto device = now.backend == "nccl" ? c10::kCUDA : c10::kCPU;
-    now.group->getBackend(device)->barrier(options)->wait();
+    wait_for(now.group->getBackend(device)->barrier(options));
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "torchfuse::parallel::ProcessGroup::barrier: expected all ranks of group '",
                 now.name, "' within ", to_string(now.timeout), ", got: ", message_of(error), ".");

@@ -15,31 +15,47 @@ from support.processes import join_group, leave_group
 
 #: Called with the rank; returns tensors, numbers and texts, in lists or dicts.
 Case = Callable[[int], Any]
+#: Called with the rank, the number of ranks and a folder.
+Join = Callable[[int, int, str], None]
 
 _SECONDS = 240
 
 
+<<<<<<< HEAD
 def _run(
     rank: int, folder: str, ranks: int, cases: Mapping[str, Case], leave: Callable[[], None]
 ) -> None:
+=======
+def _run(rank: int, folder: str, ranks: int, cases: Mapping[str, Case], join: Join) -> None:
+>>>>>>> d8f3a51 (Collectives whose backend gives no Work are not waited for)
     torch.set_num_threads(1)
-    join_group(rank, ranks, folder)
+    join(rank, ranks, folder)
     torch.save({name: case(rank) for name, case in cases.items()}, f"{folder}/{rank}")
     leave()
 
 
 def run_cases(
+<<<<<<< HEAD
     folder: Path,
     ranks: int,
     cases: Mapping[str, Case],
     leave: Callable[[], None] = leave_group,
+=======
+    folder: Path, ranks: int, cases: Mapping[str, Case], join: Join = join_group
+>>>>>>> d8f3a51 (Collectives whose backend gives no Work are not waited for)
 ) -> dict[str, list[Any]]:
     """Runs the cases in turn in all processes; what each returned, by name and rank.
 
     The processes are ended if they take too long or one of them raises.
     """
+<<<<<<< HEAD
     arguments = (str(folder), ranks, cases, leave)
     started = multiprocessing.spawn(_run, arguments, nprocs=ranks, join=False)
+=======
+    started = multiprocessing.spawn(
+        _run, (str(folder), ranks, cases, join), nprocs=ranks, join=False
+    )
+>>>>>>> d8f3a51 (Collectives whose backend gives no Work are not waited for)
     deadline = time.monotonic() + _SECONDS
     try:
         while not started.join(timeout=1.0):

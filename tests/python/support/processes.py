@@ -16,11 +16,13 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 
-def join_group(rank: int, ranks: int, folder: str, seconds: float = 120.0) -> None:
-    """Joins a Gloo group whose processes meet in a file of `folder`, with a time limit."""
+def join_group(
+    rank: int, ranks: int, folder: str, seconds: float = 120.0, backend: str = "gloo"
+) -> None:
+    """Joins a group whose processes meet in a file of `folder`, with a time limit."""
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=seconds)
+        backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=seconds)
     )
 
 

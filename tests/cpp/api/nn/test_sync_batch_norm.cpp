@@ -53,7 +53,7 @@ class OtherRank : public c10d::Backend {
     EXPECT_EQ(options.reduceOp, c10d::ReduceOp::SUM);
     EXPECT_EQ(tensors.at(0).scalar_type(), at::kDouble);
     tensors[0].add_(others.at(exchanges++));
-    return c10::make_intrusive<Finished>();
+    return work();
   }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& all, at::Tensor& own,
@@ -61,13 +61,20 @@ class OtherRank : public c10d::Backend {
     all.view({2, -1})[0].copy_(own);
     all.view({2, -1})[1].copy_(own + difference);
     ++gathers;
-    return c10::make_intrusive<Finished>();
+    return work();
   }
 
+  bool gives_work = true;  ///< NCCL's gives none for what is not asynchronous
   std::vector<at::Tensor> others;
   std::size_t exchanges = 0;
   int gathers = 0;
   std::int64_t difference = 0;  ///< of what the rank says about itself
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work() const {
+    if (!gives_work) return {};
+    return c10::make_intrusive<Finished>();
+  }
 };
 
 class SyncBatchNormGroup : public ::testing::Test {
@@ -86,6 +93,9 @@ class SyncBatchNormGroup : public ::testing::Test {
   c10::intrusive_ptr<OtherRank> other_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
+
+class SyncBatchNormBackends : public SyncBatchNormGroup,
+                              public ::testing::WithParamInterface<bool> {};
 
 TEST(SyncBatchNorm, IsBatchNormAlone) {
   torch::manual_seed(0);
@@ -189,7 +199,8 @@ TEST(SyncBatchNorm, NamesAGroupThatIsNotThere) {
   layer(torch::randn({2, 3}));
 }
 
-TEST_F(SyncBatchNormGroup, IsBatchNormOnThePooledBatch) {
+TEST_P(SyncBatchNormBackends, IsBatchNormOnThePooledBatch) {
+  other_->gives_work = GetParam();
   torch::manual_seed(1);
   const at::Tensor own = torch::randn({3, 4, 5}) * 3;
   const at::Tensor others = torch::randn({6, 4, 5}) - 2;
@@ -222,6 +233,10 @@ TEST_F(SyncBatchNormGroup, IsBatchNormOnThePooledBatch) {
   layer(x);
   EXPECT_EQ(other_->exchanges, 2U);
 }
+
+INSTANTIATE_TEST_SUITE_P(Works, SyncBatchNormBackends, ::testing::Bool(), [](const auto& info) {
+  return info.param ? "OneForEachExchange" : "None";
+});
 
 TEST_F(SyncBatchNormGroup, RanksThatDifferAreNamed) {
   other_->difference = 1;

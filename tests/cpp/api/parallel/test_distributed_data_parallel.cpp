@@ -71,6 +71,23 @@ TEST_F(DataParallel, AveragesOverTheRanks) {
   }
 }
 
+TEST_F(DataParallel, TheBackendMayHaveNothingToWaitFor) {
+  twin_->gives_work = false;
+  Sequential net(torch::nn::BatchNorm1d(4), Linear(4, 2));
+  const auto x = torch::randn({5, 4});
+  net->forward(x).square().sum().backward();
+  const auto expected = grads_of(*net);
+  const auto options = DistributedDataParallelOptions().find_unused_parameters(true);
+  DistributedDataParallel parallel(net, group_, options);
+  twin_->other = 3.0;
+  for (int step = 0; step < 2; ++step) {
+    net->zero_grad();
+    parallel.forward(x).square().sum().backward();
+    expect_equal(grads_of(*net), expected, (1.0 + 3.0) / 2);
+  }
+  parallel.sync_buffers();
+}
+
 TEST_F(DataParallelOnNccl, LetsTheBackendAverage) {
   Sequential net(Linear(4, 2));
   const auto x = torch::randn({5, 4});

@@ -96,6 +96,14 @@ TEST(ProcessGroup, IsRegisteredAsLongAsItLives) {
   for (int time = 0; time < 2; ++time) init_process_group(store, alone().name("alone"));
 }
 
+TEST(ProcessGroup, ABarrierMayHaveNothingToWaitFor) {
+  ProcessGroup group = init_process_group(new_store(), alone());
+  const auto twin = c10::make_intrusive<Twin>();
+  twin->gives_work = false;
+  group.get()->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, twin);
+  group.barrier();
+}
+
 TEST(ProcessGroup, ClosesItsSubGroupsFirst) {
   ProcessGroup group = init_process_group(new_store(), alone());
   auto sub = group.new_group({0});

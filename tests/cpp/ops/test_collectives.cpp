@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The collectives of operators, where the backend gives a Work for each and where it gives none for
+// those that are not asynchronous, as NCCL's does since torch 2.8. The other rank brings the same.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torchfuse/collectives.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <string>
+
+namespace torchfuse::testing {
+namespace {
+
+class Counted : public c10d::Work {
+ public:
+  explicit Counted(int* waits) : waits_(waits) {}
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds) override {
+    ++*waits_;
+    return true;
+  }
+
+ private:
+  int* waits_;
+};
+
+class Twins : public c10d::Backend {
+ public:
+  explicit Twins(bool always_gives_work)
+      : c10d::Backend(/*rank=*/0, /*size=*/2), always_gives_work_(always_gives_work) {}
+  const std::string getBackendName() const override { return "twins"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    if (options.reduceOp == c10d::ReduceOp::SUM) tensors.at(0).mul_(2);
+    return started(options.asyncOp);
+  }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& all, at::Tensor& own,
+                                                 const c10d::AllgatherOptions& options) override {
+    for (int rank = 0; rank < 2; ++rank) all.view({2, -1})[rank].copy_(own);
+    return started(options.asyncOp);
+  }
+
+  int works = 0;
+  int waits = 0;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> started(bool async) {
+    if (!async && !always_gives_work_) return {};
+    ++works;
+    return c10::make_intrusive<Counted>(&waits);
+  }
+
+  bool always_gives_work_;
+};
+
+class Collectives : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    twins_ = c10::make_intrusive<Twins>(GetParam());
+    // The registry does not keep it alive.
+    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
+    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, twins_);
+    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group_->setGroupName(kName);
+    c10d::register_process_group(kName, group_);
+  }
+  void TearDown() override {
+    EXPECT_EQ(twins_->waits, twins_->works) << "what can be waited for is";
+    c10d::unregister_process_group(kName);
+  }
+
+  static constexpr const char* kName = "torchfuse_test_collectives";
+  c10::intrusive_ptr<Twins> twins_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+TEST_P(Collectives, SumsOfLayers) {
+  for (const bool deterministic : {false, true}) {
+    const at::Tensor value = torch::arange(6, torch::kDouble);
+    all_reduce_sum_(value, kName, "layer", deterministic);
+    EXPECT_TRUE(torch::equal(value, 2 * torch::arange(6, torch::kDouble))) << deterministic;
+  }
+}
+
+TEST_P(Collectives, SumsAndMaximaOfNorms) {
+  const at::Tensor value = torch::arange(6, torch::kDouble);
+  all_reduce_(value, "max", {kName});
+  EXPECT_TRUE(torch::equal(value, torch::arange(6, torch::kDouble)));
+  all_reduce_(value, "sum", {kName, kName});
+  EXPECT_TRUE(torch::equal(value, 4 * torch::arange(6, torch::kDouble)));
+}
+
+TEST_P(Collectives, ComparisonOfRanks) {
+  check_same_in_all_ranks({"a", "b"}, {3, 4}, torch::kCPU, kName, "layer");
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Collectives, ::testing::Bool(), [](const auto& info) {
+  return info.param ? "WorkForEach" : "WorkForAsynchronousOnly";
+});
+
+}  // namespace
+}  // namespace torchfuse::testing
