@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -110,7 +111,12 @@ void Collectives::broadcast_all(const std::vector<at::Tensor>& tensors,
     });
     const at::Tensor packed = at::cat(pieces);
     broadcast(packed, what);
-    if (rank() == 0) continue;
+    if (rank() == 0) {
+      // What a graph saved is out of date on all ranks or on none: else some would wait in backward
+      // for those that raise.
+      for (const at::Tensor& member : members) torch::autograd::impl::bump_version(member);
+      continue;
+    }
     std::int64_t offset = 0;
     for (const at::Tensor& member : members) {
       member.copy_(packed.narrow(0, offset, member.numel()).view(member.sizes()));

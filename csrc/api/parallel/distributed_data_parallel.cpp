@@ -103,8 +103,10 @@ DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = def
 void DataParallelBase::before_forward() {
   if (!at::GradMode::is_enabled()) return;
   const bool sync = *replica_->sync;
+  // The graph of a forward that waits for its backward may need the buffers as they are.
+  const bool in_use = replica_->reducer->awaits_backward();
   replica_->reducer->before_forward(sync);
-  if (sync && !replica_->buffers.empty()) {
+  if (sync && !in_use && !replica_->buffers.empty()) {
     replica_->collectives.broadcast_all(replica_->buffers, "the broadcast of buffers");
   }
 }

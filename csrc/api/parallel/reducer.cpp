@@ -74,6 +74,12 @@ void Reducer::before_forward(bool sync) {
   }
   if (!observed_order_.empty()) form_buckets_anew();
   phase_ = Phase::kForwarded;
+  awaits_backward_ = true;
+}
+
+bool Reducer::awaits_backward() const {
+  const std::lock_guard lock(mutex_);
+  return awaits_backward_;
 }
 
 void Reducer::on_gradient(std::size_t index, bool defined) {
@@ -106,6 +112,7 @@ void Reducer::begin_backward() {
   next_ = 0;
   arrived_.clear();
   phase_ = Phase::kBackward;
+  awaits_backward_ = false;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this()] { self->finish(); });
 }

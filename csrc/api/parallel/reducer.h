@@ -44,6 +44,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void install_hooks();
   /// A forward that records gradients follows.
   void before_forward(bool sync);
+  /// Whether no backward has begun since the last forward outside of no_sync: alike on all ranks.
+  bool awaits_backward() const;
   std::vector<std::vector<std::string>> bucket_names() const;
 
  private:
@@ -99,6 +101,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> arrived_;  ///< in this backward, in order
   std::vector<std::size_t> observed_order_;
   bool reordered_ = false;
+  bool awaits_backward_ = false;
   Phase phase_ = Phase::kIdle;
   // Gradients of modules on several devices arrive in several threads.
   mutable std::mutex mutex_;

@@ -81,7 +81,7 @@ def test_training_equals_one_process_on_the_pooled_batch(tmp_path: Path, ranks: 
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("mode", ["train", "keep", "norm", "unused"])
+@pytest.mark.parametrize("mode", ["train", "keep", "norm", "twice", "unused"])
 def test_training_equals_torch_ddp(tmp_path: Path, mode: str, ranks: int) -> None:
     expected = reference.torch_ddp(tmp_path, ranks, mode)
     for rank, report in enumerate(run(mode, tmp_path, ranks)):
@@ -89,7 +89,7 @@ def test_training_equals_torch_ddp(tmp_path: Path, mode: str, ranks: int) -> Non
         torch.testing.assert_close(
             numbers(report, "loss"), torch.tensor(losses), rtol=1e-5, atol=1e-7
         )
-        if mode == "norm":  # statistics of rank 0, as sync_buffers() leaves them
+        if mode in ("norm", "twice"):  # statistics of rank 0, as sync_buffers() leaves them
             state = expected[0][1]
         assert_state(report, state)
 

@@ -71,8 +71,12 @@ def _train(rank: int, ranks: int, folder: str, mode: str) -> None:
     torch.set_num_threads(1)
     net = Net()
     unused = mode == "unused"
-    parallel = nn.parallel.DistributedDataParallel(net, find_unused_parameters=unused)
-    if mode != "norm":
+    twice = mode == "twice"
+    # With a broadcast before the second forward, torch's raises in backward.
+    parallel = nn.parallel.DistributedDataParallel(
+        net, find_unused_parameters=unused, broadcast_buffers=not twice
+    )
+    if mode not in ("norm", "twice"):
         net.norm.eval()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -82,6 +86,9 @@ def _train(rank: int, ranks: int, folder: str, mode: str) -> None:
         spare = not unused or (rank != 0 and step % 2 == 1)
         predicted = parallel(data, not unused, spare, not unused)
         loss = nn.functional.mse_loss(predicted, target)
+        if twice:
+            again = parallel(-data, True, spare, True)
+            loss = loss + nn.functional.mse_loss(again, target)
         loss.backward()
         optimizer.step()
         losses.append(float(loss))

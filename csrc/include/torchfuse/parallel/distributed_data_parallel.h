@@ -27,7 +27,8 @@ struct DistributedDataParallelOptions {
   /// Accept parameters that get no gradient, at the cost of one more small collective. One that no
   /// rank used keeps the gradient it had, or none.
   TORCH_ARG(bool, find_unused_parameters) = false;
-  /// Each forward() that records gradients starts with rank 0's buffers, outside of no_sync().
+  /// A forward() that records gradients starts with rank 0's buffers, outside of no_sync(), unless
+  /// the one before it still waits for its backward().
   TORCH_ARG(bool, broadcast_buffers) = true;
   /// Modules whose own buffers are broadcast at construction only, as those of a SyncBatchNorm,
   /// which are equal on all ranks anyway.

@@ -111,11 +111,13 @@ Part part_of(int64_t step, const ProcessGroup& group) {
   return {own(wave({rows, 6}, shift)), own(wave({rows, 3}, shift + 5.0))};
 }
 
-/// Plain training; with norms the ranks' statistics differ, and buffers are rank 0's.
+/// Plain training; with norms the ranks' statistics differ, and buffers are rank 0's. Twice: the
+/// loss is that of two forwards.
 void train(const ProcessGroup& group, Report& report, const std::string& mode) {
   Net net;
   fill(net, group.rank());
-  const bool with_norm = mode == "norm";
+  const bool twice = mode == "twice";
+  const bool with_norm = mode == "norm" || twice;
   const bool unused = mode == "unused";
   DistributedDataParallelOptions options;
   options.first_bucket_bytes(400).bucket_bytes(600).find_unused_parameters(unused);
@@ -130,7 +132,10 @@ void train(const ProcessGroup& group, Report& report, const std::string& mode) {
     const bool spare = !unused || (group.rank() != 0 && step % 2 == 1);
     const bool never = !unused && mode != "unreached";
     const auto predicted = parallel.forward(data, !unused, spare, never);
-    const auto loss = torch::mse_loss(predicted, target);
+    auto loss = torch::mse_loss(predicted, target);
+    if (twice) {
+      loss = loss + torch::mse_loss(parallel.forward(-data, true, spare, never), target);
+    }
     loss.backward();
     optimizer.step();
     report.tensor("loss", loss);

@@ -191,6 +191,30 @@ TEST_F(DataParallel, AForwardWithoutGradientsIsLocal) {
   EXPECT_EQ(twin_->broadcasts, 2) << "floating point and integer buffers";
 }
 
+TEST_F(DataParallel, ForwardsOfOneBackwardShareItsBuffers) {
+  Sequential net(Linear(4, 4), torch::nn::BatchNorm1d(4));
+  DistributedDataParallel parallel(net, group_);
+  twin_->broadcasts = 0;
+  const auto x = torch::randn({5, 4});
+  const auto first = parallel.forward(x).sum();
+  {
+    const auto local = parallel.no_sync();
+    parallel.forward(x);
+  }
+  (first + parallel.forward(-x).sum()).backward();
+  EXPECT_EQ(twin_->broadcasts, 2) << "floating point and integer buffers, once";
+  parallel.forward(x);
+  EXPECT_EQ(twin_->broadcasts, 2 + 1 + 2) << "with the order of gradients";
+}
+
+TEST_F(DataParallel, ABroadcastIsAWriteOnRank0Too) {
+  Sequential net(Linear(4, 4), torch::nn::BatchNorm1d(4));
+  DistributedDataParallel parallel(net, group_);
+  const auto loss = parallel.forward(torch::randn({5, 4})).sum();
+  parallel.sync_buffers();
+  EXPECT_ERROR([&] { loss.backward(); }, "modified by an inplace operation");
+}
+
 TEST_F(DataParallel, BuffersOfChosenModulesAreKept) {
   Sequential net(Linear(4, 4), torch::nn::BatchNorm1d(4));
   const auto count = [&](const DistributedDataParallelOptions& options) {
