@@ -100,26 +100,34 @@ DataParallelBase::~DataParallelBase() = default;
 DataParallelBase::DataParallelBase(DataParallelBase&&) noexcept = default;
 DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = default;
 
+DataParallelBase::Replica& DataParallelBase::replica() const {
+  TORCH_CHECK(replica_ != nullptr, kDataParallel,
+              ": expected a replica of a module, got one that was moved from.");
+  return *replica_;
+}
+
 void DataParallelBase::before_forward() {
+  const Replica& now = replica();
   if (!at::GradMode::is_enabled()) return;
-  const bool sync = *replica_->sync;
+  const bool sync = *now.sync;
   // The graph of a forward that waits for its backward may need the buffers as they are.
-  const bool in_use = replica_->reducer->awaits_backward();
-  replica_->reducer->before_forward(sync);
-  if (sync && !in_use && !replica_->buffers.empty()) {
-    replica_->collectives.broadcast_all(replica_->buffers, "the broadcast of buffers");
+  const bool in_use = now.reducer->awaits_backward();
+  now.reducer->before_forward(sync);
+  if (sync && !in_use && !now.buffers.empty()) {
+    now.collectives.broadcast_all(now.buffers, "the broadcast of buffers");
   }
 }
 
 void DataParallelBase::sync_buffers() {
-  replica_->collectives.broadcast_all(replica_->all_buffers, "the broadcast of buffers");
+  const Replica& now = replica();
+  now.collectives.broadcast_all(now.all_buffers, "the broadcast of buffers");
 }
 
 std::vector<std::vector<std::string>> DataParallelBase::buckets() const {
-  return replica_->reducer->bucket_names();
+  return replica().reducer->bucket_names();
 }
 
-NoSync DataParallelBase::no_sync() { return NoSync(replica_->sync); }
+NoSync DataParallelBase::no_sync() { return NoSync(replica().sync); }
 
 NoSync::NoSync(std::shared_ptr<bool> sync)
     : sync_(std::move(sync)), before_(std::exchange(*sync_, false)) {}

@@ -84,6 +84,7 @@ class TORCHFUSE_API DataParallelBase {
 
  private:
   struct Replica;
+  Replica& replica() const;
   std::unique_ptr<Replica> replica_;
 };
 

@@ -4,6 +4,8 @@
 #include <torchfuse/parallel/distributed_data_parallel.h>
 
 #include <sstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel_testing.h"
@@ -113,6 +115,27 @@ TEST_F(DataParallelErrors, ACheckpointMayBeLoadedIntoTheModule) {
     grads.push_back(net_->parameters()[0].grad().clone());
   }
   EXPECT_TRUE(torch::equal(grads[0], grads[1])) << "the average, not the rank's own";
+}
+
+TEST_F(DataParallelErrors, AfterAMove) {
+  DistributedDataParallel first(net_, group_);
+  DistributedDataParallel second(std::move(first));
+  const std::string expected =
+      "torchfuse::parallel::DistributedDataParallel: expected a replica of a module, got one that "
+      "was moved from.";
+  EXPECT_ERROR([&] { first.forward(x_); }, expected);
+  EXPECT_ERROR(
+      [&] {
+        const torch::NoGradGuard no_grad;
+        first(x_);
+      },
+      expected);
+  EXPECT_ERROR([&] { first.sync_buffers(); }, expected);
+  EXPECT_ERROR([&] { first.buckets(); }, expected);
+  EXPECT_ERROR([&] { const auto local = first.no_sync(); }, expected);
+  first = std::move(second);
+  first.forward(x_).sum().backward();
+  EXPECT_ERROR([&] { second.forward(x_); }, expected);
 }
 
 TEST_F(DataParallelErrors, Construction) {
