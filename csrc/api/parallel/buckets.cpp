@@ -22,6 +22,25 @@ struct OpenBucket {
 
 using Kind = std::tuple<at::ScalarType, c10::DeviceType, c10::DeviceIndex>;
 
+/// What the widest accesses of kernels need of an address. torch's allocators give more.
+constexpr std::int64_t kAlignment = 16;
+
+/// Elements from the start of a bucket, one offset for each member and the end.
+std::vector<std::int64_t> place_members(const std::vector<at::Tensor>& parameters,
+                                        const std::vector<std::size_t>& members) {
+  std::vector<std::int64_t> offsets;
+  std::int64_t end = 0;
+  for (const std::size_t member : members) {
+    const at::Tensor& parameter = parameters[member];
+    const std::int64_t step =
+        std::max<std::int64_t>(kAlignment / static_cast<std::int64_t>(parameter.itemsize()), 1);
+    offsets.push_back((end + step - 1) / step * step);
+    end = offsets.back() + parameter.numel();
+  }
+  offsets.push_back(end);
+  return offsets;
+}
+
 }  // namespace
 
 std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<at::Tensor>& parameters,
@@ -54,22 +73,19 @@ std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<at::Tensor>
 BucketMemory allocate_bucket(const std::vector<at::Tensor>& parameters,
                              const std::vector<std::size_t>& members) {
   const at::NoGradGuard no_grad;
-  std::int64_t elements = 0;
-  for (const std::size_t member : members) elements += parameters[member].numel();
+  const std::vector<std::int64_t> offsets = place_members(parameters, members);
   BucketMemory memory;
   const auto options = parameters[members.front()].options().requires_grad(false);
-  memory.flat = at::zeros({elements}, options);
-  std::int64_t offset = 0;
-  for (const std::size_t member : members) {
-    const at::Tensor& parameter = parameters[member];
+  memory.flat = at::zeros({offsets.back()}, options);
+  for (std::size_t place = 0; place < members.size(); ++place) {
+    const at::Tensor& parameter = parameters[members[place]];
     // Not a view for autograd, which would refuse the detach_() of torch's zero_grad().
     at::Tensor view = at::empty({0}, options);
     const auto strides = parameter.is_non_overlapping_and_dense()
                              ? parameter.strides().vec()
                              : at::empty(parameter.sizes(), at::kMeta).strides().vec();
-    view.set_(memory.flat.storage(), offset, parameter.sizes(), strides);
+    view.set_(memory.flat.storage(), offsets[place], parameter.sizes(), strides);
     memory.views.push_back(std::move(view));
-    offset += parameter.numel();
   }
   return memory;
 }

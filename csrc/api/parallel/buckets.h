@@ -23,7 +23,8 @@ std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<at::Tensor>
                                                    const BucketSizes& sizes);
 
 /// A bucket's memory and the views that are its members' gradients, with the layout that autograd
-/// gives to gradients: dense parameters keep their strides, others are contiguous.
+/// gives to gradients: dense parameters keep their strides, others are contiguous. Each view starts
+/// at 16 bytes, where kernels read and write whole vectors; what lies between them is zero.
 struct BucketMemory {
   at::Tensor flat;
   std::vector<at::Tensor> views;

@@ -127,7 +127,7 @@ TEST_F(DataParallel, BucketsAreReducedInOrderWithoutBlockingAndFormedAnewOnce) {
     return sizes;
   };
   twin_->broadcasts = 0;
-  EXPECT_EQ(step(), (std::vector<std::int64_t>{4, 20, 26}));
+  EXPECT_EQ(step(), (std::vector<std::int64_t>{4, 20, 28})) << "third.bias ends at 16 bytes";
   EXPECT_EQ(parallel.buckets(), guess) << "gradients stay where they are after backward";
   step();
   const Names observed = parallel.buckets();
@@ -151,6 +151,22 @@ TEST_F(DataParallel, GradientsAreViewsOfBuckets) {
   parallel.forward(torch::randn({5, 4}));  // forms buckets anew
   expect_equal(grads_of(*net), before, 1.0);
   EXPECT_NE(net->first->weight.grad().const_data_ptr(), data);
+}
+
+TEST_F(DataParallel, GradientsStartWhereKernelsAccessWholeVectors) {
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kDouble}) {
+    Sequential net(Linear(3, 5), Linear(5, 1), Linear(1, 7));
+    net->to(dtype);
+    DistributedDataParallel parallel(net, group_);
+    const auto x = torch::randn({2, 3}).to(dtype);
+    for (int step = 0; step < 2; ++step) {  // the second in buckets that were formed anew
+      parallel.forward(x).sum().backward();
+      for (const auto& item : net->named_parameters()) {
+        const auto address = reinterpret_cast<std::uintptr_t>(item.value().grad().const_data_ptr());
+        EXPECT_EQ(address % 16, 0U) << item.key() << ' ' << dtype;
+      }
+    }
+  }
 }
 
 TEST_F(DataParallel, NothingIsReducedInNoSync) {
