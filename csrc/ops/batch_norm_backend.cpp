@@ -61,20 +61,26 @@ at::Tensor zeroed_arrivals(const c10::Device& device, kernels::Stream stream, st
   return arrivals;
 }
 
-/// Memory of one launch; later work on the stream may use it again.
+/// What a launch uses of the workspace, as the kernels' declarations say.
+enum class Uses { kMultiprocessors, kArrivals, kArrivalsAndPartials };
+
+/// Memory of one launch; later work on the stream may use it again. No more than the launch uses:
+/// in a graph each replay clears the counters.
 class CudaWorkspace {
  public:
-  CudaWorkspace(const BatchNormSource& source, const kernels::BatchNormShape& shape)
+  CudaWorkspace(const BatchNormSource& source, const kernels::BatchNormShape& shape, Uses uses)
       : stream_(current_stream(source.device())) {
     const cudaError_t error = cudaDeviceGetAttribute(
         &workspace_.multiprocessors, cudaDevAttrMultiProcessorCount, source.device().index());
     check_status("batch_norm", {static_cast<int>(error), "cudaDeviceGetAttribute"});
-    partials_ = source.empty_doubles(
-        kernels::batch_norm_workspace_partials(shape, workspace_.multiprocessors));
+    if (uses == Uses::kMultiprocessors) return;
     arrivals_ =
         zeroed_arrivals(source.device(), stream_, kernels::batch_norm_workspace_arrivals(shape));
-    workspace_.partials = partials_.mutable_data_ptr<double>();
     workspace_.arrivals = static_cast<std::uint32_t*>(arrivals_.mutable_data_ptr());
+    if (uses == Uses::kArrivals) return;
+    partials_ = source.empty_doubles(
+        kernels::batch_norm_workspace_partials(shape, workspace_.multiprocessors));
+    workspace_.partials = partials_.mutable_data_ptr<double>();
   }
 
   const kernels::BatchNormWorkspace& workspace() const { return workspace_; }
@@ -105,7 +111,7 @@ void run_batch_norm_stats(const char* op, const BatchNormSource& source,
     });
   }
 #if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape);
+  const CudaWorkspace cuda(source, args.shape, Uses::kArrivalsAndPartials);
   check_status(op, kernels::batch_norm_stats_cuda(args, cuda.workspace(), cuda.stream()));
 #else
   check_backend(op, source.device());
@@ -126,7 +132,7 @@ void run_batch_norm_elemt(const char* op, const BatchNormSource& source,
                                   });
   }
 #if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape);
+  const CudaWorkspace cuda(source, args.shape, Uses::kArrivals);
   check_status(op, kernels::batch_norm_elemt_cuda(args, finish, cuda.workspace(), cuda.stream()));
 #else
   check_backend(op, source.device());
@@ -150,7 +156,7 @@ void run_batch_norm_backward_reduce(const char* op, const BatchNormSource& sourc
     });
   }
 #if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape);
+  const CudaWorkspace cuda(source, args.shape, Uses::kArrivalsAndPartials);
   check_status(op, kernels::batch_norm_backward_reduce_cuda(args, cuda.workspace(), cuda.stream()));
 #else
   check_backend(op, source.device());
@@ -170,7 +176,7 @@ void run_batch_norm_backward_elemt(const char* op, const BatchNormSource& source
                                   });
   }
 #if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape);
+  const CudaWorkspace cuda(source, args.shape, Uses::kMultiprocessors);
   check_status(op, kernels::batch_norm_backward_elemt_cuda(args, cuda.workspace(), cuda.stream()));
 #else
   check_backend(op, source.device());

@@ -7,6 +7,7 @@ values and run captured bodies again.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,35 @@ def test_two_launches_each_way() -> None:
     names = [event.name for event in kernels if event.device_type.name == "CUDA"]
     assert len(names) == 4, names
     assert all("batch_norm" in name for name in names), names
+
+
+@pytest.mark.cuda
+def test_a_captured_pass_has_the_memory_that_it_uses() -> None:
+    """Counters, which replays clear, where blocks count each other; partials where they sum."""
+    problem = make_problem((4, 8, 9, 9))
+    x, grad = problem.x.to("cuda"), problem.grad.to("cuda")
+    counts: list[int] = []
+
+    def note() -> None:
+        counts.append(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    def body() -> None:
+        counts.clear()
+        note()
+        packed = OPS.batch_norm_stats(x)
+        note()
+        _, saved = OPS.batch_norm_elemt(x, *[None] * 2, packed, *[None] * 4, **RULE)
+        note()
+        sums = OPS.batch_norm_backward_reduce(grad, x, saved, None, None, None)[0]
+        note()
+        OPS.batch_norm_backward_elemt(grad, x, saved, sums, None, None)
+        note()
+
+    body()
+    capture(body, "cuda")
+    allocations = [after - before for before, after in itertools.pairwise(counts)]
+    # What they return, the counters, and the partials of the sums.
+    assert allocations == [1 + 1 + 1, 2 + 1, 3 + 1 + 1, 1]
 
 
 def test_a_graph_replays_it(device: str) -> None:

@@ -121,6 +121,11 @@ class Workspace {
             static_cast<std::size_t>(batch_norm_workspace_arrivals(shape)), 0u)) {}
 
   BatchNormWorkspace get() const { return {partials_.data(), arrivals_.data(), multiprocessors_}; }
+  /// For the elementwise passes, which are launched with no more than they use.
+  BatchNormWorkspace arrivals_alone() const {
+    return {nullptr, arrivals_.data(), multiprocessors_};
+  }
+  BatchNormWorkspace multiprocessors_alone() const { return {nullptr, nullptr, multiprocessors_}; }
 
   void expect_ready_again() const {
     partials_.expect_margins_intact();

@@ -68,7 +68,8 @@ void expect_grad_input(const BackwardProblem& problem, const std::vector<double>
   args.saved = device_saved.data();
   args.sums = device_sums.data();
   args.grad_input = dx.data();
-  expect_ok(batch_norm_backward_elemt_cuda(args, workspace.get(), stream()), workspace);
+  expect_ok(batch_norm_backward_elemt_cuda(args, workspace.multiprocessors_alone(), stream()),
+            workspace);
   problem.x.expect_accesses(1, 0);
   dx.expect_accesses(0, 1);
   dx.download();

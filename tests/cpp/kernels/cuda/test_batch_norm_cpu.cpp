@@ -156,7 +156,7 @@ Results run_on_device(const Layer& layer, const Results& cpu) {
   elemt.bias = layer.bias.input();
   elemt.relu = layer.relu;
   elemt.output = y.data();
-  expect_ok(batch_norm_elemt_cuda(elemt, finish, workspace.get(), stream()), workspace);
+  expect_ok(batch_norm_elemt_cuda(elemt, finish, workspace.arrivals_alone(), stream()), workspace);
 
   const bool gated = layer.gated_by_output();
   const DeviceArray<double> sums(nans(2 * shape.channels)), all_sums(cpu.sums);
@@ -187,7 +187,8 @@ Results run_on_device(const Layer& layer, const Results& cpu) {
   backward.saved = saved.data();
   backward.sums = all_sums.data();
   backward.grad_input = dx.data();
-  expect_ok(batch_norm_backward_elemt_cuda(backward, workspace.get(), stream()), workspace);
+  expect_ok(batch_norm_backward_elemt_cuda(backward, workspace.multiprocessors_alone(), stream()),
+            workspace);
 
   r.saved = saved.to_host();
   r.sums = sums.to_host();

@@ -60,7 +60,7 @@ void expect_outputs(const BatchNormShape& shape, const Options& options, std::mt
   args.bias = bias.input();
   args.relu = options.relu;
   args.output = y.data();
-  expect_ok(batch_norm_elemt_cuda(args, finish, workspace.get(), stream()), workspace);
+  expect_ok(batch_norm_elemt_cuda(args, finish, workspace.arrivals_alone(), stream()), workspace);
 
   if (options.input.channel_gap + options.input.outer_gap == 0) x.expect_accesses(1, 0);
   if (options.residual && options.other.outer_gap == 0) z.expect_accesses(1, 0);
@@ -146,7 +146,8 @@ TEST(CudaBatchNormElemt, MovesSixteenBytesAtATime) {
         args.input = x.input();
         args.output = y.data();
         set_order_for(dtype, 0);
-        expect_ok(batch_norm_elemt_cuda(args, finish, workspace.get(), stream()), workspace);
+        expect_ok(batch_norm_elemt_cuda(args, finish, workspace.arrivals_alone(), stream()),
+                  workspace);
         const std::int64_t planes = shape.outer * shape.channels;
         const std::int64_t extra = offset == 0 ? 0 : planes * (vec - 1);
         const auto accesses = static_cast<std::size_t>(shape.numel() / vec + extra);
@@ -177,7 +178,8 @@ TEST(CudaBatchNormElemt, SmallReluLetsNanPass) {
       args.output = y.data();
       args.relu = true;
       set_order_for(dtype, 1);
-      expect_ok(batch_norm_elemt_cuda(args, finish, workspace.get(), stream()), workspace);
+      expect_ok(batch_norm_elemt_cuda(args, finish, workspace.arrivals_alone(), stream()),
+                workspace);
       y.download();
       for_each_place(shape, [&](std::int64_t o, std::int64_t c, std::int64_t i) {
         ASSERT_EQ(std::isnan(y.get(o, c, i)), std::isnan(x.get(o, c, i)));

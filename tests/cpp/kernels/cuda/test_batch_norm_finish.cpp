@@ -102,7 +102,7 @@ void expect_finished(BatchNormShape shape, const Options& options) {
   args.shape = shape;
   args.input = x.input();
   args.output = y.data();
-  expect_ok(batch_norm_elemt_cuda(args, finish, workspace.get(), stream()), workspace);
+  expect_ok(batch_norm_elemt_cuda(args, finish, workspace.arrivals_alone(), stream()), workspace);
 
   const bool counts = options.batches >= 0;
   const std::vector<double> kept = saved.to_host();
