@@ -70,10 +70,38 @@ def sparse_gradient() -> None:
     FusedAdam([weight]).step()
 
 
-def state_of_another_layout() -> None:
+def state_of_another_shape() -> None:
     weight, optimizer = stepped()
-    optimizer.state[weight]["exp_avg"] = torch.zeros(3, 4).t()
+    optimizer.state[weight]["exp_avg"] = torch.zeros(3, 4)
     optimizer.step()
+
+
+def storage_too_small() -> None:
+    weight, optimizer = stepped()
+    weight.untyped_storage().resize_(4)
+    optimizer.step()
+
+
+def gradient_that_overlaps() -> None:
+    weight = param()
+    weight.grad = torch.ones(1).expand(4, 3)
+    FusedAdam([weight], write_back_grads=True, max_grad_norm=1.0).step()
+
+
+def step_within_a_step() -> None:
+    class Rate:
+        def __float__(self) -> float:
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                errors.append(error)
+            return 0.0
+
+    errors: list[RuntimeError] = []
+    _, optimizer = stepped()
+    optimizer.param_groups[0]["lr"] = Rate()
+    optimizer.step()
+    raise errors[0]
 
 
 def state_on_another_device() -> None:
@@ -234,7 +262,10 @@ def parametrized_layer_reverted() -> None:
 PROVOCATIONS: list[Callable[[], object]] = [
     build_info_is_missing,
     sparse_gradient,
-    state_of_another_layout,
+    state_of_another_shape,
+    storage_too_small,
+    gradient_that_overlaps,
+    step_within_a_step,
     shared_option_differs,
     op_on_a_leaf,
     step_twice,
@@ -317,9 +348,10 @@ def as_pattern(message: str) -> re.Pattern[str]:
 def in_sources(message: str) -> bool:
     """Whether all fixed parts of a message stand in one source file, string literals joined.
 
-    Many are composed of "<op>: expected <argument>[<index>]", "to <property>" and a remedy.
+    Many are composed of "<op>: expected <argument>[<index>]" or a parameter's place, "to <property>"
+    and a remedy.
     """
-    composed = re.sub(r"^[\w.]+(: expected \w+\[)?", "", message)
+    composed = re.sub(r"^[\w.]+(: expected (\w+ of )?\w+\[(…\] of group …)?)?", "", message)
     parts = [part.strip(" .,:]") for part in re.split(r"…| to be | to ", composed)]
     parts = [part for part in parts if len(part) > 4]
     if not parts:
