@@ -348,8 +348,8 @@ def as_pattern(message: str) -> re.Pattern[str]:
 def in_sources(message: str) -> bool:
     """Whether all fixed parts of a message stand in one source file, string literals joined.
 
-    Many are composed of "<op>: expected <argument>[<index>]" or a parameter's place, "to <property>"
-    and a remedy.
+    Many are composed of "<op>: expected <argument>[<index>]" or a parameter's place,
+    "to <property>" and a remedy.
     """
     composed = re.sub(r"^[\w.]+(: expected (\w+ of )?\w+\[(…\] of group …)?)?", "", message)
     parts = [part.strip(" .,:]") for part in re.split(r"…| to be | to ", composed)]

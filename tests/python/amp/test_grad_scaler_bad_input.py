@@ -53,7 +53,9 @@ def test_sparse_gradients_of_our_optimizer() -> None:
     scaler = started()
     param = with_grad(torch.ones(4, 3).to_sparse())
     optimizer = FusedAdam([param])
-    with pytest.raises(RuntimeError, match=r"expected grad of params\[0\] of group 0 to be dense, got"):
+    with pytest.raises(
+        RuntimeError, match=r"expected grad of params\[0\] of group 0 to be dense, got"
+    ):
         scaler.step(optimizer)
     assert not {"grad_scale", "found_inf", "_check_inside"} & set(vars(optimizer))
     assert torch.equal(param.detach(), torch.zeros(4, 3))
@@ -63,7 +65,9 @@ def test_sparse_gradients_of_our_optimizer() -> None:
 def test_gradients_on_a_device_without_memory() -> None:
     scaler = started()
     optimizer = FusedAdam([with_grad(torch.ones(2, device="meta"))])
-    with pytest.raises(RuntimeError, match=r"expected params\[0\] of group 0 to be on a CPU or CUDA"):
+    with pytest.raises(
+        RuntimeError, match=r"expected params\[0\] of group 0 to be on a CPU or CUDA"
+    ):
         scaler.step(optimizer)
     assert_goes_on(scaler)
 

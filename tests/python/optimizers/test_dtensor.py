@@ -191,7 +191,9 @@ def test_gradient_in_another_placement_is_refused(mesh: DeviceMesh) -> None:
     optimizer = FusedLAMB([param])
     param.grad = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
     before = _whole(param)
-    message = r"expected grad of params\[0\] of group 0 to be placed like its parameter, .*got .*Repl"
+    message = (
+        r"expected grad of params\[0\] of group 0 to be placed like its parameter, .*got .*Repl"
+    )
     with pytest.raises(ValueError, match=message):
         optimizer.step()
     assert torch.equal(_whole(param), before)

@@ -191,7 +191,10 @@ def set_attribute(name: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (replace_grad(lambda g: g.to_sparse()), rf"expected grad of {PLACE} to be dense, got .*Spa"),
+        (
+            replace_grad(lambda g: g.to_sparse()),
+            rf"expected grad of {PLACE} to be dense, got .*Spa",
+        ),
         (replace_grad(lambda g: g.to(torch.complex64)), rf"expected grad of {PLACE} to be of"),
         (replace_state("exp_avg", lambda s: s[:1]), rf"exp_avg of {PLACE} to have the sizes"),
         (replace_state("exp_avg_sq", lambda s: s.double()), rf"exp_avg_sq of {PLACE} to be of"),
@@ -226,7 +229,9 @@ def test_gradient_without_memory() -> None:
     train(optimizer, params, [0])
     before = snapshot(optimizer)
     params[2].grad.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match=r"expected grad of params\[2\] of group 0 to lie within"):
+    with pytest.raises(
+        RuntimeError, match=r"expected grad of params\[2\] of group 0 to lie within"
+    ):
         optimizer.step()
     params[2].grad = before["grad[2]"].clone()
     assert_all_same_bits(snapshot(optimizer), before)

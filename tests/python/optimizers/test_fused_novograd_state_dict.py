@@ -210,7 +210,9 @@ def test_a_norm_put_in_by_hand_is_checked_before_anything_is_written(norm: Tenso
     train(optimizer, params, range(2))
     optimizer.state[params[1]]["exp_avg_norm"] = norm
     before = [p.detach().clone() for p in params]
-    with pytest.raises(RuntimeError, match=r"FusedNovoGrad\.step: expected exp_avg_norm of params\[1\]"):
+    with pytest.raises(
+        RuntimeError, match=r"FusedNovoGrad\.step: expected exp_avg_norm of params\[1\]"
+    ):
         train(optimizer, params, [2])
     for p, start in zip(params, before, strict=True):
         assert_same_bits(p.detach(), start)

@@ -62,8 +62,8 @@ def test_a_parameter_with_the_negative_bit_is_refused() -> None:
     p.grad = torch.ones(4)
     with pytest.raises(
         RuntimeError,
-        match=r"FusedAdam\.step: expected params\[0\] of group 0 to hold its own values, got a view "
-        r"with the negative bit\. Pass tensor\.resolve_neg\(\)\.",
+        match=r"FusedAdam\.step: expected params\[0\] of group 0 to hold its own values, got a "
+        r"view with the negative bit\. Pass tensor\.resolve_neg\(\)\.",
     ):
         optimizer.step()
 

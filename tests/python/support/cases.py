@@ -21,13 +21,14 @@ Join = Callable[[int, int, str], None]
 _SECONDS = 240
 
 
-<<<<<<< HEAD
 def _run(
-    rank: int, folder: str, ranks: int, cases: Mapping[str, Case], leave: Callable[[], None]
+    rank: int,
+    folder: str,
+    ranks: int,
+    cases: Mapping[str, Case],
+    join: Join,
+    leave: Callable[[], None],
 ) -> None:
-=======
-def _run(rank: int, folder: str, ranks: int, cases: Mapping[str, Case], join: Join) -> None:
->>>>>>> d8f3a51 (Collectives whose backend gives no Work are not waited for)
     torch.set_num_threads(1)
     join(rank, ranks, folder)
     torch.save({name: case(rank) for name, case in cases.items()}, f"{folder}/{rank}")
@@ -35,27 +36,18 @@ def _run(rank: int, folder: str, ranks: int, cases: Mapping[str, Case], join: Jo
 
 
 def run_cases(
-<<<<<<< HEAD
     folder: Path,
     ranks: int,
     cases: Mapping[str, Case],
+    join: Join = join_group,
     leave: Callable[[], None] = leave_group,
-=======
-    folder: Path, ranks: int, cases: Mapping[str, Case], join: Join = join_group
->>>>>>> d8f3a51 (Collectives whose backend gives no Work are not waited for)
 ) -> dict[str, list[Any]]:
     """Runs the cases in turn in all processes; what each returned, by name and rank.
 
     The processes are ended if they take too long or one of them raises.
     """
-<<<<<<< HEAD
-    arguments = (str(folder), ranks, cases, leave)
+    arguments = (str(folder), ranks, cases, join, leave)
     started = multiprocessing.spawn(_run, arguments, nprocs=ranks, join=False)
-=======
-    started = multiprocessing.spawn(
-        _run, (str(folder), ranks, cases, join), nprocs=ranks, join=False
-    )
->>>>>>> d8f3a51 (Collectives whose backend gives no Work are not waited for)
     deadline = time.monotonic() + _SECONDS
     try:
         while not started.join(timeout=1.0):
