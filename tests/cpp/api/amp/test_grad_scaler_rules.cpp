@@ -111,7 +111,7 @@ TEST(GradScalerRules, GoesOnAfterAStepThatFailed) {
   const auto params = make_params();
   FusedAdam optimizer(params);
   GradScaler scaler = started_scaler();
-  expect_error([&] { scaler.step(stranger); }, "expected grads[0] to be dense");
+  expect_error([&] { scaler.step(stranger); }, "expected grad of params[0] of group 0 to be dense");
   expect_error([&] { scaler.update(); }, "No inf checks were recorded prior to update.");
   set_grads(params, 1);
   params[0].mutable_grad().view(-1)[0] = kInf;

@@ -165,7 +165,7 @@ TEST(FusedAdam, DoesNothingWithoutGradients) {
   optimizer.step();
   expect_equal(params, before);
   EXPECT_TRUE(optimizer.state().empty());
-  EXPECT_FALSE(optimizer.last_step_skipped().defined());
+  EXPECT_EQ(optimizer.last_step_skipped().item<float>(), 0.0f);
 }
 
 TEST(FusedAdam, CallsTheClosureWithGradientsEnabled) {
