@@ -239,7 +239,8 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
   }
 }
 
-/// Every version is moved before the first copy, which might fail.
+/// Every version is moved before the first copy, which might fail. Parameters that view one buffer
+/// share a version, so what it is now is noted when all have moved.
 void StepEngine::finish(const FusedStepOptions& options) {
   const auto mark = [&](std::size_t index) {
     const SlotTensors& tensors = (*slots_)[index];
@@ -248,15 +249,18 @@ void StepEngine::finish(const FusedStepOptions& options) {
     }
     for (c10::TensorImpl* state : tensors.states) mark_written(state);
     if (options.write_back_grads) mark_written(tensors.grad);
-    PlannedSlot& planned = planned_[index];
-    if (!tensors.param->is_inference()) {
-      planned.written_version = tensors.param->version_counter().current_version();
-    }
   };
   at::parallel_for(0, static_cast<std::int64_t>(active_.size()), kSlotsPerThread,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) mark(active_[i]);
                    });
+  for (const std::size_t index : active_) {
+    PlannedSlot& planned = planned_[index];
+    c10::TensorImpl* param = (*slots_)[index].param;
+    if (planned.key.has_master && !param->is_inference()) {
+      planned.written_version = param->version_counter().current_version();
+    }
+  }
   if (!options.write_back_grads) return;
   for (auto& [original, copy] : converted_) original.copy_(copy);
 }

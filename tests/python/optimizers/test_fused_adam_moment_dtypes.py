@@ -246,7 +246,7 @@ def test_an_fp64_state_of_an_fp32_parameter_is_refused_before_anything_is_writte
     train_steps(optimizer, params, [1])
     optimizer.state[params[1]]["exp_avg_sq"] = torch.zeros(4, dtype=F64)
     before = snapshot(optimizer)
-    message = r"fused_adam_: expected exp_avg_sqs\[1\] to be of dtype float32, float16 or bfloat16"
+    message = r"exp_avg_sq of params\[1\] of group 0 to be of dtype float32, float16 or bfloat16"
     with pytest.raises(RuntimeError, match=message):
         optimizer.step()
     assert_all_same_bits(snapshot(optimizer), before)

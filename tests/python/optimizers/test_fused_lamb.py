@@ -128,7 +128,7 @@ def test_bounds_edited_out_of_order_are_refused_before_anything_changes() -> Non
     before = snapshot(optimizer)
     optimizer.param_groups[0]["trust_ratio_bounds"] = (2.0, 1.0)
     expected = (
-        r"fused_lamb_: expected max_trust_ratio\[0\] to be at least min_trust_ratio, 2, got 1"
+        r"FusedLAMB\.step: expected max_trust_ratio\[0\] to be at least min_trust_ratio, 2, got 1"
     )
     with pytest.raises(RuntimeError, match=expected):
         optimizer.step()

@@ -130,3 +130,20 @@ def test_remake_masters_refuses_strangers() -> None:
         match=r"FusedAdam\.remake_masters: expected params\[0\] to be a parameter of the optimizer",
     ):
         optimizer.remake_masters([torch.ones(3)])
+
+
+def test_parameters_of_one_buffer_share_a_version() -> None:
+    """A step moves the version that views share once for each; none of that is a write."""
+    flat = torch.randn(64).bfloat16()
+    params = [torch.nn.Parameter(part) for part in flat.split(16)]
+    optimizer = FusedAdam(params, master_weights=True)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    kept = optimizer.state[params[0]]["master_param"]
+    kept.fill_(7.0)  # A master that its parameter knows nothing of lasts until the parameter moves.
+    params[1].grad = None
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert_same_bits(kept, torch.full_like(kept, 7.0), "master")
