@@ -29,7 +29,8 @@ c10::TensorImpl* impl_of(PyObject* tensor) {
   return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
 }
 
-HyperParam hyper_param(py::handle value, const std::string& name, std::size_t group) {
+HyperParam hyper_param(py::handle value, const std::string& name, std::size_t group,
+                       const std::string& caller) {
   if (THPVariable_Check(value.ptr())) {
     const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
     // A host tensor is read here: kernels of any device take a number.
@@ -40,8 +41,9 @@ HyperParam hyper_param(py::handle value, const std::string& name, std::size_t gr
   }
   const double number = PyFloat_AsDouble(value.ptr());
   if (number == -1.0 && PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
     PyErr_Clear();
-    TORCH_CHECK_TYPE(false, "FusedStep: expected ", name, " of group ", group,
+    TORCH_CHECK_TYPE(false, caller, ": expected ", name, " of group ", group,
                      " to be a number or a tensor, got ", Py_TYPE(value.ptr())->tp_name);
   }
   return number;
@@ -104,7 +106,6 @@ struct Borrowed {
   std::vector<at::Tensor> grads;
   std::vector<Unwrap> unwraps;  ///< tensors of sharded parameters, which may be DTensors
   std::vector<Sharded> sharded;
-  std::vector<c10::TensorImpl*> wrappers;  ///< DTensors whose local tensors the step writes to
   std::vector<c10::TensorImpl*> grad_wrappers;
 
   PyObject* hold(PyObject* object) {
@@ -118,7 +119,6 @@ struct Borrowed {
     grads.clear();
     unwraps.clear();
     sharded.clear();
-    wrappers.clear();
     grad_wrappers.clear();
     for (PyObject* object : objects) Py_DECREF(object);
     objects.clear();
@@ -153,8 +153,9 @@ class PyFusedStep {
   }
 
   std::string place_name(std::size_t group, std::size_t position) const;
-  at::Tensor tensor_in(PyObject* state, const std::string& key, const std::string& place) const;
-  FusedSlot slot(PyObject* param, PyObject* state, const std::string& place) const;
+  at::Tensor tensor_in(PyObject* state, const std::string& key, const std::string& place,
+                       bool sharded) const;
+  FusedSlot slot(PyObject* param, PyObject* state, const std::string& place, bool sharded) const;
 
   bool borrow(const Sequences& param_lists, PyObject* owner);
   bool borrow_slot(std::size_t entry, PyObject* param, PyObject* state);
@@ -175,24 +176,29 @@ std::string PyFusedStep::place_name(std::size_t group, std::size_t position) con
   return "params[" + std::to_string(position) + "] of group " + std::to_string(group);
 }
 
-at::Tensor PyFusedStep::tensor_in(PyObject* state, const std::string& key,
-                                  const std::string& place) const {
+at::Tensor PyFusedStep::tensor_in(PyObject* state, const std::string& key, const std::string& place,
+                                  bool sharded) const {
   PyObject* value = PyDict_GetItemString(state, key.c_str());
   if (value == nullptr || value == Py_None) return {};
   TORCH_CHECK_TYPE(THPVariable_Check(value), caller_, ": expected ", key, " of ", place,
                    " to be a tensor, got ", Py_TYPE(value)->tp_name, ".");
-  return THPVariable_Unpack(local_tensor(value).ptr());
+  const py::object local = local_tensor(value);
+  TORCH_CHECK_TYPE(sharded || local.ptr() == value, caller_, ": expected ", key, " of ", place,
+                   " to be a plain tensor like its parameter, got ", Py_TYPE(value)->tp_name, ".");
+  return THPVariable_Unpack(local.ptr());
 }
 
-FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string& place) const {
+FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string& place,
+                            bool sharded) const {
   FusedSlot slot;
-  slot.param = THPVariable_Unpack(local_tensor(param).ptr());
+  slot.param = THPVariable_Unpack(
+      (sharded ? local_tensor(param) : py::reinterpret_borrow<py::object>(param)).ptr());
   for (const std::string& name : native_.state_names()) {
-    slot.states.push_back(tensor_in(state, name, place));
+    slot.states.push_back(tensor_in(state, name, place, sharded));
   }
-  slot.master = tensor_in(state, "master_param", place);
-  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", place);
-  slot.step = tensor_in(state, "step", place);
+  slot.master = tensor_in(state, "master_param", place, sharded);
+  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", place, sharded);
+  slot.step = tensor_in(state, "step", place, sharded);
   return slot;
 }
 
@@ -225,12 +231,13 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
       if (PyDict_Size(state.ptr()) == 0) continue;
       entry.place = found->second;
       entry.keys = places.keys_of(state.ptr(), native_.state_names());
-      FusedSlot& made = slots.emplace_back(slot(param.ptr(), state.ptr(), place));
+      const bool sharded = index < shard_groups.size() && shard_groups[index].has_value();
+      FusedSlot& made = slots.emplace_back(slot(param.ptr(), state.ptr(), place, sharded));
       made.group = static_cast<std::int64_t>(group);
       made.position = static_cast<std::int64_t>(position);
       made.index = static_cast<std::int64_t>(index);
       made.stochastic_rounding = group < stochastic.size() && stochastic[group];
-      if (index < shard_groups.size() && shard_groups[index]) {
+      if (sharded) {
         entry.placement = placement_of(param);
         made.shard_groups = *shard_groups[index];
       }
@@ -318,7 +325,7 @@ bool PyFusedStep::unwrap_shards() {
   for (const auto& [slot, param, index] : borrowed_.sharded) {
     const py::handle handle(param);
     if (!placement_of(handle).is(places_.entries[index].placement)) return false;
-    borrowed_.wrappers.push_back(slot->param);
+    slot->wrapper = slot->param;
     slot->param = impl_of(borrowed_.hold(local_tensor(handle).ptr()));
     const py::object grad = handle.attr("grad");
     if (grad.is_none()) continue;
@@ -351,7 +358,7 @@ std::vector<std::vector<HyperParam>> PyFusedStep::hyper_params(const py::list& g
     converted.reserve(names.size());
     for (std::size_t i = 0; i < names.size(); ++i) {
       const py::object value = values[i];
-      converted.push_back(hyper_param(value, names[i], result.size()));
+      converted.push_back(hyper_param(value, names[i], result.size(), caller_));
     }
     result.push_back(std::move(converted));
   }
@@ -372,7 +379,6 @@ bool PyFusedStep::step(const py::list& param_lists, const py::dict& owner, const
     done = native_.step(borrowed_.slots, values, options);
   }
   if (!done) return false;
-  for (c10::TensorImpl* param : borrowed_.wrappers) param->bump_version();
   if (options.write_back_grads) {
     for (c10::TensorImpl* grad : borrowed_.grad_wrappers) grad->bump_version();
   }

@@ -7,11 +7,15 @@ namespace torchfuse::bindings {
 
 namespace {
 
-EntryRole role_of(const std::string& name, bool has_master) {
-  if (name == "step") return EntryRole::kStep;
-  if (name == "master_param") return EntryRole::kMaster;
+bool is(PyObject* key, const char* name) {
+  return PyUnicode_CompareWithASCIIString(key, name) == 0;
+}
+
+EntryRole role_of(PyObject* key, bool has_master) {
+  if (is(key, "step")) return EntryRole::kStep;
+  if (is(key, "master_param")) return EntryRole::kMaster;
   // A master, if there is one too, is the one that counts.
-  if (name == "param_remainder") return has_master ? EntryRole::kOther : EntryRole::kMaster;
+  if (is(key, "param_remainder")) return has_master ? EntryRole::kOther : EntryRole::kMaster;
   return EntryRole::kOther;
 }
 
@@ -24,12 +28,14 @@ StateKeys::StateKeys(PyObject* dict, const std::vector<std::string>& names) {
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (PyDict_Next(dict, &position, &key, &value) != 0) {
-    Key entry{py::reinterpret_borrow<py::object>(key), EntryRole::kOther, 0};
-    if (PyUnicode_CheckExact(key) != 0) {
-      const auto name = entry.name.cast<std::string>();
-      const auto found = std::find(names.begin(), names.end(), name);
+    Key entry{py::object(), EntryRole::kOther, 0};
+    if (PyUnicode_Check(key) != 0) {
+      entry.name = py::reinterpret_steal<py::object>(PyUnicode_FromObject(key));
+      const auto found = std::find_if(names.begin(), names.end(), [key](const std::string& name) {
+        return is(key, name.c_str());
+      });
       entry.state = static_cast<std::uint8_t>(found - names.begin());
-      entry.role = found != names.end() ? EntryRole::kState : role_of(name, has_master);
+      entry.role = found != names.end() ? EntryRole::kState : role_of(key, has_master);
       if (entry.role != EntryRole::kOther && value == Py_None) entry.role = EntryRole::kNone;
     }
     keys_.push_back(std::move(entry));

@@ -15,7 +15,7 @@ namespace torchfuse::bindings {
 
 namespace py = pybind11;
 
-/// What an entry of a state dictionary is for the step.
+/// What an entry of a state dictionary is for the step. kNone: of no use for as long as it is None.
 enum class EntryRole : std::uint8_t { kOther, kNone, kState, kMaster, kStep };
 
 // Note [State dictionaries are read in order]
@@ -25,8 +25,7 @@ enum class EntryRole : std::uint8_t { kOther, kNone, kState, kMaster, kStep };
 // of an optimizer have the same keys, which are therefore recorded once.
 class StateKeys {
  public:
-  /// `names` are the algorithm's states. An entry that is None stays unused for as long as it is
-  /// None; entries of other names do not matter.
+  /// `names` are the algorithm's states; entries of other names do not matter.
   StateKeys(PyObject* dict, const std::vector<std::string>& names);
 
   /// Whether the dictionary has these keys in this order, and None where it had None.
@@ -39,15 +38,16 @@ class StateKeys {
 
  private:
   struct Key {
-    py::object name;
+    py::object name;  ///< a copy; null for a key that is no text
     EntryRole role;
     std::uint8_t state;  ///< index of the state
   };
 
   static bool same(PyObject* key, const Key& expected) {
     if (key == expected.name.ptr()) return true;
-    return PyUnicode_CheckExact(key) != 0 && PyUnicode_CheckExact(expected.name.ptr()) != 0 &&
-           PyUnicode_Compare(key, expected.name.ptr()) == 0;
+    const bool text = PyUnicode_Check(key) != 0;
+    if (!text || !expected.name) return text == static_cast<bool>(expected.name);
+    return PyUnicode_Compare(key, expected.name.ptr()) == 0;
   }
 
   std::vector<Key> keys_;

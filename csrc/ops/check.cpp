@@ -29,6 +29,12 @@ void check_storage(const Argument& argument, const at::Tensor& tensor) {
        "The storage was resized: resize it back before the step.");
 }
 
+void check_not_negated(const Argument& argument, const at::Tensor& tensor) {
+  if (!tensor.is_neg()) return;
+  fail(argument, "hold its own values", "a view with the negative bit",
+       "Pass tensor.resolve_neg().");
+}
+
 }  // namespace
 
 void fail(const Argument& argument, const std::string& expected, const std::string& got,
@@ -101,10 +107,7 @@ void check_dense(const Argument& argument, const at::Tensor& tensor) {
          "sizes " + text(tensor.sizes()) + " with strides " + text(tensor.strides()),
          "Pass tensor.contiguous() or a parameter that owns its memory.");
   }
-  if (tensor.is_neg()) {
-    fail(argument, "hold its own values", "a view with the negative bit",
-         "Pass tensor.resolve_neg().");
-  }
+  check_not_negated(argument, tensor);
 }
 
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
@@ -161,6 +164,7 @@ void check_scalar(const Argument& argument, const at::Tensor& tensor, at::Scalar
     fail(argument, "hold one element of dtype " + text(dtype),
          text(tensor.numel()) + " of dtype " + text(tensor.scalar_type()));
   }
+  check_not_negated(argument, tensor);
   if (!tensor.is_cpu() && !tensor.is_cuda()) {
     fail(argument, "be on a CPU or CUDA device", text(tensor.device()));
   }

@@ -189,7 +189,14 @@ void remake_master(const at::Tensor& param, const at::Tensor& master) {
   TORCH_CHECK(master.scalar_type() == at::kFloat, kName,
               ": expected master to be of dtype float32, got ", master.scalar_type(), ".");
   ops::check_same_sizes({kName, "master"}, master, param, "param");
-  const at::Tensor stale = master.to(param.scalar_type()).ne(param);
+  at::Tensor stale = master.to(param.scalar_type()).ne(param);
+  if (param.scalar_type() == at::kBFloat16) {
+    // Masters that come from remainders were rounded away from zero where they lie halfway.
+    const at::Tensor bits = master.view(at::kInt);
+    const at::Tensor away = bits.bitwise_right_shift(16).add_(1).to(at::kShort);
+    const at::Tensor halfway = bits.bitwise_and(0xffff).eq(0x8000);
+    stale.logical_and_(halfway.logical_and_(away.eq(param.view(at::kShort))).logical_not_());
+  }
   master.copy_(at::where(stale, param.to(at::kFloat), master));
 }
 

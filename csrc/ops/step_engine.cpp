@@ -244,7 +244,8 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
 void StepEngine::finish(const FusedStepOptions& options) {
   const auto mark = [&](std::size_t index) {
     const SlotTensors& tensors = (*slots_)[index];
-    for (c10::TensorImpl* written : {tensors.param, tensors.master, tensors.step}) {
+    for (c10::TensorImpl* written :
+         {tensors.param, tensors.wrapper, tensors.master, tensors.step}) {
       mark_written(written);
     }
     for (c10::TensorImpl* state : tensors.states) mark_written(state);
@@ -254,27 +255,36 @@ void StepEngine::finish(const FusedStepOptions& options) {
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) mark(active_[i]);
                    });
-  for (const std::size_t index : active_) {
-    PlannedSlot& planned = planned_[index];
-    c10::TensorImpl* param = (*slots_)[index].param;
-    if (planned.key.has_master && !param->is_inference()) {
-      planned.written_version = param->version_counter().current_version();
-    }
-  }
+  if (has_masters_) note_written();
   if (!options.write_back_grads) return;
   for (auto& [original, copy] : converted_) original.copy_(copy);
 }
 
+void StepEngine::note_written() {
+  for (const std::size_t index : active_) {
+    PlannedSlot& planned = planned_[index];
+    const SlotTensors& tensors = (*slots_)[index];
+    if (!planned.key.has_master || tensors.param->is_inference()) continue;
+    planned.written.emplace(tensors);
+  }
+}
+
+Written::Written(const SlotTensors& tensors)
+    : param(tensors.param),
+      address(tensors.param->data()),
+      version(tensors.param->version_counter().current_version()),
+      wrapper_version(
+          tensors.wrapper == nullptr ? 0 : tensors.wrapper->version_counter().current_version()) {}
+
 /// See Note [Masters follow their parameters].
 void StepEngine::follow_params() {
+  if (!has_masters_) return;
   for (const std::size_t index : active_) {
     const PlannedSlot& planned = planned_[index];
     if (!planned.key.has_master) continue;
     const SlotTensors& tensors = (*slots_)[index];
-    if (planned.written_version.has_value() && !tensors.param->is_inference() &&
-        tensors.param->version_counter().current_version() == *planned.written_version) {
-      continue;
-    }
+    const bool known = planned.written.has_value() && !tensors.param->is_inference();
+    if (known && *planned.written == Written(tensors)) continue;
     remake_master(as_tensor(tensors.param), as_tensor(tensors.master));
   }
 }

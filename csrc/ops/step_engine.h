@@ -43,26 +43,56 @@ struct Layout {
   bool contiguous = false;
 };
 
+/// What one tensor of a slot must be like. Its key set tells that it is strided, no subclass, not
+/// negated, and on what kind of device.
+struct PlannedTensor {
+  PlannedTensor() = default;
+  explicit PlannedTensor(const at::Tensor& tensor);
+  /// Whether `tensor` is like this, besides its sizes and strides.
+  bool matches(const c10::TensorImpl& tensor) const {
+    return tensor.key_set() == keys && tensor.dtype() == type && tensor.device() == device;
+  }
+  /// Finds `numel` elements in a row, if the storage holds them.
+  bool find_memory(c10::TensorImpl& tensor, std::int64_t numel, void*& address) const;
+
+  c10::DispatchKeySet keys;
+  caffe2::TypeMeta type;
+  c10::Device device{c10::kCPU};
+  bool exists = false;
+  std::int64_t itemsize = 0;
+};
+
+/// Where and in which version a step left a parameter. Pointers are compared and never followed.
+struct Written {
+  explicit Written(const SlotTensors& tensors);
+  bool operator==(const Written&) const = default;
+
+  const c10::TensorImpl* param;
+  const void* address;
+  std::uint32_t version;
+  std::uint32_t wrapper_version;
+};
+
 /// What a slot's tensors must be like for a step to take them as they are, and where the last step
 /// found them. See Note [A plan holds no tensor].
 struct PlannedSlot {
   kernels::TensorRow row;  ///< addresses are those of the last step's tensors
   BucketKey key;
   Layout layout;  ///< of the parameter, its states and its master
-  /// Types; that of no tensor is caffe2::TypeMeta().
-  caffe2::TypeMeta param;
-  caffe2::TypeMeta states[SlotTensors::kMaxStates];
-  caffe2::TypeMeta master;
-  /// Of the parameter, after this plan's last write to it; none: there was none that a version
-  /// tells.
-  std::optional<std::uint32_t> written_version;
+  PlannedTensor param;
+  PlannedTensor states[SlotTensors::kMaxStates];
+  PlannedTensor master;
+  PlannedTensor step;
+  std::uint32_t has_states = 0;  ///< bit k: there is a state k
+  /// After this plan's last write to the parameter; none: there was none that can be told apart.
+  std::optional<Written> written;
 
   /// Takes the addresses of the tensors, if they are like this. Changes nothing but addresses.
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
 
  private:
-  bool like_param(c10::TensorImpl* tensor, const caffe2::TypeMeta& type) const;
-  bool is_number(c10::TensorImpl* tensor, const caffe2::TypeMeta& type) const;
+  bool take_stream(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address) const;
+  static bool take_number(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address);
 };
 
 class StepEngine {
@@ -134,6 +164,7 @@ class StepEngine {
   void check_capture(const std::vector<std::vector<HyperParam>>& groups) const;
   void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
   void follow_params();
+  void note_written();
   void prepare_scalars(const FusedStepOptions& options);
   kernels::PrologueArgs prologue_args(const DeviceWork& work, const FusedStepOptions& options,
                                       bool has_norm) const;
@@ -148,8 +179,11 @@ class StepEngine {
 
   std::unique_ptr<Algorithm> algorithm_;
   std::string caller_;
+  std::size_t num_states_;
+  std::size_t num_elementwise_;           ///< of the states, those with an entry for each element
   c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
   std::vector<PlannedSlot> planned_;
+  bool has_masters_ = false;                         ///< in fp32, of any slot
   std::vector<std::int64_t> positions_;              ///< of the slots in their groups
   std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
   Buckets buckets_;
@@ -163,6 +197,7 @@ class StepEngine {
   // For the time of a step.
   const std::vector<SlotTensors>* slots_ = nullptr;
   std::vector<Found> found_;
+  std::vector<std::uint32_t> used_states_;  ///< for each group: bit k, if it uses state k
   std::vector<std::size_t> active_;
   std::vector<std::pair<at::Tensor, at::Tensor>> converted_;  ///< gradients and their stand-ins
 };

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "ops/check.h"
@@ -18,48 +19,63 @@ void* memory_of(c10::TensorImpl* impl) {
   return impl == nullptr || impl->numel() == 0 ? nullptr : impl->mutable_data();
 }
 
-bool is_negated(const c10::TensorImpl& impl) {
-  return impl.key_set().has(c10::DispatchKey::Negative);
-}
-
-/// Whether elements can be read and written where the tensor says that they lie: `numel` of them
-/// without gaps.
-bool has_memory(c10::TensorImpl& impl, std::int64_t numel) {
-  if (impl.layout() != at::kStrided || !impl.has_storage() || is_negated(impl)) return false;
-  if (numel == 0) return true;
-  const auto end = static_cast<std::size_t>(impl.storage_offset() + numel) * impl.itemsize();
-  return end <= impl.unsafe_storage().nbytes() && impl.unsafe_storage().data() != nullptr;
-}
-
 }  // namespace
 
+inline bool Layout::matches(const c10::TensorImpl& tensor) const {
+  const c10::IntArrayRef own = tensor.sizes();
+  if (own.size() != sizes.size()) return false;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (own[d] != sizes[d]) return false;
+  }
+  if (contiguous) return tensor.is_contiguous();
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1 && tensor.strides()[d] != strides[d]) return tensor.numel() == 0;
+  }
+  return true;
+}
+
+inline bool PlannedTensor::find_memory(c10::TensorImpl& tensor, std::int64_t numel,
+                                       void*& address) const {
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr) return false;
+  address = nullptr;
+  if (numel == 0) return true;
+  const std::int64_t offset = tensor.storage_offset();
+  if (static_cast<std::size_t>((offset + numel) * itemsize) > storage->nbytes()) return false;
+  char* const memory = static_cast<char*>(tensor.unsafe_storage().mutable_data());
+  if (memory == nullptr) return false;
+  address = memory + offset * itemsize;
+  return true;
+}
+
 /// One of the streams that have an element for each of the parameter's.
-bool PlannedSlot::like_param(c10::TensorImpl* tensor, const caffe2::TypeMeta& type) const {
-  if (tensor == nullptr) return type == caffe2::TypeMeta();
-  return tensor->dtype() == type && tensor->device() == key.device && layout.matches(*tensor) &&
-         has_memory(*tensor, row.numel);
+inline bool PlannedSlot::take_stream(const PlannedTensor& like, c10::TensorImpl* tensor,
+                                     void*& address) const {
+  if (tensor == nullptr) return !like.exists;
+  return like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
+         like.find_memory(*tensor, row.numel, address);
 }
 
-bool PlannedSlot::is_number(c10::TensorImpl* tensor, const caffe2::TypeMeta& type) const {
-  return tensor != nullptr && tensor->dtype() == type && tensor->device() == key.device &&
-         tensor->numel() == 1 && has_memory(*tensor, 1);
+inline bool PlannedSlot::take_number(const PlannedTensor& like, c10::TensorImpl* tensor,
+                                     void*& address) {
+  return tensor != nullptr && like.exists && like.matches(*tensor) && tensor->numel() == 1 &&
+         like.find_memory(*tensor, 1, address);
 }
 
-bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_states,
-                         std::size_t num_elementwise) {
-  if (!like_param(tensors.param, param) || !like_param(tensors.master, master)) return false;
-  if (!is_number(tensors.step, caffe2::TypeMeta::Make<float>())) return false;
+inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_states,
+                                std::size_t num_elementwise) {
+  if (!take_stream(param, tensors.param, row.param)) return false;
+  if (!take_stream(master, tensors.master, row.master)) return false;
   for (std::size_t k = 0; k < num_elementwise; ++k) {
-    if (!like_param(tensors.states[k], states[k])) return false;
+    if (!take_stream(states[k], tensors.states[k], row.state[k])) return false;
   }
-  for (std::size_t k = num_elementwise; k < num_states; ++k) {
-    if (!is_number(tensors.states[k], states[k])) return false;
+  if (num_elementwise < num_states) {
+    const std::size_t last = num_states - 1;
+    if (!take_number(states[last], tensors.states[last], row.tensor_state)) return false;
   }
-  row.param = memory_of(tensors.param);
-  row.master = memory_of(tensors.master);
-  row.step = static_cast<float*>(memory_of(tensors.step));
-  for (std::size_t k = 0; k < num_elementwise; ++k) row.state[k] = memory_of(tensors.states[k]);
-  if (num_elementwise < num_states) row.tensor_state = memory_of(tensors.states[num_states - 1]);
+  void* count = nullptr;
+  if (!take_number(step, tensors.step, count)) return false;
+  row.step = static_cast<float*>(count);
   return true;
 }
 
@@ -95,17 +111,15 @@ at::Tensor StepEngine::usable_grad(std::size_t index, bool write_back) {
 
 void StepEngine::check_used_states(std::size_t index) const {
   const PlannedSlot& planned = planned_[index];
-  const std::vector<std::string>& names = algorithm_->state_names();
-  for (std::size_t k = 0; k < names.size(); ++k) {
-    if (planned.states[k] != caffe2::TypeMeta()) continue;
-    if (!algorithm_->uses_state(planned.row.group, static_cast<int>(k))) continue;
-    const std::string list = names[k] + "s";
-    FusedSlot place;
-    place.position = positions_[index];
-    place.group = planned.row.group;
-    fail(argument(list.c_str(), names[k].c_str(), index, place),
-         "be a tensor under these hyper-parameters", "none");
-  }
+  const std::uint32_t missing = used_states_[planned.row.group] & ~planned.has_states;
+  if (missing == 0) return;
+  const std::string& name = algorithm_->state_names()[std::countr_zero(missing)];
+  const std::string list = name + "s";
+  FusedSlot place;
+  place.position = positions_[index];
+  place.group = planned.row.group;
+  fail(argument(list.c_str(), name.c_str(), index, place),
+       "be a tensor under these hyper-parameters", "none");
 }
 
 StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
@@ -139,7 +153,7 @@ void StepEngine::fetch_ahead(std::size_t index) const {
   for_each((*slots_)[index + kObjects],
            [&](c10::TensorImpl* tensor) { fetch(tensor, sizeof(c10::TensorImpl)); });
   for_each((*slots_)[index + kStorages], [&](c10::TensorImpl* tensor) {
-    if (tensor->has_storage()) fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), 128);
+    fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), 128);
   });
 }
 
@@ -147,13 +161,11 @@ StepEngine::Found StepEngine::look(std::size_t index) {
   const SlotTensors& tensors = (*slots_)[index];
   PlannedSlot& planned = planned_[index];
   if (tensors.grad == nullptr) return Found::kNoGrad;
-  const std::size_t num_states = algorithm_->state_names().size();
-  const std::size_t num_elementwise = num_states - algorithm_->num_tensor_states();
-  if (!planned.accept(tensors, num_states, num_elementwise)) return Found::kNotAsPlanned;
+  if (!planned.accept(tensors, num_states_, num_elementwise_)) return Found::kNotAsPlanned;
   c10::TensorImpl& grad = *tensors.grad;
-  const bool as_planned = planned.layout.contiguous && grad.dtype() == planned.param &&
-                          grad.device() == planned.key.device && grad.layout() == at::kStrided &&
-                          planned.layout.matches(grad) && has_memory(grad, planned.row.numel);
+  const bool as_planned = planned.layout.contiguous && planned.param.matches(grad) &&
+                          planned.layout.matches(grad) &&
+                          planned.param.find_memory(grad, planned.row.numel, planned.row.grad);
   return as_planned ? Found::kAsPlanned : Found::kOtherGrad;
 }
 
@@ -176,9 +188,7 @@ void StepEngine::add_row(std::size_t index, bool write_back) {
   BucketKey key = planned.key;
   key.grad = key.param;
   check_used_states(index);
-  if (found_[index] == Found::kAsPlanned) {
-    row.grad = memory_of((*slots_)[index].grad);
-  } else {
+  if (found_[index] != Found::kAsPlanned) {
     const at::Tensor grad = usable_grad(index, write_back);
     row.grad = memory_of(grad.unsafeGetTensorImpl());
     key.grad = dtype_of(grad_argument(index), grad);
@@ -209,6 +219,14 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups, bool
   survey();
   if (std::find(found_.begin(), found_.end(), Found::kNotAsPlanned) != found_.end()) return false;
   set_groups(groups, planned_.front().key.device);
+  used_states_.assign(groups.size(), 0);
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (std::size_t k = 0; k < num_states_; ++k) {
+      const bool used =
+          algorithm_->uses_state(static_cast<std::int64_t>(group), static_cast<int>(k));
+      if (used) used_states_[group] |= 1u << k;
+    }
+  }
   for (std::size_t i = 0; i < planned_.size(); ++i) {
     if (found_[i] == Found::kNoGrad) continue;
     const std::int64_t group = planned_[i].row.group;

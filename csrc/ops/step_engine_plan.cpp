@@ -36,18 +36,19 @@ void check_stream(const Argument& argument, const at::Tensor& tensor, const at::
 Layout::Layout(const at::Tensor& tensor)
     : sizes(tensor.sizes()), strides(tensor.strides()), contiguous(tensor.is_contiguous()) {}
 
-bool Layout::matches(const c10::TensorImpl& tensor) const {
-  if (!tensor.sizes().equals(sizes)) return false;
-  if (contiguous) return tensor.is_contiguous();
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] != 1 && tensor.strides()[d] != strides[d]) return tensor.numel() == 0;
-  }
-  return true;
-}
+PlannedTensor::PlannedTensor(const at::Tensor& tensor)
+    : keys(tensor.key_set()),
+      type(tensor.dtype()),
+      device(tensor.device()),
+      exists(true),
+      itemsize(static_cast<std::int64_t>(tensor.itemsize())) {}
 
 StepEngine::StepEngine(std::unique_ptr<Algorithm> algorithm, std::string caller)
-    : algorithm_(std::move(algorithm)), caller_(std::move(caller)) {
-  TORCH_INTERNAL_ASSERT(algorithm_->state_names().size() <= SlotTensors::kMaxStates);
+    : algorithm_(std::move(algorithm)),
+      caller_(std::move(caller)),
+      num_states_(algorithm_->state_names().size()),
+      num_elementwise_(num_states_ - algorithm_->num_tensor_states()) {
+  TORCH_INTERNAL_ASSERT(num_states_ <= SlotTensors::kMaxStates);
 }
 
 const char* StepEngine::caller() const {
@@ -71,7 +72,7 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   planned.key.param = dtype_of(param_argument, param);
   planned.key.sharding = sharding_of(slot);
   planned.layout = Layout(param);
-  planned.param = param.dtype();
+  planned.param = PlannedTensor(param);
   planned.row.numel = param.numel();
   planned.row.group = static_cast<std::int32_t>(slot.group);
 
@@ -81,7 +82,11 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   const Argument step_argument = argument("state_steps", "step", index, slot);
   check_scalar(step_argument, slot.step, at::kFloat);
   check_same_device(step_argument, slot.step, param.device(), "params");
+  planned.step = PlannedTensor(slot.step);
   check_tensor_state(index, slot, planned);
+  for (std::size_t k = 0; k < num_states_; ++k) {
+    if (planned.states[k].exists) planned.has_states |= 1u << k;
+  }
   return planned;
 }
 
@@ -109,7 +114,7 @@ void StepEngine::check_states(std::size_t i, const FusedSlot& slot, PlannedSlot&
     if (first) planned.key.states.fill(dtype);
     first = false;
     planned.key.states[k] = dtype;
-    planned.states[k] = state.dtype();
+    planned.states[k] = PlannedTensor(state);
   }
 }
 
@@ -135,7 +140,7 @@ void StepEngine::check_master(std::size_t i, const FusedSlot& slot, PlannedSlot&
   }
   planned.key.has_master = !remainder;
   planned.key.has_remainder = remainder;
-  planned.master = slot.master.dtype();
+  planned.master = PlannedTensor(slot.master);
 }
 
 void StepEngine::check_rounding(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {
@@ -163,7 +168,7 @@ void StepEngine::check_tensor_state(std::size_t i, const FusedSlot& slot,
   const bool wide = planned.key.param == kernels::DType::kFloat64;
   check_scalar(state_argument, state, wide ? at::kDouble : at::kFloat);
   check_same_device(state_argument, state, planned.key.device, "params");
-  planned.states[slot.states.size() - 1] = state.dtype();
+  planned.states[slot.states.size() - 1] = PlannedTensor(state);
 }
 
 /// Index among all ways to split parameters that were ever planned: the same in all processes.
@@ -185,6 +190,8 @@ void StepEngine::plan(const std::vector<FusedSlot>& slots) {
     positions.push_back(slots[i].position);
   }
   planned_ = std::move(planned);
+  has_masters_ = std::any_of(planned_.begin(), planned_.end(),
+                             [](const PlannedSlot& slot) { return slot.key.has_master; });
   positions_ = std::move(positions);
 }
 

@@ -53,6 +53,8 @@ struct SlotTensors {
   c10::TensorImpl* states[kMaxStates] = {};
   c10::TensorImpl* master = nullptr;
   c10::TensorImpl* step = nullptr;
+  /// The tensor whose local part `param` is, if it is one: writes to either count for both.
+  c10::TensorImpl* wrapper = nullptr;
 };
 
 /// The slot's tensors and its parameter's .grad, for as long as `slot` and that gradient live.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, overload
 
@@ -12,11 +11,10 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
-from torchfuse.optimizers._apex_attributes import ApexAttributes
 from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, make_state_dict, read_state_dict
 from torchfuse.optimizers._checks import (
-    HALF_DTYPES,
     PAIRS,
+    check_count,
     check_hyper_param,
     check_master_dtype,
     check_max_grad_norm,
@@ -29,22 +27,14 @@ from torchfuse.optimizers._checks import (
 )
 from torchfuse.optimizers._fake import step_on_fakes
 from torchfuse.optimizers._hooks import hooked_once
-from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
+from torchfuse.optimizers._masters import MASTER
 from torchfuse.optimizers._options import StepOptions, as_tensor
 from torchfuse.optimizers._shards import local_part, shard_groups
+from torchfuse.optimizers._state_creation import StateCreation
+from torchfuse.optimizers._step_lock import StepLock, StepWithinStepError
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
 _SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
-
-
-@functools.cache
-def _state_names_of(algorithm: str) -> tuple[str, ...]:
-    return tuple(_C.FusedStep(algorithm).state_names)
-
-
-@functools.cache
-def _tensor_state_names_of(algorithm: str) -> tuple[str, ...]:
-    return tuple(_C.FusedStep(algorithm).tensor_state_names)
 
 
 @functools.cache
@@ -52,11 +42,7 @@ def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
     return tuple(_C.FusedStep(algorithm).hyper_param_names)
 
 
-def _keeps_remainder(param: Tensor, group: dict[str, Any]) -> bool:
-    return bool(group.get("store_param_remainders")) and param.dtype == torch.bfloat16
-
-
-class FusedOptimizer(ApexAttributes):
+class FusedOptimizer(StateCreation):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
     A subclass names its native algorithm and its hyper-parameters; a group gives them under the
@@ -73,15 +59,9 @@ class FusedOptimizer(ApexAttributes):
 
     _step_supports_amp_scaling = True
 
-    #: Name of the update for the native step.
-    _algorithm: ClassVar[str]
-
     #: Hyper-parameters that are numbers or 0-dim tensors of at least 0, and what each stays below.
     #: Under the keys of PAIRS a group holds two of them.
     _bounds: ClassVar[Mapping[str, float]]
-
-    #: For states whose dtype has an option of its own, its name; the others follow `state_dtype`.
-    _dtype_options: ClassVar[Mapping[str, str]] = {}
 
     # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
     # and report them in `found_inf`.
@@ -90,9 +70,7 @@ class FusedOptimizer(ApexAttributes):
     _native: _C.FusedStep | None = None
     _planned_names: list[tuple[str, ...]] | None = None
 
-    # See Note [One step at a time].
-    _lock: threading.RLock
-    _updating: bool = False
+    _lock: StepLock
 
     # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
     grad_scale: Tensor | None
@@ -134,14 +112,6 @@ class FusedOptimizer(ApexAttributes):
     def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Values of one group, in the order of the native step's `hyper_param_names`."""
         return tuple(group[name] for name in _hyper_param_names_of(self._algorithm))
-
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """States that a parameter of this group needs."""
-        return self._all_state_names()
-
-    def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
-        """What the state `name` of a parameter begins with."""
-        return self._empty_state(name, param, group).zero_()
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         """Raises ValueError or TypeError for a value out of range, naming the group."""
@@ -201,6 +171,9 @@ class FusedOptimizer(ApexAttributes):
                 with torch.enable_grad():
                     loss = closure()
             self._fused_update()
+        except StepWithinStepError:
+            # The request is that of the step around this one.
+            raise
         except Exception:
             # torch's scaler leaves its request behind when a step fails; the next step, with or
             # without a scaler, must not obey it.
@@ -209,23 +182,9 @@ class FusedOptimizer(ApexAttributes):
             raise
         return loss
 
-    # Note [One step at a time]
-    # State creation, planning, check and update are for one thread at a time. Waiting for the lock
-    # lets go of Python's own, and the native step does so too: a rank may wait for others with this
-    # lock, never with Python's. The thread that has it comes back only from code that runs inside
-    # of its step, such as a finalizer; the tensors in use do not bear a second step.
     def _fused_update(self) -> None:
         with self._lock:
-            if self._updating:
-                raise RuntimeError(
-                    f"{type(self).__name__}.step: expected no step within a step of the same "
-                    "optimizer, got one. Take it afterwards."
-                )
-            self._updating = True
-            try:
-                self._update_params()
-            finally:
-                self._updating = False
+            self._update_params()
 
     def _update_params(self) -> None:
         if step_on_fakes(self):
@@ -269,13 +228,14 @@ class FusedOptimizer(ApexAttributes):
         self._planned_names = None
         params: list[Tensor] = []
         with_state: list[Tensor] = []
-        for group in self.param_groups:
+        for index, group in enumerate(self.param_groups):
             # apex's count, for subclasses that step as apex does: this step does not advance it.
             group.pop("step", None)
-            for param in group["params"]:
+            for place, param in enumerate(group["params"]):
                 if param.grad is not None or self.state.get(param):
                     self._refuse_capture(param, group)
                     self._create_state(param, group)
+                    check_count(type(self).__name__, index, place, self.state[param].get("step"))
                     with_state.append(param)
                 params.append(param)
         homes = _C.home_steps(with_state, [self.state[param].get("step") for param in with_state])
@@ -289,70 +249,8 @@ class FusedOptimizer(ApexAttributes):
         )
         self._planned_names = names
 
-    def _refuse_capture(self, param: Tensor, group: dict[str, Any]) -> None:
-        """State made in a capture would belong to the graph and begin anew in each replay."""
-        if not param.is_cuda or not torch.cuda.is_current_stream_capturing():
-            return
-        state = self.state.get(param, {})
-        if any(state.get(name) is None for name in (*self._state_names(group), "step")):
-            raise RuntimeError(
-                f"{type(self).__name__}.step: expected a step before the one that a CUDA graph "
-                "captures, got a capture of the first. Take a step, or several, outside of the "
-                "capture."
-            )
-
-    def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[param]
-        for name in self._state_names(group):
-            if state.get(name) is None:
-                state[name] = self._begin_state(param, group, name)
-        if group.get("stochastic_rounding"):
-            drop_master(state)
-        elif group["master_weights"] and param.dtype in HALF_DTYPES:
-            create_master(param, state, _keeps_remainder(param, group))
-
-    def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """These states, and how parameters are kept: what a plan is made for."""
-        if group.get("stochastic_rounding"):
-            return (*self._state_names(group), "stochastic_rounding")
-        if not group["master_weights"]:
-            return self._state_names(group)
-        remainders = group.get("store_param_remainders")
-        return (*self._state_names(group), REMAINDER if remainders else MASTER)
-
-    def _all_state_names(self) -> tuple[str, ...]:
-        """States that the algorithm knows, needed or not."""
-        return _state_names_of(self._algorithm)
-
-    def _is_tensor_state(self, name: str) -> bool:
-        """Whether the state `name` is one number for the whole tensor."""
-        return name in _tensor_state_names_of(self._algorithm)
-
-    def _empty_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
-        """Memory for a state: laid out like the parameter, or one number for the whole tensor."""
-        if self._is_tensor_state(name):
-            wide = param.dtype == torch.float64
-            dtype = torch.float64 if wide else torch.float32
-            return torch.empty((), dtype=dtype, device=param.device)
-        dtype = self._state_dtype(param, group, name)
-        return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
-
-    def _state_dtype(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:
-        own = group.get(self._dtype_options.get(name, "state_dtype"))
-        dtype: torch.dtype | None = group["state_dtype"] if own is None else own
-        if dtype is not None:
-            return dtype
-        return torch.float32 if param.dtype in HALF_DTYPES else param.dtype
-
-    def _state_dtype_options(self) -> tuple[str, ...]:
-        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
-
-    def _storage_options(self) -> tuple[str, ...]:
-        """Options that say how state is stored, not what is computed."""
-        return (*self._state_dtype_options(), "store_param_remainders", "stochastic_rounding")
-
     def _make_lock(self) -> None:
-        vars(self).setdefault("_lock", threading.RLock())
+        vars(self).setdefault("_lock", StepLock(type(self).__name__))
 
     def _patch_step_function(self) -> None:
         # torch wraps the class's step for hooks and the profiler. Outside of that, the step is one
@@ -375,7 +273,7 @@ class FusedOptimizer(ApexAttributes):
         no parameter had a gradient. None before the first step. Reading its value makes the host
         wait.
         """
-        with self._lock:
+        with self._lock.between_steps:
             return None if self._native is None else self._native.total_norm()
 
     def last_step_skipped(self) -> Tensor | None:
@@ -383,7 +281,7 @@ class FusedOptimizer(ApexAttributes):
 
         A 0-dim fp32 tensor on the device; None before the first step.
         """
-        with self._lock:
+        with self._lock.between_steps:
             return None if self._native is None else self._native.skipped()
 
     @torch.no_grad()
@@ -421,7 +319,7 @@ class FusedOptimizer(ApexAttributes):
                     f"{type(self).__name__}.remake_masters: expected params[{index}] to be a "
                     f"parameter of the optimizer, got another tensor of shape {list(param.shape)}."
                 )
-        with self._lock:
+        with self._lock.between_steps:
             for param in wanted:
                 master = self.state.get(param, {}).get(MASTER)
                 if master is not None:

@@ -47,6 +47,20 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
         )
 
 
+def check_count(owner: str, group: int, place: int, step: Any) -> None:
+    """Requires what a parameter's state holds as its step count to be one number, or None."""
+    if step is None:
+        return
+    where = f"{owner}.step: expected step of params[{place}] of group {group} to"
+    if not isinstance(step, Tensor):
+        raise TypeError(f"{where} be a tensor, got {type(step).__name__}.")
+    if step.layout != torch.strided or step.numel() != 1 or step.is_meta:
+        raise ValueError(
+            f"{where} hold one element, got a {step.dtype} tensor of shape {list(step.shape)}, "
+            f"layout {step.layout} and device {step.device}."
+        )
+
+
 def check_placements(where: str, param: DTensor) -> None:
     """Refuses a DTensor whose elements exist only as a sum over processes."""
     if any(placement.is_partial() for placement in param.placements):

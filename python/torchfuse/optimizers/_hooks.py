@@ -34,12 +34,13 @@ def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
 
     @functools.wraps(hooked)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(self) in _stepping.optimizers:
+        key = id(self)
+        if key in _stepping.optimizers:
             return plain(self, *args, **kwargs)
-        _stepping.optimizers.add(id(self))
         try:
+            _stepping.optimizers.add(key)
             return hooked(self, *args, **kwargs)
         finally:
-            _stepping.optimizers.discard(id(self))
+            _stepping.optimizers.discard(key)
 
     return step

@@ -33,18 +33,16 @@ def drop_master(state: dict[str, Any]) -> None:
 def create_master(param: Tensor, state: dict[str, Any], as_remainder: bool) -> None:
     """Gives `state` the master, from the one that it holds in the other form or from `param`."""
     wanted, other = (REMAINDER, MASTER) if as_remainder else (MASTER, REMAINDER)
-    found = state.pop(other, None)
-    if wanted in state:
-        return
-    value = param.detach()
-    if as_remainder:
-        if found is None:
-            state[REMAINDER] = torch.zeros_like(
-                value, dtype=torch.int16, memory_format=torch.preserve_format
-            )
-        else:
-            state[REMAINDER] = _C.remainder_of_master(found)
-    elif found is None:
-        state[MASTER] = value.to(torch.float32)
-    else:
-        state[MASTER] = _C.master_of_remainder(value, found)
+    found = state.get(other)
+    if wanted not in state:
+        state[wanted] = _converted(param.detach(), found, as_remainder)
+    state.pop(other, None)
+
+
+def _converted(param: Tensor, other: Tensor | None, as_remainder: bool) -> Tensor:
+    """The master in one form, from the other form if there is one."""
+    if not as_remainder:
+        return param.to(torch.float32) if other is None else _C.master_of_remainder(param, other)
+    if other is not None:
+        return _C.remainder_of_master(other)
+    return torch.zeros_like(param, dtype=torch.int16, memory_format=torch.preserve_format)

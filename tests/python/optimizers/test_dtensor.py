@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from support.adam import make_params, random_grads
+from support.compare import assert_same_bits
 from support.processes import join_group, leave_group_of_mesh
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -248,3 +249,34 @@ def test_checkpoint_of_whole_tensors_is_refused_by_name(mesh: DeviceMesh) -> Non
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(saved.state_dict())
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("remainders", [False, True])
+def test_masters_follow_writes_to_the_dtensor(mesh: DeviceMesh, remainders: bool) -> None:
+    """A write to a DTensor moves its own version and not that of its local tensor."""
+    values = distribute_tensor(torch.ones(4, 2, dtype=torch.bfloat16), mesh, [Shard(0)])
+    param = torch.nn.Parameter(values)
+    optimizer = FusedAdam([param], lr=0.0, master_weights=True, store_param_remainders=remainders)
+    writes = [
+        lambda: param.fill_(3.0),
+        lambda: param.copy_(torch.full_like(param, 5.0)),
+        lambda: param.to_local().fill_(7.0),
+        lambda: param.clamp_(-1.0, 1.0),
+    ]
+    for value, write in zip((3.0, 5.0, 7.0, 1.0), writes, strict=True):
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+        with torch.no_grad():
+            write()
+        optimizer.step()
+        assert_same_bits(_whole(param).float(), torch.full((4, 2), value), "parameter")
+
+
+def test_a_dtensor_as_state_of_a_plain_parameter_is_refused(mesh: DeviceMesh) -> None:
+    param = torch.nn.Parameter(torch.ones(4, 2))
+    optimizer = FusedAdam([param])
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.state[param]["exp_avg"] = distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+    with pytest.raises(TypeError, match=r"exp_avg of params\[0\] of group 0 to be a plain tensor"):
+        optimizer.step()

@@ -147,3 +147,57 @@ def test_parameters_of_one_buffer_share_a_version() -> None:
     optimizer.param_groups[0]["lr"] = 0.0
     optimizer.step()
     assert_same_bits(kept, torch.full_like(kept, 7.0), "master")
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_swapped_parameters_stay_swapped(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Stepped equally often, both have one version: it does not tell them apart."""
+    params = [torch.nn.Parameter(torch.full((8,), value).to(dtype)) for value in (1.0, 5.0)]
+    optimizer = FusedAdam(params, lr=0.0, **options)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    torch.utils.swap_tensors(params[0], params[1])
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert [p[0].item() for p in params] == [5.0, 1.0]
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_assigned_data_lasts(options: dict[str, Any], dtype: torch.dtype) -> None:
+    p, optimizer = _trained(options, dtype)
+    p.data = torch.full_like(p.data, 0.5)
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(p.detach(), torch.full_like(p, 0.5), "parameter")
+
+
+def test_masters_from_remainders_are_exact_also_halfway() -> None:
+    """A remainder rounds ties away from zero, where the usual rounding goes to even."""
+    p = torch.nn.Parameter(torch.tensor([1.0078125, -1.0078125, 1.0]).bfloat16())
+    optimizer = FusedAdam([p], lr=0.0, master_weights=True, store_param_remainders=True)
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.state[p]["param_remainder"].copy_(
+        torch.tensor([-(2**15), -(2**15), 0], dtype=torch.int16)
+    )
+    expected = torch.tensor([1.00390625, -1.00390625, 1.0])
+    assert_same_bits(_master(p, optimizer), expected, "master as a remainder")
+    optimizer.param_groups[0]["store_param_remainders"] = False
+    optimizer.step()
+    assert_same_bits(optimizer.state[p]["master_param"], expected, "master")
+
+
+def test_a_conversion_that_fails_loses_no_master() -> None:
+    p, optimizer = _trained(
+        {"master_weights": True, "store_param_remainders": True}, torch.bfloat16
+    )
+    remainder = optimizer.state[p]["param_remainder"]
+    p.grad = None
+    p.data = p.data.half()
+    optimizer.param_groups[0]["store_param_remainders"] = False
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"expected param to be of dtype bfloat16"):
+            optimizer.step()
+    assert optimizer.state[p]["param_remainder"] is remainder

@@ -147,3 +147,28 @@ def test_params_of_a_group_may_be_any_sequence(container: type) -> None:
     before = params[0].detach().clone()
     optimizer.step()
     assert not torch.equal(params[0], before)
+
+
+class Text(str):
+    """A str by inheritance, as NumPy's are."""
+
+    __slots__ = ()
+
+
+def test_state_keys_may_be_any_objects() -> None:
+    params, optimizer = _stepped(OPTIM_SPECS[0])
+    state = optimizer.state[params[0]]
+    entries = {Text(name): value for name, value in state.items()}
+    key = frozenset({"of the program"})
+    state.clear()
+    state.update({**entries, key: "anything", "\ud800": 1})
+    before = params[0].detach().clone()
+    for _ in range(2):
+        optimizer.step()
+    assert not torch.equal(params[0], before)
+    assert float(state["step"]) == 3.0
+    count = sys.getrefcount(key)
+    del state[key]
+    assert sys.getrefcount(key) == count - 1
+    optimizer.step()
+    assert sys.getrefcount(key) == 2

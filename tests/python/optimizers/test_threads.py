@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 
 STEPS = 500
@@ -141,3 +146,72 @@ def test_a_step_waits_without_pythons_lock() -> None:
     assert not second.is_alive()
     step: Tensor = optimizer.state[params[0]]["step"]
     assert float(step) == 1.0
+
+
+def test_a_refused_step_leaves_the_scaler_of_the_outer_step_alone() -> None:
+    """The loss scale that the outer step was lent is not taken away by the inner one."""
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    p = torch.nn.Parameter(torch.zeros(4))
+    refused: list[str] = []
+
+    class Steps(FusedAdam):
+        def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+            try:
+                self.step()
+            except RuntimeError as error:
+                refused.append(str(error))
+            return super()._needed_names(group)
+
+    optimizer = Steps([p], lr=1.0)
+    scaler.scale((p * torch.ones(4)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert refused
+    torch.testing.assert_close(optimizer.state[p]["exp_avg"], torch.full((4,), 0.1))
+
+
+def test_a_process_may_fork_during_a_step() -> None:
+    """In the child no thread is in a step, whatever the lock was when it was copied."""
+    params = _params(2)
+    optimizer = FusedAdam(params)
+    optimizer.step()
+    entered, leave = threading.Event(), threading.Event()
+
+    class Waits:
+        def __float__(self) -> float:
+            entered.set()
+            assert leave.wait(timeout=60)
+            return 1e-3
+
+    optimizer.param_groups[0]["lr"] = Waits()
+    thread = threading.Thread(target=optimizer.step)
+    thread.start()
+    assert entered.wait(timeout=60)
+    child = os.fork()
+    if child == 0:
+        # A child of a process with threads can do little else, and must not go on as a test run.
+        signal.alarm(30)
+        skipped = optimizer.last_step_skipped()
+        os._exit(0 if skipped is not None and skipped.numel() == 1 else 1)
+    leave.set()
+    thread.join(timeout=60)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_an_interrupt_between_steps_takes_no_hook_away() -> None:
+    """A hook may raise anything; the next step runs all hooks again."""
+    params = _params(1)
+    optimizer = FusedAdam(params)
+    calls = []
+
+    def hook(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    optimizer.register_step_pre_hook(hook)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    optimizer.step()
+    assert len(calls) == 2

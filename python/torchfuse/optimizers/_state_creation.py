@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The state of a parameter: which tensors it has, how they are stored, and what they begin with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchfuse import _C
+from torchfuse.optimizers._apex_attributes import ApexAttributes
+from torchfuse.optimizers._checks import HALF_DTYPES
+from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
+
+
+@functools.cache
+def _state_names_of(algorithm: str) -> tuple[str, ...]:
+    return tuple(_C.FusedStep(algorithm).state_names)
+
+
+@functools.cache
+def _tensor_state_names_of(algorithm: str) -> tuple[str, ...]:
+    return tuple(_C.FusedStep(algorithm).tensor_state_names)
+
+
+def _keeps_remainder(param: Tensor, group: dict[str, Any]) -> bool:
+    return bool(group.get("store_param_remainders")) and param.dtype == torch.bfloat16
+
+
+class StateCreation(ApexAttributes):
+    """What all optimizers know of their parameters' states."""
+
+    #: Name of the update for the native step.
+    _algorithm: ClassVar[str]
+
+    #: For states whose dtype has an option of its own, its name; the others follow `state_dtype`.
+    _dtype_options: ClassVar[Mapping[str, str]] = {}
+
+    # What a subclass may say differently.
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """States that a parameter of this group needs."""
+        return self._all_state_names()
+
+    def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
+        """What the state `name` of a parameter begins with."""
+        return self._empty_state(name, param, group).zero_()
+
+    # The same for all.
+
+    def _refuse_capture(self, param: Tensor, group: dict[str, Any]) -> None:
+        """State made in a capture would belong to the graph and begin anew in each replay."""
+        if not param.is_cuda or not torch.cuda.is_current_stream_capturing():
+            return
+        state = self.state.get(param, {})
+        if any(state.get(name) is None for name in (*self._state_names(group), "step")):
+            raise RuntimeError(
+                f"{type(self).__name__}.step: expected a step before the one that a CUDA graph "
+                "captures, got a capture of the first. Take a step, or several, outside of the "
+                "capture."
+            )
+
+    def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[param]
+        for name in self._state_names(group):
+            if state.get(name) is None:
+                state[name] = self._begin_state(param, group, name)
+        if group.get("stochastic_rounding"):
+            drop_master(state)
+        elif group["master_weights"] and param.dtype in HALF_DTYPES:
+            create_master(param, state, _keeps_remainder(param, group))
+
+    def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """These states, and how parameters are kept: what a plan is made for."""
+        if group.get("stochastic_rounding"):
+            return (*self._state_names(group), "stochastic_rounding")
+        if not group["master_weights"]:
+            return self._state_names(group)
+        remainders = group.get("store_param_remainders")
+        return (*self._state_names(group), REMAINDER if remainders else MASTER)
+
+    def _all_state_names(self) -> tuple[str, ...]:
+        """States that the algorithm knows, needed or not."""
+        return _state_names_of(self._algorithm)
+
+    def _is_tensor_state(self, name: str) -> bool:
+        """Whether the state `name` is one number for the whole tensor."""
+        return name in _tensor_state_names_of(self._algorithm)
+
+    def _empty_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """Memory for a state: laid out like the parameter, or one number for the whole tensor."""
+        if self._is_tensor_state(name):
+            wide = param.dtype == torch.float64
+            dtype = torch.float64 if wide else torch.float32
+            return torch.empty((), dtype=dtype, device=param.device)
+        dtype = self._state_dtype(param, group, name)
+        return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
+
+    def _state_dtype(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:
+        own = group.get(self._dtype_options.get(name, "state_dtype"))
+        dtype: torch.dtype | None = group["state_dtype"] if own is None else own
+        if dtype is not None:
+            return dtype
+        return torch.float32 if param.dtype in HALF_DTYPES else param.dtype
+
+    def _state_dtype_options(self) -> tuple[str, ...]:
+        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
+
+    def _storage_options(self) -> tuple[str, ...]:
+        """Options that say how state is stored, not what is computed."""
+        return (*self._state_dtype_options(), "store_param_remainders", "stochastic_rounding")
