@@ -21,7 +21,7 @@ using HyperParam = std::variant<double, at::Tensor>;
 
 /// One parameter with its optimizer state, as a plan is made from it.
 struct FusedSlot {
-  at::Tensor param;
+  at::Tensor param;  ///< fp32, fp16, bf16 or fp64; dense, any strides
   /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
   /// max_exp_avg_sq); undefined where the hyper-parameters leave a state unused. Each fp32, bf16 or
   /// fp16 (fp64 for fp64 parameters); same sizes and strides as `param`. The algorithm's tensor
@@ -48,11 +48,11 @@ struct FusedSlot {
 struct SlotTensors {
   static constexpr std::size_t kMaxStates = 4;  ///< states of an algorithm, at most
 
-  c10::TensorImpl* param = nullptr;
-  c10::TensorImpl* grad = nullptr;  ///< null: the slot takes no part in the step
-  c10::TensorImpl* states[kMaxStates] = {};
-  c10::TensorImpl* master = nullptr;
-  c10::TensorImpl* step = nullptr;
+  c10::TensorImpl* param = nullptr;          ///< the parameter
+  c10::TensorImpl* grad = nullptr;           ///< null: the slot takes no part in the step
+  c10::TensorImpl* states[kMaxStates] = {};  ///< in the order of FusedSlot::states
+  c10::TensorImpl* master = nullptr;         ///< as FusedSlot::master
+  c10::TensorImpl* step = nullptr;           ///< as FusedSlot::step
   /// The tensor whose local part `param` is, if it is one: writes to either count for both.
   c10::TensorImpl* wrapper = nullptr;
 };
