@@ -8,6 +8,7 @@ with a new torch says what has changed. A piece that is used and not listed here
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import weakref
 from collections.abc import Callable, Iterator
@@ -421,7 +422,8 @@ def _repeated_forward_passes_are_seen() -> None:
 
     def region(x: torch.Tensor) -> torch.Tensor:
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        cells = [] if hooks is None else [cell.cell_contents for cell in hooks[0].__closure__]
+        closure = () if hooks is None else inspect.unwrap(hooks[0]).__closure__
+        cells = [cell.cell_contents for cell in closure]
         seen.append((torch._C._current_graph_task_id() != -1, cells))
         return x.exp()
 

@@ -13,6 +13,7 @@ nothing is left behind and nothing is found: the repeated pass exchanges again.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary
@@ -34,7 +35,8 @@ def _hook() -> Any:
 
 
 def _held_by(hook: Any) -> Iterator[Any]:
-    for cell in getattr(hook, "__closure__", None) or ():
+    # From torch 2.15 on the repetition's hook is wrapped, to be left alone by the compiler.
+    for cell in getattr(inspect.unwrap(hook), "__closure__", None) or ():
         yield cell.cell_contents
 
 
