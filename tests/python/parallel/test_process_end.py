@@ -29,4 +29,6 @@ ALIAS = ("-m", "torchfuse.apex")
 def test_the_threads_of_a_group_end_before_the_interpreter(arguments: tuple[str, ...]) -> None:
     outcome = torchrun(2, [sys.executable, *arguments])
     assert outcome.status == 0, outcome.output
-    assert outcome.output.split() == ["late", "done"]
+    # Newer versions of torch also warn of arguments that they will drop.
+    said = [line for line in outcome.output.splitlines() if line in ("late", "done")]
+    assert said == ["late", "done"], outcome.output
