@@ -44,6 +44,18 @@ def _params(count: int) -> list[torch.nn.Parameter]:
     return params
 
 
+class Waits:
+    """A hyper-parameter that holds the step which asks for it until it is let go on."""
+
+    def __init__(self) -> None:
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def __float__(self) -> float:
+        self.entered.set()
+        assert self.leave.wait(timeout=60)
+        return 1e-3
+
+
 def test_threads_share_an_optimizer() -> None:
     """The first steps create state and plan at the same time; every step counts once."""
     params = _params(20)
@@ -125,21 +137,14 @@ def test_a_step_waits_without_pythons_lock() -> None:
     """A thread that waits for another's step lets the other run Python code meanwhile."""
     params = _params(2)
     optimizer = FusedAdam(params)
-    entered, leave = threading.Event(), threading.Event()
-
-    class Waits:
-        def __float__(self) -> float:
-            entered.set()
-            assert leave.wait(timeout=60)
-            return 1e-3
-
-    optimizer.param_groups[0]["lr"] = Waits()
+    rate = Waits()
+    optimizer.param_groups[0]["lr"] = rate
     first = threading.Thread(target=optimizer.step)
     first.start()
-    assert entered.wait(timeout=60)
+    assert rate.entered.wait(timeout=60)
     second = threading.Thread(target=optimizer.last_step_skipped)
     second.start()
-    leave.set()
+    rate.leave.set()
     first.join(timeout=60)
     second.join(timeout=60)
     assert not first.is_alive()
@@ -175,25 +180,18 @@ def test_a_process_may_fork_during_a_step() -> None:
     params = _params(2)
     optimizer = FusedAdam(params)
     optimizer.step()
-    entered, leave = threading.Event(), threading.Event()
-
-    class Waits:
-        def __float__(self) -> float:
-            entered.set()
-            assert leave.wait(timeout=60)
-            return 1e-3
-
-    optimizer.param_groups[0]["lr"] = Waits()
+    rate = Waits()
+    optimizer.param_groups[0]["lr"] = rate
     thread = threading.Thread(target=optimizer.step)
     thread.start()
-    assert entered.wait(timeout=60)
+    assert rate.entered.wait(timeout=60)
     child = os.fork()
     if child == 0:
         # A child of a process with threads can do little else, and must not go on as a test run.
         signal.alarm(30)
         skipped = optimizer.last_step_skipped()
         os._exit(0 if skipped is not None and skipped.numel() == 1 else 1)
-    leave.set()
+    rate.leave.set()
     thread.join(timeout=60)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
