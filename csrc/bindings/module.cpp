@@ -3,6 +3,7 @@
 // torch.ops.torchfuse. python/torchfuse/_C.pyi describes it.
 #include "bindings/bindings.h"
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <c10/util/Exception.h>
@@ -29,20 +30,13 @@
 namespace torchfuse::bindings {
 namespace {
 
-// A c10::Error's what() carries a C++ backtrace; Python users get the sentence, as from torch.
+// torch's errors become torch's Python classes, torch.OutOfMemoryError for instance, with the
+// sentence and without the C++ backtrace of what().
 void translate_torch_error(std::exception_ptr pending) {
   try {
     if (pending) std::rethrow_exception(pending);
-  } catch (const c10::IndexError& error) {
-    py::set_error(PyExc_IndexError, error.what_without_backtrace());
-  } catch (const c10::ValueError& error) {
-    py::set_error(PyExc_ValueError, error.what_without_backtrace());
-  } catch (const c10::TypeError& error) {
-    py::set_error(PyExc_TypeError, error.what_without_backtrace());
-  } catch (const c10::NotImplementedError& error) {
-    py::set_error(PyExc_NotImplementedError, error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    py::set_error(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const c10::Error&) {
+    torch::translate_exception_to_python(std::current_exception());
   }
 }
 

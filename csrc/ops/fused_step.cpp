@@ -7,6 +7,7 @@
 #include <torchfuse/device_copy.h>
 
 #include <map>
+#include <set>
 #include <utility>
 
 #include "ops/check.h"
@@ -113,23 +114,22 @@ at::Tensor FusedStep::skipped() const { return impl_->engine.skipped(); }
 
 namespace {
 
-/// Whether all steps of a device already are different elements of one buffer that nothing else
-/// shares with them.
-bool homed(const std::vector<at::Tensor>& steps, const std::vector<std::size_t>& members,
-           const c10::Device& device) {
-  std::map<std::int64_t, bool> seen;
-  const void* storage = nullptr;
-  for (const std::size_t i : members) {
-    const at::Tensor& step = steps[i];
-    if (!step.defined() || step.device() != device || step.scalar_type() != at::kFloat ||
-        step.dim() != 0 || !step.has_storage()) {
-      return false;
-    }
-    const void* own = step.storage().unsafeGetStorageImpl();
-    if (storage == nullptr) storage = own;
-    if (own != storage || !seen.emplace(step.storage_offset(), true).second) return false;
+/// An element of memory: its storage and its place there.
+using Element = std::pair<const void*, std::int64_t>;
+
+// Note [Homes of step counts]
+// The step counts of a device lie in buffers of ours, so that a kernel that grows all of them
+// touches few lines of memory. A count that has a home keeps it when parameters join: a captured
+// graph goes on growing the elements that it saw. A home has one element more than it needs, which
+// tells it from a tensor that a checkpoint brought.
+
+/// Whether the step lies in a home that no other step of `taken` has.
+bool has_home(const at::Tensor& step, const c10::Device& device, std::set<Element>& taken) {
+  if (!step.defined() || step.device() != device || step.scalar_type() != at::kFloat ||
+      step.dim() != 0 || !step.has_storage() || step.storage().nbytes() <= sizeof(float)) {
+    return false;
   }
-  return true;
+  return taken.emplace(step.storage().unsafeGetStorageImpl(), step.storage_offset()).second;
 }
 
 }  // namespace
@@ -137,16 +137,17 @@ bool homed(const std::vector<at::Tensor>& steps, const std::vector<std::size_t>&
 std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
                                    std::vector<at::Tensor> steps) {
   ops::check_same_length("home_steps", "steps", steps.size(), params.size(), "params");
-  std::map<std::string, std::vector<std::size_t>> by_device;
+  std::set<Element> taken;
+  std::map<std::string, std::vector<std::size_t>> homeless;  // by device
   for (std::size_t i = 0; i < params.size(); ++i) {
-    by_device[params[i].device().str()].push_back(i);
+    const c10::Device device = params[i].device();
+    if (!has_home(steps[i], device, taken)) homeless[device.str()].push_back(i);
   }
-  for (const auto& [name, members] : by_device) {
+  for (const auto& [name, members] : homeless) {
     const c10::Device device(name);
-    if (homed(steps, members, device)) continue;
     // On the device from the start: a copy from or to the host would make it wait.
     const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-    const at::Tensor buffer = at::zeros({static_cast<std::int64_t>(members.size())}, options);
+    const at::Tensor buffer = at::zeros({static_cast<std::int64_t>(members.size()) + 1}, options);
     for (std::size_t k = 0; k < members.size(); ++k) {
       const at::Tensor& step = steps[members[k]];
       if (!step.defined()) continue;

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""All pieces of torch that we rely on although torch does not document them.
+"""All pieces of torch that our Python relies on although torch does not document them.
 
 Each is listed once with what breaks without it, and tried on torch's own classes, so that a failure
 with a new torch says what has changed. A piece that is used and not listed here fails a test too.
+Those of the native code are in test_torch_private_native.py.
 """
 
 from __future__ import annotations
@@ -11,39 +12,22 @@ import ast
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from support.torch_pieces import Pieces
 from torch.amp import grad_scaler
 from torch.autograd import forward_ad
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.modules import batchnorm
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import _CheckpointFrame, checkpoint
 
 import torchfuse
 
-ROOT = Path(__file__).resolve().parents[2]
-Check = Callable[[], None]
-
-#: Name -> what breaks, and the test.
-PIECES: dict[str, tuple[str, Check]] = {}
-
-
-def relies_on(*names: str, breaks: str) -> Callable[[Check], Check]:
-    """Lists private pieces with the test below."""
-
-    def register(check: Check) -> Check:
-        for name in names:
-            PIECES[name] = (breaks, check)
-        return check
-
-    return register
+PIECES = Pieces()
 
 
 class RecordingScaler(torch.amp.GradScaler):
@@ -73,7 +57,7 @@ def scaled(scaler: torch.amp.GradScaler) -> torch.optim.Adam:
     return torch.optim.Adam([param], fused=True)
 
 
-@relies_on(
+@PIECES.relies_on(
     "GradScaler._scale",
     "GradScaler._growth_tracker",
     "GradScaler._init_scale",
@@ -94,7 +78,7 @@ def _scale_is_made_on_first_use() -> None:
     assert (loaded._init_scale, loaded._init_growth_tracker) == (4.0, 3)
 
 
-@relies_on(
+@PIECES.relies_on(
     "GradScaler._device",
     "GradScaler._enabled",
     "GradScaler._growth_factor",
@@ -113,7 +97,7 @@ def _constructor_values() -> None:
     assert not torch.amp.GradScaler("cpu", enabled=False)._enabled
 
 
-@relies_on(
+@PIECES.relies_on(
     "GradScaler._check_scale_growth_tracker",
     breaks="our scaler's errors before the first scale() are torch's",
 )
@@ -126,7 +110,7 @@ def _scale_is_checked() -> None:
     assert (scale.item(), tracker.item()) == (8.0, 0)
 
 
-@relies_on(
+@PIECES.relies_on(
     "GradScaler._per_optimizer_states",
     "grad_scaler._refresh_per_optimizer_state",
     "grad_scaler.OptState",
@@ -148,7 +132,7 @@ def _states_of_optimizers() -> None:
     assert state["stage"] is grad_scaler.OptState.STEPPED
 
 
-@relies_on(
+@PIECES.relies_on(
     "GradScaler._unscale_grads_",
     breaks="unscale_() of our scaler would not reach the native kernel",
 )
@@ -160,7 +144,7 @@ def _unscaling_is_one_method() -> None:
     assert optimizer.param_groups[0]["params"][0].grad.tolist() == [8.0, 8.0]
 
 
-@relies_on(
+@PIECES.relies_on(
     "GradScaler._check_inf_per_device",
     "_step_supports_amp_scaling",
     breaks="torch's scaler would unscale and skip outside of our fused step",
@@ -184,7 +168,7 @@ def _fused_optimizers_are_told() -> None:
     assert not hasattr(optimizer, "found_inf")
 
 
-@relies_on(
+@PIECES.relies_on(
     "Optimizer._patch_step_function",
     "hooked",
     breaks="our step would be traced by torch.compile, or wrapped twice, running hooks twice",
@@ -206,7 +190,7 @@ def _step_is_wrapped_once() -> None:
     assert calls == ["patched", "patched"]
 
 
-@relies_on(
+@PIECES.relies_on(
     "Optimizer._optimizer_load_state_dict_pre_hooks",
     "Optimizer._optimizer_load_state_dict_post_hooks",
     "Optimizer._optimizer_state_dict_pre_hooks",
@@ -230,7 +214,7 @@ def _hooks_are_kept() -> None:
     assert list(optimizer._optimizer_state_dict_post_hooks.values()) == [post_hook]
 
 
-@relies_on(
+@PIECES.relies_on(
     "_python_dispatch.is_traceable_wrapper_subclass",
     breaks="DTensor and other wrappers, whose data pointer is 0, would reach the kernels",
 )
@@ -248,168 +232,7 @@ def _wrappers_are_recognised() -> None:
     assert not recognises(torch.nn.Parameter(torch.ones(1)))
 
 
-@relies_on(
-    "DTensor._local_tensor",
-    breaks="the step could not reach the part of a sharded parameter that lies in this process",
-)
-def _dtensors_hold_their_local_tensor() -> None:
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        sharded = distribute_tensor(torch.ones(2), mesh, [Shard(0)])
-        assert torch.equal(sharded._local_tensor, torch.ones(2))
-        sharded._local_tensor.fill_(3.0)
-        assert torch.equal(sharded.full_tensor(), torch.full((2,), 3.0))
-    finally:
-        dist.destroy_process_group()
-
-
-@relies_on(
-    "_c10d_functional::all_reduce_",
-    "_c10d_functional::wait_tensor",
-    breaks="norms could not be summed over the processes that share a parameter",
-)
-def _functional_collectives() -> None:
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        group = init_device_mesh("cpu", (1,)).get_group(0).group_name
-        value = torch.ones(2, dtype=torch.float64)
-        ops = torch.ops._c10d_functional
-        pending = ops.all_reduce_(value, "sum", group)
-        assert ops.wait_tensor(pending).data_ptr() == value.data_ptr()
-    finally:
-        dist.destroy_process_group()
-
-
-@relies_on(
-    "at::_amp_foreach_non_finite_check_and_unscale_",
-    breaks="the scaler could not unscale gradients that are tensor subclasses, such as DTensor",
-)
-def _unscaling_op() -> None:
-    grads, flag = [torch.tensor([2.0, float("inf")])], torch.zeros(1)
-    torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, torch.tensor(0.5))
-    assert grads[0].tolist() == [1.0, float("inf")]
-    assert flag.item() == 1.0
-
-
-@relies_on(
-    "at::_foreach_norm",
-    "at::_foreach_mul_",
-    "at::_foreach_clamp_min_",
-    "at::_foreach_clamp_max_",
-    breaks="clipping could not take fp64 gradients, other norms than the second, or values",
-)
-def _lists_of_tensors() -> None:
-    tensors = [torch.tensor([3.0, -4.0]).half(), torch.tensor([1.0]).half()]
-    norms = torch._foreach_norm(tensors, 1.0, dtype=torch.float32)
-    assert [(norm.item(), norm.dtype) for norm in norms] == [
-        (7.0, torch.float32),
-        (1.0, torch.float32),
-    ]
-    torch._foreach_mul_(tensors, torch.tensor(0.5, dtype=torch.float64))
-    assert [tensor.tolist() for tensor in tensors] == [[1.5, -2.0], [0.5]]
-    torch._foreach_clamp_min_(tensors, -1.0)
-    torch._foreach_clamp_max_(tensors, 1.0)
-    assert [tensor.tolist() for tensor in tensors] == [[1.0, -1.0], [0.5]]
-
-
-@relies_on(
-    "torch/csrc/autograd/python_variable.h",
-    "torch/csrc/utils/pybind.h",
-    breaks="the bindings could not take tensors from Python objects",
-)
-def _headers_are_shipped() -> None:
-    include = Path(torch.__file__).parent / "include"
-    text = (include / "torch/csrc/autograd/python_variable.h").read_text(encoding="utf-8")
-    assert "THPVariable_Check" in text
-    assert "THPVariable_Unpack" in text
-    assert (include / "torch/csrc/utils/pybind.h").is_file()
-
-
-@relies_on(
-    "torch/csrc/autograd/autograd.h",
-    "torch/csrc/autograd/custom_function.h",
-    breaks="synchronized batch normalization in C++, and so in Python, would have no gradients",
-)
-def _autograd_headers_are_shipped() -> None:
-    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "autograd"
-    text = (folder / "custom_function.h").read_text(encoding="utf-8")
-    for name in ("save_for_backward", "mark_non_differentiable", "needs_input_grad"):
-        assert name in text
-    assert "variable_list grad(" in (folder / "autograd.h").read_text(encoding="utf-8")
-
-
-@relies_on(
-    "torch/csrc/autograd/autograd_not_implemented_fallback.h",
-    breaks="gradients through operators without a derivative would be lost instead of refused",
-)
-def _fallback_without_derivative_is_shipped() -> None:
-    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "autograd"
-    text = (folder / "autograd_not_implemented_fallback.h").read_text(encoding="utf-8")
-    assert re.search(r"\bautogradNotImplementedFallback\(\)", text)
-
-
-@relies_on(
-    "torch/csrc/distributed/c10d/GroupRegistry.hpp",
-    "torch/csrc/distributed/c10d/ProcessGroup.hpp",
-    "torch/csrc/distributed/c10d/Store.hpp",
-    breaks="the native layer could not find a process group by its name, sum over it, or ask who "
-    "is lost",
-)
-def _process_group_headers_are_shipped() -> None:
-    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
-    for file, names in {
-        "GroupRegistry.hpp": ["resolve_process_group", "register_process_group"],
-        "ProcessGroup.hpp": ["getBackend(", "getDefaultBackend(", "getStore(", "getGroupName("],
-        "Backend.hpp": ["allreduce(", "_allgather_base(", "getBackendOptions("],
-        "Types.hpp": ["asyncOp"],
-        "Store.hpp": ["check(", "set("],
-    }.items():
-        text = (folder / file).read_text(encoding="utf-8")
-        assert [name for name in names if name not in text] == []
-
-
-@relies_on(
-    "torch/csrc/autograd/engine.h",
-    "torch/csrc/autograd/function.h",
-    "torch/csrc/autograd/function_hook.h",
-    "torch/csrc/autograd/variable.h",
-    breaks="data parallelism in C++ would not see when gradients are complete",
-)
-def _engine_headers_are_shipped() -> None:
-    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "autograd"
-    for file, name in {
-        "engine.h": "queue_callback(",
-        "function_hook.h": "FunctionPostHook",
-        "variable.h": "grad_accumulator(",
-    }.items():
-        assert name in (folder / file).read_text(encoding="utf-8")
-    # From torch 2.15 on function.h includes the header that has the class.
-    headers = [folder / name for name in ("function.h", "node.h") if (folder / name).exists()]
-    assert any("add_post_hook(" in header.read_text(encoding="utf-8") for header in headers)
-
-
-@relies_on(
-    "torch/csrc/distributed/c10d/PrefixStore.hpp",
-    "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp",
-    "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp",
-    "torch/csrc/distributed/c10d/TCPStore.hpp",
-    breaks="C++ programs could not make a process group",
-)
-def _backend_headers_are_shipped() -> None:
-    folder = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
-    for file, name in {
-        "PrefixStore.hpp": "PrefixStore(",
-        "ProcessGroupGloo.hpp": "create_default(",
-        "ProcessGroupNCCL.hpp": "ProcessGroupNCCL(",
-        "TCPStore.hpp": "TCPStoreOptions",
-    }.items():
-        assert name in (folder / file).read_text(encoding="utf-8")
-
-
-@relies_on(
+@PIECES.relies_on(
     "_C._current_graph_task_id",
     "_autograd._top_saved_tensors_default_hooks",
     "checkpoint._CheckpointFrame",
@@ -440,7 +263,7 @@ def _repeated_forward_passes_are_seen() -> None:
     assert frames[0] is weakly[0]
 
 
-@relies_on(
+@PIECES.relies_on(
     "_C._are_functorch_transforms_active",
     "forward_ad._current_level",
     breaks="SyncBatchNorm would fail in evaluation under torch.func and forward differentiation",
@@ -462,7 +285,7 @@ def _transforms_are_seen() -> None:
     assert seen == [(False, False), (True, False), (False, True), (False, False)]
 
 
-@relies_on(
+@PIECES.relies_on(
     "batchnorm._BatchNorm",
     "batchnorm._LazyNormBase",
     breaks="conversion would not find a model's batch normalisation, or convert a lazy one",
@@ -477,7 +300,7 @@ def _classes_of_batch_norm() -> None:
     assert not issubclass(torch.nn.InstanceNorm2d, batchnorm._BatchNorm)
 
 
-@relies_on(
+@PIECES.relies_on(
     "Module._parameters",
     "Module._buffers",
     "Module._modules",
@@ -496,7 +319,7 @@ def _dictionaries_of_modules() -> None:
     assert isinstance(model[0], torch.nn.Identity)
 
 
-@relies_on(
+@PIECES.relies_on(
     "Module._*hook*",
     breaks="conversion would lose the hooks of a layer",
 )
@@ -517,13 +340,9 @@ def _hooks_of_modules() -> None:
     }
 
 
-@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("name", PIECES.names)
 def test_piece(name: str) -> None:
-    breaks, check = PIECES[name]
-    try:
-        check()
-    except Exception as error:
-        raise AssertionError(f"torch {torch.__version__} changed {name}: {breaks}.") from error
+    PIECES.check(name)
 
 
 # Names that a subclass or a scaler shares with torch by convention, wherever they are spelled.
@@ -563,9 +382,4 @@ def test_every_piece_in_use_is_listed_and_every_listed_piece_is_in_use() -> None
     used: set[str] = set()
     for path in Path(torchfuse.__file__).parent.rglob("*.py"):
         used |= set(_private_pieces_of(path))
-    for path in (ROOT / "csrc").rglob("*.[ch]*"):
-        text = path.read_text(encoding="utf-8")
-        used |= set(re.findall(r"\b(?:at::_\w+|_c10d_functional::\w+)", text))
-        used |= {f"DTensor.{name}" for name in re.findall(r'"(_local_tensor)"', text)}
-        used |= set(re.findall(r"#include <(torch/csrc/(?!api/)[^>]*)>", text))
-    assert used == set(PIECES)
+    assert used == set(PIECES.names)

@@ -6,17 +6,16 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include "step_lock.h"
 
 namespace torchfuse::optim {
 
@@ -45,31 +44,26 @@ struct FusedOptimizer::Impl {
   std::optional<FusedStep> fused_step;
   std::vector<Param> params;
   std::vector<SlotTensors> slots;  ///< for the time of a step
-  std::mutex mutex;
-  std::atomic<std::thread::id> stepping;
+  StepLock lock;
 };
 
 namespace {
 
-/// Excludes other threads; refuses the thread that is in a step already.
+/// Holds an optimizer's lock; refuses a step within a step.
 class Exclusive {
  public:
-  Exclusive(std::mutex& mutex, std::atomic<std::thread::id>& stepping, const char* name)
-      : stepping_(stepping) {
-    TORCH_CHECK(stepping != std::this_thread::get_id(), name,
+  Exclusive(StepLock& lock, const char* name) : lock_(lock) {
+    TORCH_CHECK(lock_.lock(), name,
                 ": expected no step within a step of the same optimizer, got one.");
-    lock_ = std::unique_lock(mutex);
-    stepping_ = std::this_thread::get_id();
   }
-  ~Exclusive() { stepping_ = std::thread::id(); }
+  ~Exclusive() { lock_.unlock(); }
   Exclusive(const Exclusive&) = delete;
   Exclusive& operator=(const Exclusive&) = delete;
   Exclusive(Exclusive&&) = delete;
   Exclusive& operator=(Exclusive&&) = delete;
 
  private:
-  std::unique_lock<std::mutex> lock_;
-  std::atomic<std::thread::id>& stepping_;
+  StepLock& lock_;
 };
 
 }  // namespace
@@ -101,7 +95,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
-  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  const Exclusive exclusive(impl_->lock, name());
   fused_update();
   return loss;
 }
@@ -134,7 +128,7 @@ void FusedOptimizer::fused_update() {
 
 void FusedOptimizer::remake_masters() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
-  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  const Exclusive exclusive(impl_->lock, name());
   for (const OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& param : group.params()) {
       const OptimizerParamState* state = find_state(param);
@@ -153,13 +147,13 @@ void FusedOptimizer::remake_masters() {
 
 at::Tensor FusedOptimizer::grad_norm() const {
   if (impl_ == nullptr) return {};
-  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  const Exclusive exclusive(impl_->lock, name());
   return impl_->fused_step.has_value() ? impl_->fused_step->total_norm() : at::Tensor();
 }
 
 at::Tensor FusedOptimizer::last_step_skipped() const {
   if (impl_ == nullptr) return {};
-  const Exclusive exclusive(impl_->mutex, impl_->stepping, name());
+  const Exclusive exclusive(impl_->lock, name());
   return impl_->fused_step.has_value() ? impl_->fused_step->skipped() : at::Tensor();
 }
 

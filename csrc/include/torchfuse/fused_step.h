@@ -139,9 +139,9 @@ class TORCHFUSE_API FusedStep {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Gives each parameter's step count a home in one buffer per device: returns 0-dim views of
-/// separate elements with the values of `steps`, on the device of `params[i]`, or `steps` itself
-/// where it already is such a view. Undefined entries start at 0.
+/// Gives each parameter's step count a home in a buffer of its device: returns 0-dim views of
+/// separate elements with the values of `steps`, on the device of `params[i]`. A count that has a
+/// home keeps it, whatever parameters join. Undefined entries start at 0.
 TORCHFUSE_API std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
                                                  std::vector<at::Tensor> steps);
 

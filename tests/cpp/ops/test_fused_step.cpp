@@ -358,5 +358,16 @@ TEST(HomeSteps, GivesSeparateElementsOfOneBuffer) {
   EXPECT_TRUE(again[0].is_same(steps[0]) && again[1].is_same(steps[1]));
 }
 
+TEST(HomeSteps, AHomeIsKeptWhenParametersJoin) {
+  const std::vector<at::Tensor> params{torch::ones({2}), torch::ones({3}), torch::ones({4})};
+  const auto first = home_steps({params[0]}, {torch::full({}, 4.0)});
+  const auto steps = home_steps(params, {first[0], torch::full({}, 2.0), first[0]});
+  EXPECT_TRUE(steps[0].is_same(first[0]));
+  EXPECT_FALSE(steps[2].is_alias_of(first[0])) << "an element is the home of one step";
+  EXPECT_TRUE(steps[1].is_alias_of(steps[2]));
+  EXPECT_EQ(steps[1].item<float>(), 2.0f);
+  EXPECT_EQ(steps[2].item<float>(), 4.0f);
+}
+
 }  // namespace
 }  // namespace torchfuse
