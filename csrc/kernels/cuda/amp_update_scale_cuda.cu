@@ -10,7 +10,7 @@ namespace cuda {
 namespace {
 
 // One thread reads and writes the scale, its trackers and counts, at most 48 bytes in all.
-__global__ void amp_update_scale_kernel(const __grid_constant__ UpdateScaleArgs args) {
+__global__ void amp_update_scale_kernel(const UpdateScaleArgs __grid_constant__ args) {
   update_scale(args);
 }
 

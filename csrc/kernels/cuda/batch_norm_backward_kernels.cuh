@@ -72,7 +72,7 @@ __device__ __forceinline__ void write_sums(const BatchNormBackwardReduceLaunch& 
 template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
     batch_norm_backward_reduce_kernel(
-        const __grid_constant__ BatchNormBackwardReduceLaunch launch) {
+        const BatchNormBackwardReduceLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);
   // Read again for each window: beside the sums there are no registers for those of all channels.
@@ -156,7 +156,7 @@ struct BackwardTerms {
 // Reads gradient and input once, and writes the input's gradient.
 template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
-    batch_norm_backward_elemt_kernel(const __grid_constant__ BatchNormBackwardElemtLaunch launch) {
+    batch_norm_backward_elemt_kernel(const BatchNormBackwardElemtLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);
   const BackwardTerms<T>* shared_terms =

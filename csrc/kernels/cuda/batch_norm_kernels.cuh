@@ -46,7 +46,7 @@ struct BatchNormStatsLaunch {
 // Reads every element once. Each block leaves one partial for each of its channels.
 template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
-    batch_norm_stats_kernel(const __grid_constant__ BatchNormStatsLaunch launch) {
+    batch_norm_stats_kernel(const BatchNormStatsLaunch __grid_constant__ launch) {
   WindowCursor<S, Layout> cursor(launch.grid);
   const ChannelStream<S> input(launch.input, cursor.channel);
   PivotedWindows<S, Layout> windows;
@@ -134,7 +134,7 @@ constexpr int kElemtBlocks = std::is_same_v<Layout, Rows> ? 2 : 4;
 // the statistics of their channels.
 template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kElemtBlocks<Layout>)
-    batch_norm_elemt_kernel(const __grid_constant__ BatchNormElemtLaunch launch) {
+    batch_norm_elemt_kernel(const BatchNormElemtLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);
   const NormalizeTerms<T>* shared_terms =

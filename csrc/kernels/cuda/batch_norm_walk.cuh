@@ -244,8 +244,8 @@ Status dispatch_batch_norm(const BatchNormShape& shape, const char* what, const 
 }
 
 /// Starts `kernel` on the grid of its arguments.
-template <class Arguments>
-Status launch_batch_norm(void (*kernel)(Arguments), const Arguments& arguments, Stream stream,
+template <class Parameter, class Arguments>
+Status launch_batch_norm(void (*kernel)(Parameter), const Arguments& arguments, Stream stream,
                          const char* what) {
   constexpr std::int64_t kMaxBlocks = 0x7fffffff;
   const std::int64_t blocks = arguments.grid.blocks();

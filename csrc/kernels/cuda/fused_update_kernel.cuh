@@ -193,7 +193,7 @@ struct UpdateShared {
 // common one keeps its registers.
 template <class Types, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? Types::kBlocksPerSm : 1)
-    fused_update_kernel(const __grid_constant__ UpdateLaunch<Types> launch) {
+    fused_update_kernel(const UpdateLaunch<Types> __grid_constant__ launch) {
   using Functor = typename Types::Functor;
   using T = typename Types::Compute;
   if (launch.scalars->skip != 0.0f) return;

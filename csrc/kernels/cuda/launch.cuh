@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/status.h"
 #include "kernels/common/stream.h"
@@ -15,10 +16,13 @@ namespace torchfuse::kernels::cuda {
 /// The driver's limit for kernel arguments since CUDA 12.1.
 constexpr std::size_t kMaxArgumentBytes = 32764;
 
-/// Enqueues `kernel`, which takes its only argument by value.
-template <class Arguments>
-Status launch(void (*kernel)(Arguments), const Arguments& arguments, std::uint32_t blocks,
+/// Enqueues `kernel`, whose only parameter is `const Arguments __grid_constant__`. The qualifier
+/// stands behind the type, where the emulator of tests/cpp/cuda_on_cpu can make it a reference: one
+/// copy for all threads, as on a device.
+template <class Parameter, class Arguments>
+Status launch(void (*kernel)(Parameter), const Arguments& arguments, std::uint32_t blocks,
               std::uint32_t threads, Stream stream, const char* what) {
+  static_assert(std::is_same_v<std::remove_cvref_t<Parameter>, Arguments>);
   static_assert(sizeof(Arguments) <= kMaxArgumentBytes);
   void* pointers[] = {const_cast<Arguments*>(&arguments)};
   const cudaError_t error =

@@ -144,7 +144,7 @@ constexpr bool kIsMixed = std::is_same_v<Types, MixedTypes<typename Types::Funct
 // not peeled: misaligned streams are accessed with the width that their address allows.
 template <class Types>
 __global__ void __launch_bounds__(kThreads, kIsMixed<Types> ? 1 : 2)
-    fused_measure_kernel(const __grid_constant__ MeasureLaunch<Types> launch) {
+    fused_measure_kernel(const MeasureLaunch<Types> __grid_constant__ launch) {
   using Functor = typename Types::Functor;
   using T = typename Types::Compute;
   constexpr int kNorms = Functor::kNumNorms;
@@ -224,7 +224,7 @@ struct NormsLaunch {
 // in order, and writes the norms. T is the type of what is tracked. No alignment beyond the types'.
 template <class Functor, class T>
 __global__ void __launch_bounds__(kThreads)
-    tensor_norms_kernel(const __grid_constant__ NormsLaunch<Functor> launch) {
+    tensor_norms_kernel(const NormsLaunch<Functor> __grid_constant__ launch) {
   constexpr int kNorms = Functor::kNumNorms;
   if (launch.scalars->skip != 0.0f) return;
   const NormsRow<Functor>& row = launch.rows[blockIdx.x];

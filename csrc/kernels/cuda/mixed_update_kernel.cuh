@@ -254,7 +254,7 @@ struct MixedShared {
 // Work, chunks, peeling and bytes per element as in fused_update_kernel.
 template <class Functor, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? MixedTypes<Functor>::kBlocksPerSm : 1)
-    fused_update_mixed_kernel(const __grid_constant__ UpdateLaunch<MixedTypes<Functor>> launch) {
+    fused_update_mixed_kernel(const UpdateLaunch<MixedTypes<Functor>> __grid_constant__ launch) {
   using Types = MixedTypes<Functor>;
   if (launch.scalars->skip != 0.0f) return;
   MixedShared<Types>& shared = block_shared<MixedShared<Types>>();

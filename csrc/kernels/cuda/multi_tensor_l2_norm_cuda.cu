@@ -78,7 +78,7 @@ struct NormShared {
 // slot. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any alignment.
 template <class S>
 __global__ void __launch_bounds__(kThreads)
-    multi_tensor_l2_norm_kernel(const __grid_constant__ NormLaunch launch) {
+    multi_tensor_l2_norm_kernel(const NormLaunch __grid_constant__ launch) {
   const RowShare share = row_share(launch.table);
   NormPartial partial{0.0, 0.0, 0};
   if (share.row >= 0) {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
-  const auto enqueue = [&](void (*kernel)(NormLaunch)) {
+  const auto enqueue = [&](auto* kernel) {
     return launch(kernel, arguments, arguments.table.blocks, kThreads, stream,
                   "launch of multi_tensor_l2_norm_kernel");
   };

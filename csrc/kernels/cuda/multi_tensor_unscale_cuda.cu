@@ -38,7 +38,7 @@ __device__ __forceinline__ bool is_finite(T x) {
 // behind the last vector, are handled one by one (at most 15 of them).
 template <class S>
 __global__ void __launch_bounds__(kThreads)
-    multi_tensor_unscale_kernel(const __grid_constant__ UnscaleLaunch launch) {
+    multi_tensor_unscale_kernel(const UnscaleLaunch __grid_constant__ launch) {
   using T = ComputeOf<S>;
   constexpr std::uint32_t kVec = kVectorBytes / sizeof(S);
   const RowShare share = row_share(launch.table);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 Status launch_unscale(const UnscaleLaunch& arguments, DType dtype, Stream stream) {
-  const auto enqueue = [&](void (*kernel)(UnscaleLaunch)) {
+  const auto enqueue = [&](auto* kernel) {
     return launch(kernel, arguments, arguments.table.blocks, kThreads, stream,
                   "launch of multi_tensor_unscale_kernel");
   };

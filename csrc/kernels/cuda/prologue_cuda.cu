@@ -33,13 +33,13 @@ struct ReduceLaunch {
 // One block: sums the partials (24 bytes each), takes the step's decisions and adds one to each
 // step count (8 bytes each). No alignment beyond the types' own.
 __global__ void __launch_bounds__(kThreads)
-    prologue_kernel(const __grid_constant__ PrologueLaunch launch) {
+    prologue_kernel(const PrologueLaunch __grid_constant__ launch) {
   run_prologue(launch.inputs, launch.steps, launch.num_steps);
 }
 
 // One thread per step count, 8 bytes each.
 __global__ void __launch_bounds__(kThreads)
-    grow_steps_kernel(const __grid_constant__ GrowStepsLaunch launch) {
+    grow_steps_kernel(const GrowStepsLaunch __grid_constant__ launch) {
   if (launch.scalars->skip != 0.0f) return;
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i < static_cast<std::uint32_t>(launch.num_steps)) *launch.steps[i] += 1.0f;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block: sums the partials (24 bytes each).
 __global__ void __launch_bounds__(kThreads)
-    reduce_partials_kernel(const __grid_constant__ ReduceLaunch launch) {
+    reduce_partials_kernel(const ReduceLaunch __grid_constant__ launch) {
   const NormPartial sum = sum_partials(launch.partials, launch.count);
   if (threadIdx.x == 0) *launch.sum = sum;
 }

@@ -20,33 +20,41 @@ void open_barrier(Block& block) {
   ++block.generation;
 }
 
-/// Whether all lanes of the collective that `last` came to wait in it.
+/// Whether all lanes of the collective that `last` came to wait in it. The highest is looked at
+/// first: where threads run in their order, it comes last.
 bool is_complete(const Thread& last) {
   const Block& block = *last.block;
   const std::uint32_t first = last.index / kWarpLanes * kWarpLanes;
-  bool complete = true;
-  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+  for (std::uint32_t lane = kWarpLanes; lane-- > 0;) {
     if (!names(last.mask, lane)) continue;
     if (first + lane >= block.threads.size()) {
       fault("%s names lane %u, which does not exist", last.waits_in, lane);
     }
     const Thread& thread = *block.threads[first + lane];
     if (thread.exited) fault("%s names lane %u, which has exited", last.waits_in, lane);
-    complete = complete && thread.waits_in == last.waits_in && thread.mask == last.mask;
+    if (thread.waits_in != last.waits_in || thread.mask != last.mask) return false;
   }
-  return complete;
+  return true;
 }
 
 /// Hands every lane of the collective all lanes' values and lets the others go on.
 void complete_collective(Thread& last) {
   auto& threads = last.block->threads;
   const std::uint32_t first = last.index / kWarpLanes * kWarpLanes;
+  const auto write_values = [&](std::uint64_t* values) {
+    for (std::uint32_t source = 0; source < kWarpLanes; ++source) {
+      values[source] = names(last.mask, source) ? threads[first + source]->offered : 0;
+    }
+  };
+  // One copy does for a whole warp: all its lanes have read it when they are here again.
+  std::uint64_t* const of_warp = last.block->of_warps[first / kWarpLanes].data();
+  const bool is_whole = last.mask == kWholeWarp;
+  if (is_whole) write_values(of_warp);
   for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
     if (!names(last.mask, lane)) continue;
     Thread& thread = *threads[first + lane];
-    for (std::uint32_t source = 0; source < kWarpLanes; ++source) {
-      thread.received[source] = names(last.mask, source) ? threads[first + source]->offered : 0;
-    }
+    if (!is_whole) write_values(thread.of_part.data());
+    thread.received = is_whole ? of_warp : thread.of_part.data();
     if (&thread != &last) make_runnable(thread);
   }
   last.waits_in = nullptr;

@@ -38,7 +38,7 @@ void run_thread() {
   Engine& e = engine();
   Thread& self = *e.current;
   race_acquire(&e.begun);
-  e.kernel(e.context);
+  (*e.kernel)();
   race_release(&e.ended);
   self.exited = true;
   ++self.block->exited;
@@ -132,32 +132,10 @@ int refuse(int error, const std::string& words) {
   return engine().last_error = error;
 }
 
-int check_shape(const LaunchShape& shape) {
-  if (shape.grid[1] != 1 || shape.grid[2] != 1 || shape.block[1] != 1 || shape.block[2] != 1) {
-    return refuse(kInvalidConfiguration, "cuda_on_cpu runs one-dimensional grids and blocks only");
-  }
-  if (shape.grid[0] == 0 || shape.grid[0] > 0x7fffffffu) {
-    return refuse(kInvalidConfiguration, text("a grid of %u blocks", shape.grid[0]));
-  }
-  if (shape.block[0] == 0 || shape.block[0] > kMaxThreads) {
-    return refuse(kInvalidConfiguration, text("a block of %u threads", shape.block[0]));
-  }
-  if (shape.argument_bytes > kMaxArgumentBytes) {
-    return refuse(kInvalidValue, text("%zu bytes of arguments, the limit is %zu",
-                                      shape.argument_bytes, kMaxArgumentBytes));
-  }
-  if (shape.shared_bytes > SharedMemory::kMaxBytes) {
-    return refuse(kInvalidValue, text("%zu bytes of dynamic shared memory, the limit is %zu",
-                                      shape.shared_bytes, SharedMemory::kMaxBytes));
-  }
-  return 0;
-}
-
-void prepare(const LaunchShape& shape, void (*kernel)(const void*), const void* context) {
+void prepare(const LaunchShape& shape, const std::function<void()>& kernel) {
   Engine& e = engine();
   e.launches.push_back(shape);
-  e.kernel = kernel;
-  e.context = context;
+  e.kernel = &kernel;
   e.dynamic_shared_bytes = shape.shared_bytes;
   e.faulted = false;
   e.fault.clear();
@@ -183,9 +161,30 @@ const std::vector<LaunchShape>& launches() { return engine().launches; }
 void clear_launches() { engine().launches.clear(); }
 const std::string& last_fault() { return engine().fault; }
 
-int run_grid(const LaunchShape& shape, void (*kernel)(const void*), const void* context) {
+int check_shape(const LaunchShape& shape) {
+  if (shape.grid[1] != 1 || shape.grid[2] != 1 || shape.block[1] != 1 || shape.block[2] != 1) {
+    return refuse(kInvalidConfiguration, "cuda_on_cpu runs one-dimensional grids and blocks only");
+  }
+  if (shape.grid[0] == 0 || shape.grid[0] > 0x7fffffffu) {
+    return refuse(kInvalidConfiguration, text("a grid of %u blocks", shape.grid[0]));
+  }
+  if (shape.block[0] == 0 || shape.block[0] > kMaxThreads) {
+    return refuse(kInvalidConfiguration, text("a block of %u threads", shape.block[0]));
+  }
+  if (shape.argument_bytes > kMaxArgumentBytes) {
+    return refuse(kInvalidValue, text("%zu bytes of arguments, the limit is %zu",
+                                      shape.argument_bytes, kMaxArgumentBytes));
+  }
+  if (shape.shared_bytes > SharedMemory::kMaxBytes) {
+    return refuse(kInvalidValue, text("%zu bytes of dynamic shared memory, the limit is %zu",
+                                      shape.shared_bytes, SharedMemory::kMaxBytes));
+  }
+  return 0;
+}
+
+int run_grid(const LaunchShape& shape, const std::function<void()>& kernel) {
   if (const int error = check_shape(shape)) return error;
-  prepare(shape, kernel, context);
+  prepare(shape, kernel);
   Engine& e = engine();
   const unsigned control = _mm_getcsr();
   constexpr unsigned kFlush = 0x8040;  // of results and of operands

@@ -47,8 +47,13 @@ struct Running {
 };
 extern Running running;
 
-/// 0, or the error that the runtime would report.
-int run_grid(const LaunchShape& shape, void (*kernel)(const void*), const void* context);
+/// Takes a launch over. launch.cpp runs it at once; tests/pretended_cuda hands it to a stream. 0,
+/// or the error that the runtime would report.
+int launch(void* stream, const LaunchShape& shape, std::function<void()> kernel);
+/// 0, or the error for a launch that a device would refuse.
+int check_shape(const LaunchShape& shape);
+/// Runs all threads of the grid to their end. 0, or an error.
+int run_grid(const LaunchShape& shape, const std::function<void()>& kernel);
 int take_last_error();
 
 /// Waits for all threads of the block and returns how many had `predicate` set.

@@ -3,6 +3,7 @@
 // share. Not for tests.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -21,6 +22,10 @@ namespace cuda_on_cpu {
 
 constexpr std::uint32_t kWarpLanes = 32;
 constexpr std::uint32_t kMaxThreads = 1024;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+/// What the lanes of a warp offer each other.
+using WarpValues = std::array<std::uint64_t, kWarpLanes>;
 
 struct Block;
 
@@ -32,7 +37,8 @@ struct Thread {
   const char* waits_in = nullptr;  ///< null: it can run
   unsigned mask = 0;               ///< of the warp collective that it waits in
   std::uint64_t offered = 0;
-  std::uint64_t received[kWarpLanes] = {};
+  WarpValues of_part = {};                  ///< received in a collective of some lanes
+  const std::uint64_t* received = nullptr;  ///< these, or those of the whole warp
   unsigned barrier_result = 0;
   bool exited = false;
 };
@@ -44,6 +50,7 @@ struct Block {
   std::uint32_t exited = 0;
   unsigned predicates = 0;
   unsigned generation = 0;  ///< of barriers
+  std::array<WarpValues, kMaxThreads / kWarpLanes> of_warps = {};
   /// Names for the race detector: two for the barriers' generations in turn, one for each warp.
   std::unique_ptr<char[]> order;
   std::unique_ptr<SharedMemory> shared;
@@ -84,8 +91,7 @@ struct Engine {
   std::string fault;
   int last_error = 0;
 
-  void (*kernel)(const void*) = nullptr;
-  const void* context = nullptr;
+  const std::function<void()>* kernel = nullptr;
   std::size_t dynamic_shared_bytes = 0;
   Thread* current = nullptr;
   bool faulted = false;

@@ -17,7 +17,7 @@ using torchfuse::kernels::fetch_add_acq_rel;
 template <class... Arguments>
 int start(void (*kernel)(Arguments...), dim3 grid, dim3 block, std::size_t shared_bytes,
           std::type_identity_t<Arguments>... arguments) {
-  void* pointers[] = {&arguments..., nullptr};
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))..., nullptr};
   return cudaLaunchKernel(kernel, grid, block, pointers, shared_bytes);
 }
 
@@ -145,7 +145,7 @@ struct LargeArguments {
 };
 
 __global__ void nothing_kernel() {}
-__global__ void large_arguments_kernel(const __grid_constant__ LargeArguments) {}
+__global__ void large_arguments_kernel(const LargeArguments __grid_constant__) {}
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -17,7 +18,8 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __grid_constant__
+/// Behind the type: threads share the argument and do not copy it.
+#define __grid_constant__ &
 #define __launch_bounds__(...)
 
 // Each on one line: a pragma's text cannot be put together.
@@ -191,23 +193,25 @@ enum cudaError_t {
   cudaErrorLaunchFailure = 719,
 };
 
-/// Runs the grid to its end. A launch that a device would refuse, or a kernel that goes wrong in a
-/// way that can be told, gives an error; ::cuda_on_cpu::last_fault() has the words.
+/// A launch owns its arguments, as on a device: who gets it may run it later. An error is what a
+/// device would refuse, or, where the grid runs at once, a kernel that goes wrong in a way that can
+/// be told;
+/// ::cuda_on_cpu::last_fault() has the words.
 template <class... Parameters>
 cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
-                             std::size_t shared_bytes = 0, cudaStream_t = nullptr) {
-  const auto body = [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    kernel(*static_cast<const Parameters*>(arguments[kIndex])...);
+                             std::size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+  const auto bind = [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    using Values = std::tuple<std::remove_cvref_t<Parameters>...>;
+    return [kernel, values = Values(*static_cast<const std::remove_cvref_t<Parameters>*>(
+                        arguments[kIndex])...)] { std::apply(kernel, values); };
   };
-  const auto run = [&] { body(std::index_sequence_for<Parameters...>{}); };
-  using Run = decltype(run);
   ::cuda_on_cpu::LaunchShape shape;
   shape.grid[0] = grid.x, shape.grid[1] = grid.y, shape.grid[2] = grid.z;
   shape.block[0] = block.x, shape.block[1] = block.y, shape.block[2] = block.z;
   shape.argument_bytes = (sizeof(Parameters) + ... + 0);
   shape.shared_bytes = shared_bytes;
-  return static_cast<cudaError_t>(::cuda_on_cpu::run_grid(
-      shape, [](const void* context) { (*static_cast<const Run*>(context))(); }, &run));
+  return static_cast<cudaError_t>(
+      ::cuda_on_cpu::launch(stream, shape, bind(std::index_sequence_for<Parameters...>{})));
 }
 
 /// The error of the last launch, which is then forgotten.
