@@ -4,11 +4,13 @@
 Environment:
     TORCHFUSE_REQUIRE_CUDA=1: a test that needs a GPU fails where there is none; it is not skipped.
 
-Tests marked ``slow`` run with ``-m slow`` only (pyproject.toml).
+Tests marked ``slow`` run with ``-m slow`` only (pyproject.toml). Those marked ``gpu_only`` are
+skipped on the pretended device of tests/pretended_cuda, which cannot answer them.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -19,11 +21,27 @@ import pytest
 # The helper package tests/python/support, whichever import mode pytest runs in.
 sys.path.insert(0, str(Path(__file__).parent / "python"))
 
+_ON_PRETENDED_CUDA = os.environ.get("PRETENDED_CUDA") == "1"
 _NO_CUDA = "needs a CUDA device and a torchfuse built with CUDA"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--orders-of-time",
+        action="store_true",
+        help="pretended CUDA: also try lazy orders with what calls a step or a collective",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--orders-of-time") and not _ON_PRETENDED_CUDA:
+        raise pytest.UsageError(
+            "--orders-of-time: expected the pretended CUDA device, got none. Run pytest by "
+            "tools/on_pretended_cuda.sh"
+        )
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
+    config.addinivalue_line("markers", "processes: starts several processes")
+    config.addinivalue_line("markers", "gpu_only: asks what only a GPU can answer")
     config.addinivalue_line("markers", "slow: takes minutes or much memory; run with -m slow")
 
 
@@ -38,6 +56,8 @@ def _cuda_usable() -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu_only") and _ON_PRETENDED_CUDA:
+        pytest.skip("gpu_only: the pretended device cannot answer it")
     if item.get_closest_marker("cuda") is None or _cuda_usable():
         return
     if os.environ.get("TORCHFUSE_REQUIRE_CUDA") == "1":
@@ -52,9 +72,65 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count} tests skipped: each {_NO_CUDA}")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+_DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+@pytest.fixture(params=_DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     """Each device the test runs on."""
+    return str(request.param)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.getoption("--orders-of-time"):
+        from support.orders_of_time import orders_of
+
+        metafunc.parametrize(
+            "_order_of_time", orders_of(metafunc), ids="order{}".format, indirect=True
+        )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # tens of thousands of tests are there to stay, and many tests collect garbage
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--orders-of-time"):
+        from support.orders_of_time import drop_most_orders_of_generated_tests
+
+        drop_most_orders_of_generated_tests(config, items)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _order_of_time(request: pytest.FixtureRequest) -> Iterator[int]:
+    """What waits on a CUDA device is done at once, or in the order of this seed."""
+    if not hasattr(request, "param"):
+        yield 0
+        return
+    from support.orders_of_time import set_order
+
+    set_order(request.param)
+    yield request.param
+    set_order(0)
+
+
+@pytest.fixture(autouse=True)
+def _device_of_its_own(request: pytest.FixtureRequest, _order_of_time: int) -> Iterator[None]:
+    """On the pretended device no test depends on those before it."""
+    if not _ON_PRETENDED_CUDA:
+        yield
+        return
+    from support.orders_of_time import end_of_test, set_order_of_test
+
+    if _order_of_time:
+        set_order_of_test(request.node.nodeid)
+    yield
+    end_of_test()
+
+
+@pytest.fixture(scope="module", params=_DEVICES)
+def group_device(request: pytest.FixtureRequest, _order_of_time: int) -> str:
+    """Each device that the processes of a module's group run on."""
     return str(request.param)
 
 

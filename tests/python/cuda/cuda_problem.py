@@ -68,7 +68,9 @@ FEW_KINDS = [PLAIN_KIND, Kind(BF16, BF16, BF16), Kind(F16, F16, F32, master=True
 
 #: Around the borders of warps (512 elements), vectors, blocks and chunks (16,384).
 SIZES = [1, 0, 3, 17, 512, 513, 1025, 4097, 16_384, 33_001]
-#: More tensors than any launch holds: 400 to 1,700 rows, and 4,000 step counts.
+#: More tensors than a launch that updates or sums holds: 400 to 1,700 rows.
+SEVERAL_LAUNCHES = [*(1 + 37 * i % 97 for i in range(1800)), 600, 33_001]
+#: More tensors than any launch holds: one that counts steps holds 4,000.
 MANY_SIZES = [*(1 + 37 * i % 97 for i in range(4300)), 600, 33_001]
 
 #: All streams 16-byte aligned; all three elements further; each tensor of each stream elsewhere.

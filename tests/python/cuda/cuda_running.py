@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from support.pretended import ON_PRETENDED_CUDA
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchfuse
@@ -100,12 +101,12 @@ def capture(body: Body, device: str) -> Body:
 def load(device: str) -> Iterator[None]:
     """Keeps the device busy from another thread: matrix products on a stream of their own.
 
-    On the CPU they compete for the cores.
+    On the CPU, and where a CPU does the device's work, they compete for the cores.
     """
     stop, started = threading.Event(), threading.Event()
 
     def multiply() -> None:
-        rows, columns = (256, 256) if device == "cpu" else (4096, 1024)
+        rows, columns = (4096, 1024) if device != "cpu" and not ON_PRETENDED_CUDA else (256, 256)
         matrix = torch.ones(rows, columns, device=device)
         while not stop.is_set():
             product = matrix

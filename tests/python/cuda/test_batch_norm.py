@@ -96,6 +96,7 @@ def test_the_host_waits_for_nothing(device: str) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_only  # the profiler's activities
 def test_two_launches_each_way() -> None:
     """The collective between them is the third."""
     layer = SyncBatchNorm(8, fuse_relu=True, device="cuda")
@@ -190,6 +191,7 @@ def _share_the_device(rank: int, folder: str, device: str) -> None:
     leave_group()
 
 
+@pytest.mark.processes
 def test_two_processes_share_the_device(tmp_path: Path, device: str) -> None:
     """Over Gloo, which takes tensors of CUDA devices through the host."""
     run_ranks(_share_the_device, str(tmp_path), device, ranks=2)

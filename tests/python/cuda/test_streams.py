@@ -15,8 +15,8 @@ import pytest
 import torch
 from cuda_problem import (
     FEW_KINDS,
-    MANY_SIZES,
     PLAIN_KIND,
+    SEVERAL_LAUNCHES,
     SIZES,
     Kind,
     Problem,
@@ -52,7 +52,7 @@ def stepped(kind: Kind, device: str, sizes: list[int], *, unscale: bool, late: b
 
 
 @pytest.mark.parametrize("priority", [0, -1])
-@pytest.mark.parametrize("sizes", [SIZES, MANY_SIZES], ids=["few", "many"])
+@pytest.mark.parametrize("sizes", [SIZES, SEVERAL_LAUNCHES], ids=["few", "many"])
 @pytest.mark.parametrize("unscale", [False, True])
 def test_step_on_the_current_stream(
     unscale: bool, sizes: list[int], priority: int, device: str

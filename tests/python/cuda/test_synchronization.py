@@ -19,8 +19,8 @@ from cuda_problem import (
     F32,
     F64,
     FEW_KINDS,
-    MANY_SIZES,
     PLAIN_KIND,
+    SEVERAL_LAUNCHES,
     SIZES,
     Kind,
     Problem,
@@ -30,6 +30,7 @@ from cuda_problem import (
     train,
 )
 from cuda_running import delay, no_host_wait
+from support.pretended import device_behind_the_host
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,7 +69,7 @@ def test_the_guard_sees_a_wait(device: str) -> None:
         {"max_grad_norm": 0.5},
         {"skip_non_finite": True},
         {"max_grad_norm": 0.5, "write_back_grads": True, "layout": "packed"},
-        {"max_grad_norm": 0.5, "sizes": MANY_SIZES},
+        {"max_grad_norm": 0.5, "sizes": SEVERAL_LAUNCHES},
     ],
     ids=["plain", "clipped", "checked", "written back", "many"],
 )
@@ -205,10 +206,11 @@ def test_host_runs_ahead_of_the_device(options: dict[str, Any], unscale: bool, d
     scaler.scale(torch.ones((), device=device))
     scaled_step(problem, scaler, unscale=unscale)
     synchronize(device)
-    delay(device)
-    scaled_step(problem, scaler, unscale=unscale)
-    ahead = device == "cpu" or not torch.cuda.current_stream().query()
-    synchronize(device)
+    with device_behind_the_host():
+        delay(device)
+        scaled_step(problem, scaler, unscale=unscale)
+        ahead = device == "cpu" or not torch.cuda.current_stream().query()
+        synchronize(device)
     assert ahead, "the host waited for the device"
     assert set(problem.result()["state step"].tolist()) == {3.0}
 
@@ -247,7 +249,7 @@ def check_memory(device: str, body: Callable[[], object], steps: int = 20) -> No
         assert after[name] == before[name], name
 
 
-@pytest.mark.parametrize("sizes", [SIZES, MANY_SIZES], ids=["few", "many"])
+@pytest.mark.parametrize("sizes", [SIZES, SEVERAL_LAUNCHES], ids=["few", "many"])
 @pytest.mark.parametrize("kind", FEW_KINDS, ids=str)
 def test_memory_of_a_step(kind: Kind, sizes: list[int], device: str) -> None:
     problem = warm_problem(device, kind, sizes=sizes, max_grad_norm=0.5, layout="packed")
