@@ -4,6 +4,7 @@
 #
 #   tools/gpu_suite.sh                  build for this GPU, run every stage, write the result file
 #   tools/gpu_suite.sh --without-cuda   try the suite itself where there is no GPU
+#   tools/on_pretended_cuda.sh tools/gpu_suite.sh   all but what only a GPU can do
 #   tools/gpu_suite.sh --help           all options
 #
 #   PYTHON                   the interpreter that holds torch; default .venv/bin/python, else python3

@@ -55,8 +55,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.gtest_source is not None:
         options.gtest_source = options.gtest_source.resolve()
-    if options.budget is None:
-        options.budget = BUDGET_WITHOUT_CUDA if options.without_cuda else BUDGET
     return options
 
 
@@ -133,6 +131,8 @@ def main(arguments: list[str]) -> int:
         return 2
 
     setup = Setup(machine, with_cuda=not options.without_cuda)
+    if options.budget is None:
+        options.budget = BUDGET if setup.on_gpu else BUDGET_WITHOUT_CUDA
     names = [stage.name for stage in all_stages(setup)]
     chosen = [stage.name for stage in selected(setup, options.only)]
     if options.only and not any(options.only in name for name in names):

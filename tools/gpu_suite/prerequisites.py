@@ -40,6 +40,11 @@ class Machine:
         gpu: Mapping[str, Any] | None = self.facts.get("gpu")
         return gpu
 
+    @property
+    def pretends(self) -> bool:
+        """Whether the GPU is the pretended one of tests/pretended_cuda."""
+        return bool(self.facts.get("pretended"))
+
 
 def run_probe(environment: Mapping[str, str]) -> dict[str, Any]:
     """What probe.py says; if it dies or hangs, torch counts as missing, with that as the reason."""

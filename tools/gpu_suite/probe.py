@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 import re
 import shutil
@@ -48,6 +49,7 @@ def torch_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "nccl": torch.distributed.is_available() and torch.distributed.is_nccl_available(),
         "gpu": None,
+        "pretended": os.environ.get("PRETENDED_CUDA") == "1",
     }
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)

@@ -66,7 +66,7 @@ def new_result(
         "sha": sha,
         "dirty": dirty,
         "with_cuda": setup.with_cuda,
-        "gpu": facts["gpu"] if setup.with_cuda else None,
+        "gpu": facts["gpu"] if setup.on_gpu else None,
         "driver": facts.get("driver"),
         "torch": facts["torch"],
         "cuda": facts["cuda"],
@@ -125,7 +125,7 @@ def record(result: dict[str, Any], outcome: Result, root: Path, seconds: float) 
 def default_path(result: Mapping[str, Any], work: Path, results: Path, partial: bool) -> Path:
     """Among the committed results for a whole run on a GPU, else in the build folder."""
     if result["gpu"] is None:
-        return work / "without-cuda.json"
+        return work / ("pretended.json" if result["with_cuda"] else "without-cuda.json")
     if partial:
         return work / "partial.json"
     name = f"{result['date'][:10]}-{result['sha'][:7]}.json"

@@ -7,6 +7,7 @@ Paths are relative to the repository, where every command is started.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from gpu_suite.judges import (
     judge_tests,
     rehearsal,
 )
-from gpu_suite.model import NOT_RUN, Command, Stage, Verdict, judge_status
+from gpu_suite.model import NEEDS_A_GPU, NOT_RUN, Command, Stage, Verdict, judge_status
 from gpu_suite.prerequisites import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,7 @@ CUDA_FILES = {
     "synchronization": "test_synchronization.py",
     "CUDA graphs": "test_graphs.py",
     "streams and load": "test_streams.py",
+    "second device": "test_second_device.py",
     "storage modes": "test_storage_modes.py",
     "clipping": "test_clipping.py",
     "batch normalisation": "test_batch_norm.py",
@@ -68,8 +70,15 @@ class Setup:
     with_cuda: bool
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether there is a GPU; the pretended one is none."""
+        return self.with_cuda and not self.machine.pretends
+
+    @property
     def build(self) -> Path:
-        """CMake's folder."""
+        """CMake's folder; that of the pretended device is there already."""
+        if self.machine.pretends:
+            return Path(os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev"))
         return Path("build/gpu" if self.with_cuda else "build/gpu-without-cuda")
 
     @property
@@ -80,7 +89,7 @@ class Setup:
     @property
     def slowness(self) -> float:
         """The time limits suit 16 cores with a GPU; without a GPU few cores must do."""
-        return 1.0 if self.with_cuda else 10.0
+        return 1.0 if self.on_gpu else 10.0
 
     @property
     def device(self) -> str:
@@ -122,6 +131,10 @@ def _build_commands(setup: Setup) -> tuple[Command, ...]:
         options["CMAKE_CUDA_ARCHITECTURES"] = f"{major}{minor}-real"
     configure += [f"-D{name}={value}" for name, value in options.items()]
     compile_all = (cmake, "--build", build)  # ninja uses all cores
+    targets: tuple[str, ...] = PYTHON_TARGETS
+    if setup.machine.pretends:
+        configure = [cmake, "-B", build, "-DTORCHFUSE_PRETENDED_CUDA=ON"]
+        targets = (*PYTHON_TARGETS, "pretended_cuda")
     install = (cmake, "--install", build, "--prefix", package)
     show = "import json, torchfuse; print(json.dumps(torchfuse._C.build_info()))"
     return (
@@ -129,7 +142,7 @@ def _build_commands(setup: Setup) -> tuple[Command, ...]:
         # Everything at once keeps all cores busy; a C++ test that does not compile must not keep
         # the Python tests from running.
         Command((*compile_all, "--", "-k", "0"), may_fail=True),
-        Command((*compile_all, "--target", *PYTHON_TARGETS)),
+        Command((*compile_all, "--target", *targets)),
         Command(install),
         Command((*install, "--component", "python")),
         Command((sys.executable, "-c", show)),
@@ -152,13 +165,13 @@ def build_stages(setup: Setup) -> list[Stage]:
 
 def comparison_stage(setup: Setup) -> Stage:
     """CPU = CUDA bit for bit, by the property tests without torch."""
-    program = setup.program(DEVICE_TESTS if setup.with_cuda else EMULATED_TESTS)
+    program = setup.program(DEVICE_TESTS if setup.on_gpu else EMULATED_TESTS)
     report = OUTPUTS / "comparison.xml"
     return Stage(
         "CPU = CUDA in C++",
         (Command((program, f"--gtest_output=xml:{report}")),),
         timeout=120,
-        judge=judge_tests(ROOT / report, setup.with_cuda, may_skip=False),
+        judge=judge_tests(ROOT / report, setup.on_gpu, may_skip=False),
         needs=(BUILD_TESTS,),
     )
 
@@ -237,7 +250,7 @@ def sanitizer_stages(setup: Setup) -> list[Stage]:
             judge=judge_sanitizer(ROOT / report),
             needs=(BUILD_TESTS,),
         )
-        if not setup.with_cuda:
+        if not setup.on_gpu:
             listing = (setup.program(EMULATED_TESTS), "--gtest_list_tests", selected)
             judge = rehearsal(judge_listing("tests selected", parsers.listed_gtests))
             stage = dataclasses.replace(
@@ -266,21 +279,23 @@ def cuda_file_stages(setup: Setup) -> list[Stage]:
 
 
 def benchmark_stage(setup: Setup) -> Stage:
-    """The quick set, verified against torch by itself."""
+    """The quick set, verified against torch by itself; times of a pretended device mean nothing."""
     command = [sys.executable, "benchmarks/run.py", "--quick", "--device", setup.device]
+    needs_a_gpu = Verdict(NOT_RUN, NEEDS_A_GPU, required=False)
     return Stage(
         BENCHMARK,
         (Command((*command, "--out", str(BENCHMARK_RESULT))),),
         timeout=120,
         judge=judge_benchmark(ROOT / BENCHMARK_RESULT),
         needs=(BUILD,),
+        verdict=needs_a_gpu if setup.machine.pretends else None,
     )
 
 
 def ncu_stage(setup: Setup) -> Stage:
     """DRAM bytes of the kernels against the byte model."""
     table = OUTPUTS / "ncu.csv"
-    numel = NCU_NUMEL if setup.with_cuda else REHEARSED_NUMEL
+    numel = NCU_NUMEL if setup.on_gpu else REHEARSED_NUMEL
     workload = [sys.executable, str(WORKLOAD), "--device", setup.device, "--numel", str(numel)]
     ncu = [setup.tool("ncu"), "--csv", "--print-units", "base", "--clock-control", "none"]
     ncu += ["--metrics", ",".join((*DRAM_METRICS, DURATION_METRIC))]
@@ -293,7 +308,7 @@ def ncu_stage(setup: Setup) -> Stage:
         judge=judge_ncu(ROOT / table, numel),
         needs=(BUILD,),
     )
-    if not setup.with_cuda:
+    if not setup.on_gpu:
         return dataclasses.replace(
             stage, commands=stage.commands[:1], announced=(measured,), judge=rehearsal(judge_status)
         )

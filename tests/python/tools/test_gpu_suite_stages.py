@@ -7,7 +7,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from gpu_suite import judges, stages
+from gpu_suite import judges, report, stages
 from gpu_suite_machine import machine, setups
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,7 +46,9 @@ def test_every_target_and_label_is_in_the_build_description() -> None:
 def test_every_kernel_of_the_byte_model_exists() -> None:
     kernels = "\n".join(f.read_text() for f in (ROOT / "csrc/kernels/cuda").iterdir())
     for kernel in judges.BYTE_MODEL:
-        assert re.search(rf"^ *{kernel}\(const __grid_constant__", kernels, re.MULTILINE), kernel
+        assert re.search(rf"^ *{kernel}\(\s*const .+ __grid_constant__", kernels, re.MULTILINE), (
+            kernel
+        )
 
 
 def test_only_this_gpu_is_compiled_for_and_its_settings_are_left_alone() -> None:
@@ -98,3 +100,29 @@ def test_without_cuda_every_gpu_command_is_shown_or_tried() -> None:
             assert any(command.argv[0] == other.argv[0] for other in on_gpu[name].commands), name
     shown = [name for name, stage in without.items() if stage.announced]
     assert len(shown) == 2 + len(stages.SANITIZERS)
+
+
+def test_the_pretended_device_is_no_gpu() -> None:
+    setup = stages.Setup(machine(pretended=True), with_cuda=True)
+    assert not setup.on_gpu
+    pretended = {stage.name: stage for stage in stages.all_stages(setup)}
+    on_gpu = {stage.name: stage for stage in stages.all_stages(setups()[0])}
+    assert list(pretended) == list(on_gpu)
+    words = [c.argv[0] for stage in pretended.values() for c in stage.commands]
+    tools = [machine().tools[name] for name in ("compute-sanitizer", "ncu")]
+    assert not {*tools, setup.program(stages.DEVICE_TESTS)} & set(words)
+    for name in (*stages.CUDA_FILES, "Python tests on CUDA"):
+        # All but the last argument, the time limit.
+        ours, theirs = ([c.argv[:-1] for c in s[name].commands] for s in (pretended, on_gpu))
+        assert ours == theirs
+    skipped = pretended[stages.BENCHMARK].verdict
+    assert skipped is not None
+    assert skipped.acceptable
+
+
+def test_a_run_on_the_pretended_device_is_no_result_of_a_gpu(tmp_path: Path) -> None:
+    setup = stages.Setup(machine(pretended=True), with_cuda=True)
+    result = report.new_result(setup, "0" * 40, False, [], [])
+    assert result["gpu"] is None
+    path = report.default_path(result, tmp_path / "work", tmp_path / "results", partial=False)
+    assert path == tmp_path / "work" / "pretended.json"
