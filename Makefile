@@ -19,6 +19,8 @@ PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 TORCH_ENV = $(CURDIR)/build/torch-$(VERSION)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Every process of the tests would compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
 # One compiler per processor; Ninja alone would start more, each with a gigabyte of memory.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 # Compilers walk through gigabytes. Huge pages for malloc spare them address translations, which are
@@ -29,9 +31,9 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo distributed-demo test bench lint clean build coverage docs doxygen-is-here \
-  package prefix \
+  package prefix pretended-cuda \
   test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
-  test-newest-torch \
+  test-newest-torch test-pretended-cuda \
   test-packaging test-python test-torch test-tsan test-types test-walkthrough tutorials
 
 help:
@@ -46,6 +48,7 @@ help:
 	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
 	@echo "make test-packaging  every way to install, in Python and in C++"
 	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
+	@echo "make test-pretended-cuda  the tests marked cuda, on a device that is pretended (needs nvcc)"
 	@echo "make test-integrations  with Lightning, accelerate and Hugging Face Trainer"
 	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
 	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
@@ -143,6 +146,20 @@ test-tsan: .venv/.requirements
 # Compiles every CUDA kernel for every architecture, once. Needs no GPU.
 test-cubins: build
 	$(VENV_PYTHON) tools/check_cubins.py --build-dir $(BUILD)
+
+# The device of tests/pretended_cuda; from then on it is kept up to date with the rest.
+pretended-cuda: build
+	cmake -S . -B $(BUILD) -DTORCHFUSE_PRETENDED_CUDA=ON
+	cmake --build $(BUILD) --target pretended_cuda
+
+# Four devices, for as many ranks.
+PYTEST_ON_PRETENDED_CUDA := OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(BUILD) \
+  PRETENDED_CUDA_DEVICES=4 tools/on_pretended_cuda.sh $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL)
+
+test-pretended-cuda: pretended-cuda
+	ctest --test-dir $(BUILD) -L pretended_cuda --output-on-failure --no-tests=error
+	$(PYTEST_ON_PRETENDED_CUDA) tests/pretended_cuda
+	$(PYTEST_ON_PRETENDED_CUDA) --orders-of-time -m "cuda and not slow" $(PYTEST_ARGS)
 
 test-mutations: .venv/.requirements
 	$(VENV_PYTHON) tools/mutate_kernels.py --ci
