@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from support.compare import assert_same_bits
 from support.host_reads import NoHostRead
-from support.processes import join_group, leave_group_of_mesh
+from support.processes import join_group, leave_group, need_devices, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn import Parameter
 
 from torchfuse import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+pytestmark = pytest.mark.processes
 
 RANKS = 4
 INF = math.inf
@@ -42,12 +43,12 @@ SOURCES = ("plain", "large", "nan")
 CASES = [*itertools.product(NORM_TYPES, SOURCES)]
 
 
-def whole_grads(source: str) -> list[Tensor]:
+def whole_grads(source: str, device: str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(11)
     grads = [torch.randn(shape, generator=generator) + 0.1 for shape, _, _ in LAYOUT]
     if source == "large":
         grads[0] *= 1e30
-    grads = [grad.to(dtype) for grad, (_, dtype, _) in zip(grads, LAYOUT, strict=True)]
+    grads = [grad.to(device, dtype) for grad, (_, dtype, _) in zip(grads, LAYOUT, strict=True)]
     if source == "nan":
         grads[1][-1, -1] = math.nan
     return grads
@@ -55,7 +56,8 @@ def whole_grads(source: str) -> list[Tensor]:
 
 def make_params(source: str, mesh: DeviceMesh | None) -> list[Parameter]:
     params = []
-    for grad, (_, _, placements) in zip(whole_grads(source), LAYOUT, strict=True):
+    device = "cpu" if mesh is None else mesh.device_type
+    for grad, (_, _, placements) in zip(whole_grads(source, device), LAYOUT, strict=True):
         placed = grad
         if mesh is not None and placements is not None:
             placed = distribute_tensor(grad, mesh, placements)
@@ -105,7 +107,9 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
     messages = {}
     for name, call in (("norm", clip_grad_norm_), ("value", clip_grad_value_)):
         params = make_params("plain", mesh)
-        params[1].grad = DTensor.from_local(torch.ones(3, 6), mesh, [Partial(), Replicate()])
+        params[1].grad = DTensor.from_local(
+            torch.ones(3, 6, device=mesh.device_type), mesh, [Partial(), Replicate()]
+        )
         try:
             call(params, 1.0)
         except ValueError as error:
@@ -113,23 +117,24 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
     return messages
 
 
-def worker(rank: int, folder: str) -> None:
+def worker(rank: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
-    join_group(rank, RANKS, folder)
-    mesh = init_device_mesh("cpu", (2, 2))
+    join_group(rank, RANKS, folder, device=device)
+    mesh = init_device_mesh(device, (2, 2))
     found: dict[Any, Any] = {case: run_case(*case, mesh) for case in CASES}
     found["torch"] = run_torch(mesh)
     found["refused"] = refused(mesh)
     torch.save(found, f"{folder}/found-{rank}")
-    leave_group_of_mesh()
+    leave_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> list[dict[Any, Any]]:
     """What each process found."""
+    need_devices(group_device, RANKS)
     folder = tmp_path_factory.mktemp("clip_grad")
-    multiprocessing.spawn(worker, (str(folder),), nprocs=RANKS)
-    return [torch.load(folder / f"found-{rank}") for rank in range(RANKS)]
+    run_ranks(worker, str(folder), group_device, ranks=RANKS)
+    return [torch.load(folder / f"found-{rank}", map_location="cpu") for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
-from support.processes import join_group, leave_group
+from support.cases import run_cases
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
+
+pytestmark = pytest.mark.processes
 
 RANKS = 2
 #: Which process overflows in which iteration; -1: none, 2: both.
@@ -40,22 +41,24 @@ def ours(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 MAKE = {"sgd": sgd, "torch_fused": torch_fused, "ours": ours}
 
 
-def _train(rank: int, folder: str, name: str, unscale: bool, shared: bool) -> None:
-    join_group(rank, RANKS, folder)
+Outcome = tuple[list[bool], list[float], int]
+
+
+def _train(name: str, unscale: bool, shared: bool, device: str, rank: int) -> Outcome:
     group = dist.group.WORLD if shared else None
     scaler = GradScaler(
-        "cpu",
+        device,
         init_scale=8.0,
         growth_interval=2,
         process_group=group,
         allow_no_grads=not shared,
     )
-    param = torch.nn.Parameter(torch.full((3,), 1.0 + rank))
+    param = torch.nn.Parameter(torch.full((3,), 1.0 + rank, device=device))
     optimizer = MAKE[name]([param])
     moved, scales = [], []
     for iteration, overflow in enumerate(OVERFLOWS):
-        scaler.scale(torch.zeros(()))
-        param.grad = torch.full((3,), 8.0)
+        scaler.scale(torch.zeros((), device=device))
+        param.grad = torch.full((3,), 8.0, device=device)
         if overflow in (rank, 2):
             param.grad[1] = math.inf
         if iteration == WITHOUT_GRADS and rank == 1:
@@ -67,30 +70,36 @@ def _train(rank: int, folder: str, name: str, unscale: bool, shared: bool) -> No
         scaler.update()
         moved.append(not torch.equal(before, param))
         scales.append(scaler.get_scale())
-    torch.save((moved, scales, scaler.skipped_steps()), f"{folder}/{rank}")
-    leave_group()
+    return moved, scales, scaler.skipped_steps()
 
 
-Outcome = tuple[list[bool], list[float], int]
+ALONE = "without the group"
+Outcomes = dict[str, list[Outcome]]
 
 
-def train(folder: Path, name: str, unscale: bool, shared: bool) -> list[Outcome]:
-    multiprocessing.spawn(_train, (str(folder), name, unscale, shared), nprocs=RANKS)
-    return [torch.load(folder / str(rank)) for rank in range(RANKS)]
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> Outcomes:
+    cases = {
+        f"{name} {unscale}": partial(_train, name, unscale, True, group_device)
+        for name in MAKE
+        for unscale in (False, True)
+    }
+    cases[ALONE] = partial(_train, "ours", True, False, group_device)
+    return run_cases(tmp_path_factory.mktemp("scaler"), RANKS, cases, device=group_device)
 
 
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("name", MAKE)
-def test_processes_skip_together(name: str, unscale: bool, tmp_path: Path) -> None:
-    first, second = train(tmp_path, name, unscale, shared=True)
+def test_processes_skip_together(name: str, unscale: bool, outcomes: Outcomes) -> None:
+    first, second = outcomes[f"{name} {unscale}"]
     assert first[0] == [True, False, True, False, False, True]
     assert second[0] == [*first[0][:WITHOUT_GRADS], False]
     assert first[1] == second[1] == [8.0, 4.0, 4.0, 2.0, 1.0, 1.0]
     assert first[2] == second[2] == 3
 
 
-def test_without_the_group_they_part(tmp_path: Path) -> None:
+def test_without_the_group_they_part(outcomes: Outcomes) -> None:
     """What the test above would see if the group were ignored."""
-    first, second = train(tmp_path, "ours", unscale=True, shared=False)
+    first, second = outcomes[ALONE]
     assert first[0] != second[0]
     assert first[1] != second[1]

@@ -12,6 +12,8 @@ import pytest
 
 import torchfuse
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = Path(__file__).resolve().parent / "programs" / "train_ddp.py"
 PACKAGES = str(Path(torchfuse.__file__).resolve().parent.parent)
 

@@ -19,6 +19,8 @@ import torch
 
 import data_parallel
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
 FIGURES = {"torch": "2.11.0", "bucket_bytes": [4, 8], "losses": [2.0, 1.0], "seconds": [0.1, 0.1]}

@@ -134,7 +134,7 @@ def test_weights_of_16_bits_stand_still_without_masters(program: Program) -> Non
     assert alone[2] > 1.05 * whole[2]
 
 
-def peak_memory(printed: str) -> dict[tuple[int, str], float]:
+def peak_memory(printed: str, batch: int = 8192) -> dict[tuple[int, str], float]:
     """MiB by width and precision, once each row has been checked by itself."""
     memory: dict[tuple[int, str], float] = {}
     pattern = r"^ *(\d+) +([\d,]+) +(fp32|bf16|fp16) +([\d.]+) ms +[\d.]+x +([\d.]+) MiB +\d+%$"
@@ -142,7 +142,7 @@ def peak_memory(printed: str) -> dict[tuple[int, str], float]:
         assert float(step_ms) > 0.0
         memory[int(width), mode] = float(peak_mib)
         # Weights, gradients and two moments in fp32, and one activation of each layer in 16 bits.
-        needed = 16 * int(parameters.replace(",", "")) + 8 * 8192 * int(width) * 2
+        needed = 16 * int(parameters.replace(",", "")) + 8 * batch * int(width) * 2
         assert float(peak_mib) > needed / 2**20
     assert sorted(memory) == [(w, mode) for w in (32, 128) for mode in ("bf16", "fp16", "fp32")]
     return memory
@@ -158,8 +158,12 @@ def test_time_and_memory_are_reported_for_every_size_and_precision(
 
 
 @pytest.mark.cuda
-def test_mixed_precision_needs_less_memory_on_cuda(program: Program) -> None:
-    memory = peak_memory(program(EXAMPLES / "precision_and_size.py", "--device", "cuda"))
+def test_mixed_precision_needs_less_memory_on_cuda(program: Program, tmp_path: Path) -> None:
+    source = (EXAMPLES / "precision_and_size.py").read_text(encoding="utf-8")
+    assert source.count("BATCH = 8192 ") == 1
+    smaller = tmp_path / "smaller.py"
+    smaller.write_text(source.replace("BATCH = 8192 ", "BATCH = 1024 "), encoding="utf-8")
+    memory = peak_memory(program(smaller, "--device", "cuda"), 1024)
     for mode in ("bf16", "fp16"):
         assert memory[128, mode] < memory[128, "fp32"]
 

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from support.adam import make_params, random_grads
 from support.compare import assert_same_bits
-from support.processes import join_group, leave_group_of_mesh
+from support.processes import join_group, leave_group, need_devices, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -27,6 +26,8 @@ from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedOptimizer
 from torchfuse.optimizers._masters import REMAINDER, master_of
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
+
+pytestmark = pytest.mark.processes
 
 RANKS = 4
 SHAPES = [(8, 5), (3, 6), (1, 4), (9,), (0, 2), (7,), (6, 4)]
@@ -63,18 +64,22 @@ def _place(tensor: Tensor, index: int, mesh: DeviceMesh | None) -> Tensor:
 def _whole(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor.detach().clone()
-    # Gloo gathers no 16-bit integers.
+    # Neither backend gathers 16-bit integers.
     wide = tensor.detach().to(torch.int32) if tensor.dtype == torch.int16 else tensor.detach()
     whole: Tensor = wide.full_tensor()
     return whole.to(tensor.dtype, copy=True)
 
 
 def _train(
-    spec: OptimSpec, hyper: dict[str, Any], stored: str, mesh: DeviceMesh | None
+    spec: OptimSpec,
+    hyper: dict[str, Any],
+    stored: str,
+    mesh: DeviceMesh | None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Three steps: the second has one infinite element, which lies in one process's part."""
     dtype, options = STORED[stored]
-    start = make_params(SHAPES, dtype)
+    start = make_params(SHAPES, dtype, device)
     params = [torch.nn.Parameter(_place(p.detach(), i, mesh)) for i, p in enumerate(start)]
     make: Any = spec.optimizer
     options = {**hyper, **options, "max_grad_norm": 0.5, "skip_non_finite": True}
@@ -102,21 +107,22 @@ def _train(
     }
 
 
-def _worker(rank: int, folder: str) -> None:
+def _worker(rank: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
-    join_group(rank, RANKS, folder)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
-    found = {name: _train(*case, mesh) for name, case in CASES.items()}
+    join_group(rank, RANKS, folder, device=device)
+    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("outer", "inner"))
+    found = {name: _train(*case, mesh, device) for name, case in CASES.items()}
     torch.save(found, f"{folder}/found-{rank}")
-    leave_group_of_mesh()
+    leave_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> list[dict[str, Any]]:
     """What each process found."""
+    need_devices(group_device, RANKS)
     folder = tmp_path_factory.mktemp("dtensor")
-    multiprocessing.spawn(_worker, (str(folder),), nprocs=RANKS)
-    return [torch.load(folder / f"found-{rank}") for rank in range(RANKS)]
+    run_ranks(_worker, str(folder), group_device, ranks=RANKS)
+    return [torch.load(folder / f"found-{rank}", map_location="cpu") for rank in range(RANKS)]
 
 
 def _values(result: dict[str, Any]) -> list[Tensor]:

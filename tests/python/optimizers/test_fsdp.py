@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as multiprocessing
-from support.processes import join_group, leave_group_of_mesh
+from support.processes import join_group, leave_group, need_devices, run_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,6 +20,8 @@ from torch.distributed.fsdp import fully_shard
 
 from torchfuse.optimizers import FusedOptimizer
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
+
+pytestmark = pytest.mark.processes
 
 RANKS = 2
 STEPS = 2
@@ -45,17 +46,18 @@ def _batch(step: int) -> Tensor:
 
 
 def _train(model: nn.Module, optimizer: FusedOptimizer, steps: range, rank: int | None) -> None:
+    device = next(model.parameters()).device
     for step in steps:
-        batch = _batch(step)
+        batch = _batch(step).to(device)
         mine = batch if rank is None else batch.chunk(RANKS)[rank]
         model(mine).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def _sharded_model() -> nn.Sequential:
-    model = _model()
-    mesh = init_device_mesh("cpu", (RANKS,))
+def _sharded_model(device: str) -> nn.Sequential:
+    model = _model().to(device)
+    mesh = init_device_mesh(device, (RANKS,))
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -66,8 +68,8 @@ def _whole(model: nn.Module) -> list[Tensor]:
     return [param.full_tensor().detach().clone() for param in model.parameters()]  # type: ignore[attr-defined]
 
 
-def _save_and_go_on(name: str, folder: str, rank: int) -> dict[str, list[Tensor]]:
-    model = _sharded_model()
+def _save_and_go_on(name: str, folder: str, rank: int, device: str) -> dict[str, list[Tensor]]:
+    model = _sharded_model(device)
     optimizer = _optimizer(SPECS[name], model)
     _train(model, optimizer, range(STEPS), rank)
     trained = _whole(model)
@@ -75,7 +77,7 @@ def _save_and_go_on(name: str, folder: str, rank: int) -> dict[str, list[Tensor]
     dcp.save({"model": saved_model, "optimizer": saved_optimizer}, checkpoint_id=f"{folder}/{name}")
     _train(model, optimizer, range(STEPS, STEPS + 1), rank)
 
-    fresh = _sharded_model()
+    fresh = _sharded_model(device)
     fresh_optimizer = _optimizer(SPECS[name], fresh)
     fresh_model_state, fresh_state = get_state_dict(fresh, fresh_optimizer)
     state = {"model": fresh_model_state, "optimizer": fresh_state}
@@ -91,21 +93,24 @@ def _save_and_go_on(name: str, folder: str, rank: int) -> dict[str, list[Tensor]
     return {"trained": trained, "loaded": loaded, "next": _whole(model), "fresh": _whole(fresh)}
 
 
-def _worker(rank: int, folder: str) -> None:
+def _worker(rank: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
-    join_group(rank, RANKS, folder)
-    found = {name: _save_and_go_on(name, folder, rank) for name in SPECS}
+    join_group(rank, RANKS, folder, device=device)
+    found = {name: _save_and_go_on(name, folder, rank, device) for name in SPECS}
     if rank == 0:
         torch.save(found, f"{folder}/found")
-    leave_group_of_mesh()
+    leave_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Tensor]]]:
+def found(
+    tmp_path_factory: pytest.TempPathFactory, group_device: str
+) -> dict[str, dict[str, list[Tensor]]]:
     """Parameters, whole, at each stage."""
+    need_devices(group_device, RANKS)
     folder = tmp_path_factory.mktemp("fsdp")
-    multiprocessing.spawn(_worker, (str(folder),), nprocs=RANKS)
-    stages: dict[str, dict[str, list[Tensor]]] = torch.load(folder / "found")
+    run_ranks(_worker, str(folder), group_device, ranks=RANKS)
+    stages: dict[str, dict[str, list[Tensor]]] = torch.load(folder / "found", map_location="cpu")
     return stages
 
 

@@ -164,6 +164,19 @@ def test_steps_are_views_of_separate_elements_of_one_buffer(device: str) -> None
         assert float(s) == 2.0
 
 
+def test_steps_stay_where_they_are_when_parameters_join(device: str) -> None:
+    """A captured graph goes on growing the elements that it saw."""
+    params = make_params(device=device)
+    optimizer = CONFIG.ours(params[:1])
+    train(optimizer, params[:1], [0])
+    place = optimizer.state[params[0]]["step"].data_ptr()
+    for count, joining in enumerate((params[1:2], params[2:]), start=1):
+        optimizer.add_param_group({"params": joining})
+        train(optimizer, params, [count])
+        assert optimizer.state[params[0]]["step"].data_ptr() == place
+    assert [float(optimizer.state[p]["step"]) for p in params[:3]] == [3.0, 2.0, 1.0]
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
 def test_deepcopy_and_pickle(duplicate: Any) -> None:
     params = make_params()

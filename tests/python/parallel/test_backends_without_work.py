@@ -28,6 +28,8 @@ from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam, FusedLAMB
 from torchfuse.parallel import DistributedDataParallel, Reducer, SyncBatchNorm
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev") / "tests" / "cpp"
 MODULE = "torchfuse_synchronous_gloo"

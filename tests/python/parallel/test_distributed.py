@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from torchfuse.parallel import DistributedDataParallel
 
+pytestmark = pytest.mark.processes
+
 RANKS = 2
 STEPS = 3
 FEATURES = 6
@@ -102,7 +104,8 @@ def batch(step: int) -> Tensor:
 
 
 def loss_of(model: nn.Module, value: Tensor) -> Tensor:
-    value = value.to(next(model.parameters()).dtype)
+    param = next(model.parameters())
+    value = value.to(param.device, param.dtype)
     loss: Tensor = model(value).double().square().sum(1).mean()
     return loss
 
@@ -124,15 +127,19 @@ def train(model: nn.Module, rank: int | None, factor: float) -> list[Tensor]:
     return found
 
 
-def train_in_parallel(setting: Setting, rank: int) -> list[Tensor]:
+def train_in_parallel(setting: Setting, device: str, rank: int) -> list[Tensor]:
     torch.manual_seed(rank)  # rank 0 decides
-    return train(DistributedDataParallel(setting.make(), **setting.options), rank, setting.factor)
+    model = DistributedDataParallel(setting.make().to(device), **setting.options)
+    return train(model, rank, setting.factor)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    cases = {name: partial(train_in_parallel, setting) for name, setting in SETTINGS.items()}
-    return run_cases(tmp_path_factory.mktemp("distributed"), RANKS, cases)
+def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[str, list[Any]]:
+    cases = {
+        name: partial(train_in_parallel, setting, group_device)
+        for name, setting in SETTINGS.items()
+    }
+    return run_cases(tmp_path_factory.mktemp("distributed"), RANKS, cases, device=group_device)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from torchfuse.parallel import DistributedDataParallel
 
+pytestmark = pytest.mark.processes
+
 RANKS = 2
 CASES: dict[str, Any] = {}
 

@@ -16,6 +16,8 @@ from torch import nn
 from torchfuse.parallel import DistributedDataParallel, Reducer
 from torchfuse.parallel.flat import flat_dist_call
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def group() -> Iterator[None]:

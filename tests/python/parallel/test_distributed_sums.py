@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from torchfuse.parallel import DistributedDataParallel
 
+pytestmark = pytest.mark.processes
+
 #: Rounding these to bf16 between the steps of a sum shows.
 VALUES = torch.linspace(1.0, 2.0, 64).bfloat16()
 

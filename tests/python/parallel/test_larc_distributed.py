@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from support.adam import make_params, random_grads
-from support.processes import join_group, leave_group_of_mesh
+from support.processes import join_group, leave_group, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from torchfuse.parallel import LARC
+
+pytestmark = pytest.mark.processes
 
 RANKS = 2
 # All but the last one are sharded.
@@ -39,11 +41,11 @@ def _shard_and_train(rank: int, folder: str) -> None:
     full.append(plain.detach())
     if rank == 0:
         torch.save(full, f"{folder}/result")
-    leave_group_of_mesh()
+    leave_group()
 
 
 def test_sharded_parameters_train_as_whole_ones(tmp_path: Path) -> None:
-    multiprocessing.spawn(_shard_and_train, (str(tmp_path),), nprocs=RANKS)
+    run_ranks(_shard_and_train, str(tmp_path), ranks=RANKS)
     sharded = torch.load(tmp_path / "result")
     params = make_params(SHAPES)
     start = [p.detach().clone() for p in params]

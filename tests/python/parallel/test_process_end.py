@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.torchrun import torchrun
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = str(Path(__file__).resolve().parent / "programs" / "end_while_busy.py")
 ALIAS = ("-m", "torchfuse.apex")
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torchfuse.parallel import Reducer
 from torchfuse.parallel.flat import flat_dist_call, flatten, split_by_type, unflatten
 
+pytestmark = pytest.mark.processes
+
 RANKS = 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CASES: dict[str, Any] = {}

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from torchfuse.parallel import SyncBatchNorm, _repeated_forward
 
+pytestmark = pytest.mark.processes
+
 Region = Callable[[Tensor], Tensor]
 # Gradients, statistics and the number of regions that were still remembered.
 Result = tuple[list[Tensor], list[Tensor], int]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""SyncBatchNorm over Gloo processes: equal to nn.BatchNorm on the pooled batch."""
+"""SyncBatchNorm over processes, Gloo and NCCL: equal to nn.BatchNorm on the pooled batch."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.batch_norm import TOLERANCE, Pass, Problem, assert_passes_close, make_problem
-from support.processes import join_group, leave_group, run_ranks
+from support.cases import run_cases
+from support.processes import join_group, leave_group, need_devices, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +22,8 @@ from torchfuse.parallel import (
     convert_syncbn_model,
     create_syncbn_process_group,
 )
+
+pytestmark = pytest.mark.processes
 
 SHAPE = (12, 6, 5, 7)
 # Samples of each rank.
@@ -43,7 +47,8 @@ def _own_part(problem: Problem, rank: int, sizes: list[int]) -> Problem:
 def _run_layer(problem: Problem, **options: Any) -> dict[str, torch.Tensor]:
     assert problem.weight is not None
     assert problem.bias is not None
-    layer = SyncBatchNorm(6, fuse_relu=problem.relu, dtype=problem.weight.dtype, **options)
+    kind = {"dtype": problem.weight.dtype, "device": problem.weight.device}
+    layer = SyncBatchNorm(6, fuse_relu=problem.relu, **kind, **options)
     with torch.no_grad():
         layer.weight.copy_(problem.weight)
         layer.bias.copy_(problem.bias)
@@ -86,21 +91,29 @@ def _problems() -> list[tuple[Problem, torch.dtype]]:
     ]
 
 
-def _equality(rank: int, folder: str, ranks: int, deterministic: bool) -> None:
-    join_group(rank, ranks, folder)
-    results = [
-        _run_layer(_own_part(problem, rank, SIZES[ranks]), deterministic=deterministic)
+Results = list[dict[str, torch.Tensor]]
+
+
+def _run_layers(ranks: int, device: str, deterministic: bool, rank: int) -> Results:
+    return [
+        _run_layer(_own_part(problem, rank, SIZES[ranks]).to(device), deterministic=deterministic)
         for problem, _ in _problems()
     ]
-    torch.save(results, f"{folder}/{rank}")
-    leave_group()
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def of_layers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, group_device: str
+) -> dict[str, list[Results]]:
+    """What the layers return, by whether they are deterministic and rank."""
+    ranks = request.param
+    cases = {str(kind): partial(_run_layers, ranks, group_device, kind) for kind in (False, True)}
+    return run_cases(tmp_path_factory.mktemp("layers"), ranks, cases, device=group_device)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("ranks", SIZES)
-def test_equals_the_pooled_batch(ranks: int, deterministic: bool, tmp_path: Path) -> None:
-    run_ranks(_equality, str(tmp_path), ranks, deterministic, ranks=ranks)
-    results = [torch.load(tmp_path / str(rank)) for rank in range(ranks)]
+def test_equals_the_pooled_batch(deterministic: bool, of_layers: dict[str, list[Results]]) -> None:
+    results = of_layers[str(deterministic)]
     for index, (problem, dtype) in enumerate(_problems()):
         own = [result[index] for result in results]
         for statistic in ("running_mean", "running_var"):
@@ -214,26 +227,39 @@ def _batch() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(5, (BATCH,), generator=random)
 
 
-def _train_rank(rank: int, folder: str, mode: str) -> None:
-    join_group(rank, 2, folder)
-    x, target = _batch()
+State = dict[str, torch.Tensor]
+
+
+def _train_rank(mode: str, device: str, rank: int) -> State:
+    x, target = (tensor.to(device) for tensor in _batch())
     first = sum(UNEVEN[:rank])
     own = slice(first, first + UNEVEN[rank])
-    model = _make_model(nn.BatchNorm2d)
+    model = _make_model(nn.BatchNorm2d).to(device)
     convert_syncbn_model(model, own_communicator=mode == "own communicator")
     if mode == "compiled":
         model = torch.compile(model, backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
     ddp = DistributedDataParallel(model, broadcast_buffers=False)
     # DDP averages over ranks, cross_entropy over a rank's samples.
     _train(ddp, x[own], target[own], share=2 * UNEVEN[rank] / BATCH)
-    torch.save(ddp.module.state_dict(), f"{folder}/{rank}")
-    leave_group()
+    state: State = ddp.module.state_dict()
+    return state
 
 
-@pytest.mark.parametrize("mode", ["default group", "own communicator", "compiled"])
-def test_trains_under_ddp_as_one_process_on_the_pooled_batch(mode: str, tmp_path: Path) -> None:
-    run_ranks(_train_rank, str(tmp_path), mode, ranks=2)
-    states = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+MODES = ("default group", "own communicator", "compiled")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[str, list[State]]:
+    """The state of each rank, by mode."""
+    cases = {mode: partial(_train_rank, mode, group_device) for mode in MODES}
+    return run_cases(tmp_path_factory.mktemp("trained"), 2, cases, device=group_device)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_under_ddp_as_one_process_on_the_pooled_batch(
+    mode: str, trained: dict[str, list[State]]
+) -> None:
+    states = trained[mode]
     model = _make_model(nn.BatchNorm2d)
     _train(model, *_batch(), share=1.0)
     for name, expected in model.state_dict().items():
@@ -242,34 +268,35 @@ def test_trains_under_ddp_as_one_process_on_the_pooled_batch(mode: str, tmp_path
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def _sub_groups(rank: int, folder: str) -> None:
-    join_group(rank, 4, folder)
+def _sub_groups(rank: int, folder: str, device: str) -> None:
+    join_group(rank, 4, folder, device=device)
     group = create_syncbn_process_group(2)
     assert create_syncbn_process_group(4) is None
-    layer = SyncBatchNorm(3, process_group=group)
-    layer(torch.full((2, 3), float(rank)))
+    layer = SyncBatchNorm(3, process_group=group, device=device)
+    layer(torch.full((2, 3), float(rank), device=device))
     torch.save(layer.running_mean, f"{folder}/{rank}")
     with pytest.raises(ValueError, match=r"group_size to be a divisor of the world size, 4, got 3"):
         create_syncbn_process_group(3)
     first_two = dist.new_group([0, 1])
     if rank >= 2:
-        stranger = SyncBatchNorm(3, process_group=first_two)
+        stranger = SyncBatchNorm(3, process_group=first_two, device=device)
         with pytest.raises(RuntimeError, match="expected this process to be in its process_group"):
-            stranger(torch.randn(2, 3))
+            stranger(torch.randn(2, 3, device=device))
     leave_group()
 
 
-def test_groups_of_consecutive_ranks(tmp_path: Path) -> None:
-    run_ranks(_sub_groups, str(tmp_path), ranks=4)
-    means = [torch.load(tmp_path / str(rank)) for rank in range(4)]
+def test_groups_of_consecutive_ranks(tmp_path: Path, device: str) -> None:
+    need_devices(device, 4)
+    run_ranks(_sub_groups, str(tmp_path), device, ranks=4)
+    means = [torch.load(tmp_path / str(rank), map_location="cpu") for rank in range(4)]
     for rank, mean in enumerate(means):
         torch.testing.assert_close(mean, torch.full((3,), 0.05 if rank < 2 else 0.25))
 
 
-def _gradient_penalty(rank: int, folder: str) -> None:
-    join_group(rank, 2, folder)
-    problem = make_problem((8, 4, 3, 3), torch.float64, seed=6)
-    layer = SyncBatchNorm(4, fuse_relu=True, dtype=torch.float64)
+def _gradient_penalty(rank: int, folder: str, device: str) -> None:
+    join_group(rank, 2, folder, device=device)
+    problem = make_problem((8, 4, 3, 3), torch.float64, seed=6).to(device)
+    layer = SyncBatchNorm(4, fuse_relu=True, dtype=torch.float64, device=device)
     x = problem.x[4 * rank : 4 * rank + 4].clone().requires_grad_()
     (grad,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
     grad.square().sum().backward()
@@ -277,9 +304,10 @@ def _gradient_penalty(rank: int, folder: str) -> None:
     leave_group()
 
 
-def test_gradient_penalty(tmp_path: Path) -> None:
-    run_ranks(_gradient_penalty, str(tmp_path), ranks=2)
-    results = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+def test_gradient_penalty(tmp_path: Path, device: str) -> None:
+    need_devices(device, 2)
+    run_ranks(_gradient_penalty, str(tmp_path), device, ranks=2)
+    results = [torch.load(tmp_path / str(rank), map_location="cpu") for rank in range(2)]
     x = make_problem((8, 4, 3, 3), torch.float64, seed=6).x.requires_grad_()
     layer = nn.BatchNorm2d(4).double()
     (grad,) = torch.autograd.grad(layer(x).relu().pow(3).sum(), x, create_graph=True)

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.cases import run_cases
-from support.processes import leave_group_of_mesh
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -25,6 +24,8 @@ import torchfuse.parallel
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
 from torchfuse.parallel import SyncBatchNorm, convert_syncbn_model
+
+pytestmark = pytest.mark.processes
 
 RANKS = 2
 STEPS = 6
@@ -61,7 +62,7 @@ def _apex_ddp_delayed(model: nn.Module) -> nn.Module:
 
 
 def _fsdp(model: nn.Module) -> nn.Module:
-    mesh = init_device_mesh("cpu", (RANKS,))
+    mesh = init_device_mesh(next(model.parameters()).device.type, (RANKS,))
     for layer in model.children():
         if not isinstance(layer, nn.Tanh):
             fully_shard(layer, mesh=mesh)
@@ -72,8 +73,8 @@ def _fsdp(model: nn.Module) -> nn.Module:
 WRAPPERS = {f.__name__: f for f in (_ddp, _apex_ddp, _apex_ddp_delayed, _fsdp)}
 
 
-def _batch(step: int) -> Tensor:
-    return torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+def _batch(step: int, device: torch.device) -> Tensor:
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).to(device)
 
 
 def _whole(param: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ def _train(
     optimizer = FusedAdam(model.parameters(), lr=0.01, weight_decay=0.1, max_grad_norm=max_norm)
     scales, moved = [], []
     for step in range(STEPS):
-        batch = _batch(step)
+        batch = _batch(step, next(model.parameters()).device)
         before = [_whole(param) for param in model.parameters()]
         optimizer.zero_grad()
         output = model(batch if rank is None else batch.chunk(RANKS)[rank])
@@ -111,22 +112,22 @@ def _train(
     return scales, moved, [_whole(tensor) for tensor in state]
 
 
-def _worker(wrapper: str, variant: str, rank: int) -> Any:
-    scaler = GradScaler("cpu", init_scale=1024.0, process_group=dist.group.WORLD)
-    model = convert_syncbn_model(_model(variant))
+def _worker(wrapper: str, variant: str, device: str, rank: int) -> Any:
+    scaler = GradScaler(device, init_scale=1024.0, process_group=dist.group.WORLD)
+    model = convert_syncbn_model(_model(variant)).to(device)
     assert (variant == "normalized") == any(isinstance(m, SyncBatchNorm) for m in model.modules())
     return _train(WRAPPERS[wrapper](model), scaler, rank, variant)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[str, list[Any]]:
     cases = {
-        f"{name} {variant}": partial(_worker, name, variant)
+        f"{name} {variant}": partial(_worker, name, variant, group_device)
         for name in WRAPPERS
         for variant in VARIANTS
     }
     folder = tmp_path_factory.mktemp("parallel")
-    return run_cases(folder, RANKS, cases, leave=leave_group_of_mesh)
+    return run_cases(folder, RANKS, cases, device=group_device)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

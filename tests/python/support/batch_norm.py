@@ -45,6 +45,14 @@ class Problem:
     momentum: float | None = 0.1
     eps: float = 1e-5
 
+    def to(self, device: str) -> Problem:
+        """The same on another device, in the same layout."""
+        moved = (
+            None if tensor is None else tensor.to(device)
+            for tensor in (self.x, self.grad, self.weight, self.bias, self.residual)
+        )
+        return Problem(*moved, self.relu, self.momentum, self.eps)  # type: ignore[arg-type]
+
     def reference(self, batches: int = 1) -> Pass:
         """In fp64, `batches` times with fresh gradients and the same running statistics."""
         x, weight, bias, residual = (

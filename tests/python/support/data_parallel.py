@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from support.processes import join_group, leave_group
+from support.cases import run_cases
 
 STEPS = 6
 BATCH = 4
@@ -66,9 +66,13 @@ def state_of(net: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().float().clone() for name, value in net.state_dict().items()}
 
 
-def _train(rank: int, ranks: int, folder: str, mode: str) -> None:
-    join_group(rank, ranks, folder)
-    torch.set_num_threads(1)
+#: What the program can be told to train.
+MODES = ("train", "keep", "norm", "twice", "unused")
+
+Trained = tuple[list[float], dict[str, Tensor]]
+
+
+def _train(mode: str, ranks: int, rank: int) -> Trained:
     net = Net()
     unused = mode == "unused"
     twice = mode == "twice"
@@ -92,15 +96,12 @@ def _train(rank: int, ranks: int, folder: str, mode: str) -> None:
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-    torch.save((losses, state_of(net)), f"{folder}/python{rank}")
-    leave_group()
+    return losses, state_of(net)
 
 
-def torch_ddp(folder: Path, ranks: int, mode: str) -> list[tuple[list[float], dict[str, Tensor]]]:
-    """Losses and state of each rank under torch's DistributedDataParallel."""
-    torch.multiprocessing.spawn(_train, (ranks, str(folder), mode), nprocs=ranks)
-    assert not dist.is_initialized()
-    return [torch.load(folder / f"python{rank}") for rank in range(ranks)]
+def torch_ddp(folder: Path, ranks: int) -> dict[str, list[Trained]]:
+    """Losses and state by mode and rank, under torch's DistributedDataParallel."""
+    return run_cases(folder, ranks, {mode: partial(_train, mode, ranks) for mode in MODES})
 
 
 def pooled(ranks: int) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A training program of several processes: data_parallel_program <mode> <folder>. It writes
+// A training program of several processes: data_parallel_program <mode> <folder> [cuda]. It writes
 // <folder>/rank<rank>.txt: losses and parameters. Started by tests/python/parallel, which computes
 // the same by other means; all values come from formulas that both know.
 #include <torch/torch.h>
@@ -14,11 +14,14 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <limits>
 #include <optional>
 #include <string>
+#include <thread>
 
 namespace {
 
@@ -29,6 +32,9 @@ using torchfuse::parallel::ProcessGroupOptions;
 
 constexpr int kSteps = 6;
 constexpr int kBatch = 4;  // per process
+
+/// Of this process: Gloo on the CPU, or NCCL on a CUDA device of its own.
+torch::Device device = torch::kCPU;
 
 torch::Tensor wave(at::IntArrayRef sizes, double shift) {
   const int64_t count = c10::multiply_integers(sizes);
@@ -77,7 +83,8 @@ class Report {
     file_.precision(std::numeric_limits<float>::max_digits10);
   }
   void tensor(const std::string& name, const torch::Tensor& value) {
-    const torch::Tensor flat = value.detach().to(torch::kFloat).reshape({-1}).contiguous();
+    const torch::Tensor flat =
+        value.detach().to(torch::kCPU, torch::kFloat).reshape({-1}).contiguous();
     file_ << name;
     for (int64_t index = 0; index < flat.numel(); ++index) {
       file_ << ' ' << flat.const_data_ptr<float>()[index];
@@ -106,7 +113,7 @@ Part part_of(int64_t step, const ProcessGroup& group) {
   const int64_t rows = kBatch * group.world_size();
   const auto shift = static_cast<double>(10 * step);
   const auto own = [&](const torch::Tensor& all) {
-    return all.narrow(0, group.rank() * kBatch, kBatch);
+    return all.narrow(0, group.rank() * kBatch, kBatch).to(device);
   };
   return {own(wave({rows, 6}, shift)), own(wave({rows, 3}, shift + 5.0))};
 }
@@ -116,6 +123,7 @@ Part part_of(int64_t step, const ProcessGroup& group) {
 void train(const ProcessGroup& group, Report& report, const std::string& mode) {
   Net net;
   fill(net, group.rank());
+  net->to(device);
   const bool twice = mode == "twice";
   const bool with_norm = mode == "norm" || twice;
   const bool unused = mode == "unused";
@@ -157,12 +165,13 @@ void train(const ProcessGroup& group, Report& report, const std::string& mode) {
 void accumulate(const ProcessGroup& group, Report& report) {
   Net net;
   fill(net, group.rank());
+  net->to(device);
   net->norm->eval();
   DistributedDataParallel parallel(net, group);
   torchfuse::optim::FusedAdam optimizer(net->parameters(),
                                         torchfuse::optim::FusedAdamOptions(0.01));
   torchfuse::amp::GradScaler scaler(
-      torch::kCPU, torchfuse::amp::GradScalerOptions().process_group(group.name()));
+      device.type(), torchfuse::amp::GradScalerOptions().process_group(group.name()));
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     for (int micro = 0; micro < 3; ++micro) {
@@ -193,7 +202,7 @@ void sub_groups(ProcessGroup& group, Report& report) {
   std::optional<ProcessGroup> ends = group.new_group({group.world_size() - 1, 0});
   report.text("member", ends ? ends->name() + " " + std::to_string(ends->rank()) : "no");
   if (ends) {
-    const auto value = torch::full({2}, static_cast<float>(group.rank() + 1));
+    const auto value = torch::full({2}, static_cast<float>(group.rank() + 1), device);
     torchfuse::all_reduce_(value, "sum", {ends->name()});
     report.tensor("sum", value);
     ends->barrier();
@@ -248,12 +257,28 @@ void sample() {
   }
 }
 
-void run(const std::string& mode, const std::string& folder) {
+/// Waits until all processes have started. A short time limit begins after that: a busy machine
+/// starts them one by one.
+void meet(const std::string& folder) {
+  const auto sign = [&](const std::string& rank) { return folder + "/started" + rank; };
+  std::ofstream(sign(std::getenv("RANK"))).put('\n');
+  for (int rank = 0; rank < std::stoi(std::getenv("WORLD_SIZE")); ++rank) {
+    while (!std::filesystem::exists(sign(std::to_string(rank)))) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+}
+
+void run(const std::string& mode, const std::string& folder, bool on_cuda) {
   ProcessGroupOptions options;
-  options.backend("gloo");
+  options.backend(on_cuda ? "nccl" : "gloo");
   const bool fails = mode == "killed" || mode == "stopped" || mode == "join" || mode == "unreached";
+  if (fails && mode != "join") meet(folder);
   if (fails) options.timeout(std::chrono::seconds(5)).leave_timeout(std::chrono::seconds(1));
   auto group = torchfuse::parallel::init_process_group(options);
+  if (on_cuda) {
+    device = torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(group.local_rank()));
+  }
   if (mode == "join") return;
   Report report(folder, group.rank());
   if (mode == "accumulate") return accumulate(group, report);
@@ -275,13 +300,14 @@ int main(int argc, char** argv) {
     std::cout << TORCH_VERSION << '\n';
     return 0;
   }
-  if (argc != 3) {
-    std::cerr << "usage: data_parallel_program <mode> <folder>\n";
+  const bool on_cuda = argc == 4 && std::string(argv[3]) == "cuda";
+  if (argc != 3 && !on_cuda) {
+    std::cerr << "usage: data_parallel_program <mode> <folder> [cuda]\n";
     return 2;
   }
   torch::set_num_threads(1);
   try {
-    std::string(argv[1]) == "sampler" ? sample() : run(argv[1], argv[2]);
+    std::string(argv[1]) == "sampler" ? sample() : run(argv[1], argv[2], on_cuda);
     return 0;
   } catch (const c10::Error& error) {
     std::cerr << "error: " << error.what_without_backtrace() << std::endl;

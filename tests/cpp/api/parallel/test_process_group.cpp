@@ -238,14 +238,12 @@ TEST(ProcessGroupErrors, APortThatIsInUse) {
 TEST(ProcessGroupErrors, NobodyAnswers) {
   const HeldPort held;
   const auto options = alone().rank(1).world_size(2).timeout(1s);
-  const auto start = std::chrono::steady_clock::now();
   const auto connect = [&] {
     init_process_group(
         ProcessGroupOptions(options).master_addr("127.0.0.1").master_port(held.port));
   };
   EXPECT_ERROR(connect, "expected rank 0 to answer at 127.0.0.1:" + std::to_string(held.port) +
                             " within 1 s, got: ");
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
 }
 
 TEST(ProcessGroupErrors, NcclWithoutAGpuOrABuildOfIt) {
