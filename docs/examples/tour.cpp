@@ -102,7 +102,7 @@ static bool normalise(const std::string& group_name) {
 }
 
 int main() {
-  torch::manual_seed(0);  // of some beginnings the gradients are too small to be clipped
+  torch::manual_seed(0);  // some weights leave gradients too small to clip
   torch::nn::Linear model(8, 2);
   FusedAdam optimizer(model->parameters(), FusedAdamOptions(1e-3));
   GradScaler scaler(torch::kCPU, GradScalerOptions().growth_interval(500));
