@@ -119,6 +119,15 @@ function(torchfuse_use_torch_threads target)
   target_link_libraries(${target} PRIVATE torchfuse::libgomp)
 endfunction()
 
+# Compiles `size` files of the target at once. A file behind torch's headers costs seconds before its own
+# first line is read: g++ instantiates anew what they left pending, precompiled or not. Names in the
+# anonymous namespaces of one target must differ. CMAKE_UNITY_BUILD=OFF compiles each file alone.
+function(torchfuse_compile_in_batches target size)
+  if(NOT DEFINED CMAKE_UNITY_BUILD)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${size})
+  endif()
+endfunction()
+
 # Every header of the target's header sets must compile when it is included alone.
 function(torchfuse_check_headers target)
   if(TORCHFUSE_BUILD_TESTS)

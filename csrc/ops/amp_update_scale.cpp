@@ -17,7 +17,7 @@ namespace torchfuse {
 
 namespace {
 
-constexpr const char* kOp = "amp_update_scale_";
+constexpr const char* kUpdateScale = "amp_update_scale_";
 
 using OptionalTensor = std::optional<at::Tensor>;
 
@@ -34,26 +34,26 @@ void check_records(const ops::Argument& argument, const at::Tensor& tensor, at::
 void check_tensors(const at::Tensor& scale, const at::Tensor& growth_tracker,
                    const at::Tensor& found_inf, const OptionalTensor& hysteresis_tracker,
                    const OptionalTensor& counts, const OptionalTensor& history) {
-  ops::check_scalar({kOp, "scale"}, scale, at::kFloat);
-  ops::check_backend(kOp, scale.device());
-  ops::check_scalar({kOp, "growth_tracker"}, growth_tracker, at::kInt);
-  ops::check_scalar({kOp, "found_inf"}, found_inf, at::kFloat);
-  ops::check_writable({kOp, "scale"}, scale);
-  ops::check_same_device({kOp, "growth_tracker"}, growth_tracker, scale.device(), "scale");
-  ops::check_same_device({kOp, "found_inf"}, found_inf, scale.device(), "scale");
+  ops::check_scalar({kUpdateScale, "scale"}, scale, at::kFloat);
+  ops::check_backend(kUpdateScale, scale.device());
+  ops::check_scalar({kUpdateScale, "growth_tracker"}, growth_tracker, at::kInt);
+  ops::check_scalar({kUpdateScale, "found_inf"}, found_inf, at::kFloat);
+  ops::check_writable({kUpdateScale, "scale"}, scale);
+  ops::check_same_device({kUpdateScale, "growth_tracker"}, growth_tracker, scale.device(), "scale");
+  ops::check_same_device({kUpdateScale, "found_inf"}, found_inf, scale.device(), "scale");
   if (hysteresis_tracker) {
-    ops::check_scalar({kOp, "hysteresis_tracker"}, *hysteresis_tracker, at::kInt);
-    ops::check_same_device({kOp, "hysteresis_tracker"}, *hysteresis_tracker, scale.device(),
+    ops::check_scalar({kUpdateScale, "hysteresis_tracker"}, *hysteresis_tracker, at::kInt);
+    ops::check_same_device({kUpdateScale, "hysteresis_tracker"}, *hysteresis_tracker, scale.device(),
                            "scale");
   }
   if (counts) {
-    check_records({kOp, "counts"}, *counts, at::kLong, counts->numel() == 3, "[3]", scale.device());
+    check_records({kUpdateScale, "counts"}, *counts, at::kLong, counts->numel() == 3, "[3]", scale.device());
   }
   if (history) {
-    check_records({kOp, "history"}, *history, at::kFloat,
+    check_records({kUpdateScale, "history"}, *history, at::kFloat,
                   history->dim() == 2 && history->size(0) > 0 && history->size(1) == 2, "[n, 2]",
                   scale.device());
-    TORCH_CHECK(counts.has_value(), kOp, ": expected counts to be a tensor when there is a ",
+    TORCH_CHECK(counts.has_value(), kUpdateScale, ": expected counts to be a tensor when there is a ",
                 "history, got none.");
   }
 }
@@ -62,9 +62,9 @@ kernels::ScaleUpdateParams read_params(double growth_factor, double backoff_fact
                                        std::int64_t growth_interval, bool has_hysteresis_tracker,
                                        std::int64_t hysteresis, std::optional<double> min_scale,
                                        std::optional<double> max_scale, bool dynamic) {
-  TORCH_CHECK(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(), kOp,
+  TORCH_CHECK(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(), kUpdateScale,
               ": expected hysteresis to be a number of at least 1, got ", hysteresis, ".");
-  TORCH_CHECK(hysteresis == 1 || has_hysteresis_tracker, kOp,
+  TORCH_CHECK(hysteresis == 1 || has_hysteresis_tracker, kUpdateScale,
               ": expected hysteresis_tracker to be a tensor when hysteresis is ", hysteresis,
               ", got none.");
   kernels::ScaleUpdateParams params;
@@ -78,7 +78,7 @@ kernels::ScaleUpdateParams read_params(double growth_factor, double backoff_fact
   // Written so that NaN fails.
   TORCH_CHECK(params.min_scale >= 0.0f && params.min_scale <= params.max_scale &&
                   params.max_scale <= kernels::kLargestFloat,
-              kOp, ": expected 0 <= min_scale <= max_scale within fp32, got min_scale ",
+              kUpdateScale, ": expected 0 <= min_scale <= max_scale within fp32, got min_scale ",
               params.min_scale, " and max_scale ", params.max_scale, ".");
   return params;
 }
@@ -87,7 +87,7 @@ void run(const c10::Device& device, const kernels::UpdateScaleArgs& args) {
   if (device.is_cpu()) return kernels::amp_update_scale_cpu(args);
 #if defined(TORCHFUSE_WITH_CUDA)
   const c10::OptionalDeviceGuard guard(device);
-  ops::check_status(kOp, kernels::amp_update_scale_cuda(args, ops::current_stream(device)));
+  ops::check_status(kUpdateScale, kernels::amp_update_scale_cuda(args, ops::current_stream(device)));
 #endif
 }
 

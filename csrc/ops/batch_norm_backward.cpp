@@ -18,7 +18,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 using ReduceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 constexpr const char* kReduce = "batch_norm_backward_reduce";
-constexpr const char* kElemt = "batch_norm_backward_elemt";
+constexpr const char* kBackwardElemt = "batch_norm_backward_elemt";
 
 /// The dtype of a gradient: that of what it belongs to, or the compute type.
 at::ScalarType gradient_dtype(const at::Tensor& input, const OptionalTensor& vector) {
@@ -75,10 +75,10 @@ ReduceResult reduce_meta(const at::Tensor& /*grad_output*/, const at::Tensor& in
                  : at::empty({0}, options)};
 }
 
-at::Tensor elemt_impl(const at::Tensor& grad_output, const at::Tensor& input,
+at::Tensor backward_elemt_impl(const at::Tensor& grad_output, const at::Tensor& input,
                       const at::Tensor& saved, const at::Tensor& sums, const OptionalTensor& weight,
                       const OptionalTensor& bias, bool relu) {
-  const ops::BatchNormSource source(kElemt, input);
+  const ops::BatchNormSource source(kBackwardElemt, input);
   const c10::OptionalDeviceGuard guard(source.device());
   const std::int64_t channels = source.channels();
   kernels::BatchNormBackwardElemtArgs args;
@@ -93,11 +93,11 @@ at::Tensor elemt_impl(const at::Tensor& grad_output, const at::Tensor& input,
   args.relu = relu;
   const at::Tensor grad_input = source.empty_like_input();
   args.grad_input = grad_input.mutable_data_ptr();
-  ops::run_batch_norm_backward_elemt(kElemt, source, args);
+  ops::run_batch_norm_backward_elemt(kBackwardElemt, source, args);
   return grad_input;
 }
 
-at::Tensor elemt_meta(const at::Tensor& /*grad_output*/, const at::Tensor& input,
+at::Tensor backward_elemt_meta(const at::Tensor& /*grad_output*/, const at::Tensor& input,
                       const at::Tensor& /*saved*/, const at::Tensor& /*sums*/,
                       const OptionalTensor& /*weight*/, const OptionalTensor& /*bias*/,
                       bool /*relu*/) {
@@ -122,25 +122,25 @@ at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output, const at::Te
                                      bool relu) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torchfuse::batch_norm_backward_elemt", "")
-                             .typed<decltype(elemt_impl)>();
+                             .typed<decltype(backward_elemt_impl)>();
   return op.call(grad_output, input, saved, sums, weight, bias, relu);
 }
 
 TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
   m.impl("batch_norm_backward_reduce", reduce_impl);
-  m.impl("batch_norm_backward_elemt", elemt_impl);
+  m.impl("batch_norm_backward_elemt", backward_elemt_impl);
 }
 TORCH_LIBRARY_IMPL(torchfuse, CPU, m) {
   m.impl("batch_norm_backward_reduce", reduce_impl);
-  m.impl("batch_norm_backward_elemt", elemt_impl);
+  m.impl("batch_norm_backward_elemt", backward_elemt_impl);
 }
 TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) {
   m.impl("batch_norm_backward_reduce", reduce_impl);
-  m.impl("batch_norm_backward_elemt", elemt_impl);
+  m.impl("batch_norm_backward_elemt", backward_elemt_impl);
 }
 TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
   m.impl("batch_norm_backward_reduce", reduce_meta);
-  m.impl("batch_norm_backward_elemt", elemt_meta);
+  m.impl("batch_norm_backward_elemt", backward_elemt_meta);
 }
 
 }  // namespace torchfuse

@@ -38,7 +38,7 @@ class AdagradAlgorithm final : public ops::FusedAlgorithm<kernels::Adagrad> {
   }
 };
 
-const bool kRegistered =
+const bool kAdagradIsRegistered =
     ops::register_algorithm("adagrad", [] { return std::make_unique<AdagradAlgorithm>(); });
 
 void fused_adagrad_impl(at::TensorList params, at::TensorList grads, at::TensorList sums,

@@ -42,7 +42,7 @@ class AdamAlgorithm final : public ops::FusedAlgorithm<kernels::Adam> {
   }
 };
 
-const bool kRegistered =
+const bool kAdamIsRegistered =
     ops::register_algorithm("adam", [] { return std::make_unique<AdamAlgorithm>(); });
 
 void fused_adam_impl(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,

@@ -49,7 +49,7 @@ class LambAlgorithm final : public ops::FusedAlgorithm<kernels::Lamb> {
   }
 };
 
-const bool kRegistered =
+const bool kLambIsRegistered =
     ops::register_algorithm("lamb", [] { return std::make_unique<LambAlgorithm>(); });
 
 void fused_lamb_impl(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,

@@ -39,7 +39,7 @@ class LarsAlgorithm final : public ops::FusedAlgorithm<kernels::Lars> {
   }
 };
 
-const bool kRegistered =
+const bool kLarsIsRegistered =
     ops::register_algorithm("lars", [] { return std::make_unique<LarsAlgorithm>(); });
 
 void fused_lars_impl(at::TensorList params, at::TensorList grads, at::TensorList momentum_buffers,

@@ -36,7 +36,7 @@ class LionAlgorithm final : public ops::FusedAlgorithm<kernels::Lion> {
   }
 };
 
-const bool kRegistered =
+const bool kLionIsRegistered =
     ops::register_algorithm("lion", [] { return std::make_unique<LionAlgorithm>(); });
 
 void fused_lion_impl(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,

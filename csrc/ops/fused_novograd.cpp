@@ -45,7 +45,7 @@ class NovoGradAlgorithm final : public ops::FusedAlgorithm<kernels::NovoGrad> {
   }
 };
 
-const bool kRegistered =
+const bool kNovogradIsRegistered =
     ops::register_algorithm("novograd", [] { return std::make_unique<NovoGradAlgorithm>(); });
 
 void fused_novograd_impl(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,

@@ -39,7 +39,7 @@ class SgdAlgorithm final : public ops::FusedAlgorithm<kernels::Sgd> {
   }
 };
 
-const bool kRegistered =
+const bool kSgdIsRegistered =
     ops::register_algorithm("sgd", [] { return std::make_unique<SgdAlgorithm>(); });
 
 void fused_sgd_impl(at::TensorList params, at::TensorList grads, at::TensorList momentum_buffers,

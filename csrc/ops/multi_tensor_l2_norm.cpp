@@ -14,7 +14,7 @@ namespace torchfuse {
 
 namespace {
 
-constexpr const char* kOp = "multi_tensor_l2_norm";
+constexpr const char* kL2Norm = "multi_tensor_l2_norm";
 
 using NormAndFlag = std::tuple<at::Tensor, at::Tensor>;
 
@@ -22,7 +22,7 @@ using NormAndFlag = std::tuple<at::Tensor, at::Tensor>;
 void run_prologue(const c10::Device& device, const kernels::PrologueArgs& args) {
   if (device.is_cpu()) return kernels::prologue_cpu(args);
 #if defined(TORCHFUSE_WITH_CUDA)
-  ops::check_status(kOp, kernels::prologue_cuda(args, ops::current_stream(device)));
+  ops::check_status(kL2Norm, kernels::prologue_cuda(args, ops::current_stream(device)));
 #endif
 }
 
@@ -37,14 +37,14 @@ void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* partials) {
   }
 #if defined(TORCHFUSE_WITH_CUDA)
   bool prologue_done = false;
-  ops::check_status(kOp,
+  ops::check_status(kL2Norm,
                     kernels::multi_tensor_l2_norm_cuda(args, nullptr, nullptr, &prologue_done,
                                                        ops::current_stream(bucket.key.device)));
 #endif
 }
 
 NormAndFlag l2_norm_impl(at::TensorList tensors) {
-  ops::TensorList list(kOp, "tensors", tensors);
+  ops::TensorList list(kL2Norm, "tensors", tensors);
   const c10::OptionalDeviceGuard guard(list.device());
   const auto options = at::TensorOptions().device(list.device());
   std::int64_t num_partials = 0;

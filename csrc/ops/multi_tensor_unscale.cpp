@@ -16,20 +16,20 @@ namespace torchfuse {
 
 namespace {
 
-constexpr const char* kOp = "multi_tensor_unscale_";
+constexpr const char* kUnscale = "multi_tensor_unscale_";
 
 void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
                   const at::Tensor& inv_scale) {
-  ops::check_scalar({kOp, "found_inf"}, found_inf, at::kFloat);
-  ops::check_scalar({kOp, "inv_scale"}, inv_scale, at::kFloat);
-  ops::check_writable({kOp, "found_inf"}, found_inf);
+  ops::check_scalar({kUnscale, "found_inf"}, found_inf, at::kFloat);
+  ops::check_scalar({kUnscale, "inv_scale"}, inv_scale, at::kFloat);
+  ops::check_writable({kUnscale, "found_inf"}, found_inf);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    ops::check_writable({kOp, "tensors", static_cast<std::int64_t>(i)}, tensors[i]);
+    ops::check_writable({kUnscale, "tensors", static_cast<std::int64_t>(i)}, tensors[i]);
   }
-  ops::TensorList list(kOp, "tensors", tensors);
+  ops::TensorList list(kUnscale, "tensors", tensors);
   if (list.buckets().empty()) return;
-  ops::check_same_device({kOp, "found_inf"}, found_inf, list.device(), "tensors");
-  ops::check_same_device({kOp, "inv_scale"}, inv_scale, list.device(), "tensors");
+  ops::check_same_device({kUnscale, "found_inf"}, found_inf, list.device(), "tensors");
+  ops::check_same_device({kUnscale, "inv_scale"}, inv_scale, list.device(), "tensors");
   const c10::OptionalDeviceGuard guard(list.device());
   for (const ops::Bucket& bucket : list.buckets()) {
     const kernels::UnscaleArgs args{bucket.table(), inv_scale.const_data_ptr<float>(),
@@ -45,7 +45,7 @@ void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
       continue;
     }
 #if defined(TORCHFUSE_WITH_CUDA)
-    ops::check_status(kOp,
+    ops::check_status(kUnscale,
                       kernels::multi_tensor_unscale_cuda(args, ops::current_stream(list.device())));
 #endif
   }
