@@ -25,7 +25,7 @@ using amp::GradScalerOptions;
 using optim::FusedAdam;
 using optim::FusedAdamOptions;
 
-class Finished : public c10d::Work {
+class FinishedMaximum : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
   bool wait(std::chrono::milliseconds) override { return true; }
@@ -43,7 +43,7 @@ class OtherProcess : public c10d::Backend {
     EXPECT_EQ(tensors.size(), 1U);
     seen.push_back(tensors[0].item<float>());
     tensors[0].clamp_min_(flag);
-    return c10::make_intrusive<Finished>();
+    return c10::make_intrusive<FinishedMaximum>();
   }
 
   float flag = 0.0F;

@@ -31,8 +31,6 @@ using testing::saved;
 using testing::state_of;
 using torch::optim::OptimizerParamGroup;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
 /// Every option of every class, other than its default.
 template <class Options>
 Options other_options() {
@@ -240,7 +238,7 @@ TYPED_TEST(ClassArchive, CountsMastersAndOptionsThatDoNotFitAreRefused) {
           "expected the archive to hold no param_groups[0].state[1].master_param");
   refused([](auto&, auto& state) { state.param_remainder(torch::ones({1}, torch::kShort)); },
           "expected the archive to hold no param_groups[0].state[1].param_remainder");
-  refused([](auto& options, auto&) { options.lr(kNan); },
+  refused([](auto& options, auto&) { options.lr(std::nan("")); },
           "expected param_groups[0].lr to be a finite number >= 0, got nan");
 }
 
@@ -267,7 +265,7 @@ TYPED_TEST(ClassOptions, OutOfRangeValuesAreRefusedByName) {
                  testing::class_name<TypeParam>() + ": expected defaults." + text);
   };
   refused(Options(-1.0), "lr to be a finite number >= 0, got -1");
-  refused(Options(kNan), "lr to be a finite number >= 0, got nan");
+  refused(Options(std::nan("")), "lr to be a finite number >= 0, got nan");
   refused(Options().weight_decay(-0.5), "weight_decay to be a finite number >= 0, got -0.5");
   refused(Options().max_grad_norm(-2.0), "max_grad_norm to be >= 0 or none, got -2");
 }

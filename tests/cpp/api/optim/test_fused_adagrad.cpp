@@ -22,9 +22,9 @@ using testing::set_grads;
 using testing::state_of;
 
 /// lr_decay, initial_accumulator_value, dtype
-using ParityCase = std::tuple<double, double, torch::ScalarType>;
+using AdagradCase = std::tuple<double, double, torch::ScalarType>;
 
-class FusedAdagradParity : public ::testing::TestWithParam<ParityCase> {};
+class FusedAdagradParity : public ::testing::TestWithParam<AdagradCase> {};
 
 TEST_P(FusedAdagradParity, MatchesTorchOver100Steps) {
   const auto [lr_decay, initial, dtype] = GetParam();

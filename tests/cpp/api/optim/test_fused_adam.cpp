@@ -36,9 +36,9 @@ std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const std::vector<torch
       params, torch::optim::AdamOptions(2e-3).weight_decay(weight_decay).amsgrad(amsgrad));
 }
 
-using ParityCase = std::tuple<bool, bool, double, torch::ScalarType>;
+using AdamCase = std::tuple<bool, bool, double, torch::ScalarType>;
 
-class FusedAdamParity : public ::testing::TestWithParam<ParityCase> {};
+class FusedAdamParity : public ::testing::TestWithParam<AdamCase> {};
 
 TEST_P(FusedAdamParity, MatchesTorchOver100Steps) {
   const auto [adam_w_mode, amsgrad, weight_decay, dtype] = GetParam();

@@ -27,9 +27,9 @@ using testing::set_grads;
 using testing::state_of;
 
 /// LAMB in plain fp64 tensor operations.
-class Reference {
+class LAMBReference {
  public:
-  Reference(const std::vector<torch::Tensor>& params, FusedLAMBOptions options)
+  LAMBReference(const std::vector<torch::Tensor>& params, FusedLAMBOptions options)
       : options_(std::move(options)) {
     for (const torch::Tensor& param : params) {
       params_.push_back(param.detach().to(torch::kDouble, false, /*copy=*/true));
@@ -87,7 +87,7 @@ class FusedLAMBFormula : public ::testing::TestWithParam<FusedLAMBOptions> {};
 TEST_P(FusedLAMBFormula, HoldsOver100Steps) {
   const FusedLAMBOptions options = FusedLAMBOptions(GetParam()).max_grad_norm(std::nullopt);
   const auto params = make_params();
-  Reference reference(params, options);
+  LAMBReference reference(params, options);
   FusedLAMB optimizer(params, options);
   for (int step = 0; step < 100; ++step) {
     set_grads(params, static_cast<std::uint64_t>(step));
@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(FusedLAMB, AZeroTensorMovesByThePlainUpdate) {
   const std::vector<torch::Tensor> params{torch::zeros({5}).requires_grad_(true)};
-  Reference reference(params, FusedLAMBOptions(0.1));
+  LAMBReference reference(params, FusedLAMBOptions(0.1));
   FusedLAMB optimizer(params, FusedLAMBOptions(0.1).max_grad_norm(std::nullopt));
   set_grads(params, 1);
   optimizer.step();
@@ -119,7 +119,7 @@ TEST(FusedLAMB, AZeroTensorMovesByThePlainUpdate) {
 
 TEST(FusedLAMB, MastersKeepWhatBFloat16Loses) {
   const auto params = make_params(torch::kBFloat16);
-  Reference reference(params, FusedLAMBOptions(1e-3));
+  LAMBReference reference(params, FusedLAMBOptions(1e-3));
   FusedLAMB optimizer(params,
                       FusedLAMBOptions(1e-3).master_weights(true).max_grad_norm(std::nullopt));
   for (int step = 0; step < 20; ++step) {

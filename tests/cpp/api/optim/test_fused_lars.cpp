@@ -21,13 +21,12 @@ using testing::make_params;
 using testing::run_steps;
 using testing::set_grads;
 using testing::state_of;
-using Options = FusedLARSOptions;
 
 /// One tensor in fp64.
-struct Reference {
+struct LARSReference {
   torch::Tensor param, buffer;
 
-  void update(const Options& options, const torch::Tensor& grad) {
+  void update(const FusedLARSOptions& options, const torch::Tensor& grad) {
     const double size = param.norm().item<double>();
     const double slope = grad.norm().item<double>();
     double rate = options.lr();
@@ -43,15 +42,16 @@ struct Reference {
 };
 
 TEST(FusedLARS, FollowsTheFormulaOver100Steps) {
-  std::vector<Options> all{Options(0.2).weight_decay(0.05),
-                           Options(0.2).nesterov(true).maximize(true).eps(1.0),
-                           Options(0.02).momentum(0.0).trust_coefficient(0.02).weight_decay(0.01)};
-  for (Options& options : all) {
+  std::vector<FusedLARSOptions> all{
+      FusedLARSOptions(0.2).weight_decay(0.05),
+      FusedLARSOptions(0.2).nesterov(true).maximize(true).eps(1.0),
+      FusedLARSOptions(0.02).momentum(0.0).trust_coefficient(0.02).weight_decay(0.01)};
+  for (FusedLARSOptions& options : all) {
     options.master_weights(true);
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
       const auto params = make_params(dtype);
       FusedLARS optimizer(params, options);
-      std::vector<Reference> references;
+      std::vector<LARSReference> references;
       for (const auto& param : params) {
         const torch::Tensor start = param.detach().to(torch::kDouble).clone();
         references.push_back({start, torch::zeros_like(start)});
@@ -75,7 +75,8 @@ TEST(FusedLARS, FollowsTheFormulaOver100Steps) {
 TEST(FusedLARS, TheLocalRateIsOneWhereANormIsZero) {
   const torch::Tensor zeros = torch::zeros({5}).requires_grad_(true);
   const torch::Tensor ones = torch::ones({5}).requires_grad_(true);
-  FusedLARS optimizer(std::vector<torch::Tensor>{zeros, ones}, Options(0.5).weight_decay(0.25));
+  FusedLARS optimizer(std::vector<torch::Tensor>{zeros, ones},
+                      FusedLARSOptions(0.5).weight_decay(0.25));
   zeros.mutable_grad() = torch::ones({5});
   ones.mutable_grad() = torch::zeros({5});
   optimizer.step();
@@ -86,8 +87,8 @@ TEST(FusedLARS, TheLocalRateIsOneWhereANormIsZero) {
 TEST(FusedLARS, ASkippedStepLeavesNoTrace) {
   const auto params = make_params();
   const auto expected = copy_of(params);
-  FusedLARS optimizer(params, Options(2.0).skip_non_finite(true));
-  FusedLARS reference(expected, Options(2.0));
+  FusedLARS optimizer(params, FusedLARSOptions(2.0).skip_non_finite(true));
+  FusedLARS reference(expected, FusedLARSOptions(2.0));
   set_grads(params, 0);
   params[4].grad().view(-1)[209] = std::numeric_limits<float>::quiet_NaN();
   optimizer.step();
@@ -99,13 +100,15 @@ TEST(FusedLARS, ASkippedStepLeavesNoTrace) {
 
 TEST(FusedLARSOptions, OutOfRangeValuesAreRefusedByName) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto construct = [](const Options& options) {
+  const auto construct = [](const FusedLARSOptions& options) {
     return [options] { FusedLARS optimizer(make_params(), options); };
   };
-  expect_error(construct(Options().momentum(nan)), "defaults.momentum to be a finite number >= 0");
-  expect_error(construct(Options().trust_coefficient(-0.1)), "defaults.trust_coefficient to be");
-  expect_error(construct(Options().eps(-1.0)), "defaults.eps to be a finite number >= 0");
-  expect_error(construct(Options().momentum(0.0).nesterov(true)),
+  expect_error(construct(FusedLARSOptions().momentum(nan)),
+               "defaults.momentum to be a finite number >= 0");
+  expect_error(construct(FusedLARSOptions().trust_coefficient(-0.1)),
+               "defaults.trust_coefficient to be");
+  expect_error(construct(FusedLARSOptions().eps(-1.0)), "defaults.eps to be a finite number >= 0");
+  expect_error(construct(FusedLARSOptions().momentum(0.0).nesterov(true)),
                "defaults.nesterov to come with a momentum above 0, got 0");
 }
 

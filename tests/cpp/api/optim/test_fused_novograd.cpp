@@ -26,11 +26,10 @@ using testing::run_steps;
 using testing::saved;
 using testing::set_grads;
 using testing::state_of;
-using Options = FusedNovoGradOptions;
 
 /// The paper's own form.
-Options paper() {
-  return Options(1e-2)
+FusedNovoGradOptions paper() {
+  return FusedNovoGradOptions(1e-2)
       .betas({0.95, 0.98})
       .bias_correction(false)
       .grad_averaging(false)
@@ -39,12 +38,12 @@ Options paper() {
 }
 
 /// One tensor in fp64.
-struct Reference {
+struct NovoGradReference {
   torch::Tensor param, moment;
   double norm = 0.0;
   int step = 0;
 
-  void update(const Options& options, const torch::Tensor& scaled) {
+  void update(const FusedNovoGradOptions& options, const torch::Tensor& scaled) {
     ++step;
     const auto [beta1, beta2] = options.betas();
     const torch::Tensor grad = options.maximize() ? -scaled : scaled;
@@ -73,10 +72,10 @@ struct Reference {
   }
 };
 
-void expect_follows_the_formula(const Options& options, torch::ScalarType dtype) {
+void expect_follows_the_formula(const FusedNovoGradOptions& options, torch::ScalarType dtype) {
   const auto params = make_params(dtype);
   FusedNovoGrad optimizer(params, options);
-  std::vector<Reference> references;
+  std::vector<NovoGradReference> references;
   for (const auto& param : params) {
     const torch::Tensor start = param.detach().to(torch::kDouble).clone();
     references.push_back({start, torch::zeros_like(start)});
@@ -102,9 +101,10 @@ void expect_follows_the_formula(const Options& options, torch::ScalarType dtype)
 }
 
 TEST(FusedNovoGrad, FollowsTheFormulaOver100Steps) {
-  std::vector<Options> all{paper().lr(1e-3), Options(1e-3).weight_decay(0.01),
-                           Options(2e-4).norm_type(0).init_zero(true).maximize(true)};
-  for (Options& options : all) {
+  std::vector<FusedNovoGradOptions> all{
+      paper().lr(1e-3), FusedNovoGradOptions(1e-3).weight_decay(0.01),
+      FusedNovoGradOptions(2e-4).norm_type(0).init_zero(true).maximize(true)};
+  for (FusedNovoGradOptions& options : all) {
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
       expect_follows_the_formula(options.master_weights(true), dtype);
     }
@@ -129,7 +129,7 @@ TEST(FusedNovoGrad, ASkippedFirstStepIsNotTheFirst) {
 TEST(FusedNovoGrad, ScaledAndClippedStepsEqualPlainOnes) {
   const auto params = make_params();
   const auto copies = copy_of(params);
-  const Options options = paper().max_grad_norm(1.0);
+  const FusedNovoGradOptions options = paper().max_grad_norm(1.0);
   FusedNovoGrad optimizer(params, options);
   FusedNovoGrad plain(copies, options);
   amp::GradScaler scaler(torch::kCPU);
@@ -197,13 +197,16 @@ TEST(FusedNovoGrad, AStateWithoutANormIsRefused) {
 }
 
 TEST(FusedNovoGradOptions, OutOfRangeValuesAreRefusedByName) {
-  const auto construct = [](const Options& options) {
+  const auto construct = [](const FusedNovoGradOptions& options) {
     return [options] { FusedNovoGrad optimizer(make_params(), options); };
   };
-  expect_error(construct(Options().betas({1.0, 0.9})), "defaults.betas[0] to be in [0, 1), got 1");
-  expect_error(construct(Options().betas({0.9, -0.1})), "defaults.betas[1] to be in [0, 1)");
-  expect_error(construct(Options().eps(-1.0)), "defaults.eps to be a finite number >= 0");
-  expect_error(construct(Options().norm_type(1)),
+  expect_error(construct(FusedNovoGradOptions().betas({1.0, 0.9})),
+               "defaults.betas[0] to be in [0, 1), got 1");
+  expect_error(construct(FusedNovoGradOptions().betas({0.9, -0.1})),
+               "defaults.betas[1] to be in [0, 1)");
+  expect_error(construct(FusedNovoGradOptions().eps(-1.0)),
+               "defaults.eps to be a finite number >= 0");
+  expect_error(construct(FusedNovoGradOptions().norm_type(1)),
                "defaults.norm_type to be 2 or 0 (the largest magnitude), got 1");
 }
 

@@ -33,9 +33,9 @@ torch::optim::SGDOptions& options_of(torch::optim::SGD& optimizer) {
 }
 
 /// momentum, dampening, nesterov, dtype
-using ParityCase = std::tuple<double, double, bool, torch::ScalarType>;
+using SGDCase = std::tuple<double, double, bool, torch::ScalarType>;
 
-class FusedSGDParity : public ::testing::TestWithParam<ParityCase> {};
+class FusedSGDParity : public ::testing::TestWithParam<SGDCase> {};
 
 TEST_P(FusedSGDParity, MatchesTorchOver100Steps) {
   const auto [momentum, dampening, nesterov, dtype] = GetParam();
@@ -58,11 +58,11 @@ TEST_P(FusedSGDParity, MatchesTorchOver100Steps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, FusedSGDParity,
-                         ::testing::Values(ParityCase{0.0, 0.0, false, torch::kFloat},
-                                           ParityCase{0.9, 0.0, false, torch::kFloat},
-                                           ParityCase{0.9, 0.1, false, torch::kFloat},
-                                           ParityCase{0.9, 0.0, true, torch::kFloat},
-                                           ParityCase{0.9, 0.1, false, torch::kDouble}));
+                         ::testing::Values(SGDCase{0.0, 0.0, false, torch::kFloat},
+                                           SGDCase{0.9, 0.0, false, torch::kFloat},
+                                           SGDCase{0.9, 0.1, false, torch::kFloat},
+                                           SGDCase{0.9, 0.0, true, torch::kFloat},
+                                           SGDCase{0.9, 0.1, false, torch::kDouble}));
 
 TEST(FusedSGD, DecayBehindTheMomentumAndMaximizeMatchTheFormula) {
   const auto params = make_params();
