@@ -34,13 +34,16 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
   package prefix pretended-cuda \
   test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
   test-newest-torch test-pretended-cuda \
-  test-packaging test-python test-torch test-tsan test-types test-walkthrough tutorials
+  check test-all test-headers test-packaging test-python test-python-whole test-smoke-on-pretended-cuda \
+  test-torch test-tsan test-types test-walkthrough tutorials
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
 	@echo "make distributed-demo  the same in two processes, with synchronised batch normalisation"
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
-	@echo "make test            all tests of the code: C++, Python, sanitizers, layers, consumer project"
+	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
+	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
+	@echo "make test-all        everything below too, as in CI: about an hour"
 	@echo "make test-cpp | test-python | test-asan | test-tsan | test-layers | test-consumer"
 	@echo "make test-types      mypy and stubtest"
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
@@ -113,12 +116,30 @@ prefix: build
 
 # --- Tests -------------------------------------------------------------------------------------------
 
-test: test-layers test-types test-cpp test-python test-consumer test-asan test-tsan test-cubins
-	@echo "make test: layers, types, C++, Python, consumer project, sanitizers and machine code passed."
+# Each lane runs to its end whatever became of the others, and says what it cost. What a lane of
+# `make test` proves is proven again by none of `make test-all`, but for the build.
+CHECK_LANES := test-layers test-types test-cpp test-python
+TEST_LANES := $(CHECK_LANES) test-asan test-consumer test-smoke-on-pretended-cuda
+ALL_LANES := lint test-layers test-types test-cpp test-python-whole test-asan test-consumer docs \
+  test-integrations test-headers test-tsan coverage test-mutations test-pretended-cuda \
+  test-walkthrough test-packaging test-cubins test-newest-torch
+
+check:
+	@$(PYTHON) tools/run_lanes.py --name "make $@" $(CHECK_LANES)
+
+test:
+	@$(PYTHON) tools/run_lanes.py --name "make $@" $(TEST_LANES)
+
+test-all:
+	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES)
 
 test-cpp: build
-	cmake --build $(BUILD) --target all all_verify_interface_header_sets
+	cmake --build $(BUILD) --target all
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+
+# Every header compiles when it is included alone.
+test-headers: build
+	cmake --build $(BUILD) --target all_verify_interface_header_sets
 
 # Two processes, each with whole files. Threads that wait for work do not spin: they share two cores
 # with the tests.
@@ -127,6 +148,10 @@ PYTEST_IN_PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile
 
 test-python: build
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL) $(PYTEST_ARGS)
+
+# All combinations of what the generated tests vary; test-python takes every pair of values once.
+test-python-whole: PYTEST_ARGS += --all-combinations
+test-python-whole: test-python
 
 build/asan-ubsan/build.ninja build/coverage/build.ninja build/tsan/build.ninja: \
   build/%/build.ninja: CMakePresets.json

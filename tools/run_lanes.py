@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs make targets one after another and says what each cost: `make test`, `make test-all`.
+
+A lane that fails does not stop the next. One that needs what this machine refuses is reported and
+does not fail. Processor seconds (user + system, of all processes that were waited for) compare
+between machines and loads; minutes do not.
+
+    python tools/run_lanes.py --name "make test" test-layers test-cpp
+
+LANES_MINUTES ends a run in time: what it cuts off or does not begin has failed.
+
+Exit status: 0 every lane passed or was refused; 1 one failed or was not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: What a lane needs of the machine: a command that must succeed, and why.
+NEEDS = {
+    "test-tsan": (
+        ("setarch", "--addr-no-randomize", "true"),
+        "the thread sanitizer needs a process without address randomization",
+    ),
+    "docs": (("doxygen", "--version"), "the documentation needs Doxygen, which root may install"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a lane."""
+
+    lane: str
+    result: str  # "passed", or why not
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run as a whole has failed with it."""
+        return self.result != "passed" and not self.result.startswith("refused")
+
+
+def refusal(lane: str) -> str | None:
+    """Why this machine cannot run the lane; None if it can."""
+    command, reason = NEEDS.get(lane, (("true",), ""))
+    if shutil.which(command[0]) is not None:
+        probe = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if probe.returncode == 0:
+            return None
+    return f"refused: {reason}"
+
+
+def _children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
+    """Runs one lane; its processes end with it when time is over."""
+    reason = refusal(lane)
+    if reason is not None:
+        return Outcome(lane, reason)
+    start, cpu_start = time.monotonic(), _children_seconds()
+    if start >= deadline:
+        return Outcome(lane, "not run: the time was over")
+    process = subprocess.Popen([*command, lane], cwd=ROOT, start_new_session=True)
+    try:
+        status = process.wait(deadline - start if deadline < float("inf") else None)
+        result = "passed" if status == 0 else f"failed with exit status {status}"
+    except subprocess.TimeoutExpired:
+        result = "cut off: the time was over"
+    except KeyboardInterrupt:
+        result = "interrupted"
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    wall = time.monotonic() - start
+    return Outcome(lane, result, _children_seconds() - cpu_start, wall)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """One line per lane, and their sum."""
+    total = Outcome(
+        "together",
+        f"{sum(o.result == 'passed' for o in outcomes)} of {len(outcomes)} passed",
+        sum(o.cpu_seconds for o in outcomes),
+        sum(o.wall_seconds for o in outcomes),
+    )
+    return "\n".join(
+        f"lane {o.lane:20} {o.cpu_seconds:7.0f} CPU-s {o.wall_seconds / 60:6.1f} min  {o.result}"
+        for o in (*outcomes, total)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the lanes that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--name", required=True, help="of the whole, for its closing line")
+    parser.add_argument("lanes", nargs="+", metavar="LANE", help="a target of the Makefile")
+    options = parser.parse_args(arguments)
+    minutes = os.environ.get("LANES_MINUTES")
+    deadline = time.monotonic() + 60 * float(minutes) if minutes else float("inf")
+    make = (os.environ.get("MAKE", "make"), "--no-print-directory")
+    outcomes: list[Outcome] = []
+    for lane in options.lanes:
+        print(f"--- {lane}", flush=True)
+        outcomes.append(run(lane, make, deadline))
+        print(f"--- {lane}: {outcomes[-1].result}", flush=True)
+        if outcomes[-1].result == "interrupted":
+            break
+    print(table(outcomes))
+    failed = [outcome.lane for outcome in outcomes if outcome.failed]
+    print(f"{options.name}: {'failed: ' + ', '.join(failed) if failed else 'passed'}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
