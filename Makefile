@@ -168,9 +168,11 @@ test-tsan: .venv/.requirements
 	cmake --build --preset tsan
 	setarch --addr-no-randomize ctest --preset tsan
 
-# Compiles every CUDA kernel for every architecture, once. Needs no GPU.
-test-cubins: build
-	$(VENV_PYTHON) tools/check_cubins.py --build-dir $(BUILD)
+# Reads a library that was built for every architecture, and compiles nothing. Needs no GPU.
+RELEASE_LIBRARY ?= build/release/csrc/libtorchfuse.so
+
+test-cubins: .venv/.requirements
+	$(VENV_PYTHON) tools/check_cubins.py --library $(RELEASE_LIBRARY)
 
 # The device of tests/pretended_cuda; from then on it is kept up to date with the rest.
 pretended-cuda: build

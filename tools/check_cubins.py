@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks the machine code of the CUDA kernels, for every architecture, without a GPU.
 
-The kernels of a build are compiled to cubins with the build's own compiler and flags, and read by
-tools/cubin. Every kernel must do without spills, local memory and stack, let as many blocks be
-resident as its launch bounds ask for, and respect the limits of arguments and static shared memory.
-tools/cubin/budget.json holds its registers, 128-bit accesses and code size: a kernel that takes
-more registers, has fewer 128-bit accesses or grows by more than a quarter fails, and so do kernels
-without an entry and entries without a kernel. After review, --update records the figures anew.
+It reads a library that was built for all architectures, with NVIDIA's cuobjdump. Every kernel must
+do without spills, local memory and stack, let as many blocks be resident as its launch bounds ask
+for, and respect the limits of arguments and static shared memory. tools/cubin/budget.json holds its
+registers, 128-bit accesses and code size: a kernel that takes more registers, has fewer 128-bit
+accesses or grows by more than a quarter fails, and so do kernels without an entry and entries
+without a kernel. After review, --update records the figures anew.
 
 Exit status: 0 all is well, or the build has no CUDA on purpose; 1 violations; 2 cannot check.
 """
@@ -14,140 +14,126 @@ Exit status: 0 all is well, or the build has no CUDA on purpose; 1 violations; 2
 from __future__ import annotations
 
 import argparse
-import os
+import re
+import shutil
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
-from cubin import budget as budgets
-from cubin.build import (
-    Compiler,
-    cuda_sources,
-    nvcc_version,
-    reason_for_no_cuda,
-    release_of,
-)
-from cubin.calibration import calibrate
-from cubin.elf import Kernel
-from cubin.errors import CannotCheckError
+from cubin import CannotCheckError, Kernel
+from cubin.budget import Budget, Figures, dump, load, record
+from cubin.cuobjdump import Cuobjdump
 from cubin.names import demangle, family, short_name
-from cubin.rules import VECTOR_BITS, check_kernel, count
+from cubin.rules import violations
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = "torchfuse_kernels"
-ARCHITECTURES = (80, 90, 100, 120)  # of a budget that is still to be written
+_FALSE = re.compile(r"^(OFF|NO|FALSE|N|0|IGNORE|.*NOTFOUND|)$", re.IGNORECASE)
 
 
-def name_kernels(kernels: Sequence[Kernel]) -> dict[str, dict[int, Kernel]]:
+def cmake_cache(library: Path) -> dict[str, str]:
+    """What CMake keeps about the build that a library lies in; nothing outside a build."""
+    caches = (folder / "CMakeCache.txt" for folder in library.resolve().parents)
+    text = next((path.read_text(encoding="utf-8") for path in caches if path.is_file()), "")
+    return dict(re.findall(r"^(\w+):\w+=(.*)$", text, re.MULTILINE))
+
+
+def reason_for_no_cuda(cache: dict[str, str]) -> str | None:
+    """Why a build has no CUDA on purpose; None if it has."""
+    wish = cache.get("TORCHFUSE_WITH_CUDA", "ON")
+    if _FALSE.match(wish):
+        return f"TORCHFUSE_WITH_CUDA={wish}"
+    if wish.upper() == "AUTO" and _FALSE.match(cache.get("CMAKE_CUDA_COMPILER", "")):
+        return "TORCHFUSE_WITH_CUDA=AUTO found no CUDA to build with"
+    return None
+
+
+def name_kernels(kernels: Sequence[Kernel]) -> Figures:
     """Sorts kernels by short name and architecture.
 
     Raises:
-        CannotCheckError: two kernels have the same short name.
+        CannotCheckError: two kernels have the same short name, or one lacks an architecture.
     """
     figures: dict[str, dict[int, Kernel]] = {}
     names = map(short_name, demangle([kernel.symbol for kernel in kernels]))
     for name, kernel in zip(names, kernels, strict=True):
-        by_arch = figures.setdefault(name, {})
-        if kernel.arch in by_arch:
+        if kernel.arch in figures.setdefault(name, {}):
             raise CannotCheckError(f"expected one kernel {name} for sm_{kernel.arch}, got two.")
-        by_arch[kernel.arch] = kernel
+        figures[name][kernel.arch] = kernel
+    for arch in sorted({kernel.arch for kernel in kernels}):
+        for name, by_arch in figures.items():
+            if arch not in by_arch:
+                raise CannotCheckError(f"expected kernel {name} for sm_{arch}, got none.")
     return dict(sorted(figures.items()))
 
 
-def check_rules(figures: budgets.Figures) -> list[str]:
-    """Violations of what holds without a budget."""
-    return [
-        violation
-        for name, by_arch in figures.items()
-        for kernel in by_arch.values()
-        for violation in check_kernel(name, kernel)
-    ]
-
-
-def _cell(kernel: Kernel) -> str:
-    loads, stores = (count(kernel, operation, VECTOR_BITS) for operation in ("LDG", "STG"))
-    return f"{kernel.registers:3} {loads:2}/{stores:<2} {kernel.text_bytes:6}"
-
-
-def _summary_cell(kernels: Sequence[Kernel]) -> str:
-    text = sum(kernel.text_bytes for kernel in kernels)
-    return f"{max(kernel.registers for kernel in kernels):3} {text:8}"
-
-
-def table(figures: budgets.Figures, architectures: Sequence[int], verbose: bool) -> str:
+def table(figures: Figures, architectures: Sequence[int], verbose: bool) -> str:
     """The figures as text: a row per kernel, or one per group of kernels that share a name."""
-    rows: list[tuple[str, ...]] = []
-    if verbose:
-        head = "registers, 128-bit loads/stores, bytes of code"
-        for name, by_arch in figures.items():
-            rows.append((name, *(_cell(by_arch[arch]) for arch in architectures)))
-    else:
-        head = "most registers, bytes of code of all"
-        for group in sorted({family(name) for name in figures}):
-            members = [by_arch for name, by_arch in figures.items() if family(name) == group]
-            cells = (_summary_cell([m[arch] for m in members]) for arch in architectures)
-            rows.append((f"{group} ({len(members)})", *cells))
-    rows.insert(0, (head, *(f"sm_{arch}" for arch in architectures)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    )
+    head = "most registers, fewest 128-bit loads/stores, bytes of code"
+    rows = [f"{head:60}" + "".join(f"{f'sm_{arch}':>21}" for arch in architectures)]
+    for group, names in groupby(figures, key=lambda name: name if verbose else family(name)):
+        members = [figures[name] for name in names]
+        row = f"{group if verbose else f'{group} ({len(members)})':60}"
+        for arch in architectures:
+            kernels = [by_arch[arch] for by_arch in members]
+            loads, stores = (min(k.count(o, "128") for k in kernels) for o in ("LDG", "STG"))
+            text = sum(kernel.text_bytes for kernel in kernels)
+            row += f"  {max(k.registers for k in kernels):3} {loads:3}/{stores:<3} {text:8}"
+        rows.append(row)
+    return "\n".join(rows)
 
 
-def check(options: argparse.Namespace) -> int:
+def check(library: Path, path: Path, wanted: Sequence[int], update: bool, verbose: bool) -> int:
     """Does what the options say; returns the exit status.
 
     Raises:
         CannotCheckError: there is nothing to check, or no way to.
     """
-    reason = reason_for_no_cuda(options.build_dir)
+    cache = cmake_cache(library)
+    reason = reason_for_no_cuda(cache)
     if reason is not None:
         print(f"check_cubins: skipped, CPU-only build ({reason})")
         return 0
-    sources = cuda_sources(options.build_dir, TARGET)
-    nvcc = sources[0].command[0]
-    version = nvcc_version(nvcc)
-    known = options.budget.is_file() or not options.update
-    budget = budgets.load(options.budget) if known else budgets.Budget("", ARCHITECTURES, {}, {})
-    targeted = {arch for source in sources for arch in source.architectures}
-    architectures = sorted(set(options.arch or {*budget.architectures, *targeted}))
-
-    compiler = Compiler(options.build_dir.resolve() / "cubins", version, options.jobs)
-    calibrate(compiler, nvcc, architectures)
-    compiled = compiler.compile(sources, architectures)
-    figures = name_kernels([kernel for one in compiled.values() for kernel in one.kernels])
-    print(table(figures, architectures, options.verbose))
-
-    if options.update:
-        budget = budgets.record(figures, release_of(version), budget.vector_access)
-        options.budget.write_text(budgets.dump(budget), encoding="utf-8")
-        print(f"check_cubins: recorded in {options.budget}; read its diff before you commit it")
-    return report(figures, budget, architectures, release_of(version))
-
-
-def report(
-    figures: budgets.Figures, budget: budgets.Budget, architectures: Sequence[int], release: str
-) -> int:
-    """Prints the verdict; returns the exit status."""
-    violations = [*check_rules(figures), *budgets.compare(figures, budget)]
-    size = f"{len(figures)} kernels x {len(architectures)} architectures"
-    for arch in architectures:
-        if arch not in budget.architectures:
-            print(f"check_cubins: sm_{arch} is not in the budget; only its hard limits are checked")
-    if not violations:
-        print(f"check_cubins: {size} within budget")
-        return 0
-    for violation in violations:
-        print(violation, file=sys.stderr)
-    if release != budget.nvcc:
-        print(
-            f"The budget was recorded with nvcc {budget.nvcc}, this is {release}: figures may "
-            "differ for that reason.",
-            file=sys.stderr,
+    if not library.is_file():
+        raise CannotCheckError(
+            f"expected a library in {library}, got no such file. Build it with cmake --preset "
+            "release and cmake --build --preset release, or name another with --library."
         )
+    budget = load(path) if path.is_file() or not update else Budget("", [], {}, {})
+    cuobjdump = Cuobjdump(cache.get("CMAKE_CUDA_COMPILER") or shutil.which("nvcc"))
+    print(f"check_cubins: {cuobjdump.path} {cuobjdump.version} reads {library}")
+
+    usage = cuobjdump.usage(library)
+    architectures = sorted(set(wanted or {*budget.architectures, *usage}))
+    for arch in architectures:
+        if arch not in usage:
+            raise CannotCheckError(
+                f"expected machine code for sm_{arch} in {library}, got it for "
+                f"{' '.join(f'sm_{arch}' for arch in usage) or 'none'}. Build it with the default "
+                "CMAKE_CUDA_ARCHITECTURES."
+            )
+        if arch not in budget.architectures and not update:
+            print(f"check_cubins: sm_{arch} is not in the budget; only its hard limits are checked")
+    figures = name_kernels(
+        cuobjdump.kernels(library, {arch: usage[arch] for arch in architectures})
+    )
+    print(table(figures, architectures, verbose))
+    compiler = cuobjdump.compiler(library, architectures[0])
+    if update:
+        budget = record(figures, compiler, budget.vector_access)
+        path.write_text(dump(budget), encoding="utf-8")
+        print(f"check_cubins: recorded in {path}; read its diff before you commit it")
+    size = f"check_cubins: {len(figures)} kernels x {len(architectures)} architectures"
+    found = list(violations(figures, budget))
+    if not found:
+        print(f"{size} within budget")
+        return 0
+    print(*found, sep="\n", file=sys.stderr)
+    if compiler != budget.nvcc:
+        print(f"The budget is nvcc {budget.nvcc}'s, this is {compiler}'s code.", file=sys.stderr)
     print(
-        f"check_cubins: {size}, {len(violations)} violations. Where new figures are right, record "
-        "them with --update; it does not lift the limits.",
+        f"{size}, {len(found)} violations. Where new figures are right, record them with --update; "
+        "it does not lift the limits.",
         file=sys.stderr,
     )
     return 1
@@ -158,24 +144,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--build-dir", type=Path, default=ROOT / "build/dev", metavar="DIR")
-    parser.add_argument(
-        "--arch",
-        type=int,
-        nargs="+",
-        metavar="NN",
-        help="default: those of the budget and those that the build makes code for",
-    )
+    library = ROOT / "build/release/csrc/libtorchfuse.so"
+    parser.add_argument("--library", type=Path, default=library, metavar="FILE")
     parser.add_argument("--budget", type=Path, default=ROOT / "tools/cubin/budget.json")
-    parser.add_argument(
-        "--update",
-        action="store_true",
-        help="record the figures; the budget then has exactly the architectures of this run",
-    )
+    every = "default: those of the budget and of the library"
+    parser.add_argument("--arch", type=int, nargs="+", default=(), metavar="NN", help=every)
+    update = "record the figures; the budget then has exactly the architectures of this run"
+    parser.add_argument("--update", action="store_true", help=update)
     parser.add_argument("--verbose", action="store_true", help="a row per kernel")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
+    options = parser.parse_args(arguments)
     try:
-        return check(parser.parse_args(arguments))
+        return check(options.library, options.budget, options.arch, options.update, options.verbose)
     except CannotCheckError as error:
         print(f"check_cubins: cannot check: {error}", file=sys.stderr)
         return 2

@@ -1,280 +1,249 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The check of compiled kernels finds what is planted in them, and says what it cannot check."""
+"""The check of machine code finds what is planted in it, and says what it cannot check."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import check_cubins
 import pytest
+from cubin import cuobjdump
+from cubin.budget import Budget, Entry, dump, load
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tools"))
+# What cuobjdump 12.8 prints, shortened, about a kernel that doubles float4s, launched with at most
+# 256 threads and at least 4 blocks per multiprocessor.
+RECORDED = {
+    "-res-usage": """
+Fatbin elf code:
+================
+arch = sm_90
+code version = [1,8]
 
-import check_cubins  # noqa: E402
-from cubin import budget as budgets  # noqa: E402
-from cubin import elf, sass  # noqa: E402
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function scale:
+  REG:14 STACK:0 SHARED:5120 LOCAL:0 CONSTANT[0]:544 TEXTURE:0 SURFACE:0 SAMPLER:0
+""",
+    "-elf": """
+	Tool Version: Cuda compilation tools, release 13.0, V13.0.88
+.nv.info
+	Attribute:	EIATTR_REGCOUNT
+	Value:	function: scale(0x6)	register count: 14
+.nv.info.scale
+	Attribute:	EIATTR_MAXREG_COUNT
+	Format:	EIFMT_HVAL
+	Value:	0x40
+	Attribute:	EIATTR_MAX_THREADS
+	Format:	EIFMT_SVAL
+	Value:	0x80 0x2 0x1
+	Attribute:	EIATTR_CBANK_PARAM_SIZE
+	Format:	EIFMT_HVAL
+	Value:	0x10
+""",
+    "-sass": """
+	code for sm_90
+		Function : scale
+	.headerflags	@"EF_CUDA_SM90 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM90)"
+        /*0050*/                   IMAD.WIDE.U32 R2, R7, 0x10, R2 ;     /* 0x0000001007027825 */
+                                                                        /* 0x001fca00078e0002 */
+        /*0060*/              @!P0 LDG.E.EF.128 R8, desc[UR4][R2.64] ;  /* 0x0000000402087981 */
+                                                                        /* 0x000ea2000c0e1d00 */
+        /*00c0*/                   STG.E.EF.128 desc[UR4][R4.64], R8 ;  /* 0x0000000804007986 */
+                                                                        /* 0x000fe2000c001d04 */
+        /*00f0*/                   NOP;                                 /* 0x0000000000007918 */
+                                                                        /* 0x000fc00000000000 */
+		..........
+""",
+    "--version": "Cuda compilation tools, release 12.8, V12.8.55\n",
+}  # fmt: skip
+ACCESS = {"scale": ["load", "store"]}
+BUDGET = Budget("13.0", [90], ACCESS, {"scale": Entry([16], 1, 1, [64])})
+TOOLS = ("nvcc", "nvdisasm", "cuobjdump")
 
-NVCC = (
-    os.environ.get("CUDACXX")
-    or shutil.which("nvcc")
-    or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+class Recorded:
+    """A library, its budget, and tools that repeat what they said about it once."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.tools = folder / "bin"
+        self.library = folder / "libscale.so"
+        self.budget = folder / "budget.json"
+        self.capsys = capsys
+        self.tools.mkdir()
+        self.library.touch()
+        # Called with `-sass -arch sm_90 <library>`, for one.
+        script = f'#!/bin/sh\ncd {self.tools}\n[ -f "./$1.$3" ] && exec cat "./$1.$3"\ncat "./$1"\n'
+        texts = dict.fromkeys(TOOLS, script) | RECORDED
+        for name, text in texts.items():
+            (self.tools / name).write_text(text)
+            (self.tools / name).chmod(0o755)
+        self.budget.write_text(dump(BUDGET))
+
+    def change(self, name: str, old: str, new: str) -> None:
+        path = self.budget if name == "budget" else self.tools / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    def check(self, *options: str) -> tuple[int, str]:
+        files = ["--library", str(self.library), "--budget", str(self.budget)]
+        status = check_cubins.main([*files, *options])
+        output = self.capsys.readouterr()
+        return status, output.err if status else output.out
+
+
+@pytest.fixture
+def recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Recorded:
+    recorded = Recorded(tmp_path, capsys)
+    monkeypatch.setenv("PATH", str(recorded.tools), prepend=":")
+    return recorded
+
+
+def test_kernel_within_its_budget_passes(recorded: Recorded) -> None:
+    status, output = recorded.check("--verbose")
+    first, _, row, last = output.splitlines()
+    assert f"{recorded.tools}/cuobjdump 12.8 reads {recorded.library}" in first
+    assert row.split() == ["scale", "14", "1/1", "64"]
+    assert last == "check_cubins: 1 kernels x 1 architectures within budget"
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "old", "new", "message"),
+    [
+        (1, "-res-usage", "REG:14", "REG:17", "scale sm_90: expected at most 16 registers, got 17"),
+        (1, "-res-usage", "STACK:0", "STACK:8", "sm_90: expected no stack, got 8 bytes."),
+        (1, "-res-usage", "LOCAL:0", "LOCAL:8", "sm_90: expected no stack, got 8 bytes."),
+        (
+            1,
+            "-res-usage",
+            "5120",
+            "50180",
+            "at most 49152 bytes of static shared memory, got 49156",
+        ),
+        (1, "-res-usage", "5120", "60000", "4 blocks of 256 threads per multiprocessor, got 3, by"),
+        (1, "-elf", "\t0x40", "\t0x18", "10 blocks of 256 threads per multiprocessor, got 8, by"),
+        (1, "-elf", "\t0x10\n", "\t0x7ffd\n", "at most 32764 bytes of arguments, got 32765."),
+        (1, "-sass", "NOP", "LDL.64", "expected no local memory, got 1 loads and 0 stores of it."),
+        (1, "-sass", "NOP", "STL", "expected no local memory, got 0 loads and 1 stores of it."),
+        (1, "-sass", "LDG.E.EF.128", "LDG.E.EF.64", "sm_90: expected loads of 128 bits, got none."),
+        (1, "-sass", "STG.E.EF.128", "STG.E.EF", "sm_90: expected 1 stores of 128 bits, got 0."),
+        (0, "budget", "   64", "   52", "check_cubins: 1 kernels x 1 architectures within budget"),
+        (1, "budget", "   64", "   51", "some 51 bytes of code, got 64 (25 % more)."),
+        (1, "budget", '"scale": [', '"scales": [', "vector_access of scales: expected a kernel of"),
+        (1, "budget", '"scale": [', '"scales": [', "scale: expected an entry in vector_access"),
+        (1, "budget", '"scale":  ', '"scales": ', "scales: expected in the library, got no such"),
+        (1, "budget", '"scale":  ', '"scales": ', "scale: expected in the budget, got no such"),
+        (2, "-sass", "  /*", "  ", "sm_90 scale: expected instructions in -sass, got none."),
+        (2, "-elf", "MAXREG", "MOSTREG", "expected EIATTR_MAXREG_COUNT in -elf, got none."),
+        (2, "-elf", "CBANK_P", "P", "expected EIATTR_CBANK_PARAM_SIZE in -elf, got none."),
+        (2, "-res-usage", ":5120", ":512", "1024 bytes for the system among SHARED:512, got none."),
+        (2, "-res-usage", "sm_90", "sm_80", "for sm_90 in {library}, got it for sm_80. Build it"),
+        (2, "-res-usage", " Func", " func", "code for sm_90 in {library}, got it for none."),
+        (2, "budget", "[90]", "[80, 90]", "scale needs 2 numbers in each list"),
+        (2, "budget", '"stores":  1, ', "", "expected a budget in {budget}, got TypeError: "),
+        (2, "cuobjdump", '"./$1"\n', "bad; exit 3", "expected exit status 0, got 3: cat: "),
+    ],
 )
-needs_nvcc = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_what_is_planted_is_found(
+    status: int, name: str, old: str, new: str, message: str, recorded: Recorded
+) -> None:
+    recorded.change(name, old, new)
+    got, output = recorded.check()
+    assert got == status
+    assert message.format(library=recorded.library, budget=recorded.budget) in output
+    assert ("check_cubins: 1 kernels x 1 architectures, " in output) == (status == 1)
 
-# --- Builds without CUDA --------------------------------------------------------------------------
+
+def test_another_compiler_is_named(recorded: Recorded) -> None:
+    recorded.change("budget", '"13.0"', '"12.8"')
+    assert recorded.check()[0] == 0
+    recorded.change("-res-usage", "STACK:0", "STACK:8")
+    assert "The budget is nvcc 12.8's, this is 13.0's code." in recorded.check()[1]
+
+
+def test_update_records_what_is_there_and_lifts_no_limit(recorded: Recorded) -> None:
+    recorded.change("-res-usage", "REG:14", "REG:17")
+    recorded.change("-sass", "LDG.E.EF.128", "LDG.E.EF.64")
+    assert recorded.check("--update")[0] == 1
+    assert load(recorded.budget).kernels == {"scale": Entry([24], 0, 1, [64])}
+    recorded.change("-sass", "LDG.E.EF.64", "LDG.E.EF.128")
+    assert recorded.check()[0] == 0
+
+
+def test_every_architecture_has_its_figures(recorded: Recorded) -> None:
+    usage, sass = RECORDED["-res-usage"], RECORDED["-sass"]
+    other = usage.replace("sm_90", "sm_120").replace("REG:14", "REG:30")
+    (recorded.tools / "-res-usage").write_text(usage + other)
+    (recorded.tools / "-sass.sm_120").write_text(sass.replace("NOP", "LDG.E.EF.128"))
+    assert "sm_120 is not in the budget; only its hard limits" in recorded.check()[1]
+    assert recorded.check("--update")[0] == 0
+    assert load(recorded.budget).kernels == {"scale": Entry([16, 32], 1, 1, [64, 64])}
+    recorded.change("-res-usage", "REG:14", "REG:17")
+    assert "scale sm_90: expected at most 16 registers, got 17." in recorded.check()[1]
+    assert recorded.check("--arch", "120")[0] == 0
+    recorded.change("-res-usage", "sm_90", "sm_80")
+    assert f"sm_90 in {recorded.library}, got it for sm_80 sm_120. Build" in recorded.check()[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["sm_90"], "expected one kernel scale for sm_90, got two."),
+        (["sm_80", "sm_80 scales"], "expected kernel scales for sm_90, got none."),
+    ],
+)
+def test_kernels_are_told_apart(more: list[str], message: str, recorded: Recorded) -> None:
+    for name in ("-elf", "-sass"):
+        text = RECORDED[name]
+        (recorded.tools / name).write_text(text + text.replace("scale", "scales"))
+    text = RECORDED["-res-usage"]
+    for arch, _, name in (words.partition(" ") for words in more):
+        text += RECORDED["-res-usage"].replace("sm_90", arch).replace("scale", name or "scale")
+    (recorded.tools / "-res-usage").write_text(text)
+    status, output = recorded.check()
+    assert status == 2
+    assert message in output
+
+
+def test_tools_are_taken_from_triton_where_nvcc_has_none(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "CMakeCache.txt").write_text(f"CMAKE_CUDA_COMPILER:FILEPATH={tmp_path}/nvcc\n")
+    inside = tmp_path / "triton/backends/nvidia"
+    inside.mkdir(parents=True)
+    (inside / "bin").symlink_to(recorded.tools)
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path / "triton")])
+    monkeypatch.setattr(cuobjdump, "find_spec", {"triton": found}.get)
+    assert f"{inside}/bin/cuobjdump 12.8 reads" in recorded.check()[1]
+    (recorded.tools / "nvdisasm").unlink()
+    status, output = recorded.check()
+    assert status == 2
+    assert "expected cuobjdump and nvdisasm beside nvcc or in triton" in output
+    assert f"got them in none of ['{tmp_path}', '{inside}/bin']." in output
 
 
 @pytest.mark.parametrize(
     ("cache", "status", "message"),
     [
-        (None, 2, "expected a build folder"),
-        ("TORCHFUSE_WITH_CUDA:STRING=OFF\nCMAKE_CUDA_COMPILER:FILEPATH=/bin/nvcc\n", 0, "skipped"),
-        ("TORCHFUSE_WITH_CUDA:STRING=AUTO\n", 0, "skipped, CPU-only build"),
-        ("TORCHFUSE_WITH_CUDA:STRING=ON\n", 2, "compile_commands.json, got no such file"),
         (
-            "TORCHFUSE_WITH_CUDA:STRING=AUTO\nCMAKE_CUDA_COMPILER:FILEPATH=/bin/nvcc\n",
-            2,
-            "compile_commands.json, got no such file",
+            "CUDA:STRING=OFF\nCMAKE_CUDA_COMPILER:FILEPATH=/bin/nvcc",
+            0,
+            "CPU-only build (TORCHFUSE_",
         ),
+        ("CUDA:STRING=AUTO", 0, "skipped, CPU-only build (TORCHFUSE_WITH_CUDA=AUTO found no CUDA"),
+        ("CUDA:STRING=ON", 2, "expected a library in {library}, got no such file."),
+        ("CUDA:STRING=AUTO\nCMAKE_CUDA_COMPILER:FILEPATH=/bin/nvcc", 2, "expected a library in"),
     ],
 )
 def test_only_a_build_without_cuda_is_skipped(
-    cache: str | None,
-    status: int,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cache: str, status: int, message: str, recorded: Recorded, tmp_path: Path
 ) -> None:
-    if cache is not None:
-        (tmp_path / "CMakeCache.txt").write_text(cache)
-    assert check_cubins.main(["--build-dir", str(tmp_path)]) == status
-    output = capsys.readouterr()
-    assert message in (output.err if status else output.out)
-
-
-# --- With a compiler ------------------------------------------------------------------------------
-
-HEADER = "constexpr float kFactor = 2.0f;\n"
-SCALE = """
-#include "factor.h"
-extern "C" __global__ void __launch_bounds__(256) scale(const float4* from, float4* to) {
-  float4 v = from[threadIdx.x];
-  to[threadIdx.x] = make_float4(kFactor * v.x, kFactor * v.y, kFactor * v.z, kFactor * v.w);
-}
-"""
-SCALAR = """
-extern "C" __global__ void __launch_bounds__(256) scale(const float* from, float* to) {
-  to[threadIdx.x] = 2.0f * from[threadIdx.x];
-}
-"""
-# 256 values are alive at the barrier.
-SWAP = """
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) scale(const float4* from, float4* to) {
-  float4 v[32];
-  #pragma unroll
-  for (int i = 0; i < 32; ++i) v[i] = from[i * 256 + threadIdx.x];
-  __syncthreads();
-  #pragma unroll
-  for (int i = 0; i < 32; ++i) to[(31 - i) * 256 + threadIdx.x] = v[i];
-}
-"""
-TARGET = "csrc/kernels/CMakeFiles/torchfuse_kernels.dir"
-
-
-class Build:
-    """A build folder with one kernel, compiled for sm_90, and a budget that still lacks it."""
-
-    def __init__(self, folder: Path, nvcc: str) -> None:
-        self.folder = folder
-        self.budget = folder / "budget.json"
-        self.source = folder / "scale.cu"
-        self.calls = folder / "calls"
-        wrapper = folder / "nvcc"
-        wrapper.write_text(f'#!/bin/sh\necho "$@" >> {self.calls}\nexec {nvcc} "$@"\n')
-        wrapper.chmod(0o755)
-        command = (
-            f"{wrapper} -O3 --generate-code=arch=compute_90,code=[sm_90] "
-            f"-x cu -c {self.source} -o {TARGET}/scale.cu.o"
-        )
-        entry = {"directory": str(folder), "command": command, "file": str(self.source)}
-        (folder / "compile_commands.json").write_text(json.dumps([entry]))
-        (folder / "CMakeCache.txt").write_text("TORCHFUSE_WITH_CUDA:STRING=ON\n")
-        (folder / "factor.h").write_text(HEADER)
-        self.source.write_text(SCALE)
-        access = {"scale": ("load", "store")}
-        self.budget.write_text(budgets.dump(budgets.Budget("", (90,), access, {})))
-
-    def check(self, *options: str) -> int:
-        folder, budget = str(self.folder), str(self.budget)
-        return check_cubins.main(["--build-dir", folder, "--budget", budget, *options])
-
-    def compilations(self) -> int:
-        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
-        return sum("-cubin" in line for line in lines)
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    assert NVCC is not None
-    build = Build(tmp_path_factory.mktemp("build"), NVCC)
-    assert build.check("--update") == 0
-    return build
-
-
-@needs_nvcc
-def test_kernel_within_its_budget_passes(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    build.source.write_text(SCALE)
-    assert build.check("--verbose") == 0
-    output = capsys.readouterr().out
-    assert "scale" in output
-    assert " 1/1 " in output
-    assert output.endswith("check_cubins: 1 kernels x 1 architectures within budget\n")
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("source", "messages"),
-    [
-        (
-            SWAP.replace("BLOCKS", "4"),
-            ["expected no local memory, got ", "expected no stack, got ", "bytes of code, got "],
-        ),
-        (SWAP.replace("BLOCKS", "1"), ["expected at most 16 registers, got 1", "bytes of code"]),
-        (SCALAR, ["expected 1 loads of 128 bits, got 0", "expected stores of 128 bits, got none"]),
-        (
-            SCALE.replace("scale", "scale_all"),
-            ["scale_all: expected in the budget", "scale: expected in the build"],
-        ),
-    ],
-    ids=["spills", "registers", "scalar", "other kernel"],
-)
-def test_planted_violation_is_found(
-    source: str, messages: list[str], build: Build, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build.source.write_text(source)
-    assert build.check() == 1
-    errors = capsys.readouterr().err
-    for message in messages:
-        assert message in errors
-    assert "within budget" not in errors
-
-
-@needs_nvcc
-def test_update_does_not_lift_limits(build: Build, tmp_path: Path) -> None:
-    build.source.write_text(SWAP.replace("BLOCKS", "4"))
-    copy = tmp_path / "budget.json"
-    shutil.copy(build.budget, copy)
-    assert build.check("--budget", str(copy), "--update") == 1
-    assert build.check("--budget", str(copy)) == 1
-    assert budgets.load(copy).kernels["scale"].registers == (64,)
-
-
-@needs_nvcc
-def test_only_what_changed_is_compiled_again(build: Build) -> None:
-    build.source.write_text(SCALE)
-    assert build.check() == 0
-    before = build.compilations()
-    assert before > 0
-    assert build.check() == 0
-    assert build.compilations() == before
-    (build.folder / "factor.h").write_text(HEADER.replace("2.0", "3.0") + "// changed\n")
-    assert build.check() == 0
-    assert build.compilations() == before + 1
-
-
-def _other_opcode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sass, "OPERATIONS", {**sass.OPERATIONS, 0x182: "LDG", 0x181: "LDX"})
-
-
-def _other_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sass, "WIDTH_SHIFT", sass.WIDTH_SHIFT + 1)
-
-
-def _other_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sass, "OPERATIONS", {0x181: "LDG", 0x186: "STG"})
-
-
-def _other_attribute(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda monkeypatch: monkeypatch.setitem(elf.ATTRIBUTES, name, 0xEE)
-
-
-def _other_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elf, "RESERVED_SHARED_BYTES", 512)
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_other_opcode, "sm_90 access_128: expected 1 to 1 LDG of 128 bits, got 0."),
-        (_other_width, "sm_90 access_64: expected 1 to 1 STG of 64 bits, got 0."),
-        (_other_local, "sm_90 spills: expected 1 to 1000000 STL, got 0."),
-        (
-            _other_reserve,
-            "sm_90 static_shared: expected 1028 to 1028 bytes of shared memory, got 1",
-        ),
-        (_other_attribute("argument_bytes"), "sm_90 arguments: expected 32008 to 32008 bytes of"),
-        (_other_attribute("max_threads"), "sm_90 static_shared: expected 256 to 256 threads, got"),
-        (
-            _other_attribute("registers"),
-            "calibration.cubin: sm_90 ",
-        ),
-        (_other_attribute("register_cap"), "expected 16-byte instructions and"),
-    ],
-    ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
-)
-def test_change_of_encoding_is_noticed(
-    change: Callable[[pytest.MonkeyPatch], None],
-    message: str,
-    build: Build,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    build.source.write_text(SCALE)
-    change(monkeypatch)
-    assert build.check() == 2
-    assert message in capsys.readouterr().err
-
-
-@needs_nvcc
-def test_what_ptxas_reports_is_compared(
-    build: Build, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build.source.write_text(SCALE)
-    # As if stack sizes were found under another attribute.
-    monkeypatch.setitem(elf.ATTRIBUTES, "frame_size", 0xEE)
-    monkeypatch.setitem(elf.ATTRIBUTES, "min_stack_size", 0xEE)
-    assert build.check() == 2
-    assert "sm_90 spills: expected stack, registers and shared memory as" in capsys.readouterr().err
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    ("source", "options", "message"),
-    [
-        ("not C++", [], "sm_90 scale: expected to compile, got exit status"),
-        (SCALE, ["--arch", "90", "1"], "sm_1 calibration: expected to compile, got exit status"),
-    ],
-)
-def test_what_does_not_compile_cannot_be_checked(
-    source: str,
-    options: list[str],
-    message: str,
-    build: Build,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    build.source.write_text(source)
-    assert build.check(*options) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_missing_compiler_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build = Build(tmp_path, "unused")
-    (tmp_path / "nvcc").unlink()
-    assert build.check() == 2
-    assert f"expected nvcc at {tmp_path}/nvcc" in capsys.readouterr().err
+    (tmp_path / "CMakeCache.txt").write_text(f"TORCHFUSE_WITH_{cache}\n")
+    recorded.library.unlink()
+    got, output = recorded.check()
+    assert got == status
+    assert message.format(library=recorded.library) in output
