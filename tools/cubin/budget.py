@@ -2,7 +2,8 @@
 """budget.json: the figures of every kernel that a person has looked at.
 
 It has one line per kernel; lists have one number per architecture. `vector_access` is edited by
-hand and says by name which kernels must load or store 16 bytes at a time.
+hand. It says by name which kernels must load or store 16 bytes at a time, and whether these
+accesses "stream", that is, ask the caches to evict their lines first.
 """
 
 from __future__ import annotations

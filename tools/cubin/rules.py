@@ -60,10 +60,13 @@ def _check_limits(kernel: Kernel) -> Iterator[str]:
 
 
 def _check_accesses(kernel: Kernel, kinds: Sequence[str]) -> Iterator[str]:
-    """Vector paths have vector accesses, whatever was recorded."""
+    """Vector paths have vector accesses with their cache hint, whatever was recorded."""
     for kind, operation in (("load", "LDG"), ("store", "STG")):
-        if kind in kinds and not kernel.count(operation, "128"):
+        found, hinted = kernel.count(operation, "128"), kernel.count(operation, "128", "EF")
+        if kind in kinds and not found:
             yield f"{kind}s of 128 bits, got none."
+        if hinted != (hints := found if "stream" in kinds else 0):
+            yield f"{hints} of {found} {kind}s of 128 bits to evict first (EF), got {hinted}."
 
 
 def _check_entry(kernel: Kernel, entry: Entry, index: int) -> Iterator[str]:
@@ -86,7 +89,7 @@ def violations(figures: Figures, budget: Budget) -> Iterator[str]:
     for name in sorted(families - access.keys()):
         yield (
             f'{name}: expected an entry in vector_access that says whether it has "load" and '
-            '"store" of 128 bits, got none.'
+            '"store" of 128 bits and whether these "stream", got none.'
         )
     for name in sorted(budget.kernels.keys() - figures.keys()):
         yield f"{name}: expected in the library, got no such kernel."

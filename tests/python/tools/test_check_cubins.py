@@ -58,7 +58,7 @@ Resource usage:
 """,
     "--version": "Cuda compilation tools, release 12.8, V12.8.55\n",
 }  # fmt: skip
-ACCESS = {"scale": ["load", "store"]}
+ACCESS = {"scale": ["load", "store", "stream"]}
 BUDGET = Budget("13.0", [90], ACCESS, {"scale": Entry([16], 1, 1, [64])})
 TOOLS = ("nvcc", "nvdisasm", "cuobjdump")
 
@@ -131,6 +131,8 @@ def test_kernel_within_its_budget_passes(recorded: Recorded) -> None:
         (1, "-sass", "NOP", "STL", "expected no local memory, got 0 loads and 1 stores of it."),
         (1, "-sass", "LDG.E.EF.128", "LDG.E.EF.64", "sm_90: expected loads of 128 bits, got none."),
         (1, "-sass", "STG.E.EF.128", "STG.E.EF", "sm_90: expected 1 stores of 128 bits, got 0."),
+        (1, "-sass", "LDG.E.EF", "LDG.E", "1 of 1 loads of 128 bits to evict first (EF), got 0."),
+        (1, "budget", ', "stream"', "", "0 of 1 stores of 128 bits to evict first (EF), got 1."),
         (0, "budget", "   64", "   52", "check_cubins: 1 kernels x 1 architectures within budget"),
         (1, "budget", "   64", "   51", "some 51 bytes of code, got 64 (25 % more)."),
         (1, "budget", '"scale": [', '"scales": [', "vector_access of scales: expected a kernel of"),
