@@ -27,6 +27,11 @@ _NO_CUDA = "needs a CUDA device and a torchfuse built with CUDA"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--all-combinations",
+        action="store_true",
+        help="run all combinations of generated tests, not every pair of values alone",
+    )
+    parser.addoption(
         "--orders-of-time",
         action="store_true",
         help="pretended CUDA: also try lazy orders with what calls a step or a collective",
@@ -41,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
     config.addinivalue_line("markers", "processes: starts several processes")
+    config.addinivalue_line(
+        "markers", "combinations: runs with every pair of values; with --all-combinations with all"
+    )
     config.addinivalue_line("markers", "gpu_only: asks what only a GPU can answer")
     config.addinivalue_line("markers", "slow: takes minutes or much memory; run with -m slow")
 
@@ -95,10 +103,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--orders-of-time"):
-        from support.orders_of_time import drop_most_orders_of_generated_tests
+    from support.combinations import keep_pairs
 
-        drop_most_orders_of_generated_tests(config, items)
+    keep_pairs(config, items)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,6 +43,8 @@ from torch import Tensor
 
 import torchfuse
 
+pytestmark = pytest.mark.combinations
+
 DTYPES = [F32, F16, BF16, F64]
 ALL_KINDS = [*KINDS, *CONVERTED_KINDS]
 PLAIN_RUN = Run()

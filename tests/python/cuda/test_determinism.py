@@ -37,6 +37,8 @@ import torchfuse
 from torchfuse.optimizers import FusedAdam
 
 # The pretended device does the same each time, unless its order of time is another.
+pytestmark = pytest.mark.combinations
+
 REPEATS = 2 if ON_PRETENDED_CUDA else 10
 DTYPES = [F32, F16, BF16, F64]
 #: Clipped and scaled: the whole step, with its reduction, in the bits of every parameter.

@@ -249,6 +249,7 @@ def check_memory(device: str, body: Callable[[], object], steps: int = 20) -> No
         assert after[name] == before[name], name
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("sizes", [SIZES, SEVERAL_LAUNCHES], ids=["few", "many"])
 @pytest.mark.parametrize("kind", FEW_KINDS, ids=str)
 def test_memory_of_a_step(kind: Kind, sizes: list[int], device: str) -> None:

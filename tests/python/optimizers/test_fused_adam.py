@@ -25,6 +25,7 @@ def flat(params: list[torch.nn.Parameter]) -> torch.Tensor:
     return torch.cat([p.detach().double().reshape(-1) for p in params])
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("config", all_configs(), ids=str)
 def test_parity_with_torch_and_fp64(config: Config, device: str) -> None:
     start = make_params(device=device)

@@ -28,6 +28,7 @@ def dtypes_of(optimizer: FusedAdam, param: torch.Tensor) -> dict[str, torch.dtyp
     return {name: t.dtype for name, t in optimizer.state[param].items() if name != "step"}
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("moments", MOMENTS, ids=str)
 @pytest.mark.parametrize("storage", STORAGE, ids=str)

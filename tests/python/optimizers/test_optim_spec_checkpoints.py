@@ -62,6 +62,7 @@ MODE_PAIRS = [
 ]
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize(("source", "target"), MODE_PAIRS, ids=str)
 @every_optimizer
 def test_a_checkpoint_of_another_dtype_is_converted(
@@ -139,6 +140,7 @@ def test_masters_are_refused_by_parameters_that_need_none(case: Case) -> None:
 # --- Copies ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @every_mode
 @every_optimizer

@@ -43,6 +43,11 @@ class Case:
         make = self.spec.torch_optimizer
         return None if make is None else make(params, **self.hyper)
 
+    def choices(self) -> dict[str, Any]:
+        """What varies from case to case."""
+        name = self.spec.algorithm
+        return {"algorithm": name, **{f"{name}.{key}": value for key, value in self.hyper.items()}}
+
     def __str__(self) -> str:
         values = "-".join(f"{name}={value}" for name, value in self.hyper.items())
         return f"{self.spec.algorithm}-{values}"
@@ -124,6 +129,7 @@ def test_every_optimizer_has_an_entry() -> None:
 # --- The formula ---------------------------------------------------------------------------------
 
 
+@pytest.mark.combinations
 @every_mode
 @every_case
 def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: str) -> None:
@@ -149,6 +155,7 @@ def test_each_step_is_the_formula_rounded_once(case: Case, mode: Mode, device: s
                 assert_rounded(state[name].cpu(), exact, f"{name}[{index}]", slack)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled-and-clipped"])
 @every_case
 def test_twenty_steps_stay_close_to_fp64(case: Case, scaled: bool, device: str) -> None:
@@ -172,6 +179,7 @@ def test_twenty_steps_stay_close_to_fp64(case: Case, scaled: bool, device: str) 
     assert_close_to_torch(params, oracle.params)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("case", CASES_OF_TORCH, ids=str)
 def test_twenty_steps_stay_close_to_torch(case: Case, device: str) -> None:
     params, theirs = make_params(SHAPES, device=device), make_params(SHAPES, device=device)
@@ -184,6 +192,7 @@ def test_twenty_steps_stay_close_to_torch(case: Case, device: str) -> None:
     assert_close_to_torch(params, theirs)
 
 
+@pytest.mark.combinations
 @every_mode
 @every_optimizer
 def test_same_bits_at_every_instruction_level(case: Case, mode: Mode) -> None:
@@ -204,6 +213,7 @@ def test_same_bits_at_every_instruction_level(case: Case, mode: Mode) -> None:
 # --- Skipping, groups, hyper-parameters ----------------------------------------------------------
 
 
+@pytest.mark.combinations
 @every_mode
 @every_optimizer
 def test_a_skipped_first_step_leaves_no_trace(case: Case, mode: Mode, device: str) -> None:
@@ -283,6 +293,7 @@ def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> Non
 # --- State dicts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.combinations
 @every_mode
 @every_optimizer
 def test_a_loaded_checkpoint_goes_on_with_the_same_bits(
@@ -344,6 +355,7 @@ def op_arguments(
     return [[tensor.clone() for tensor in tensors] for tensors in lists], keywords
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
 @every_case
 def test_the_op_does_what_the_class_does(case: Case, mode: Mode, device: str) -> None:
