@@ -34,7 +34,8 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
   package prefix pretended-cuda \
   test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
   test-newest-torch test-pretended-cuda \
-  check test-all test-headers test-packaging test-python test-python-whole test-smoke-on-pretended-cuda \
+  check test-all test-headers test-packaging test-python test-python-quick \
+  test-python-whole test-some-on-pretended-cuda \
   test-torch test-tsan test-types test-walkthrough tutorials
 
 help:
@@ -49,6 +50,8 @@ help:
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
 	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
+	@echo "make test-headers    every header compiles alone"
+	@echo "make test-python-whole  the Python tests with all combinations of what they vary"
 	@echo "make test-packaging  every way to install, in Python and in C++"
 	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
 	@echo "make test-pretended-cuda  the tests marked cuda, on a device that is pretended (needs nvcc)"
@@ -118,11 +121,12 @@ prefix: build
 
 # Each lane runs to its end whatever became of the others, and says what it cost. What a lane of
 # `make test` proves is proven again by none of `make test-all`, but for the build.
-CHECK_LANES := test-layers test-types test-cpp test-python
-TEST_LANES := $(CHECK_LANES) test-asan test-consumer test-smoke-on-pretended-cuda
-ALL_LANES := lint test-layers test-types test-cpp test-python-whole test-asan test-consumer docs \
-  test-integrations test-headers test-tsan coverage test-mutations test-pretended-cuda \
-  test-walkthrough test-packaging test-cubins test-newest-torch
+CHECK_LANES := test-layers test-types test-cpp test-python-quick
+TEST_LANES := test-layers test-types test-cpp test-python test-asan test-consumer \
+  test-some-on-pretended-cuda
+ALL_LANES := lint test-layers test-types test-cpp test-python-whole test-asan test-consumer \
+  test-pretended-cuda docs test-integrations test-headers test-tsan coverage test-mutations \
+  test-packaging test-newest-torch test-walkthrough
 
 check:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(CHECK_LANES)
@@ -135,7 +139,8 @@ test-all:
 
 test-cpp: build
 	cmake --build $(BUILD) --target all
-	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+	ctest --test-dir $(BUILD) -LE api --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L api --verbose --no-tests=error $(CTEST_ARGS)
 
 # Every header compiles when it is included alone.
 test-headers: build
@@ -148,6 +153,10 @@ PYTEST_IN_PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile
 
 test-python: build
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL) $(PYTEST_ARGS)
+
+# Without what starts programs or several processes.
+test-python-quick: PYTEST_ARGS += -m "not slow and not processes"
+test-python-quick: test-python
 
 # All combinations of what the generated tests vary; test-python takes every pair of values once.
 test-python-whole: PYTEST_ARGS += --all-combinations
@@ -168,11 +177,12 @@ test-tsan: .venv/.requirements
 	cmake --build --preset tsan
 	setarch --addr-no-randomize ctest --preset tsan
 
-# Reads a library that was built for every architecture, and compiles nothing. Needs no GPU.
-RELEASE_LIBRARY ?= build/release/csrc/libtorchfuse.so
-
+# The machine code of a build for every architecture. Needs no GPU. In `make test-all` the build is that
+# of test-packaging.
 test-cubins: .venv/.requirements
-	$(VENV_PYTHON) tools/check_cubins.py --library $(RELEASE_LIBRARY)
+	cmake --preset release -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build --preset release --target torchfuse
+	$(VENV_PYTHON) tools/check_cubins.py --library build/release/csrc/libtorchfuse.so
 
 # The device of tests/pretended_cuda; from then on it is kept up to date with the rest.
 pretended-cuda: build
@@ -186,7 +196,18 @@ PYTEST_ON_PRETENDED_CUDA := OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(BUILD)
 test-pretended-cuda: pretended-cuda
 	ctest --test-dir $(BUILD) -L pretended_cuda --output-on-failure --no-tests=error
 	$(PYTEST_ON_PRETENDED_CUDA) tests/pretended_cuda
-	$(PYTEST_ON_PRETENDED_CUDA) --orders-of-time -m "cuda and not slow" $(PYTEST_ARGS)
+	$(PYTEST_ON_PRETENDED_CUDA) --all-combinations --orders-of-time -m "cuda and not slow" \
+	  $(PYTEST_ARGS)
+
+# A few of them for `make test`.
+test-some-on-pretended-cuda: build
+	@if grep -q '"cuda": ""' python/torchfuse/build_info.json; then \
+	  echo "$@: built without CUDA, there is no host code to run on the pretended device"; \
+	else \
+	  $(MAKE) --no-print-directory pretended-cuda && \
+	  $(PYTEST_ON_PRETENDED_CUDA) --orders-of-time -m "cuda and not slow" \
+	    tests/python/cuda/test_graphs.py tests/python/cuda/test_streams.py; \
+	fi
 
 test-mutations: .venv/.requirements
 	$(VENV_PYTHON) tools/mutate_kernels.py --ci
@@ -213,11 +234,13 @@ test-layers: build
 test-consumer: build
 	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m "not full_build"
 
-# Every way to install the Python package, into environments below build/packaging, and the C++ package
-# built without Python, as an archive and in a subdirectory.
+# Every way to install the Python package, into environments below build/packaging; the C++ package
+# built without Python, as an archive and in a subdirectory; the machine code that `pip install` made.
 test-packaging: .venv/.requirements-packaging build
 	$(VENV_PYTHON) -m pytest tests/packaging/python $(PYTEST_ARGS)
 	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m full_build $(PYTEST_ARGS)
+	$(VENV_PYTHON) tools/check_cubins.py \
+	  --library build/packaging/checkout/build/*-release/csrc/libtorchfuse.so
 
 # Builds with another torch, in an environment of its own, and runs the tests that depend on torch.
 test-torch:
@@ -227,8 +250,8 @@ test-torch:
 	  $(TORCH_ENV)/bin/python -m pip install --verbose --no-build-isolation --no-deps .
 	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)/cmake --target torchfuse_api_tests \
 	  torchfuse_checkpoint_program torchfuse_autocast_program
-	$(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)/cmake -L api --output-on-failure \
-	  --no-tests=error -j 2
+	GTEST_BRIEF=1 $(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)/cmake -L api --verbose \
+	  --no-tests=error
 	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)/cmake \
 	  $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) --ignore tests/python/tools \
 	  --ignore-glob '*/test_packaging_*' $(PYTEST_ARGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,73 @@ def unusable() -> str | None:
     return None
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _program_is_built() -> None:
     reason = unusable()
     if reason is not None:
         pytest.skip(reason)
 
 
-def run_cpp(name: str, first: int, last: int, start: Path, out: Path) -> None:
-    """Steps in C++ from the files in `start`; the files after them are in `out`."""
-    out.mkdir(exist_ok=True)
-    command = [PROGRAM, name, str(first), str(last), str(start), str(out)]
+@dataclass(frozen=True)
+class Runs:
+    """Folders of one class and mode; those of `whole`, `half` and `end` are of the C++ program."""
+
+    folder: Path
+    conversion: Conversion  # of the checkpoint that Python saves after three steps
+
+    @property
+    def start(self) -> Path:
+        """Before the first step."""
+        return self.folder / "start"
+
+    @property
+    def whole(self) -> Path:
+        """After six steps in C++."""
+        return self.folder / "whole"
+
+    @property
+    def half(self) -> Path:
+        """After three steps in C++."""
+        return self.folder / "half"
+
+    @property
+    def end(self) -> Path:
+        """After three steps in Python and three in C++."""
+        return self.folder / "end"
+
+
+def prepare(name: str, mode: str, folder: Path) -> tuple[Runs, list[str]]:
+    """What the C++ program starts from, and its arguments."""
+    dtype, options = MODES[mode]
+    folder.mkdir()
+    first, half = (two_groups(spec_of(name), shared_params(dtype), **options) for _ in range(2))
+    shared_steps(half, 0, 3)
+    write_folder(first, folder / "start")
+    runs = Runs(folder, write_folder(half, folder / "python"))
+    arguments: list[str] = []
+    for steps, start, out in (
+        ((0, 6), runs.start, runs.whole),
+        ((0, 3), runs.start, runs.half),
+        ((3, 6), folder / "python", runs.end),
+    ):
+        out.mkdir()
+        arguments += [name, *map(str, steps), str(start), str(out)]
+    return runs, arguments
+
+
+@pytest.fixture(scope="module")
+def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Runs]:
+    """All runs of the C++ program, in one process: torch takes longer to load than they take."""
+    root = tmp_path_factory.mktemp("runs")
+    found: dict[tuple[str, str], Runs] = {}
+    command = [str(PROGRAM)]
+    for name in CLASSES:
+        for mode in MODES:
+            found[name, mode], arguments = prepare(name, mode, root / f"{name}-{mode}")
+            command += arguments
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
+    return found
 
 
 def spec_of(name: str) -> OptimSpec:
@@ -103,39 +158,39 @@ def assert_as_cpp(optimizer: FusedOptimizer, folder: Path) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_run_of_cpp_goes_on_in_python(name: str, mode: str, tmp_path: Path) -> None:
-    dtype, options = MODES[mode]
-    write_folder(two_groups(spec_of(name), shared_params(dtype), **options), tmp_path / "start")
-    run_cpp(name, 0, 6, tmp_path / "start", tmp_path / "whole")
-    run_cpp(name, 0, 3, tmp_path / "start", tmp_path / "half")
-    conversion = convert_checkpoint(tmp_path / "half/optimizer.pt", tmp_path / "half.pt")
+def test_a_run_of_cpp_goes_on_in_python(
+    name: str, mode: str, all_runs: dict[tuple[str, str], Runs], tmp_path: Path
+) -> None:
+    _, options = MODES[mode]
+    runs = all_runs[name, mode]
+    conversion = convert_checkpoint(runs.half / "optimizer.pt", tmp_path / "half.pt")
     assert (conversion.optimizer, conversion.to_cpp) == (name, False)
     assert (conversion.groups, conversion.params) == (2, 5)
     # The last parameter never has a gradient; some classes give it a state all the same.
     assert conversion.states in (4, 5)
 
-    params = [torch.nn.Parameter(value) for value in read_params(tmp_path / "half")]
+    params = [torch.nn.Parameter(value) for value in read_params(runs.half)]
     # Other options than the checkpoint's, which brings its own, but for those of storage.
     stored = {} if mode in ("fp32", "bf16-master") else options
     optimizer = two_groups(spec_of(name), params, 0, **stored)
     optimizer.load_state_dict(torch.load(tmp_path / "half.pt", weights_only=True))
     shared_steps(optimizer, 3, 6)
-    assert_as_cpp(optimizer, tmp_path / "whole")
+    assert_as_cpp(optimizer, runs.whole)
     assert ("master_param" in optimizer.state[params[0]]) == (mode == "bf16-master")
     assert ("param_remainder" in optimizer.state[params[0]]) == (mode == "bf16-remainder")
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_run_of_python_goes_on_in_cpp(name: str, mode: str, tmp_path: Path) -> None:
+def test_a_run_of_python_goes_on_in_cpp(
+    name: str, mode: str, all_runs: dict[tuple[str, str], Runs]
+) -> None:
     dtype, options = MODES[mode]
-    whole, half = (two_groups(spec_of(name), shared_params(dtype), **options) for _ in range(2))
+    whole = two_groups(spec_of(name), shared_params(dtype), **options)
     shared_steps(whole, 0, 6)
-    shared_steps(half, 0, 3)
-    conversion = write_folder(half, tmp_path / "half")
-    assert (conversion.to_cpp, conversion.states) == (True, len(half.state_dict()["state"]))
-    run_cpp(name, 3, 6, tmp_path / "half", tmp_path / "end")
-    assert_as_cpp(whole, tmp_path / "end")
+    conversion = all_runs[name, mode].conversion
+    assert (conversion.to_cpp, conversion.states) == (True, len(whole.state_dict()["state"]))
+    assert_as_cpp(whole, all_runs[name, mode].end)
 
 
 def test_every_cpp_class_has_a_python_class_of_its_name() -> None:

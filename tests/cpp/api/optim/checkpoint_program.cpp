@@ -2,10 +2,10 @@
 // The C++ side of tests/python/convert/test_cpp_programs.py: goes on from the files that C++ or
 // Python left in a folder, for some steps, and saves.
 //
-//   torchfuse_checkpoint_program CLASS FIRST LAST IN OUT
+//   torchfuse_checkpoint_program CLASS FIRST LAST IN OUT [CLASS FIRST LAST IN OUT]...
 //
-// makes the steps FIRST to LAST - 1. IN and OUT are folders with optimizer.pt and params.pt. The
-// Python side has the same gradients: torch's generator gives both the same numbers.
+// makes the steps FIRST to LAST - 1 of each run. IN and OUT are folders with optimizer.pt and
+// params.pt. The Python side has the same gradients: torch's generator gives both the same numbers.
 #include <torch/torch.h>
 #include <torch/version.h>
 
@@ -73,10 +73,14 @@ int main(int argc, char** argv) {
     return 0;
   }
   try {
-    TORCH_CHECK(arguments.size() == 5, "expected CLASS FIRST LAST IN OUT");
+    TORCH_CHECK(!arguments.empty() && arguments.size() % 5 == 0,
+                "expected CLASS FIRST LAST IN OUT, once or more often, got ", arguments.size(),
+                " arguments.");
     const auto classes = torchfuse::optim::optimizer_classes();
-    run(find(classes, arguments[0]),
-        {std::stoi(arguments[1]), std::stoi(arguments[2]), arguments[3], arguments[4]});
+    for (auto word = arguments.begin(); word != arguments.end(); word += 5) {
+      std::cout << word[0] << " from " << word[3] << std::endl;
+      run(find(classes, word[0]), {std::stoi(word[1]), std::stoi(word[2]), word[3], word[4]});
+    }
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << "\n";
     return 1;
