@@ -40,32 +40,30 @@ def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
     return path.relative_to(root), result
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def describe(root: Path) -> str:
     """The section as Markdown, without the markers."""
     latest = newest(root)
     if latest is None:
         return NEVER
     path, result = latest
-    day, gpu = result["date"][:10], result["gpu"]["name"]
     changed = " with uncommitted changes" if result["dirty"] else ""
-    outcome = "every stage passed" if result["passed"] else "not every stage passed"
+    outcome = "every stage passed" if result["passed"] else "not every stage of three calls passed"
     lines = [
-        f"Last run of `tools/gpu_suite.sh`: {day} (UTC), commit `{result['sha'][:7]}`{changed}, "
-        f"{gpu} (driver {result['driver']}, nvcc {result['nvcc']}, torch {result['torch']}): "
-        f"{outcome}. Everything is in [`{path.as_posix()}`](../{path.as_posix()}).",
+        f"Last run of `tools/gpu_suite.sh`: {result['date'][:10]} (UTC), commit "
+        f"`{result['sha'][:7]}`{changed}, {result['gpu']}: {outcome}. "
+        f"Everything is in [`{path.as_posix()}`](../{path.as_posix()}).",
         "",
-        "| stage | outcome | seconds | |",
-        "|---|---|---:|---|",
+        "| call | stage | outcome | seconds | |",
+        "|---|---|---|---:|---|",
     ]
-    for stage in result["stages"]:
-        notes = "; ".join(text for text in (stage["reason"], stage["key"]) if text)
-        seconds = f"{stage['seconds']:.1f}"
-        lines.append(f"| {stage['name']} | {stage['status']} | {seconds} | {_cell(notes)} |")
-    lines += [f"\nLeft out: {text}" for text in result["left_out"]]
+    for call, part in result["parts"].items():
+        machine = part["machine"]
+        versions = ", ".join(f"{name} {machine[name]}" for name in ("driver", "nvcc", "torch"))
+        lines.append(f"| {call} | | | | {versions} |")
+        for name, stage in part["stages"].items():
+            notes = "; ".join(text for text in (stage["reason"], stage.get("key")) if text)
+            notes = notes.replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| | {name} | {stage['status']} | {stage['seconds']:.1f} | {notes} |")
     return "\n".join(lines)
 
 

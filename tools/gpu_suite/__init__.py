@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The runner behind tools/gpu_suite.sh: builds for one GPU, checks everything there, and reports.
+"""The runner behind tools/gpu_suite.sh.
 
-`stages` says what is run, `judges` what passes, `parsers` reads what tools print, `runner` keeps
-to the time, `report` writes. None of them imports torch: `probe` does, in a process of its own, so
-that a broken installation is a message and not a traceback.
+`stages` says what is run in which call, `judges` what passes, `result` keeps the file, `machine`
+says what is there. None imports torch: a broken installation is a message and not a traceback.
 """

@@ -1,159 +1,205 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Command line of tools/gpu_suite.sh.
 
-Exit status: 0 if every stage passed (with --without-cuda: every stage that can run without a GPU),
-1 if one did not, 2 if something is missing before the first.
+Exit status: 0 if every stage of the call has passed, 1 if one has not, 2 if something is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tarfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from gpu_suite import prerequisites, report
-from gpu_suite.model import FAILED, Stage
-from gpu_suite.runner import Result, Runner
-from gpu_suite.stages import LOGS, OUTPUTS, ROOT, WORK, Setup, all_stages, build_stages
+from gpu_suite import judges, machine
+from gpu_suite.result import FAILED, NOT_RUN, PASSED, ResultFile, commit, not_run, slug, tail
+from gpu_suite.stages import CALLS, ROOT, Stage
 
-BUDGET = 570.0
-BUDGET_WITHOUT_CUDA = 3600.0
+# Less than this much time left is not enough to start anything.
+LEAST_SECONDS = 5.0
+GRACE_SECONDS = 5.0
+# What a device that computes on few cores is slower by.
+PRETENDED_SLOWNESS = 20.0
 SHOWN_LINES = 25
 
 
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process with all that it started; one that hangs in a driver is left behind."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+
+
+def run(stage: Stage, work: Path, environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
+    """Runs one stage for so long at most; its entry in the result."""
+    begin = time.monotonic()
+    log, report = (work / f"{slug(stage.name)}.{kind}" for kind in ("log", "report"))
+    report.unlink(missing_ok=True)  # one of an earlier run must not count
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-euxc", stage.script],
+            cwd=ROOT,
+            env={**environment, **stage.environment, "REPORT": str(report)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            if process.poll() is None:
+                stop(process)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    verdict = judges.Verdict(f"stopped after {seconds:.0f} s")
+    if status is not None:
+        try:
+            verdict = stage.judge(judges.Finished(status, text, report))
+        except Exception as error:  # whatever it is, the next stage must have its turn
+            verdict = judges.Verdict(f"could not be judged: {error!r}")
+    return {
+        "status": FAILED if verdict.reason else PASSED,
+        "reason": verdict.reason,
+        "seconds": round(time.monotonic() - begin, 1),
+        "key": verdict.key,
+        "figures": dict(verdict.figures),
+        "log_tail": tail(text, ROOT) if verdict.reason else "",
+    }
+
+
+def line(name: str, entry: Mapping[str, Any]) -> str:
+    """A stage in one line."""
+    notes = "; ".join(filter(None, (entry["reason"], entry.get("key"))))
+    return f"{name:<32} {entry['status']:<8} {entry['seconds']:>7.1f} s  {notes}".rstrip()
+
+
+def export(folder: Path | None, result: ResultFile, work: Path) -> None:
+    """Two files for whoever fetches them from the machine."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(result.path, folder / "result.json")
+        with tarfile.open(folder / "logs.tar.gz", "w:gz") as archive:
+            archive.add(work, arcname="logs")
+
+
+def run_call(
+    options: argparse.Namespace,
+    stages: list[Stage],
+    result: ResultFile,
+    environment: Mapping[str, str],
+    deadline: float,
+) -> None:
+    """Runs what has not passed, each stage's outcome in the file before the next begins."""
+    work = ROOT / "build/gpu_suite" / options.call
+    work.mkdir(parents=True, exist_ok=True)
+    entries = result.begin(options.call, [stage.name for stage in stages], list(CALLS))
+    build, *others = stages
+    todo = [stage for stage in others if entries[stage.name]["status"] != PASSED]
+    if not todo and entries[build.name]["status"] == PASSED:
+        print(f"gpu_suite: everything in {options.call} has passed before")
+        return
+    # Always anew: the machine may be another one.
+    for stage in [build, *todo]:
+        left = deadline - time.monotonic() - LEAST_SECONDS
+        if stage is not build and entries[build.name]["status"] != PASSED:
+            entry = not_run("the build failed")
+        elif left < LEAST_SECONDS:
+            entry = not_run("no time left; repeat the call")
+        else:
+            entry = run(stage, work, environment, min(60 * stage.minutes, left))
+        entries[stage.name] = entry
+        result.write()
+        export(options.copy, result, work)
+        print(line(stage.name, entry), flush=True)
+        if entry["status"] == FAILED:
+            shown = entry["log_tail"].splitlines()[-SHOWN_LINES:]
+            print("\n".join(f"    {text}" for text in shown), flush=True)
+
+
+def rehearse(stages: list[Stage]) -> list[Stage]:
+    """What the pretended device can show of the stages; the other ones are named and left out."""
+    kept = []
+    for stage in stages:
+        if stage.rehearsal is None:
+            print(f"{stage.name:<32} {NOT_RUN:<8} needs a GPU")
+            continue
+        reports = "$REPORT" in stage.rehearsal
+        judge = stage.judge if reports else judges.judge_status
+        kept.append(
+            Stage(stage.name, PRETENDED_SLOWNESS * stage.minutes, stage.rehearsal, judge=judge)
+        )
+    return kept
+
+
+def child_environment(facts: Mapping[str, Any], path: str) -> dict[str, str]:
+    """The caller's environment with our package, the tools, and a GPU that is required."""
+    environment = {**os.environ, "PATH": path, "TORCHFUSE_REQUIRE_CUDA": "1"}
+    # Threads that wait must not spin: on shared cores that costs a factor of four.
+    environment |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
+    if facts["pretended"]:
+        return {"TORCHFUSE_BUILD_DIR": "build/dev", **environment}
+    if source := environment.get("TORCHFUSE_GTEST_SOURCE"):
+        environment["TORCHFUSE_GTEST_SOURCE"] = str(Path(source).resolve())
+    environment["PYTHONPATH"] = f"{ROOT / 'build/gpu/site'}:{environment.get('PYTHONPATH', '')}"
+    return {**environment, "TORCHFUSE_BUILD_DIR": "build/gpu"}
+
+
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Reads the command line; environment variables are the defaults."""
-    env = os.environ
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         prog="tools/gpu_suite.sh",
-        description="Builds torchfuse for this GPU, runs every check on it, writes a result file.",
-        epilog="Exit status: 0 all passed, 1 a stage did not, 2 something is missing.",
+        description="Builds torchfuse for this GPU and proves a part of it there.",
+        epilog="Exit status: 0 all passed, 1 a stage has not, 2 something is missing.",
     )
-    parser.add_argument(
-        "--without-cuda",
-        action="store_true",
-        default=env.get("TORCHFUSE_GPU_SUITE_WITHOUT_CUDA", "0") not in ("", "0"),
-        help="run what a machine without a GPU can, show the rest",
-    )
-    parser.add_argument("--budget", type=float, help=f"seconds in all; default {BUDGET:.0f}")
-    parser.add_argument("--only", help="run the stages whose name contains this, and the build")
-    parser.add_argument("--out", type=Path, help="default benchmarks/results/GPU/DATE-SHA.json")
-    parser.add_argument("--logs", type=Path, help="also leave result, summary and logs here")
-    parser.add_argument("--sha", default=env.get("TORCHFUSE_SHA"), help="commit; default: git's")
-    source = env.get("TORCHFUSE_GTEST_SOURCE")
-    parser.add_argument(
-        "--gtest-source",
-        type=Path,
-        default=Path(source) if source else None,
-        help="source folder of GoogleTest; default $TORCHFUSE_GTEST_SOURCE",
-    )
-    options = parser.parse_args(arguments)
-    if options.gtest_source is not None:
-        options.gtest_source = options.gtest_source.resolve()
-    return options
-
-
-def child_environment(setup: Setup) -> dict[str, str]:
-    """The caller's environment with our package, and with the GPU required or hidden."""
-    environment = dict(os.environ)
-    paths = [str(ROOT / setup.site), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    # Behind the caller's own, so that nothing is hidden: what was found elsewhere, and its kin.
-    folders = [str(Path(tool).parent) for tool in setup.machine.tools.values() if tool]
-    environment["PATH"] = os.pathsep.join([environment.get("PATH", ""), *dict.fromkeys(folders)])
-    environment["PYTHONUNBUFFERED"] = "1"
-    if setup.with_cuda:
-        environment["TORCHFUSE_REQUIRE_CUDA"] = "1"
-    else:
-        environment.pop("TORCHFUSE_REQUIRE_CUDA", None)
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    return environment
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def selected(setup: Setup, only: str | None) -> list[Stage]:
-    """All stages, or the build and those with `only` in their names."""
-    always = {stage.name for stage in build_stages(setup)}
-    stages = all_stages(setup)
-    return [s for s in stages if not only or s.name in always or only in s.name]
-
-
-def run_suite(
-    options: argparse.Namespace, setup: Setup, result: dict[str, Any], out: Path, started: float
-) -> None:
-    """Runs the selected stages and keeps the files up to date."""
-    stages = selected(setup, options.only)
-
-    def finished(outcome: Result) -> None:
-        elapsed = time.monotonic() - started
-        entry = report.record(result, outcome, ROOT, elapsed)
-        note = "; ".join(text for text in (entry["reason"], entry["key"]) if text)
-        took = f", {entry['seconds']:.1f} s" if entry["seconds"] else ""
-        _say(f"[{elapsed:5.0f} s] {entry['name']}: {entry['status']}{took}  {note}".rstrip())
-        if entry["status"] == FAILED:
-            _say("\n".join(f"    {line}" for line in entry["log_tail"].splitlines()[-SHOWN_LINES:]))
-        report.write(result, out)
-        if options.logs is not None:
-            report.export(options.logs, out, ROOT / LOGS, report.table(result))
-
-    for stage in stages:
-        for command in stage.announced:
-            _say(f"would run on a GPU: {command}")
-    runner = Runner(ROOT, ROOT / LOGS, child_environment(setup), options.budget, started)
-    runner.run_all(stages, finished)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+    parser.add_argument("call", choices=CALLS)
+    parser.add_argument("--copy", type=Path, help="also leave the result file and the logs here")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the suite."""
+    """Runs one call of the suite."""
     started = time.monotonic()
     options = parse_arguments(arguments)
-    machine = prerequisites.inspect(os.environ, options.gtest_source)
-    missing = prerequisites.missing(machine, with_cuda=not options.without_cuda)
+    facts = machine.probe(os.environ)
+    path = machine.search_path(os.environ, facts["torch_root"])
+    call = CALLS[options.call](facts)
+    lines = machine.missing(facts, () if facts["pretended"] else call.tools, path)
+    sha, dirty = "", None
     try:
-        sha, dirty = report.commit(ROOT, options.sha)
+        sha, dirty = commit(ROOT, os.environ.get("TORCHFUSE_SHA"))
     except ValueError as error:
-        missing.append(str(error))
-    if missing:
+        lines.append(str(error))
+    if lines:
         print("gpu_suite: not started, because this is missing:", file=sys.stderr)
-        print("\n".join(f"  {line}" for line in missing), file=sys.stderr)
+        print("\n".join(f"  {text}" for text in lines), file=sys.stderr)
         return 2
 
-    setup = Setup(machine, with_cuda=not options.without_cuda)
-    if options.budget is None:
-        options.budget = BUDGET if setup.on_gpu else BUDGET_WITHOUT_CUDA
-    names = [stage.name for stage in all_stages(setup)]
-    chosen = [stage.name for stage in selected(setup, options.only)]
-    if options.only and not any(options.only in name for name in names):
-        print(f"gpu_suite: no stage has {options.only!r} in its name: {names}", file=sys.stderr)
-        return 2
-    result = report.new_result(setup, sha, dirty, names, chosen)
-    partial = bool(options.only)
-    results = ROOT / "benchmarks/results"
-    out = options.out or report.default_path(result, ROOT / WORK, results, partial)
-    for folder in (LOGS, OUTPUTS):
-        shutil.rmtree(ROOT / folder, ignore_errors=True)
-        (ROOT / folder).mkdir(parents=True)
-    report.write(result, out)
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        run_suite(options, setup, result, out, started)
-    except KeyboardInterrupt:
-        _say("gpu_suite: interrupted; the result file holds what was finished")
-    _say("\n" + report.table(result))
-    _say(f"result file: {out}")
-    return 0 if result["passed"] else 1
+    stages, minutes = list(call.stages), call.minutes
+    folder = ROOT / "benchmarks/results"
+    if facts["pretended"]:
+        stages, minutes = rehearse(stages), PRETENDED_SLOWNESS * minutes
+        folder = ROOT / "build/gpu_suite/rehearsal"
+        shutil.rmtree(folder, ignore_errors=True)
+    result = ResultFile(folder, facts, sha, dirty)
+    print(f"gpu_suite {options.call}: {facts['gpu']}, torch {facts['torch']}, commit {sha[:7]}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    run_call(options, stages, result, child_environment(facts, path), started + 60 * minutes)
+    passed = result.passed(options.call)
+    what = "rehearsal of " if facts["pretended"] else ""
+    print(f"gpu_suite: {what}{options.call} {PASSED if passed else FAILED}; {result.path}")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

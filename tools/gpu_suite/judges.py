@@ -3,24 +3,15 @@
 
 from __future__ import annotations
 
-import functools
+import csv
+import dataclasses
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import ParseError
-
-from gpu_suite import parsers
-from gpu_suite.model import (
-    FAILED,
-    NEEDS_A_GPU,
-    NOT_RUN,
-    PASSED,
-    Finished,
-    Judge,
-    Verdict,
-    judge_status,
-)
+from xml.etree import ElementTree
 
 # DRAM bytes per element that a kernel reads and writes by the algorithm, in fp32; its whole traffic
 # may exceed their sum by 5 %. What the L2 still holds at its end is not counted by ncu, so it may
@@ -30,189 +21,192 @@ BYTE_MODEL: Mapping[str, tuple[int, int]] = {
     "multi_tensor_unscale_kernel": (4, 4),
     "fused_update_kernel": (16, 12),
 }
-BYTES_CEILING = 1.05
-BYTES_FLOOR = 0.5
+BYTES_FLOOR, BYTES_CEILING = 0.5, 1.05
 DRAM_METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 DURATION_METRIC = "gpu__time_duration.sum"
 NAMED_FAILURES = 20
 
+# All that a test may be skipped for where it was asked to run. Nothing that is absent is among it.
+MAY_SKIP = re.compile(
+    r"needs \d+ CUDA devices|accesses are not counted|about builds without CUDA|the same dtype|"
+    r"needs a machine without (a GPU|CUDA)$|gpu_only: the pretended device cannot"
+)
 
-def _read_counts(report: Path) -> parsers.TestCounts:
-    if not report.is_file():
-        raise ValueError(f"no report was written to {report.name}")
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a stage left: exit status, everything it printed, and where its report should be."""
+
+    status: int
+    log: str
+    report: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Why a stage failed, or nothing; its key figure for the summary, and all its figures."""
+
+    reason: str = ""
+    key: str = ""
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+Judge = Callable[[Finished], Verdict]
+
+
+def judge_status(finished: Finished) -> Verdict:
+    """The exit status says all."""
+    return Verdict(f"exit status {finished.status}" if finished.status else "")
+
+
+def _name(case: ElementTree.Element) -> str:
+    classname, name = case.get("classname", ""), case.get("name") or "no test by itself"
+    return name if classname in ("", name) else f"{classname}::{name}"
+
+
+def read_junit(text: str) -> dict[str, Any]:
+    """Counts, failures and reasons of skips: of pytest (--junitxml), ctest or GoogleTest."""
+    passed, failures, skips = 0, [], Counter[str]()
+    for case in ElementTree.fromstring(text).iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            failures.append(_name(case))
+        elif skipped is not None:
+            # ctest has the reason in what the test printed.
+            printed = re.search(r"Skipped\n(.+)", case.findtext("system-out") or "")
+            why = printed.group(1) if printed else skipped.get("message") or skipped.text
+            skips[" ".join((why or "no reason").split())] += 1
+        elif case.get("status") == "notrun":
+            skips["not run"] += 1
+        else:
+            passed += 1
+    return {"passed": passed, "failed": failures, "skipped": dict(skips)}
+
+
+def judge_tests(finished: Finished) -> Verdict:
+    """Some tests passed, none failed, and none was skipped for what is absent here."""
     try:
-        return parsers.junit(report.read_text(encoding="utf-8"))
-    except ParseError as error:
-        raise ValueError(f"{report.name} is no whole report: {error}") from error
+        counts = read_junit(finished.report.read_text(encoding="utf-8"))
+    except (OSError, ElementTree.ParseError) as error:
+        return Verdict(f"exit status {finished.status}, report cannot be read: {error}")
+    failures, skips = counts["failed"], counts["skipped"]
+    numbers = {"passed": counts["passed"], "failed": len(failures), "skipped": sum(skips.values())}
+    figures = {**numbers, "failures": failures[:NAMED_FAILURES], "skips": skips}
+    key = ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number)
+    wrong_skips = {why: count for why, count in skips.items() if not MAY_SKIP.search(why)}
+    reason = ""
+    if failures:
+        more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+        reason = f"{failures[0]}{more} failed"
+    elif wrong_skips:
+        reason = f"{sum(wrong_skips.values())} skipped that must run: {next(iter(wrong_skips))}"
+    elif finished.status:
+        reason = f"exit status {finished.status}"
+    elif not counts["passed"]:
+        reason = "no test passed"
+    return Verdict(reason, key, figures)
 
 
-def judge_tests(
-    report: Path,
-    on_gpu: bool,
-    may_skip: bool = True,
-    may_be_empty: bool = False,
-) -> Judge:
-    """Judges a test report; a run in which no test passed has proven nothing and fails.
+_SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", re.MULTILINE)
+_COMPLAINT = re.compile(r"^=+ ((?:Error|Internal Sanitizer Error|Fatal)\b.*)$", re.MULTILINE)
 
-    Args:
-        report: where the runner writes it, as JUnit's XML.
-        on_gpu: skips for want of a GPU are failures.
-        may_skip: otherwise every skip is a failure.
-        may_be_empty: a run without a GPU in which all tests were skipped counts as not run.
+
+def judge_sanitizer(finished: Finished) -> Verdict:
+    """No error in the sanitizer's own summaries, and the tests under it passed."""
+    tests = judge_tests(finished)
+    summaries = _SUMMARY.findall(finished.log)
+    if not summaries:
+        complaint = _COMPLAINT.search(finished.log)
+        words = complaint.group(1).strip() if complaint else "no summary was printed"
+        return Verdict(f"{words} (exit status {finished.status})")
+    errors = sum(map(int, summaries))
+    key = ", ".join(filter(None, [f"{errors} errors", tests.key]))
+    figures = {**tests.figures, "errors": errors}
+    return Verdict(f"{errors} errors" if errors else tests.reason, key, figures)
+
+
+def judge_benchmark(finished: Finished) -> Verdict:
+    """Contenders verify themselves; every case must have been timed. Keeps medians and ratios."""
+    if finished.status:
+        return judge_status(finished)
+    cases = json.loads(finished.report.read_text(encoding="utf-8"))["cases"]
+    figures = {
+        case["name"]: {
+            "seconds": {name: times["median"] for name, times in case["seconds"].items()},
+            "gb_per_s": case["gb_per_s"],
+            "ratios": {peer: ratio["of_medians"] for peer, ratio in case["ratios"].items()},
+        }
+        for case in cases
+    }
+    untimed = [name for name, f in figures.items() if not all(t > 0 for t in f["seconds"].values())]
+    if untimed or not cases:
+        return Verdict(f"no time of {untimed[0] if untimed else 'any case'}", figures=figures)
+    case = cases[0]
+    key = f"{len(cases)} cases; {case['name']} {case['gb_per_s'][case['subject']]:.0f} GB/s"
+    return Verdict("", key, figures)
+
+
+_UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+_UNITS |= {"second": 1.0, "msecond": 1e-3, "usecond": 1e-6, "nsecond": 1e-9}
+_UNITS |= {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def read_ncu(text: str) -> list[dict[str, Any]]:
+    """Launches in ncu's CSV: `kernel` (its name alone) and each metric in bytes or seconds.
+
+    Raises:
+        ValueError: a unit that is not known, or a value that ncu could not measure.
     """
-
-    def judge(finished: Finished) -> Verdict:
-        try:
-            counts = _read_counts(report)
-        except ValueError as error:
-            return Verdict(FAILED, f"exit status {finished.status}, {error}")
-        verdict = functools.partial(
-            Verdict,
-            key=", ".join(f"{n:,} {what}" for what, n in counts.as_dict().items() if n),
-            counts=counts.as_dict(),
-            figures={"skips": counts.skips, "failures": counts.failures[:NAMED_FAILURES]},
-        )
-        wrong_skips = 0
-        if not may_skip:
-            wrong_skips = counts.skipped
-        elif on_gpu:
-            wrong_skips = counts.skipped_for_want_of_gpu
-        if counts.failures:
-            first = counts.failures[0]
-            more = f" and {len(counts.failures) - 1} more" if len(counts.failures) > 1 else ""
-            return verdict(FAILED, f"{first}{more} failed")
-        if wrong_skips:
-            return verdict(FAILED, f"{wrong_skips} tests were skipped that must run here")
-        if may_be_empty and counts.passed == 0 and counts.skipped:
-            return verdict(NOT_RUN, NEEDS_A_GPU, required=False)
-        if finished.status != 0:
-            return verdict(FAILED, f"exit status {finished.status}")
-        if counts.passed == 0:
-            return verdict(FAILED, "no test passed")
-        return verdict(PASSED)
-
-    return judge
-
-
-def judge_sanitizer(report: Path) -> Judge:
-    """No error in the sanitizer's own summary, and the tests under it passed."""
-    judge_report = judge_tests(report, on_gpu=True)
-
-    def judge(finished: Finished) -> Verdict:
-        tests = judge_report(finished)
-        errors = parsers.sanitizer_errors(finished.log)
-        counts = {**tests.counts, "errors": errors or 0}
-        if errors is None:
-            complaint = parsers.sanitizer_complaint(finished.log) or "no summary was printed"
-            return Verdict(FAILED, f"{complaint} (exit status {finished.status})", counts=counts)
-        key = f"{errors} errors, {tests.key}" if tests.key else f"{errors} errors"
-        if errors:
-            return Verdict(FAILED, f"{errors} errors", key, counts, tests.figures)
-        return Verdict(tests.status, tests.reason, key, counts, tests.figures)
-
-    return judge
-
-
-def judge_benchmark(result: Path) -> Judge:
-    """The benchmark verifies its contenders itself; the result must hold cases."""
-
-    def judge(finished: Finished) -> Verdict:
-        if finished.status != 0:
-            return judge_status(finished)
-        cases = json.loads(result.read_text(encoding="utf-8"))["cases"]
-        if not cases:
-            return Verdict(FAILED, "the result holds no case")
-        figures: dict[str, Any] = {}
-        for case in cases:
-            ratios = {peer: ratio["of_medians"] for peer, ratio in case["ratios"].items()}
-            figures[case["name"]] = {
-                "gb_per_s": case["gb_per_s"][case["subject"]],
-                "ratios": ratios,
-            }
-        key = ""
-        for name in ("scale_clip_step/resnet50", *figures):
-            if name in figures:
-                peer, ratio = next(iter(figures[name]["ratios"].items()))
-                gb_per_s = figures[name]["gb_per_s"]
-                key = f"{len(cases)} cases; {name} {ratio:.2f}x {peer}, {gb_per_s:.0f} GB/s"
-                break
-        return Verdict(PASSED, key=key, counts={"cases": len(cases)}, figures=figures)
-
-    return judge
+    launches: dict[str, dict[str, Any]] = {}
+    for row in csv.DictReader(line for line in text.splitlines() if line.startswith('"')):
+        name, unit, value = row["Metric Name"], row["Metric Unit"], row["Metric Value"]
+        if unit not in _UNITS:
+            raise ValueError(f"expected bytes or seconds for {name}, got '{value}' '{unit}'")
+        match = re.search(r"(\w+)\s*(?:<|\(|$)", row["Kernel Name"].removeprefix("void "))
+        kernel = match.group(1) if match else row["Kernel Name"]
+        launch = launches.setdefault(row["ID"], {"kernel": kernel})
+        launch[name] = float(value.replace(",", "")) * _UNITS[unit]
+    return list(launches.values())
 
 
 def compare_with_byte_model(launches: list[dict[str, Any]], numel: int) -> dict[str, Any]:
     """Per kernel of the model, the launch with the most traffic: bytes per element, and x model."""
     figures: dict[str, Any] = {}
-    for kernel, (model_read, model_written) in BYTE_MODEL.items():
+    for kernel, model in BYTE_MODEL.items():
         own = [launch for launch in launches if launch["kernel"] == kernel]
-        if not own:
-            continue
-        read, written = max(tuple(launch[name] for name in DRAM_METRICS) for launch in own)
-        figures[kernel] = {
-            "read_per_element": read / numel,
-            "written_per_element": written / numel,
-            "of_model": (read + written) / numel / (model_read + model_written),
-            "microseconds": max(launch[DURATION_METRIC] for launch in own) * 1e6,
-        }
+        if own:
+            read, written = max(tuple(launch[name] for name in DRAM_METRICS) for launch in own)
+            figures[kernel] = {
+                "read_per_element": read / numel,
+                "written_per_element": written / numel,
+                "of_model": (read + written) / numel / sum(model),
+                "microseconds": max(launch[DURATION_METRIC] for launch in own) * 1e6,
+            }
     return figures
 
 
-def judge_ncu(table: Path, numel: int) -> Judge:
-    """Bytes within the model, or the reason why ncu cannot say; its absence is no failure."""
+def judge_ncu(numel: int) -> Judge:
+    """Bytes of every kernel of the model are within it; the workload works on `numel` elements."""
 
     def judge(finished: Finished) -> Verdict:
-        if finished.status != 0:
-            return Verdict(FAILED, f"the workload itself failed: exit status {finished.status}")
-        text = table.read_text(encoding="utf-8") if table.is_file() else ""
-        error = parsers.ncu_error(text) or parsers.ncu_error(finished.log)
-        if "application returned an error" in error:
-            return Verdict(FAILED, f"under ncu: {error}")
+        report = finished.report
+        text = report.read_text(encoding="utf-8") if report.is_file() else ""
+        error = re.search(r"^==ERROR== (.+)$", f"{text}\n{finished.log}", re.MULTILINE)
         if error:
-            return Verdict(NOT_RUN, f"ncu does not work here: {error}", required=False)
+            return Verdict(f"ncu: {error.group(1).strip()}")
+        if finished.status:
+            return judge_status(finished)
         try:
-            figures = compare_with_byte_model(parsers.ncu(text), numel)
+            figures = compare_with_byte_model(read_ncu(text), numel)
         except (ValueError, KeyError) as problem:
-            return Verdict(FAILED, f"ncu's table cannot be read: {problem}")
+            return Verdict(f"ncu's table cannot be read: {problem}")
         unseen = [kernel for kernel in BYTE_MODEL if kernel not in figures]
         if unseen:
-            return Verdict(FAILED, f"ncu saw no launch of {', '.join(unseen)}", figures=figures)
+            return Verdict(f"ncu saw no launch of {', '.join(unseen)}", figures=figures)
         ratios = {kernel: figure["of_model"] for kernel, figure in figures.items()}
-        key = ", ".join(
-            f"{kernel.removesuffix('_kernel')} {ratio:.3f}x" for kernel, ratio in ratios.items()
-        )
+        key = ", ".join(f"{k.removesuffix('_kernel')} {ratio:.3f}x" for k, ratio in ratios.items())
         outside = [k for k, ratio in ratios.items() if not BYTES_FLOOR <= ratio <= BYTES_CEILING]
-        if outside:
-            reason = (
-                f"bytes of {', '.join(outside)} outside {BYTES_FLOOR} to {BYTES_CEILING}x model"
-            )
-            return Verdict(FAILED, reason, key, figures=figures)
-        return Verdict(PASSED, key=key, figures=figures)
-
-    return judge
-
-
-def rehearsal(judge: Judge) -> Judge:
-    """For what runs in place of a stage that needs a GPU: it can fail, but not pass."""
-
-    def rehearsed(finished: Finished) -> Verdict:
-        verdict = judge(finished)
-        if verdict.status != PASSED:
-            return verdict
-        return Verdict(
-            NOT_RUN, NEEDS_A_GPU, verdict.key, verdict.counts, verdict.figures, required=False
-        )
-
-    return rehearsed
-
-
-def judge_listing(unit: str, count: Callable[[str], int]) -> Judge:
-    """A listing of tests must not be empty."""
-
-    def judge(finished: Finished) -> Verdict:
-        listed = count(finished.log)
-        if finished.status != 0 or listed == 0:
-            return Verdict(FAILED, f"{listed} {unit}, exit status {finished.status}")
-        return Verdict(PASSED, key=f"{listed:,} {unit}", counts={"listed": listed})
+        reason = f"bytes of {', '.join(outside)} outside {BYTES_FLOOR} to {BYTES_CEILING}x model"
+        return Verdict(reason if outside else "", key, figures)
 
     return judge

@@ -1,322 +1,244 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The runner of the GPU suite: what it refuses, how it goes on after failures, what it writes."""
+"""The GPU suite: what it refuses, how it goes on after failures, what it writes and resumes."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
-import tarfile
-import time
-import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_suite import __main__ as program
-from gpu_suite import prerequisites, report, runner
-from gpu_suite.model import FAILED, NOT_RUN, PASSED, Command, Finished, Stage, Verdict
-from gpu_suite_machine import TOOLS, machine
+from gpu_suite import judges, machine, result, stages
+from gpu_suite.stages import Call, Stage
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "tools/gpu_suite.sh"
-
-
-def python(code: str, **options: Any) -> Command:
-    return Command((sys.executable, "-c", code), **options)
-
+FACTS: dict[str, Any] = {
+    "gpu": "NVIDIA H200",
+    "capability": [9, 0],
+    "torch": "2.11.0",
+    "torch_root": "/opt/torch",
+    "cores": 16,
+    "pretended": False,
+    "driver": "580.159.04",
+    "nvcc": "Build cuda_13.0",
+    "absent": [],
+}
+Suite = Callable[..., tuple[int, dict[str, Any]]]
 
 # --- What is missing ---------------------------------------------------------------------------
 
 
-def run_script(tmp_path: Path, python_path: Path) -> subprocess.CompletedProcess[str]:
-    """The script with next to nothing on PATH, away from the checkout."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in ("bash", "dirname"):
-        found = shutil.which(name)
-        assert found is not None
-        (tools / name).symlink_to(found)
-    environment = {
-        "PATH": str(tools),
-        "PYTHON": str(python_path),
-        "TORCHFUSE_GTEST_SOURCE": str(tmp_path),
-    }
-    return subprocess.run(
-        [str(tools / "bash"), str(SCRIPT)],
-        env=environment,
-        cwd=tmp_path,
+def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch: a symbol is missing')\n")
+    started = subprocess.run(
+        [sys.executable, "-m", "gpu_suite", "sanitizers"],
+        env={"PATH": "", "PYTHONPATH": f"{tmp_path}:{ROOT / 'tools'}", "TORCHFUSE_SHA": "main"},
         capture_output=True,
         text=True,
-        check=False,
         timeout=120,
     )
+    assert (started.returncode, started.stdout) == (2, "")
+    for name in ("c++", "compute-sanitizer", "torch", "TORCHFUSE_SHA"):
+        assert re.search(rf"^  {re.escape(name)}: .*\.$", started.stderr, re.MULTILINE), name
+    assert "torch: a symbol is missing" in started.stderr
 
 
-def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
-    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    result = run_script(tmp_path, tmp_path / "bare/bin/python")
-    assert result.returncode == 2
-    assert result.stdout == ""
-    for name in ("cmake", "ninja", "c++", "torch", "GPU", "pytest", "GoogleTest"):
-        assert re.search(rf"^  {re.escape(name)}: .*\.$", result.stderr, re.MULTILINE), name
-    assert "has no CMakeLists.txt" in result.stderr
-    assert "No module named 'torch'" in result.stderr
+def test_what_is_absent_has_a_remedy() -> None:
+    assert machine.missing(FACTS, ("sh",), os.defpath) == []
+    facts = {**FACTS, "gpu": None, "absent": ["xdist"]}
+    gpu, package = machine.missing(facts, (), "")
+    assert "rehearse it: tools/on_pretended_cuda.sh" in gpu
+    assert package.endswith("Run `pip install pytest-xdist`.")
 
 
-def test_without_python_the_rest_is_named_too(tmp_path: Path) -> None:
-    result = run_script(tmp_path, tmp_path / "python")
-    assert result.returncode == 2
-    for name in ("Python", "cmake", "ninja", "nvcc"):
-        assert f"  {name}: " in result.stderr
+# --- The stages --------------------------------------------------------------------------------
 
 
-def test_a_machine_with_everything_lacks_nothing(tmp_path: Path) -> None:
-    (tmp_path / "CMakeLists.txt").touch()
-    complete = dataclasses.replace(
-        machine(), gtest_source=tmp_path, tools={name: name for name in TOOLS}
-    )
-    headers = [line for line in prerequisites.missing(complete, True) if "Python.h" not in line]
-    assert headers == []
+def all_stages(**facts: Any) -> list[Stage]:
+    return [stage for call in stages.CALLS.values() for stage in call({**FACTS, **facts}).stages]
 
 
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({"torch": None, "torch_error": "libcudart.so.13: not found"}, "libcudart.so.13"),
-        ({"cuda": None}, "torch with CUDA: "),
-        ({"gpu": None}, "GPU: torch sees none"),
-        ({"packages": []}, "pytest: "),
-        ({}, "nvcc: not on PATH"),
-    ],
-)
-def test_each_missing_thing_has_a_remedy(facts: dict[str, Any], expected: str) -> None:
-    lines = prerequisites.missing(machine(**facts), with_cuda=True)
-    (line,) = [line for line in lines if expected in line]
-    assert re.search(r"(Install|Run|set|Name) ", line)
+def test_what_the_stages_name_exists() -> None:
+    scripts = "\n".join(f"{s.script}\n{s.rehearsal}" for s in all_stages())
+    named = set(re.findall(r"(?<!\S)(?:tests|tools|benchmarks)/\S+\.py|tests/python(?= )", scripts))
+    assert {stages.SANITIZED_FILE, stages.LARGE_FILE, "benchmarks/run.py"} < named
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    files = [f for folder in ("csrc", "tests/cpp") for f in (ROOT / folder).rglob("CMakeLists.txt")]
+    described = "\n".join(file.read_text() for file in files)
+    targets = {t for words in re.findall(r"--target ([\w ]+)", scripts) for t in words.split()}
+    assert set(stages.PROGRAMS) < targets
+    assert [t for t in targets if not re.search(rf"[\s(]{t}\s", described)] == []
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+    assert set(re.findall(r"--preset (\w+)", scripts)) <= {preset["name"] for preset in presets}
+    assert "pretended" not in scripts
+    assert "cuda_on_cpu" not in "".join(stage.script for stage in all_stages())
 
 
-def test_without_cuda_no_gpu_is_asked_for() -> None:
-    lines = prerequisites.missing(machine(cuda=None, gpu=None), with_cuda=False)
-    assert not any(line.startswith(("GPU", "nvcc", "torch")) for line in lines)
+def test_the_sanitizers_have_tests_to_run() -> None:
+    folder = ROOT / "tests/cpp/kernels/cuda"
+    names = re.findall(r"^TEST(?:_[FP])?\((\w+), (\w+)\)", _text(folder), re.MULTILINE)
+    assert stages.SANITIZER_FILTER == "*Sanitizer*:*Small*"
+    assert sum(bool(re.search("Sanitizer|Small", test)) for _, test in names) > 10
 
 
-def test_a_probe_that_dies_is_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch: a symbol is missing')\n")
-    facts = prerequisites.run_probe({"PATH": "", "PYTHONPATH": str(tmp_path)})
-    assert (facts["torch"], facts["torch_error"]) == (None, "torch: a symbol is missing")
+def _text(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.iterdir()) if path.is_file())
 
 
-# --- Running stages ----------------------------------------------------------------------------
+def test_every_kernel_of_the_byte_model_exists() -> None:
+    kernels = _text(ROOT / "csrc/kernels/cuda")
+    for kernel in judges.BYTE_MODEL:
+        pattern = rf"^ *{kernel}\(\s*const .+ __grid_constant__"
+        assert re.search(pattern, kernels, re.MULTILINE), kernel
 
 
-def run_stages(folder: Path, *todo: Stage, budget: float = 60.0) -> dict[str, runner.Result]:
-    results: dict[str, runner.Result] = {}
-    executor = runner.Runner(folder, folder, os.environ, budget, time.monotonic())
-    executor.run_all(todo, lambda result: results.__setitem__(result.name, result))
-    return results
+def test_calls_fit_and_leave_the_gpu_alone() -> None:
+    calls = {name: call(FACTS) for name, call in stages.CALLS.items()}
+    assert {name: call.minutes for name, call in calls.items()} == {
+        "tests": 9,
+        "sanitizers": 7,
+        "ncu": 6,
+    }
+    scripts = "".join(stage.script for stage in all_stages())
+    assert "-DCMAKE_CUDA_ARCHITECTURES=90-real" in scripts
+    assert "--clock-control none" in scripts
+    assert "nvidia-smi" not in scripts
 
 
-def test_a_failing_stage_does_not_stop_the_next(tmp_path: Path) -> None:
-    def explode(_: Finished) -> Verdict:
+# --- Running them ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Runs the program over other stages; its status, and what its file then holds."""
+
+    def start(*todo: Stage, facts: dict[str, Any] | None = None, minutes: float = 1.0) -> Any:
+        known = {**FACTS, **(facts or {})}
+        monkeypatch.setattr(program, "ROOT", tmp_path)
+        monkeypatch.setattr(machine, "probe", lambda _: known)
+        build = Stage("build", 1, "echo building")
+        done = Call(1, (), (build,))
+        calls = {"tests": lambda _: Call(minutes, (), todo or (build,)), "ncu": lambda _: done}
+        monkeypatch.setattr(program, "CALLS", calls)
+        monkeypatch.setenv("TORCHFUSE_SHA", "0123456789")
+        status = program.main(["tests", "--copy", str(tmp_path / "copy")])
+        written = json.loads((tmp_path / "copy/result.json").read_text())
+        return status, written
+
+    return start
+
+
+def test_a_failing_stage_does_not_stop_the_next(suite: Suite, tmp_path: Path) -> None:
+    def explode(_: judges.Finished) -> judges.Verdict:
         raise KeyError("no such figure")
 
-    results = run_stages(
-        tmp_path,
-        Stage("build", (python("print('compiling'); raise SystemExit(3)"), python("1/0")), 60),
-        Stage("tests", (python("print('unreachable')"),), 60, needs=("build",)),
-        Stage("judge", (python("pass"),), 60, judge=explode),
-        Stage("absent", (Command(("/no/such/program",)),), 60),
-        Stage("benchmark", (python("raise SystemExit(1)", may_fail=True), python("pass")), 60),
+    status, written = suite(
+        Stage("build", 1, "true"),
+        Stage("tests", 1, f"echo {tmp_path}/a.py; (exit 3); echo not reached"),
+        Stage("judge", 1, "true", explode),
+        Stage("last", 1, "test $REPORT = $PWD/build/gpu_suite/tests/last.report"),
     )
-    verdicts = {
-        name: (result.verdict.status, result.verdict.reason) for name, result in results.items()
-    }
-    assert verdicts["build"] == (FAILED, "exit status 3")
-    assert "compiling" in results["build"].log
-    assert "ZeroDivisionError" not in results["build"].log
-    assert verdicts["tests"] == (NOT_RUN, "needs: build")
-    assert verdicts["judge"][0] == FAILED
-    assert "no such figure" in verdicts["judge"][1]
-    assert verdicts["absent"] == (FAILED, "exit status 127")
-    assert "cannot start /no/such/program" in results["absent"].log
-    assert verdicts["benchmark"] == (PASSED, "")
+    entries = written["parts"]["tests"]["stages"]
+    reasons = {name: (entry["status"], entry["reason"]) for name, entry in entries.items()}
+    assert reasons["tests"] == ("failed", "exit status 3")
+    assert reasons["judge"] == ("failed", "could not be judged: KeyError('no such figure')")
+    assert reasons["last"] == ("passed", "")
+    assert (status, written["passed"]) == (1, False)
+    # The file is committed, so it must not name folders of the machine.
+    assert "\na.py\n" in entries["tests"]["log_tail"]
+    (file,) = (tmp_path / "benchmarks/results/nvidia-h200").iterdir()
+    assert file.name == f"{written['date'][:10]}-0123456.json"
+    assert (tmp_path / "copy/logs.tar.gz").is_file()
 
 
-def test_a_stage_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
-    code = (
-        "import pathlib, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "pathlib.Path('child').write_text(str(child.pid))\n"
-        "time.sleep(600)"
+def test_a_stage_that_hangs_is_ended_with_its_children(suite: Suite, tmp_path: Path) -> None:
+    hangs = "sleep 600 & echo $! > child; wait"
+    _, written = suite(
+        Stage("build", 1, "true"), Stage("hangs", 1 / 60, hangs), Stage("next", 1, "true")
     )
-    results = run_stages(
-        tmp_path, Stage("hangs", (python(code),), 3), Stage("next", (python("pass"),), 60)
-    )
-    assert results["hangs"].verdict == Verdict(FAILED, "stopped after 3 s: its limit")
-    assert results["next"].verdict.status == PASSED
-    state = Path(f"/proc/{(tmp_path / 'child').read_text()}/stat")
+    entries = written["parts"]["tests"]["stages"]
+    assert entries["hangs"]["reason"] == "stopped after 1 s"
+    assert entries["next"]["status"] == "passed"
+    state = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
     # Dead, or waiting for a parent to notice.
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_the_budget_ends_a_stage_and_leaves_out_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "LEAST_SECONDS", 0.5)
-    results = run_stages(
-        tmp_path,
-        Stage("long", (python("import time; time.sleep(600)"),), 300),
-        Stage("next", (python("pass"),), 60),
-        budget=2.0,
+def test_without_a_build_or_time_nothing_is_run(suite: Suite) -> None:
+    _, written = suite(Stage("build", 1, "false"), Stage("next", 1, "true"))
+    assert written["parts"]["tests"]["stages"]["next"]["reason"] == "the build failed"
+    _, written = suite(Stage("build", 1, "true"), minutes=0.1)
+    assert written["parts"]["tests"]["stages"]["build"]["reason"] == "no time left; repeat the call"
+
+
+def test_a_call_is_resumed_and_other_calls_keep_their_parts(suite: Suite, tmp_path: Path) -> None:
+    first, second = (Stage(name, 1, f"echo >> {name}") for name in ("first", "second"))
+    build = Stage("build", 1, "echo >> build.txt")
+    broken = Stage("second", 1, "false")
+    assert suite(build, first, broken)[0] == 1
+    other = {"machine": {}, "stages": {"build": {"status": "passed"}}}
+    (path,) = tmp_path.glob("benchmarks/results/*/*.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "parts": {**content["parts"], "ncu": other}}))
+    status, written = suite(build, first, second)
+    assert (status, written["passed"], list(written["parts"])) == (0, True, ["tests", "ncu"])
+    lines = {name: (tmp_path / name).read_text() for name in ("build.txt", "first", "second")}
+    assert lines == {"build.txt": "\n\n", "first": "\n", "second": "\n"}
+    assert suite(build, first, second)[0] == 0
+    assert (tmp_path / "build.txt").read_text() == "\n\n"
+
+
+def test_a_rehearsal_is_no_result_of_a_gpu(suite: Suite, tmp_path: Path) -> None:
+    status, written = suite(
+        Stage("build", 1, "false", rehearsal="true"),
+        Stage("sanitizer", 1, "false"),
+        Stage("ncu", 1, "false", judges.judge_ncu(1), rehearsal="true"),
+        Stage("tests", 1, "true", judges.judge_tests, rehearsal="echo > $REPORT"),
+        facts={"pretended": True},
     )
-    assert results["long"].verdict.status == FAILED
-    assert results["long"].verdict.reason.endswith("no time left")
-    assert results["next"].verdict == Verdict(NOT_RUN, "no time left")
+    entries = written["parts"]["tests"]["stages"]
+    assert list(entries) == ["build", "ncu", "tests"]
+    assert [entry["status"] for entry in entries.values()] == ["passed", "passed", "failed"]
+    assert (status, written["gpu"]) == (1, None)
+    assert not (tmp_path / "benchmarks").exists()
 
 
-# --- The result --------------------------------------------------------------------------------
-
-SCHEMA: dict[str, type | tuple[type, ...]] = {
-    "kind": str,
-    "format": int,
-    "date": str,
-    "sha": str,
-    "dirty": (bool, type(None)),
-    "with_cuda": bool,
-    "gpu": (dict, type(None)),
-    "driver": (str, type(None)),
-    "torch": str,
-    "cuda": (str, type(None)),
-    "nvcc": (str, type(None)),
-    "python": str,
-    "cpu": str,
-    "cores": int,
-    "seconds": float,
-    "passed": bool,
-    "stages": list,
-    "left_out": list,
-    "benchmark": (dict, type(None)),
-}
-STAGE_SCHEMA: dict[str, type] = {
-    "name": str,
-    "status": str,
-    "reason": str,
-    "required": bool,
-    "seconds": float,
-    "key": str,
-    "counts": dict,
-    "figures": dict,
-    "log_tail": str,
-}
+# --- Commits -----------------------------------------------------------------------------------
 
 
-def check_schema(result: dict[str, Any]) -> None:
-    assert list(result) == list(SCHEMA)
-    for key, expected in SCHEMA.items():
-        assert isinstance(result[key], expected), key
-    for stage in result["stages"]:
-        assert set(stage) == set(STAGE_SCHEMA)
-        for key, kind in STAGE_SCHEMA.items():
-            assert isinstance(stage[key], kind), key
-    assert {stage["status"] for stage in result["stages"]} <= {PASSED, FAILED, NOT_RUN}
+def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
+        command = ["git", *identity, *arguments]
+        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+
+    with pytest.raises(ValueError, match="Set TORCHFUSE_SHA"):
+        result.commit(tmp_path, None)
+    with pytest.raises(ValueError, match="expected 7 to 40 hex digits, got 'main'"):
+        result.commit(tmp_path, "main")
+    git("init", "-q")
+    for name in ("csrc/a.cu", "benchmarks/results/gpu/a.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("a")
+        git("add", ".")
+        git("commit", "-qm", "m")
+    tested = git("rev-parse", "HEAD~1")
+    (tmp_path / "benchmarks/results/gpu/b.json").write_text("b")
+    assert result.commit(tmp_path, None) == (tested, False)
+    (tmp_path / "csrc/a.cu").write_text("b")
+    assert result.commit(tmp_path, None) == (tested, True)
 
 
-def run_program(
-    monkeypatch: pytest.MonkeyPatch, root: Path, todo: list[Stage], *arguments: str
-) -> tuple[int, Path, dict[str, Any]]:
-    """The whole program over other stages; its status, its result file and what that holds."""
-    known = machine()
-    monkeypatch.setattr(program, "ROOT", root)
-    monkeypatch.setattr(program, "all_stages", lambda _: todo)
-    monkeypatch.setattr(program, "build_stages", lambda _: todo[:1])
-    monkeypatch.setattr(prerequisites, "inspect", lambda *_: known)
-    monkeypatch.setattr(prerequisites, "missing", lambda *_, **__: [])
-    monkeypatch.chdir(root)
-    status = program.main(["--sha", "0123456789", "--logs", "fetched", *arguments])
-    (path,) = [path for path in root.rglob("*.json") if path.parent.name != "fetched"]
-    result: dict[str, Any] = json.loads(path.read_text())
-    check_schema(result)
-    return status, path.relative_to(root), result
-
-
-def test_a_whole_run_leaves_result_summary_and_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    excused = Verdict(NOT_RUN, "ncu does not work here: no counters", required=False)
-    todo = [
-        Stage("build", (python("pass"),), 60),
-        Stage("ncu", (), 60, verdict=excused),
-        Stage("tests", (python("import os; print(os.getcwd() + '/a.py'); 1/0"),), 60),
-    ]
-    status, path, result = run_program(monkeypatch, tmp_path, todo)
-    assert status == 1
-    assert path == Path(f"benchmarks/results/nvidia-h200/{result['date'][:10]}-0123456.json")
-    assert (result["gpu"]["name"], result["sha"]) == ("NVIDIA H200", "0123456789")
-    assert [stage["status"] for stage in result["stages"]] == [PASSED, NOT_RUN, FAILED]
-    assert not result["passed"]
-    # The file is committed, so it must not name folders of the machine.
-    assert "\na.py\n" in result["stages"][2]["log_tail"]
-    output = capsys.readouterr().out
-    assert re.search(r"^ncu +not run +0\.0  ncu does not work here: no counters$", output, re.M)
-    assert (tmp_path / "fetched/summary.txt").read_text().strip() in output
-    assert json.loads((tmp_path / "fetched/result.json").read_text()) == result
-    with tarfile.open(tmp_path / "fetched/logs.tar.gz") as archive:
-        assert "logs/tests.log" in archive.getnames()
-
-
-def test_status_is_0_if_all_that_must_run_passed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    excused = Verdict(NOT_RUN, "needs a GPU", required=False)
-    todo = [Stage("build", (python("pass"),), 60), Stage("ncu", (), 60, verdict=excused)]
-    status, path, result = run_program(monkeypatch, tmp_path, todo, "--without-cuda")
-    assert (status, result["passed"], result["gpu"]) == (0, True, None)
-    # Never among the results of GPUs.
-    assert path == Path("build/gpu_suite/without-cuda.json")
-
-
-def test_a_stage_that_was_not_reached_is_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt = python("import os, signal; os.kill(os.getppid(), signal.SIGTERM)")
-    todo = [
-        Stage("build", (python("pass"),), 60),
-        Stage("long", (interrupt, python("import time; time.sleep(600)")), 60),
-        Stage("last", (python("pass"),), 60),
-    ]
-    status, _, result = run_program(monkeypatch, tmp_path, todo)
-    assert status == 1
-    reasons = [(stage["status"], stage["reason"]) for stage in result["stages"]]
-    assert reasons == [(PASSED, ""), (NOT_RUN, "not reached"), (NOT_RUN, "not reached")]
-
-
-def test_a_partial_run_is_no_result_of_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    todo = [Stage(name, (python("pass"),), 60) for name in ("build", "tests", "ncu")]
-    status, path, result = run_program(monkeypatch, tmp_path, todo, "--only", "ncu")
-    assert [stage["status"] for stage in result["stages"]] == [PASSED, NOT_RUN, PASSED]
-    assert result["stages"][1]["reason"] == "not selected"
-    assert (status, path) == (1, Path("build/gpu_suite/partial.json"))
-
-
-def test_commit_is_the_named_one_or_gits(tmp_path: Path) -> None:
-    assert report.commit(tmp_path, "0123abc") == ("0123abc", None)
-    # A checkout without history, which may lie inside of another repository.
-    assert report.commit(tmp_path, None) == ("unknown", None)
-    with pytest.raises(ValueError, match="TORCHFUSE_SHA"):
-        report.commit(tmp_path, "main")
-
-
-def test_scripts_are_clean() -> None:
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    shellcheck = shutil.which("shellcheck", path=path)
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    subprocess.run([shellcheck, str(SCRIPT)], check=True, timeout=60)
+def test_nothing_is_resumed_where_files_differ_from_the_commit(tmp_path: Path) -> None:
+    file = result.ResultFile(tmp_path, FACTS, "0123456789", dirty=False)
+    file.begin("tests", ["build"], ["tests"])["build"]["status"] = result.PASSED
+    file.write()
+    for dirty, expected in ((False, result.PASSED), (True, result.NOT_RUN)):
+        again = result.ResultFile(tmp_path, FACTS, "0123456789", dirty)
+        assert again.begin("tests", ["build"], ["tests"])["build"]["status"] == expected

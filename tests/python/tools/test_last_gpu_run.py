@@ -15,21 +15,20 @@ PAGE = f"# Tests\n\n{last_gpu_run.BEGIN}\nold\n{last_gpu_run.END}\n\nThe end.\n"
 
 def add_result(root: Path, name: str, **changes: Any) -> None:
     stage = {"status": "passed", "seconds": 83.2, "reason": "", "key": ""}
+    failed = {"status": "failed", "seconds": 9, "reason": "a|b", "key": "2 errors"}
+    facts = {"driver": "580.1", "nvcc": "13.0", "torch": "2.11.0"}
+    not_run = {"status": "not run", "seconds": 0.0, "reason": "not reached"}
     result = {
         "kind": "gpu_suite",
         "date": "2027-01-02T03:04:05+00:00",
         "sha": "0123456789abcdef",
         "dirty": False,
-        "gpu": {"name": "NVIDIA H200"},
-        "driver": "580.1",
-        "nvcc": "13.0",
-        "torch": "2.11.0",
+        "gpu": "NVIDIA H200",
         "passed": True,
-        "stages": [
-            {**stage, "name": "build"},
-            {**stage, "name": "racecheck", "status": "failed", "reason": "a|b", "key": "2 errors"},
-        ],
-        "left_out": ["test_opcheck.py: needs expecttest"],
+        "parts": {
+            "tests": {"machine": facts, "stages": {"build": stage}},
+            "sanitizers": {"machine": facts, "stages": {"racecheck": failed, "last": not_run}},
+        },
         **changes,
     }
     path = root / "benchmarks/results" / name
@@ -56,11 +55,12 @@ def test_the_newest_result_is_described(tmp_path: Path) -> None:
     add_result(tmp_path, "zzz/2027-01-01-0123456.json", date="2027-01-01T23:59:59+00:00")
     text = last_gpu_run.describe(tmp_path)
     assert "2027-01-02 (UTC), commit `0123456` with uncommitted changes, NVIDIA H200" in text
-    assert "driver 580.1, nvcc 13.0, torch 2.11.0): not every stage passed" in text
+    assert "NVIDIA H200: not every stage of three calls passed" in text
     assert "(../benchmarks/results/nvidia-h200/2027-01-02-0123456.json)" in text
-    assert "| build | passed | 83.2 |  |" in text
-    assert "| racecheck | failed | 83.2 | a\\|b; 2 errors |" in text
-    assert text.endswith("Left out: test_opcheck.py: needs expecttest")
+    assert "| tests | | | | driver 580.1, nvcc 13.0, torch 2.11.0 |" in text
+    assert "| | build | passed | 83.2 |  |" in text
+    assert "| | racecheck | failed | 9.0 | a\\|b; 2 errors |" in text
+    assert text.endswith("| | last | not run | 0.0 | not reached |")
 
 
 def test_write_makes_check_pass_until_a_newer_result_comes(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The result file: one for each commit and GPU, with a part for each call."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KIND = "gpu_suite"
+FORMAT = 2
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+TAIL_LINES, TAIL_CHARACTERS = 60, 8000
+# What proves nothing about the code, so that a committed result is one of the commit before it.
+NOT_TESTED = (":!benchmarks/results", ":!docs", ":!*.md")
+
+
+def not_run(reason: str) -> dict[str, Any]:
+    """The entry of a stage that was not started."""
+    return {"status": NOT_RUN, "reason": reason, "seconds": 0.0}
+
+
+def slug(name: str) -> str:
+    """For file and folder names: "NVIDIA H200" is nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def commit(root: Path, named: str | None) -> tuple[str, bool | None]:
+    """The last commit that changed what is tested, and whether files differ from it.
+
+    Raises:
+        ValueError: `named` is no commit's name, or there is none and git knows none either.
+    """
+    if named:
+        if not re.fullmatch(r"[0-9a-f]{7,40}", named):
+            raise ValueError(f"TORCHFUSE_SHA: expected 7 to 40 hex digits, got {named!r}.")
+        return named, None
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments, "--", ".", *NOT_TESTED]
+        return subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        if not (root / ".git").exists():
+            raise FileNotFoundError(".git")
+        return git("log", "-1", "--format=%H"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        raise ValueError(f"commit: git knows none in {root}. Set TORCHFUSE_SHA.") from None
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The suite's result in a file; None if there is another one's, or none."""
+    if not path.is_file():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    ours = result.get("kind") == KIND and result.get("format") == FORMAT
+    return result if ours else None
+
+
+class ResultFile:
+    """The file of a commit, in which a call replaces what it runs anew.
+
+    A part of another call stays, and so does a stage of this call that has passed: unless files
+    differ from the commit, when nobody can say what had passed.
+    """
+
+    def __init__(
+        self, folder: Path, facts: Mapping[str, Any], sha: str, dirty: bool | None
+    ) -> None:
+        self._facts = facts
+        today = datetime.datetime.now(datetime.timezone.utc)
+        found = sorted((folder / slug(facts["gpu"])).glob(f"*-{sha[:7]}.json"))
+        earlier = [] if dirty else [path for path in found if read(path) is not None]
+        name = f"{slug(facts['gpu'])}/{today:%Y-%m-%d}-{sha[:7]}.json"
+        self.path = earlier[-1] if earlier else folder / name
+        self.content = (read(self.path) if earlier else None) or {
+            "kind": KIND,
+            "format": FORMAT,
+            "date": today.isoformat(timespec="seconds"),
+            "sha": sha,
+            "dirty": dirty,
+            "gpu": None if facts["pretended"] else facts["gpu"],
+            "passed": False,
+            "parts": {},
+        }
+
+    def begin(self, call: str, names: list[str], calls: list[str]) -> dict[str, Any]:
+        """Makes room for a call's stages; returns them by name, with those that have passed."""
+        before = self.content["parts"].get(call, {}).get("stages", {})
+        stages = {name: before.get(name, {}) for name in names}
+        for name, stage in stages.items():
+            if stage.get("status") != PASSED:
+                stages[name] = not_run("not reached")
+        part = {"machine": {k: v for k, v in self._facts.items() if k != "torch_root"}}
+        parts = {**self.content["parts"], call: {**part, "stages": stages}}
+        self.content["parts"] = {name: parts[name] for name in calls if name in parts}
+        self.calls = calls
+        self.write()
+        return stages
+
+    def passed(self, call: str) -> bool:
+        """Whether every stage of a call has passed."""
+        stages = self.content["parts"].get(call, {"stages": {"": {"status": NOT_RUN}}})["stages"]
+        return all(stage["status"] == PASSED for stage in stages.values())
+
+    def write(self) -> None:
+        """Replaces the file as a whole: a program that is killed leaves no half of one."""
+        self.content["passed"] = all(map(self.passed, self.calls))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(".part")
+        unfinished.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, self.path)
+
+
+def tail(log: str, root: Path) -> str:
+    """The log's end, without the checkout's place on this machine."""
+    end = "\n".join(log.splitlines()[-TAIL_LINES:])
+    return end.replace(f"{root}/", "").replace(str(root), ".")[-TAIL_CHARACTERS:]
