@@ -72,9 +72,9 @@ inline Reduced reduce(const BackwardProblem& problem, bool writes) {
   const BatchNormShape& shape = problem.shape;
   const Workspace workspace(shape);
   const DeviceArray<double> saved(problem.saved);
-  const DeviceArray<double> sums(nans(2 * shape.channels));
-  const ChannelVector grad_weight(DType::kFloat32, shape.channels, [] { return 9.0; });
-  const ChannelVector grad_bias(shape.dtype, shape.channels, [] { return 9.0; });
+  const auto sums = DeviceArray<double>::unwritten(2 * shape.channels);
+  const auto grad_weight = ChannelVector::unwritten(DType::kFloat32, shape.channels);
+  const auto grad_bias = ChannelVector::unwritten(shape.dtype, shape.channels);
   ChannelTensor grad_residual(shape, {0, 0, (problem.offset + 1) % 2});
   problem.x.device().upload(problem.x.host().data());
   problem.dy.device().upload(problem.dy.host().data());

@@ -33,7 +33,7 @@ void for_each_place(const BatchNormShape& shape, const Body& body) {
   }
 }
 
-/// A tensor that kernels read or write; NaN in its gaps.
+/// A tensor that kernels read or write; NaN in its gaps. Nothing is on the device before upload().
 class ChannelTensor {
  public:
   ChannelTensor(const BatchNormShape& shape, const Strides& strides = {})
@@ -43,9 +43,8 @@ class ChannelTensor {
                                ? 0
                                : (shape.outer - 1) * outer_stride_ +
                                      (shape.channels - 1) * channel_stride_ + shape.inner),
-        device_(host_, strides.offset) {
+        device_(DeviceTensor::unwritten(host_.dtype(), host_.numel(), strides.offset)) {
     for (std::int64_t i = 0; i < host_.numel(); ++i) host_.set(i, std::nan(""));
-    upload();
   }
 
   static ChannelTensor normal(const BatchNormShape& shape, std::mt19937& random, double mean = 0.0,
@@ -92,6 +91,13 @@ class ChannelVector {
     device_ = std::make_unique<DeviceTensor>(*host_);
   }
 
+  static ChannelVector unwritten(DType dtype, std::int64_t channels) {
+    ChannelVector vector;
+    vector.host_ = std::make_unique<Buffer>(dtype, channels);
+    vector.device_ = std::make_unique<DeviceTensor>(DeviceTensor::unwritten(dtype, channels));
+    return vector;
+  }
+
   double get(std::int64_t c, double otherwise) const { return host_ ? host_->get(c) : otherwise; }
   double device_value(std::int64_t c) const { return device_->to_host().get(c); }
   ChannelInput input() const { return {data(), dtype()}; }
@@ -114,9 +120,8 @@ class Workspace {
  public:
   explicit Workspace(const BatchNormShape& shape, int multiprocessors = kMultiprocessors)
       : multiprocessors_(multiprocessors),
-        partials_(std::vector<double>(
-            static_cast<std::size_t>(batch_norm_workspace_partials(shape, multiprocessors)),
-            std::nan(""))),
+        partials_(
+            DeviceArray<double>::unwritten(batch_norm_workspace_partials(shape, multiprocessors))),
         arrivals_(std::vector<std::uint32_t>(
             static_cast<std::size_t>(batch_norm_workspace_arrivals(shape)), 0u)) {}
 
@@ -145,13 +150,9 @@ inline void expect_ok(const Status& status, const Workspace& workspace) {
   workspace.expect_ready_again();
 }
 
-inline std::vector<double> nans(std::int64_t count) {
-  return std::vector<double>(static_cast<std::size_t>(count), std::nan(""));
-}
-
 inline std::vector<double> stats_of(const BatchNormShape& shape, const ChannelTensor& x) {
   const Workspace workspace(shape);
-  const DeviceArray<double> packed(nans(packed_moments_size(shape.channels)));
+  const auto packed = DeviceArray<double>::unwritten(packed_moments_size(shape.channels));
   BatchNormStatsArgs args;
   args.shape = shape;
   args.input = x.input();

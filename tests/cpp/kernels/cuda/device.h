@@ -34,6 +34,9 @@ void set_order(const Order& order);
 
 /// Memory of the device, with forbidden memory around it that accesses are caught in: at once on
 /// the CPU, by a changed margin on a GPU. Starts filled with 0xff bytes, a NaN in every format.
+/// On a GPU with TORCHFUSE_EXACT_ALLOCATIONS=1 neither, so that compute-sanitizer sees what
+/// happens: an access outside is one outside of every allocation, and what was not written is not
+/// initialised.
 class DeviceMemory {
  public:
   /// Which end is as near to an inaccessible page as the alignment allows (on the CPU).
@@ -74,11 +77,13 @@ class DeviceTensor : public DeviceMemory {
   using Guard = DeviceMemory::Guard;
 
   explicit DeviceTensor(const Buffer& host, std::int64_t offset = 0, Guard guard = Guard::kEnd)
-      : DeviceMemory(static_cast<std::size_t>(host.numel()) * size_of(host.dtype()),
-                     static_cast<std::size_t>(offset) * size_of(host.dtype()) % 16, guard),
-        dtype_(host.dtype()),
-        numel_(host.numel()) {
+      : DeviceTensor(host.dtype(), host.numel(), offset, guard) {
     upload(host.data());
+  }
+
+  /// For what a kernel writes: nothing is uploaded, so that no read ahead of that is hidden.
+  static DeviceTensor unwritten(DType dtype, std::int64_t numel, std::int64_t offset = 0) {
+    return DeviceTensor(dtype, numel, offset, Guard::kEnd);
   }
 
   DType dtype() const { return dtype_; }
@@ -91,6 +96,12 @@ class DeviceTensor : public DeviceMemory {
   }
 
  private:
+  DeviceTensor(DType dtype, std::int64_t numel, std::int64_t offset, Guard guard)
+      : DeviceMemory(static_cast<std::size_t>(numel) * size_of(dtype),
+                     static_cast<std::size_t>(offset) * size_of(dtype) % 16, guard),
+        dtype_(dtype),
+        numel_(numel) {}
+
   DType dtype_;
   std::int64_t numel_;
 };
@@ -99,9 +110,13 @@ class DeviceTensor : public DeviceMemory {
 template <class T>
 class DeviceArray : public DeviceMemory {
  public:
-  explicit DeviceArray(const std::vector<T>& host)
-      : DeviceMemory(host.size() * sizeof(T)), size_(host.size()) {
+  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(Size{}, host.size()) {
     upload(host.data());
+  }
+
+  /// As DeviceTensor::unwritten.
+  static DeviceArray unwritten(std::int64_t size) {
+    return DeviceArray(Size{}, static_cast<std::size_t>(size));
   }
 
   T* data() const { return static_cast<T*>(DeviceMemory::data()); }
@@ -113,6 +128,9 @@ class DeviceArray : public DeviceMemory {
   }
 
  private:
+  struct Size {};  // a list of one number would be a size
+  DeviceArray(Size, std::size_t size) : DeviceMemory(size * sizeof(T)), size_(size) {}
+
   std::size_t size_;
 };
 

@@ -20,9 +20,15 @@ void check(cudaError_t error, const char* what) {
   std::abort();  // the context is lost, and every later result with it
 }
 
-bool gpu_required() {
-  const char* value = std::getenv("TORCHFUSE_REQUIRE_CUDA");
+bool is_set(const char* name) {
+  const char* value = std::getenv(name);
   return value != nullptr && std::string_view(value) == "1";
+}
+
+bool gpu_required() { return is_set("TORCHFUSE_REQUIRE_CUDA"); }
+bool allocations_are_exact() {
+  static const bool exact = is_set("TORCHFUSE_EXACT_ALLOCATIONS");
+  return exact;
 }
 
 /// Without a GPU nothing here can run: all tests are skipped, or fail where one is required.
@@ -67,11 +73,13 @@ struct DeviceMemory::State {
   std::size_t behind = 0;  ///< bytes of the margin behind
 
   State(std::size_t bytes_, std::size_t misalignment) : bytes(bytes_) {
-    const std::size_t all = bytes + 2 * kMarginBytes;
+    const bool exact = allocations_are_exact();
+    const std::size_t all = bytes + (exact ? misalignment : 2 * kMarginBytes);
     void* fresh = nullptr;
-    check(cudaMalloc(&fresh, all), "cudaMalloc");
+    check(cudaMalloc(&fresh, std::max<std::size_t>(all, 1)), "cudaMalloc");
     allocation = static_cast<unsigned char*>(fresh);
-    data = allocation + kMarginBytes / 2 + misalignment;
+    data = allocation + (exact ? 0 : kMarginBytes / 2) + misalignment;
+    if (exact) return;
     behind = all - static_cast<std::size_t>(data - allocation) - bytes;
     check(cudaMemset(allocation, kMargin, all), "cudaMemset");
     check(cudaMemset(data, kFresh, bytes), "cudaMemset");
@@ -105,6 +113,7 @@ void DeviceMemory::download(void* target) const {
 
 void DeviceMemory::expect_margins_intact() const {
   synchronize();
+  if (allocations_are_exact()) return;
   const std::size_t before = static_cast<std::size_t>(state_->data - state_->allocation);
   std::vector<unsigned char> all(before + state_->bytes + state_->behind);
   check(cudaMemcpy(all.data(), state_->allocation, all.size(), cudaMemcpyDeviceToHost),

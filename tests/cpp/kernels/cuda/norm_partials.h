@@ -15,8 +15,7 @@ inline std::vector<NormPartial> partials_of(const GradientList& list) {
   list.upload();
   const Rows rows = list.device_rows();
   const auto slots = list.slots();
-  const DeviceArray<NormPartial> partials(
-      std::vector<NormPartial>(static_cast<std::size_t>(slots.back()), {-1.0, -1.0, 77}));
+  const auto partials = DeviceArray<NormPartial>::unwritten(slots.back());
   bool done = true;
   const Status status = multi_tensor_l2_norm_cuda({list.table(rows), slots.data(), partials.data()},
                                                   nullptr, nullptr, &done, stream());

@@ -18,7 +18,8 @@ struct Step {
   bool has_norm = true;
   double max_grad_norm = -1.0;
   std::vector<NormPartial> partials = {};
-  std::vector<float> counts = {};  ///< of steps, one for each parameter
+  std::int64_t unwritten_partials = 0;  ///< instead of them: as many that a kernel will write
+  std::vector<float> counts = {};       ///< of steps, one for each parameter
 };
 
 struct Outcome {
@@ -46,7 +47,7 @@ inline PrologueArgs prologue_args(const Step& step, const float* grad_scale, flo
   args.params.check = step.check;
   args.params.has_norm = step.has_norm;
   args.params.max_grad_norm = step.max_grad_norm;
-  args.num_partials = static_cast<std::int64_t>(step.partials.size());
+  args.num_partials = step.unwritten_partials + static_cast<std::int64_t>(step.partials.size());
   args.scalars = scalars;
   args.steps = counts.data();
   args.num_steps = static_cast<std::int64_t>(counts.size());
@@ -72,8 +73,10 @@ class DeviceStep {
       : step_(step),
         grad_scale_({step.grad_scale.value_or(0.0f)}),
         found_inf_({step.found_inf.value_or(0.0f)}),
-        scalars_({StepScalars{-1.0, -1.0f, -1.0f}}),
-        partials_(step.partials),
+        scalars_(DeviceArray<StepScalars>::unwritten(1)),
+        partials_(step.unwritten_partials > 0
+                      ? DeviceArray<NormPartial>::unwritten(step.unwritten_partials)
+                      : DeviceArray<NormPartial>(step.partials)),
         counts_(step.counts) {
     for (std::size_t i = 0; i < step.counts.size(); ++i)
       count_pointers_.push_back(counts_.data() + i);

@@ -48,6 +48,10 @@ struct Layer {
   }
 };
 
+std::vector<double> nans(std::int64_t count) {
+  return std::vector<double>(static_cast<std::size_t>(count), std::nan(""));
+}
+
 /// Host memory for what one layer computes.
 struct Results {
   std::vector<double> packed, saved, sums;
@@ -142,7 +146,8 @@ Results run_on_device(const Layer& layer, const Results& cpu) {
   const Workspace workspace(shape);
   r.packed = stats_of(shape, layer.x);
 
-  const DeviceArray<double> packed(cpu.packed), saved(nans(2 * shape.channels + 1));
+  const DeviceArray<double> packed(cpu.packed);
+  const auto saved = DeviceArray<double>::unwritten(2 * shape.channels + 1);
   BatchNormFinishArgs finish;
   finish.channels = shape.channels;
   finish.packed = packed.data();
@@ -159,8 +164,10 @@ Results run_on_device(const Layer& layer, const Results& cpu) {
   expect_ok(batch_norm_elemt_cuda(elemt, finish, workspace.arrivals_alone(), stream()), workspace);
 
   const bool gated = layer.gated_by_output();
-  const DeviceArray<double> sums(nans(2 * shape.channels)), all_sums(cpu.sums);
-  const DeviceTensor grad_weight(r.grad_weight), grad_bias(r.grad_bias);
+  const DeviceArray<double> all_sums(cpu.sums);
+  const auto sums = DeviceArray<double>::unwritten(2 * shape.channels);
+  const auto grad_weight = DeviceTensor::unwritten(DType::kFloat32, shape.channels);
+  const auto grad_bias = DeviceTensor::unwritten(DType::kFloat32, shape.channels);
   ChannelTensor dz(shape), dx(shape);
   BatchNormBackwardReduceArgs reduce;
   reduce.shape = shape;

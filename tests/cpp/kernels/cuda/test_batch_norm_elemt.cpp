@@ -44,7 +44,7 @@ void expect_outputs(const BatchNormShape& shape, const Options& options, std::mt
   ChannelVector weight, bias;
   if (options.affine) weight = ChannelVector(DType::kFloat32, channels, near_one);
   if (options.affine) bias = ChannelVector(shape.dtype, channels, around_zero);
-  const DeviceArray<double> saved(nans(2 * channels + 1));
+  const auto saved = DeviceArray<double>::unwritten(2 * channels + 1);
   const Workspace workspace(shape);
 
   BatchNormFinishArgs finish;
@@ -137,7 +137,7 @@ TEST(CudaBatchNormElemt, MovesSixteenBytesAtATime) {
         const ChannelTensor x = ChannelTensor::normal(shape, random, 0.0, 1.0, {0, 0, offset});
         const ChannelTensor y(shape, {0, 0, offset});
         const Workspace workspace(shape);
-        const DeviceArray<double> saved(nans(2 * shape.channels + 1));
+        const auto saved = DeviceArray<double>::unwritten(2 * shape.channels + 1);
         BatchNormFinishArgs finish;
         finish.channels = shape.channels;
         finish.saved = saved.data();
@@ -168,7 +168,7 @@ TEST(CudaBatchNormElemt, SmallReluLetsNanPass) {
       x.upload();
       ChannelTensor y(shape);
       const Workspace workspace(shape);
-      const DeviceArray<double> saved(nans(2 * shape.channels + 1));
+      const auto saved = DeviceArray<double>::unwritten(2 * shape.channels + 1);
       BatchNormFinishArgs finish;
       finish.channels = shape.channels;
       finish.saved = saved.data();

@@ -85,7 +85,7 @@ void expect_finished(BatchNormShape shape, const Options& options) {
   const ChannelVector mean(options.running, channels, [] { return kOldMean; });
   const ChannelVector variance(options.running, channels, [] { return kOldVariance; });
   const DeviceArray<std::int64_t> batches({options.batches});
-  const DeviceArray<double> saved(nans(2 * channels + 1));
+  const auto saved = DeviceArray<double>::unwritten(2 * channels + 1);
   const Workspace workspace(shape, 8);
 
   BatchNormFinishArgs finish;

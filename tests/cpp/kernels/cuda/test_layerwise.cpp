@@ -45,8 +45,8 @@ void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::
   host.write_back = device.write_back = seed % 2 == 1;
   run_on_cpu(host, scalars);
 
-  const DeviceArray<MeasurePartial> partials(device.partials);
-  const DeviceArray<double> norms(device.norms);
+  const auto partials = DeviceArray<MeasurePartial>::unwritten(std::ssize(device.partials));
+  const auto norms = DeviceArray<double>::unwritten(std::ssize(device.norms));
   set_order({.seed = seed, .flush_denormals = tuple.param != DType::kFloat64});
   const Status measured = fused_measure_cuda<Lamb>(
       device.args(device_scalars.data(), partials.data(), norms.data()), stream());

@@ -134,7 +134,7 @@ TEST(CudaPrologue, StepsOfAnyNumberGrowOnce) {
 
 NormPartial reduced_on_device(const std::vector<NormPartial>& partials) {
   const DeviceArray<NormPartial> source(partials);
-  const DeviceArray<NormPartial> sum({NormPartial{-1.0, -1.0, 77}});
+  const auto sum = DeviceArray<NormPartial>::unwritten(1);
   const Status status = reduce_partials_cuda(
       source.data(), static_cast<std::int64_t>(partials.size()), sum.data(), stream());
   EXPECT_TRUE(status.ok()) << status.what;
