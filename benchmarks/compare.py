@@ -30,6 +30,11 @@ def _verdict(reached: bool | None) -> str:
     return "" if reached is None else "met" if reached else "**missed**"
 
 
+def _reference(row: dict[str, Any]) -> str:
+    """The stream that bandwidths are compared with; older files do not name it."""
+    return str(row.get("reference", "in-place scale"))
+
+
 def met(row: dict[str, Any]) -> bool | None:
     """Whether a case reaches its target; None without one."""
     target = row["target"]
@@ -53,7 +58,7 @@ def _case_lines(cases: list[dict[str, Any]]) -> list[str]:
             "tensors",
             "ms (± half IQR)",
             "GB/s",
-            "in-place scale GB/s",
+            f"{_reference(cases[0])} GB/s",
             "peer",
             "its ms",
             "ratio (quartiles per round)",
@@ -73,12 +78,33 @@ def _case_lines(cases: list[dict[str, Any]]) -> list[str]:
                     f"{row['tensors']:,}",
                     _milliseconds(row["seconds"][row["subject"]]),
                     f"{row['gb_per_s'][row['subject']]:.1f}",
-                    f"{row['gb_per_s']['in-place scale']:.1f}",
+                    f"{row['gb_per_s'][_reference(row)]:.1f}",
                     peer,
                     _milliseconds(row["seconds"][peer]),
                     f"{ratio['of_medians']:.2f}x ({rounds['low']:.2f} to {rounds['high']:.2f})",
                     f"≥ {target['ratio']:g}x" if is_target else "",
                     _verdict(met(row)) if is_target else "",
+                )
+            )
+    return lines
+
+
+def _host_lines(cases: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        _row("host, per call", "ms (± half IQR)", "peer", "its ms", "ratio", "waits for the GPU"),
+        _row("---", "---:", "---", "---:", "---:", "---"),
+    ]
+    for row in cases:
+        host = row["host"]
+        for peer, ratio in host["ratios"].items():
+            lines.append(
+                _row(
+                    row["name"],
+                    _milliseconds(host["seconds"][row["subject"]]),
+                    peer,
+                    _milliseconds(host["seconds"][peer]),
+                    f"{ratio:.2f}x",
+                    ", ".join(host["waits"]),
                 )
             )
     return lines
@@ -135,6 +161,7 @@ def table(result: dict[str, Any]) -> str:
         f"{environment['threads']} threads, {environment['cpu_isa']}, "
         f"torch {environment['torch']}, {environment['date']}"
     ]
+    on_gpu = [row for row in result["cases"] if row.get("host")]
     for key, render in (
         ("cases", _case_lines),
         ("peak_memory", _memory_lines),
@@ -142,6 +169,8 @@ def table(result: dict[str, Any]) -> str:
     ):
         if result[key]:
             lines += ["", *render(result[key])]
+    if on_gpu:
+        lines += ["", *_host_lines(on_gpu)]
     return "\n".join(lines)
 
 
@@ -149,7 +178,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Two runs: the subject's time as a share of the in-run reference stream, old and new."""
     before = {row["name"]: row for row in old["cases"]}
     lines = [
-        _row("case", "old ms", "new ms", "speed, relative to in-place scale", "verdict"),
+        _row("case", "old ms", "new ms", "speed, relative to the reference", "verdict"),
         _row("---", *["---:"] * 3, "---"),
     ]
     for row in new["cases"]:
@@ -158,7 +187,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
             continue
 
         def relative(entry: dict[str, Any]) -> float:
-            return float(entry["gb_per_s"][entry["subject"]] / entry["gb_per_s"]["in-place scale"])
+            return float(entry["gb_per_s"][entry["subject"]] / entry["gb_per_s"][_reference(entry)])
 
         change = relative(row) / relative(former)
         verdict = "faster" if change > 1 else "slower"

@@ -25,12 +25,12 @@ import compare
 import environment
 import host_path
 from suites import peak_memory
-from torchfuse.testing.bench import interleave, summarize
+from torchfuse.testing.bench import HostShare, interleave, summarize
 
-SUITES = ("fused_adam", "optimizers", "grad_scaler", "sync_batch_norm")
+SUITES = ("fused_adam", "optimizers", "grad_scaler", "sync_batch_norm", "gpu")
 RESULT_FORMAT = 1
-REFERENCE = "in-place scale"
-MAX_REFERENCE_BYTES = 512 * 2**20
+# What this machine's memory gives, by device; each up to so many bytes.
+REFERENCES = {"cpu": ("in-place scale", 512 * 2**20), "cuda": ("copy", 4 * 2**30)}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -58,14 +58,29 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def reference_stream(num_bytes: int, device: torch.device) -> tuple[Callable[[], object], int]:
-    """Scales a buffer in place: what this machine's memory gives at this moment.
+    """Scales a buffer in place, or copies one on a GPU: what its memory gives at this moment.
 
     Returns:
-        The function, and the bytes that it reads and writes.
+        The function, and the bytes that it reads and writes: as many as the case, if it can be.
     """
-    moved = min(num_bytes, MAX_REFERENCE_BYTES)
+    moved = min(num_bytes, REFERENCES[device.type][1])
     buffer = torch.ones(max(moved // 8, 1), device=device)
+    if device.type == "cuda":
+        target = torch.empty_like(buffer)
+        return lambda: target.copy_(buffer), 8 * buffer.numel()
     return lambda: buffer.mul_(1.0), 8 * buffer.numel()
+
+
+def host_row(host: HostShare, case: Any) -> dict[str, Any] | None:
+    """How long the host takes to enqueue a call, where a GPU was timed."""
+    if not host.seconds:
+        return None
+    summary = summarize(host.seconds, case.subject)
+    return {
+        "seconds": {name: entry["seconds"] for name, entry in summary.items()},
+        "ratios": {peer: summary[peer]["ratio_of_medians"] for peer in case.peers},
+        "waits": sorted(host.waits),
+    }
 
 
 def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -74,12 +89,17 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     parameters = case.load()
     model_bytes = case.bytes_per_element * parameters.numel
     prepared = case.prepare(device, arguments.seed)
+    reference_name = REFERENCES[device.type][0]
     reference, reference_bytes = reference_stream(model_bytes, device)
+    host = HostShare()
     gc.collect()
     gc.disable()  # as timeit does: a collection hits whoever runs when it is due
     try:
         samples = interleave(
-            {**prepared.functions, REFERENCE: reference}, rounds=arguments.rounds, device=device
+            {**prepared.functions, reference_name: reference},
+            rounds=arguments.rounds,
+            device=device,
+            host=host,
         )
     finally:
         gc.enable()
@@ -97,9 +117,13 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "numel": parameters.numel,
         "model_bytes": model_bytes,
         "gb_per_s": {
-            name: (reference_bytes if name == REFERENCE else model_bytes) / value["median"] / 1e9
+            name: (reference_bytes if name == reference_name else model_bytes)
+            / value["median"]
+            / 1e9
             for name, value in times.items()
         },
+        "reference": reference_name,
+        "host": host_row(host, case),
         "seconds": times,
         "ratios": ratios,
         "target": None if case.target is None else {"peer": case.peers[0], "ratio": case.target},

@@ -6,12 +6,13 @@ from torchfuse.testing.asserts import (
     assert_close_to_torch,
     assert_error_at_most,
 )
-from torchfuse.testing.bench import interleave, summarize
+from torchfuse.testing.bench import HostShare, interleave, summarize
 from torchfuse.testing.optim_specs import OPTIM_SPECS, OptimSpec
 from torchfuse.testing.reference import ReferenceAdam, ReferenceOptimizer
 
 __all__ = [
     "OPTIM_SPECS",
+    "HostShare",
     "OptimSpec",
     "ReferenceAdam",
     "ReferenceOptimizer",

@@ -3,10 +3,14 @@
 
 Each round runs every case once, in an order that rotates, so that a slow moment hits all of them;
 the ratio of two cases is taken within a round. Identical cases measure 0.99 to 1.01 that way.
+
+A CUDA device is kept waiting while the host enqueues a sample's calls, and then runs them without a
+pause: what is timed is the device, and the host's share stands for itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +19,25 @@ from typing import Any
 import torch
 
 WARMUP_ROUNDS = 2
+#: Of one sample on a CUDA device.
+CALLS = 20
+#: A device that was idle runs at a lower clock for so long.
+WARMUP_SECONDS = 0.5
+_FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.64
+_CYCLES_PER_SECOND = 2e9  # no device has a higher clock, so that a wait is never shorter
+
+
+@dataclasses.dataclass
+class HostShare:
+    """What the host did while a CUDA device was timed.
+
+    Attributes:
+        seconds: of enqueuing one call, by case; entry i of each list is from round i.
+        waits: cases that wait for the device themselves. Their time is that of both.
+    """
+
+    seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    waits: set[str] = dataclasses.field(default_factory=set)
 
 
 def interleave(
@@ -22,17 +45,20 @@ def interleave(
     rounds: int = 15,
     setup: Callable[[], object] | None = None,
     device: torch.device | str | None = None,
+    host: HostShare | None = None,
 ) -> dict[str, list[float]]:
-    """Runs all cases in turn, `rounds` times after two rounds of warm-up.
+    """Runs all cases in turn, `rounds` times after two rounds of warm-up or more.
 
     Args:
         cases: functions without arguments, by name.
         rounds: samples of each case.
         setup: called before every single run, outside of the time.
         device: a CUDA device is timed by events on its current stream, any other by the clock.
+        host: filled where a CUDA device is timed.
 
     Returns:
-        Seconds of every run, by case; entry i of each list is from round i.
+        Seconds of every run, by case; entry i of each list is from round i. On a CUDA device a
+        sample is the mean of 20 calls, or of one behind a `setup`.
 
     Example:
         >>> from torchfuse.testing import interleave
@@ -44,43 +70,71 @@ def interleave(
         raise ValueError("interleave: expected at least one case, got none.")
     if rounds < 1:
         raise ValueError(f"interleave: expected rounds to be at least 1, got {rounds}.")
-    timer = _timer(torch.device("cpu" if device is None else device))
+    place = torch.device("cpu" if device is None else device)
+    on_cuda = place.type == "cuda"
+    share = HostShare() if host is None else host
+    timer = _CudaTimer(place, 1 if setup else CALLS, share) if on_cuda else _time_on_host
     samples: dict[str, list[float]] = {name: [] for name in cases}
+    share.seconds.update({name: [] for name in cases} if on_cuda else {})
     order = list(cases)
-    for round_index in range(-WARMUP_ROUNDS, rounds):
+    warm_at = time.perf_counter() + (WARMUP_SECONDS if on_cuda else 0.0)
+    round_index = -WARMUP_ROUNDS
+    while round_index < rounds:
         for name in order:
             if setup is not None:
                 setup()
-            seconds = timer(cases[name])
+            seconds, enqueuing = timer(name, cases[name])
             if round_index >= 0:
                 samples[name].append(seconds)
+                if on_cuda:
+                    share.seconds[name].append(enqueuing)
         order.append(order.pop(0))
+        if round_index != -1 or time.perf_counter() >= warm_at:
+            round_index += 1
     return samples
 
 
-def _timer(device: torch.device) -> Callable[[Callable[[], object]], float]:
-    return _time_on_host if device.type != "cuda" else lambda case: _time_on_cuda(case, device)
-
-
-def _time_on_host(case: Callable[[], object]) -> float:
+def _time_on_host(name: str, case: Callable[[], object]) -> tuple[float, float]:
     begin = time.perf_counter()
     case()
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, 0.0
 
 
-def _cuda_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
+class _CudaTimer:
+    """Seconds that the device takes for a call, and the host to enqueue it."""
 
+    def __init__(self, device: torch.device, calls: int, host: HostShare) -> None:
+        self._device = device
+        self._calls = calls
+        self._host = host
+        self._waits: dict[str, float] = {}
 
-def _time_on_cuda(case: Callable[[], object], device: torch.device) -> float:
-    with torch.cuda.device(device):
-        begin, end = _cuda_event(), _cuda_event()
+    def __call__(self, name: str, case: Callable[[], object]) -> tuple[float, float]:
+        """Tries longer waits until the host is done before the device begins."""
+        with torch.cuda.device(self._device):
+            while True:
+                wait = self._waits.get(name, _FIRST_WAIT)
+                seconds, enqueuing, covered = self._sample(case, wait)
+                if covered or wait == 0.0:
+                    return seconds / self._calls, enqueuing / self._calls
+                self._waits[name] = 4 * wait
+                if wait >= _LONGEST_WAIT:
+                    self._waits[name] = 0.0
+                    self._host.waits.add(name)
+
+    def _sample(self, case: Callable[[], object], wait: float) -> tuple[float, float, bool]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        torch.cuda._sleep(int(wait * _CYCLES_PER_SECOND))
         begin.record()
-        case()
+        started = time.perf_counter()
+        for _ in range(self._calls):
+            case()
+        enqueuing = time.perf_counter() - started
+        covered = not begin.query()
         end.record()
         end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+        return float(begin.elapsed_time(end)) / 1e3, enqueuing, covered
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

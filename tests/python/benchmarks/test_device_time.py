@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The timer of CUDA devices measures the device, and the host for itself, on a pretended clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import compare
+import pytest
+import run
+import torch
+from suites import gpu
+
+from torchfuse.testing import HostShare, bench, interleave
+
+
+class Clock:
+    """A host that enqueues, and a device that does one thing after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = 0.0
+        self.device = 0.0
+        clock = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                self.at = 0.0
+
+            def record(self) -> None:
+                self.at = clock.device = max(clock.device, clock.host)
+
+            def query(self) -> bool:
+                return clock.host >= self.at
+
+            def synchronize(self) -> None:
+                clock.host = max(clock.host, self.at)
+
+            def elapsed_time(self, end: Event) -> float:
+                return 1e3 * (end.at - self.at)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.enqueue(cycles / 1.5e9))
+        monkeypatch.setattr(bench.time, "perf_counter", lambda: self.host)
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.device)
+
+    def enqueue(self, seconds: float) -> None:
+        self.device = max(self.device, self.host) + seconds
+
+    def case(self, host: float, device: float, waits: bool = False) -> Callable[[], None]:
+        def run() -> None:
+            self.host += host
+            self.enqueue(device)
+            if waits:
+                self.synchronize()
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_the_hosts_time_is_not_the_devices(clock: Clock) -> None:
+    """Though its share is larger than the first wait."""
+    host = HostShare()
+    cases = {"slow host": clock.case(2e-3, 1e-4), "slow device": clock.case(1e-5, 3e-3)}
+    samples = interleave(cases, rounds=4, device="cuda", host=host)
+    assert samples["slow host"] == pytest.approx([1e-4] * 4)
+    assert samples["slow device"] == pytest.approx([3e-3] * 4)
+    assert host.seconds["slow host"] == pytest.approx([2e-3] * 4)
+    assert host.seconds["slow device"] == pytest.approx([1e-5] * 4)
+    assert host.waits == set()
+
+
+def test_a_case_that_waits_for_the_device_is_named(clock: Clock) -> None:
+    host = HostShare()
+    cases = {"waits": clock.case(1e-3, 1e-3, waits=True), "does not": clock.case(1e-4, 1e-3)}
+    samples = interleave(cases, rounds=2, device="cuda", host=host)
+    assert host.waits == {"waits"}
+    assert samples["waits"] == pytest.approx([2e-3] * 2)
+    assert samples["does not"] == pytest.approx([1e-3] * 2)
+
+
+def test_clocks_are_warm_and_a_setup_is_not_timed(clock: Clock) -> None:
+    begun: list[float] = []
+
+    def setup() -> None:
+        begun.append(clock.host)
+        clock.enqueue(1.0)
+
+    samples = interleave({"a": clock.case(0.0, 1e-3)}, 3, setup, device="cuda")
+    assert samples["a"] == pytest.approx([1e-3] * 3)
+    begun.clear()
+    interleave({"a": lambda: begun.append(clock.host) or clock.enqueue(1e-3)}, 1, device="cuda")
+    assert begun[-bench.CALLS] - begun[0] >= bench.WARMUP_SECONDS
+
+
+def test_the_table_has_rows_of_the_host() -> None:
+    case = next(case for case in gpu.CASES if case.name == "step/large")
+    host = HostShare({name: [2e-3] for name in ("torchfuse", *case.peers)}, {"torch fused"})
+    assert run.host_row(HostShare(), case) is None
+    times = {"median": 1e-3, "iqr": 0.0, "low": 1.0, "high": 1.0}
+    row = {
+        "name": case.name,
+        "subject": "torchfuse",
+        "tensors": 1,
+        "seconds": dict.fromkeys(("torchfuse", *case.peers), times),
+        "gb_per_s": {"torchfuse": 900.0, "copy": 1000.0},
+        "ratios": {peer: {"of_medians": 1.0, "per_round": times} for peer in case.peers},
+        "target": None,
+        "reference": "copy",
+        "host": run.host_row(host, case),
+    }
+    environment = dict.fromkeys(("gpu", "cpu", "threads", "cpu_isa", "torch", "date"), "x")
+    result = {"suite": "gpu", "environment": environment, "cases": [row]}
+    table = compare.table({**result, "peak_memory": [], "host_path": None})
+    assert "| copy GB/s |" in table
+    assert "| 900.0 | 1000.0 |" in table
+    assert "| step/large | 2.000 ± 0.000 | torch fused | 2.000 ± 0.000 | 1.00x | torch fused |" in (
+        table
+    )
+
+
+def test_the_suite_of_gpus_has_batch_norm_lamb_and_sets_that_fill_them() -> None:
+    names = [case.name for case in gpu.CASES]
+    assert len(names) == len(set(names))
+    assert {"step/gpt2_xl", "bf16_step/gpt2_xl", "lamb/step/bert_large_10_layers"} <= set(names)
+    assert any(name.startswith("forward_backward/bfloat16/channels_last") for name in names)
+    sizes = {case.name: case.load().numel for case in gpu.CASES}
+    assert sizes["step/gpt2_xl"] > 1.5e9
