@@ -8,11 +8,9 @@ they must pass. A mutation that does not compile proves nothing and counts as no
 text is not found exactly once is stale, and nothing runs until it is renewed.
 
 Example:
-    python tools/mutate_kernels.py                    all mutations
+    python tools/mutate_kernels.py                    all mutations, as a table in Markdown
     python tools/mutate_kernels.py --ci               the small set
-    python tools/mutate_kernels.py --only NAME        one, by name or a part of it
-    python tools/mutate_kernels.py --list             what there is
-    python tools/mutate_kernels.py --markdown FILE    also write the table
+    python tools/mutate_kernels.py --only NAME        those with NAME in their names
 
 Exit status: 0 all mutations are caught, 1 they are not, 2 nothing can be said.
 """
@@ -23,14 +21,14 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import tomllib
 
@@ -41,14 +39,20 @@ COPIED = ("CMakeLists.txt", "CMakePresets.json", "VERSION", "cmake", "csrc", "te
 TESTS = "torchfuse_cuda_on_cpu_tests"
 # The environment of this Python has CMake and Ninja, whether it is activated or not.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-
-
 # The builds, and the sanitizers of each.
 BUILDS = {"dev": "", "asan-ubsan": "address,undefined", "tsan": "thread"}
 
 
 class MutationError(Exception):
     """The mutations, or what they need, are not in order: nothing can be said about the tests."""
+
+
+class Suite(NamedTuple):
+    """The tests that must fail."""
+
+    build: str
+    target: str
+    filter: str
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ class Mutation:
     ci: bool = False
 
     @property
-    def suite(self) -> tuple[str, str, str]:
+    def suite(self) -> Suite:
         """The tests that must fail."""
-        return self.build, self.target, self.filter
+        return Suite(self.build, self.target, self.filter)
 
     def apply(self, source: str) -> str:
         """The mutated source.
@@ -89,29 +93,23 @@ def parse(document: Mapping[str, Any]) -> list[Mutation]:
     """The mutations of a parsed file; what a [[file]] says holds for all of its mutations.
 
     Raises:
-        MutationError: one is incomplete, has an unknown key, or is there twice.
+        MutationError: one is incomplete, has an unknown key or build, or is there twice.
     """
-    known = {entry.name for entry in fields(Mutation)}
-    mutations: dict[str, Mutation] = {}
+    mutations = []
     for entry in document["file"]:
         shared = {key: value for key, value in entry.items() if key not in ("path", "mutation")}
         for own in entry["mutation"]:
-            values = {"file": entry["path"]} | shared | own
-            name = values.get("name", own)
-            if unknown := values.keys() - known:
-                raise MutationError(f"{name}: unknown keys {sorted(unknown)}")
             try:
-                mutation = Mutation(**values)
+                mutations.append(Mutation(**{"file": entry["path"]} | shared | own))
             except TypeError as error:
-                raise MutationError(f"{name}: {error}") from error
-            if mutation.name in mutations:
-                raise MutationError(f"{name}: expected a name of its own, got it twice")
-            if mutation.build not in BUILDS:
-                raise MutationError(f"{name}: expected a build of {[*BUILDS]}")
-            if mutation.text == mutation.replacement:
-                raise MutationError(f"{name}: the replacement equals the text")
-            mutations[mutation.name] = mutation
-    return list(mutations.values())
+                raise MutationError(f"{own.get('name', own)}: {error}") from error
+    names = Counter(mutation.name for mutation in mutations)
+    for m in mutations:
+        if names[m.name] > 1:
+            raise MutationError(f"{m.name}: expected a name of its own, got it twice")
+        if m.build not in BUILDS or m.text == m.replacement:
+            raise MutationError(f"{m.name}: expected a build of {[*BUILDS]}, and another text")
+    return mutations
 
 
 def load() -> list[Mutation]:
@@ -121,17 +119,13 @@ def load() -> list[Mutation]:
 
 def copy_sources(root: Path, target: Path) -> None:
     """Makes `target` a copy of what the build needs; files that are the same stay untouched."""
-    wanted: set[Path] = set()
-    for name in COPIED:
-        top = root / name
-        found = [top] if top.is_file() else sorted(top.rglob("*"))
-        wanted |= {path.relative_to(root) for path in found if path.is_file()}
-    for path in sorted(target.rglob("*")):
+    found = (path for name in COPIED for path in (root / name, *(root / name).rglob("*")))
+    wanted = {path.relative_to(root) for path in found if path.is_file()}
+    for path in target.rglob("*"):
         if path.is_file() and path.relative_to(target) not in wanted:
             path.unlink()
-    for path in sorted(wanted):
-        content = (root / path).read_bytes()
-        copy = target / path
+    for path in wanted:
+        content, copy = (root / path).read_bytes(), target / path
         if not copy.is_file() or copy.read_bytes() != content:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(content)
@@ -149,20 +143,17 @@ class Finished:
     seconds: float
 
 
-def execute(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    timeout: float | None = None,
-) -> Finished:
+def execute(command: Sequence[str], timeout: float | None = None) -> Finished:
     """Runs a command to its end."""
     start = time.monotonic()
+    environment = {**os.environ, "PATH": PATH, "TSAN_OPTIONS": "halt_on_error=1"}
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        env={**os.environ, "PATH": PATH, **(environment or {})},
+        env=environment,
     ) as process:
         try:
             output, code = process.communicate(timeout=timeout)[0], process.returncode
@@ -172,63 +163,42 @@ def execute(
     return Finished(code, output, time.monotonic() - start)
 
 
-class Runner(Protocol):
-    """Builds the copy and runs its tests."""
-
-    def build(self, build: str, target: str) -> Finished:
-        """Brings a program up to date."""
-
-    def test(self, suite: tuple[str, str, str], timeout: float | None) -> Finished:
-        """Runs the tests of a filter."""
-
-
-class CMakeRunner:
-    """Builds with CMake and Ninja, one folder per build, configured when it is first needed."""
+class Runner:
+    """Builds the copy with CMake, a folder for each build, and runs its tests."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         self._folder = folder
         self._jobs = jobs
 
     def build(self, build: str, target: str) -> Finished:
-        """As Runner says."""
-        binary = self._folder / build
-        if not (binary / "build.ninja").is_file():
-            configured = execute(self._configure(build))
+        """Brings a program up to date."""
+        source, binary = str(self._folder / "src"), str(self._folder / build)
+        if not (self._folder / build / "build.ninja").is_file():
+            # Optimised little: compiling takes longer than running. Warnings are welcome: a
+            # mutation may leave a variable unused.
+            options = {
+                "CMAKE_BUILD_TYPE": "Debug",
+                "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1",
+                "TORCHFUSE_SANITIZE": BUILDS[build],
+                "TORCHFUSE_WERROR": "OFF",
+            }
+            settings = [f"-D{key}={value}" for key, value in options.items()]
+            preset = ("--preset", "asan-ubsan")  # without torch and CUDA
+            configured = execute(("cmake", *preset, "-S", source, "-B", binary, *settings))
             if configured.code != 0:
                 return configured
-        return execute(("cmake", "--build", str(binary), "--target", target, "-j", str(self._jobs)))
+        return execute(("cmake", "--build", binary, "--target", target, "-j", str(self._jobs)))
 
-    def _configure(self, build: str) -> tuple[str, ...]:
-        # Optimised little: compiling takes longer than running. Warnings are welcome: a mutation
-        # may leave a variable unused.
-        options = {
-            "CMAKE_BUILD_TYPE": "Debug",
-            "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1",
-            "TORCHFUSE_KERNELS_ONLY": "ON",
-            "TORCHFUSE_WITH_CUDA": "OFF",
-            "TORCHFUSE_BUILD_TESTS": "ON",
-            "TORCHFUSE_SANITIZE": BUILDS[build],
-        }
-        source, binary = str(self._folder / "src"), str(self._folder / build)
-        return (
-            *("cmake", "-S", source, "-B", binary, "-G", "Ninja"),
-            *(f"-D{key}={value}" for key, value in options.items()),
-        )
-
-    def test(self, suite: tuple[str, str, str], timeout: float | None) -> Finished:
-        """As Runner says."""
-        build, target, names = suite
-        programs = [
-            path
-            for path in (self._folder / build / "tests").rglob(target)
-            if path.is_file() and os.access(path, os.X_OK)
-        ]
+    def test(self, suite: Suite, timeout: float | None) -> Finished:
+        """Runs the tests of a filter."""
+        found = (self._folder / suite.build / "tests").rglob(suite.target)
+        programs = [path for path in found if path.is_file() and os.access(path, os.X_OK)]
         if len(programs) != 1:
-            raise MutationError(f"expected one program {target} in {build}, got {programs}")
+            raise MutationError(f"expected one program for {suite}, got {programs}")
         # The thread sanitizer cannot map its shadow under the widest address randomisation.
-        command = ("setarch", "--addr-no-randomize", str(programs[0]), f"--gtest_filter={names}")
-        options = ("--gtest_fail_fast", "--gtest_color=no")
-        return execute((*command, *options), {"TSAN_OPTIONS": "halt_on_error=1"}, timeout)
+        command = ["setarch", "--addr-no-randomize", str(programs[0])]
+        options = [f"--gtest_filter={suite.filter}", "--gtest_fail_fast", "--gtest_color=no"]
+        return execute([*command, *options], timeout)
 
 
 # --- Judging --------------------------------------------------------------------------------------
@@ -245,41 +215,33 @@ class Outcome:
 
 
 def symptom(finished: Finished) -> str | None:
-    """By what the tests noticed a fault; None: they passed."""
+    """By what the tests noticed a fault, in which test; None: they passed."""
     if finished.code == 0:
         return None
     running = re.findall(r"^\[ RUN      \] (\S+)", finished.output, re.MULTILINE)
     test = f" in {running[-1]}" if running else ""
+    said = re.search(r"^SUMMARY: \w+: (.+)|^(.+ runtime error: .+)", finished.output, re.MULTILINE)
     if finished.code is None:
         return f"no end{test}"
-    if match := re.search(r"^SUMMARY: \w+: (.+)$", finished.output, re.MULTILINE):
-        return re.sub(r"\S*/", "", match.group(1)) + test
-    if match := re.search(r"^.*?([^/\s]+): runtime error: (.+)$", finished.output, re.MULTILINE):
-        return f"{match.group(1)}: {match.group(2)}{test}"
-    if match := re.search(r"^\[  FAILED  \] ([^\s,]+)", finished.output, re.MULTILINE):
-        return match.group(1)
-    if finished.code < 0:
-        return f"{signal.Signals(-finished.code).name}{test}"
+    if said:
+        return re.sub(r"\S*/", "", said.group(1) or said.group(2)) + test
     return f"exit status {finished.code}{test}"
 
 
-def run_baseline(suites: Sequence[tuple[str, str, str]], runner: Runner) -> dict[Any, float]:
+def run_baseline(suites: Sequence[Suite], runner: Runner) -> dict[Suite, float]:
     """Seconds that each suite takes without mutation.
 
     Raises:
         MutationError: the unmutated sources do not build, a suite fails, or it has no test.
     """
-    seconds: dict[Any, float] = {}
+    seconds = {}
     for suite in suites:
-        build, target, names = suite
-        built = runner.build(build, target)
-        if built.code != 0:
-            raise MutationError(f"baseline fails: {target} in {build}:\n{built.output[-4000:]}")
-        finished = runner.test(suite, None)
+        built = runner.build(suite.build, suite.target)
+        finished = built if built.code != 0 else runner.test(suite, None)
         if finished.code != 0:
-            raise MutationError(f"baseline fails: {names} in {build}:\n{finished.output[-4000:]}")
+            raise MutationError(f"baseline fails: {suite}:\n{finished.output[-4000:]}")
         if not re.search(r"^\[  PASSED  \] [1-9]", finished.output, re.MULTILINE):
-            raise MutationError(f"baseline fails: no test of {target} in {build} matches {names}")
+            raise MutationError(f"baseline fails: {suite} has no test")
         seconds[suite] = finished.seconds
     return seconds
 
@@ -333,59 +295,33 @@ def row(outcome: Outcome) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-HEADER = "| mutation | kind | build | outcome | seconds |\n|---|---|---|---|---:|"
-
-
-def select(mutations: Sequence[Mutation], ci: bool, only: Sequence[str]) -> list[Mutation]:
-    """Those of the small set, or with one of the words in their names.
-
-    Raises:
-        MutationError: none is left.
-    """
-    chosen = [m for m in mutations if m.ci or not ci]
-    if only:
-        chosen = [m for m in chosen if any(word in m.name for word in only)]
-    if not chosen:
-        raise MutationError(f"no mutation has a name like {list(only)}; --list shows all")
-    return chosen
-
-
-def run(mutations: Sequence[Mutation], jobs: int, markdown: Path | None) -> int:
+def run(mutations: Sequence[Mutation], jobs: int) -> int:
     """Examines the mutations and prints the table; returns the exit status."""
     for tool in ("cmake", "ninja", "setarch"):
         if shutil.which(tool, path=PATH) is None:
             raise MutationError(f"expected {tool} on the PATH; `make build` installs CMake, Ninja")
     copy_sources(ROOT, FOLDER / "src")
-    print(HEADER, flush=True)
-    outcomes = []
-    for outcome in examine(FOLDER / "src", mutations, CMakeRunner(FOLDER, jobs)):
-        outcomes.append(outcome)
+    print("| mutation | kind | build | outcome | seconds |\n|---|---|---|---|---:|", flush=True)
+    caught = []
+    for outcome in examine(FOLDER / "src", mutations, Runner(FOLDER, jobs)):
+        caught.append(outcome.caught)
         print(row(outcome), flush=True)
-    caught = sum(outcome.caught for outcome in outcomes)
-    closing = f"mutate_kernels: {caught} of {len(outcomes)} mutations caught"
-    print(closing)
-    if markdown is not None:
-        lines = [HEADER, *map(row, outcomes), "", closing, ""]
-        markdown.write_text("\n".join(lines), encoding="utf-8")
-    return 0 if caught == len(outcomes) else 1
+    print(f"mutate_kernels: {sum(caught)} of {len(caught)} mutations caught")
+    return 0 if all(caught) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program and returns its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ci", action="store_true", help="the small set only")
-    parser.add_argument("--only", metavar="NAME", action="append", default=[])
-    parser.add_argument("--list", action="store_true", help="print the mutations and stop")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table there")
+    parser.add_argument("--only", metavar="NAME", default="", help="with NAME in their names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     try:
-        chosen = select(load(), options.ci, options.only)
-        if options.list:
-            for m in chosen:
-                print(f"{m.name:36} {m.kind:12} {m.build:10} {m.file}{'  ci' if m.ci else ''}")
-            return 0
-        return run(chosen, options.jobs, options.markdown)
+        chosen = [m for m in load() if options.only in m.name and (m.ci or not options.ci)]
+        if not chosen:
+            raise MutationError(f"no mutation of {MUTATIONS.name} has a name like {options.only}")
+        return run(chosen, options.jobs)
     except MutationError as error:
         print(f"mutate_kernels: {error}", file=sys.stderr)
         return 2

@@ -102,7 +102,9 @@ def _pytest(arguments: str, workers: int = 0) -> str:
 def _tests(facts: Mapping[str, Any]) -> Call:
     on_cuda = _pytest("tests/python -m 'cuda and not slow'", min(8, facts["cores"] // 2))
     large = _pytest(f"{LARGE_FILE} -m slow")
-    benchmarks = f"{shlex.quote(sys.executable)} benchmarks/run.py --suite gpu --device cuda --rounds 7"
+    benchmarks = (
+        f"{shlex.quote(sys.executable)} benchmarks/run.py --suite gpu --device cuda --rounds 7"
+    )
     stages = (
         _build(facts, Path(DEVICE_TESTS).name, *PROGRAMS),
         _gtest(
