@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The hand-over to the last block, again and again, on grids of all sizes and on the same memory: a
-// partial that the last block does not see is one of a former launch, and the norm is wrong.
+// partial that the last block does not see is one of a former launch, and the result is wrong.
 //
 // TORCHFUSE_REPETITIONS says how often; the GPU suite asks for 10,000.
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "batch_norm_problem.h"
 #include "kernels/multi_tensor_l2_norm.h"
 #include "prologue_step.h"
 
@@ -55,7 +56,7 @@ class Cells {
   DeviceTensor memory_;
 };
 
-TEST(CudaLastBlockStress, EveryLaunchSeesThePartialsOfAllItsBlocks) {
+TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
   std::mt19937 random(1);
   // More blocks than a GPU holds at once.
   const Cells cells(device_is_cpu() ? 8 : 2048, random);
@@ -94,6 +95,56 @@ TEST(CudaLastBlockStress, EveryLaunchSeesThePartialsOfAllItsBlocks) {
     const auto grown = static_cast<float>(done + 1);
     ASSERT_EQ(outcome.counts, (std::vector{grown, 5.0f + grown}));
     ASSERT_EQ(arrivals.to_host()[0], 0u);
+  }
+}
+
+/// Two batches of one shape that take turns in the same workspace, and the moments of each.
+class Batches {
+ public:
+  Batches(const BatchNormShape& shape, int multiprocessors, std::mt19937& random)
+      : shape_(shape),
+        workspace_(shape, multiprocessors),
+        packed_(DeviceArray<double>::unwritten(packed_moments_size(shape.channels))) {
+    for (const double mean : {0.0, 3.0}) {
+      inputs_.push_back(ChannelTensor::normal(shape, random, mean));
+      expected_.push_back(moments(inputs_.back()));
+    }
+  }
+
+  void expect_moments(std::size_t batch) const {
+    ASSERT_EQ(moments(inputs_[batch]), expected_[batch]) << describe(shape_);
+  }
+
+ private:
+  std::vector<double> moments(const ChannelTensor& x) const {
+    BatchNormStatsArgs args;
+    args.shape = shape_;
+    args.input = x.input();
+    args.packed = packed_.data();
+    expect_ok(batch_norm_stats_cuda(args, workspace_.get(), stream()), workspace_);
+    return packed_.to_host();
+  }
+
+  BatchNormShape shape_;
+  Workspace workspace_;
+  DeviceArray<double> packed_;
+  std::vector<ChannelTensor> inputs_;
+  std::vector<std::vector<double>> expected_;
+};
+
+// The first moments of each batch are right: test_batch_norm_stats.cpp.
+TEST(CudaStress, EveryBatchHasThePartialsOfAllBlocks) {
+  std::mt19937 random(2);
+  std::vector<Batches> batches;
+  for (const int multiprocessors : {1, 16, 132}) {
+    const std::int64_t outer = device_is_cpu() ? 20 : 200 * multiprocessors;
+    batches.emplace_back(rows(DType::kFloat32, 8 * outer, 65), multiprocessors, random);
+    batches.emplace_back(planes(DType::kFloat16, outer, 3, 49), multiprocessors, random);
+  }
+  for (unsigned done = 0; done < repetitions(); ++done) {
+    set_order({.seed = done, .resident_blocks = 1 + done % 8});
+    ASSERT_NO_FATAL_FAILURE(batches[random() % batches.size()].expect_moments(random() % 2))
+        << "launch " << done;
   }
 }
 
