@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,10 @@ def replaced(page: str, text: str) -> str:
     Raises:
         ValueError: the page has not exactly one of each marker, in this order.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after or END in before:
+    parts = re.split(f"({re.escape(BEGIN)}|{re.escape(END)})", page)
+    if parts[1::2] != [BEGIN, END]:
         raise ValueError(f"expected {PAGE} to hold one line {BEGIN} and, behind it, one line {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+    return f"{parts[0]}{BEGIN}\n{text}\n{END}{parts[4]}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -44,33 +44,37 @@ def search_path(environment: Mapping[str, str], torch_root: str | None) -> str:
     return os.pathsep.join(folders)
 
 
+def _last_line(command: list[str], path: str) -> str | None:
+    tool = shutil.which(command[0], path=path)
+    if tool is None:
+        return None
+    answer = subprocess.run([tool, *command[1:]], capture_output=True, text=True)
+    return answer.stdout.strip().rpartition("\n")[2] or None
+
+
 def probe(environment: Mapping[str, str]) -> dict[str, Any]:
     """Facts of this machine; if torch cannot be imported, `error` says why."""
-    command = [sys.executable, "-c", PROBE, *PACKAGES]
     facts: dict[str, Any] = {"gpu": None, "torch_root": None, "absent": []}
+    command = [sys.executable, "-c", PROBE, *PACKAGES]
     try:
         answer = subprocess.run(
             command, env=dict(environment), capture_output=True, text=True, timeout=PROBE_SECONDS
         )
-    except subprocess.TimeoutExpired:
-        facts["error"] = f"no answer in {PROBE_SECONDS} s"
-    else:
         if answer.returncode == 0:
             facts = json.loads(answer.stdout.splitlines()[-1])
         else:
-            facts["error"] = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
-    facts["cores"] = len(os.sched_getaffinity(0))
-    facts["pretended"] = environment.get("PRETENDED_CUDA") == "1"
-    for name, command in {
-        "driver": ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        "nvcc": ["nvcc", "--version"],
-    }.items():
-        tool = shutil.which(command[0], path=search_path(environment, facts["torch_root"]))
-        output = (
-            tool and subprocess.run([tool, *command[1:]], capture_output=True, text=True).stdout
-        )
-        facts[name] = output.strip().splitlines()[-1] if output and output.strip() else None
-    return facts
+            facts["error"] = answer.stderr.strip().rpartition("\n")[2] or "no reason given"
+    except subprocess.TimeoutExpired:
+        facts["error"] = f"no answer in {PROBE_SECONDS} s"
+    path = search_path(environment, facts["torch_root"])
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return {
+        **facts,
+        "cores": len(os.sched_getaffinity(0)),
+        "pretended": environment.get("PRETENDED_CUDA") == "1",
+        "driver": _last_line(query, path),
+        "nvcc": _last_line(["nvcc", "--version"], path),
+    }
 
 
 def missing(facts: Mapping[str, Any], tools: tuple[str, ...], path: str) -> list[str]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-import compare
 import pytest
-import run
 import torch
-from suites import gpu
 
+import compare
+import run
+from suites import gpu
 from torchfuse.testing import HostShare, bench, interleave
 
 

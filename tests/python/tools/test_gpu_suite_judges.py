@@ -174,29 +174,13 @@ def ncu_table(factor: float = 1.0, only: tuple[str, ...] = tuple(NAMES)) -> str:
     lines = ["==PROF== Connected to process 123 (/usr/bin/python3.12)", HEADER]
     for index, kernel in enumerate(only):
         read, written = judges.BYTE_MODEL[kernel]
-        values = {
-            "dram__bytes_read.sum": ("byte", f"{read * NUMEL * factor:,.0f}"),
-            "dram__bytes_write.sum": ("byte", f"{written * NUMEL * factor:,.0f}"),
-            "gpu__time_duration.sum": ("ns", "91,040"),
-        }
-        for metric, (unit, value) in values.items():
-            cells = [
-                str(index),
-                "123",
-                "python3.12",
-                "127.0.0.1",
-                NAMES[kernel].format(kernel),
-                "1",
-            ]
-            cells += [
-                "7",
-                "(256, 1, 1)",
-                "(4096, 1, 1)",
-                "0",
-                "9.0",
-                "Command line profiler metrics",
-            ]
-            lines.append(",".join(f'"{cell}"' for cell in [*cells, metric, unit, value]))
+        launch = f'"{index}","123","python3.12","127.0.0.1","{NAMES[kernel].format(kernel)}","1",'
+        launch += '"7","(256, 1, 1)","(4096, 1, 1)","0","9.0","Command line profiler metrics"'
+        lines += [
+            f'{launch},"dram__bytes_read.sum","byte","{read * NUMEL * factor:,.0f}"',
+            f'{launch},"dram__bytes_write.sum","byte","{written * NUMEL * factor:,.0f}"',
+            f'{launch},"gpu__time_duration.sum","ns","91,040"',
+        ]
     return "\n".join([*lines, "==PROF== Disconnected from process 123"])
 
 
