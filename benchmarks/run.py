@@ -86,6 +86,9 @@ def host_row(host: HostShare, case: Any) -> dict[str, Any] | None:
 def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Verifies and times one case."""
     device = torch.device(arguments.device)
+    gc.collect()  # a case before may hold half of a GPU's memory
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     parameters = case.load()
     model_bytes = case.bytes_per_element * parameters.numel
     prepared = case.prepare(device, arguments.seed)

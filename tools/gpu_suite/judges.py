@@ -130,9 +130,15 @@ def judge_benchmark(finished: Finished) -> Verdict:
     if finished.status:
         return judge_status(finished)
     cases = json.loads(finished.report.read_text(encoding="utf-8"))["cases"]
+
+    def host_of(case: Mapping[str, Any]) -> Mapping[str, Any]:
+        host: Mapping[str, Any] = (case["host"] or {"seconds": {}})["seconds"]
+        return host
+
     figures = {
         case["name"]: {
             "seconds": {name: times["median"] for name, times in case["seconds"].items()},
+            "host_seconds": {name: times["median"] for name, times in host_of(case).items()},
             "gb_per_s": case["gb_per_s"],
             "ratios": {peer: ratio["of_medians"] for peer, ratio in case["ratios"].items()},
         }
@@ -141,9 +147,10 @@ def judge_benchmark(finished: Finished) -> Verdict:
     untimed = [name for name, f in figures.items() if not all(t > 0 for t in f["seconds"].values())]
     if untimed or not cases:
         return Verdict(f"no time of {untimed[0] if untimed else 'any case'}", figures=figures)
-    case = cases[0]
-    key = f"{len(cases)} cases; {case['name']} {case['gb_per_s'][case['subject']]:.0f} GB/s"
-    return Verdict("", key, figures)
+    case, reference = cases[0], cases[0]["reference"]
+    speeds = [case["gb_per_s"][name] for name in (case["subject"], reference)]
+    ours = f"{case['name']} {speeds[0]:.0f} GB/s, {speeds[0] / speeds[1]:.2f}x a {reference}"
+    return Verdict("", f"{len(cases)} cases; {ours}", figures)
 
 
 _UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}

@@ -113,9 +113,9 @@ def _tests(facts: Mapping[str, Any]) -> Call:
             environment={"TORCHFUSE_REPETITIONS": "10000"},
             rehearsal=f"$TORCHFUSE_BUILD_DIR/{EMULATED_TESTS} --gtest_output=xml:$REPORT",
         ),
-        Stage("Python tests on CUDA", 3, on_cuda, judges.judge_tests, rehearsal=on_cuda),
+        Stage("Python tests on CUDA", 4, on_cuda, judges.judge_tests, rehearsal=on_cuda),
         # Times of a pretended device mean nothing.
-        Stage("benchmarks", 2, benchmarks, judges.judge_benchmark),
+        Stage("benchmarks", 2.5, benchmarks, judges.judge_benchmark),
         Stage("tensors beyond 2^31 elements", 1, large, judges.judge_tests),
     )
     return Call(9, ("cmake", "ninja", "c++", "nvcc"), stages)

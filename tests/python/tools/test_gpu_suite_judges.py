@@ -230,12 +230,15 @@ def test_benchmark_keeps_times_ratios_and_bandwidths(tmp_path: Path) -> None:
         "subject": "torchfuse",
         "seconds": {"torchfuse": {"median": 0.5}},
         "ratios": {"torch fused": {"of_medians": 1.25}},
-        "gb_per_s": {"torchfuse": 4000.0, "torch fused": 3200.0},
+        "gb_per_s": {"torchfuse": 4000.0, "torch fused": 3200.0, "copy": 5000.0},
+        "reference": "copy",
+        "host": {"seconds": {"torchfuse": {"median": 1e-4}}},
     }
     report = tmp_path / "report"
     verdict = judge(judges.judge_benchmark, report, json.dumps({"cases": [case]}))
-    assert (verdict.reason, verdict.key) == ("", "1 cases; step/large 4000 GB/s")
+    assert (verdict.reason, verdict.key) == ("", "1 cases; step/large 4000 GB/s, 0.80x a copy")
     assert verdict.figures["step/large"]["ratios"] == {"torch fused": 1.25}
+    assert verdict.figures["step/large"]["host_seconds"] == {"torchfuse": 1e-4}
     untimed = {**case, "seconds": {"torchfuse": {"median": 0.0}}}
     for cases, reason in (([], "no time of any case"), ([untimed], "no time of step/large")):
         verdict = judge(judges.judge_benchmark, report, json.dumps({"cases": cases}))
