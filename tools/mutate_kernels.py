@@ -219,7 +219,8 @@ def symptom(finished: Finished) -> str | None:
     if finished.code == 0:
         return None
     running = re.findall(r"^\[ RUN      \] (\S+)", finished.output, re.MULTILINE)
-    test = f" in {running[-1]}" if running else ""
+    failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)", finished.output, re.MULTILINE)
+    test = "".join(f" in {name}" for name in (failed[:1] or running[-1:]))
     said = re.search(r"^SUMMARY: \w+: (.+)|^(.+ runtime error: .+)", finished.output, re.MULTILINE)
     if finished.code is None:
         return f"no end{test}"

@@ -206,7 +206,7 @@ def test_the_baseline_must_build_and_pass(
     ("code", "output", "words"),
     [
         (0, PASSED, None),
-        (1, FAILED, "exit status 1 in Kernel.Tail"),
+        (1, f"{FAILED}[ RUN      ] Kernel.Skipped\n", "exit status 1 in Kernel.Tail"),
         (None, "[ RUN      ] Kernel.Loop\n", "no end in Kernel.Loop"),
         (-11, "[ RUN      ] Kernel.Loop\n", "exit status -11 in Kernel.Loop"),
         (
