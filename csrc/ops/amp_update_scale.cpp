@@ -43,18 +43,19 @@ void check_tensors(const at::Tensor& scale, const at::Tensor& growth_tracker,
   ops::check_same_device({kUpdateScale, "found_inf"}, found_inf, scale.device(), "scale");
   if (hysteresis_tracker) {
     ops::check_scalar({kUpdateScale, "hysteresis_tracker"}, *hysteresis_tracker, at::kInt);
-    ops::check_same_device({kUpdateScale, "hysteresis_tracker"}, *hysteresis_tracker, scale.device(),
-                           "scale");
+    ops::check_same_device({kUpdateScale, "hysteresis_tracker"}, *hysteresis_tracker,
+                           scale.device(), "scale");
   }
   if (counts) {
-    check_records({kUpdateScale, "counts"}, *counts, at::kLong, counts->numel() == 3, "[3]", scale.device());
+    check_records({kUpdateScale, "counts"}, *counts, at::kLong, counts->numel() == 3, "[3]",
+                  scale.device());
   }
   if (history) {
     check_records({kUpdateScale, "history"}, *history, at::kFloat,
                   history->dim() == 2 && history->size(0) > 0 && history->size(1) == 2, "[n, 2]",
                   scale.device());
-    TORCH_CHECK(counts.has_value(), kUpdateScale, ": expected counts to be a tensor when there is a ",
-                "history, got none.");
+    TORCH_CHECK(counts.has_value(), kUpdateScale,
+                ": expected counts to be a tensor when there is a ", "history, got none.");
   }
 }
 
@@ -62,8 +63,9 @@ kernels::ScaleUpdateParams read_params(double growth_factor, double backoff_fact
                                        std::int64_t growth_interval, bool has_hysteresis_tracker,
                                        std::int64_t hysteresis, std::optional<double> min_scale,
                                        std::optional<double> max_scale, bool dynamic) {
-  TORCH_CHECK(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(), kUpdateScale,
-              ": expected hysteresis to be a number of at least 1, got ", hysteresis, ".");
+  TORCH_CHECK(hysteresis >= 1 && hysteresis <= std::numeric_limits<std::int32_t>::max(),
+              kUpdateScale, ": expected hysteresis to be a number of at least 1, got ", hysteresis,
+              ".");
   TORCH_CHECK(hysteresis == 1 || has_hysteresis_tracker, kUpdateScale,
               ": expected hysteresis_tracker to be a tensor when hysteresis is ", hysteresis,
               ", got none.");
@@ -87,7 +89,8 @@ void run(const c10::Device& device, const kernels::UpdateScaleArgs& args) {
   if (device.is_cpu()) return kernels::amp_update_scale_cpu(args);
 #if defined(TORCHFUSE_WITH_CUDA)
   const c10::OptionalDeviceGuard guard(device);
-  ops::check_status(kUpdateScale, kernels::amp_update_scale_cuda(args, ops::current_stream(device)));
+  ops::check_status(kUpdateScale,
+                    kernels::amp_update_scale_cuda(args, ops::current_stream(device)));
 #endif
 }
 

@@ -76,8 +76,9 @@ ReduceResult reduce_meta(const at::Tensor& /*grad_output*/, const at::Tensor& in
 }
 
 at::Tensor backward_elemt_impl(const at::Tensor& grad_output, const at::Tensor& input,
-                      const at::Tensor& saved, const at::Tensor& sums, const OptionalTensor& weight,
-                      const OptionalTensor& bias, bool relu) {
+                               const at::Tensor& saved, const at::Tensor& sums,
+                               const OptionalTensor& weight, const OptionalTensor& bias,
+                               bool relu) {
   const ops::BatchNormSource source(kBackwardElemt, input);
   const c10::OptionalDeviceGuard guard(source.device());
   const std::int64_t channels = source.channels();
@@ -98,9 +99,9 @@ at::Tensor backward_elemt_impl(const at::Tensor& grad_output, const at::Tensor& 
 }
 
 at::Tensor backward_elemt_meta(const at::Tensor& /*grad_output*/, const at::Tensor& input,
-                      const at::Tensor& /*saved*/, const at::Tensor& /*sums*/,
-                      const OptionalTensor& /*weight*/, const OptionalTensor& /*bias*/,
-                      bool /*relu*/) {
+                               const at::Tensor& /*saved*/, const at::Tensor& /*sums*/,
+                               const OptionalTensor& /*weight*/, const OptionalTensor& /*bias*/,
+                               bool /*relu*/) {
   return ops::empty_batch_norm_tensor(input, ops::batch_norm_layout(input));
 }
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which combinations of a generated test run (`@pytest.mark.combinations`).
 
-Without --all-combinations, and in the lazy orders of the pretended device always, as many as it takes
-that every two values of different parameters meet in one of them: defects hang on one choice or two,
-hardly ever on five. Each device and order of time has a set of its own.
+Without --all-combinations, and always in the lazy orders of the pretended device: as many as it
+takes that every two values of different parameters meet in one of them. Defects hang on one choice
+or two, hardly ever on five. Each device and order of time has a set of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which tests run in which orders of time on the pretended device (pytest --orders-of-time).
 
-All run eager. What calls a step or a collective runs in three lazy orders too; of the tests marked
-`combinations`, every pair of values (combinations.py). Ranks have an order each. The orders of a test
-follow from its name, so that what fails also fails alone.
+All run eager. What calls a step or a collective runs in three lazy orders too; of the tests
+marked `combinations`, every pair of values (combinations.py). Ranks have an order each. The orders
+of a test follow from its name, so that what fails also fails alone.
 """
 
 from __future__ import annotations
