@@ -44,13 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
             "--orders-of-time: expected the pretended CUDA device, got none. Run pytest by "
             "tools/on_pretended_cuda.sh"
         )
-    config.addinivalue_line("markers", "cuda: needs a CUDA device")
-    config.addinivalue_line("markers", "processes: starts several processes")
-    config.addinivalue_line(
-        "markers", "combinations: runs with every pair of values; with --all-combinations with all"
-    )
-    config.addinivalue_line("markers", "gpu_only: asks what only a GPU can answer")
-    config.addinivalue_line("markers", "slow: takes minutes or much memory; run with -m slow")
 
 
 def _cuda_usable() -> bool:

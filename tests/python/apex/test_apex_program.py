@@ -14,6 +14,8 @@ import torch
 
 import torchfuse
 
+pytestmark = pytest.mark.processes
+
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PACKAGES = str(Path(torchfuse.__file__).resolve().parent.parent)
 

@@ -15,6 +15,8 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.processes
+
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
 PNG = b"\x89PNG\r\n\x1a\n"
 # What differs between a program for torchfuse and one for torch.

@@ -73,6 +73,7 @@ def test_compiles_into_one_graph(channels_last: bool, dynamic: bool) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.processes  # compilers
 @pytest.mark.gpu_only  # where there is a device, inductor asks the driver about it
 def test_compiles_with_inductor() -> None:
     eager, other = make_model(), make_model()
