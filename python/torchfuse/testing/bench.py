@@ -34,6 +34,13 @@ class HostShare:
     Attributes:
         seconds: of enqueuing one call, by case; entry i of each list is from round i.
         waits: cases that wait for the device themselves. Their time is that of both.
+
+    Example:
+        >>> from torchfuse.testing import HostShare, interleave
+        >>> host = HostShare()
+        >>> samples = interleave({"a": lambda: None}, rounds=3, device="cpu", host=host)
+        >>> host.seconds  # a CPU is both
+        {}
     """
 
     seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
