@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import matplotlib
@@ -76,7 +77,7 @@ def write(results: Sequence[Result], folder: Path) -> list[Path]:
         writer.writerows(
             [step, *scales]
             for step, scales in enumerate(
-                zip(*(result.loss_scales for result in scaled), strict=True), start=1
+                zip_longest(*(result.loss_scales for result in scaled), fillvalue=""), start=1
             )
         )
     return paths

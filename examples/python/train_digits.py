@@ -21,6 +21,9 @@ import digits
 import digits_report
 
 MIN_ACCURACY = 0.97
+# Most processors emulate fp16, ten times slower: a third of the training shows how it goes.
+FP16_ON_CPU_SHARE = 1 / 3
+MIN_ACCURACY_OF_A_SHARE = 0.93
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,13 +44,23 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def epochs_of(mode: str, arguments: argparse.Namespace) -> int:
+    """How long the mode trains."""
+    if mode == "fp16" and arguments.device == "cpu":
+        return max(1, round(FP16_ON_CPU_SHARE * arguments.epochs))
+    return int(arguments.epochs)
+
+
 def run_mode(mode: str, data: digits.Digits, arguments: argparse.Namespace) -> digits.Result:
     """Trains in a fresh process, so that one mode's peak memory does not hide another's."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     worker = context.Process(
         target=digits.run_in_worker,
-        args=(sender, mode, data, arguments.device, arguments.epochs, arguments.threads),
+        args=(
+            *(sender, mode, data, arguments.device),
+            *(epochs_of(mode, arguments), arguments.threads),
+        ),
     )
     worker.start()
     sender.close()
@@ -75,7 +88,7 @@ def main() -> int:
         modes = ["fp32", "bf16", "fp16"]
         print(f"device: CPU, {arguments.threads} threads")
         for mode in modes[1:]:
-            print(f"  {mode}: {digits.cpu_support(mode)}")
+            print(f"  {mode}: {digits.cpu_support(mode)}; {epochs_of(mode, arguments)} epochs")
 
     results = [run_mode(mode, data, arguments) for mode in modes]
     print()
@@ -83,13 +96,17 @@ def main() -> int:
     for path in digits_report.write(results, arguments.out):
         print(f"wrote {path}")
 
-    failed = [result for result in results if result.accuracy < MIN_ACCURACY]
-    for result in failed:
-        print(
-            f"{result.mode}: expected a test accuracy of at least {MIN_ACCURACY:.0%}, "
-            f"got {result.accuracy:.2%}",
-            file=sys.stderr,
-        )
+    failed = False
+    for result in results:
+        whole = epochs_of(result.mode, arguments) == arguments.epochs
+        expected = MIN_ACCURACY if whole else MIN_ACCURACY_OF_A_SHARE
+        if result.accuracy < expected:
+            failed = True
+            print(
+                f"{result.mode}: expected a test accuracy of at least {expected:.0%}, "
+                f"got {result.accuracy:.2%}",
+                file=sys.stderr,
+            )
     return 1 if failed else 0
 
 

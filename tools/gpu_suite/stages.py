@@ -152,8 +152,7 @@ def _ncu(facts: Mapping[str, Any]) -> Call:
     )
     classes = (
         "cmake --build build/gpu --target torchfuse_api_tests\n"
-        "ctest --test-dir build/gpu -L api --no-tests=error --output-on-failure --timeout 60 "
-        f"-j {facts['cores']} --output-junit $REPORT"
+        "build/gpu/tests/cpp/torchfuse_api_tests --gtest_output=xml:$REPORT"
     )
     stages = (
         _build(facts, "torchfuse_api_tests"),
@@ -166,7 +165,7 @@ def _ncu(facts: Mapping[str, Any]) -> Call:
         ),
         Stage("C++ classes", 2, classes, judges.judge_tests),
     )
-    return Call(6, ("cmake", "ctest", "ninja", "c++", "nvcc", "ncu"), stages)
+    return Call(6, ("cmake", "ninja", "c++", "nvcc", "ncu"), stages)
 
 
 CALLS = {"tests": _tests, "sanitizers": _sanitizers, "ncu": _ncu}
