@@ -46,9 +46,10 @@ def parse_arguments() -> argparse.Namespace:
 
 def epochs_of(mode: str, arguments: argparse.Namespace) -> int:
     """How long the mode trains."""
+    epochs: int = arguments.epochs
     if mode == "fp16" and arguments.device == "cpu":
-        return max(1, round(FP16_ON_CPU_SHARE * arguments.epochs))
-    return int(arguments.epochs)
+        epochs = max(1, round(FP16_ON_CPU_SHARE * epochs))
+    return epochs
 
 
 def run_mode(mode: str, data: digits.Digits, arguments: argparse.Namespace) -> digits.Result:

@@ -84,8 +84,7 @@ def archive(installed: Path, without_python: dict[str, str]) -> Path:
 def unpack(archive: Path, folder: Path) -> Path:
     """The archive's one folder, unpacked into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
-    with tarfile.open(archive) as content:
-        content.extractall(folder, filter="data")
+    shutil.unpack_archive(archive, folder)
     (root,) = folder.iterdir()
     assert f"{root.name}.tar.gz" == archive.name
     return root
