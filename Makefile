@@ -36,7 +36,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
   test-newest-torch test-pretended-cuda \
   check test-all test-headers test-packaging test-python test-python-quick \
   test-python-whole test-some-on-pretended-cuda \
-  test-torch test-tsan test-types test-walkthrough tutorials
+  test-torch test-tsan test-types test-under-load test-walkthrough tutorials
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
@@ -55,6 +55,7 @@ help:
 	@echo "make test-packaging  every way to install, in Python and in C++"
 	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
 	@echo "make test-pretended-cuda  the tests marked cuda, on a device that is pretended (needs nvcc)"
+	@echo "make test-under-load  processes and threads, 20 times on a busy machine: about an hour"
 	@echo "make test-integrations  with Lightning, accelerate and Hugging Face Trainer"
 	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
 	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
@@ -161,6 +162,15 @@ test-python-quick: test-python
 # All combinations of what the generated tests vary; test-python takes every pair of values once.
 test-python-whole: PYTEST_ARGS += --all-combinations
 test-python-whole: test-python
+
+# What several processes or threads do together, twenty times beside work that keeps all cores busy.
+UNDER_LOAD := tests/python/parallel tests/python/optimizers/test_dtensor.py \
+  tests/python/optimizers/test_threads.py tests/python/amp/test_grad_scaler_dtensor.py \
+  tests/python/apex/test_apex_ddp_program.py
+
+test-under-load: build
+	OMP_WAIT_POLICY=PASSIVE tools/under_load.sh $(or $(TIMES),20) \
+	  $(VENV_PYTHON) -m pytest -q $(PYTEST_IN_PARALLEL) $(UNDER_LOAD) $(PYTEST_ARGS)
 
 build/asan-ubsan/build.ninja build/coverage/build.ninja build/tsan/build.ninja: \
   build/%/build.ninja: CMakePresets.json
