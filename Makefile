@@ -26,6 +26,12 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 # Compilers walk through gigabytes. Huge pages for malloc spare them address translations, which are
 # dear in virtual machines.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# A compiler cache, where there is one: the kernels do not depend on torch, and another version of it need
+# not compile them again.
+ifneq ($(shell command -v ccache),)
+  export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+  export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
+endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -120,12 +120,19 @@ function(torchfuse_use_torch_threads target)
 endfunction()
 
 # Compiles `size` files of the target at once. A file behind torch's headers costs seconds before its own
-# first line is read: g++ instantiates anew what they left pending, precompiled or not. Names in the
-# anonymous namespaces of one target must differ. CMAKE_UNITY_BUILD=OFF compiles each file alone.
+# first line is read: g++ instantiates anew what they left pending, even where they are precompiled. Names
+# in the anonymous namespaces of one target must differ. CMAKE_UNITY_BUILD=OFF compiles each file alone.
 function(torchfuse_compile_in_batches target size)
   if(NOT DEFINED CMAKE_UNITY_BUILD)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${size})
   endif()
+endfunction()
+
+# A test or a program of the tests. It spends its time in the library: optimizing the program itself takes
+# longer than it saves.
+function(torchfuse_set_test_defaults target)
+  torchfuse_set_defaults(${target})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
 endfunction()
 
 # Every header of the target's header sets must compile when it is included alone.

@@ -56,7 +56,7 @@ def run_programs() -> None:
     build = OUT / "examples"
     run(
         *("cmake", "-S", ROOT / "docs" / "examples", "-B", build, "-G", "Ninja"),
-        *("-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_PREFIX_PATH={ROOT / 'build' / 'prefix'}"),
+        f"-DCMAKE_PREFIX_PATH={ROOT / 'build' / 'prefix'}",
     )
     run("cmake", "--build", build)
     for program in PROGRAMS:
