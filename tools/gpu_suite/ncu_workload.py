@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One launch of each kernel whose bytes ncu compares with the byte model, on one large tensor.
 
-Needs a CUDA device. It checks its results, so that no wrong kernel is measured.
+Needs a CUDA device, and the number of elements as its argument. It checks its results, so that no
+wrong kernel is measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 
@@ -24,13 +24,8 @@ def expect(what: str, got: float, expected: float) -> None:
         sys.exit(f"ncu_workload: expected {what} to be {expected!r}, got {got!r}")
 
 
-def main() -> int:
+def main(numel: int) -> None:
     """Runs norm, unscale and a clipped Adam step."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, required=True)
-    arguments = parser.parse_args()
-    numel: int = arguments.numel
-
     param = torch.nn.Parameter(torch.ones(numel, device="cuda"))
     grad = torch.full_like(param, 0.5, requires_grad=False)
     found_inf = torch.zeros(1, device="cuda")
@@ -47,8 +42,7 @@ def main() -> int:
     # Adam's first step is lr times the gradient's sign, up to eps.
     expect("an updated parameter", float(param[-1]), 1.0 - LEARNING_RATE)
     print(f"ncu_workload: {numel:,} elements, results as expected")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(int(sys.argv[1]))
