@@ -12,49 +12,42 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build/coverage"
 KERNELS = "csrc/kernels/cuda/"
 REASONS = ROOT / "tests/cpp/cuda_on_cpu/uncovered.json"
+WANTED_PERCENT = 95.0
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line with code on it."""
+def executions(report: Mapping[str, Any]) -> Counter[tuple[str, int]]:
+    """How often each line of code ran, by file and number, from gcovr's JSON.
 
-    file: str
-    number: int
-    count: int
-
-
-def lines_of(report: Mapping[str, Any]) -> list[Line]:
-    """The lines of a gcovr JSON report, those of templates and inlined functions merged."""
-    counts: dict[tuple[str, int], int] = {}
+    The lines of templates and inlined functions, which are there several times, are added up.
+    """
+    counts = Counter[tuple[str, int]]()
     for file in report["files"]:
         for line in file["lines"]:
-            if line.get("gcovr/noncode", False):
-                continue
-            key = (file["file"], line["line_number"])
-            counts[key] = counts.get(key, 0) + line["count"]
-    return [Line(file, number, count) for (file, number), count in sorted(counts.items())]
+            if not line.get("gcovr/noncode", False):
+                counts[file["file"], line["line_number"]] += line["count"]
+    return counts
 
 
-def run_gcovr(build_dir: Path) -> dict[str, Any]:
+def run_gcovr() -> dict[str, Any]:
     """The report of gcovr over the kernels, or SystemExit with a sentence."""
-    if not any(build_dir.rglob("*.gcda")):
+    if not any(BUILD.rglob("*.gcda")):
         raise SystemExit(
-            f"kernel_coverage: no counts in {build_dir}; build and run the preset coverage first"
+            f"kernel_coverage: no counts in {BUILD}; build and run the preset coverage first"
         )
     command = ["gcovr", "--root", str(ROOT), "--filter", KERNELS, "--json", "-"]
-    command += ["--merge-mode-functions=merge-use-line-min", str(build_dir)]
+    command += ["--merge-mode-functions=merge-use-line-min", str(BUILD)]
     try:
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except FileNotFoundError:
@@ -65,56 +58,33 @@ def run_gcovr(build_dir: Path) -> dict[str, Any]:
     return report
 
 
-def read_reasons(path: Path) -> dict[tuple[str, str], str]:
-    """Why a line stays without execution, by file and text."""
-    entries = json.loads(path.read_text())
-    return {(entry["file"], entry["text"]): entry["reason"] for entry in entries}
-
-
-def unexplained(
-    uncovered: Iterable[Line],
-    reasons: Mapping[tuple[str, str], str],
-    text_of: Mapping[tuple[str, int], str],
-) -> list[str]:
-    """Complaints about lines without a reason and reasons without a line."""
-    left = dict(reasons)
-    complaints = []
-    for line in uncovered:
-        text = text_of[line.file, line.number]
-        reason = left.pop((line.file, text), reasons.get((line.file, text)))
-        if reason is None:
-            complaints.append(f"{line.file}:{line.number}: never executed: {text}")
-        else:
-            print(f"{line.file}:{line.number}: {text}\n    {reason}")
-    complaints += [
-        f"{REASONS.name}: {file}: executed, or gone: {text}" for file, text in sorted(left)
-    ]
-    return complaints
-
-
 def main() -> int:
-    """Prints the share, the lines that were not executed, and why."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build-dir", type=Path, default=ROOT / "build/coverage")
-    parser.add_argument("--fail-under", type=float, default=95.0, help="percent; default 95")
-    arguments = parser.parse_args()
-
-    lines = lines_of(run_gcovr(arguments.build_dir))
-    if not lines:
+    """Prints the lines that were not executed, and why, and the share of the others."""
+    counts = executions(run_gcovr())
+    if not counts:
         raise SystemExit(f"kernel_coverage: the report names no file under {KERNELS}")
-    uncovered = [line for line in lines if line.count == 0]
-    sources = {file: (ROOT / file).read_text().splitlines() for file in {x.file for x in lines}}
-    text_of = {(x.file, x.number): sources[x.file][x.number - 1].strip() for x in lines}
-    complaints = unexplained(uncovered, read_reasons(REASONS), text_of)
-    for complaint in complaints:
-        print(complaint)
-    share = 100 * (1 - len(uncovered) / len(lines))
-    files = len({line.file for line in lines})
+    entries = json.loads(REASONS.read_text())
+    reasons = {(entry["file"], entry["text"]): entry["reason"] for entry in entries}
+    sources = {file: (ROOT / file).read_text().splitlines() for file, _ in counts}
+    uncovered = [(file, number) for (file, number), count in sorted(counts.items()) if count == 0]
+    found, failed = set(), False
+    for file, number in uncovered:
+        text = sources[file][number - 1].strip()
+        found.add((file, text))
+        if (file, text) in reasons:
+            print(f"{file}:{number}: {text}\n    {reasons[file, text]}")
+        else:
+            failed = True
+            print(f"{file}:{number}: never executed: {text}")
+    for file, text in sorted(reasons.keys() - found):
+        failed = True
+        print(f"{REASONS.name}: {file}: executed, or gone: {text}")
+    share = 100 * (1 - len(uncovered) / len(counts))
     print(
-        f"kernel_coverage: {share:.1f} % of {len(lines)} lines in {files} files of {KERNELS} "
-        f"executed, {len(uncovered)} not"
+        f"kernel_coverage: {share:.1f} % of {len(counts)} lines in {len(sources)} files of "
+        f"{KERNELS} executed, {len(uncovered)} not"
     )
-    return 1 if complaints or share < arguments.fail_under else 0
+    return 1 if failed or share < WANTED_PERCENT else 0
 
 
 if __name__ == "__main__":

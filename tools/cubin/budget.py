@@ -55,8 +55,7 @@ def load(path: Path) -> Budget:
         return budget
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CannotCheckError(
-            f"expected a budget in {path}, got {type(error).__name__}: {error}. Correct it "
-            "or, where it is missing, write it with --update."
+            f"expected a budget in {path}, got {type(error).__name__}: {error}. Correct it."
         ) from error
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cubin import Kernel, granted
+from cubin import Kernel, family, granted
 from cubin.budget import Budget, Entry, Figures
 from cubin.cuobjdump import RESERVED_SHARED_BYTES
-from cubin.names import family
 
 MAX_ARGUMENT_BYTES = 32764
 MAX_STATIC_SHARED_BYTES = 48 * 1024

@@ -9,9 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cubin import CannotCheckError, budget
+from cubin import CannotCheckError, budget, demangle, short_name
 from cubin.cuobjdump import Cuobjdump
-from cubin.names import demangle, short_name
 
 ROOT = Path(__file__).resolve().parents[3]
 OUR_BUDGET = ROOT / "tools/cubin/budget.json"
