@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cubin import CannotCheckError, Kernel, demangle, short_name
-from cubin.budget import Figures, dump, load, record
+from cubin.budget import Figures, dump, load, record, violations
 from cubin.cuobjdump import Cuobjdump
-from cubin.rules import violations
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET = ROOT / "tools/cubin/budget.json"

@@ -24,6 +24,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH = r"(torch|ATen|c10|caffe2)/"
 PYTHON = r"(pybind11/|Python\.h$|torch/csrc/utils/pybind\.h$|torch/extension\.h$)"
 CUDA = r"(cuda[_./]|cuda_runtime|cub/|cooperative_groups|curand)"
+ABOVE_KERNELS = "ops/|api/|bindings/|torchfuse/"
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,20 @@ class Rule:
 RULES = (
     Rule(
         "csrc/kernels/functors",
-        f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|ops/|api/|bindings/|torchfuse/",
+        f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|{ABOVE_KERNELS}",
         "functors are plain math, shared by g++ and nvcc",
     ),
     Rule(
         "csrc/kernels/common",
-        f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|ops/|api/|bindings/|torchfuse/",
+        f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|{ABOVE_KERNELS}",
         "kernels/common is below everything",
     ),
     Rule(
         "csrc/kernels/cpu",
-        f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|ops/|api/|bindings/|torchfuse/",
+        f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|{ABOVE_KERNELS}",
         "CPU kernels know neither torch nor CUDA",
     ),
-    Rule(
-        "csrc/kernels",
-        f"{TORCH}|{PYTHON}|ops/|api/|bindings/|torchfuse/",
-        "kernels do not know torch",
-    ),
+    Rule("csrc/kernels", f"{TORCH}|{PYTHON}|{ABOVE_KERNELS}", "kernels do not know torch"),
     Rule(
         "csrc/ops",
         rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/|kernels/cpu/(?!isa\.h$)"

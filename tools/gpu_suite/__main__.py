@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +29,6 @@ LEAST_SECONDS = 5.0
 GRACE_SECONDS = 5.0
 # What a device that computes on few cores is slower by.
 PRETENDED_SLOWNESS = 20.0
-SHOWN_LINES = 25
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -79,12 +79,6 @@ def run(stage: Stage, work: Path, environment: Mapping[str, str], seconds: float
     }
 
 
-def line(name: str, entry: Mapping[str, Any]) -> str:
-    """A stage in one line."""
-    notes = "; ".join(filter(None, (entry["reason"], entry.get("key"))))
-    return f"{name:<32} {entry['status']:<8} {entry['seconds']:>7.1f} s  {notes}".rstrip()
-
-
 def run_call(
     call: str,
     stages: list[Stage],
@@ -113,10 +107,9 @@ def run_call(
             entry = run(stage, work, environment, min(60 * stage.minutes, left))
         entries[stage.name] = entry
         result.write()
-        print(line(stage.name, entry), flush=True)
-        if entry["status"] == FAILED:
-            shown = entry["log_tail"].splitlines()[-SHOWN_LINES:]
-            print("\n".join(f"    {text}" for text in shown), flush=True)
+        notes = "; ".join(filter(None, (entry["reason"], entry.get("key"))))
+        print(f"{stage.name:<32} {entry['status']:<8} {entry['seconds']:>7.1f} s  {notes}".rstrip())
+        print(textwrap.indent(entry.get("log_tail", ""), "    "), end="", flush=True)
 
 
 def rehearse(stages: Iterable[Stage]) -> Iterator[Stage]:

@@ -14,7 +14,7 @@ from typing import Any
 
 KIND = "gpu_suite"
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-TAIL_LINES, TAIL_CHARACTERS = 60, 8000
+TAIL_LINES, TAIL_CHARACTERS = 40, 8000
 # What proves nothing about the code, so that a committed result is one of the commit before it.
 NOT_TESTED = (":!benchmarks/results", ":!docs", ":!*.md")
 
@@ -115,5 +115,5 @@ class ResultFile:
 
 def tail(log: str, root: Path) -> str:
     """The log's end, without the checkout's place on this machine."""
-    end = "\n".join(log.splitlines()[-TAIL_LINES:])
+    end = "".join(f"{line}\n" for line in log.splitlines()[-TAIL_LINES:])
     return end.replace(f"{root}/", "").replace(str(root), ".")[-TAIL_CHARACTERS:]

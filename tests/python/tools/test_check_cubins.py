@@ -140,7 +140,7 @@ def test_kernel_within_its_budget_passes(recorded: Recorded) -> None:
         (2, "-res-usage", " Func", " func", "code for sm_90 in {library}, got it for none."),
         (2, "budget", "[90]", "[80, 90]", "scale needs 2 numbers in each list"),
         (2, "budget", '"stores":  1, ', "", "expected a budget in {budget}, got TypeError: "),
-        (2, "cuobjdump", '"./$1"\n', "bad; exit 3", "expected exit status 0, got 3: cat: "),
+        (2, "cuobjdump", '"./$1"\n', "bad; exit 3", "expected exit status 0, got 3."),
     ],
 )
 def test_what_is_planted_is_found(
