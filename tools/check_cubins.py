@@ -86,15 +86,13 @@ def check(library: Path, update: bool) -> int:
     print(f"check_cubins: {cuobjdump.path} {cuobjdump.version} reads {library}", flush=True)
 
     usage = cuobjdump.usage(library)
-    for arch in sorted(usage.keys() ^ set(budget.architectures)):
-        if arch not in usage:
-            raise CannotCheckError(
-                f"expected machine code for sm_{arch} in {library}, got it for "
-                f"{' '.join(f'sm_{arch}' for arch in usage) or 'none'}. Build it with the default "
-                "CMAKE_CUDA_ARCHITECTURES."
-            )
-        if not update:
-            print(f"check_cubins: sm_{arch} is not in the budget; only its hard limits are checked")
+    wanted = set(budget.architectures)
+    if not (usage.keys() >= wanted if update else usage.keys() == wanted):
+        expected, got = (" ".join(f"sm_{arch}" for arch in sorted(of)) for of in (wanted, usage))
+        raise CannotCheckError(
+            f"expected machine code for {expected} in {library}, got it for {got or 'none'}. Build "
+            "it with the default CMAKE_CUDA_ARCHITECTURES."
+        )
     figures = name_kernels(cuobjdump.kernels(library, usage))
     compiler = cuobjdump.compiler(library, min(usage))
     if update:

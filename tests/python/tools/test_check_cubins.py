@@ -174,13 +174,16 @@ def test_every_architecture_has_its_figures(recorded: Recorded) -> None:
     other = usage.replace("sm_90", "sm_120").replace("REG:14", "REG:30")
     (recorded.tools / "-res-usage").write_text(usage + other)
     (recorded.tools / "-sass.sm_120").write_text(sass.replace("NOP", "LDG.E.EF.128"))
-    assert "sm_120 is not in the budget; only its hard limits" in recorded.check()[1]
+    assert f"for sm_90 in {recorded.library}, got it for sm_90 sm_120." in recorded.check()[1]
     assert recorded.check("--update")[0] == 0
     assert load(recorded.budget).kernels == {"scale": Entry([16, 32], 1, 1, [64, 64])}
     recorded.change("-res-usage", "REG:14", "REG:17")
     assert "scale sm_90: expected at most 16 registers, got 17." in recorded.check()[1]
     recorded.change("-res-usage", "sm_90", "sm_80")
-    assert f"sm_90 in {recorded.library}, got it for sm_80 sm_120. Build" in recorded.check()[1]
+    for options in ((), ("--update",)):
+        status, output = recorded.check(*options)
+        assert status == 2
+        assert f"for sm_90 sm_120 in {recorded.library}, got it for sm_80 sm_120. Build" in output
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_kernels_are_told_apart(more: list[str], message: str, recorded: Recorde
     for arch, _, name in (words.partition(" ") for words in more):
         text += RECORDED["-res-usage"].replace("sm_90", arch).replace("scale", name or "scale")
     (recorded.tools / "-res-usage").write_text(text)
-    status, output = recorded.check()
+    status, output = recorded.check("--update")
     assert status == 2
     assert message in output
 
