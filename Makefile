@@ -228,13 +228,15 @@ test-some-on-pretended-cuda: build
 test-mutations: .venv/.requirements
 	$(VENV_PYTHON) tools/mutate_kernels.py --ci
 
+# Every line; one that cannot be executed says GCOVR_EXCL_LINE, and why.
 coverage: .venv/.requirements
 	$(MAKE) --no-print-directory build/coverage/build.ninja
 	cmake --build --preset coverage --target torchfuse_cuda_on_cpu_tests \
 	  torchfuse_cuda_on_cpu_self_tests
 	find build/coverage -name '*.gcda' -delete
 	ctest --preset coverage
-	$(VENV_PYTHON) tools/kernel_coverage.py
+	gcovr --filter csrc/kernels/cuda/ --merge-mode-functions=merge-use-line-min --merge-lines \
+	  --fail-under-line 100 build/coverage
 
 # The package, examples, benchmarks and tools under mypy's strict rules, and the stub of the native
 # module against the module.

@@ -18,16 +18,14 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 
-from cubin import CannotCheckError, Kernel
-from cubin.budget import Budget, Figures, dump, load, record
+from cubin import CannotCheckError, Kernel, demangle, short_name
+from cubin.budget import Figures, dump, load, record, violations
 from cubin.cuobjdump import Cuobjdump
-from cubin.names import demangle, family, short_name
-from cubin.rules import violations
 
 ROOT = Path(__file__).resolve().parent.parent
+BUDGET = ROOT / "tools/cubin/budget.json"
 _FALSE = re.compile(r"^(OFF|NO|FALSE|N|0|IGNORE|.*NOTFOUND|)$", re.IGNORECASE)
 
 
@@ -67,24 +65,8 @@ def name_kernels(kernels: Sequence[Kernel]) -> Figures:
     return dict(sorted(figures.items()))
 
 
-def table(figures: Figures, architectures: Sequence[int], verbose: bool) -> str:
-    """The figures as text: a row per kernel, or one per group of kernels that share a name."""
-    head = "most registers, fewest 128-bit loads/stores, bytes of code"
-    rows = [f"{head:60}" + "".join(f"{f'sm_{arch}':>21}" for arch in architectures)]
-    for group, names in groupby(figures, key=lambda name: name if verbose else family(name)):
-        members = [figures[name] for name in names]
-        row = f"{group if verbose else f'{group} ({len(members)})':60}"
-        for arch in architectures:
-            kernels = [by_arch[arch] for by_arch in members]
-            loads, stores = (min(k.count(o, "128") for k in kernels) for o in ("LDG", "STG"))
-            text = sum(kernel.text_bytes for kernel in kernels)
-            row += f"  {max(k.registers for k in kernels):3} {loads:3}/{stores:<3} {text:8}"
-        rows.append(row)
-    return "\n".join(rows)
-
-
-def check(library: Path, path: Path, wanted: Sequence[int], update: bool, verbose: bool) -> int:
-    """Does what the options say; returns the exit status.
+def check(library: Path, update: bool) -> int:
+    """Compares a library with the budget, or records it anew; returns the exit status.
 
     Raises:
         CannotCheckError: there is nothing to check, or no way to.
@@ -99,31 +81,25 @@ def check(library: Path, path: Path, wanted: Sequence[int], update: bool, verbos
             f"expected a library in {library}, got no such file. Build it with cmake --preset "
             "release and cmake --build --preset release, or name another with --library."
         )
-    budget = load(path) if path.is_file() or not update else Budget("", [], {}, {})
+    budget = load(BUDGET)
     cuobjdump = Cuobjdump(cache.get("CMAKE_CUDA_COMPILER") or shutil.which("nvcc"))
-    print(f"check_cubins: {cuobjdump.path} {cuobjdump.version} reads {library}")
+    print(f"check_cubins: {cuobjdump.path} {cuobjdump.version} reads {library}", flush=True)
 
     usage = cuobjdump.usage(library)
-    architectures = sorted(set(wanted or {*budget.architectures, *usage}))
-    for arch in architectures:
-        if arch not in usage:
-            raise CannotCheckError(
-                f"expected machine code for sm_{arch} in {library}, got it for "
-                f"{' '.join(f'sm_{arch}' for arch in usage) or 'none'}. Build it with the default "
-                "CMAKE_CUDA_ARCHITECTURES."
-            )
-        if arch not in budget.architectures and not update:
-            print(f"check_cubins: sm_{arch} is not in the budget; only its hard limits are checked")
-    figures = name_kernels(
-        cuobjdump.kernels(library, {arch: usage[arch] for arch in architectures})
-    )
-    print(table(figures, architectures, verbose))
-    compiler = cuobjdump.compiler(library, architectures[0])
+    wanted = set(budget.architectures)
+    if not (usage.keys() >= wanted if update else usage.keys() == wanted):
+        expected, got = (" ".join(f"sm_{arch}" for arch in sorted(of)) for of in (wanted, usage))
+        raise CannotCheckError(
+            f"expected machine code for {expected} in {library}, got it for {got or 'none'}. Build "
+            "it with the default CMAKE_CUDA_ARCHITECTURES."
+        )
+    figures = name_kernels(cuobjdump.kernels(library, usage))
+    compiler = cuobjdump.compiler(library, min(usage))
     if update:
         budget = record(figures, compiler, budget.vector_access)
-        path.write_text(dump(budget), encoding="utf-8")
-        print(f"check_cubins: recorded in {path}; read its diff before you commit it")
-    size = f"check_cubins: {len(figures)} kernels x {len(architectures)} architectures"
+        BUDGET.write_text(dump(budget), encoding="utf-8")
+        print(f"check_cubins: recorded in {BUDGET}; read its diff before you commit it")
+    size = f"check_cubins: {len(figures)} kernels x {len(usage)} architectures"
     found = list(violations(figures, budget))
     if not found:
         print(f"{size} within budget")
@@ -146,15 +122,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     library = ROOT / "build/release/csrc/libtorchfuse.so"
     parser.add_argument("--library", type=Path, default=library, metavar="FILE")
-    parser.add_argument("--budget", type=Path, default=ROOT / "tools/cubin/budget.json")
-    every = "default: those of the budget and of the library"
-    parser.add_argument("--arch", type=int, nargs="+", default=(), metavar="NN", help=every)
-    update = "record the figures; the budget then has exactly the architectures of this run"
-    parser.add_argument("--update", action="store_true", help=update)
-    parser.add_argument("--verbose", action="store_true", help="a row per kernel")
+    parser.add_argument("--update", action="store_true", help="record the figures")
     options = parser.parse_args(arguments)
     try:
-        return check(options.library, options.budget, options.arch, options.update, options.verbose)
+        return check(options.library, options.update)
     except CannotCheckError as error:
         print(f"check_cubins: cannot check: {error}", file=sys.stderr)
         return 2

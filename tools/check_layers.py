@@ -24,6 +24,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH = r"(torch|ATen|c10|caffe2)/"
 PYTHON = r"(pybind11/|Python\.h$|torch/csrc/utils/pybind\.h$|torch/extension\.h$)"
 CUDA = r"(cuda[_./]|cuda_runtime|cub/|cooperative_groups|curand)"
+ABOVE_KERNELS = "ops/|api/|bindings/|torchfuse/"
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,20 @@ class Rule:
 RULES = (
     Rule(
         "csrc/kernels/functors",
-        f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|ops/|api/|bindings/|torchfuse/",
+        f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|{ABOVE_KERNELS}",
         "functors are plain math, shared by g++ and nvcc",
     ),
     Rule(
         "csrc/kernels/common",
-        f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|ops/|api/|bindings/|torchfuse/",
+        f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|{ABOVE_KERNELS}",
         "kernels/common is below everything",
     ),
     Rule(
         "csrc/kernels/cpu",
-        f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|ops/|api/|bindings/|torchfuse/",
+        f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|{ABOVE_KERNELS}",
         "CPU kernels know neither torch nor CUDA",
     ),
-    Rule(
-        "csrc/kernels",
-        f"{TORCH}|{PYTHON}|ops/|api/|bindings/|torchfuse/",
-        "kernels do not know torch",
-    ),
+    Rule("csrc/kernels", f"{TORCH}|{PYTHON}|{ABOVE_KERNELS}", "kernels do not know torch"),
     Rule(
         "csrc/ops",
         rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/|kernels/cpu/(?!isa\.h$)"
@@ -72,11 +69,7 @@ RULES = (
         f"{PYTHON}|kernels/|ops/|api/|bindings/",
         "public headers are installed, private ones are not",
     ),
-    Rule(
-        "csrc/bindings",
-        "kernels/|ops/|api/",
-        "bindings use public headers only",
-    ),
+    Rule("csrc/bindings", "kernels/|ops/|api/", "bindings use public headers only"),
 )
 
 
@@ -93,14 +86,14 @@ def check_text(path: str, text: str) -> list[str]:
     ]
 
 
-def check_includes(root: Path) -> list[str]:
-    """Violations of the include rules in a source tree."""
-    violations = []
-    for file in sorted((root / "csrc").rglob("*")):
-        if file.is_file() and file.suffix in SUFFIXES:
-            path = file.relative_to(root).as_posix()
-            violations += check_text(path, file.read_text(encoding="utf-8"))
-    return violations
+def check_includes() -> list[str]:
+    """Violations of the include rules in the source tree."""
+    files = [file for file in sorted((ROOT / "csrc").rglob("*")) if file.suffix in SUFFIXES]
+    return [
+        violation
+        for file in files
+        for violation in check_text(file.relative_to(ROOT).as_posix(), file.read_text("utf-8"))
+    ]
 
 
 def check_symbols(name: str, level: str, nm_output: str) -> list[str]:
@@ -131,23 +124,17 @@ def check_objects(build_dir: Path) -> list[str]:
         if not objects:
             violations.append(f"{folder}: expected objects, got none. Build torchfuse first.")
         for path in objects:
-            listing = subprocess.run(
-                ["nm", "--defined-only", str(path)],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            violations += check_symbols(f"{level}/{path.name}", level, listing.stdout)
+            listing = subprocess.check_output(["nm", "--defined-only", str(path)], text=True)
+            violations += check_symbols(f"{level}/{path.name}", level, listing)
     return violations
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints every violation; returns 1 if there is one."""
     parser = argparse.ArgumentParser(description="Checks the layers of csrc.")
-    parser.add_argument("--root", type=Path, default=ROOT, help="source tree")
     parser.add_argument("--build-dir", type=Path, help="also check the objects of this build")
     options = parser.parse_args(arguments)
-    violations = check_includes(options.root)
+    violations = check_includes()
     if options.build_dir is not None:
         violations += check_objects(options.build_dir)
     for violation in violations:

@@ -2,7 +2,6 @@
 """Says when the CUDA kernels last ran on a GPU, from the result files of tools/gpu_suite.sh alone.
 
 Example:
-    python tools/last_gpu_run.py           print it
     python tools/last_gpu_run.py --write   put it into docs/testing.md
     python tools/last_gpu_run.py --check   exit with 1 if docs/testing.md says anything else
 """
@@ -31,14 +30,11 @@ NEVER = (
 def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
     """The latest result of the suite on a GPU; other benchmark results lie in the same folders."""
     found = []
-    for path in (root / RESULTS).glob("*/*.json"):
+    for path in sorted((root / RESULTS).glob("*/*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         if result.get("kind") == KIND and result["gpu"] is not None:
-            found.append((result["date"], path, result))
-    if not found:
-        return None
-    _, path, result = max(found, key=lambda entry: entry[:2])
-    return path.relative_to(root), result
+            found.append((path.relative_to(root), result))
+    return max(found, key=lambda entry: str(entry[1]["date"]), default=None)
 
 
 def describe(root: Path) -> str:
@@ -81,33 +77,26 @@ def replaced(page: str, text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints, writes or checks the section."""
+    """Writes or checks the section."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=ROOT, help="source tree")
-    action = parser.add_mutually_exclusive_group()
+    action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", action="store_true", help=f"update {PAGE}")
     action.add_argument("--check", action="store_true", help=f"compare with {PAGE}")
     options = parser.parse_args(arguments)
-    text = describe(options.root)
-    if not (options.write or options.check):
-        print(text)
-        return 0
-    path = options.root / PAGE
+    path = ROOT / PAGE
     try:
         page = path.read_text(encoding="utf-8")
-        wanted = replaced(page, text)
+        wanted = replaced(page, describe(ROOT))
+        if options.check and page != wanted:
+            raise ValueError(
+                f"expected {PAGE} to report the newest result file. "
+                "Run `python tools/last_gpu_run.py --write`."
+            )
     except (OSError, ValueError) as error:
         print(f"last_gpu_run: {error}", file=sys.stderr)
         return 1
     if options.write:
         path.write_text(wanted, encoding="utf-8")
-    elif page != wanted:
-        print(
-            f"last_gpu_run: expected {PAGE} to report the newest result file. "
-            "Run `python tools/last_gpu_run.py --write`.",
-            file=sys.stderr,
-        )
-        return 1
     return 0
 
 

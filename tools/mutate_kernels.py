@@ -28,14 +28,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tomllib
+from source_copy import source_files, write_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 MUTATIONS = ROOT / "tests/cpp/cuda_on_cpu/mutations.toml"
 FOLDER = ROOT / "build/mutants"
-COPIED = ("CMakeLists.txt", "CMakePresets.json", "VERSION", "cmake", "csrc", "tests/cpp")
 TESTS = "torchfuse_cuda_on_cpu_tests"
 # The environment of this Python has CMake and Ninja, whether it is activated or not.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -45,14 +45,6 @@ BUILDS = {"dev": "", "asan-ubsan": "address,undefined", "tsan": "thread"}
 
 class MutationError(Exception):
     """The mutations, or what they need, are not in order: nothing can be said about the tests."""
-
-
-class Suite(NamedTuple):
-    """The tests that must fail."""
-
-    build: str
-    target: str
-    filter: str
 
 
 @dataclass(frozen=True)
@@ -70,9 +62,9 @@ class Mutation:
     ci: bool = False
 
     @property
-    def suite(self) -> Suite:
+    def suite(self) -> tuple[str, str, str]:
         """The tests that must fail."""
-        return Suite(self.build, self.target, self.filter)
+        return self.build, self.target, self.filter
 
     def apply(self, source: str) -> str:
         """The mutated source.
@@ -117,20 +109,6 @@ def load() -> list[Mutation]:
     return parse(tomllib.loads(MUTATIONS.read_text(encoding="utf-8")))
 
 
-def copy_sources(root: Path, target: Path) -> None:
-    """Makes `target` a copy of what the build needs; files that are the same stay untouched."""
-    found = (path for name in COPIED for path in (root / name, *(root / name).rglob("*")))
-    wanted = {path.relative_to(root) for path in found if path.is_file()}
-    for path in target.rglob("*"):
-        if path.is_file() and path.relative_to(target) not in wanted:
-            path.unlink()
-    for path in wanted:
-        content, copy = (root / path).read_bytes(), target / path
-        if not copy.is_file() or copy.read_bytes() != content:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(content)
-
-
 # --- Building and running -------------------------------------------------------------------------
 
 
@@ -147,58 +125,51 @@ def execute(command: Sequence[str], timeout: float | None = None) -> Finished:
     """Runs a command to its end."""
     start = time.monotonic()
     environment = {**os.environ, "PATH": PATH, "TSAN_OPTIONS": "halt_on_error=1"}
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        env=environment,
-    ) as process:
-        try:
-            output, code = process.communicate(timeout=timeout)[0], process.returncode
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, code = process.communicate()[0], None
-    return Finished(code, output, time.monotonic() - start)
+    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+    code: int | None
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            timeout=timeout,
+        )
+        code, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as error:
+        code, output = None, error.stdout or b""
+    return Finished(code, output.decode(errors="replace"), time.monotonic() - start)
 
 
-class Runner:
-    """Builds the copy with CMake, a folder for each build, and runs its tests."""
+def build(name: str, target: str) -> Finished:
+    """Brings a program of the copy up to date."""
+    binary = FOLDER / name
+    if not (binary / "build.ninja").is_file():
+        # Optimized little: compiling takes longer than running. Warnings are welcome: a mutation
+        # may leave a variable unused.
+        configured = execute(
+            (
+                *("cmake", "-S", str(FOLDER / "src"), "-B", str(binary)),
+                *("--preset", "asan-ubsan"),  # without torch and CUDA
+                *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"),
+                *(f"-DTORCHFUSE_SANITIZE={BUILDS[name]}", "-DTORCHFUSE_WERROR=OFF"),
+            )
+        )
+        if configured.code != 0:
+            return configured
+    return execute(("cmake", "--build", str(binary), "--target", target))
 
-    def __init__(self, folder: Path, jobs: int) -> None:
-        self._folder = folder
-        self._jobs = jobs
 
-    def build(self, build: str, target: str) -> Finished:
-        """Brings a program up to date."""
-        source, binary = str(self._folder / "src"), str(self._folder / build)
-        if not (self._folder / build / "build.ninja").is_file():
-            # Optimised little: compiling takes longer than running. Warnings are welcome: a
-            # mutation may leave a variable unused.
-            options = {
-                "CMAKE_BUILD_TYPE": "Debug",
-                "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1",
-                "TORCHFUSE_SANITIZE": BUILDS[build],
-                "TORCHFUSE_WERROR": "OFF",
-            }
-            settings = [f"-D{key}={value}" for key, value in options.items()]
-            preset = ("--preset", "asan-ubsan")  # without torch and CUDA
-            configured = execute(("cmake", *preset, "-S", source, "-B", binary, *settings))
-            if configured.code != 0:
-                return configured
-        return execute(("cmake", "--build", binary, "--target", target, "-j", str(self._jobs)))
-
-    def test(self, suite: Suite, timeout: float | None) -> Finished:
-        """Runs the tests of a filter."""
-        found = (self._folder / suite.build / "tests").rglob(suite.target)
-        programs = [path for path in found if path.is_file() and os.access(path, os.X_OK)]
-        if len(programs) != 1:
-            raise MutationError(f"expected one program for {suite}, got {programs}")
-        # The thread sanitizer cannot map its shadow under the widest address randomisation.
-        command = ["setarch", "--addr-no-randomize", str(programs[0])]
-        options = [f"--gtest_filter={suite.filter}", "--gtest_fail_fast", "--gtest_color=no"]
-        return execute([*command, *options], timeout)
+def run_tests(mutation: Mutation, timeout: float | None) -> Finished:
+    """Runs the tests that must notice a mutation."""
+    found = (FOLDER / mutation.build / "tests").rglob(mutation.target)
+    programs = [path for path in found if path.is_file() and os.access(path, os.X_OK)]
+    if len(programs) != 1:
+        raise MutationError(f"expected one program for {mutation.suite}, got {programs}")
+    # The thread sanitizer cannot map its shadow under the widest address randomization.
+    command = ["setarch", "--addr-no-randomize", str(programs[0])]
+    options = [f"--gtest_filter={mutation.filter}", "--gtest_fail_fast", "--gtest_color=no"]
+    return execute([*command, *options], timeout)
 
 
 # --- Judging --------------------------------------------------------------------------------------
@@ -212,6 +183,12 @@ class Outcome:
     caught: bool
     words: str
     seconds: float
+
+    def row(self) -> str:
+        """A row of a Markdown table."""
+        words = re.sub(r"\s+", " ", self.words.replace("|", "\\|"))
+        cells = (self.mutation.name, self.mutation.kind, self.mutation.build, words)
+        return f"| {' | '.join(cells)} | {self.seconds:.1f} |"
 
 
 def symptom(finished: Finished) -> str | None:
@@ -229,31 +206,28 @@ def symptom(finished: Finished) -> str | None:
     return f"exit status {finished.code}{test}"
 
 
-def run_baseline(suites: Sequence[Suite], runner: Runner) -> dict[Suite, float]:
-    """Seconds that each suite takes without mutation.
+def baseline_seconds(mutation: Mutation) -> float:
+    """How long the tests of a mutation take without it.
 
     Raises:
-        MutationError: the unmutated sources do not build, a suite fails, or it has no test.
+        MutationError: the unmutated sources do not build, the tests fail, or there are none.
     """
-    seconds = {}
-    for suite in suites:
-        built = runner.build(suite.build, suite.target)
-        finished = built if built.code != 0 else runner.test(suite, None)
-        if finished.code != 0:
-            raise MutationError(f"baseline fails: {suite}:\n{finished.output[-4000:]}")
-        if not re.search(r"^\[  PASSED  \] [1-9]", finished.output, re.MULTILINE):
-            raise MutationError(f"baseline fails: {suite} has no test")
-        seconds[suite] = finished.seconds
-    return seconds
+    built = build(mutation.build, mutation.target)
+    finished = built if built.code != 0 else run_tests(mutation, None)
+    if finished.code != 0:
+        raise MutationError(f"baseline fails: {mutation.suite}:\n{finished.output[-4000:]}")
+    if not re.search(r"^\[  PASSED  \] [1-9]", finished.output, re.MULTILINE):
+        raise MutationError(f"baseline fails: {mutation.suite} has no test")
+    return finished.seconds
 
 
-def examine(sources: Path, mutations: Sequence[Mutation], runner: Runner) -> Iterator[Outcome]:
-    """Applies the mutations one after the other to the sources; those end as they were.
+def examine(mutations: Sequence[Mutation]) -> Iterator[Outcome]:
+    """Applies the mutations one after the other to the copy, which ends as it was.
 
     Raises:
         MutationError: a mutation is stale, or the baseline fails.
     """
-    errors = []
+    sources, errors = FOLDER / "src", []
     for mutation in mutations:
         try:
             mutation.apply((sources / mutation.file).read_text(encoding="utf-8"))
@@ -261,26 +235,27 @@ def examine(sources: Path, mutations: Sequence[Mutation], runner: Runner) -> Ite
             errors.append(str(error))
     if errors:
         raise MutationError("\n".join(errors))
-    # Neighbours share what they spoil, so that few objects are compiled again for each.
+    # Neighbors share what they spoil, so that few objects are compiled again for each.
     mutations = sorted(mutations, key=lambda m: ([*BUILDS].index(m.build), m.file))
-    baseline = run_baseline(list(dict.fromkeys(m.suite for m in mutations)), runner)
+    suites = {mutation.suite: mutation for mutation in mutations}
+    baseline = {suite: baseline_seconds(mutation) for suite, mutation in suites.items()}
     for mutation in mutations:
         path = sources / mutation.file
         original = path.read_text(encoding="utf-8")
         path.write_text(mutation.apply(original), encoding="utf-8")
         try:
-            yield _examine_one(mutation, runner, 30 + 10 * baseline[mutation.suite])
+            yield _examine_one(mutation, 30 + 10 * baseline[mutation.suite])
         finally:
             path.write_text(original, encoding="utf-8")
 
 
-def _examine_one(mutation: Mutation, runner: Runner, timeout: float) -> Outcome:
-    built = runner.build(mutation.build, mutation.target)
+def _examine_one(mutation: Mutation, timeout: float) -> Outcome:
+    built = build(mutation.build, mutation.target)
     if built.code != 0:
         error = re.search(r"error: .*", built.output)
         words = f"DOES NOT COMPILE: {error.group() if error else built.output[-200:]}"
         return Outcome(mutation, False, words, built.seconds)
-    finished = runner.test(mutation.suite, timeout)
+    finished = run_tests(mutation, timeout)
     noticed = symptom(finished)
     words = "SURVIVED" if noticed is None else f"killed by {noticed}"
     return Outcome(mutation, noticed is not None, words, built.seconds + finished.seconds)
@@ -289,24 +264,17 @@ def _examine_one(mutation: Mutation, runner: Runner, timeout: float) -> Outcome:
 # --- The program ----------------------------------------------------------------------------------
 
 
-def row(outcome: Outcome) -> str:
-    """An outcome as a row of a Markdown table."""
-    mutation, words = outcome.mutation, re.sub(r"\s+", " ", outcome.words.replace("|", "\\|"))
-    cells = (mutation.name, mutation.kind, mutation.build, words, f"{outcome.seconds:.1f}")
-    return f"| {' | '.join(cells)} |"
-
-
-def run(mutations: Sequence[Mutation], jobs: int) -> int:
+def run(mutations: Sequence[Mutation]) -> int:
     """Examines the mutations and prints the table; returns the exit status."""
     for tool in ("cmake", "ninja", "setarch"):
         if shutil.which(tool, path=PATH) is None:
             raise MutationError(f"expected {tool} on the PATH; `make build` installs CMake, Ninja")
-    copy_sources(ROOT, FOLDER / "src")
+    write_tree(source_files(ROOT), FOLDER / "src")
     print("| mutation | kind | build | outcome | seconds |\n|---|---|---|---|---:|", flush=True)
     caught = []
-    for outcome in examine(FOLDER / "src", mutations, Runner(FOLDER, jobs)):
+    for outcome in examine(mutations):
         caught.append(outcome.caught)
-        print(row(outcome), flush=True)
+        print(outcome.row(), flush=True)
     print(f"mutate_kernels: {sum(caught)} of {len(caught)} mutations caught")
     return 0 if all(caught) else 1
 
@@ -316,13 +284,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ci", action="store_true", help="the small set only")
     parser.add_argument("--only", metavar="NAME", default="", help="with NAME in their names")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     try:
         chosen = [m for m in load() if options.only in m.name and (m.ci or not options.ci)]
         if not chosen:
             raise MutationError(f"no mutation of {MUTATIONS.name} has a name like {options.only}")
-        return run(chosen, options.jobs)
+        return run(chosen)
     except MutationError as error:
         print(f"mutate_kernels: {error}", file=sys.stderr)
         return 2

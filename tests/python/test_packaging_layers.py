@@ -25,7 +25,7 @@ def layers() -> ModuleType:
 
 
 def test_our_tree_has_no_violation(layers: ModuleType) -> None:
-    assert layers.check_includes(ROOT) == []
+    assert layers.check_includes() == []
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ LEAST_SECONDS = 5.0
 GRACE_SECONDS = 5.0
 # What a device that computes on few cores is slower by.
 PRETENDED_SLOWNESS = 20.0
-SHOWN_LINES = 25
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -79,39 +79,25 @@ def run(stage: Stage, work: Path, environment: Mapping[str, str], seconds: float
     }
 
 
-def line(name: str, entry: Mapping[str, Any]) -> str:
-    """A stage in one line."""
-    notes = "; ".join(filter(None, (entry["reason"], entry.get("key"))))
-    return f"{name:<32} {entry['status']:<8} {entry['seconds']:>7.1f} s  {notes}".rstrip()
-
-
-def export(folder: Path | None, result: ResultFile, work: Path) -> None:
-    """Two files for whoever fetches them from the machine."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(result.path, folder / "result.json")
-        with tarfile.open(folder / "logs.tar.gz", "w:gz") as archive:
-            archive.add(work, arcname="logs")
-
-
 def run_call(
-    options: argparse.Namespace,
+    call: str,
     stages: list[Stage],
     result: ResultFile,
     environment: Mapping[str, str],
     deadline: float,
 ) -> None:
     """Runs what has not passed, each stage's outcome in the file before the next begins."""
-    work = ROOT / "build/gpu_suite" / options.call
+    work = ROOT / "build/gpu_suite" / call
     work.mkdir(parents=True, exist_ok=True)
-    entries = result.begin(options.call, [stage.name for stage in stages], list(CALLS))
-    build, *others = stages
-    todo = [stage for stage in others if entries[stage.name]["status"] != PASSED]
-    if not todo and entries[build.name]["status"] == PASSED:
-        print(f"gpu_suite: everything in {options.call} has passed before")
+    entries = result.begin(call, [stage.name for stage in stages])
+    if result.passed(call):
+        print(f"gpu_suite: everything in {call} has passed before")
         return
-    # Always anew: the machine may be another one.
-    for stage in [build, *todo]:
+    build = stages[0]
+    for stage in stages:
+        # The build always anew: the machine may be another one.
+        if stage is not build and entries[stage.name]["status"] == PASSED:
+            continue
         left = deadline - time.monotonic() - LEAST_SECONDS
         if stage is not build and entries[build.name]["status"] != PASSED:
             entry = not_run("the build failed")
@@ -121,26 +107,24 @@ def run_call(
             entry = run(stage, work, environment, min(60 * stage.minutes, left))
         entries[stage.name] = entry
         result.write()
-        export(options.copy, result, work)
-        print(line(stage.name, entry), flush=True)
-        if entry["status"] == FAILED:
-            shown = entry["log_tail"].splitlines()[-SHOWN_LINES:]
-            print("\n".join(f"    {text}" for text in shown), flush=True)
+        notes = "; ".join(filter(None, (entry["reason"], entry.get("key"))))
+        print(f"{stage.name:<32} {entry['status']:<8} {entry['seconds']:>7.1f} s  {notes}".rstrip())
+        print(textwrap.indent(entry.get("log_tail", ""), "    "), end="", flush=True)
 
 
-def rehearse(stages: list[Stage]) -> list[Stage]:
+def rehearse(stages: Iterable[Stage]) -> Iterator[Stage]:
     """What the pretended device can show of the stages; the other ones are named and left out."""
-    kept = []
     for stage in stages:
         if stage.rehearsal is None:
             print(f"{stage.name:<32} {NOT_RUN:<8} needs a GPU")
             continue
-        reports = "$REPORT" in stage.rehearsal
-        judge = stage.judge if reports else judges.judge_status
-        kept.append(
-            Stage(stage.name, PRETENDED_SLOWNESS * stage.minutes, stage.rehearsal, judge=judge)
+        yield dataclasses.replace(
+            stage,
+            minutes=PRETENDED_SLOWNESS * stage.minutes,
+            script=stage.rehearsal,
+            judge=stage.judge if "$REPORT" in stage.rehearsal else judges.judge_status,
+            environment={},
         )
-    return kept
 
 
 def child_environment(facts: Mapping[str, Any], path: str) -> dict[str, str]:
@@ -156,25 +140,19 @@ def child_environment(facts: Mapping[str, Any], path: str) -> dict[str, str]:
     return {**environment, "TORCHFUSE_BUILD_DIR": "build/gpu"}
 
 
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Reads the command line."""
+def main(arguments: list[str]) -> int:
+    """Runs one call of the suite."""
+    started = time.monotonic()
     parser = argparse.ArgumentParser(
         prog="tools/gpu_suite.sh",
         description="Builds torchfuse for this GPU and proves a part of it there.",
         epilog="Exit status: 0 all passed, 1 a stage has not, 2 something is missing.",
     )
     parser.add_argument("call", choices=CALLS)
-    parser.add_argument("--copy", type=Path, help="also leave the result file and the logs here")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str]) -> int:
-    """Runs one call of the suite."""
-    started = time.monotonic()
-    options = parse_arguments(arguments)
-    facts = machine.probe(os.environ)
-    path = machine.search_path(os.environ, facts["torch_root"])
-    call = CALLS[options.call](facts)
+    name: str = parser.parse_args(arguments).call
+    facts = machine.probe()
+    path = machine.search_path(facts["torch_root"])
+    call = CALLS[name](facts)
     lines = machine.missing(facts, () if facts["pretended"] else call.tools, path)
     sha, dirty = "", None
     try:
@@ -189,16 +167,16 @@ def main(arguments: list[str]) -> int:
     stages, minutes = list(call.stages), call.minutes
     folder = ROOT / "benchmarks/results"
     if facts["pretended"]:
-        stages, minutes = rehearse(stages), PRETENDED_SLOWNESS * minutes
+        stages, minutes = list(rehearse(stages)), PRETENDED_SLOWNESS * minutes
         folder = ROOT / "build/gpu_suite/rehearsal"
         shutil.rmtree(folder, ignore_errors=True)
-    result = ResultFile(folder, facts, sha, dirty)
-    print(f"gpu_suite {options.call}: {facts['gpu']}, torch {facts['torch']}, commit {sha[:7]}")
+    result = ResultFile(folder, facts, sha, dirty, CALLS)
+    print(f"gpu_suite {name}: {facts['gpu']}, torch {facts['torch']}, commit {sha[:7]}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    run_call(options, stages, result, child_environment(facts, path), started + 60 * minutes)
-    passed = result.passed(options.call)
+    run_call(name, stages, result, child_environment(facts, path), started + 60 * minutes)
+    passed = result.passed(name)
     what = "rehearsal of " if facts["pretended"] else ""
-    print(f"gpu_suite: {what}{options.call} {PASSED if passed else FAILED}; {result.path}")
+    print(f"gpu_suite: {what}{name} {PASSED if passed else FAILED}; {result.path}")
     return 0 if passed else 1
 
 

@@ -65,17 +65,15 @@ def _name(case: ElementTree.Element) -> str:
 
 
 def read_junit(text: str) -> dict[str, Any]:
-    """Counts, failures and reasons of skips: of pytest (--junitxml), ctest or GoogleTest."""
+    """Counts, failures and reasons of skips: of pytest (--junitxml) or GoogleTest."""
     passed, failures, skips = 0, [], Counter[str]()
     for case in ElementTree.fromstring(text).iter("testcase"):
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             failures.append(_name(case))
         elif skipped is not None:
-            # ctest has the reason in what the test printed.
-            printed = re.search(r"Skipped\n(.+)", case.findtext("system-out") or "")
-            why = printed.group(1) if printed else skipped.get("message") or skipped.text
-            skips[" ".join((why or "no reason").split())] += 1
+            why = skipped.get("message") or skipped.text or "no reason"
+            skips[" ".join(why.split())] += 1
         elif case.get("status") == "notrun":
             skips["not run"] += 1
         else:
@@ -126,36 +124,27 @@ def judge_sanitizer(finished: Finished) -> Verdict:
 
 
 def judge_benchmark(finished: Finished) -> Verdict:
-    """Contenders verify themselves; every case must have been timed. Keeps medians and ratios."""
+    """Contenders verify themselves; every case must have been timed."""
     if finished.status:
         return judge_status(finished)
     cases = json.loads(finished.report.read_text(encoding="utf-8"))["cases"]
-
-    def host_of(case: Mapping[str, Any]) -> Mapping[str, Any]:
-        host: Mapping[str, Any] = (case["host"] or {"seconds": {}})["seconds"]
-        return host
-
-    figures = {
-        case["name"]: {
-            "seconds": {name: times["median"] for name, times in case["seconds"].items()},
-            "host_seconds": {name: times["median"] for name, times in host_of(case).items()},
-            "gb_per_s": case["gb_per_s"],
-            "ratios": {peer: ratio["of_medians"] for peer, ratio in case["ratios"].items()},
-        }
+    kept = ("seconds", "host", "gb_per_s", "ratios")
+    figures = {case["name"]: {key: case[key] for key in kept} for case in cases}
+    untimed = [
+        case["name"]
         for case in cases
-    }
-    untimed = [name for name, f in figures.items() if not all(t > 0 for t in f["seconds"].values())]
+        if not all(times["median"] > 0 for times in case["seconds"].values())
+    ]
     if untimed or not cases:
-        return Verdict(f"no time of {untimed[0] if untimed else 'any case'}", figures=figures)
+        return Verdict(f"no time of {', '.join(untimed) or 'any case'}", figures=figures)
     case, reference = cases[0], cases[0]["reference"]
     speeds = [case["gb_per_s"][name] for name in (case["subject"], reference)]
     ours = f"{case['name']} {speeds[0]:.0f} GB/s, {speeds[0] / speeds[1]:.2f}x a {reference}"
     return Verdict("", f"{len(cases)} cases; {ours}", figures)
 
 
-_UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
-_UNITS |= {"second": 1.0, "msecond": 1e-3, "usecond": 1e-6, "nsecond": 1e-9}
-_UNITS |= {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+# The base units of ncu, of which newer ones have the shorter names.
+_UNITS = {"byte": 1.0, "nsecond": 1e-9, "ns": 1e-9, "second": 1.0, "s": 1.0}
 
 
 def read_ncu(text: str) -> list[dict[str, Any]]:

@@ -31,13 +31,12 @@ print(json.dumps({
 PROBE_SECONDS = 120
 PACKAGES = {"pytest": "pytest", "xdist": "pytest-xdist", "expecttest": "expecttest"}
 PACKAGES |= {"hypothesis": "hypothesis", "numpy": "numpy"}
-TOOLS = ("cmake", "ctest", "ninja", "c++", "nvcc")
 
 
-def search_path(environment: Mapping[str, str], torch_root: str | None) -> str:
+def search_path(torch_root: str | None) -> str:
     """PATH, and behind it where Python's scripts and the CUDA toolkit lie."""
-    folders = [environment.get("PATH", ""), sysconfig.get_path("scripts")]
-    homes = [environment.get("CUDA_HOME"), environment.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [os.environ.get("PATH", ""), sysconfig.get_path("scripts")]
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders += [os.path.join(home, "bin") for home in homes if home]
     if torch_root:
         folders.append(os.path.join(torch_root, "../nvidia/cu13/bin"))
@@ -52,26 +51,24 @@ def _last_line(command: list[str], path: str) -> str | None:
     return answer.stdout.strip().rpartition("\n")[2] or None
 
 
-def probe(environment: Mapping[str, str]) -> dict[str, Any]:
+def probe() -> dict[str, Any]:
     """Facts of this machine; if torch cannot be imported, `error` says why."""
     facts: dict[str, Any] = {"gpu": None, "torch_root": None, "absent": []}
     command = [sys.executable, "-c", PROBE, *PACKAGES]
     try:
-        answer = subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=PROBE_SECONDS
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
         if answer.returncode == 0:
             facts = json.loads(answer.stdout.splitlines()[-1])
         else:
             facts["error"] = answer.stderr.strip().rpartition("\n")[2] or "no reason given"
     except subprocess.TimeoutExpired:
         facts["error"] = f"no answer in {PROBE_SECONDS} s"
-    path = search_path(environment, facts["torch_root"])
+    path = search_path(facts["torch_root"])
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
         **facts,
         "cores": len(os.sched_getaffinity(0)),
-        "pretended": environment.get("PRETENDED_CUDA") == "1",
+        "pretended": os.environ.get("PRETENDED_CUDA") == "1",
         "driver": _last_line(query, path),
         "nvcc": _last_line(["nvcc", "--version"], path),
     }

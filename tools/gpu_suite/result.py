@@ -8,14 +8,13 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 KIND = "gpu_suite"
-FORMAT = 2
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-TAIL_LINES, TAIL_CHARACTERS = 60, 8000
+TAIL_LINES, TAIL_CHARACTERS = 40, 8000
 # What proves nothing about the code, so that a committed result is one of the commit before it.
 NOT_TESTED = (":!benchmarks/results", ":!docs", ":!*.md")
 
@@ -55,15 +54,6 @@ def commit(root: Path, named: str | None) -> tuple[str, bool | None]:
         raise ValueError(f"commit: git knows none in {root}. Set TORCHFUSE_SHA.") from None
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """The suite's result in a file; None if there is another one's, or none."""
-    if not path.is_file():
-        return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    ours = result.get("kind") == KIND and result.get("format") == FORMAT
-    return result if ours else None
-
-
 class ResultFile:
     """The file of a commit, in which a call replaces what it runs anew.
 
@@ -72,17 +62,20 @@ class ResultFile:
     """
 
     def __init__(
-        self, folder: Path, facts: Mapping[str, Any], sha: str, dirty: bool | None
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        sha: str,
+        dirty: bool | None,
+        calls: Iterable[str],
     ) -> None:
-        self._facts = facts
+        self._machine = {name: fact for name, fact in facts.items() if name != "torch_root"}
+        self._calls = tuple(calls)
         today = datetime.datetime.now(datetime.timezone.utc)
-        found = sorted((folder / slug(facts["gpu"])).glob(f"*-{sha[:7]}.json"))
-        earlier = [] if dirty else [path for path in found if read(path) is not None]
-        name = f"{slug(facts['gpu'])}/{today:%Y-%m-%d}-{sha[:7]}.json"
-        self.path = earlier[-1] if earlier else folder / name
-        self.content = (read(self.path) if earlier else None) or {
+        folder = folder / slug(facts["gpu"])
+        self.path = folder / f"{today:%Y-%m-%d}-{sha[:7]}.json"
+        self.content: dict[str, Any] = {
             "kind": KIND,
-            "format": FORMAT,
             "date": today.isoformat(timespec="seconds"),
             "sha": sha,
             "dirty": dirty,
@@ -90,29 +83,30 @@ class ResultFile:
             "passed": False,
             "parts": {},
         }
+        for path in [] if dirty else sorted(folder.glob(f"*-{sha[:7]}.json")):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content.get("kind") == KIND:
+                self.path, self.content = path, content
 
-    def begin(self, call: str, names: list[str], calls: list[str]) -> dict[str, Any]:
+    def begin(self, call: str, names: Iterable[str]) -> dict[str, Any]:
         """Makes room for a call's stages; returns them by name, with those that have passed."""
-        before = self.content["parts"].get(call, {}).get("stages", {})
-        stages = {name: before.get(name, {}) for name in names}
-        for name, stage in stages.items():
-            if stage.get("status") != PASSED:
-                stages[name] = not_run("not reached")
-        part = {"machine": {k: v for k, v in self._facts.items() if k != "torch_root"}}
-        parts = {**self.content["parts"], call: {**part, "stages": stages}}
-        self.content["parts"] = {name: parts[name] for name in calls if name in parts}
-        self.calls = calls
+        before = self.content["parts"].get(call, {"stages": {}})["stages"]
+        passed = {name: stage for name, stage in before.items() if stage["status"] == PASSED}
+        stages = {name: passed.get(name) or not_run("not reached") for name in names}
+        self.content["parts"][call] = {"machine": self._machine, "stages": stages}
         self.write()
         return stages
 
     def passed(self, call: str) -> bool:
         """Whether every stage of a call has passed."""
-        stages = self.content["parts"].get(call, {"stages": {"": {"status": NOT_RUN}}})["stages"]
-        return all(stage["status"] == PASSED for stage in stages.values())
+        part = self.content["parts"].get(call)
+        return part is not None and all(
+            stage["status"] == PASSED for stage in part["stages"].values()
+        )
 
     def write(self) -> None:
         """Replaces the file as a whole: a program that is killed leaves no half of one."""
-        self.content["passed"] = all(map(self.passed, self.calls))
+        self.content["passed"] = all(map(self.passed, self._calls))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_suffix(".part")
         unfinished.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
@@ -121,5 +115,5 @@ class ResultFile:
 
 def tail(log: str, root: Path) -> str:
     """The log's end, without the checkout's place on this machine."""
-    end = "\n".join(log.splitlines()[-TAIL_LINES:])
+    end = "".join(f"{line}\n" for line in log.splitlines()[-TAIL_LINES:])
     return end.replace(f"{root}/", "").replace(str(root), ".")[-TAIL_CHARACTERS:]

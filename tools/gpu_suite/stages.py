@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The same property tests: on the device, and on the emulation that runs the kernels on the CPU.
 DEVICE_TESTS = "tests/cpp/kernels/cuda/torchfuse_cuda_kernel_tests"
 EMULATED_TESTS = "tests/cpp/kernels/cuda/torchfuse_cuda_on_cpu_tests"
-LIBRARY = ("torchfuse", "torchfuse_C")
+LIBRARY = "torchfuse torchfuse_C"
+PYTHON = shlex.quote(sys.executable)
 # What tests in Python start or import.
 PROGRAMS = (
     "torchfuse_autocast_program",
@@ -66,20 +67,19 @@ class Call:
 
 def _build(facts: Mapping[str, Any], *targets: str) -> Stage:
     """The library and its module, which must compile, and the tests, which fail by themselves."""
-    python, library = shlex.quote(sys.executable), " ".join(LIBRARY)
     major, minor = facts.get("capability") or (0, 0)
     # The package is a copy, so that an installation in the checkout stays as it is.
     script = f"""
-cmake --preset gpu -DPython_EXECUTABLE={python} -DCMAKE_CUDA_ARCHITECTURES={major}{minor}-real
-cmake --build build/gpu --target {library} {" ".join(targets)} -- -k 0 || true
-cmake --build build/gpu --target {library}
+cmake --preset gpu -DPython_EXECUTABLE={PYTHON} -DCMAKE_CUDA_ARCHITECTURES={major}{minor}-real
+cmake --build build/gpu --target {LIBRARY} {" ".join(targets)} -- -k 0 || true
+cmake --build build/gpu --target {LIBRARY}
 rm -rf build/gpu/site
 mkdir build/gpu/site
 cp -r python/torchfuse build/gpu/site/
 cmake --install build/gpu --prefix build/gpu/site/torchfuse
 cmake --install build/gpu --prefix build/gpu/site/torchfuse --component python
 """
-    show = f"{python} -c 'import torchfuse; print(torchfuse._C.build_info())'"
+    show = f"{PYTHON} -c 'import torchfuse; print(torchfuse._C.build_info())'"
     return Stage("build", 5, script + show, rehearsal=show)
 
 
@@ -92,18 +92,17 @@ def _gtest(name: str, minutes: float, tests: str, before: str = "", **options: A
 
 
 def _pytest(arguments: str, workers: int = 0) -> str:
-    python = shlex.quote(sys.executable)
     # A test that hangs shows where. Processes share the cores, two threads each.
     options = "-q -p no:cacheprovider -o faulthandler_timeout=120 --junitxml=$REPORT"
     parallel = f" -n {workers} --dist worksteal" if workers > 1 else ""
-    return f"{python} -m pytest {options}{parallel} {arguments}"
+    return f"{PYTHON} -m pytest {options}{parallel} {arguments}"
 
 
 def _tests(facts: Mapping[str, Any]) -> Call:
     on_cuda = _pytest("tests/python -m 'cuda and not slow'", min(8, facts["cores"] // 2))
     large = _pytest(f"{LARGE_FILE} -m slow")
     options = "--suite gpu --device cuda --rounds 7 --out $REPORT"
-    benchmarks = f"{shlex.quote(sys.executable)} benchmarks/run.py {options}"
+    benchmarks = f"{PYTHON} benchmarks/run.py {options}"
     stages = (
         _build(facts, Path(DEVICE_TESTS).name, *PROGRAMS),
         _gtest(
@@ -143,8 +142,8 @@ def _sanitizers(facts: Mapping[str, Any]) -> Call:
 
 
 def _ncu(facts: Mapping[str, Any]) -> Call:
-    python, metrics = shlex.quote(sys.executable), ",".join(judges.DRAM_METRICS)
-    workload = f"{python} tools/gpu_suite/ncu_workload.py --numel"
+    metrics = ",".join(judges.DRAM_METRICS)
+    workload = f"{PYTHON} tools/gpu_suite/ncu_workload.py"
     measured = (
         f"ncu --csv --print-units base --clock-control none --log-file $REPORT "
         f"--metrics {metrics},{judges.DURATION_METRIC} "

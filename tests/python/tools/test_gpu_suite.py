@@ -80,31 +80,29 @@ def test_what_the_stages_name_exists() -> None:
     assert "cuda_on_cpu" not in "".join(stage.script for stage in all_stages())
 
 
+def _text(folder: str) -> str:
+    return "\n".join(path.read_text() for path in (ROOT / folder).iterdir() if path.is_file())
+
+
 def test_the_sanitizers_have_tests_to_run() -> None:
-    folder = ROOT / "tests/cpp/kernels/cuda"
-    names = re.findall(r"^TEST(?:_[FP])?\((\w+), (\w+)\)", _text(folder), re.MULTILINE)
+    source = _text("tests/cpp/kernels/cuda")
+    names = re.findall(r"^TEST(?:_[FP])?\((\w+), (\w+)\)", source, re.MULTILINE)
     assert stages.SANITIZER_FILTER == "*Sanitizer*:*Small*"
     assert sum(bool(re.search("Sanitizer|Small", test)) for _, test in names) > 10
 
 
-def _text(folder: Path) -> str:
-    return "\n".join(path.read_text() for path in sorted(folder.iterdir()) if path.is_file())
-
-
 def test_every_kernel_of_the_byte_model_exists() -> None:
-    kernels = _text(ROOT / "csrc/kernels/cuda")
+    kernels = _text("csrc/kernels/cuda")
     for kernel in judges.BYTE_MODEL:
         pattern = rf"^ *{kernel}\(\s*const .+ __grid_constant__"
         assert re.search(pattern, kernels, re.MULTILINE), kernel
 
 
 def test_calls_fit_and_leave_the_gpu_alone() -> None:
-    calls = {name: call(FACTS) for name, call in stages.CALLS.items()}
-    assert {name: call.minutes for name, call in calls.items()} == {
-        "tests": 9,
-        "sanitizers": 7,
-        "ncu": 6,
-    }
+    page = (ROOT / "docs/testing.md").read_text()
+    for name, call in stages.CALLS.items():
+        assert call(FACTS).minutes < 10
+        assert f"| `tools/gpu_suite.sh {name}` | {call(FACTS).minutes} |" in page
     scripts = "".join(stage.script for stage in all_stages())
     assert "-DCMAKE_CUDA_ARCHITECTURES=90-real" in scripts
     assert "--clock-control none" in scripts
@@ -118,18 +116,15 @@ def test_calls_fit_and_leave_the_gpu_alone() -> None:
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Runs the program over other stages; its status, and what its file then holds."""
 
-    def start(*todo: Stage, facts: dict[str, Any] | None = None, minutes: float = 1.0) -> Any:
-        known = {**FACTS, **(facts or {})}
+    def start(*todo: Stage, facts: dict[str, Any] | None = None, minutes: float = 1) -> Any:
         monkeypatch.setattr(program, "ROOT", tmp_path)
-        monkeypatch.setattr(machine, "probe", lambda _: known)
-        build = Stage("build", 1, "echo building")
-        done = Call(1, (), (build,))
-        calls = {"tests": lambda _: Call(minutes, (), todo or (build,)), "ncu": lambda _: done}
+        monkeypatch.setattr(machine, "probe", lambda: {**FACTS, **(facts or {})})
+        calls = {"tests": lambda _: Call(minutes, (), todo), "ncu": lambda _: Call(1, (), todo)}
         monkeypatch.setattr(program, "CALLS", calls)
         monkeypatch.setenv("TORCHFUSE_SHA", "0123456789")
-        status = program.main(["tests", "--copy", str(tmp_path / "copy")])
-        written = json.loads((tmp_path / "copy/result.json").read_text())
-        return status, written
+        status = program.main(["tests"])
+        (path,) = tmp_path.glob("**/nvidia-h200/*.json")
+        return status, json.loads(path.read_text())
 
     return start
 
@@ -154,10 +149,11 @@ def test_a_failing_stage_does_not_stop_the_next(suite: Suite, tmp_path: Path) ->
     assert "\na.py\n" in entries["tests"]["log_tail"]
     (file,) = (tmp_path / "benchmarks/results/nvidia-h200").iterdir()
     assert file.name == f"{written['date'][:10]}-0123456.json"
-    assert (tmp_path / "copy/logs.tar.gz").is_file()
 
 
-def test_a_stage_that_hangs_is_ended_with_its_children(suite: Suite, tmp_path: Path) -> None:
+def test_a_stage_that_hangs_is_ended_with_its_children(
+    suite: Suite, tmp_path: Path, ends: Callable[[Path], bool]
+) -> None:
     hangs = "sleep 600 & echo $! > child; wait"
     _, written = suite(
         Stage("build", 1, "true"), Stage("hangs", 1 / 60, hangs), Stage("next", 1, "true")
@@ -165,9 +161,7 @@ def test_a_stage_that_hangs_is_ended_with_its_children(suite: Suite, tmp_path: P
     entries = written["parts"]["tests"]["stages"]
     assert entries["hangs"]["reason"] == "stopped after 1 s"
     assert entries["next"]["status"] == "passed"
-    state = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
-    # Dead, or waiting for a parent to notice.
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert ends(tmp_path / "child")
 
 
 def test_without_a_build_or_time_nothing_is_run(suite: Suite) -> None:
@@ -236,9 +230,9 @@ def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) 
 
 
 def test_nothing_is_resumed_where_files_differ_from_the_commit(tmp_path: Path) -> None:
-    file = result.ResultFile(tmp_path, FACTS, "0123456789", dirty=False)
-    file.begin("tests", ["build"], ["tests"])["build"]["status"] = result.PASSED
+    file = result.ResultFile(tmp_path, FACTS, "0123456789", False, ["tests"])
+    file.begin("tests", ["build"])["build"]["status"] = result.PASSED
     file.write()
     for dirty, expected in ((False, result.PASSED), (True, result.NOT_RUN)):
-        again = result.ResultFile(tmp_path, FACTS, "0123456789", dirty)
-        assert again.begin("tests", ["build"], ["tests"])["build"]["status"] == expected
+        again = result.ResultFile(tmp_path, FACTS, "0123456789", dirty, ["tests"])
+        assert again.begin("tests", ["build"])["build"]["status"] == expected

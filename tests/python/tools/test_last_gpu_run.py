@@ -36,18 +36,19 @@ def add_result(root: Path, name: str, **changes: Any) -> None:
     path.write_text(json.dumps(result))
 
 
-def add_page(root: Path, text: str = PAGE) -> Path:
-    (root / "docs").mkdir()
-    page = root / "docs/testing.md"
-    page.write_text(text)
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(last_gpu_run, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/testing.md"
+    page.write_text(PAGE)
     return page
 
 
-def test_without_a_result_it_says_never(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_result_it_says_never(tmp_path: Path) -> None:
     add_result(tmp_path, "amd-epyc-cpu/2026-11-21-93f4cfd.json", kind=None)
     add_result(tmp_path, "trial/2026-11-22-93f4cfd.json", gpu=None)
-    assert last_gpu_run.main(["--root", str(tmp_path)]) == 0
-    assert "have never run on a GPU" in capsys.readouterr().out
+    assert "have never run on a GPU" in last_gpu_run.describe(tmp_path)
 
 
 def test_the_newest_result_is_described(tmp_path: Path) -> None:
@@ -63,17 +64,16 @@ def test_the_newest_result_is_described(tmp_path: Path) -> None:
     assert text.endswith("| | last | not run | 0.0 | not reached |")
 
 
-def test_write_makes_check_pass_until_a_newer_result_comes(tmp_path: Path) -> None:
-    page = add_page(tmp_path)
-    arguments = ["--root", str(tmp_path)]
-    assert last_gpu_run.main([*arguments, "--check"]) == 1
-    assert last_gpu_run.main([*arguments, "--write"]) == 0
-    assert last_gpu_run.main([*arguments, "--check"]) == 0
+def test_write_makes_check_pass_until_a_newer_result_comes(page: Path, tmp_path: Path) -> None:
+    assert last_gpu_run.main(["--check"]) == 1
+    assert page.read_text() == PAGE
+    assert last_gpu_run.main(["--write"]) == 0
+    assert last_gpu_run.main(["--check"]) == 0
     text = page.read_text()
     assert text.startswith("# Tests\n\n<!-- last GPU run: begin -->\nThe CUDA kernels have never")
     assert text.endswith("<!-- last GPU run: end -->\n\nThe end.\n")
     add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json")
-    assert last_gpu_run.main([*arguments, "--check"]) == 1
+    assert last_gpu_run.main(["--check"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_write_makes_check_pass_until_a_newer_result_comes(tmp_path: Path) -> No
     ["no markers", f"{last_gpu_run.END} {last_gpu_run.BEGIN}", last_gpu_run.BEGIN, PAGE + PAGE],
 )
 def test_a_page_without_both_markers_is_refused(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = add_page(tmp_path, text)
-    assert last_gpu_run.main(["--root", str(tmp_path), "--write"]) == 1
+    page.write_text(text)
+    assert last_gpu_run.main(["--write"]) == 1
     assert "last GPU run: begin" in capsys.readouterr().err
     assert page.read_text() == text

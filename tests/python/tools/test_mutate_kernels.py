@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import mutate_kernels
 import pytest
-from mutate_kernels import Finished, Mutation, MutationError, Suite, load, main
+from mutate_kernels import Finished, Mutation, MutationError, examine, load, main
 
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = ROOT / "csrc/kernels/cuda"
@@ -100,106 +98,93 @@ def test_a_wrong_mutation_is_refused(changes: dict[str, Any], words: str) -> Non
 
 # --- Applying them -------------------------------------------------------------------------------
 
-
-@dataclasses.dataclass
-class FakeRunner:
-    """Sees the sources as a build would; the tests fail as long as `noticed` holds a part of it."""
-
-    sources: Path
-    noticed: tuple[str, ...] = ()
-    does_not_compile: str = "no such text"
-    baseline: Finished = Finished(0, PASSED, 1.0)  # noqa: RUF009
-    timeouts: list[float | None] = dataclasses.field(default_factory=list)
-
-    def _source(self) -> str:
-        return (self.sources / "k.cu").read_text(encoding="utf-8")
-
-    def build(self, build: str, target: str) -> Finished:
-        assert (build, target) in (("dev", mutate_kernels.TESTS), ("tsan", mutate_kernels.TESTS))
-        if self.does_not_compile in self._source():
-            return Finished(1, "k.cu:1: error: expected ';'", 2.0)
-        return Finished(0, "", 2.0)
-
-    def test(self, suite: Suite, timeout: float | None) -> Finished:
-        self.timeouts.append(timeout)
-        if timeout is None:
-            return self.baseline
-        if any(text in self._source() for text in self.noticed):
-            return Finished(1, FAILED, 3.0)
-        return Finished(0, PASSED, 3.0)
-
-
 SOURCE = "barrier(); head(); tail();\n"
 
 
-def mutation(name: str, text: str, replacement: str = "", build: str = "dev") -> Mutation:
-    return Mutation(name, "tail", "k.cu", text, replacement, "Kernel.*", build)
+class Fake:
+    """Stands in for builds and tests; these fail while the source has a part of `noticed`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source = folder / "src/k.cu"
+        self.source.parent.mkdir()
+        self.source.write_text(SOURCE, encoding="utf-8")
+        self.noticed: tuple[str, ...] = ("no_tail", "no_barrier")
+        self.does_not_compile = "no such text"
+        self.baseline = Finished(0, PASSED, 1.0)
+        self.timeouts: list[float | None] = []
+
+    def build(self, build: str, target: str) -> Finished:
+        assert (build, target) in (("dev", mutate_kernels.TESTS), ("tsan", mutate_kernels.TESTS))
+        if self.does_not_compile in self.source.read_text(encoding="utf-8"):
+            return Finished(1, "k.cu:1: error: expected ';'", 2.0)
+        return Finished(0, "", 2.0)
+
+    def run_tests(self, mutation: Mutation, timeout: float | None) -> Finished:
+        self.timeouts.append(timeout)
+        if timeout is None:
+            return self.baseline
+        source = self.source.read_text(encoding="utf-8")
+        found = any(text in source for text in self.noticed)
+        return Finished(1, FAILED, 3.0) if found else Finished(0, PASSED, 3.0)
+
+    def rows(self, *mutations: Mutation) -> list[str]:
+        rows = [f"{outcome.caught} {outcome.row()}" for outcome in examine(mutations)]
+        assert self.source.read_text(encoding="utf-8") == SOURCE
+        return rows
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    (tmp_path / "k.cu").write_text(SOURCE, encoding="utf-8")
-    return tmp_path
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    fake = Fake(tmp_path)
+    monkeypatch.setattr(mutate_kernels, "FOLDER", tmp_path)
+    monkeypatch.setattr(mutate_kernels, "build", fake.build)
+    monkeypatch.setattr(mutate_kernels, "run_tests", fake.run_tests)
+    return fake
 
 
-def test_caught_and_surviving_mutations_are_told_apart(sources: Path) -> None:
-    runner = FakeRunner(sources, noticed=("no_tail", "no_barrier"))
-    mutations = [
-        mutation("barrier", "barrier();", "no_barrier();", "tsan"),
-        mutation("tail", " tail();", "no_tail();"),
-        mutation("head", " head();", "no_head();"),
+def mutation(name: str, build: str = "dev") -> Mutation:
+    return Mutation(name, "tail", "k.cu", f"{name}();", f"no_{name}();", "Kernel.*", build)
+
+
+def test_caught_and_surviving_mutations_are_told_apart(fake: Fake) -> None:
+    assert fake.rows(mutation("barrier", "tsan"), mutation("tail"), mutation("head")) == [
+        "True | tail | tail | dev | killed by exit status 1 in Kernel.Tail | 5.0 |",
+        "False | head | tail | dev | SURVIVED | 5.0 |",
+        "True | barrier | tail | tsan | killed by exit status 1 in Kernel.Tail | 5.0 |",
     ]
-    outcomes = list(mutate_kernels.examine(sources, mutations, runner))
-    assert [(o.mutation.name, o.caught) for o in outcomes] == [
-        ("tail", True),
-        ("head", False),
-        ("barrier", True),
-    ]
-    assert (
-        mutate_kernels.row(outcomes[0])
-        == "| tail | tail | dev | killed by exit status 1 in Kernel.Tail | 5.0 |"
-    )
-    assert mutate_kernels.row(outcomes[1]) == "| head | tail | dev | SURVIVED | 5.0 |"
     # One baseline for each build, then ten times its time and a start.
-    assert runner.timeouts == [None, None, 40.0, 40.0, 40.0]
-    assert (sources / "k.cu").read_text(encoding="utf-8") == SOURCE
+    assert fake.timeouts == [None, None, 40.0, 40.0, 40.0]
 
 
-def test_stale_mutations_are_all_named_before_anything_runs(sources: Path) -> None:
-    runner = FakeRunner(sources)
-    mutations = [mutation("gone", "vector();"), mutation("twice", "a"), mutation("tail", " tail")]
+def test_stale_mutations_are_all_named_before_anything_runs(fake: Fake) -> None:
+    fake.source.write_text(SOURCE + SOURCE.replace("tail", "end"), encoding="utf-8")
     with pytest.raises(MutationError) as error:
-        list(mutate_kernels.examine(sources, mutations, runner))
+        list(examine([mutation(name) for name in ("gone", "head", "tail")]))
     assert re.search(r"^gone: stale, .* once in k\.cu, found it 0 times", str(error.value))
-    assert re.search(r"^twice: stale, .* found it \d times", str(error.value), re.MULTILINE)
-    assert runner.timeouts == []
+    assert re.search(r"^head: stale, .* found it 2 times", str(error.value), re.MULTILINE)
+    assert fake.timeouts == []
 
 
-def test_a_mutation_that_does_not_compile_is_no_success(sources: Path) -> None:
-    runner = FakeRunner(sources, does_not_compile="no_tail(")
-    outcomes = list(
-        mutate_kernels.examine(sources, [mutation("tail", " tail(", "no_tail(")], runner)
-    )
-    assert [(o.caught, o.words) for o in outcomes] == [
-        (False, "DOES NOT COMPILE: error: expected ';'")
-    ]
-    assert (sources / "k.cu").read_text(encoding="utf-8") == SOURCE
+def test_a_mutation_that_does_not_compile_is_no_success(fake: Fake) -> None:
+    fake.does_not_compile = "no_tail("
+    words = "DOES NOT COMPILE: error: expected ';'"
+    assert fake.rows(mutation("tail")) == [f"False | tail | tail | dev | {words} | 2.0 |"]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("option", "value", "words"),
     [
-        ({"baseline": Finished(1, FAILED, 1.0)}, r"baseline fails: .*'dev'.*Kernel"),
-        ({"baseline": Finished(0, "[  PASSED  ] 0 tests.\n", 1.0)}, "has no test"),
-        ({"does_not_compile": "barrier();"}, "baseline fails: .*'dev'"),
+        ("baseline", Finished(1, FAILED, 1.0), r"baseline fails: .*'dev'.*Kernel"),
+        ("baseline", Finished(0, "[  PASSED  ] 0 tests.\n", 1.0), "has no test"),
+        ("does_not_compile", "barrier();", "baseline fails: .*'dev'"),
     ],
 )
 def test_the_baseline_must_build_and_pass(
-    sources: Path, options: dict[str, Any], words: str
+    fake: Fake, option: str, value: object, words: str
 ) -> None:
-    runner = FakeRunner(sources, noticed=("no_tail",), **options)
+    setattr(fake, option, value)
     with pytest.raises(MutationError, match=words):
-        list(mutate_kernels.examine(sources, [mutation("tail", " tail", "no_tail")], runner))
+        fake.rows(mutation("tail"))
 
 
 @pytest.mark.parametrize(
@@ -225,44 +210,23 @@ def test_symptoms(code: int | None, output: str, words: str | None) -> None:
     assert mutate_kernels.symptom(Finished(code, output, 1.0)) == words
 
 
-# --- The copy and the program --------------------------------------------------------------------
+# --- The program ---------------------------------------------------------------------------------
 
 
-def test_the_copy_follows_the_sources_and_leaves_the_rest_alone(tmp_path: Path) -> None:
-    root, copy = tmp_path / "root", tmp_path / "copy"
-    for name in ("CMakeLists.txt", "CMakePresets.json", "VERSION", "cmake/a.cmake", "csrc/a.cu"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name, encoding="utf-8")
-    (root / "tests/cpp").mkdir(parents=True)
-    mutate_kernels.copy_sources(root, copy)
-    for path in copy.rglob("*"):
-        os.utime(path, (1, 1))
-    (copy / "csrc/left_over.cu").write_text("", encoding="utf-8")
-    (copy / "VERSION").write_text("mutated", encoding="utf-8")
-    mutate_kernels.copy_sources(root, copy)
-    changed = {path.name for path in copy.rglob("*") if path.is_file() and path.stat().st_mtime > 1}
-    assert changed == {"VERSION"}
-    assert (copy / "VERSION").read_text(encoding="utf-8") == "VERSION"
-    assert not (copy / "csrc/left_over.cu").exists()
+def test_a_command_that_takes_too_long_is_ended_and_heard() -> None:
+    finished = mutate_kernels.execute(("sh", "-c", "echo begun; exec sleep 60"), 0.5)
+    assert (finished.code, finished.output) == (None, "begun\n")
+    assert mutate_kernels.execute(("sh", "-c", "echo bad >&2; exit 3")).code == 3
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
-    """A fake kernel with two mutations, of which a fake runner notices one."""
-    mutations = [mutation("tail", " tail", "no_tail"), mutation("head", " head", "no_head")]
-    fake = FakeRunner(sources / "build/src", ("no_tail",))
-    monkeypatch.setattr(mutate_kernels, "load", lambda: mutations)
-    monkeypatch.setattr(mutate_kernels, "ROOT", sources)
-    monkeypatch.setattr(mutate_kernels, "COPIED", ("k.cu",))
-    monkeypatch.setattr(mutate_kernels, "FOLDER", sources / "build")
-    monkeypatch.setattr(mutate_kernels, "Runner", lambda folder, jobs: fake)
+def test_the_program_fails_if_one_survives(
+    fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"k.cu": SOURCE.encode()}
+    monkeypatch.setattr(mutate_kernels, "load", lambda: [mutation("tail"), mutation("head")])
+    monkeypatch.setattr(mutate_kernels, "source_files", lambda root: files)
     monkeypatch.setattr("mutate_kernels.shutil.which", lambda name, path: f"/opt/{name}")
 
-
-@pytest.mark.usefixtures("program")
-def test_the_program_fails_if_one_survives(
-    sources: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     def end_of(arguments: list[str], status: int) -> str:
         assert main(arguments) == status
         output = capsys.readouterr()
@@ -272,7 +236,7 @@ def test_the_program_fails_if_one_survives(
     assert end_of(["--only", "tail"], 0) == "mutate_kernels: 1 of 1 mutations caught"
     assert "has a name like no such" in end_of(["--only", "no such"], 2)
     # A kernel that has changed since.
-    (sources / "k.cu").write_text("head();\n", encoding="utf-8")
-    assert "head: stale, expected its text once" in end_of([], 2)
+    files["k.cu"] = b"head();\n"
+    assert "tail: stale, expected its text once" in end_of([], 2)
     monkeypatch.setattr("mutate_kernels.shutil.which", lambda name, path: None)
     assert "expected cmake on the PATH" in end_of([], 2)
