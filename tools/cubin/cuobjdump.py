@@ -12,6 +12,7 @@ import math
 import os
 import re
 import subprocess
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,15 +63,20 @@ class Cuobjdump:
         )
 
     def _lines(self, *arguments: str | Path) -> Iterator[str]:
-        """What it prints, which is too much to hold at once. Its errors go where ours go."""
+        """What it prints, which is too much to hold at once."""
         command = [str(argument) for argument in (self.path, *arguments)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        ):
             assert process.stdout is not None
             yield from process.stdout
-        if process.returncode != 0:
-            raise CannotCheckError(
-                f"{' '.join(command)}: expected exit status 0, got {process.returncode}."
-            )
+            if process.wait() != 0:
+                errors.seek(0)
+                raise CannotCheckError(
+                    f"{' '.join(command)}: expected exit status 0, got {process.returncode}: "
+                    f"{errors.read().strip()}"
+                )
 
     def usage(self, library: Path) -> Usage:
         """The architectures and kernels of a library, and their resources."""
