@@ -226,7 +226,7 @@ test-some-on-pretended-cuda: build
 	fi
 
 test-mutations: .venv/.requirements
-	$(VENV_PYTHON) tools/mutate_kernels.py --ci
+	$(VENV_PYTHON) -m pytest tests/mutations -m small_set $(PYTEST_ARGS)
 
 # Every line; one that cannot be executed says GCOVR_EXCL_LINE, and why.
 coverage: .venv/.requirements

@@ -7,14 +7,22 @@ import shutil
 from pathlib import Path
 
 import pytest
-from environments import WORK, Environment, Plain, copy_checkout, hard_link_torch, symlink_torch
+from environments import (
+    TEMPORARY,
+    WORK,
+    Environment,
+    Plain,
+    copy_checkout,
+    hard_link_torch,
+    symlink_torch,
+)
 
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
     """A copy of the working tree. Its build folder is shared by all installs from it."""
     shutil.rmtree(WORK, ignore_errors=True)
-    WORK.mkdir(parents=True)
+    TEMPORARY.mkdir(parents=True)
     return copy_checkout(WORK / "checkout")
 
 

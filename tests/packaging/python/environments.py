@@ -16,6 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[3]
 #: Beside the checkout's other build folders, so that torch's files can be linked instead of copied.
 WORK = ROOT / "build/packaging"
+TEMPORARY = WORK / "tmp"
 
 # The host compiler's optimizer off: for builds whose point is not the machine code.
 FAST_BUILD = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
@@ -41,6 +42,9 @@ class CommandError(AssertionError):
 def run(command: Sequence[str | Path], *, cwd: Path = WORK, **variables: str | None) -> str:
     """Runs a command and returns all that it printed; variables that are None are removed."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PWD": str(cwd)}
+    # pip builds in a new folder each time. A compiler cache, where there is one, knows files by
+    # their place below WORK.
+    environment |= {"TMPDIR": str(TEMPORARY), "CCACHE_BASEDIR": str(WORK)}
     # Nothing is activated: not even the environment that runs the tests.
     folders = os.environ["PATH"].split(os.pathsep)
     outside = [x for x in folders if not Path(x).parent.joinpath("pyvenv.cfg").exists()]

@@ -8,6 +8,7 @@ from itertools import combinations, product
 from types import SimpleNamespace
 
 import pytest
+
 from support.combinations import choices, cover_pairs, keep_pairs
 
 Case = list[tuple[str, str]]

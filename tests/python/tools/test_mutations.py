@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The mutations fit the present kernels, and what applies them tells the truth."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import mutants
+import pytest
+import test_kernels
+from mutants import BUILDS, ROOT, Finished, Mutation, load
+
+KERNELS = ROOT / "csrc/kernels/cuda"
+PASSED = "[==========] 2 tests ran.\n[  PASSED  ] 2 tests.\n"
+FAILED = (
+    "[ RUN      ] Kernel.Sums\n[       OK ] Kernel.Sums (1 ms)\n"
+    "[ RUN      ] Kernel.Tail\n[  FAILED  ] Kernel.Tail (1 ms)\n[  PASSED  ] 1 test.\n"
+)
+
+
+# --- The mutations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutation", load(), ids=lambda mutation: mutation.name)
+def test_a_mutation_fits_the_present_source(mutation: Mutation) -> None:
+    source = (ROOT / mutation.file).read_text(encoding="utf-8")
+    assert mutation.apply(source) != source
+
+
+def test_names_builds_and_texts_are_in_order() -> None:
+    assert [name for name, times in Counter(m.name for m in load()).items() if times > 1] == []
+    assert {mutation.build for mutation in load()} == {*BUILDS}
+    assert [mutation.name for mutation in load() if mutation.text == mutation.replacement] == []
+
+
+def test_every_kind_of_the_issue_is_there() -> None:
+    kinds = {"barrier", "ordering", "bounds", "tail", "head", "found_inf", "skip", "step"}
+    kinds |= {"mask", "team", "rank", "group", "alignment", "capacity", "64-bit", "write-back"}
+    kinds |= {"master", "index", "order-of-sum"}
+    assert kinds <= {mutation.kind for mutation in load()}
+
+
+def test_the_small_set_has_the_main_kinds() -> None:
+    small = [mutation for mutation in load() if mutation.ci]
+    assert {"barrier", "ordering", "bounds", "tail", "found_inf"} <= {m.kind for m in small}
+    assert len(small) <= 8
+
+
+def test_every_block_barrier_of_the_kernels_is_left_out_once() -> None:
+    covered: dict[str, list[range]] = {}
+    for mutation in load():
+        if mutation.kind != "barrier":
+            continue
+        assert mutation.text.count("__syncthreads()") == 1, mutation.name
+        assert "__syncthreads()" not in mutation.replacement, mutation.name
+        begin = (ROOT / mutation.file).read_text(encoding="utf-8").index(mutation.text)
+        covered.setdefault(mutation.file, []).append(range(begin, begin + len(mutation.text)))
+    barriers = 0
+    for path in sorted(KERNELS.iterdir()):
+        text = path.read_text(encoding="utf-8")
+        name = path.relative_to(ROOT).as_posix()
+        for match in re.finditer(r"__sync\w+\(", text):
+            barriers += 1
+            line = text.count("\n", 0, match.start()) + 1
+            assert any(match.start() in span for span in covered.get(name, [])), f"{name}:{line}"
+    assert barriers > 0
+
+
+# --- Applying them -------------------------------------------------------------------------------
+
+SOURCE = "barrier(); head(); tail();\n"
+
+
+class Fake:
+    """Stands in for builds and tests; these fail while the source has a part of `noticed`."""
+
+    noticed = ("no_tail(", "no_barrier(")
+    does_not_compile = "no such text"
+    baseline = Finished(0, PASSED, 1.0)
+
+    def __init__(self, folder: Path) -> None:
+        self.source = folder / "src/k.cu"
+        self.source.parent.mkdir()
+        self.source.write_text(SOURCE, encoding="utf-8")
+        self.timeouts: list[float | None] = []
+
+    def build(self, mutation: Mutation) -> Finished:
+        if self.does_not_compile in self.source.read_text(encoding="utf-8"):
+            return Finished(1, "k.cu:1: error: expected ';'", 2.0)
+        return Finished(0, "", 2.0)
+
+    def run_tests(self, mutation: Mutation, timeout: float | None) -> Finished:
+        self.timeouts.append(timeout)
+        if timeout is None:
+            return self.baseline
+        source = self.source.read_text(encoding="utf-8")
+        found = any(text in source for text in self.noticed)
+        return Finished(1, FAILED, 3.0) if found else Finished(0, PASSED, 3.0)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    fake = Fake(tmp_path)
+    monkeypatch.setattr(mutants, "FOLDER", tmp_path)
+    monkeypatch.setattr(mutants, "build", fake.build)
+    monkeypatch.setattr(mutants, "run_tests", fake.run_tests)
+    test_kernels.seconds_without.cache_clear()
+    return fake
+
+
+def examine(name: str, build: str = "dev") -> str:
+    mutation = Mutation(name, "tail", "k.cu", f"{name}();", f"no_{name}();", "Kernel.*", build)
+    return test_kernels.examine(mutation)
+
+
+def test_caught_and_surviving_mutations_are_told_apart(fake: Fake) -> None:
+    assert examine("tail") == "exit status 1 in Kernel.Tail"
+    with pytest.raises(AssertionError, match="head SURVIVED"):
+        examine("head")
+    assert examine("barrier", "tsan") == "exit status 1 in Kernel.Tail"
+    # One baseline for each build, then ten times its time and a start.
+    assert fake.timeouts == [None, 40.0, 40.0, None, 40.0]
+    assert fake.source.read_text(encoding="utf-8") == SOURCE
+
+
+def test_a_stale_mutation_is_named(fake: Fake) -> None:
+    with pytest.raises(AssertionError, match=r"gone: stale, .* once in k\.cu, found it 0 times"):
+        examine("gone")
+    fake.source.write_text(2 * SOURCE, encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"head: stale, .* found it 2 times"):
+        examine("head")
+
+
+def test_a_mutation_that_does_not_compile_is_no_success(fake: Fake) -> None:
+    fake.does_not_compile = "no_tail("
+    with pytest.raises(AssertionError, match="tail DOES NOT COMPILE: error: expected ';'"):
+        examine("tail")
+    assert fake.source.read_text(encoding="utf-8") == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("baseline", Finished(1, FAILED, 1.0), "baseline fails: "),
+        ("baseline", Finished(0, "[  PASSED  ] 0 tests.\n", 1.0), "baseline fails: no test in"),
+        ("does_not_compile", "barrier();", "baseline fails: "),
+    ],
+)
+def test_the_baseline_must_build_and_pass(
+    fake: Fake, option: str, value: object, words: str
+) -> None:
+    setattr(fake, option, value)
+    with pytest.raises(AssertionError, match=words):
+        examine("tail")
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "words"),
+    [
+        (0, PASSED, None),
+        (1, f"{FAILED}[ RUN      ] Kernel.Skipped\n", "exit status 1 in Kernel.Tail"),
+        (None, "[ RUN      ] Kernel.Loop\n", "no end in Kernel.Loop"),
+        (-11, "[ RUN      ] Kernel.Loop\n", "exit status -11 in Kernel.Loop"),
+        (
+            66,
+            "[ RUN      ] K.Small\nSUMMARY: ThreadSanitizer: data race /a/b/k.cuh:7 in sum\n",
+            "data race k.cuh:7 in sum in K.Small",
+        ),
+        (
+            1,
+            "[ RUN      ] K.Rows\n/a/k.cuh:9:3: runtime error: index -1 out of bounds\n",
+            "k.cuh:9:3: runtime error: index -1 out of bounds in K.Rows",
+        ),
+    ],
+)
+def test_symptoms(code: int | None, output: str, words: str | None) -> None:
+    assert mutants.symptom(Finished(code, output, 1.0)) == words
+
+
+def test_a_command_that_takes_too_long_is_ended_and_heard() -> None:
+    finished = mutants.execute("sh", "-c", "echo begun; exec sleep 60", timeout=0.5)
+    assert (finished.code, finished.output) == (None, "begun\n")
+    assert mutants.execute("sh", "-c", "echo bad >&2; exit 3").code == 3
