@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -130,7 +131,6 @@ class PyFusedStep {
   PyFusedStep(const std::string& algorithm, const std::string& caller)
       : native_(algorithm, caller), caller_(caller) {}
 
-  const std::vector<std::string>& hyper_param_names() const { return native_.hyper_param_names(); }
   const std::vector<std::string>& state_names() const { return native_.state_names(); }
   std::vector<std::string> tensor_state_names() const {
     const std::vector<std::string>& names = native_.state_names();
@@ -345,20 +345,20 @@ bool PyFusedStep::unwrap_shards() {
 }
 
 std::vector<std::vector<HyperParam>> PyFusedStep::hyper_params(const py::list& groups) const {
-  const std::vector<std::string>& names = native_.hyper_param_names();
+  const std::vector<HyperParamInfo>& infos = native_.hyper_params();
   std::vector<std::vector<HyperParam>> result;
   result.reserve(groups.size());
   for (const py::handle group : groups) {
     TORCH_CHECK_TYPE(PySequence_Check(group.ptr()) != 0, "FusedStep: expected groups[",
                      result.size(), "] to be a sequence, got ", Py_TYPE(group.ptr())->tp_name);
     const auto values = py::reinterpret_borrow<py::sequence>(group);
-    TORCH_CHECK(values.size() == names.size(), "FusedStep: expected groups[", result.size(),
-                "] to hold ", names.size(), " values, got ", values.size());
+    TORCH_CHECK(values.size() == infos.size(), "FusedStep: expected groups[", result.size(),
+                "] to hold ", infos.size(), " values, got ", values.size());
     std::vector<HyperParam> converted;
-    converted.reserve(names.size());
-    for (std::size_t i = 0; i < names.size(); ++i) {
+    converted.reserve(infos.size());
+    for (std::size_t i = 0; i < infos.size(); ++i) {
       const py::object value = values[i];
-      converted.push_back(hyper_param(value, names[i], result.size(), caller_));
+      converted.push_back(hyper_param(value, infos[i].name, result.size(), caller_));
     }
     result.push_back(std::move(converted));
   }
@@ -388,10 +388,28 @@ bool PyFusedStep::step(const py::list& param_lists, const py::dict& owner, const
 }  // namespace
 
 void bind_optim(py::module_& module) {
+  module.def(
+      "hyper_params_of",
+      [](const std::string& algorithm) {
+        std::vector<std::tuple<std::string, bool, double>> table;
+        for (const HyperParamInfo& info : hyper_params_of(algorithm)) {
+          table.emplace_back(info.name, info.is_flag, info.high);
+        }
+        return table;
+      },
+      py::arg("algorithm"));
+  module.def(
+      "hyper_param_violation",
+      [](const std::string& algorithm, const std::string& name, double value) {
+        for (const HyperParamInfo& info : hyper_params_of(algorithm)) {
+          if (info.name == name) return info.violation(value);
+        }
+        throw py::key_error(name);
+      },
+      py::arg("algorithm"), py::arg("name"), py::arg("value"));
   py::class_<PyFusedStep>(module, "FusedStep", "The native step of one optimizer.")
       .def(py::init<const std::string&, const std::string&>(), py::arg("algorithm"),
            py::arg("caller") = "FusedStep.step")
-      .def_property_readonly("hyper_param_names", &PyFusedStep::hyper_param_names)
       .def_property_readonly("state_names", &PyFusedStep::state_names)
       .def_property_readonly("tensor_state_names", &PyFusedStep::tensor_state_names)
       .def_property_readonly("planned", &PyFusedStep::planned)

@@ -7,13 +7,15 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <limits>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <torchfuse/fused_step.h>
+#include <torchfuse/hyper_params.h>
 
 #include "kernels/common/hyper_param.h"
 #include "kernels/fused_optimizer.h"
@@ -25,41 +27,34 @@
 
 namespace torchfuse::ops {
 
-/// Reads one group's hyper-parameters in order, with range checks on those given as numbers. (A
-/// tensor is read on the device alone, so its value is the caller's affair.)
+/// Reads one group's hyper-parameters, with range checks on those given as numbers. (A tensor is
+/// read on the device alone, so its value is the caller's affair.)
 class GroupReader {
  public:
-  /// `tensors` receives the device copies of tensor values, which must outlive the launch.
-  GroupReader(const char* op, const std::vector<std::string>& names, std::int64_t group,
+  /// Error messages begin with `caller`; `whose` is " of group 1", say. `tensors` receives the
+  /// device copies of tensor values, which must outlive the launch.
+  GroupReader(const char* caller, std::string whose, const std::vector<HyperParamInfo>& infos,
               const std::vector<HyperParam>& values, const c10::Device& device,
               std::vector<at::Tensor>& tensors);
 
-  /// The next value, at least `low` and below `high`; NaN is refused.
-  kernels::HyperParam number(double low = -std::numeric_limits<double>::infinity(),
-                             double high = std::numeric_limits<double>::infinity());
-  /// The next value, at least `low`; it may be infinite.
-  kernels::HyperParam bound(double low);
-  /// Refuses a last value below the one before it, both given as numbers.
-  void check_order(const kernels::HyperParam& low, const kernels::HyperParam& high) const;
-  bool flag();
+  kernels::HyperParam number(std::size_t index);
+  bool flag(std::size_t index) const;
 
  private:
-  kernels::HyperParam read_tensor(const Argument& argument, const at::Tensor& tensor);
-
-  const char* op_;
-  const std::vector<std::string>& names_;
-  std::int64_t group_;
+  const char* caller_;
+  std::string whose_;
+  const std::vector<HyperParamInfo>& infos_;
   const std::vector<HyperParam>& values_;
   c10::Device device_;
   std::vector<at::Tensor>& tensors_;
-  std::size_t next_ = 0;
 };
 
 class Algorithm {
  public:
   virtual ~Algorithm() = default;
   virtual const char* op() const = 0;
-  virtual const std::vector<std::string>& hyper_param_names() const = 0;
+  /// In the order of the op's schema.
+  virtual const std::vector<HyperParamInfo>& hyper_params() const = 0;
   virtual const std::vector<std::string>& state_names() const = 0;
   /// The last of the states that are one number for the whole tensor.
   virtual std::size_t num_tensor_states() const = 0;
@@ -67,21 +62,53 @@ class Algorithm {
   virtual void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
                           const c10::Device& device) = 0;
   virtual bool uses_state(std::int64_t group, int state) const = 0;
+  /// The same for values that were not taken.
+  virtual bool uses_state(const std::vector<HyperParam>& group, int state) const = 0;
   /// Runs or enqueues the update of a bucket.
   virtual void update(const Bucket& bucket, const kernels::StepScalars* scalars,
                       bool write_back_grads) = 0;
 };
 
+/// Names and ranges of a functor's table.
 template <class Functor>
-class FusedAlgorithm : public Algorithm {
+std::vector<HyperParamInfo> hyper_params_in() {
+  std::vector<HyperParamInfo> infos;
+  for (const auto& entry : Functor::kHyperParams) {
+    const kernels::HyperParamRange& range = entry.range;
+    infos.push_back({entry.name, entry.flag != nullptr, range.low, range.high,
+                     range.may_be_infinite,
+                     range.at_least_previous ? infos.back().name : std::string()});
+  }
+  return infos;
+}
+
+template <class Functor>
+class FusedAlgorithm final : public Algorithm {
  public:
+  const char* op() const final {
+    static const std::string name = std::string("fused_") + Functor::kName + "_";
+    return name.c_str();
+  }
+
+  const std::vector<HyperParamInfo>& hyper_params() const final {
+    static const std::vector<HyperParamInfo> infos = hyper_params_in<Functor>();
+    return infos;
+  }
+
+  const std::vector<std::string>& state_names() const final {
+    static const std::vector<std::string> names(std::begin(Functor::kStateNames),
+                                                std::end(Functor::kStateNames));
+    return names;
+  }
+
   void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
                   const c10::Device& device) final {
     groups_.clear();
     tensors_.clear();
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      GroupReader reader(caller, hyper_param_names(), static_cast<std::int64_t>(g), groups[g],
-                         device, tensors_);
+      const std::string whose =
+          std::string_view(caller) == op() ? "" : " of group " + std::to_string(g);
+      GroupReader reader(caller, whose, hyper_params(), groups[g], device, tensors_);
       groups_.push_back(read(reader));
     }
   }
@@ -93,6 +120,12 @@ class FusedAlgorithm : public Algorithm {
 
   bool uses_state(std::int64_t group, int state) const final {
     return state >= Functor::kNumStates || Functor::uses_state(groups_[group], state);
+  }
+
+  bool uses_state(const std::vector<HyperParam>& group, int state) const final {
+    std::vector<at::Tensor> tensors;
+    GroupReader reader(op(), "", hyper_params(), group, at::kCPU, tensors);
+    return state >= Functor::kNumStates || Functor::uses_state(read(reader), state);
   }
 
   void update(const Bucket& bucket, const kernels::StepScalars* scalars,
@@ -110,10 +143,20 @@ class FusedAlgorithm : public Algorithm {
     }
   }
 
- protected:
-  virtual typename Functor::Params read(GroupReader& reader) const = 0;
-
  private:
+  static typename Functor::Params read(GroupReader& reader) {
+    typename Functor::Params params;
+    for (std::size_t i = 0; i < std::size(Functor::kHyperParams); ++i) {
+      const auto& entry = Functor::kHyperParams[i];
+      if (entry.flag != nullptr) {
+        params.*entry.flag = reader.flag(i);
+      } else {
+        params.*entry.number = reader.number(i);
+      }
+    }
+    return params;
+  }
+
   void update_elements(const Bucket& bucket, const kernels::UpdateArgs<Functor>& args) const {
     if (bucket.key.device.is_cpu()) {
       parallel_over_elements(args.tensors.total(),

@@ -11,7 +11,7 @@
 
 #include "ops/backend.h"
 #include "ops/check.h"
-#include "ops/functional_step.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 

@@ -10,8 +10,8 @@
 #include <sstream>
 #include <utility>
 
-#include "ops/functional_step.h"
 #include "ops/process_groups.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 

@@ -29,8 +29,8 @@ FusedStep::~FusedStep() = default;
 FusedStep::FusedStep(FusedStep&&) noexcept = default;
 FusedStep& FusedStep::operator=(FusedStep&&) noexcept = default;
 
-const std::vector<std::string>& FusedStep::hyper_param_names() const {
-  return impl_->engine.algorithm().hyper_param_names();
+const std::vector<HyperParamInfo>& FusedStep::hyper_params() const {
+  return impl_->engine.algorithm().hyper_params();
 }
 
 const std::vector<std::string>& FusedStep::state_names() const {

@@ -9,7 +9,7 @@
 #include <atomic>
 
 #include "ops/backend.h"
-#include "ops/functional_step.h"
+#include "ops/registration.h"
 #include "ops/tensor_list.h"
 
 namespace torchfuse {

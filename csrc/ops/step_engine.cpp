@@ -67,10 +67,11 @@ void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& group
     TORCH_CHECK(work.scalars.defined(), caller(),
                 ": expected a step before the one that a CUDA graph captures, got a capture of the "
                 "first. Take a step, or several, outside of the capture.");
-    const std::vector<std::string>& names = algorithm_->hyper_param_names();
-    const auto lr = std::find(names.begin(), names.end(), "lr") - names.begin();
+    const std::vector<HyperParamInfo>& infos = algorithm_->hyper_params();
+    const auto is_lr = [](const HyperParamInfo& info) { return info.name == "lr"; };
+    const auto lr = std::find_if(infos.begin(), infos.end(), is_lr) - infos.begin();
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      TORCH_CHECK(static_cast<std::size_t>(lr) == names.size() ||
+      TORCH_CHECK(static_cast<std::size_t>(lr) == infos.size() ||
                       std::holds_alternative<at::Tensor>(groups[g][lr]),
                   caller(), ": expected lr of group ", g,
                   " to be a tensor in a CUDA graph's capture, got a number, which every replay "

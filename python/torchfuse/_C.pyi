@@ -7,6 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+def hyper_params_of(algorithm: str) -> list[tuple[str, bool, float]]:
+    """An algorithm's hyper-parameters, in the order of its op's schema and of its step.
+
+    Each with its name, whether it is a flag, and what a number stays below.
+    """
+
+def hyper_param_violation(algorithm: str, name: str, value: float) -> str | None:
+    """What a hyper-parameter has to be, where `value` is not: "at least 0 and finite"."""
+
 class FusedStep:
     """The native step of one optimizer: plan, checks, norm, update.
 
@@ -18,8 +27,6 @@ class FusedStep:
     """
 
     def __init__(self, algorithm: str, caller: str = "FusedStep.step") -> None: ...
-    @property
-    def hyper_param_names(self) -> list[str]: ...
     @property
     def state_names(self) -> list[str]: ...
     @property
@@ -60,7 +67,7 @@ class FusedStep:
         Args:
             param_lists: the parameters of each group, as they are now.
             owner: the optimizer's state, as it is now.
-            groups: for each group, values in the order of `hyper_param_names`.
+            groups: for each group, values in the order of `hyper_params_of`.
             seed: of stochastic rounding.
 
         Returns:

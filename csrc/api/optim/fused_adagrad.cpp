@@ -31,27 +31,15 @@ struct FusedClass<FusedAdagradOptions> {
     slot.states[index].fill_(options.initial_accumulator_value());
   }
 
-  static std::vector<HyperParam> hyper_params(const FusedAdagradOptions& options) {
-    return {options.lr(),
-            options.lr_decay(),
-            options.eps(),
-            options.weight_decay(),
-            static_cast<double>(options.adagrad_w_mode()),
-            static_cast<double>(options.maximize())};
+  static void check(const FusedAdagradOptions& options, const std::string& owner) {
+    const double initial = options.initial_accumulator_value();
+    const HyperParamInfo& info = table_of<FusedAdagradOptions>().front();  // lr's range
+    check_option(kName, owner, "initial_accumulator_value", info.violation(initial), initial);
   }
 };
 
 template struct FusedOptionsOf<FusedAdagradOptions>;
 template struct FusedParamStateOf<FusedAdagradParamState, FusedAdagradOptions>;
 template class FusedOptimizerOf<FusedAdagradOptions, FusedAdagradParamState>;
-
-void FusedAdagradOptions::check(const std::string& owner) const {
-  FusedOptionsOf::check(owner);
-  constexpr const char* kName = FusedClass<FusedAdagradOptions>::kName;
-  check_non_negative(kName, owner, "lr_decay", lr_decay());
-  check_non_negative(kName, owner, "eps", eps());
-  check_non_negative(kName, owner, "weight_decay", weight_decay());
-  check_non_negative(kName, owner, "initial_accumulator_value", initial_accumulator_value());
-}
 
 }  // namespace torchfuse::optim

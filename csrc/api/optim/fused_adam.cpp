@@ -39,31 +39,10 @@ struct FusedClass<FusedAdamOptions> {
   static bool uses_state(const FusedAdamOptions& options, std::size_t index) {
     return index < 2 || options.amsgrad();
   }
-
-  static std::vector<HyperParam> hyper_params(const FusedAdamOptions& options) {
-    return {options.lr(),
-            std::get<0>(options.betas()),
-            std::get<1>(options.betas()),
-            options.eps(),
-            options.weight_decay(),
-            static_cast<double>(options.bias_correction()),
-            static_cast<double>(options.adam_w_mode()),
-            static_cast<double>(options.amsgrad()),
-            static_cast<double>(options.maximize())};
-  }
 };
 
 template struct FusedOptionsOf<FusedAdamOptions>;
 template struct FusedParamStateOf<FusedAdamParamState, FusedAdamOptions>;
 template class FusedOptimizerOf<FusedAdamOptions, FusedAdamParamState>;
-
-void FusedAdamOptions::check(const std::string& owner) const {
-  FusedOptionsOf::check(owner);
-  constexpr const char* kName = FusedClass<FusedAdamOptions>::kName;
-  check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
-  check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
-  check_non_negative(kName, owner, "eps", eps());
-  check_non_negative(kName, owner, "weight_decay", weight_decay());
-}
 
 }  // namespace torchfuse::optim

@@ -10,7 +10,6 @@
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_options.h>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "api/optim/archive.h"
+#include "api/optim/hyper_params.h"
 #include "api/optim/storage_options.h"
 
 namespace torchfuse::optim {
@@ -31,12 +31,15 @@ namespace torchfuse::optim {
 ///     static constexpr const char* kAlgorithm;  // for FusedStep
 ///     static constexpr std::size_t kRequired;   // states of every parameter; the others are made
 ///                                               // when the options ask for them
-///     // visit(key, value) for every option that FusedOptionsOf does not have, and for every
-///     state,
-///     // in the algorithm's order
+///     // visit(key, value) for every option that FusedOptionsOf does not have; an option that is a
+///     // hyper-parameter has its name, or is a pair
 ///     template <class Self, class Visit> static void options(Self& options, const Visit& visit);
+///     // visit(key, value) for every state, in the algorithm's order
 ///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
-///     static std::vector<HyperParam> hyper_params(const Options& options);
+///     // Optional: visit(name, option, value) for hyper-parameters that options become.
+///     template <class Visit> static void derived(const Options& options, const Visit& visit);
+///     // Optional: throws for options that their ranges allow and that make no sense.
+///     static void check(const Options& options, const std::string& owner);
 ///     // Optional: whether the options ask for a state; without it they ask for all.
 ///     static bool uses_state(const Options& options, std::size_t index);
 ///     // Optional: how many of the last states are one number for the whole tensor.
@@ -49,19 +52,6 @@ namespace torchfuse::optim {
 ///     visit);
 template <class Options>
 struct FusedClass;
-
-// The conditions are written so that a NaN fails them.
-inline void check_non_negative(const char* name, const std::string& owner, const char* option,
-                               double value) {
-  TORCH_CHECK_VALUE(std::isfinite(value) && value >= 0.0, name, ": expected ", owner, ".", option,
-                    " to be a finite number >= 0, got ", value, ".");
-}
-
-inline void check_below_one(const char* name, const std::string& owner, const char* option,
-                            double value) {
-  TORCH_CHECK_VALUE(value >= 0.0 && value < 1.0, name, ": expected ", owner, ".", option,
-                    " to be in [0, 1), got ", value, ".");
-}
 
 inline void check_max_grad_norm(const char* name, const std::string& owner,
                                 const std::optional<double>& value) {
@@ -178,7 +168,11 @@ void write_tensors(torch::serialize::OutputArchive& archive, const State& state)
 template <class Self>
 void FusedOptionsOf<Self>::check(const std::string& owner) const {
   constexpr const char* kName = FusedClass<Self>::kName;
-  check_non_negative(kName, owner, "lr", lr());
+  const auto& self = static_cast<const Self&>(*this);
+  check_hyper_params(owner, self);
+  if constexpr (requires { FusedClass<Self>::check(self, owner); }) {
+    FusedClass<Self>::check(self, owner);
+  }
   check_max_grad_norm(kName, owner, max_grad_norm());
   check_storage_options(kName, owner, *this);
 }
@@ -200,7 +194,8 @@ double FusedOptionsOf<Self>::get_lr() const {
 
 template <class Self>
 void FusedOptionsOf<Self>::set_lr(double lr) {
-  check_non_negative(FusedClass<Self>::kName, "options", "lr", lr);
+  const HyperParamInfo& info = table_of<Self>()[place_of<Self>("lr")];
+  check_option(FusedClass<Self>::kName, "options", "lr", info.violation(lr), lr);
   this->lr(lr);
 }
 

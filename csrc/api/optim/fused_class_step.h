@@ -54,7 +54,7 @@ void FusedOptimizerOf<Options, State>::check_options(const torch::optim::Optimiz
 template <class Options, class State>
 std::vector<HyperParam> FusedOptimizerOf<Options, State>::hyper_params(
     const torch::optim::OptimizerOptions& options) const {
-  return FusedClass<Options>::hyper_params(static_cast<const Options&>(options));
+  return hyper_params_from(static_cast<const Options&>(options));
 }
 
 template <class Options, class State>

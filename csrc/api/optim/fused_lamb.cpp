@@ -39,39 +39,10 @@ struct FusedClass<FusedLAMBOptions> {
     visit("exp_avg_dtype", options.exp_avg_dtype());
     visit("exp_avg_sq_dtype", options.exp_avg_sq_dtype());
   }
-
-  static std::vector<HyperParam> hyper_params(const FusedLAMBOptions& options) {
-    return {options.lr(),
-            std::get<0>(options.betas()),
-            std::get<1>(options.betas()),
-            options.eps(),
-            options.weight_decay(),
-            options.min_trust_ratio(),
-            options.max_trust_ratio().value_or(std::numeric_limits<double>::infinity()),
-            static_cast<double>(options.bias_correction()),
-            static_cast<double>(options.adam_w_mode()),
-            static_cast<double>(options.grad_averaging()),
-            static_cast<double>(options.use_nvlamb()),
-            static_cast<double>(options.maximize())};
-  }
 };
 
 template struct FusedOptionsOf<FusedLAMBOptions>;
 template struct FusedParamStateOf<FusedLAMBParamState, FusedLAMBOptions>;
 template class FusedOptimizerOf<FusedLAMBOptions, FusedLAMBParamState>;
-
-void FusedLAMBOptions::check(const std::string& owner) const {
-  FusedOptionsOf::check(owner);
-  constexpr const char* kName = FusedClass<FusedLAMBOptions>::kName;
-  check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
-  check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
-  check_non_negative(kName, owner, "eps", eps());
-  check_non_negative(kName, owner, "weight_decay", weight_decay());
-  check_non_negative(kName, owner, "min_trust_ratio", min_trust_ratio());
-  TORCH_CHECK_VALUE(!max_trust_ratio() || *max_trust_ratio() >= min_trust_ratio(), kName,
-                    ": expected ", owner,
-                    ".max_trust_ratio to be none or at least min_trust_ratio, ", min_trust_ratio(),
-                    ", got ", *max_trust_ratio(), ".");
-}
 
 }  // namespace torchfuse::optim

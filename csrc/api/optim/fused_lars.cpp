@@ -27,31 +27,15 @@ struct FusedClass<FusedLARSOptions> {
     visit("momentum_buffer", state.momentum_buffer());
   }
 
-  static std::vector<HyperParam> hyper_params(const FusedLARSOptions& options) {
-    return {options.lr(),
-            options.momentum(),
-            options.weight_decay(),
-            options.trust_coefficient(),
-            options.eps(),
-            static_cast<double>(options.nesterov()),
-            static_cast<double>(options.maximize())};
+  static void check(const FusedLARSOptions& options, const std::string& owner) {
+    TORCH_CHECK_VALUE(!options.nesterov() || options.momentum() > 0.0, kName, ": expected ", owner,
+                      ".nesterov to come with a momentum above 0, got ", options.momentum(),
+                      ". Set one, or leave nesterov out.");
   }
 };
 
 template struct FusedOptionsOf<FusedLARSOptions>;
 template struct FusedParamStateOf<FusedLARSParamState, FusedLARSOptions>;
 template class FusedOptimizerOf<FusedLARSOptions, FusedLARSParamState>;
-
-void FusedLARSOptions::check(const std::string& owner) const {
-  FusedOptionsOf::check(owner);
-  constexpr const char* kName = FusedClass<FusedLARSOptions>::kName;
-  check_non_negative(kName, owner, "momentum", momentum());
-  check_non_negative(kName, owner, "weight_decay", weight_decay());
-  check_non_negative(kName, owner, "trust_coefficient", trust_coefficient());
-  check_non_negative(kName, owner, "eps", eps());
-  TORCH_CHECK_VALUE(!nesterov() || momentum() > 0.0, kName, ": expected ", owner,
-                    ".nesterov to come with a momentum above 0, got ", momentum(),
-                    ". Set one, or leave nesterov out.");
-}
 
 }  // namespace torchfuse::optim

@@ -28,23 +28,10 @@ struct FusedClass<FusedLionOptions> {
   static void state_dtypes(Self& options, const Visit& visit) {
     visit("exp_avg_dtype", options.exp_avg_dtype());
   }
-
-  static std::vector<HyperParam> hyper_params(const FusedLionOptions& options) {
-    return {options.lr(), std::get<0>(options.betas()), std::get<1>(options.betas()),
-            options.weight_decay(), static_cast<double>(options.maximize())};
-  }
 };
 
 template struct FusedOptionsOf<FusedLionOptions>;
 template struct FusedParamStateOf<FusedLionParamState, FusedLionOptions>;
 template class FusedOptimizerOf<FusedLionOptions, FusedLionParamState>;
-
-void FusedLionOptions::check(const std::string& owner) const {
-  FusedOptionsOf::check(owner);
-  constexpr const char* kName = FusedClass<FusedLionOptions>::kName;
-  check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
-  check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
-  check_non_negative(kName, owner, "weight_decay", weight_decay());
-}
 
 }  // namespace torchfuse::optim

@@ -37,34 +37,20 @@ struct FusedClass<FusedNovoGradOptions> {
     visit("exp_avg_dtype", options.exp_avg_dtype());
   }
 
-  static std::vector<HyperParam> hyper_params(const FusedNovoGradOptions& options) {
-    return {options.lr(),
-            std::get<0>(options.betas()),
-            std::get<1>(options.betas()),
-            options.eps(),
-            options.weight_decay(),
-            static_cast<double>(options.bias_correction()),
-            static_cast<double>(options.grad_averaging()),
-            static_cast<double>(options.reg_inside_moment()),
-            static_cast<double>(options.norm_type() == 0),
-            static_cast<double>(options.init_zero()),
-            static_cast<double>(options.maximize())};
+  template <class Visit>
+  static void derived(const FusedNovoGradOptions& options, const Visit& visit) {
+    visit("inf_norm", "norm_type", options.norm_type() == 0 ? 1.0 : 0.0);
+  }
+
+  static void check(const FusedNovoGradOptions& options, const std::string& owner) {
+    const std::int64_t norm_type = options.norm_type();
+    TORCH_CHECK_VALUE(norm_type == 0 || norm_type == 2, kName, ": expected ", owner,
+                      ".norm_type to be 2 or 0 (the largest magnitude), got ", norm_type, ".");
   }
 };
 
 template struct FusedOptionsOf<FusedNovoGradOptions>;
 template struct FusedParamStateOf<FusedNovoGradParamState, FusedNovoGradOptions>;
 template class FusedOptimizerOf<FusedNovoGradOptions, FusedNovoGradParamState>;
-
-void FusedNovoGradOptions::check(const std::string& owner) const {
-  FusedOptionsOf::check(owner);
-  constexpr const char* kName = FusedClass<FusedNovoGradOptions>::kName;
-  check_below_one(kName, owner, "betas[0]", std::get<0>(betas()));
-  check_below_one(kName, owner, "betas[1]", std::get<1>(betas()));
-  check_non_negative(kName, owner, "eps", eps());
-  check_non_negative(kName, owner, "weight_decay", weight_decay());
-  TORCH_CHECK_VALUE(norm_type() == 0 || norm_type() == 2, kName, ": expected ", owner,
-                    ".norm_type to be 2 or 0 (the largest magnitude), got ", norm_type(), ".");
-}
 
 }  // namespace torchfuse::optim

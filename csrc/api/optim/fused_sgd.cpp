@@ -37,30 +37,18 @@ struct FusedClass<FusedSGDOptions> {
     slot.step = at::Tensor();
   }
 
-  static std::vector<HyperParam> hyper_params(const FusedSGDOptions& options) {
-    return {options.lr(),
-            options.momentum(),
-            options.dampening(),
-            options.weight_decay(),
-            static_cast<double>(options.nesterov()),
-            static_cast<double>(options.wd_after_momentum()),
-            static_cast<double>(options.maximize())};
+  static void check(const FusedSGDOptions& options, const std::string& owner) {
+    const double momentum = options.momentum();
+    const double dampening = options.dampening();
+    TORCH_CHECK_VALUE(!options.nesterov() || (momentum > 0.0 && dampening == 0.0), kName,
+                      ": expected ", owner,
+                      ".nesterov to come with a momentum above 0 and a dampening of 0, got ",
+                      momentum, " and ", dampening, ". Set both, or leave nesterov out.");
   }
 };
 
 template struct FusedOptionsOf<FusedSGDOptions>;
 template struct FusedParamStateOf<FusedSGDParamState, FusedSGDOptions>;
 template class FusedOptimizerOf<FusedSGDOptions, FusedSGDParamState>;
-
-void FusedSGDOptions::check(const std::string& owner) const {
-  FusedOptionsOf::check(owner);
-  constexpr const char* kName = FusedClass<FusedSGDOptions>::kName;
-  check_non_negative(kName, owner, "momentum", momentum());
-  check_non_negative(kName, owner, "dampening", dampening());
-  check_non_negative(kName, owner, "weight_decay", weight_decay());
-  TORCH_CHECK_VALUE(!nesterov() || (momentum() > 0.0 && dampening() == 0.0), kName, ": expected ",
-                    owner, ".nesterov to come with a momentum above 0 and a dampening of 0, got ",
-                    momentum(), " and ", dampening(), ". Set both, or leave nesterov out.");
-}
 
 }  // namespace torchfuse::optim

@@ -8,16 +8,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include <torchfuse/export.h>
+#include <torchfuse/hyper_params.h>
 
 namespace torchfuse {
-
-/// A hyper-parameter: a number (flags are 0 or 1), or a 0-dim fp32 or fp64 tensor that the kernels
-/// read on the device.
-using HyperParam = std::variant<double, at::Tensor>;
 
 /// One parameter with its optimizer state, as a plan is made from it.
 struct FusedSlot {
@@ -98,8 +94,8 @@ class TORCHFUSE_API FusedStep {
   /// Movable, not copyable.
   FusedStep& operator=(FusedStep&&) noexcept;
 
-  /// Names of the algorithm's hyper-parameters, in the order in which step() expects their values.
-  const std::vector<std::string>& hyper_param_names() const;
+  /// The algorithm's hyper-parameters, in the order in which step() expects their values.
+  const std::vector<HyperParamInfo>& hyper_params() const;
   /// Names of the algorithm's states, in the order of FusedSlot::states.
   const std::vector<std::string>& state_names() const;
   /// How many of the last state names are one number for the whole tensor.
@@ -115,7 +111,7 @@ class TORCHFUSE_API FusedStep {
   /// One step over all slots that have a gradient. Every check is made before anything is written.
   ///
   /// @param slots the tensors of the plan's slots, in its order. They must live until this returns.
-  /// @param groups `groups[slot.group]` holds the values of hyper_param_names().
+  /// @param groups `groups[slot.group]` holds the values of hyper_params().
   /// @param options what else is to be done.
   /// @return false if tensors are not as planned: nothing was done, and plan() is to be called.
   /// @throws c10::Error for gradients, hyper-parameters and options that no step can be taken with.

@@ -19,6 +19,16 @@ struct AdagradParams {
 
 struct Adagrad {
   using Params = AdagradParams;
+  static constexpr const char* kName = "adagrad";
+  static constexpr HyperParamEntry<Params> kHyperParams[] = {
+      {"lr", &Params::lr},
+      {"lr_decay", &Params::lr_decay},
+      {"eps", &Params::eps},
+      {"weight_decay", &Params::weight_decay},
+      {"adagrad_w_mode", &Params::adagrad_w_mode},
+      {"maximize", &Params::maximize},
+  };
+  static constexpr const char* kStateNames[] = {"sum"};
   static constexpr int kNumStates = 1;  ///< sum
 
   /// Whether the stream `state` is used at all under these hyper-parameters.

@@ -24,6 +24,19 @@ struct AdamParams {
 
 struct Adam {
   using Params = AdamParams;
+  static constexpr const char* kName = "adam";
+  static constexpr HyperParamEntry<Params> kHyperParams[] = {
+      {"lr", &Params::lr},
+      {"beta1", &Params::beta1, kDecayRate},
+      {"beta2", &Params::beta2, kDecayRate},
+      {"weight_decay", &Params::weight_decay},
+      {"eps", &Params::eps},
+      {"amsgrad", &Params::amsgrad},
+      {"maximize", &Params::maximize},
+      {"adam_w_mode", &Params::adam_w_mode},
+      {"bias_correction", &Params::bias_correction},
+  };
+  static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   static constexpr int kNumStates = 3;  ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
 
   /// Whether the stream `state` is used at all under these hyper-parameters.

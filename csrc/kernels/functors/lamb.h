@@ -26,6 +26,24 @@ struct LambParams {
 
 struct Lamb {
   using Params = LambParams;
+  static constexpr const char* kName = "lamb";
+  static constexpr HyperParamEntry<Params> kHyperParams[] = {
+      {"lr", &Params::lr},
+      {"beta1", &Params::beta1, kDecayRate},
+      {"beta2", &Params::beta2, kDecayRate},
+      {"weight_decay", &Params::weight_decay},
+      {"eps", &Params::eps},
+      {"min_trust_ratio", &Params::min_trust_ratio},
+      {"max_trust_ratio",
+       &Params::max_trust_ratio,
+       {.may_be_infinite = true, .at_least_previous = true}},
+      {"bias_correction", &Params::bias_correction},
+      {"adam_w_mode", &Params::adam_w_mode},
+      {"grad_averaging", &Params::grad_averaging},
+      {"use_nvlamb", &Params::use_nvlamb},
+      {"maximize", &Params::maximize},
+  };
+  static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
   static constexpr int kNumStates = 2;  ///< exp_avg, exp_avg_sq
   static constexpr int kNumNorms = 2;   ///< of the parameter and of its update
   static constexpr bool kStatesInMeasure = true;

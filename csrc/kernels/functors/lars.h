@@ -21,6 +21,17 @@ struct LarsParams {
 
 struct Lars {
   using Params = LarsParams;
+  static constexpr const char* kName = "lars";
+  static constexpr HyperParamEntry<Params> kHyperParams[] = {
+      {"lr", &Params::lr},
+      {"momentum", &Params::momentum},
+      {"weight_decay", &Params::weight_decay},
+      {"trust_coefficient", &Params::trust_coefficient},
+      {"eps", &Params::eps},
+      {"nesterov", &Params::nesterov},
+      {"maximize", &Params::maximize},
+  };
+  static constexpr const char* kStateNames[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;  ///< momentum_buffer
   static constexpr int kNumNorms = 2;   ///< of the parameter and of its gradient
   static constexpr bool kStatesInMeasure = false;

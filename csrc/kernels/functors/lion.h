@@ -18,6 +18,15 @@ struct LionParams {
 
 struct Lion {
   using Params = LionParams;
+  static constexpr const char* kName = "lion";
+  static constexpr HyperParamEntry<Params> kHyperParams[] = {
+      {"lr", &Params::lr},
+      {"beta1", &Params::beta1, kDecayRate},
+      {"beta2", &Params::beta2, kDecayRate},
+      {"weight_decay", &Params::weight_decay},
+      {"maximize", &Params::maximize},
+  };
+  static constexpr const char* kStateNames[] = {"exp_avg"};
   static constexpr int kNumStates = 1;  ///< exp_avg
 
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int) { return true; }

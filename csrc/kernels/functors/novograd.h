@@ -26,6 +26,21 @@ struct NovoGradParams {
 
 struct NovoGrad {
   using Params = NovoGradParams;
+  static constexpr const char* kName = "novograd";
+  static constexpr HyperParamEntry<Params> kHyperParams[] = {
+      {"lr", &Params::lr},
+      {"beta1", &Params::beta1, kDecayRate},
+      {"beta2", &Params::beta2, kDecayRate},
+      {"weight_decay", &Params::weight_decay},
+      {"eps", &Params::eps},
+      {"bias_correction", &Params::bias_correction},
+      {"grad_averaging", &Params::grad_averaging},
+      {"reg_inside_moment", &Params::reg_inside_moment},
+      {"inf_norm", &Params::inf_norm},
+      {"init_zero", &Params::init_zero},
+      {"maximize", &Params::maximize},
+  };
+  static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_norm"};
   static constexpr int kNumStates = 1;  ///< exp_avg; the running norm is the tensor's
   static constexpr int kNumNorms = 1;   ///< of the gradient
   static constexpr bool kStatesInMeasure = false;

@@ -20,6 +20,17 @@ struct SgdParams {
 
 struct Sgd {
   using Params = SgdParams;
+  static constexpr const char* kName = "sgd";
+  static constexpr HyperParamEntry<Params> kHyperParams[] = {
+      {"lr", &Params::lr},
+      {"momentum", &Params::momentum},
+      {"dampening", &Params::dampening},
+      {"weight_decay", &Params::weight_decay},
+      {"nesterov", &Params::nesterov},
+      {"wd_after_momentum", &Params::wd_after_momentum},
+      {"maximize", &Params::maximize},
+  };
+  static constexpr const char* kStateNames[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;  ///< momentum_buffer (with momentum only)
 
   /// Whether the stream `state` is used at all under these hyper-parameters. A momentum on the

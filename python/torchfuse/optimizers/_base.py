@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -13,12 +12,9 @@ from torch import Tensor
 from torchfuse import _C
 from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, make_state_dict, read_state_dict
 from torchfuse.optimizers._checks import (
-    PAIRS,
     check_count,
-    check_hyper_param,
     check_master_dtype,
     check_max_grad_norm,
-    check_pair,
     check_param_remainders,
     check_params,
     check_seed,
@@ -27,6 +23,7 @@ from torchfuse.optimizers._checks import (
 )
 from torchfuse.optimizers._fake import step_on_fakes
 from torchfuse.optimizers._hooks import hooked_once
+from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, numbers, values
 from torchfuse.optimizers._masters import MASTER
 from torchfuse.optimizers._options import StepOptions, as_tensor
 from torchfuse.optimizers._shards import local_part, shard_groups
@@ -37,17 +34,12 @@ from torchfuse.optimizers._step_lock import StepLock, StepWithinStepError
 _SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
 
 
-@functools.cache
-def _hyper_param_names_of(algorithm: str) -> tuple[str, ...]:
-    return tuple(_C.FusedStep(algorithm).hyper_param_names)
-
-
 class FusedOptimizer(StateCreation):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
-    A subclass names its native algorithm and its hyper-parameters; a group gives them under the
-    native step's names, unless the subclass says otherwise. State is created for a parameter with
-    its first gradient, under the algorithm's names, which are torch.optim's keys.
+    A subclass names its native algorithm, which has a table of hyper-parameters; a group gives them
+    under its names, unless the subclass says otherwise. State is created for a parameter with its
+    first gradient, under the algorithm's names, which are torch.optim's keys.
 
     Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers: a scaler sets the
     attributes `grad_scale` (a tensor or None) and `found_inf` before it calls `step()`, and deletes
@@ -58,10 +50,6 @@ class FusedOptimizer(StateCreation):
     """
 
     _step_supports_amp_scaling = True
-
-    #: Hyper-parameters that are numbers or 0-dim tensors of at least 0, and what each stays below.
-    #: Under the keys of PAIRS a group holds two of them.
-    _bounds: ClassVar[Mapping[str, float]]
 
     # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
     # and report them in `found_inf`.
@@ -110,14 +98,12 @@ class FusedOptimizer(StateCreation):
     # What a subclass may say differently.
 
     def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Values of one group, in the order of the native step's `hyper_param_names`."""
-        return tuple(group[name] for name in _hyper_param_names_of(self._algorithm))
+        """Values of one group, in the order of the algorithm's table."""
+        return values(self._algorithm, group)
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         """Raises ValueError or TypeError for a value out of range, naming the group."""
-        for key, below in self._bounds.items():
-            check = check_pair if key in PAIRS else check_hyper_param
-            check(type(self).__name__, index, key, group[key], below=below)
+        check_numbers(type(self).__name__, index, self._algorithm, group)
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
         """Rewrites, in place, a group that torch.optim or apex may have saved."""
@@ -336,7 +322,7 @@ class FusedOptimizer(StateCreation):
         """
         for group in self.param_groups:
             device = group["params"][0].device if group["params"] else torch.device("cpu")
-            for key in self._bounds:
+            for key in numbers(self._algorithm):
                 if key in PAIRS:
                     group[key] = tuple(as_tensor(value, device) for value in group[key])
                 else:

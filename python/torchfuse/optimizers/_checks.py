@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 PARAM_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-#: Hyper-parameters that come in pairs, in every optimizer that has them.
-PAIRS = ("betas",)
 
 
 def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
@@ -68,44 +64,6 @@ def check_placements(where: str, param: DTensor) -> None:
             f"{where} sharded or replicated, got the placements {param.placements}. "
             "Redistribute it before it becomes a parameter."
         )
-
-
-def check_hyper_param(
-    owner: str, group: int, name: str, value: Any, *, below: float = math.inf
-) -> None:
-    """Requires a number, or a 0-dim fp32 or fp64 tensor, in [0, below)."""
-    where = f"{owner}: expected {name} of group {group} to be"
-    if isinstance(value, Tensor):
-        if value.dim() != 0 or value.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"{where} a number or a 0-dim fp32 or fp64 tensor, "
-                f"got a {value.dtype} tensor of shape {list(value.shape)}."
-            )
-    elif not isinstance(value, Real):
-        raise TypeError(f"{where} a number or a 0-dim tensor, got {type(value).__name__}.")
-    if not 0.0 <= float(value) < below:
-        bound = "finite" if below == math.inf else f"less than {below:g}"
-        raise ValueError(f"{where} at least 0 and {bound}, got {float(value)}.")
-
-
-def check_pair(owner: str, group: int, name: str, values: Any, *, below: float = math.inf) -> None:
-    """Requires two values that check_hyper_param accepts."""
-    if not isinstance(values, tuple | list) or len(values) != 2:
-        raise ValueError(
-            f"{owner}: expected {name} of group {group} to be a pair of numbers, got {values!r}."
-        )
-    for position, value in enumerate(values):
-        check_hyper_param(owner, group, f"{name}[{position}]", value, below=below)
-
-
-def check_bounds(owner: str, group: int, name: str, values: Any) -> None:
-    """Requires a least and a greatest value of at least 0, in order; the latter may be infinite."""
-    where = f"{owner}: expected {name} of group {group} to be"
-    if not isinstance(values, tuple | list) or len(values) != 2:
-        raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")
-    low, high = (float(value) for value in values)
-    if not 0.0 <= low <= high or low == math.inf:
-        raise ValueError(f"{where} None or two numbers of at least 0 in order, got {values!r}.")
 
 
 def check_no_amsgrad(owner: str, amsgrad: bool) -> None:

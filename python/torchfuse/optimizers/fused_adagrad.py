@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import check_hyper_param
+from torchfuse.optimizers._hyper_params import check_number, numbers
 from torchfuse.optimizers._options import CommonOptions
 
 if TYPE_CHECKING:
@@ -71,12 +69,6 @@ class FusedAdagrad(FusedOptimizer):
     """
 
     _algorithm = "adagrad"
-    _bounds: ClassVar[Mapping[str, float]] = {
-        "lr": math.inf,
-        "lr_decay": math.inf,
-        "eps": math.inf,
-        "weight_decay": math.inf,
-    }
 
     def __init__(
         self,
@@ -110,7 +102,7 @@ class FusedAdagrad(FusedOptimizer):
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         super()._check_hyper_params(index, group)
         key = "initial_accumulator_value"
-        check_hyper_param(type(self).__name__, index, key, group[key])
+        check_number(type(self).__name__, index, key, group[key], numbers(self._algorithm)["lr"])
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         # apex does not count; without lr_decay, which it does not have either, nobody will look.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, overload
 
@@ -101,12 +100,6 @@ class FusedAdam(FusedOptimizer):
     """
 
     _algorithm = "adam"
-    _bounds: ClassVar[Mapping[str, float]] = {
-        "lr": math.inf,
-        "betas": 1.0,
-        "eps": math.inf,
-        "weight_decay": math.inf,
-    }
     _dtype_options: ClassVar[Mapping[str, str]] = {
         "exp_avg": "exp_avg_dtype",
         "exp_avg_sq": "exp_avg_sq_dtype",
@@ -200,20 +193,6 @@ class FusedAdam(FusedOptimizer):
         if removed or removed_keywords:
             _refuse_removed_arguments(removed, removed_keywords)
         return super().step(closure)
-
-    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        beta1, beta2 = group["betas"]
-        return (
-            group["lr"],
-            beta1,
-            beta2,
-            group["eps"],
-            group["weight_decay"],
-            group["bias_correction"],
-            group["adam_w_mode"],
-            group["amsgrad"],
-            group["maximize"],
-        )
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         if group["amsgrad"]:

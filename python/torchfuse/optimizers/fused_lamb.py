@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import check_bounds, check_no_amsgrad
+from torchfuse.optimizers._checks import check_no_amsgrad
+from torchfuse.optimizers._hyper_params import check_bounds
 from torchfuse.optimizers._options import BasicOptions
 
 if TYPE_CHECKING:
@@ -78,12 +78,6 @@ class FusedLAMB(FusedOptimizer):
     """
 
     _algorithm = "lamb"
-    _bounds: ClassVar[Mapping[str, float]] = {
-        "lr": math.inf,
-        "betas": 1.0,
-        "eps": math.inf,
-        "weight_decay": math.inf,
-    }
     _dtype_options: ClassVar[Mapping[str, str]] = {
         "exp_avg": "exp_avg_dtype",
         "exp_avg_sq": "exp_avg_sq_dtype",
@@ -133,28 +127,10 @@ class FusedLAMB(FusedOptimizer):
             **options,
         )
 
-    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        low, high = group["trust_ratio_bounds"] or (0.0, math.inf)
-        return (
-            group["lr"],
-            *group["betas"],
-            group["eps"],
-            group["weight_decay"],
-            low,
-            high,
-            group["bias_correction"],
-            group["adam_w_mode"],
-            group["grad_averaging"],
-            group["use_nvlamb"],
-            group["maximize"],
-        )
-
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         super()._check_hyper_params(index, group)
-        if group["trust_ratio_bounds"] is not None:
-            check_bounds(
-                type(self).__name__, index, "trust_ratio_bounds", group["trust_ratio_bounds"]
-            )
+        key = "trust_ratio_bounds"
+        check_bounds(type(self).__name__, index, key, group[key])
 
     @property
     def adam_w_mode(self) -> int:

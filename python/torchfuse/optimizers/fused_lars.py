@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim.optimizer import required
@@ -73,13 +71,6 @@ class FusedLARS(FusedOptimizer):
     """
 
     _algorithm = "lars"
-    _bounds: ClassVar[Mapping[str, float]] = {
-        "lr": math.inf,
-        "momentum": math.inf,
-        "weight_decay": math.inf,
-        "trust_coefficient": math.inf,
-        "eps": math.inf,
-    }
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,11 +50,6 @@ class FusedLion(FusedOptimizer):
     """
 
     _algorithm = "lion"
-    _bounds: ClassVar[Mapping[str, float]] = {
-        "lr": math.inf,
-        "betas": 1.0,
-        "weight_decay": math.inf,
-    }
     _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
 
     def __init__(
@@ -77,6 +71,3 @@ class FusedLion(FusedOptimizer):
             "exp_avg_dtype": exp_avg_dtype,
         }
         super().__init__(params, defaults, **options)
-
-    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        return (group["lr"], *group["betas"], group["weight_decay"], group["maximize"])

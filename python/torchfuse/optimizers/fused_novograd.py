@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -97,12 +96,6 @@ class FusedNovoGrad(FusedOptimizer):
     """
 
     _algorithm = "novograd"
-    _bounds: ClassVar[Mapping[str, float]] = {
-        "lr": math.inf,
-        "betas": 1.0,
-        "eps": math.inf,
-        "weight_decay": math.inf,
-    }
     _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
 
     def __init__(
@@ -141,18 +134,7 @@ class FusedNovoGrad(FusedOptimizer):
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
 
     def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        return (
-            group["lr"],
-            *group["betas"],
-            group["eps"],
-            group["weight_decay"],
-            group["bias_correction"],
-            group["grad_averaging"],
-            group["reg_inside_moment"],
-            group["norm_type"] == 0,
-            group["init_zero"],
-            group["maximize"],
-        )
+        return super()._hyper_params({**group, "inf_norm": group["norm_type"] == 0})
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         super()._check_hyper_params(index, group)

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -88,12 +86,6 @@ class FusedSGD(FusedOptimizer):
     """
 
     _algorithm = "sgd"
-    _bounds: ClassVar[Mapping[str, float]] = {
-        "lr": math.inf,
-        "momentum": math.inf,
-        "dampening": math.inf,
-        "weight_decay": math.inf,
-    }
 
     most_recent_scale: float = 1.0
     scale_set_by_backward: bool = False

@@ -9,7 +9,7 @@
 namespace torchfuse {
 namespace {
 
-const std::vector<HyperParam> kGroup{1e-2, 0.9, 0.999, 1e-8, 0.1, 1.0, 1.0, 0.0, 0.0};
+const std::vector<HyperParam> kGroup{1e-2, 0.9, 0.999, 0.1, 1e-8, 0.0, 0.0, 1.0, 1.0};
 
 FusedSlot make_slot(const at::Tensor& param) {
   FusedSlot slot;
@@ -39,7 +39,7 @@ TEST(FusedStep, NamesItsParts) {
   const FusedStep step("adam");
   EXPECT_EQ(step.state_names(),
             (std::vector<std::string>{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}));
-  EXPECT_EQ(step.hyper_param_names().size(), kGroup.size());
+  EXPECT_EQ(step.hyper_params().size(), kGroup.size());
   EXPECT_NE(message_of([] { FusedStep unknown("adamm"); }).find(" adam, "), std::string::npos);
 }
 
@@ -283,7 +283,7 @@ TEST(FusedStep, RefusesHyperParametersOutOfRange) {
     std::vector<HyperParam> group = kGroup;
     group[index] = value;
     const std::string expected =
-        "expected " + step.hyper_param_names()[index] + "[0] to be a number";
+        "expected " + step.hyper_params()[index].name + " of group 0 to be at least 0 and ";
     EXPECT_NE(message_of([&] { step.step(slots, {group}); }).find(expected), std::string::npos);
   }
 }
@@ -330,7 +330,7 @@ TEST(FusedStep, MastersFollowWritesToTheirParameters) {
   slot.master = param.detach().to(at::kFloat) * 1.001;
   std::vector<FusedSlot> slots{slot};
   FusedStep step("adam");
-  const std::vector<HyperParam> still{0.0, 0.9, 0.999, 1e-8, 0.0, 1.0, 1.0, 0.0, 0.0};
+  const std::vector<HyperParam> still{0.0, 0.9, 0.999, 0.0, 1e-8, 0.0, 0.0, 1.0, 1.0};
   for (int i = 0; i < 3; ++i) {
     param.mutable_grad() = torch::randn({100}, at::kBFloat16);
     step.step(slots, {still});

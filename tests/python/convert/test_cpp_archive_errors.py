@@ -103,7 +103,10 @@ def _missing_option(state_dict: dict[str, Any]) -> None:
         (_no_number, r"state\[0\] to hold 'step' as a whole number of at least 0, .* got nan\."),
         (_not_a_tensor, r"state\[0\] to hold 'exp_avg' as a tensor, got list"),
         (_stray_state, r"state to belong to parameters, got \[9\] too"),
-        (_bad_rate, r"FusedAdam: expected param_groups\[1\].lr to be a finite number >= 0, got -1"),
+        (
+            _bad_rate,
+            r"expected param_groups\[1\].lr to be at least 0 and finite, got -1",
+        ),
         (
             _rate_of_another_type,
             r"FusedAdamOptions: expected the archive's lr to be a floating-point",
@@ -230,7 +233,10 @@ def _state_of_another_type(archive: dict[str, Any]) -> None:
         (_huge_param_count, r"in group/1 to hold a param_count from 0 to 1000000, got 4611"),
         (_too_few_params, r"in group/1 to hold nothing behind its param_count of 1, got state/1\."),
         (_no_option, r"of FusedAdam in group/1, got: .* expected the archive to hold eps"),
-        (_bad_beta, r"in group/0, got: .*options.betas\[1\] to be in \[0, 1\), got 1"),
+        (
+            _bad_beta,
+            r"in group/0, got: .*options.betas\[1\] to be at least 0 and less than 1",
+        ),
         (_no_moment, r"in group/1/state/0 to hold 'exp_avg', got \[exp_avg_sq"),
         (_part_of_a_step, r"in group/1/state/0 to hold 'step' as a whole number .* got 0.5\."),
         (_strange_state, r"in group/1/state/0 to hold states of FusedAdam, .* got 'exp_max'"),

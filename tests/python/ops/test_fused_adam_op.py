@@ -246,7 +246,7 @@ def test_amsgrad_needs_its_state() -> None:
 )  # fmt: skip
 def test_bad_hyper_parameters(name: str, value: float) -> None:
     arguments = make_arguments()
-    with pytest.raises(RuntimeError, match=rf"fused_adam_: expected {name}(\[0\])? to be a number"):
+    with pytest.raises(RuntimeError, match=f"fused_adam_: expected {name} to be at least 0 and "):
         call(arguments, **{name: value})
     assert all(float(s) == 0.0 for s in arguments["state_steps"])
 

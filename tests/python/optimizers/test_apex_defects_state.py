@@ -17,7 +17,7 @@ from support.compare import assert_all_same_bits, assert_rounded, assert_same_bi
 from test_apex_defects import EVERY_OPTIMIZER, make, train
 from test_optim_specs import Case, oracle_at
 
-from torchfuse.optimizers._checks import PAIRS
+from torchfuse.optimizers._hyper_params import PAIRS, numbers
 from torchfuse.testing import OptimSpec
 
 HALF_DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -166,7 +166,7 @@ def test_a_checkpoint_follows_the_parameters_to_their_device(
         assert {name: t.device.type for name, t in loaded.state[other].items()} == dict.fromkeys(
             state, "meta"
         )
-    for name in type(optimizer)._bounds:
+    for name in numbers(optimizer._algorithm):
         value = loaded.param_groups[0][name]
         for tensor in value if name in PAIRS else [value]:
             assert tensor.device.type == "meta", name

@@ -7,6 +7,7 @@ A new optimizer gets these tests with its entry; what only one optimizer has is 
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from torch import Tensor
 
 import torchfuse
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.optimizers._checks import PAIRS
+from torchfuse.optimizers._hyper_params import PAIRS, PARTS, numbers, table
 from torchfuse.testing import OPTIM_SPECS, OptimSpec, ReferenceOptimizer, assert_close_to_torch
 
 SHAPES = (*DEFAULT_SHAPES, (0,), (1,))
@@ -276,13 +277,25 @@ def test_tensor_hyper_parameters_give_the_same_bits(case: Case, device: str) -> 
     assert_all_same_bits(snapshot(capturable), snapshot(optimizer))
 
 
+@pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
+def test_the_signature_has_every_hyper_parameter_of_the_table(spec: OptimSpec[Any]) -> None:
+    native = {info.name for info in table(spec.algorithm)}
+    named = inspect.signature(spec.optimizer).parameters
+    keys = {PARTS.get(name, (name, 0))[0] for name in native}
+    # FusedNovoGrad has apex's `norm_type` for it.
+    assert keys - {"inf_norm"} <= set(named)
+    group = spec.optimizer(make_params(), **spec.grid[0]).param_groups[0]
+    flags = {info.name for info in table(spec.algorithm) if info.is_flag} & set(group)
+    assert all(isinstance(group[name], bool) for name in flags)
+
+
 @pytest.mark.parametrize(
     ("case", "name"),
-    [(case, name) for case in FIRST_CASES for name in case.spec.optimizer._bounds],
+    [(case, name) for case in FIRST_CASES for name in numbers(case.spec.algorithm)],
     ids=str,
 )
 def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> None:
-    below = case.spec.optimizer._bounds[name]
+    below = numbers(case.spec.algorithm)[name].high
     for bad in (-0.1, below, float("nan")):
         value = (0.5, bad) if name in PAIRS else bad
         where = rf"{name}(\[1\])? of group 0 to be at least 0"
@@ -349,7 +362,9 @@ def op_arguments(
     keywords = {
         name: bool(value) if isinstance(types[name], torch.BoolType) else float(value)
         for name, value in zip(
-            torchfuse._C.FusedStep(optimizer._algorithm).hyper_param_names, values, strict=True
+            [info.name for info in table(optimizer._algorithm)],
+            values,
+            strict=True,
         )
     }
     return [[tensor.clone() for tensor in tensors] for tensors in lists], keywords

@@ -26,9 +26,6 @@ struct TORCHFUSE_API FusedAdagradOptions : public FusedOptionsOf<FusedAdagradOpt
   TORCH_ARG(bool,
             adagrad_w_mode) = false;  ///< decoupled decay; false: L2, as torch::optim::Adagrad
   TORCH_ARG(bool, maximize) = false;  ///< ascend instead of descend
-
- public:
-  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter; names as torch.optim.Adagrad.

@@ -33,9 +33,6 @@ struct TORCHFUSE_API FusedAdamOptions : public FusedOptionsOf<FusedAdamOptions> 
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
   /// Of exp_avg_sq and max_exp_avg_sq; none: as state_dtype.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_sq_dtype) = std::nullopt;
-
- public:
-  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter; names as torch.optim.Adam.

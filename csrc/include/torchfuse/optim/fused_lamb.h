@@ -38,9 +38,6 @@ struct TORCHFUSE_API FusedLAMBOptions : public FusedOptionsOf<FusedLAMBOptions> 
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
   /// Of exp_avg_sq; none: as state_dtype.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_sq_dtype) = std::nullopt;
-
- public:
-  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter; names as torch.optim.Adam.

@@ -24,9 +24,6 @@ struct TORCHFUSE_API FusedLARSOptions : public FusedOptionsOf<FusedLARSOptions> 
   TORCH_ARG(double, eps) = 1e-8;                 ///< added to the denominator, >= 0
   TORCH_ARG(bool, nesterov) = false;             ///< Nesterov momentum; needs a momentum
   TORCH_ARG(bool, maximize) = false;             ///< ascend instead of descend
-
- public:
-  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter.

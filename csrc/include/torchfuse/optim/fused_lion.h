@@ -26,9 +26,6 @@ struct TORCHFUSE_API FusedLionOptions : public FusedOptionsOf<FusedLionOptions> 
   TORCH_ARG(bool, maximize) = false;                       ///< ascend instead of descend
   /// Of exp_avg, the only state; none: as state_dtype.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
-
- public:
-  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter.

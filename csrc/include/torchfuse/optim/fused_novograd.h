@@ -33,9 +33,6 @@ struct TORCHFUSE_API FusedNovoGradOptions : public FusedOptionsOf<FusedNovoGradO
   TORCH_ARG(bool, maximize) = false;           ///< ascend instead of descend
   /// Of exp_avg alone; none: as state_dtype.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
-
- public:
-  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter.

@@ -79,7 +79,7 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// where the option is optimizer-wide. `group` is the group's index, none for the defaults.
   virtual void check_options(const torch::optim::OptimizerOptions& options,
                              std::optional<std::size_t> group) const = 0;
-  /// Values in FusedStep::hyper_param_names() order for one parameter group.
+  /// Values in FusedStep::hyper_params() order for one parameter group.
   virtual std::vector<HyperParam> hyper_params(
       const torch::optim::OptimizerOptions& options) const = 0;
   /// Optimizer-wide options of a step without a scaler.

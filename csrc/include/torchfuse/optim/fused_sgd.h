@@ -24,9 +24,6 @@ struct TORCHFUSE_API FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
   TORCH_ARG(bool, nesterov) = false;           ///< needs a momentum, and no dampening
   TORCH_ARG(bool, wd_after_momentum) = false;  ///< decay behind the momentum instead of before it
   TORCH_ARG(bool, maximize) = false;           ///< ascend instead of descend
-
- public:
-  void check(const std::string& owner) const override;
 };
 
 /// State of one parameter; names as torch.optim.SGD.

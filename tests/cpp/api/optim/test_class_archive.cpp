@@ -239,7 +239,7 @@ TYPED_TEST(ClassArchive, CountsMastersAndOptionsThatDoNotFitAreRefused) {
   refused([](auto&, auto& state) { state.param_remainder(torch::ones({1}, torch::kShort)); },
           "expected the archive to hold no param_groups[0].state[1].param_remainder");
   refused([](auto& options, auto&) { options.lr(std::nan("")); },
-          "expected param_groups[0].lr to be a finite number >= 0, got nan");
+          "expected param_groups[0].lr to be at least 0 and finite, got nan");
 }
 
 template <class Type>
@@ -264,9 +264,9 @@ TYPED_TEST(ClassOptions, OutOfRangeValuesAreRefusedByName) {
     expect_error([&] { typename TypeParam::Optimizer optimizer(make_params(), options); },
                  testing::class_name<TypeParam>() + ": expected defaults." + text);
   };
-  refused(Options(-1.0), "lr to be a finite number >= 0, got -1");
-  refused(Options(std::nan("")), "lr to be a finite number >= 0, got nan");
-  refused(Options().weight_decay(-0.5), "weight_decay to be a finite number >= 0, got -0.5");
+  refused(Options(-1.0), "lr to be at least 0 and finite, got -1");
+  refused(Options(std::nan("")), "lr to be at least 0 and finite, got nan");
+  refused(Options().weight_decay(-0.5), "weight_decay to be at least 0 and finite, got -0.5");
   refused(Options().max_grad_norm(-2.0), "max_grad_norm to be >= 0 or none, got -2");
 }
 
@@ -276,8 +276,8 @@ TYPED_TEST(ClassOptions, SchedulersReadAndSetTheLearningRate) {
   options.set_lr(0.25);
   EXPECT_EQ(options.lr(), 0.25);
   expect_error([&] { options.set_lr(-3.0); }, testing::class_name<TypeParam>() +
-                                                  ": expected options.lr to be a finite number >= "
-                                                  "0, got -3");
+                                                  ": expected options.lr to be at least 0 and "
+                                                  "finite, got -3");
   EXPECT_EQ(options.get_lr(), 0.25);
 }
 

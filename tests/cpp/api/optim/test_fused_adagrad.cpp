@@ -82,10 +82,11 @@ TEST(FusedAdagradOptions, OutOfRangeValuesAreRefusedByName) {
   const auto construct = [](const Options& options) {
     return [options] { FusedAdagrad optimizer(make_params(), options); };
   };
-  expect_error(construct(Options().lr_decay(-0.1)), "defaults.lr_decay to be a finite number >= 0");
-  expect_error(construct(Options().eps(-1e-8)), "defaults.eps to be a finite number >= 0");
+  expect_error(construct(Options().lr_decay(-0.1)),
+               "defaults.lr_decay to be at least 0 and finite");
+  expect_error(construct(Options().eps(-1e-8)), "defaults.eps to be at least 0 and finite");
   expect_error(construct(Options().initial_accumulator_value(-0.5)),
-               "defaults.initial_accumulator_value to be a finite number >= 0, got -0.5");
+               "defaults.initial_accumulator_value to be at least 0 and finite, got -0.5");
 }
 
 }  // namespace

@@ -68,15 +68,17 @@ TEST(FusedAdamOptions, OutOfRangeValuesAreRefusedByName) {
   const auto construct = [](const Options& options) {
     return [options] { FusedAdam optimizer(make_params(), options); };
   };
-  expect_error(construct(Options(-1.0)), "defaults.lr to be a finite number >= 0, got -1");
-  expect_error(construct(Options(kNan)), "defaults.lr to be a finite number >= 0, got nan");
-  expect_error(construct(Options().betas({1.0, 0.9})), "defaults.betas[0] to be in [0, 1), got 1");
-  expect_error(construct(Options().betas({0.9, kNan})), "defaults.betas[1] to be in [0, 1)");
-  expect_error(construct(Options().eps(-1e-8)), "defaults.eps to be a finite number >= 0");
+  expect_error(construct(Options(-1.0)), "defaults.lr to be at least 0 and finite, got -1");
+  expect_error(construct(Options(kNan)), "defaults.lr to be at least 0 and finite, got nan");
+  expect_error(construct(Options().betas({1.0, 0.9})),
+               "defaults.betas[0] to be at least 0 and less than 1, got 1");
+  expect_error(construct(Options().betas({0.9, kNan})),
+               "defaults.betas[1] to be at least 0 and less than 1");
+  expect_error(construct(Options().eps(-1e-8)), "defaults.eps to be at least 0 and finite");
   expect_error(construct(Options().weight_decay(-0.5)), "defaults.weight_decay to be");
   expect_error(construct(Options().max_grad_norm(-2.0)), "defaults.max_grad_norm to be >= 0");
   Options options(0.5);
-  expect_error([&] { options.set_lr(-3.0); }, "options.lr to be a finite number >= 0, got -3");
+  expect_error([&] { options.set_lr(-3.0); }, "options.lr to be at least 0 and finite, got -3");
   EXPECT_EQ(options.lr(), 0.5);
 }
 
@@ -88,7 +90,7 @@ TEST(FusedAdam, NamesTheGroupWithBadOptionsAndWorksAfterwards) {
       {params[1]}, std::make_unique<FusedAdamOptions>(FusedAdamOptions().eps(kNan))));
   const auto before = copy_of(params);
   expect_error([&] { optimizer.step(); },
-               "param_groups[1].eps to be a finite number >= 0, got nan");
+               "param_groups[1].eps to be at least 0 and finite, got nan");
   expect_equal(params, before);
 
   auto& options = static_cast<FusedAdamOptions&>(optimizer.param_groups()[1].options());

@@ -104,10 +104,10 @@ TEST(FusedLARSOptions, OutOfRangeValuesAreRefusedByName) {
     return [options] { FusedLARS optimizer(make_params(), options); };
   };
   expect_error(construct(FusedLARSOptions().momentum(nan)),
-               "defaults.momentum to be a finite number >= 0");
+               "defaults.momentum to be at least 0 and finite");
   expect_error(construct(FusedLARSOptions().trust_coefficient(-0.1)),
                "defaults.trust_coefficient to be");
-  expect_error(construct(FusedLARSOptions().eps(-1.0)), "defaults.eps to be a finite number >= 0");
+  expect_error(construct(FusedLARSOptions().eps(-1.0)), "defaults.eps to be at least 0 and finite");
   expect_error(construct(FusedLARSOptions().momentum(0.0).nesterov(true)),
                "defaults.nesterov to come with a momentum above 0, got 0");
 }

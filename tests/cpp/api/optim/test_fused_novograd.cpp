@@ -201,11 +201,11 @@ TEST(FusedNovoGradOptions, OutOfRangeValuesAreRefusedByName) {
     return [options] { FusedNovoGrad optimizer(make_params(), options); };
   };
   expect_error(construct(FusedNovoGradOptions().betas({1.0, 0.9})),
-               "defaults.betas[0] to be in [0, 1), got 1");
+               "defaults.betas[0] to be at least 0 and less than 1, got 1");
   expect_error(construct(FusedNovoGradOptions().betas({0.9, -0.1})),
-               "defaults.betas[1] to be in [0, 1)");
+               "defaults.betas[1] to be at least 0 and less than 1");
   expect_error(construct(FusedNovoGradOptions().eps(-1.0)),
-               "defaults.eps to be a finite number >= 0");
+               "defaults.eps to be at least 0 and finite");
   expect_error(construct(FusedNovoGradOptions().norm_type(1)),
                "defaults.norm_type to be 2 or 0 (the largest magnitude), got 1");
 }

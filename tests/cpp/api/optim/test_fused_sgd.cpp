@@ -184,8 +184,9 @@ TEST(FusedSGDOptions, OutOfRangeValuesAreRefusedByName) {
   const auto construct = [](const Options& options) {
     return [options] { FusedSGD optimizer(make_params(), options); };
   };
-  expect_error(construct(Options().momentum(nan)), "defaults.momentum to be a finite number >= 0");
-  expect_error(construct(Options().dampening(-0.1)), "defaults.dampening to be a finite number");
+  expect_error(construct(Options().momentum(nan)), "defaults.momentum to be at least 0 and finite");
+  expect_error(construct(Options().dampening(-0.1)),
+               "defaults.dampening to be at least 0 and finite");
   const std::string nesterov =
       "defaults.nesterov to come with a momentum above 0 and a dampening of 0, got ";
   expect_error(construct(Options().nesterov(true)), nesterov + "0 and 0");

@@ -96,7 +96,7 @@ TEST(OptimizerClass, RequiredStatesFollowTheOptions) {
 
 TEST(OptimizerClass, RefusesOptionsThatTheClassRefuses) {
   expect_error([] { required_states(FusedAdamOptions().eps(std::nan(""))); },
-               "FusedAdam: expected group 3.eps to be a finite number >= 0, got nan");
+               "FusedAdam: expected group 3.eps to be at least 0 and finite, got nan");
   OutputArchive written;
   written.write("lr", c10::IValue(0.1));
   InputArchive archive = reopened(written);

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The hyper-parameters of a native algorithm, as the parameter groups hold them.
+
+Names, order and ranges are told once, beside the formula; see `torchfuse/hyper_params.h`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchfuse import _C
+
+#: Hyper-parameters that a group holds as a part of a pair: its key, and the place in it.
+PARTS: Mapping[str, tuple[str, int]] = {
+    "beta1": ("betas", 0),
+    "beta2": ("betas", 1),
+    "min_trust_ratio": ("trust_ratio_bounds", 0),
+    "max_trust_ratio": ("trust_ratio_bounds", 1),
+}
+#: Keys of pairs of numbers, each with the range of one.
+PAIRS = ("betas",)
+#: What a pair of bounds is where a group has None.
+UNBOUNDED = (0.0, math.inf)
+
+
+class HyperParam(NamedTuple):
+    """A hyper-parameter of a native algorithm; a number stays below `high`."""
+
+    algorithm: str
+    name: str
+    is_flag: bool
+    high: float
+
+    def violation(self, value: float) -> str | None:
+        """What a number has to be, where `value` is not: "at least 0 and finite"."""
+        return _C.hyper_param_violation(self.algorithm, self.name, value)
+
+
+@functools.cache
+def table(algorithm: str) -> tuple[HyperParam, ...]:
+    """The native hyper-parameters, in the order in which the step takes them."""
+    return tuple(HyperParam(algorithm, *told) for told in _C.hyper_params_of(algorithm))
+
+
+@functools.cache
+def numbers(algorithm: str) -> Mapping[str, HyperParam]:
+    """By a group's key: hyper-parameters that are numbers or 0-dim tensors, or pairs of them."""
+    infos = {PARTS.get(info.name, (info.name, 0))[0]: info for info in table(algorithm)}
+    return {
+        key: info for key, info in infos.items() if not info.is_flag and key != "trust_ratio_bounds"
+    }
+
+
+def values(algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """One group's values, in the order of `table`."""
+    found = []
+    for info in table(algorithm):
+        name = info.name
+        if name in PARTS:
+            key, place = PARTS[name]
+            pair = group[key]
+            found.append((UNBOUNDED if pair is None else pair)[place])
+        else:
+            found.append(group[name])
+    return tuple(found)
+
+
+def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam) -> None:
+    """Requires a number, or a 0-dim fp32 or fp64 tensor, in the range of `info`."""
+    where = f"{owner}: expected {name} of group {group} to be"
+    if isinstance(value, Tensor):
+        if value.dim() != 0 or value.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{where} a number or a 0-dim fp32 or fp64 tensor, "
+                f"got a {value.dtype} tensor of shape {list(value.shape)}."
+            )
+    elif not isinstance(value, Real):
+        raise TypeError(f"{where} a number or a 0-dim tensor, got {type(value).__name__}.")
+    expected = info.violation(float(value))
+    if expected is not None:
+        raise ValueError(f"{where} {expected}, got {float(value)}.")
+
+
+def check_numbers(owner: str, group: int, algorithm: str, values: Mapping[str, Any]) -> None:
+    """Requires each hyper-parameter that is a number to be in its range."""
+    for key, info in numbers(algorithm).items():
+        value = values[key]
+        if key not in PAIRS:
+            check_number(owner, group, key, value, info)
+            continue
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            raise ValueError(
+                f"{owner}: expected {key} of group {group} to be a pair of numbers, got {value!r}."
+            )
+        for position, part in enumerate(value):
+            check_number(owner, group, f"{key}[{position}]", part, info)
+
+
+def check_bounds(owner: str, group: int, name: str, values: Any) -> None:
+    """Requires None, or a least and a greatest value in order; the latter may be infinite."""
+    if values is None:
+        return
+    where = f"{owner}: expected {name} of group {group} to be"
+    if not isinstance(values, tuple | list) or len(values) != 2:
+        raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")
+    low, high = (float(value) for value in values)
+    if not 0.0 <= low <= high or low == math.inf:
+        raise ValueError(f"{where} None or two numbers of at least 0 in order, got {values!r}.")
