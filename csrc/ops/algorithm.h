@@ -62,7 +62,7 @@ class Algorithm {
   virtual void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
                           const c10::Device& device) = 0;
   virtual bool uses_state(std::int64_t group, int state) const = 0;
-  /// The same for values that were not taken.
+  /// The same for values that were not taken, and may be out of range. No device is asked.
   virtual bool uses_state(const std::vector<HyperParam>& group, int state) const = 0;
   /// Runs or enqueues the update of a bucket.
   virtual void update(const Bucket& bucket, const kernels::StepScalars* scalars,
@@ -123,9 +123,19 @@ class FusedAlgorithm final : public Algorithm {
   }
 
   bool uses_state(const std::vector<HyperParam>& group, int state) const final {
-    std::vector<at::Tensor> tensors;
-    GroupReader reader(op(), "", hyper_params(), group, at::kCPU, tensors);
-    return state >= Functor::kNumStates || Functor::uses_state(read(reader), state);
+    typename Functor::Params params;
+    for (std::size_t i = 0; i < std::size(Functor::kHyperParams); ++i) {
+      const auto& entry = Functor::kHyperParams[i];
+      const auto* number = std::get_if<double>(&group[i]);
+      if (entry.flag != nullptr) {
+        params.*entry.flag = number != nullptr && *number != 0.0;
+      } else if (number != nullptr) {
+        (params.*entry.number).value = *number;
+      } else {
+        (params.*entry.number).pointer = std::get<at::Tensor>(group[i]).const_data_ptr();
+      }
+    }
+    return state >= Functor::kNumStates || Functor::uses_state(params, state);
   }
 
   void update(const Bucket& bucket, const kernels::StepScalars* scalars,

@@ -29,7 +29,7 @@ struct Adagrad {
       {"maximize", &Params::maximize},
   };
   static constexpr const char* kStateNames[] = {"sum"};
-  static constexpr int kNumStates = 1;  ///< sum
+  static constexpr int kNumStates = 1;
 
   /// Whether the stream `state` is used at all under these hyper-parameters.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int /*state*/) { return true; }

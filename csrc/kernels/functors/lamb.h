@@ -44,8 +44,8 @@ struct Lamb {
       {"maximize", &Params::maximize},
   };
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
-  static constexpr int kNumStates = 2;  ///< exp_avg, exp_avg_sq
-  static constexpr int kNumNorms = 2;   ///< of the parameter and of its update
+  static constexpr int kNumStates = 2;
+  static constexpr int kNumNorms = 2;  ///< of the parameter and of its update
   static constexpr bool kStatesInMeasure = true;
   static constexpr bool kTracksNorm = false;
 

@@ -32,8 +32,8 @@ struct Lars {
       {"maximize", &Params::maximize},
   };
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
-  static constexpr int kNumStates = 1;  ///< momentum_buffer
-  static constexpr int kNumNorms = 2;   ///< of the parameter and of its gradient
+  static constexpr int kNumStates = 1;
+  static constexpr int kNumNorms = 2;  ///< of the parameter and of its gradient
   static constexpr bool kStatesInMeasure = false;
   static constexpr bool kTracksNorm = false;
 
@@ -72,7 +72,7 @@ struct Lars {
   }
 
   template <class V, class T>
-  TORCHFUSE_HOST_DEVICE static void measure(V param, V grad, V (& /*state*/)[kNumStates],
+  TORCHFUSE_HOST_DEVICE static void measure(V param, V grad, V (&/*state*/)[kNumStates],
                                             const Coefs<T>& /*coefs*/, V (&measured)[kNumNorms]) {
     measured[0] = param;
     measured[1] = grad;

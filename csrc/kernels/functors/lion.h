@@ -27,7 +27,7 @@ struct Lion {
       {"maximize", &Params::maximize},
   };
   static constexpr const char* kStateNames[] = {"exp_avg"};
-  static constexpr int kNumStates = 1;  ///< exp_avg
+  static constexpr int kNumStates = 1;
 
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int) { return true; }
 

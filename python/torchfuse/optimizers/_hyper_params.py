@@ -58,18 +58,17 @@ def numbers(algorithm: str) -> Mapping[str, HyperParam]:
     }
 
 
+@functools.cache
+def _places(algorithm: str) -> tuple[tuple[str, int | None], ...]:
+    return tuple(PARTS.get(info.name, (info.name, None)) for info in table(algorithm))
+
+
 def values(algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
     """One group's values, in the order of `table`."""
-    found = []
-    for info in table(algorithm):
-        name = info.name
-        if name in PARTS:
-            key, place = PARTS[name]
-            pair = group[key]
-            found.append((UNBOUNDED if pair is None else pair)[place])
-        else:
-            found.append(group[name])
-    return tuple(found)
+    return tuple(
+        group[key] if place is None else (group[key] or UNBOUNDED)[place]
+        for key, place in _places(algorithm)
+    )
 
 
 def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam) -> None:
@@ -88,10 +87,10 @@ def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam
         raise ValueError(f"{where} {expected}, got {float(value)}.")
 
 
-def check_numbers(owner: str, group: int, algorithm: str, values: Mapping[str, Any]) -> None:
+def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, Any]) -> None:
     """Requires each hyper-parameter that is a number to be in its range."""
     for key, info in numbers(algorithm).items():
-        value = values[key]
+        value = given[key]
         if key not in PAIRS:
             check_number(owner, group, key, value, info)
             continue

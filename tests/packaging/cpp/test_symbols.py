@@ -36,17 +36,22 @@ def top_level_statements(header: Path) -> list[str]:
 def is_defined_elsewhere(statement: str) -> bool:
     """Whether it declares functions that it does not define."""
     macro = r"TORCH(FUSE)?_(ARG|MODULE)\((?:[^()]|\([^()]*\))*\)"
-    body = re.sub(rf"{macro}|=\s*(default|delete)|=[^;{{}}]*(?=;)", "", statement)
+    # Constructors in one line, whose calls look like declarations.
+    defined = r"\)\s*:[^;{}]*\{[^{}]*\}"
+    body = re.sub(rf"{macro}|{defined}|=\s*(default|delete)|=[^;{{}}]*(?=;)", "", statement)
     own_template = statement.startswith("template ") and "TORCHFUSE_API" not in statement
     inline = statement.startswith("inline ") or own_template
     return not inline and re.search(r"\)(\s*(const|noexcept|override))*\s*;", body) is not None
 
 
 def exported_names(header: Path) -> list[str]:
-    """Classes and functions that TORCHFUSE_API marks, without their namespaces."""
-    text = "\n".join(filter(is_defined_elsewhere, top_level_statements(header)))
+    """Patterns of classes and functions that TORCHFUSE_API marks, and of templates made here."""
+    statements = top_level_statements(header)
+    text = "\n".join(filter(is_defined_elsewhere, statements))
     classes = re.findall(r"\b(?:class|struct) TORCHFUSE_API (\w+)", text)
-    return classes + re.findall(r"^TORCHFUSE_API [^(;{]*?(\w+)\(", text, re.MULTILINE)
+    functions = re.findall(r"^TORCHFUSE_API [^(;{]*?(\w+)\(", text, re.MULTILINE)
+    made = re.findall(r"^extern template \w+ (\w+)<(\w+)", "\n".join(statements), re.MULTILINE)
+    return classes + functions + [rf"{name}<torchfuse::(\w+::)*{of}" for name, of in made]
 
 
 def test_only_our_symbols_leave_the_library(symbols: list[str]) -> None:
@@ -58,7 +63,7 @@ def test_what_the_header_declares_is_exported(header: Path, symbols: list[str]) 
     names = exported_names(header)
     assert names or header.name == "torchfuse.h"
     for name in names:
-        pattern = re.compile(rf"^torchfuse::(\w+::)*{name}(\(|::|\[|<)")
+        pattern = re.compile(rf"^torchfuse::(\w+::)*{name}(\(|::|\[|<|>|,)")
         assert any(pattern.match(symbol) for symbol in symbols), f"{name} is not exported"
 
 

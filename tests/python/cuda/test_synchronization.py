@@ -147,6 +147,18 @@ def test_hyper_parameters_on_the_device() -> None:
     assert set(problem.result()["state step"].tolist()) == {4.0}
 
 
+def test_op_with_its_learning_rate_on_the_device(device: str) -> None:
+    params, grads, means, squares = ([torch.ones(5, device=device)] for _ in range(4))
+    lists = (params, grads, means, squares, [], [torch.zeros((), device=device)], [])
+    rate = torch.full((), 0.5, device=device)
+    numbers = {"lr": 0.0, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    for _ in range(2):  # the first makes the workspaces
+        synchronize(device)
+        with no_host_wait(device):
+            torch.ops.torchfuse.fused_adam_(*lists, **numbers, lr_tensor=rate)
+    assert float(params[0][0]) < 1.0
+
+
 def replace_state(problem: Problem) -> None:
     state = problem.optimizer.state[problem.params[-1]]
     state["exp_avg"] = state["exp_avg"].clone()
