@@ -36,7 +36,7 @@ namespace torchfuse::optim {
 ///     template <class Self, class Visit> static void options(Self& options, const Visit& visit);
 ///     // visit(key, value) for every state, in the algorithm's order
 ///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
-///     // Optional: visit(name, option, value) for hyper-parameters that options become.
+///     // Optional: visit(part, value) for hyper-parameters that options become.
 ///     template <class Visit> static void derived(const Options& options, const Visit& visit);
 ///     // Optional: throws for options that their ranges allow and that make no sense.
 ///     static void check(const Options& options, const std::string& owner);

@@ -39,7 +39,7 @@ struct FusedClass<FusedNovoGradOptions> {
 
   template <class Visit>
   static void derived(const FusedNovoGradOptions& options, const Visit& visit) {
-    visit("inf_norm", "norm_type", options.norm_type() == 0 ? 1.0 : 0.0);
+    visit(OptionPart{"inf_norm"}, options.norm_type() == 0 ? 1.0 : 0.0);
   }
 
   static void check(const FusedNovoGradOptions& options, const std::string& owner) {

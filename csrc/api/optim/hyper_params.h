@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 namespace torchfuse::optim {
@@ -28,21 +28,33 @@ void check_option(const char* name, const std::string& owner, const std::string&
                     ", got ", value, ".");
 }
 
-/// visit(name, option, value) for every number in the options: its name in the algorithm's table,
-/// and how a user writes it. They differ where an option is a pair: beta1 is betas[0].
+/// An option, or one half of an option that is a pair: beta1 is betas[0].
+struct OptionPart {
+  const char* key;
+  int half = 0;  ///< 1 or 2 of a pair
+
+  std::string name_in_table() const {
+    const std::string whole = key;
+    return half == 0 ? whole : whole.substr(0, whole.size() - 1) + std::to_string(half);
+  }
+  std::string as_written() const {
+    return half == 0 ? key : std::string(key) + "[" + std::to_string(half - 1) + "]";
+  }
+};
+
+/// visit(part, value) for every number in the options.
 template <class Options, class Visit>
 void visit_numbers(const Options& options, const Visit& visit) {
-  visit("lr", "lr", options.lr());
-  FusedClass<Options>::options(options, [&](const std::string& key, const auto& value) {
+  visit(OptionPart{"lr"}, options.lr());
+  FusedClass<Options>::options(options, [&](const char* key, const auto& value) {
     using Value = std::decay_t<decltype(value)>;
     if constexpr (std::is_same_v<Value, std::tuple<double, double>>) {
-      const std::string single = key.substr(0, key.size() - 1);
-      visit(single + "1", key + "[0]", std::get<0>(value));
-      visit(single + "2", key + "[1]", std::get<1>(value));
+      visit(OptionPart{key, 1}, std::get<0>(value));
+      visit(OptionPart{key, 2}, std::get<1>(value));
     } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
-      visit(key, key, value.value_or(std::numeric_limits<double>::infinity()));
+      visit(OptionPart{key}, value.value_or(std::numeric_limits<double>::infinity()));
     } else {
-      visit(key, key, static_cast<double>(value));
+      visit(OptionPart{key}, static_cast<double>(value));
     }
   });
   if constexpr (requires { FusedClass<Options>::derived(options, visit); }) {
@@ -65,14 +77,13 @@ std::size_t place_of(const std::string& name) {
   return std::find_if(table.begin(), table.end(), is_it) - table.begin();
 }
 
-/// The values as a step takes them.
+/// Where the numbers that visit_numbers() finds stand in the table. Names are compared once.
 template <class Options>
-std::vector<HyperParam> hyper_params_from(const Options& options) {
-  // Names are compared once.
+const std::vector<std::size_t>& places_of(const Options& options) {
   static const std::vector<std::size_t> places = [&] {
     std::vector<std::size_t> found;
-    visit_numbers(options, [&](const std::string& name, const std::string&, double) {
-      found.push_back(place_of<Options>(name));
+    visit_numbers(options, [&](const OptionPart& part, double) {
+      found.push_back(place_of<Options>(part.name_in_table()));
     });
     for (std::size_t place = 0; place < table_of<Options>().size(); ++place) {
       TORCH_INTERNAL_ASSERT(std::count(found.begin(), found.end(), place) == 1,
@@ -80,9 +91,16 @@ std::vector<HyperParam> hyper_params_from(const Options& options) {
     }
     return found;
   }();
+  return places;
+}
+
+/// The values as a step takes them.
+template <class Options>
+std::vector<HyperParam> hyper_params_from(const Options& options) {
+  const std::vector<std::size_t>& places = places_of(options);
   std::vector<HyperParam> values(table_of<Options>().size());
   std::size_t next = 0;
-  visit_numbers(options, [&](const std::string&, const std::string&, double value) {
+  visit_numbers(options, [&](const OptionPart&, double value) {
     const std::size_t place = places[next++];
     if (place < values.size()) values[place] = value;
   });
@@ -92,15 +110,20 @@ std::vector<HyperParam> hyper_params_from(const Options& options) {
 /// Throws, naming `owner` and the option, for a hyper-parameter out of its range.
 template <class Options>
 void check_hyper_params(const std::string& owner, const Options& options) {
-  std::map<std::string, double> seen;
-  visit_numbers(options, [&](const std::string& name, const std::string& option, double value) {
-    const std::size_t place = place_of<Options>(name);
-    if (place == table_of<Options>().size()) return;
-    const HyperParamInfo& info = table_of<Options>()[place];
-    const auto violation = info.at_least.empty() ? info.violation(value)
-                                                 : info.violation(value, seen.at(info.at_least));
-    check_option(FusedClass<Options>::kName, owner, option, violation, value);
-    seen[name] = value;
+  const std::vector<HyperParamInfo>& table = table_of<Options>();
+  const std::vector<std::size_t>& places = places_of(options);
+  const std::vector<HyperParam> values = hyper_params_from(options);
+  std::size_t next = 0;
+  visit_numbers(options, [&](const OptionPart& part, double value) {
+    const std::size_t place = places[next++];
+    if (place == table.size()) return;
+    const HyperParamInfo& info = table[place];
+    const auto violation = info.at_least.empty()
+                               ? info.violation(value)
+                               : info.violation(value, std::get<double>(values[place - 1]));
+    if (violation) {
+      check_option(FusedClass<Options>::kName, owner, part.as_written(), violation, value);
+    }
   });
 }
 

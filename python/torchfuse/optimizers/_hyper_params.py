@@ -24,10 +24,11 @@ PARTS: Mapping[str, tuple[str, int]] = {
     "min_trust_ratio": ("trust_ratio_bounds", 0),
     "max_trust_ratio": ("trust_ratio_bounds", 1),
 }
+#: The key of a pair that may be None, and what it is then.
+BOUNDS = "trust_ratio_bounds"
+UNBOUNDED = (0.0, math.inf)
 #: Keys of pairs of numbers, each with the range of one.
 PAIRS = ("betas",)
-#: What a pair of bounds is where a group has None.
-UNBOUNDED = (0.0, math.inf)
 
 
 class HyperParam(NamedTuple):
@@ -53,22 +54,29 @@ def table(algorithm: str) -> tuple[HyperParam, ...]:
 def numbers(algorithm: str) -> Mapping[str, HyperParam]:
     """By a group's key: hyper-parameters that are numbers or 0-dim tensors, or pairs of them."""
     infos = {PARTS.get(info.name, (info.name, 0))[0]: info for info in table(algorithm)}
-    return {
-        key: info for key, info in infos.items() if not info.is_flag and key != "trust_ratio_bounds"
-    }
+    return {key: info for key, info in infos.items() if not info.is_flag and key != BOUNDS}
 
 
 @functools.cache
-def _places(algorithm: str) -> tuple[tuple[str, int | None], ...]:
-    return tuple(PARTS.get(info.name, (info.name, None)) for info in table(algorithm))
+def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """A group's keys in the order of `table`, and the places of those that hold two values."""
+    keys = tuple(
+        dict.fromkeys(PARTS.get(info.name, (info.name, 0))[0] for info in table(algorithm))
+    )
+    pairs = {key for key, _ in PARTS.values()}
+    return keys, tuple(place for place, key in enumerate(keys) if key in pairs)
 
 
 def values(algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
     """One group's values, in the order of `table`."""
-    return tuple(
-        group[key] if place is None else (group[key] or UNBOUNDED)[place]
-        for key, place in _places(algorithm)
-    )
+    keys, pairs = _keys(algorithm)
+    found = [group[key] for key in keys]
+    for place in reversed(pairs):
+        if keys[place] == BOUNDS and not found[place]:
+            found[place] = UNBOUNDED
+        first, second = found[place]
+        found[place : place + 1] = (first, second)
+    return tuple(found)
 
 
 def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam) -> None:

@@ -251,6 +251,11 @@ def test_bad_hyper_parameters(name: str, value: float) -> None:
     assert all(float(s) == 0.0 for s in arguments["state_steps"])
 
 
+def test_a_learning_rate_without_memory_is_refused_by_name() -> None:
+    with pytest.raises(RuntimeError, match="fused_adam_: expected lr to "):
+        call(make_arguments(), lr_tensor=torch.tensor(0.5).to_sparse())
+
+
 @pytest.mark.parametrize("name", ["grad_scale", "found_inf", "lr_tensor"])
 @pytest.mark.parametrize("value", [torch.zeros(2), torch.zeros((), dtype=torch.int32)])
 def test_bad_scalars(name: str, value: Tensor) -> None:

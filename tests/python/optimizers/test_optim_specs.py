@@ -303,6 +303,33 @@ def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> Non
             Case(case.spec, {**case.hyper, name: value}).ours(make_params())
 
 
+PAIR_CASES = [case for case in FIRST_CASES if "betas" in numbers(case.spec.algorithm)]
+
+
+@pytest.mark.parametrize("case", PAIR_CASES, ids=str)
+@pytest.mark.parametrize("value", [None, (), (0.5,), (0.5, 0.6, 0.7), 0.5], ids=str)
+def test_an_edited_pair_that_is_none_is_refused(case: Case, value: Any) -> None:
+    params = make_params()
+    optimizer = case.ours(params)
+    set_grads(params, random_grads(params, 1))
+    optimizer.param_groups[0]["betas"] = value
+    before = [p.detach().clone() for p in params]
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.step()
+    assert_all_same_bits([p.detach() for p in params], before)
+
+
+@pytest.mark.parametrize("case", PAIR_CASES, ids=str)
+def test_a_pair_may_be_any_two_values(case: Case) -> None:
+    params, others = make_params(), make_params()
+    optimizer, edited = case.ours(params), case.ours(others)
+    pair = torch.tensor(optimizer.param_groups[0]["betas"], dtype=torch.float64)
+    edited.param_groups[0]["betas"] = pair
+    train(optimizer, params, [1])
+    train(edited, others, [1])
+    assert_all_same_bits([p.detach() for p in others], [p.detach() for p in params])
+
+
 # --- State dicts ---------------------------------------------------------------------------------
 
 
