@@ -221,7 +221,7 @@ class FusedAlgorithm final : public Algorithm {
     measure_all(bucket.key.device, args);
     sum_measured_over_shards(workspace_.sums(), Functor::kTracksNorm, *bucket.shard_groups);
     args.partials = std::exchange(args.sums, nullptr);
-    args.slots = workspace_.one_partial_each();
+    args.chunk_offsets = workspace_.one_partial_each();
     finish_norms(bucket.key.device, args);
   }
 

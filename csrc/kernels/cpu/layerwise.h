@@ -169,7 +169,7 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
     for_each_norm_chunk(
         table, t, begin, end, [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
           measure_chunk<Functor, T>(streams, first, stop, coefs, grad_coef,
-                                    args.partials + (args.slots[t] + chunk) * Functor::kNumNorms);
+                                    args.partials + (args.chunk_offsets[t] + chunk) * Functor::kNumNorms);
         });
   }
 }

@@ -24,7 +24,7 @@ TORCHFUSE_HOST_DEVICE std::uint32_t legal_width(std::uintptr_t address) {
   return low & (~low + 1u);
 }
 
-struct StreamAccess {
+struct OperandAccess {
   std::uintptr_t address = 0;
   std::uint32_t element_size = 4;
   std::uint32_t uses = 1;  ///< 2 for a stream that is loaded and stored
@@ -37,7 +37,7 @@ struct Peeling {
 
 /// How many elements to peel so that vectors of `vec` elements cost the fewest memory instructions.
 /// See Note [Peeling].
-inline Peeling best_peeling(const StreamAccess* streams, int count, std::uint32_t vec) {
+inline Peeling best_peeling(const OperandAccess* streams, int count, std::uint32_t vec) {
   std::uintptr_t low_bits = 0;
   for (int s = 0; s < count; ++s) low_bits |= streams[s].address;
   if (legal_width(low_bits) == kVectorBytes) return Peeling{};

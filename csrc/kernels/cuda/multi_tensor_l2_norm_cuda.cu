@@ -157,7 +157,7 @@ Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const PrologueArgs* pro
       arguments.table.reset(kChunk);
     }
     const TensorRow& row = args.tensors.rows[i];
-    arguments.table.append(NormRow{row.grad, row.numel, args.slots[i]});
+    arguments.table.append(NormRow{row.grad, row.numel, args.chunk_offsets[i]});
     return launched;
   });
   if (!status.ok() || arguments.table.count == 0) return status;

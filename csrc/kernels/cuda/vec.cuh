@@ -103,6 +103,19 @@ __device__ __forceinline__ void store_words(unsigned char* address,
   }
 }
 
+/// The width of accesses at `address`. Found anew for every vector where operands are misaligned:
+/// three instructions, where widths kept for the loop would cost a register per operand.
+template <bool kAligned>
+__device__ __forceinline__ std::uint32_t access_width(const unsigned char* address) {
+  return kAligned ? kVectorBytes : legal_width(reinterpret_cast<std::uintptr_t>(address));
+}
+
+/// Within a chunk 32 bits are enough.
+template <class S>
+__device__ __forceinline__ std::uint32_t byte_offset(std::uint32_t index) {
+  return index * static_cast<std::uint32_t>(sizeof(S));
+}
+
 /// Loads a vector with accesses of `width` bytes, from sizeof(S) to 16. `width` is the same for all
 /// threads of a warp.
 template <Keep kKeep, class S, int kVec>

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "device.h"
-#include "kernels/cuda/supported_dtypes.h"
+#include "kernels/cuda/typed_tuples.h"
 #include "kernels/functors/adam.h"
 
 namespace torchfuse::kernels::testing {
@@ -64,7 +64,7 @@ struct UpdateTuple {
   /// Elements per vector: 16 bytes of the narrowest stream, or of a 16-bit one where types are
   /// looked up as the kernel runs.
   std::int64_t vec() const {
-    if (!has_own_kernel(table(), 3)) return 8;
+    if (!has_typed_kernel(table(), 3)) return 8;
     return 16 /
            static_cast<std::int64_t>(std::min({size_of(param), size_of(grad), size_of(state)}));
   }
@@ -103,7 +103,7 @@ std::vector<UpdateTuple> tuples_where(Condition condition) {
 
 /// The tuples that have a kernel of their own.
 inline std::vector<UpdateTuple> own_tuples() {
-  return tuples_where([](const TensorTable& table) { return has_own_kernel(table, 3); });
+  return tuples_where([](const TensorTable& table) { return has_typed_kernel(table, 3); });
 }
 
 /// Some of those that do not, with every storage type in every place.

@@ -16,7 +16,7 @@ namespace torchfuse::kernels {
 ///   bf16       bf16, fp32               fp32             optional, fp32
 ///   bf16       bf16, fp32               bf16             -
 ///   fp64       fp64                     fp64             -
-constexpr bool has_own_kernel(DType param, DType grad, DType state, bool has_master) {
+constexpr bool has_typed_kernel(DType param, DType grad, DType state, bool has_master) {
   if (param == DType::kFloat64) {
     return grad == DType::kFloat64 && state == DType::kFloat64 && !has_master;
   }
@@ -28,19 +28,19 @@ constexpr bool has_own_kernel(DType param, DType grad, DType state, bool has_mas
 }
 
 /// The same for a table whose functor has `num_states` states.
-constexpr bool has_own_kernel(const TensorTable& table, int num_states) {
+constexpr bool has_typed_kernel(const TensorTable& table, int num_states) {
   if (table.has_remainder || table.stochastic) return false;
   for (int k = 1; k < num_states; ++k) {
     if (table.state[k] != table.state[0]) return false;
   }
   const DType state = num_states == 0 ? DType::kFloat32 : table.state[0];
-  return has_own_kernel(table.param, table.grad, state, table.has_master);
+  return has_typed_kernel(table.param, table.grad, state, table.has_master);
 }
 
 /// Every other table without fp64 is updated by one kernel that looks the types up as it runs.
 /// Masters belong to 16-bit parameters, remainders to those in bf16, and those without either may
 /// be rounded stochastically.
-constexpr bool has_mixed_kernel(const TensorTable& table, int num_states) {
+constexpr bool has_looked_up_kernel(const TensorTable& table, int num_states) {
   bool wide = table.param == DType::kFloat64 || table.grad == DType::kFloat64;
   for (int k = 0; k < num_states; ++k) wide = wide || table.state[k] == DType::kFloat64;
   const bool master_fits = !table.has_master || size_of(table.param) == 2;
