@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/tensor_table.h"
 #include "kernels/cuda/alignment.h"
@@ -19,6 +20,23 @@
 #include "kernels/layerwise_optimizer.h"
 
 namespace torchfuse::kernels::cuda {
+
+/// The accesses whose kernels serve a tuple. Tuples that differ in what a phase does not touch share
+/// one: gradients in an update that reads none, states in a measure that moves none.
+template <class Access>
+struct Needed {
+  using ForUpdate = Access;
+  using ForMeasure = Access;
+};
+template <Layerwise Functor, class Param, class Grad, class State, bool kMaster>
+  requires(sizeof(Param) == 2)
+struct Needed<TypedAccess<Functor, Param, Grad, State, kMaster>> {
+  static constexpr bool kEarly = kStatesInMeasure<Functor>;
+  using ForUpdate =
+      TypedAccess<Functor, Param, std::conditional_t<kEarly, Param, Grad>, State, kMaster>;
+  using ForMeasure = TypedAccess<Functor, Param, Grad,
+                                 std::conditional_t<kEarly || kMaster, State, Param>, kMaster>;
+};
 
 /// What all rows of a table share. `chunk` in elements.
 template <class Phase>
@@ -59,7 +77,7 @@ Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
     const int state = o - Access::kStateOperand;
     const bool is_state = state >= 0 && state < Access::kStates;
     if (is_state && !Phase::Functor::uses_state(params, state)) continue;
-    if (!launch.has_operand(o)) continue;
+    if (!launch.has_operand(o) || (o == Access::kGradOperand && !Phase::kReadsGrad)) continue;
     const bool read_only = o == Access::kGradOperand && !launch.write_back_grads;
     const bool write_only = o == Access::kParamOperand && launch.has_master();
     accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.operands[o]),
@@ -92,8 +110,9 @@ Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream 
   return status.ok() ? filler.flush() : status;
 }
 
-template <class Access>
-Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream stream) {
+template <class Tuple>
+Status enqueue_updates(const UpdateArgs<typename Tuple::Functor>& args, Stream stream) {
+  using Access = typename Needed<Tuple>::ForUpdate;
   Launch<Update<Access>> launch{};
   begin_launch(args, choose_chunk(args.tensors.total(), kThreads * Access::kVec), launch);
   bool misaligned = false;
@@ -103,8 +122,9 @@ Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream 
   return enqueue_updates<Access, false>(args, stream, launch, &unused);
 }
 
-template <class Access>
-Status enqueue_measures(const MeasureArgs<typename Access::Functor>& args, Stream stream) {
+template <class Tuple>
+Status enqueue_measures(const MeasureArgs<typename Tuple::Functor>& args, Stream stream) {
+  using Access = typename Needed<Tuple>::ForMeasure;
   using Phase = Measure<Access>;
   const auto& update = args.update;
   Launch<Phase> launch{};
