@@ -44,7 +44,7 @@ TORCHFUSE_HOST_DEVICE MeasurePartial operator+(const MeasurePartial& a, const Me
 
 template <class Functor>
 struct MeasureArgs {
-  UpdateArgs<Functor> update;           ///< its `norms` are what this phase writes
+  UpdateArgs<Functor> update;                   ///< its `norms` are what this phase writes
   const std::int64_t* chunk_offsets = nullptr;  ///< first chunk of each tensor: as in L2NormArgs
   /// On the tensors' device: kNumNorms for each of chunk_offsets[count] chunks, all written.
   MeasurePartial* partials = nullptr;

@@ -23,7 +23,8 @@ struct L2NormArgs {
   TensorTable tensors;  ///< only rows[i].grad and rows[i].numel are used
   /// First slot of each tensor: prefix sums of num_norm_chunks(numel), count + 1 of them.
   const std::int64_t* chunk_offsets = nullptr;
-  NormPartial* partials = nullptr;  ///< on the tensors' device; chunk_offsets[count] of them, all written
+  NormPartial* partials =
+      nullptr;  ///< on the tensors' device; chunk_offsets[count] of them, all written
 };
 
 /// Fills the chunk_offsets of every chunk whose first flattened element lies in [begin, end).

@@ -184,7 +184,8 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
 }
 
 /// The calling thread's share of a chunk. See Note [Peeling]. Single elements come first in an
-/// update: behind the loop they would keep its base addresses alive through it. Sums take them last.
+/// update: behind the loop they would keep its base addresses alive through it. Sums take them
+/// last.
 template <class Phase, bool kAligned, class Access>
 __device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const RowShare& share,
                                              std::uint32_t wanted_head,
@@ -229,8 +230,8 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   if (share.row >= 0 && share.rank == 0) {
     const Row<Phase>& row = launch.table.rows[share.row];
     const auto& params = launch.groups[launch.group[share.row]];
-    auto coefs = Functor::template prepare<typename Access::Compute>(
-        params, static_cast<double>(*row.step));
+    auto coefs =
+        Functor::template prepare<typename Access::Compute>(params, static_cast<double>(*row.step));
     if constexpr (Layerwise<Functor> && !Phase::kMeasures) {
       Functor::apply_norms(params, row.norms, coefs);
     }

@@ -21,8 +21,8 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// The accesses whose kernels serve a tuple. Tuples that differ in what a phase does not touch share
-/// one: gradients in an update that reads none, states in a measure that moves none.
+/// The accesses whose kernels serve a tuple. Tuples that differ in what a phase does not touch
+/// share one: gradients in an update that reads none, states in a measure that moves none.
 template <class Access>
 struct Needed {
   using ForUpdate = Access;
@@ -80,8 +80,8 @@ Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
     if (!launch.has_operand(o) || (o == Access::kGradOperand && !Phase::kReadsGrad)) continue;
     const bool read_only = o == Access::kGradOperand && !launch.write_back_grads;
     const bool write_only = o == Access::kParamOperand && launch.has_master();
-    accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.operands[o]),
-                         launch.element_size(o), read_only || write_only ? 1u : 2u};
+    accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.operands[o]), launch.element_size(o),
+                         read_only || write_only ? 1u : 2u};
   }
   return best_peeling(accesses, count, Access::kVec);
 }

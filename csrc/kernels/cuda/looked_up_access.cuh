@@ -75,9 +75,7 @@ struct LookedUpAccess {
       return static_cast<std::uint32_t>(size_of(dtypes[operand]));
     }
     bool has_master() const { return master; }
-    bool has_operand(int operand) const {
-      return operand != kMasterOperand || master || remainder;
-    }
+    bool has_operand(int operand) const { return operand != kMasterOperand || master || remainder; }
   };
   /// Stochastic rounding asks for the number of the parameter, and of the element in it.
   struct RowData {
@@ -108,7 +106,8 @@ struct LookedUpAccess {
     }
   };
 
-  // --- Vectors -------------------------------------------------------------------------------------
+  // --- Vectors
+  // -------------------------------------------------------------------------------------
 
   template <bool kAligned, class Chunk>
   __device__ __forceinline__ static void load(const Chunk& chunk, int operand, std::uint32_t index,
@@ -134,8 +133,7 @@ struct LookedUpAccess {
     load<kAligned>(chunk, kParamOperand, index, raw);
     if (chunk.storage->remainder) {
       Raw16 remainders;
-      const unsigned char* address =
-          chunk.operands[kMasterOperand] + byte_offset<BFloat16>(index);
+      const unsigned char* address = chunk.operands[kMasterOperand] + byte_offset<BFloat16>(index);
       load_vec<Keep::kStream>(remainders, address, access_width<kAligned>(address));
 #pragma unroll
       for (int i = 0; i < remainders.kWords; ++i)
@@ -154,8 +152,8 @@ struct LookedUpAccess {
         const SplitMaster first = split_master(raw.words[i]);
         const SplitMaster second = split_master(raw.words[i + 1]);
         params.words[i / 2] = first.param | static_cast<std::uint32_t>(second.param) << 16;
-        remainders.words[i / 2] =
-            first.remainder | static_cast<std::uint32_t>(second.remainder) << 16;
+        remainders.words[i / 2] = first.remainder | static_cast<std::uint32_t>(second.remainder)
+                                                        << 16;
       }
       store_16<kAligned>(chunk.operands[kParamOperand], index, params);
       store_16<kAligned>(chunk.operands[kMasterOperand], index, remainders);
@@ -209,7 +207,8 @@ struct LookedUpAccess {
     for (int i = 0; i < kVec; ++i) raw.words[i] = float_bits(values[i]);
   }
 
-  // --- Elements ------------------------------------------------------------------------------------
+  // --- Elements
+  // ------------------------------------------------------------------------------------
 
   template <class, class Chunk>
   __device__ __forceinline__ static float load_one(const Chunk& chunk, int operand,
@@ -230,8 +229,7 @@ struct LookedUpAccess {
   }
 
   template <class Chunk>
-  __device__ __forceinline__ static float load_source_one(const Chunk& chunk,
-                                                          std::uint32_t index) {
+  __device__ __forceinline__ static float load_source_one(const Chunk& chunk, std::uint32_t index) {
     const unsigned char* master = chunk.operands[kMasterOperand];
     if (chunk.storage->master) return load_element<float>(master, index);
     if (chunk.storage->remainder) {

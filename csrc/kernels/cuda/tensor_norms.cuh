@@ -28,8 +28,8 @@ template <class Functor>
 struct NormsLaunch {
   using Params = typename Functor::Params;
   /// Each row also has its group.
-  static constexpr int kRows = table_capacity(
-      sizeof(NormsRow) + 1, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));
+  static constexpr int kRows =
+      table_capacity(sizeof(NormsRow) + 1, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));
 
   NormsRow rows[kRows];
   Params groups[kMaxGroups<Params>];

@@ -87,7 +87,8 @@ struct TypedAccess {
     __device__ void set(const Storage&, const TeamData&, std::int64_t) {}
   };
 
-  // --- Vectors -------------------------------------------------------------------------------------
+  // --- Vectors
+  // -------------------------------------------------------------------------------------
 
   template <bool kAligned, class Chunk, class S>
   __device__ __forceinline__ static void load(const Chunk& chunk, int operand, std::uint32_t index,
@@ -145,7 +146,8 @@ struct TypedAccess {
     set_pair(raw, group, values);
   }
 
-  // --- Elements ------------------------------------------------------------------------------------
+  // --- Elements
+  // ------------------------------------------------------------------------------------
 
   template <class S, class Chunk>
   __device__ __forceinline__ static Compute load_one(const Chunk& chunk, int operand,

@@ -31,7 +31,7 @@ struct Adagrad {
   static constexpr const char* kStateNames[] = {"sum"};
   static constexpr int kNumStates = 1;
 
-  /// Whether the stream `state` is used at all under these hyper-parameters.
+  /// Whether the operand `state` is used at all under these hyper-parameters.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int /*state*/) { return true; }
 
   /// What one tensor's elements share.

@@ -39,7 +39,7 @@ struct Adam {
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   static constexpr int kNumStates = 3;  ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
 
-  /// Whether the stream `state` is used at all under these hyper-parameters.
+  /// Whether the operand `state` is used at all under these hyper-parameters.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int state) {
     return state < 2 || params.amsgrad;
   }

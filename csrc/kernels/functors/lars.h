@@ -72,7 +72,7 @@ struct Lars {
   }
 
   template <class V, class T>
-  TORCHFUSE_HOST_DEVICE static void measure(V param, V grad, V (&/*state*/)[kNumStates],
+  TORCHFUSE_HOST_DEVICE static void measure(V param, V grad, V (&)[kNumStates],
                                             const Coefs<T>& /*coefs*/, V (&measured)[kNumNorms]) {
     measured[0] = param;
     measured[1] = grad;

@@ -112,7 +112,7 @@ struct NovoGrad {
   }
 
   template <class V, class T>
-  TORCHFUSE_HOST_DEVICE static void measure(V /*param*/, V grad, V (&/*state*/)[kNumStates],
+  TORCHFUSE_HOST_DEVICE static void measure(V /*param*/, V grad, V (&)[kNumStates],
                                             const Coefs<T>& /*coefs*/, V (&measured)[kNumNorms]) {
     measured[0] = grad;
   }

@@ -33,7 +33,7 @@ struct Sgd {
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;  ///< momentum_buffer (with momentum only)
 
-  /// Whether the stream `state` is used at all under these hyper-parameters. A momentum on the
+  /// Whether the operand `state` is used at all under these hyper-parameters. A momentum on the
   /// device may become positive at any time.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int /*state*/) {
     return params.momentum.pointer != nullptr || params.momentum.value != 0.0;

@@ -102,7 +102,8 @@ class GradientList {
 
   std::vector<std::int64_t> chunk_offsets() const {
     std::vector<std::int64_t> chunk_offsets{0};
-    for (const Row& row : rows_) chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel));
+    for (const Row& row : rows_)
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel));
     return chunk_offsets;
   }
 

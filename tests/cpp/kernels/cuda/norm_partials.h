@@ -17,8 +17,8 @@ inline std::vector<NormPartial> partials_of(const GradientList& list) {
   const auto chunk_offsets = list.chunk_offsets();
   const auto partials = DeviceArray<NormPartial>::unwritten(chunk_offsets.back());
   bool done = true;
-  const Status status = multi_tensor_l2_norm_cuda({list.table(rows), chunk_offsets.data(), partials.data()},
-                                                  nullptr, nullptr, &done, stream());
+  const Status status = multi_tensor_l2_norm_cuda(
+      {list.table(rows), chunk_offsets.data(), partials.data()}, nullptr, nullptr, &done, stream());
   EXPECT_TRUE(status.ok()) << status.what;
   synchronize();
   EXPECT_FALSE(done);

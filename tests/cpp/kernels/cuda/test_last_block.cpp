@@ -205,8 +205,8 @@ Status refused(const std::vector<std::int64_t>& sizes, DType dtype, const Device
   const PrologueArgs prologue = step.args();
   bool done = false;
   const Status status =
-      multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), chunk_offsets.data(), nullptr}, &prologue,
-                                arrivals.data(), &done, stream());
+      multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), chunk_offsets.data(), nullptr},
+                                &prologue, arrivals.data(), &done, stream());
   synchronize();
   EXPECT_EQ(arrivals.to_host()[0], 0u);
   return status;

@@ -83,9 +83,9 @@ TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
     prologue.num_partials = chunk_offsets.back();
     bool prologue_done = false;
     const DType dtype = DType::kFloat32;
-    const Status status =
-        multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), chunk_offsets.data(), step.partials()},
-                                  &prologue, arrivals.data(), &prologue_done, stream());
+    const Status status = multi_tensor_l2_norm_cuda(
+        {rows.table(dtype, dtype, dtype), chunk_offsets.data(), step.partials()}, &prologue,
+        arrivals.data(), &prologue_done, stream());
     ASSERT_TRUE(status.ok()) << status.what;
     synchronize();
     ASSERT_TRUE(prologue_done);

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "kernels/common/math.h"
+#include "kernels/cpu/fused_update.h"
 #include "kernels/cpu/lane_sums.h"
-#include "kernels/cpu/multi_tensor_apply.h"
 #include "kernels/layerwise_optimizer.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
@@ -53,76 +53,46 @@ struct Measured {
 
 /// Measures the 64 elements at `index`, moving the states where this phase does.
 template <class Functor, class T, class V>
-TORCHFUSE_INLINE void measure_lanes(const Streams& streams, std::int64_t index,
+TORCHFUSE_INLINE void measure_lanes(const Operands& operands, std::int64_t index,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef,
                                     V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
   constexpr bool kMoves = kStatesInMeasure<Functor>;
 #pragma GCC unroll 2
   for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
     const std::int64_t i = index + v * Simd<T>::kWidth;
-    const V param = load_value(streams, i, T());
-    const V grad = load(streams.grad, i, streams.grad_dtype, T()) * V(grad_coef);
+    const V param = load_value(operands, i, T());
+    const V grad = load(operands.grad, i, operands.grad_dtype, T()) * V(grad_coef);
     V state[Functor::kNumStates] = {};
-    if constexpr (kMoves) load_states<T>(streams, i, state);
+    if constexpr (kMoves) load_states<T>(operands, i, state);
     V measured[Functor::kNumNorms];
     Functor::measure(param, grad, state, coefs, measured);
     for (int n = 0; n < Functor::kNumNorms; ++n) x[n][v] = measured[n];
-    if constexpr (kMoves) store_states<T>(streams, i, state);
-    if (kMoves && streams.write_back) store(streams.grad, i, streams.grad_dtype, grad, T());
+    if constexpr (kMoves) store_states<T>(operands, i, state);
+    if (kMoves && operands.write_back) store(operands.grad, i, operands.grad_dtype, grad, T());
   }
 }
 
 /// The last elements of a tensor, fewer than 64, on zero-filled copies. What is measured beyond
 /// them is not counted.
 template <class Functor, class T, class V>
-void measure_tail(const Streams& streams, std::int64_t begin, std::int64_t count,
+void measure_tail(const Operands& operands, std::int64_t begin, std::int64_t count,
                   const typename Functor::template Coefs<T>& coefs, T grad_coef,
                   V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
-  alignas(64) char buffer[3 + kMaxStates][kLanes * sizeof(T)] = {};
-  Streams local = streams;
-  const auto at = [&](const void* stream, DType dtype) {
-    return static_cast<const char*>(stream) + begin * static_cast<std::int64_t>(size_of(dtype));
-  };
-  const auto bytes = [&](DType dtype) { return count * static_cast<std::int64_t>(size_of(dtype)); };
-  copy_bytes(buffer[0], at(streams.param_in, streams.param_in_dtype),
-             bytes(streams.param_in_dtype));
-  copy_bytes(buffer[1], at(streams.grad, streams.grad_dtype), bytes(streams.grad_dtype));
-  local.param_in = buffer[0];
-  local.grad = buffer[1];
-  if (streams.remainder != nullptr) {
-    char* remainders = buffer[2 + kMaxStates];
-    copy_bytes(remainders, at(streams.remainder, DType::kBFloat16), bytes(DType::kBFloat16));
-    local.remainder = reinterpret_cast<std::int16_t*>(remainders);
-  }
-  for (int k = 0; k < Functor::kNumStates; ++k) {
-    if (streams.state[k] == nullptr) continue;
-    copy_bytes(buffer[2 + k], at(streams.state[k], streams.state_dtype[k]),
-               bytes(streams.state_dtype[k]));
-    local.state[k] = buffer[2 + k];
-  }
-  measure_lanes<Functor, T>(local, 0, coefs, grad_coef, x);
+  TailCopy<Functor::kNumStates, kLanes* static_cast<std::int64_t>(sizeof(T))> tail(operands, begin,
+                                                                                   count);
+  measure_lanes<Functor, T>(tail.operands, 0, coefs, grad_coef, x);
   for (int n = 0; n < Functor::kNumNorms; ++n) {
     alignas(64) T lanes[kLanes];
     memcpy(lanes, x[n], sizeof lanes);
     for (std::int64_t lane = count; lane < kLanes; ++lane) lanes[lane] = T(0);
     memcpy(x[n], lanes, sizeof lanes);
   }
-  if constexpr (kStatesInMeasure<Functor>) {
-    const auto put_back = [&](const void* stream, const char* slot, DType dtype) {
-      copy_bytes(const_cast<char*>(at(stream, dtype)), slot, bytes(dtype));
-    };
-    for (int k = 0; k < Functor::kNumStates; ++k) {
-      if (streams.state[k] != nullptr) {
-        put_back(streams.state[k], buffer[2 + k], streams.state_dtype[k]);
-      }
-    }
-    if (streams.write_back) put_back(streams.grad, buffer[1], streams.grad_dtype);
-  }
+  if constexpr (kStatesInMeasure<Functor>) tail.put_back_states();
 }
 
 /// One chunk: elements [begin, end) of a tensor.
 template <class Functor, class T>
-TORCHFUSE_INLINE void measure_chunk(const Streams& streams, std::int64_t begin, std::int64_t end,
+TORCHFUSE_INLINE void measure_chunk(const Operands& operands, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef,
                                     MeasurePartial* partials) {
   using V = typename Simd<T>::V;
@@ -130,23 +100,23 @@ TORCHFUSE_INLINE void measure_chunk(const Streams& streams, std::int64_t begin, 
   V x[Functor::kNumNorms][kLaneVectors<T>];
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    const auto ahead = [&](const void* stream, DType dtype) {
+    const auto ahead = [&](const void* operand, DType dtype) {
       const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
-      for (std::int64_t line = 0; stream != nullptr && line < kLanes * size; line += 64) {
-        prefetch(stream, i * size + line + kPrefetchBytes);
+      for (std::int64_t line = 0; operand != nullptr && line < kLanes * size; line += 64) {
+        prefetch(operand, i * size + line + kPrefetchBytes);
       }
     };
-    ahead(streams.param_in, streams.param_in_dtype);
-    ahead(streams.remainder, DType::kBFloat16);
-    ahead(streams.grad, streams.grad_dtype);
+    ahead(operands.param_in, operands.param_in_dtype);
+    ahead(operands.remainder, DType::kBFloat16);
+    ahead(operands.grad, operands.grad_dtype);
     for (int k = 0; kStatesInMeasure<Functor> && k < Functor::kNumStates; ++k) {
-      ahead(streams.state[k], streams.state_dtype[k]);
+      ahead(operands.state[k], operands.state_dtype[k]);
     }
-    measure_lanes<Functor, T>(streams, i, coefs, grad_coef, x);
+    measure_lanes<Functor, T>(operands, i, coefs, grad_coef, x);
     measured.add(x);
   }
   if (i < end) {
-    measure_tail<Functor, T>(streams, i, end - i, coefs, grad_coef, x);
+    measure_tail<Functor, T>(operands, i, end - i, coefs, grad_coef, x);
     measured.add(x);
   }
   measured.write(partials);
@@ -163,14 +133,15 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
     const TensorRow& row = table.rows[t];
     const auto coefs =
         Functor::template prepare<T>(update.groups[row.group], static_cast<double>(*row.step));
-    Streams streams = make_streams(update, row);
-    streams.write_back = update.write_back_grads;
+    Operands operands = operands_of(update, row);
+    operands.write_back = update.write_back_grads;
     prefetch_start(table, t);
-    for_each_norm_chunk(
-        table, t, begin, end, [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
-          measure_chunk<Functor, T>(streams, first, stop, coefs, grad_coef,
-                                    args.partials + (args.chunk_offsets[t] + chunk) * Functor::kNumNorms);
-        });
+    for_each_norm_chunk(table, t, begin, end,
+                        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
+                          measure_chunk<Functor, T>(
+                              operands, first, stop, coefs, grad_coef,
+                              args.partials + (args.chunk_offsets[t] + chunk) * Functor::kNumNorms);
+                        });
   }
 }
 
