@@ -4,7 +4,7 @@
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
-#include <torchfuse/fused_step.h>
+#include <torchfuse/masters.h>
 
 #include <cstddef>
 #include <cstdint>

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 #include <torchfuse/device_copy.h>
+#include <torchfuse/masters.h>
 
 #include <algorithm>
 #include <limits>

@@ -306,21 +306,6 @@ TEST(FusedStep, BumpsVersions) {
   EXPECT_EQ(param.grad()._version(), version) << "a step only reads gradients";
 }
 
-TEST(RemakeMaster, ChangesOnlyWhatDoesNotRoundToTheParameter) {
-  const at::Tensor master = torch::randn({1000});
-  const at::Tensor kept = master.clone();
-  const at::Tensor param = master.to(at::kBFloat16);
-  remake_master(param, master);
-  EXPECT_TRUE(torch::equal(master, kept));
-  param.slice(0, 0, 10).fill_(3.0);
-  remake_master(param, master);
-  EXPECT_TRUE(torch::equal(master.slice(0, 0, 10), torch::full({10}, 3.0)));
-  EXPECT_TRUE(torch::equal(master.slice(0, 10), kept.slice(0, 10)));
-  EXPECT_NE(
-      message_of([&] { remake_master(master, master); }).find("expected param to be of dtype"),
-      std::string::npos);
-}
-
 TEST(FusedStep, MastersFollowWritesToTheirParameters) {
   const at::Tensor param = torch::randn({100}, at::kBFloat16).requires_grad_();
   FusedSlot slot = make_slot(param);
@@ -344,29 +329,6 @@ TEST(FusedStep, MastersFollowWritesToTheirParameters) {
   step.step(slots, {still});
   EXPECT_TRUE(torch::equal(slot.master.slice(0, 0, 50), torch::full({50}, 0.5)));
   EXPECT_TRUE(torch::equal(slot.master.slice(0, 50), before.slice(0, 50)));
-}
-
-TEST(HomeSteps, GivesSeparateElementsOfOneBuffer) {
-  const std::vector<at::Tensor> params{torch::ones({2}), torch::ones({3})};
-  const auto steps = home_steps(params, {torch::full({}, 4.0), at::Tensor()});
-  EXPECT_EQ(steps[0].item<float>(), 4.0f);
-  EXPECT_EQ(steps[1].item<float>(), 0.0f);
-  EXPECT_TRUE(steps[0].is_alias_of(steps[1]));
-  steps[0].add_(1);
-  EXPECT_EQ(steps[1].item<float>(), 0.0f);
-  const auto again = home_steps(params, steps);
-  EXPECT_TRUE(again[0].is_same(steps[0]) && again[1].is_same(steps[1]));
-}
-
-TEST(HomeSteps, AHomeIsKeptWhenParametersJoin) {
-  const std::vector<at::Tensor> params{torch::ones({2}), torch::ones({3}), torch::ones({4})};
-  const auto first = home_steps({params[0]}, {torch::full({}, 4.0)});
-  const auto steps = home_steps(params, {first[0], torch::full({}, 2.0), first[0]});
-  EXPECT_TRUE(steps[0].is_same(first[0]));
-  EXPECT_FALSE(steps[2].is_alias_of(first[0])) << "an element is the home of one step";
-  EXPECT_TRUE(steps[1].is_alias_of(steps[2]));
-  EXPECT_EQ(steps[1].item<float>(), 2.0f);
-  EXPECT_EQ(steps[2].item<float>(), 4.0f);
 }
 
 }  // namespace
