@@ -19,9 +19,9 @@ std::map<std::string, AlgorithmFactory>& registry() {
   return factories;
 }
 
-kernels::HyperParam on_device(const Argument& argument, const at::Tensor& tensor,
-                              const c10::Device& device, std::vector<at::Tensor>& tensors) {
-  kernels::HyperParam result;
+kernels::ScalarParam on_device(const Argument& argument, const at::Tensor& tensor,
+                               const c10::Device& device, std::vector<at::Tensor>& tensors) {
+  kernels::ScalarParam result;
   const bool is_double = tensor.defined() && tensor.scalar_type() == at::kDouble;
   check_scalar(argument, tensor, is_double ? at::kDouble : at::kFloat);
   const at::Tensor local = to_device(tensor, device);
@@ -47,13 +47,13 @@ GroupReader::GroupReader(const char* caller, std::string whose,
               " hyper-parameters", whose_, ", got ", values.size(), ".");
 }
 
-kernels::HyperParam GroupReader::number(std::size_t index) {
+kernels::ScalarParam GroupReader::number(std::size_t index) {
   const HyperParamInfo& info = infos_[index];
   if (const auto* tensor = std::get_if<at::Tensor>(&values_[index])) {
     const std::string name = info.name + whose_;
     return on_device({caller_, name.c_str()}, *tensor, device_, tensors_);
   }
-  kernels::HyperParam result;
+  kernels::ScalarParam result;
   result.value = std::get<double>(values_[index]);
   const auto* least = info.at_least.empty() ? nullptr : std::get_if<double>(&values_[index - 1]);
   const std::optional<std::string> expected =

@@ -37,7 +37,7 @@ class GroupReader {
               const std::vector<HyperParam>& values, const c10::Device& device,
               std::vector<at::Tensor>& tensors);
 
-  kernels::HyperParam number(std::size_t index);
+  kernels::ScalarParam number(std::size_t index);
   bool flag(std::size_t index) const;
 
  private:
