@@ -3,15 +3,15 @@
 // then instantiates FusedOptimizerOf.
 #pragma once
 
-#include "api/optim/fused_class.h"
-#include "api/optim/fused_class_archive.h"
+#include "api/optim/fused_optimizer_archive.h"
+#include "api/optim/options_traits.h"
 
 namespace torchfuse::optim {
 
 template <class Options, class State>
 FusedOptimizerOf<Options, State>::FusedOptimizerOf(
     const std::vector<torch::optim::OptimizerParamGroup>& param_groups, Options defaults)
-    : FusedOptimizer(checked_groups(FusedClass<Options>::kName, param_groups),
+    : FusedOptimizer(checked_groups(OptionsTraits<Options>::kName, param_groups),
                      std::make_unique<Options>(defaults)) {
   defaults.check(options_name(std::nullopt));
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
@@ -29,18 +29,18 @@ FusedOptimizerOf<Options, State>::FusedOptimizerOf(std::vector<torch::Tensor> pa
 
 template <class Options, class State>
 const char* FusedOptimizerOf<Options, State>::name() const {
-  return FusedClass<Options>::kName;
+  return OptionsTraits<Options>::kName;
 }
 
 template <class Options, class State>
 const char* FusedOptimizerOf<Options, State>::algorithm() const {
-  return FusedClass<Options>::kAlgorithm;
+  return OptionsTraits<Options>::kAlgorithm;
 }
 
 template <class Options, class State>
 void FusedOptimizerOf<Options, State>::check_options(const torch::optim::OptimizerOptions& options,
                                                      std::optional<std::size_t> group) const {
-  constexpr const char* kName = FusedClass<Options>::kName;
+  constexpr const char* kName = OptionsTraits<Options>::kName;
   const auto* own = dynamic_cast<const Options*>(&options);
   TORCH_CHECK_TYPE(own != nullptr, kName, ": expected ", options_name(group), ".options to be ",
                    kName, "Options, got those of another optimizer.");
@@ -73,8 +73,8 @@ template <class Options, class State>
 std::string required_names() {
   std::vector<std::string> names{"step"};
   State state;
-  FusedClass<Options>::states(state, [&](const char* key, const torch::Tensor&) {
-    if (names.size() <= FusedClass<Options>::kRequired) names.emplace_back(key);
+  OptionsTraits<Options>::states(state, [&](const char* key, const torch::Tensor&) {
+    if (names.size() <= OptionsTraits<Options>::kRequired) names.emplace_back(key);
   });
   std::string text = names.front();
   for (std::size_t i = 1; i < names.size(); ++i) {
@@ -87,7 +87,7 @@ template <class Options, class State>
 FusedSlot FusedOptimizerOf<Options, State>::make_slot(
     const at::Tensor& param, const torch::optim::OptimizerParamState* state,
     const torch::optim::OptimizerOptions& options) const {
-  using Class = FusedClass<Options>;
+  using Traits = OptionsTraits<Options>;
   const auto& own = static_cast<const Options&>(options);
   State held;
   if (state != nullptr) held = static_cast<const State&>(*state);
@@ -95,13 +95,13 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   slot.param = param;
   slot.step = held.step();
   bool whole = true;
-  Class::states(held, [&](const char*, const torch::Tensor& tensor) {
+  Traits::states(held, [&](const char*, const torch::Tensor& tensor) {
     const std::size_t index = slot.states.size();
     const bool with_step = tensor.defined() == slot.step.defined();
-    whole = whole && (with_step || (index >= Class::kRequired && !tensor.defined()));
+    whole = whole && (with_step || (index >= Traits::kRequired && !tensor.defined()));
     slot.states.push_back(uses_state(own, index) ? tensor : torch::Tensor());
   });
-  TORCH_CHECK_VALUE(whole, Class::kName, ": expected the state of a parameter of sizes ",
+  TORCH_CHECK_VALUE(whole, Traits::kName, ": expected the state of a parameter of sizes ",
                     param.sizes(), " to have all of ", required_names<Options, State>(),
                     ", got some. Set all, or erase the parameter's state.");
   for (std::size_t index = 0; index < slot.states.size(); ++index) {
@@ -114,8 +114,8 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
     slot.states[index] = number
                              ? at::zeros({}, stored)
                              : at::zeros_like(param.detach(), stored, at::MemoryFormat::Preserve);
-    if constexpr (requires { Class::begin_state(own, slot, index); }) {
-      Class::begin_state(own, slot, index);
+    if constexpr (requires { Traits::begin_state(own, slot, index); }) {
+      Traits::begin_state(own, slot, index);
     }
   }
   slot.stochastic_rounding = own.stochastic_rounding();
@@ -131,7 +131,7 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
   auto& state = static_cast<State&>(*entry);
   state.step(slot.step);
   std::size_t index = 0;
-  FusedClass<Options>::states(state, [&](const char*, torch::Tensor& tensor) {
+  OptionsTraits<Options>::states(state, [&](const char*, torch::Tensor& tensor) {
     const at::Tensor& stored = slot.states[index++];
     if (stored.defined()) tensor = stored;
   });
@@ -155,7 +155,7 @@ bool FusedOptimizerOf<Options, State>::borrow_state(const at::Tensor& param,
   slot.step = held.step().unsafeGetTensorImpl();
   bool whole = true;
   std::size_t index = 0;
-  FusedClass<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {
+  OptionsTraits<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {
     const std::size_t k = index++;
     if (!uses_state(own, k)) return;
     whole = whole && tensor.defined();

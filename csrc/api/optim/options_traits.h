@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The classes of fused optimizers, given what is particular to each: checks, and options and states
-// in archives.
+// What every class of fused optimizers does with its options, given what is particular to each:
+// checks, and options and states in archives.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -25,7 +25,7 @@
 
 namespace torchfuse::optim {
 
-/// What is particular to the class with these options. Each class specialises it in its own file:
+/// What is particular to the class with these options. Each class specializes it in its own file:
 ///
 ///     static constexpr const char* kName;       // of the class, for messages and archives
 ///     static constexpr const char* kAlgorithm;  // for FusedStep
@@ -48,10 +48,10 @@ namespace torchfuse::optim {
 ///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
 ///     // Optional: visit(key, value) for the dtypes of single states, in the states' order. The
 ///     // last one holds for all further states.
-///     template <class Self, class Visit> static void state_dtypes(Self& options, const Visit&
-///     visit);
+///     template <class Self, class Visit>
+///     static void state_dtypes(Self& options, const Visit& visit);
 template <class Options>
-struct FusedClass;
+struct OptionsTraits;
 
 inline void check_max_grad_norm(const char* name, const std::string& owner,
                                 const std::optional<double>& value) {
@@ -63,7 +63,7 @@ inline void check_max_grad_norm(const char* name, const std::string& owner,
 template <class Options>
 void check_wide_options(const Options& options, const Options& wide, std::size_t group) {
   const auto check = [group](bool same, const char* option) {
-    TORCH_CHECK_VALUE(same, FusedClass<Options>::kName, ": expected param_groups[", group, "].",
+    TORCH_CHECK_VALUE(same, OptionsTraits<Options>::kName, ": expected param_groups[", group, "].",
                       option,
                       " to equal the optimizer's own, got another value. It holds for all groups: "
                       "set it in the defaults and in every group that has options of its own.");
@@ -77,8 +77,8 @@ void check_wide_options(const Options& options, const Options& wide, std::size_t
 /// Whether parameters with these options have the state `index`.
 template <class Options>
 bool uses_state(const Options& options, std::size_t index) {
-  if constexpr (requires { FusedClass<Options>::uses_state(options, index); }) {
-    return FusedClass<Options>::uses_state(options, index);
+  if constexpr (requires { OptionsTraits<Options>::uses_state(options, index); }) {
+    return OptionsTraits<Options>::uses_state(options, index);
   }
   return true;
 }
@@ -86,11 +86,11 @@ bool uses_state(const Options& options, std::size_t index) {
 /// Whether the state `index` is one number for the whole tensor.
 template <class Options, class State>
 bool is_tensor_state(std::size_t index) {
-  if constexpr (requires { FusedClass<Options>::kTensorStates; }) {
+  if constexpr (requires { OptionsTraits<Options>::kTensorStates; }) {
     std::size_t count = 0;
     State state;
-    FusedClass<Options>::states(state, [&](const char*, const torch::Tensor&) { ++count; });
-    return index + FusedClass<Options>::kTensorStates >= count;
+    OptionsTraits<Options>::states(state, [&](const char*, const torch::Tensor&) { ++count; });
+    return index + OptionsTraits<Options>::kTensorStates >= count;
   }
   return false;
 }
@@ -101,7 +101,7 @@ bool is_tensor_state(std::size_t index) {
 template <class Options, class Visit>
 void visit_options(Options& options, const Visit& visit) {
   visit("lr", options.lr());
-  FusedClass<std::remove_const_t<Options>>::options(options, visit);
+  OptionsTraits<std::remove_const_t<Options>>::options(options, visit);
   visit("master_weights", options.master_weights());
   visit("max_grad_norm", options.max_grad_norm());
   visit("write_back_grads", options.write_back_grads());
@@ -110,7 +110,7 @@ void visit_options(Options& options, const Visit& visit) {
 
 template <class Options>
 void read_options(torch::serialize::InputArchive& archive, Options& options) {
-  const std::string owner = std::string(FusedClass<Options>::kName) + "Options";
+  const std::string owner = std::string(OptionsTraits<Options>::kName) + "Options";
   Options loaded;
   visit_options(loaded,
                 [&](const char* key, auto& value) { read_into(archive, owner, key, value); });
@@ -133,7 +133,7 @@ void write_options(torch::serialize::OutputArchive& archive, const Options& opti
 template <class Options, class State, class Visit>
 void visit_tensors(State& state, const Visit& visit) {
   visit("step", state.step());
-  FusedClass<Options>::states(state, visit);
+  OptionsTraits<Options>::states(state, visit);
   visit("master_param", state.master_param());
   visit("param_remainder", state.param_remainder());
 }
@@ -145,7 +145,7 @@ void read_tensors(torch::serialize::InputArchive& archive, State& state) {
   visit_tensors<Options>(loaded, [&](const char* key, torch::Tensor& tensor) {
     c10::IValue value;
     if (!archive.try_read(key, value)) return;
-    TORCH_CHECK_VALUE(value.isTensor(), FusedClass<Options>::kName,
+    TORCH_CHECK_VALUE(value.isTensor(), OptionsTraits<Options>::kName,
                       "ParamState: expected the archive's ", key,
                       " to be a tensor, got a value of type ", value.tagKind(), ".");
     tensor = value.toTensor();
@@ -167,11 +167,11 @@ void write_tensors(torch::serialize::OutputArchive& archive, const State& state)
 
 template <class Self>
 void FusedOptionsOf<Self>::check(const std::string& owner) const {
-  constexpr const char* kName = FusedClass<Self>::kName;
+  constexpr const char* kName = OptionsTraits<Self>::kName;
   const auto& self = static_cast<const Self&>(*this);
   check_hyper_params(owner, self);
-  if constexpr (requires { FusedClass<Self>::check(self, owner); }) {
-    FusedClass<Self>::check(self, owner);
+  if constexpr (requires { OptionsTraits<Self>::check(self, owner); }) {
+    OptionsTraits<Self>::check(self, owner);
   }
   check_max_grad_norm(kName, owner, max_grad_norm());
   check_storage_options(kName, owner, *this);
@@ -195,7 +195,7 @@ double FusedOptionsOf<Self>::get_lr() const {
 template <class Self>
 void FusedOptionsOf<Self>::set_lr(double lr) {
   const HyperParamInfo& info = table_of<Self>()[place_of<Self>("lr")];
-  check_option(FusedClass<Self>::kName, "options", "lr", info.violation(lr), lr);
+  check_option(OptionsTraits<Self>::kName, "options", "lr", info.violation(lr), lr);
   this->lr(lr);
 }
 

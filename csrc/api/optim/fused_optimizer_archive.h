@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "api/optim/fused_class.h"
+#include "api/optim/options_traits.h"
 
 namespace torchfuse::optim {
 
@@ -17,8 +17,9 @@ bool list_optimizer_class(OptimizerClass listed);
 
 /// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
 /// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
-inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
-                           const std::string& name, const std::vector<at::ScalarType>& dtypes) {
+inline torch::Tensor checked_state(const torch::Tensor& loaded, const at::Tensor& param,
+                                   const std::string& name,
+                                   const std::vector<at::ScalarType>& dtypes) {
   if (!loaded.defined()) return {};
   TORCH_CHECK_VALUE(loaded.sizes() == param.sizes(), name, " to have the sizes ", param.sizes(),
                     " of its parameter, got ", loaded.sizes(), ".");
@@ -33,8 +34,8 @@ inline torch::Tensor adopt(const torch::Tensor& loaded, const at::Tensor& param,
 }
 
 /// The same for a state that is one number for the whole tensor.
-inline torch::Tensor adopt_number(const torch::Tensor& loaded, const at::Tensor& param,
-                                  const std::string& name) {
+inline torch::Tensor checked_number(const torch::Tensor& loaded, const at::Tensor& param,
+                                    const std::string& name) {
   if (!loaded.defined()) return {};
   const at::ScalarType dtype = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == dtype, name, " to be a 0-dim ",
@@ -43,7 +44,7 @@ inline torch::Tensor adopt_number(const torch::Tensor& loaded, const at::Tensor&
   return loaded.detach().to(param.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
-inline torch::Tensor adopt_step(const torch::Tensor& loaded, const std::string& name) {
+inline torch::Tensor checked_step(const torch::Tensor& loaded, const std::string& name) {
   TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == at::kFloat, name,
                     " to be a 0-dim Float tensor, got a ", loaded.dim(), "-dim ",
                     loaded.scalar_type(), " one.");
@@ -57,8 +58,8 @@ inline torch::Tensor adopt_step(const torch::Tensor& loaded, const std::string& 
 template <class Options, class State>
 std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const at::Tensor& param,
                                   const Options& options, const std::string& name) {
-  using Class = FusedClass<Options>;
-  const std::string expected = std::string(Class::kName) + ": expected the archive";
+  using Traits = OptionsTraits<Options>;
+  const std::string expected = std::string(Traits::kName) + ": expected the archive";
   State loaded;
   loaded.serialize(archive);
   const auto require = [&](bool holds, const char* key) {
@@ -71,26 +72,26 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
       param.scalar_type() == at::kDouble
           ? std::vector<at::ScalarType>{at::kDouble}
           : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
-  Class::states(loaded, [&](const char* key, torch::Tensor& tensor) {
+  Traits::states(loaded, [&](const char* key, torch::Tensor& tensor) {
     require(tensor.defined() || !uses_state(options, index), key);
     const std::string where = expected + "'s " + name + "." + key;
-    tensor = is_tensor_state<Options, State>(index) ? adopt_number(tensor, param, where)
-                                                    : adopt(tensor, param, where, dtypes);
+    tensor = is_tensor_state<Options, State>(index) ? checked_number(tensor, param, where)
+                                                    : checked_state(tensor, param, where, dtypes);
     ++index;
   });
   // A master that is wanted and not there is made from the parameter in the next step.
-  const auto adopt_master = [&](torch::Tensor& tensor, const char* key, bool allowed,
+  const auto check_master = [&](torch::Tensor& tensor, const char* key, bool allowed,
                                 at::ScalarType dtype, const char* remark) {
     TORCH_CHECK_VALUE(!tensor.defined() || allowed, expected, " to hold no ", name, ".", key,
                       ", got one for a ", param.scalar_type(), " parameter. ", remark);
-    tensor = adopt(tensor, param, expected + "'s " + name + "." + key, {dtype});
+    tensor = checked_state(tensor, param, expected + "'s " + name + "." + key, {dtype});
   };
-  adopt_master(loaded.master_param(), "master_param", master, at::kFloat,
+  check_master(loaded.master_param(), "master_param", master, at::kFloat,
                "Masters belong to 16-bit parameters.");
-  adopt_master(loaded.param_remainder(), "param_remainder",
+  check_master(loaded.param_remainder(), "param_remainder",
                master && param.scalar_type() == at::kBFloat16, at::kShort,
                "Remainders belong to bf16 parameters with masters.");
-  loaded.step(adopt_step(loaded.step(), expected + "'s " + name + ".step"));
+  loaded.step(checked_step(loaded.step(), expected + "'s " + name + ".step"));
   return std::make_unique<State>(std::move(loaded));
 }
 
@@ -105,7 +106,7 @@ template <class Options, class State>
 LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
                                        const std::vector<torch::Tensor>& params,
                                        const std::string& name) {
-  constexpr const char* kName = FusedClass<Options>::kName;
+  constexpr const char* kName = OptionsTraits<Options>::kName;
   LoadedGroup<Options, State> loaded;
   torch::serialize::InputArchive options;
   read_nested(archive, kName, "options", options);
@@ -131,7 +132,7 @@ LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
 
 template <class Options>
 std::string archive_format() {
-  return "torchfuse.optim." + std::string(FusedClass<Options>::kName) + ".1";
+  return "torchfuse.optim." + std::string(OptionsTraits<Options>::kName) + ".1";
 }
 
 /// The states that parameters of a group with these options have.
@@ -144,7 +145,7 @@ std::vector<std::string> required_states(torch::serialize::InputArchive& archive
   std::vector<std::string> names;
   std::size_t index = 0;
   const State state;
-  FusedClass<Options>::states(state, [&](const char* key, const torch::Tensor&) {
+  OptionsTraits<Options>::states(state, [&](const char* key, const torch::Tensor&) {
     if (uses_state(options, index++)) names.emplace_back(key);
   });
   return names;
@@ -153,11 +154,11 @@ std::vector<std::string> required_states(torch::serialize::InputArchive& archive
 template <class Options, class State>
 OptimizerClass make_optimizer_class() {
   OptimizerClass made;
-  made.name = FusedClass<Options>::kName;
-  made.algorithm = FusedClass<Options>::kAlgorithm;
+  made.name = OptionsTraits<Options>::kName;
+  made.algorithm = OptionsTraits<Options>::kAlgorithm;
   made.archive_format = archive_format<Options>();
   const State state;
-  FusedClass<Options>::states(
+  OptionsTraits<Options>::states(
       state, [&](const char* key, const torch::Tensor&) { made.states.emplace_back(key); });
   made.make = [](const std::vector<torch::optim::OptimizerParamGroup>& param_groups) {
     return std::make_unique<FusedOptimizerOf<Options, State>>(param_groups);
