@@ -132,7 +132,7 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
     const c10::OptionalDeviceGuard guard(work.device);
     kernels::NormPartial* partials = work.steps.empty() ? nullptr : work.partials_ptr();
     for (const Bucket* bucket : work.buckets) {
-      const kernels::L2NormArgs args{bucket->table(), bucket->slots.data(), partials};
+      const kernels::L2NormArgs args{bucket->table(), bucket->chunk_offsets.data(), partials};
       partials += bucket->num_partials();
       if (work.device.is_cpu()) {
         parallel_over_elements(args.tensors.total(),

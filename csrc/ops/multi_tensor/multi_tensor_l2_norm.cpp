@@ -27,7 +27,7 @@ void run_prologue(const c10::Device& device, const kernels::PrologueArgs& args) 
 }
 
 void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* partials) {
-  const kernels::L2NormArgs args{bucket.table(), bucket.slots.data(), partials};
+  const kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), partials};
   if (bucket.key.device.is_cpu()) {
     ops::parallel_over_elements(args.tensors.total(),
                                 [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
