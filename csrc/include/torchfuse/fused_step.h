@@ -34,9 +34,9 @@ struct FusedSlot {
   /// parameter's `index`, its step count, and the element's place in memory.
   bool stochastic_rounding = false;
   std::int64_t index = 0;  ///< a number of the parameter's own, the same in every run
-  /// Names of the process groups (c10d's) over whose processes the parameter is split, `param` and
-  /// its streams being this process's part. The norms of whole tensors and of all gradients are
-  /// summed over them; all their processes must step the same parameters in the same order.
+  /// Names of the process groups (c10d's) over whose processes the parameter is split: `param`, its
+  /// states and its master are this process's part. The norms of whole tensors and of all gradients
+  /// are summed over them; all their processes must step the same parameters in the same order.
   std::vector<std::string> shard_groups;
 };
 

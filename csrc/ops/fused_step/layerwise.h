@@ -13,7 +13,7 @@
 
 namespace torchfuse::ops {
 
-/// Elements that a thread's caches are to hold between the phases, with all their streams: a
+/// Elements that a thread's caches are to hold between the phases, with all their operands: a
 /// megabyte for fp32 LAMB.
 constexpr std::int64_t kCachedElements = 65536;
 

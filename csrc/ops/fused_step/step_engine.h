@@ -91,7 +91,7 @@ struct PlannedSlot {
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
 
  private:
-  bool take_stream(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address) const;
+  bool take_operand(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address) const;
   static bool take_number(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address);
 };
 
@@ -114,8 +114,8 @@ class StepEngine {
   at::Tensor skipped() const;
 
  private:
-  /// What the survey found of a slot.
-  enum class Found : std::uint8_t { kNoGrad, kAsPlanned, kOtherGrad, kNotAsPlanned };
+  /// How a slot compares with the plan.
+  enum class Match : std::uint8_t { kNoGrad, kAsPlanned, kOtherGrad, kNotAsPlanned };
 
   /// Everything of a step that lives on one device.
   struct DeviceWork {
@@ -151,8 +151,8 @@ class StepEngine {
 
   // The step's tensors.
   void fetch_ahead(std::size_t index) const;
-  Found look(std::size_t index);
-  void survey();
+  Match match_slot(std::size_t index);
+  void match_slots();
   at::Tensor usable_grad(std::size_t index, bool write_back);
   void check_used_states(std::size_t index) const;
   void add_row(std::size_t index, bool write_back);
@@ -196,7 +196,7 @@ class StepEngine {
 
   // For the time of a step.
   const std::vector<SlotTensors>* slots_ = nullptr;
-  std::vector<Found> found_;
+  std::vector<Match> matches_;
   std::vector<std::uint32_t> used_states_;  ///< for each group: bit k, if it uses state k
   std::vector<std::size_t> active_;
   std::vector<std::pair<at::Tensor, at::Tensor>> converted_;  ///< gradients and their stand-ins

@@ -48,9 +48,9 @@ inline bool PlannedTensor::find_memory(c10::TensorImpl& tensor, std::int64_t num
   return true;
 }
 
-/// One of the streams that have an element for each of the parameter's.
-inline bool PlannedSlot::take_stream(const PlannedTensor& like, c10::TensorImpl* tensor,
-                                     void*& address) const {
+/// An operand: memory that has an element for each of the parameter's.
+inline bool PlannedSlot::take_operand(const PlannedTensor& like, c10::TensorImpl* tensor,
+                                      void*& address) const {
   if (tensor == nullptr) return !like.exists;
   return like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
          like.find_memory(*tensor, row.numel, address);
@@ -64,10 +64,10 @@ inline bool PlannedSlot::take_number(const PlannedTensor& like, c10::TensorImpl*
 
 inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_states,
                                 std::size_t num_elementwise) {
-  if (!take_stream(param, tensors.param, row.param)) return false;
-  if (!take_stream(master, tensors.master, row.master)) return false;
+  if (!take_operand(param, tensors.param, row.param)) return false;
+  if (!take_operand(master, tensors.master, row.master)) return false;
   for (std::size_t k = 0; k < num_elementwise; ++k) {
-    if (!take_stream(states[k], tensors.states[k], row.state[k])) return false;
+    if (!take_operand(states[k], tensors.states[k], row.state[k])) return false;
   }
   if (num_elementwise < num_states) {
     const std::size_t last = num_states - 1;
@@ -157,27 +157,27 @@ void StepEngine::fetch_ahead(std::size_t index) const {
   });
 }
 
-StepEngine::Found StepEngine::look(std::size_t index) {
+StepEngine::Match StepEngine::match_slot(std::size_t index) {
   const SlotTensors& tensors = (*slots_)[index];
   PlannedSlot& planned = planned_[index];
-  if (tensors.grad == nullptr) return Found::kNoGrad;
-  if (!planned.accept(tensors, num_states_, num_elementwise_)) return Found::kNotAsPlanned;
+  if (tensors.grad == nullptr) return Match::kNoGrad;
+  if (!planned.accept(tensors, num_states_, num_elementwise_)) return Match::kNotAsPlanned;
   c10::TensorImpl& grad = *tensors.grad;
   const bool as_planned = planned.layout.contiguous && planned.param.matches(grad) &&
                           planned.layout.matches(grad) &&
                           planned.param.find_memory(grad, planned.row.numel, planned.row.grad);
-  return as_planned ? Found::kAsPlanned : Found::kOtherGrad;
+  return as_planned ? Match::kAsPlanned : Match::kOtherGrad;
 }
 
 /// Looks at every slot, on all threads, without throwing anything: does it take part, and is it as
 /// planned? The few that are not are looked at again afterwards, in order.
-void StepEngine::survey() {
-  found_.resize(planned_.size());
+void StepEngine::match_slots() {
+  matches_.resize(planned_.size());
   at::parallel_for(0, static_cast<std::int64_t>(planned_.size()), kSlotsPerThread,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) {
                        fetch_ahead(static_cast<std::size_t>(i));
-                       found_[i] = look(static_cast<std::size_t>(i));
+                       matches_[i] = match_slot(static_cast<std::size_t>(i));
                      }
                    });
 }
@@ -188,7 +188,7 @@ void StepEngine::add_row(std::size_t index, bool write_back) {
   BucketKey key = planned.key;
   key.grad = key.param;
   check_used_states(index);
-  if (found_[index] != Found::kAsPlanned) {
+  if (matches_[index] != Match::kAsPlanned) {
     const at::Tensor grad = usable_grad(index, write_back);
     row.grad = memory_of(grad.unsafeGetTensorImpl());
     key.grad = dtype_of(grad_argument(index), grad);
@@ -216,8 +216,9 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups, bool
     work.buckets.clear();
     work.shardings.assign(1, BucketKey::kWhole);
   }
-  survey();
-  if (std::find(found_.begin(), found_.end(), Found::kNotAsPlanned) != found_.end()) return false;
+  match_slots();
+  const auto stale = std::find(matches_.begin(), matches_.end(), Match::kNotAsPlanned);
+  if (stale != matches_.end()) return false;
   set_groups(groups, planned_.front().key.device);
   used_states_.assign(groups.size(), 0);
   for (std::size_t group = 0; group < groups.size(); ++group) {
@@ -228,7 +229,7 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups, bool
     }
   }
   for (std::size_t i = 0; i < planned_.size(); ++i) {
-    if (found_[i] == Found::kNoGrad) continue;
+    if (matches_[i] == Match::kNoGrad) continue;
     const std::int64_t group = planned_[i].row.group;
     TORCH_CHECK(group >= 0 && group < static_cast<std::int64_t>(groups.size()), caller(),
                 ": expected params[", i, "] to belong to one of ", groups.size(),

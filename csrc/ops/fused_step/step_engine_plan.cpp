@@ -20,8 +20,8 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// `tensor` as one of a parameter's streams: element i of both lies at the same offset.
-void check_stream(const Argument& argument, const at::Tensor& tensor, const at::Tensor& param) {
+/// `tensor` as an operand beside `param`: element i of both lies at the same offset.
+void check_operand(const Argument& argument, const at::Tensor& tensor, const at::Tensor& param) {
   check_dense(argument, tensor);
   check_same_device(argument, tensor, param.device(), "params");
   check_same_sizes(argument, tensor, param, "params");
@@ -103,7 +103,7 @@ void StepEngine::check_states(std::size_t i, const FusedSlot& slot, PlannedSlot&
     if (!state.defined()) continue;
     const std::string list = names[k] + "s";
     const Argument state_argument = argument(list.c_str(), names[k].c_str(), i, slot);
-    check_stream(state_argument, state, slot.param);
+    check_operand(state_argument, state, slot.param);
     const kernels::DType dtype = dtype_of(state_argument, state);
     if ((dtype == kernels::DType::kFloat64) != wide) {
       fail(state_argument,
@@ -128,7 +128,7 @@ void StepEngine::check_master(std::size_t i, const FusedSlot& slot, PlannedSlot&
          c10::str(slot.master.scalar_type()));
   }
   // A remainder is no number by itself; the checks ask for the type of one of its size.
-  check_stream(master, remainder ? slot.master.view(at::kBFloat16) : slot.master, slot.param);
+  check_operand(master, remainder ? slot.master.view(at::kBFloat16) : slot.master, slot.param);
   const kernels::DType param = planned.key.param;
   if (remainder && param != kernels::DType::kBFloat16) {
     fail(master, "be of dtype float32, as only bfloat16 parameters have remainders",

@@ -12,7 +12,7 @@
 
 namespace torchfuse::ops {
 
-/// The tensors of one list argument as rows whose `grad` stream is the tensor. All must be on one
+/// The tensors of one list argument as rows whose `grad` is the tensor. All must be on one
 /// device. Tensors that do not fill their memory one to one, or are lazily negated, are represented
 /// by contiguous copies.
 class TensorList {
