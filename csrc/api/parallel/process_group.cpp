@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/cuda.h>
+#include <torchfuse/missing_ranks.h>
 #include <torchfuse/parallel/process_group.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

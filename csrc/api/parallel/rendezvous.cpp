@@ -70,10 +70,6 @@ std::string to_string(std::chrono::milliseconds duration) {
   return count % 1000 == 0 ? c10::str(count / 1000, " s") : c10::str(count, " ms");
 }
 
-std::string rank_list(const std::vector<std::int64_t>& ranks) {
-  return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
-}
-
 RankInfo read_rank_info(const ProcessGroupOptions& options, bool read_environment) {
   TORCH_CHECK_VALUE(options.timeout().count() > 0, kInit, ": expected timeout to be positive, got ",
                     options.timeout().count(), " ms.");

@@ -20,8 +20,6 @@ inline constexpr const char* kInit = "torchfuse::parallel::init_process_group";
 std::string message_of(const std::exception& error);
 /// "30 s", "1500 ms"
 std::string to_string(std::chrono::milliseconds duration);
-/// "rank 2", "ranks 1, 3"
-std::string rank_list(const std::vector<std::int64_t>& ranks);
 
 /// One process's rank, and what it counts among.
 struct RankInfo {

@@ -11,6 +11,7 @@
 #include <torchfuse/device_copy.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/masters.h>
+#include <torchfuse/missing_ranks.h>
 #include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>

@@ -2,6 +2,7 @@
 #include "ops/distributed/process_groups.h"
 
 #include <c10/util/Exception.h>
+#include <torchfuse/missing_ranks.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -10,7 +11,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,8 @@ using std::chrono::milliseconds;
 
 /// How long a rank whose collective failed waits for the others to say that theirs failed as well.
 constexpr milliseconds kLongestWaitForReports{10000};
-constexpr milliseconds kBetweenLooks{50};
+/// Longer than the store takes to answer, if it does.
+constexpr milliseconds kLongestAnswer{1000};
 constexpr const char* kNoStore =
     "The group's store does not answer either, which rank 0 or the launcher hosts.";
 
@@ -36,33 +38,16 @@ milliseconds wait_for_reports(c10d::ProcessGroup& group) {
   }
 }
 
-std::string report_key(int rank) { return "torchfuse/failed_collective/" + std::to_string(rank); }
-
-std::string list_of(const std::vector<int>& ranks) {
-  std::ostringstream text;
-  text << (ranks.size() == 1 ? "rank " : "ranks ");
-  for (std::size_t i = 0; i < ranks.size(); ++i) text << (i == 0 ? "" : ", ") << ranks[i];
-  return text.str();
-}
-
 /// Ranks that do not report a failure of their own: they ended, or are stuck somewhere else.
-std::vector<int> silent_ranks(c10d::Store& store, int self, int size, milliseconds limit) {
-  store.set(report_key(self), std::vector<std::uint8_t>{1});
-  std::vector<int> silent;
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank != self) silent.push_back(rank);
-  }
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  while (true) {
-    std::erase_if(silent, [&](int rank) { return store.check({report_key(rank)}); });
-    if (silent.empty() || std::chrono::steady_clock::now() >= deadline) return silent;
-    std::this_thread::sleep_for(kBetweenLooks);
-  }
+std::vector<std::int64_t> silent_ranks(c10d::Store& store, int self, int size, milliseconds limit) {
+  const std::string key = "torchfuse/failed_collective/";
+  store.set(key + std::to_string(self), std::vector<std::uint8_t>{1});
+  return missing_ranks(store, key, size, limit);
 }
 
-std::string describe(const std::vector<int>& silent) {
+std::string describe(const std::vector<std::int64_t>& silent) {
   if (silent.empty()) return "All ranks report a failure; the first of their messages counts.";
-  return "There is no sign of " + list_of(silent) +
+  return "There is no sign of " + rank_list(silent) +
          " of the group: ended, stopped, or waiting elsewhere, because it does not call the same "
          "layers in the same order.";
 }
@@ -82,8 +67,8 @@ std::string describe_ranks(c10d::ProcessGroup& group) {
       answer->set_value(kNoStore);
     }
   }).detach();
-  return answered.wait_for(limit + kBetweenLooks * 20) == std::future_status::ready ? answered.get()
-                                                                                    : kNoStore;
+  return answered.wait_for(limit + kLongestAnswer) == std::future_status::ready ? answered.get()
+                                                                                : kNoStore;
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
