@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs the kernels of batch normalisation where the input lies. Fills in the workspaces.
+// Runs the kernels of batch normalization where the input lies. Fills in the workspaces.
 #pragma once
 
 #include "kernels/batch_norm.h"

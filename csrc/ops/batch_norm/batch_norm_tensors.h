@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the batch normalisation ops make of their tensors: layout, strides, one number per channel.
+// What the batch normalization ops make of their tensors: layout, strides, one number per channel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +19,10 @@ enum class BatchNormLayout { kPlanes, kRows, kNeither };
 /// Works for symbolic sizes.
 BatchNormLayout batch_norm_layout(const at::Tensor& tensor);
 
-/// Uninitialised, with the sizes of `tensor`, dense in `layout`.
+/// Uninitialized, with the sizes of `tensor`, dense in `layout`.
 at::Tensor empty_batch_norm_tensor(const at::Tensor& tensor, BatchNormLayout layout);
 
-/// The input of a batch normalisation, readable by the kernels.
+/// The input of a batch normalization, readable by the kernels.
 class BatchNormSource {
  public:
   /// Checks, and copies a tensor that is laid out in neither way, with a warning.
@@ -48,7 +48,7 @@ class BatchNormSource {
   /// `size` fp64 numbers, as an op before this one returned them.
   const double* doubles(const char* name, const at::Tensor& tensor, std::int64_t size) const;
 
-  /// Uninitialised, laid out as the input; see Note [Huge pages].
+  /// Uninitialized, laid out as the input; see Note [Huge pages].
   at::Tensor empty_like_input() const;
   at::Tensor empty_doubles(std::int64_t size) const;
   /// Room for `rows` terms in the compute type.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalisation over the ranks of a process group, with autograd: one collective each way.
+// Batch normalization over the ranks of a process group, with autograd: one collective each way.
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -66,7 +66,7 @@ void check_call(const at::Tensor& input, const OptionalTensor& weight, const Opt
   }
 }
 
-/// The moments that the output is normalised by: none in evaluation, given ones when a forward pass
+/// The moments that the output is normalized by: none in evaluation, given ones when a forward pass
 /// is repeated, otherwise those of all ranks.
 OptionalTensor reduced_moments(const at::Tensor& input, const SyncBatchNormCall& call) {
   if (!call.batch_statistics) return std::nullopt;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One call of a synchronised batch normalisation, and its gradients as differentiable functions.
+// One call of a synchronized batch normalization, and its gradients as differentiable functions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
