@@ -25,6 +25,9 @@ namespace torchfuse::ops {
 /// Slots that a thread takes at least in the passes over tensor objects.
 constexpr std::int64_t kSlotsPerThread = 1024;
 
+/// A NormPartial in a tensor of doubles.
+constexpr std::int64_t kPartialDoubles = sizeof(kernels::NormPartial) / sizeof(double);
+
 /// A borrowed tensor, for calls that take tensors.
 inline at::Tensor as_tensor(c10::TensorImpl* borrowed) {
   return at::Tensor(
