@@ -9,10 +9,10 @@
 namespace torchfuse::kernels {
 
 struct AdagradParams {
-  HyperParam lr;
-  HyperParam lr_decay;
-  HyperParam eps;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam lr_decay;
+  ScalarParam eps;
+  ScalarParam weight_decay;
   bool adagrad_w_mode = false;  ///< decoupled weight decay; false adds it to the gradient
   bool maximize = false;
 };

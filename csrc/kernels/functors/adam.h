@@ -10,11 +10,11 @@
 namespace torchfuse::kernels {
 
 struct AdamParams {
-  HyperParam lr;
-  HyperParam beta1;
-  HyperParam beta2;
-  HyperParam eps;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam beta1;
+  ScalarParam beta2;
+  ScalarParam eps;
+  ScalarParam weight_decay;
   bool bias_correction = true;
   bool adam_w_mode =
       true;  ///< decoupled weight decay; false adds weight_decay * param to the gradient

@@ -9,10 +9,10 @@
 namespace torchfuse::kernels {
 
 struct SgdParams {
-  HyperParam lr;
-  HyperParam momentum;
-  HyperParam dampening;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam momentum;
+  ScalarParam dampening;
+  ScalarParam weight_decay;
   bool nesterov = false;
   bool wd_after_momentum = false;  ///< add weight_decay * param behind the momentum, not before it
   bool maximize = false;

@@ -102,9 +102,9 @@ def read_state_dict(
             reader = _StateReader(optimizer, name, groups[index])
             state[param_of[key]] = reader.convert(param_of[key], saved, group_steps[index])
     params = [param for param in param_of.values() if param in state]
-    homes = _C.home_steps(params, [state[param]["step"] for param in params])
-    for param, home in zip(params, homes, strict=True):
-        state[param]["step"] = home
+    views = _C.step_views(params, [state[param]["step"] for param in params])
+    for param, view in zip(params, views, strict=True):
+        state[param]["step"] = view
     return state, groups
 
 

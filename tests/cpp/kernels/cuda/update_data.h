@@ -241,18 +241,18 @@ class UpdateGroups {
   /// kByPointer: two of three hyper-parameters, as float and as double in turn.
   explicit UpdateGroups(std::vector<AdamParams> groups, Passed passed = Passed::kByValue)
       : host_(std::move(groups)), device_(host_) {
-    constexpr HyperParam AdamParams::* kFields[] = {&AdamParams::lr, &AdamParams::beta1,
-                                                    &AdamParams::beta2, &AdamParams::eps,
-                                                    &AdamParams::weight_decay};
+    constexpr ScalarParam AdamParams::* kFields[] = {&AdamParams::lr, &AdamParams::beta1,
+                                                     &AdamParams::beta2, &AdamParams::eps,
+                                                     &AdamParams::weight_decay};
     if (passed == Passed::kByValue) return;
-    std::vector<HyperParam*> in_float, in_double;
+    std::vector<ScalarParam*> in_float, in_double;
     std::vector<float> floats;
     std::vector<double> doubles;
     int number = 0;
     for (std::size_t g = 0; g < host_.size(); ++g) {
       for (const auto field : kFields) {
-        HyperParam& on_host = host_[g].*field;
-        HyperParam& on_device = device_[g].*field;
+        ScalarParam& on_host = host_[g].*field;
+        ScalarParam& on_device = device_[g].*field;
         if (++number % 3 == 0) continue;
         if (number % 3 == 1) {
           floats.push_back(static_cast<float>(on_host.value));
