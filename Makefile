@@ -246,6 +246,7 @@ test-types: .venv/.requirements-lint build
 
 test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
+	$(VENV_PYTHON) tools/check_sizes.py
 	$(VENV_PYTHON) tools/last_gpu_run.py --check
 
 # The C++ package as a program finds it, without the ways that compile the library once more.
