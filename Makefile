@@ -222,7 +222,7 @@ test-some-on-pretended-cuda: build
 	else \
 	  $(MAKE) --no-print-directory pretended-cuda && \
 	  $(PYTEST_ON_PRETENDED_CUDA) --orders-of-time -m "cuda and not slow" \
-	    tests/python/cuda/test_graphs.py tests/python/cuda/test_streams.py; \
+	    tests/python/cuda/test_graph*.py tests/python/cuda/test_streams.py; \
 	fi
 
 test-mutations: .venv/.requirements
@@ -246,6 +246,7 @@ test-types: .venv/.requirements-lint build
 
 test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
+	$(VENV_PYTHON) tools/check_sizes.py
 	$(VENV_PYTHON) tools/last_gpu_run.py --check
 
 # The C++ package as a program finds it, without the ways that compile the library once more.

@@ -38,7 +38,6 @@ nitpick_ignore_regex = [
         r"(Update|HyperParams|BasicOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
         r"|dict|Dict\[.*|float|int)",
     ),
-    ("py:class", r"torchfuse\.optimizers\._state_creation\.StateCreation"),
     ("cpp:identifier", r"(at|c10|c10d|torch|std)(::.*)?"),
     ("cpp:identifier", r"torchfuse(::amp|::nn|::optim|::parallel)?"),  # namespaces
     ("cpp:identifier", r"(Options|State|Self)"),  # template parameters

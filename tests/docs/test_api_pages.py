@@ -8,6 +8,7 @@ import importlib
 import inspect
 import zlib
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import FunctionType
 from xml.etree import ElementTree
@@ -60,13 +61,17 @@ def public_python_names() -> set[str]:
 
 
 def public_methods(value: object) -> dict[str, object]:
-    """Methods and properties that a class of ours defines itself."""
+    """Methods and properties that a class of ours defines itself, or in bases without an entry."""
     if not inspect.isclass(value):
         return {}
     kinds = (FunctionType, property, classmethod, staticmethod)
+    public = [entry for _, entry in public_objects()]
+    own = takewhile(lambda base: base is value or base not in public, value.__mro__)
     return {
         name: member
-        for name, member in vars(value).items()
+        for base in own
+        if base.__module__.startswith("torchfuse.")
+        for name, member in vars(base).items()
         if not name.startswith("_") and isinstance(member, kinds)
     }
 

@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads
-from support.compare import assert_same_bits, assert_within_tolerance
-from support.host_reads import NoHostRead
+from support.compare import assert_same_bits
 from torch import Tensor
 from torch.nn import Parameter
 
 import torchfuse
 from torchfuse import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
-from torchfuse.optimizers import FusedAdam
 
 INF = math.inf
 SHAPES = [(37, 5), (1,), (129,), (2, 3, 5, 7)]
@@ -253,122 +250,6 @@ def test_under_torch_compile_it_is_the_same() -> None:
     param = with_grad([3.0, 4.0])
     assert torch.compile(step, backend="eager")(param).item() == 10.0
     torch.testing.assert_close(param.grad, torch.tensor([0.6, 0.8]))
-
-
-# What is refused.
-
-
-def sparse() -> Parameter:
-    param = Parameter(torch.ones(3, 2))
-    param.grad = torch.ones(3, 2).to_sparse()
-    return param
-
-
-REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "sparse": (
-        lambda: clip_grad_norm_([Parameter(torch.ones(1)), with_grad([1.0]), sparse()], 1.0),
-        *(NotImplementedError, r"clip_grad_norm_: expected the gradient of parameters\[2\] to be "),
-    ),
-    "sparse value": (
-        lambda: clip_grad_value_([with_grad([1.0]), sparse()], 1.0),
-        *(NotImplementedError, r"clip_grad_value_: expected the gradient of parameters\[1\] to"),
-    ),
-    "number": (
-        lambda: clip_grad_norm_([with_grad([1.0]), 3], 1.0),  # type: ignore[list-item]
-        *(TypeError, r"clip_grad_norm_: expected parameters\[1\] to be a tensor, got int. Pass "),
-    ),
-    "names": (
-        lambda: clip_grad_value_({"weight": with_grad([1.0])}, 1.0),  # type: ignore[dict-item]
-        *(TypeError, r"clip_grad_value_: expected parameters\[0\] to be a tensor, got str. Pass "),
-    ),
-    "negative max_norm": (
-        lambda: clip_grad_norm_(with_grad([1.0]), -1.0),
-        *(ValueError, "clip_grad_norm_: expected max_norm to be at least 0, got -1. Use "),
-    ),
-    "nan max_norm": (
-        lambda: clip_grad_norm_(with_grad([1.0]), math.nan),
-        *(ValueError, "expected max_norm to be at least 0, got nan"),
-    ),
-    "nan norm_type": (
-        lambda: clip_grad_norm_(with_grad([1.0]), 1.0, math.nan),
-        *(ValueError, "clip_grad_norm_: expected norm_type to be a number, got nan. Use 2 or "),
-    ),
-    "negative clip_value": (
-        lambda: clip_grad_value_(with_grad([1.0]), -0.5),
-        *(ValueError, r"clip_grad_value_: expected clip_value to be at least 0, got -0\.5\. The "),
-    ),
-    "norms": (
-        lambda: clip_grads_with_norm_(with_grad([1.0]), 1.0, torch.ones(2)),
-        *(ValueError, r"expected total_norm to be a tensor of 1 element, got sizes \[2\]\. Use "),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refuses(name: str) -> None:
-    call, error, message = REFUSED[name]
-    with pytest.raises(error, match=message):
-        call()
-
-
-# Without a host read, and inside the optimizer's step.
-
-
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, INF, 0, 3.0])
-def test_the_host_reads_nothing(norm_type: float) -> None:
-    params = problem(DTYPES)
-    with NoHostRead():
-        clip_grad_norm_(params, 1.0, norm_type)
-        clip_grad_value_(params, 1.0)
-        with pytest.raises(AssertionError, match=r"_local_scalar_dense|is_nonzero|item"):
-            clip_grad_norm_(params, 1.0, norm_type, error_if_nonfinite=True)
-
-
-@pytest.mark.parametrize("max_norm", [0.05, 1e6])
-def test_clipping_inside_the_step_is_the_same(max_norm: float) -> None:
-    before, inside = make_params(), make_params()
-    plain, clipping = FusedAdam(before), FusedAdam(inside, max_grad_norm=max_norm)
-    for seed in range(5):
-        grads = random_grads(before, seed)
-        set_grads(before, grads)
-        set_grads(inside, grads)
-        with NoHostRead():
-            norm = clip_grad_norm_(before, max_norm)
-            plain.step()
-            clipping.step()
-            folded = clipping.grad_norm()
-        assert folded is not None
-        assert_same_bits(folded, norm, "norm")
-        assert float(norm) == pytest.approx(exact_norm(grads, 2.0), rel=1e-6)
-    for mine, other in zip(inside, before, strict=True):
-        assert_within_tolerance(mine, other)
-
-
-@pytest.mark.parametrize("overflows", [False, True])
-def test_with_a_scaler_clipping_inside_the_step_is_the_same(overflows: bool) -> None:
-    """The norm that the step leaves behind is that of the unscaled gradients."""
-    before, inside = make_params(), make_params()
-    plain, clipping = FusedAdam(before), FusedAdam(inside, max_grad_norm=0.5)
-    for params, optimizer in ((before, plain), (inside, clipping)):
-        scaler = torchfuse.amp.GradScaler("cpu", init_scale=1024.0)
-        scaler.scale(torch.zeros(()))
-        set_grads(params, [grad * 1024.0 for grad in random_grads(params, 1)])
-        if overflows:
-            assert params[0].grad is not None
-            params[0].grad.view(-1)[0] = INF
-        with NoHostRead():
-            if optimizer is plain:
-                scaler.unscale_(optimizer)
-                norm = clip_grad_norm_(params, 0.5)
-            scaler.step(optimizer)
-            scaler.update()
-        assert scaler.get_scale() == (512.0 if overflows else 1024.0)
-    folded = clipping.grad_norm()
-    assert folded is not None
-    assert_same_bits(folded, norm, "norm")
-    assert math.isfinite(float(norm)) != overflows
-    for mine, other in zip(inside, before, strict=True):
-        assert_within_tolerance(mine, other)
 
 
 def test_the_package_exports_them() -> None:

@@ -21,6 +21,14 @@ TORCHFUSE_INLINE V passed(V dy, V deviation, V output, V scale, V shift) {
   return dy;
 }
 
+/// Where the gradient behind the ReLU goes, `offset` elements on; null: it is not wanted.
+template <DType kDType>
+TORCHFUSE_INLINE ElementOf<kDType>* grad_residual_at(const BatchNormBackwardReduceArgs& args,
+                                                     std::int64_t offset) {
+  if (args.grad_residual == nullptr) return nullptr;
+  return static_cast<ElementOf<kDType>*>(args.grad_residual) + offset;
+}
+
 /// A channel's part of an item of planes.
 template <DType kDType, Gate kGate>
 __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& args,
@@ -52,17 +60,13 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
     const E* dy = run_of<kDType>(args.grad_output, o, c, item.inner_begin);
     const E* x = run_of<kDType>(args.input, o, c, item.inner_begin);
     const E* y = kGate == Gate::kOutput ? run_of<kDType>(args.output, o, c, item.inner_begin) : x;
-    E* dz = args.grad_residual == nullptr
-                ? nullptr
-                : static_cast<E*>(args.grad_residual) + (o * shape.channels + c) * shape.inner +
-                      item.inner_begin;
+    E* dz =
+        grad_residual_at<kDType>(args, (o * shape.channels + c) * shape.inner + item.inner_begin);
     std::int64_t i = 0;
     const auto add_full = [&](std::int64_t v, std::int64_t at) __attribute__((always_inline)) {
       const V passing = add(v, load_vector<kDType>(dy + at), load_vector<kDType>(x + at),
                             load_vector<kDType>(y + at));
-      if constexpr (kGate == Gate::kOutput) {
-        if (dz != nullptr) store_vector<kDType>(dz + at, passing);
-      }
+      if (kGate == Gate::kOutput && dz != nullptr) store_vector<kDType>(dz + at, passing);
     };
     for (; i + kSumLanes <= count; i += kSumLanes) {
       prefetch(x + i, kAheadBytes);
@@ -81,13 +85,20 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
           const V passing =
               add(v, load_first<kDType>(dy + at, left, zero),
                   load_first<kDType>(x + at, left, center), load_first<kDType>(y + at, left, zero));
-          if constexpr (kGate == Gate::kOutput) {
-            if (dz != nullptr) store_first<kDType>(dz + at, left, passing);
-          }
+          if (kGate == Gate::kOutput && dz != nullptr) store_first<kDType>(dz + at, left, passing);
         });
   }
   partial[0] = sum_lanes<T>(sum);
   partial[1] = sum_lanes<T>(sum_deviation);
+}
+
+template <class T>
+TORCHFUSE_INLINE void store_partials(const T* sum, const T* sum_deviation, std::int64_t channels,
+                                     double* partials) {
+  for (std::int64_t c = 0; c < channels; ++c) {
+    partials[c * kGradPartial] = static_cast<double>(sum[c]);
+    partials[c * kGradPartial + 1] = static_cast<double>(sum_deviation[c]);
+  }
 }
 
 /// An item of rows: one accumulator for each channel, kRowBlock rows at a time.
@@ -113,9 +124,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
     const std::int64_t dy_stride = args.grad_output.outer_stride;
     const std::int64_t x_stride = args.input.outer_stride;
     const std::int64_t y_stride = kGate == Gate::kOutput ? args.output.outer_stride : x_stride;
-    E* dz = args.grad_residual == nullptr
-                ? nullptr
-                : static_cast<E*>(args.grad_residual) + row * args.shape.channels + first;
+    E* dz = grad_residual_at<kDType>(args, row * args.shape.channels + first);
     std::int64_t c = 0;
     for (; c + kWidth <= channels; c += kWidth) {
       V s(T(0));
@@ -129,8 +138,8 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
         const V passing = passed<kGate>(load_vector<kDType>(dy + r * dy_stride + c), deviation,
                                         load_vector<kDType>(y + r * y_stride + c),
                                         load_terms(scales + c), load_terms(shifts + c));
-        if constexpr (kGate == Gate::kOutput) {
-          if (dz != nullptr) store_vector<kDType>(dz + r * args.shape.channels + c, passing);
+        if (kGate == Gate::kOutput && dz != nullptr) {
+          store_vector<kDType>(dz + r * args.shape.channels + c, passing);
         }
         s = s + passing;
         d = fma(passing, deviation, d);
@@ -154,10 +163,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
     }
   };
   for_each_row_block<kRowBlock>(item.outer_begin, item.outer_end, add_rows);
-  for (std::int64_t c = 0; c < channels; ++c) {
-    partials[c * kGradPartial] = static_cast<double>(sum[c]);
-    partials[c * kGradPartial + 1] = static_cast<double>(sum_deviation[c]);
-  }
+  store_partials(sum, sum_deviation, channels, partials);
 }
 
 template <bool kRelu, class V>

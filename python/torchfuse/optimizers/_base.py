@@ -1,40 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What every fused optimizer shares: the native step, its plan, loss scaling and checkpoints."""
+"""What every fused optimizer shares: the native step, its plan and loss scaling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from torchfuse import _C
-from torchfuse.optimizers._checkpoint import TORCH_ONLY_KEYS, make_state_dict, read_state_dict
-from torchfuse.optimizers._checks import (
-    check_count,
-    check_master_dtype,
-    check_max_grad_norm,
-    check_param_remainders,
-    check_params,
-    check_seed,
-    check_state_dtype,
-    check_stochastic_rounding,
-)
-from torchfuse.optimizers._fake import step_on_fakes
+from torchfuse.optimizers._checkpoint import Checkpoints
+from torchfuse.optimizers._checks import check_count, check_master_dtype
 from torchfuse.optimizers._hooks import hooked_once
-from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, numbers, values
+from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER
-from torchfuse.optimizers._options import StepOptions, as_tensor
+from torchfuse.optimizers._options import StepOptions
 from torchfuse.optimizers._shards import local_part, shard_groups
-from torchfuse.optimizers._state_creation import StateCreation
 from torchfuse.optimizers._step_lock import StepLock, StepWithinStepError
 
-# Options of the whole step: the norm is taken and the step is skipped over all groups at once.
-_SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
 
-
-class FusedOptimizer(StateCreation):
+class FusedOptimizer(Checkpoints):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
     A subclass names its native algorithm, which has a table of hyper-parameters; a group gives them
@@ -101,28 +87,6 @@ class FusedOptimizer(StateCreation):
         """Values of one group, in the order of the algorithm's table."""
         return values(self._algorithm, group)
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        """Raises ValueError or TypeError for a value out of range, naming the group."""
-        check_numbers(type(self).__name__, index, self._algorithm, group)
-
-    def _normalize_group(self, group: dict[str, Any]) -> None:
-        """Rewrites, in place, a group that torch.optim or apex may have saved."""
-        for key in TORCH_ONLY_KEYS:
-            group.pop(key, None)
-
-    def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A whole checkpoint as ours, where apex kept states of parameters in their groups.
-
-        `state_dict` is left as it is; only the number of groups and parameters has been checked.
-        """
-        return state_dict
-
-    def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """Rewrites, in place, a parameter's state that torch.optim or apex may have saved.
-
-        `group` is the normalized group; nothing of `state` has been checked.
-        """
-
     def _loss_scale(self) -> Tensor | None:
         """The scale that the gradients carry, if it is to be taken off inside the step."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
@@ -173,12 +137,13 @@ class FusedOptimizer(StateCreation):
             self._update_params()
 
     def _update_params(self) -> None:
-        if step_on_fakes(self):
+        if self._step_on_fakes():
             return
         if self._native is None:
             self._native = _C.FusedStep(self._algorithm, f"{type(self).__name__}.step")
-        self._check_shared_options()
         shared = self.param_groups[0]
+        for index, group in enumerate(self.param_groups):
+            self._check_shared_options(index, group, shared)
         names = [self._needed_names(group) for group in self.param_groups]
         if names != self._planned_names:
             self._plan(names)
@@ -311,153 +276,9 @@ class FusedOptimizer(StateCreation):
                 if master is not None:
                     _C.remake_master(local_part(param.detach()), local_part(master))
 
-    # Groups and gradients.
-
-    def make_capturable(self) -> None:
-        """Turns the numbers among all groups' hyper-parameters into tensors beside the parameters.
-
-        A captured CUDA graph reads them at every replay: change them with `fill_`, as torch's
-        learning-rate schedulers do for a tensor lr. Without this, or `capturable=True` or a tensor
-        lr, a step is not captured; numbers other than lr are constants of the graph, as in torch.
-        """
-        for group in self.param_groups:
-            device = group["params"][0].device if group["params"] else torch.device("cpu")
-            for key in numbers(self._algorithm):
-                if key in PAIRS:
-                    group[key] = tuple(as_tensor(value, device) for value in group[key])
-                else:
-                    group[key] = as_tensor(group[key], device)
-
-    def _make_lr_capturable(self, group: dict[str, Any]) -> None:
-        """`capturable` asks for a learning rate that a captured graph reads, as in apex."""
-        if group.get("capturable") and group["params"]:
-            group["lr"] = as_tensor(group["lr"], group["params"][0].device)
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Resets the gradients of all parameters.
-
-        Args:
-            set_to_none: remove the gradients instead of filling them with zeros. None: as the
-                constructor's `set_grad_none` says.
-        """
-        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a parameter group; values that it does not give are the optimizer's defaults.
-
-        Raises:
-            ValueError: for a value out of range or a parameter that cannot be updated, naming the
-                group; the optimizer stays as it was.
-        """
-        index = len(self.param_groups)
-        if isinstance(param_group, dict):
-            # Nothing to be kept: there is one value.
-            master_dtype = param_group.pop("master_weight_dtype", torch.float32)
-            check_master_dtype(type(self).__name__, index, master_dtype)
-            for key in _SHARED_OPTIONS if self.param_groups else ():
-                param_group.setdefault(key, self.param_groups[0][key])
-        super().add_param_group(param_group)
-        try:
-            self._check_group(index, self.param_groups[index], self.param_groups[0])
-        except (RuntimeError, TypeError, ValueError):
-            self.param_groups.pop()
-            raise
-        self._make_lr_capturable(self.param_groups[index])
-
-    def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
-        name = type(self).__name__
-        check_params(name, index, group["params"])
-        check_max_grad_norm(name, index, group["max_grad_norm"])
-        for key in self._state_dtype_options():
-            check_state_dtype(name, index, key, group.get(key), group["params"])
-        if group.get("store_param_remainders"):
-            check_param_remainders(name, index, group)
-        if group.get("stochastic_rounding"):
-            check_stochastic_rounding(name, index, group)
-        check_seed(name, index, group["seed"])
-        self._check_hyper_params(index, group)
-        self._check_same_options(index, group, first)
-
-    def _check_same_options(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
-        for key in _SHARED_OPTIONS:
-            if group[key] != first[key]:
-                raise ValueError(
-                    f"{type(self).__name__}: expected {key} of group {index} to be {first[key]} as "
-                    f"in group 0, got {group[key]}. The option belongs to the whole step."
-                )
-
-    def _check_shared_options(self) -> None:
-        first = self.param_groups[0]
-        for index, group in enumerate(self.param_groups):
-            self._check_same_options(index, group, first)
-
-    @property
-    def set_grad_none(self) -> bool:
-        """Whether zero_grad() removes gradients, for all groups."""
-        return bool(self.param_groups[0]["set_grad_none"])
-
-    @set_grad_none.setter
-    def set_grad_none(self, value: bool) -> None:
-        self._set_in_all_groups("set_grad_none", bool(value))
-
-    @property
-    def master_weights(self) -> bool:
-        """Whether 16-bit parameters have fp32 masters; of the first group."""
-        return bool(self.param_groups[0]["master_weights"])
-
-    @master_weights.setter
-    def master_weights(self, value: bool) -> None:
-        self._set_in_all_groups("master_weights", bool(value))
-
-    def _set_in_all_groups(self, key: str, value: Any) -> None:
-        for group in self.param_groups:
-            group[key] = value
-
-    # Checkpoints.
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, with all that the class of torch.optim, if there is one, needs to go on."""
-        return make_state_dict(self)
-
-    def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Adds, in place, what a class of torch.optim looks for; hooks run afterwards."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
-
-        The state is copied, moved to the parameters' devices, laid out like them and converted to
-        the dtypes that this optimizer keeps it in; by default it stays fp32 for 16-bit parameters.
-        Options that the checkpoint does not know keep their values. So do those that say how things
-        are stored, such as `state_dtype`, and `master_weights=True`: masters that the checkpoint
-        lacks are made from the parameters in the next step.
-
-        Args:
-            state_dict: what `state_dict()` returned.
-
-        Raises:
-            ValueError: for missing keys, wrong shapes or wrong dtypes, naming the parameter's index
-                and the key; the optimizer stays as it was.
-        """
-        loaded = dict(state_dict)
-        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-            replacement = pre_hook(self, loaded)
-            if replacement is not None:
-                loaded = replacement
-        with torch.no_grad():
-            state, groups = read_state_dict(self, loaded)
-        self.__setstate__({"state": state, "param_groups": groups})
-        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
-            post_hook(self)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also called by copy.deepcopy and pickle, which drop the native object."""
         super().__setstate__(state)
         self._make_lock()
         # The next step plans anew. What the native step works in stays: a graph may know it.
         self._planned_names = None
-        for group in self.param_groups:
-            self._normalize_group(group)
-            for key, default in self.defaults.items():
-                if key not in TORCH_ONLY_KEYS:
-                    group.setdefault(key, default)
-            self._make_lr_capturable(group)

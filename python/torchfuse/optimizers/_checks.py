@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchfuse.optimizers._fake import has_value
 from torchfuse.optimizers._shards import is_dtensor
 
 if TYPE_CHECKING:
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 PARAM_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def has_value(tensor: Tensor) -> bool:
+    """Whether there is something to read: neither in FakeTensorMode nor on the meta device."""
+    return not (tensor.is_meta or is_fake(tensor))
 
 
 def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:

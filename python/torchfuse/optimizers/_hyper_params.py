@@ -110,11 +110,11 @@ def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, An
             check_number(owner, group, f"{key}[{position}]", part, info)
 
 
-def check_bounds(owner: str, group: int, name: str, values: Any) -> None:
+def check_bounds(owner: str, group: int, values: Any) -> None:
     """Requires None, or a least and a greatest value in order; the latter may be infinite."""
     if values is None:
         return
-    where = f"{owner}: expected {name} of group {group} to be"
+    where = f"{owner}: expected {BOUNDS} of group {group} to be"
     if not isinstance(values, tuple | list) or len(values) != 2:
         raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")
     low, high = (float(value) for value in values)

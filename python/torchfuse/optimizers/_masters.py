@@ -11,9 +11,10 @@ from torch import Tensor
 
 from torchfuse import _C
 
-#: Keys of the state. A parameter has one of them, or none.
+#: Keys of the state, with their dtypes. A parameter has one of them, or none.
 MASTER = "master_param"
 REMAINDER = "param_remainder"
+MASTER_DTYPES = {MASTER: torch.float32, REMAINDER: torch.int16}
 
 
 def master_of(param: Tensor, state: Mapping[str, Any]) -> Tensor | None:

@@ -9,25 +9,26 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from torchfuse import _C
 from torchfuse.optimizers._apex_attributes import ApexAttributes
 from torchfuse.optimizers._checks import HALF_DTYPES
-from torchfuse.optimizers._masters import MASTER, REMAINDER, create_master, drop_master
+from torchfuse.optimizers._masters import (
+    MASTER,
+    MASTER_DTYPES,
+    REMAINDER,
+    create_master,
+    drop_master,
+)
+from torchfuse.optimizers._shards import local_part
 
 
 @functools.cache
-def _state_names_of(algorithm: str) -> tuple[str, ...]:
-    return tuple(_C.FusedStep(algorithm).state_names)
-
-
-@functools.cache
-def _tensor_state_names_of(algorithm: str) -> tuple[str, ...]:
-    return tuple(_C.FusedStep(algorithm).tensor_state_names)
-
-
-def _keeps_remainder(param: Tensor, group: dict[str, Any]) -> bool:
-    return bool(group.get("store_param_remainders")) and param.dtype == torch.bfloat16
+def _names_of(algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All states of a native algorithm, and those that are one number for the whole tensor."""
+    native = _C.FusedStep(algorithm)
+    return tuple(native.state_names), tuple(native.tensor_state_names)
 
 
 class StateCreation(ApexAttributes):
@@ -71,7 +72,26 @@ class StateCreation(ApexAttributes):
         if group.get("stochastic_rounding"):
             drop_master(state)
         elif group["master_weights"] and param.dtype in HALF_DTYPES:
-            create_master(param, state, _keeps_remainder(param, group))
+            remainders = bool(group.get("store_param_remainders"))
+            create_master(param, state, remainders and param.dtype == torch.bfloat16)
+
+    @torch.no_grad()
+    def _step_on_fakes(self) -> bool:
+        """Makes the step if the parameters are fake, and says whether they are.
+
+        Estimators of memory run a whole training step under FakeTensorMode and count what it leaves
+        behind. So missing states are created, and there is nothing to compute.
+        """
+        first = next((param for group in self.param_groups for param in group["params"]), None)
+        if first is None or type(first) is torch.nn.Parameter or not is_fake(first):
+            return False
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._create_state(param, group)
+                    count = local_part(param).new_zeros((), dtype=torch.float32)
+                    self.state[param].setdefault("step", count)
+        return True
 
     def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         """These states, and how parameters are kept: what a plan is made for."""
@@ -84,19 +104,19 @@ class StateCreation(ApexAttributes):
 
     def _all_state_names(self) -> tuple[str, ...]:
         """States that the algorithm knows, needed or not."""
-        return _state_names_of(self._algorithm)
+        return _names_of(self._algorithm)[0]
 
     def _is_tensor_state(self, name: str) -> bool:
         """Whether the state `name` is one number for the whole tensor."""
-        return name in _tensor_state_names_of(self._algorithm)
+        return name in _names_of(self._algorithm)[1]
 
     def _empty_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
-        """Memory for a state: laid out like the parameter, or one number for the whole tensor."""
+        """Memory for a state or a master: laid out like the parameter, or one number for all."""
         if self._is_tensor_state(name):
             wide = param.dtype == torch.float64
             dtype = torch.float64 if wide else torch.float32
             return torch.empty((), dtype=dtype, device=param.device)
-        dtype = self._state_dtype(param, group, name)
+        dtype = MASTER_DTYPES.get(name) or self._state_dtype(param, group, name)
         return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:

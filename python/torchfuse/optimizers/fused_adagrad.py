@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._checkpoint import TORCH_ONLY
+from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._hyper_params import check_number, numbers
 from torchfuse.optimizers._options import CommonOptions
 
@@ -70,6 +72,8 @@ class FusedAdagrad(FusedOptimizer):
 
     _algorithm = "adagrad"
 
+    adagrad_w_mode: int = decoupled_option("adagrad_w_mode")
+
     def __init__(
         self,
         params: Any,
@@ -113,18 +117,9 @@ class FusedAdagrad(FusedOptimizer):
         # Parameters without a state get a fresh one here, as torch's have from the beginning.
         states = state_dict["state"]
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            saved.update(foreach=None, fused=None, differentiable=False)
+            saved.update(TORCH_ONLY)
             for param, key in zip(group["params"], saved["params"], strict=True):
                 if key not in states:
                     fresh = self._begin_state(param, group, "sum")
                     step = torch.zeros((), dtype=torch.float32, device="cpu")
                     states[key] = {"step": step, "sum": fresh}
-
-    @property
-    def adagrad_w_mode(self) -> int:
-        """1 for decoupled weight decay, 0 for L2 regularisation; of the first group."""
-        return int(self.param_groups[0]["adagrad_w_mode"])
-
-    @adagrad_w_mode.setter
-    def adagrad_w_mode(self, value: int) -> None:
-        self._set_in_all_groups("adagrad_w_mode", bool(value))

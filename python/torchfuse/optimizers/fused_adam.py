@@ -11,6 +11,8 @@ from torch import Tensor
 
 from torchfuse.multi_tensor_apply._native import multi_tensor_adam
 from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._checkpoint import TORCH_ONLY
+from torchfuse.optimizers._groups import decoupled_option
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
 _REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
@@ -105,6 +107,8 @@ class FusedAdam(FusedOptimizer):
         "exp_avg_sq": "exp_avg_sq_dtype",
         "max_exp_avg_sq": "exp_avg_sq_dtype",
     }
+
+    adam_w_mode: int = decoupled_option("adam_w_mode")
 
     #: The step as a function on lists of tensors, called by subclasses written for apex.
     multi_tensor_adam = staticmethod(multi_tensor_adam)
@@ -208,22 +212,8 @@ class FusedAdam(FusedOptimizer):
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
         for group in state_dict["param_groups"]:
-            group.update(
-                decoupled_weight_decay=bool(group["adam_w_mode"]),
-                foreach=None,
-                fused=None,
-                capturable=False,
-                differentiable=False,
-            )
-
-    @property
-    def adam_w_mode(self) -> int:
-        """1 for decoupled weight decay, 0 for L2 regularisation; of the first group."""
-        return int(self.param_groups[0]["adam_w_mode"])
-
-    @adam_w_mode.setter
-    def adam_w_mode(self, value: int) -> None:
-        self._set_in_all_groups("adam_w_mode", bool(value))
+            decoupled = bool(group["adam_w_mode"])
+            group.update(TORCH_ONLY, capturable=False, decoupled_weight_decay=decoupled)
 
     @property
     def capturable(self) -> bool:

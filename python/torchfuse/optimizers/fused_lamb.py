@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import check_no_amsgrad
+from torchfuse.optimizers._groups import decoupled_option, group_option
 from torchfuse.optimizers._hyper_params import check_bounds
 from torchfuse.optimizers._options import BasicOptions
 
@@ -83,6 +84,13 @@ class FusedLAMB(FusedOptimizer):
         "exp_avg_sq": "exp_avg_sq_dtype",
     }
 
+    adam_w_mode: int = decoupled_option("adam_w_mode")
+    use_nvlamb: bool = group_option(
+        "use_nvlamb",
+        bool,
+        "Whether tensors without weight decay have a trust ratio; of the first group.",
+    )
+
     def __init__(
         self,
         params: Any,
@@ -120,32 +128,9 @@ class FusedLAMB(FusedOptimizer):
             "exp_avg_sq_dtype": exp_avg_sq_dtype,
         }
         super().__init__(
-            params,
-            defaults,
-            set_grad_none=set_grad_none,
-            max_grad_norm=max_grad_norm,
-            **options,
+            params, defaults, set_grad_none=set_grad_none, max_grad_norm=max_grad_norm, **options
         )
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         super()._check_hyper_params(index, group)
-        key = "trust_ratio_bounds"
-        check_bounds(type(self).__name__, index, key, group[key])
-
-    @property
-    def adam_w_mode(self) -> int:
-        """1 for decoupled weight decay, 0 for L2 regularisation; of the first group."""
-        return int(self.param_groups[0]["adam_w_mode"])
-
-    @adam_w_mode.setter
-    def adam_w_mode(self, value: int) -> None:
-        self._set_in_all_groups("adam_w_mode", bool(value))
-
-    @property
-    def use_nvlamb(self) -> bool:
-        """Whether tensors without weight decay have a trust ratio; of the first group."""
-        return bool(self.param_groups[0]["use_nvlamb"])
-
-    @use_nvlamb.setter
-    def use_nvlamb(self, value: bool) -> None:
-        self._set_in_all_groups("use_nvlamb", bool(value))
+        check_bounds(type(self).__name__, index, group["trust_ratio_bounds"])

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._checks import HALF_DTYPES
-from torchfuse.optimizers._masters import master_of
 from torchfuse.optimizers._options import BasicOptions
 from torchfuse.optimizers.fused_lamb import FusedLAMB
 
@@ -116,12 +115,9 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             **options,
         )
         # In the groups, so that copies and checkpoints have them.
-        for key, value in (
-            ("initial_step", step),
-            ("reduced_precision_dtype", reduced_precision_dtype),
-        ):
-            self.defaults[key] = value
-            self._set_in_all_groups(key, value)
+        own = {"initial_step": step, "reduced_precision_dtype": reduced_precision_dtype}
+        for settings in (self.defaults, *self.param_groups):
+            settings.update(own)
 
     @overload
     def step(self, closure: None = None, **scaler: Any) -> None: ...
@@ -169,14 +165,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     @property
     def param_groups_full_precision(self) -> list[dict[str, Any]]:
         """The groups with the masters in the place of parameters that have one."""
-        masters = [
-            [master_of(p, self.state.get(p, {})) for p in group["params"]]
-            for group in self.param_groups
-        ]
+        masters = self.param_groups_master or [{}] * len(self.param_groups)
         return [
-            {
-                **group,
-                "params": [p if m is None else m for p, m in zip(group["params"], ms, strict=True)],
-            }
-            for group, ms in zip(self.param_groups, masters, strict=True)
+            {**group, "params": list(group["params"]), **updated}
+            for group, updated in zip(self.param_groups, masters, strict=True)
         ]

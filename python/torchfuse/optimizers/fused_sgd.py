@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.optim.optimizer import required
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._fake import has_value
+from torchfuse.optimizers._checkpoint import TORCH_ONLY
+from torchfuse.optimizers._checks import has_value
+from torchfuse.optimizers._groups import group_option
 from torchfuse.optimizers._options import CommonOptions
 
 if TYPE_CHECKING:
@@ -90,6 +92,15 @@ class FusedSGD(FusedOptimizer):
     most_recent_scale: float = 1.0
     scale_set_by_backward: bool = False
 
+    wd_after_momentum: bool = group_option(
+        "wd_after_momentum",
+        bool,
+        "Whether weight decay is added behind the momentum; of the first group.",
+    )
+    materialize_master_grads: bool = group_option(
+        "materialize_master_grads", bool, "The constructor's argument; without effect."
+    )
+
     def __init__(
         self,
         params: Any,
@@ -162,29 +173,11 @@ class FusedSGD(FusedOptimizer):
         # gradient. `step` is ours; torch keeps it and does not look at it.
         states = state_dict["state"]
         for group in state_dict["param_groups"]:
-            group.update(foreach=None, fused=None, differentiable=False)
+            group.update(TORCH_ONLY)
             for key in group["params"] if _has_momentum(group) else ():
                 state = states.get(key)
                 if state and ("momentum_buffer" not in state or _is_zero(state["step"])):
                     states[key] = {**state, "momentum_buffer": None}
-
-    @property
-    def wd_after_momentum(self) -> bool:
-        """Whether weight decay is added behind the momentum; of the first group."""
-        return bool(self.param_groups[0]["wd_after_momentum"])
-
-    @wd_after_momentum.setter
-    def wd_after_momentum(self, value: bool) -> None:
-        self._set_in_all_groups("wd_after_momentum", bool(value))
-
-    @property
-    def materialize_master_grads(self) -> bool:
-        """The constructor's argument; without effect."""
-        return bool(self.param_groups[0]["materialize_master_grads"])
-
-    @materialize_master_grads.setter
-    def materialize_master_grads(self, value: bool) -> None:
-        self._set_in_all_groups("materialize_master_grads", bool(value))
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:

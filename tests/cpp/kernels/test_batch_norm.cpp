@@ -12,8 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel_test.h"
-#include "kernels/batch_norm_backward.h"
+#include "batch_norm_pass.h"
 
 namespace torchfuse::kernels::testing {
 namespace {
@@ -31,20 +30,6 @@ std::string name_of(const Case& c) {
          std::to_string(static_cast<int>(s.dtype)) + (c.relu ? " relu" : "") +
          (c.residual ? " residual" : "");
 }
-
-/// What one forward and backward pass leaves behind.
-struct Results {
-  std::vector<double> packed, saved, sums;
-  std::vector<float> grad_weight, grad_bias;
-  Buffer output, grad_input, grad_residual;
-
-  bool operator==(const Results& other) const {
-    return packed == other.packed && saved == other.saved && sums == other.sums &&
-           grad_weight == other.grad_weight && grad_bias == other.grad_bias &&
-           output == other.output && grad_input == other.grad_input &&
-           grad_residual == other.grad_residual;
-  }
-};
 
 /// One layer's tensors, `offset` elements into their allocations.
 class Layer {
@@ -66,87 +51,21 @@ class Layer {
   }
 
   /// Work in ranges of `step` items and elements.
-  Results run(CpuIsa isa, std::int64_t step) const {
-    const BatchNormShape& shape = case_.shape;
-    const auto channels = static_cast<std::size_t>(shape.channels);
-    const auto rows = static_cast<std::size_t>(batch_norm_partial_rows(shape));
-    Results r{std::vector<double>(packed_moments_size(shape.channels)),
-              std::vector<double>(2 * channels + 1),
-              std::vector<double>(2 * channels),
-              std::vector<float>(channels),
-              std::vector<float>(channels),
-              Buffer(shape.dtype, shape.numel()),
-              Buffer(shape.dtype, shape.numel()),
-              Buffer(shape.dtype, shape.numel())};
-    std::vector<double> partials(rows * channels * kStatsPartial);
-    std::vector<double> terms(channels * (kNormalizeTerms + kGradInputTerms));
-    const auto in_steps = [&](std::int64_t total, const auto& body) {
-      for (std::int64_t i = 0; i < total; i += step) body(i, std::min(i + step, total));
-    };
-
-    const BatchNormStatsArgs stats{shape, input(x_), r.packed.data(), partials.data()};
-    in_steps(batch_norm_items(shape),
-             [&](auto i, auto j) { batch_norm_stats_cpu(isa, stats, i, j); });
-    in_steps(shape.channels, [&](auto i, auto j) { batch_norm_pack_cpu(stats, i, j); });
-    BatchNormFinishArgs finish;
-    finish.channels = shape.channels;
-    finish.packed = r.packed.data();
-    finish.saved = r.saved.data();
-    batch_norm_finish_cpu(finish);
-
-    BatchNormElemtArgs elemt;
-    elemt.shape = shape;
-    elemt.input = input(x_);
-    if (case_.residual) elemt.residual = input(z_);
-    elemt.weight = {weight_.data(), DType::kFloat32};
-    elemt.bias = {bias_.data(), DType::kFloat32};
-    elemt.relu = case_.relu;
-    elemt.saved = r.saved.data();
-    elemt.output = r.output.data();
-    elemt.terms = terms.data();
-    batch_norm_elemt_terms_cpu(elemt);
-    in_steps(shape.numel(), [&](auto i, auto j) { batch_norm_elemt_cpu(isa, elemt, i, j); });
-
-    const bool gated = case_.relu && case_.residual;
-    BatchNormBackwardReduceArgs reduce;
-    reduce.shape = shape;
-    reduce.grad_output = input(dy_);
-    reduce.input = input(x_);
-    if (gated) reduce.output = input(r.output);
-    if (gated) reduce.grad_residual = r.grad_residual.data();
-    reduce.weight = elemt.weight;
-    reduce.bias = elemt.bias;
-    reduce.relu = case_.relu;
-    reduce.saved = r.saved.data();
-    reduce.sums = r.sums.data();
-    reduce.grad_weight = {r.grad_weight.data(), DType::kFloat32};
-    reduce.grad_bias = {r.grad_bias.data(), DType::kFloat32};
-    reduce.partials = partials.data();
-    reduce.terms = terms.data();
-    batch_norm_backward_reduce_terms_cpu(reduce);
-    in_steps(batch_norm_items(shape),
-             [&](auto i, auto j) { batch_norm_backward_reduce_cpu(isa, reduce, i, j); });
-    in_steps(shape.channels, [&](auto i, auto j) { batch_norm_backward_sum_cpu(reduce, i, j); });
-
-    BatchNormBackwardElemtArgs backward;
-    backward.shape = shape;
-    backward.grad_output = gated ? input(r.grad_residual) : input(dy_);
-    backward.input = input(x_);
-    backward.weight = elemt.weight;
-    backward.bias = elemt.bias;
-    backward.relu = case_.relu && !gated;
-    backward.saved = r.saved.data();
-    backward.sums = r.sums.data();
-    backward.grad_input = r.grad_input.data();
-    backward.terms = terms.data();
-    batch_norm_backward_elemt_terms_cpu(backward);
-    in_steps(shape.numel(),
-             [&](auto i, auto j) { batch_norm_backward_elemt_cpu(isa, backward, i, j); });
-    return r;
+  BatchNormResults run(CpuIsa isa, std::int64_t step) const {
+    const BatchNormShape& s = case_.shape;
+    return run_on_cpu({s,
+                       case_.relu,
+                       case_.residual,
+                       dense_input(s, x_),
+                       dense_input(s, z_),
+                       dense_input(s, dy_),
+                       {weight_.data(), DType::kFloat32},
+                       {bias_.data(), DType::kFloat32}},
+                      isa, step);
   }
 
   /// Compares with the textbook's formulas in fp64; gates as `r` has them.
-  void expect_right(const Results& r) const {
+  void expect_right(const BatchNormResults& r) const {
     const BatchNormShape& shape = case_.shape;
     const double tolerance = shape.dtype == DType::kFloat64   ? 1e-10
                              : shape.dtype == DType::kFloat32 ? 1e-4
@@ -187,12 +106,6 @@ class Layer {
   }
 
  private:
-  BatchNormInput input(const Buffer& buffer) const {
-    const BatchNormShape& s = case_.shape;
-    if (s.channels_last) return {buffer.data(), s.channels, 1};
-    return {buffer.data(), s.channels * s.inner, s.inner};
-  }
-
   template <class Visit>
   void for_channel(std::int64_t c, const Visit& visit) const {
     const BatchNormShape& s = case_.shape;
@@ -228,7 +141,7 @@ TEST(BatchNorm, ValuesAndBitsAtEveryLevel) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(name_of(c));
     const Layer layer(c, /*offset=*/1);
-    const Results expected = layer.run(levels_here().back(), 1 << 30);
+    const BatchNormResults expected = layer.run(levels_here().back(), 1 << 30);
     layer.expect_right(expected);
     for (const CpuIsa isa : levels_here()) {
       EXPECT_TRUE(layer.run(isa, 1 << 30) == expected) << name_of(isa);
@@ -304,7 +217,7 @@ TEST(BatchNorm, LargeRowsHaveTheSameBitsWhereverTheyLie) {
 TEST(BatchNorm, EmptyTensorsGiveZeros) {
   for (const bool channels_last : {false, true}) {
     const Case c{{0, 3, channels_last ? 1 : 4, channels_last, DType::kBFloat16}, false, false};
-    const Results r = Layer(c, 0).run(levels_here().back(), 1 << 30);
+    const BatchNormResults r = Layer(c, 0).run(levels_here().back(), 1 << 30);
     EXPECT_EQ(r.packed, std::vector<double>(13, 0.0));
     EXPECT_EQ(r.sums, std::vector<double>(6, 0.0));
     for (const double value : r.saved) EXPECT_TRUE(std::isfinite(value));

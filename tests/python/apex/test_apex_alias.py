@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import multiprocessing.spawn
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 import torchfuse
 import torchfuse.apex
 from torchfuse import optimizers
-from torchfuse.apex._alias import install_in_all_processes
 from torchfuse.parallel import (
     LARC,
     DistributedDataParallel,
@@ -27,26 +24,6 @@ from torchfuse.parallel import (
     create_syncbn_process_group,
     flat,
 )
-
-
-@pytest.fixture
-def installed() -> Iterator[None]:
-    torchfuse.apex.install()
-    yield
-    torchfuse.apex.uninstall()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
-    before, finders = set(sys.modules), list(sys.meta_path)
-    yield
-    left = {name for name in set(sys.modules) - before if name.partition(".")[0] == "apex"}
-    for name in left:
-        del sys.modules[name]
-    stayed = sys.meta_path != finders
-    sys.meta_path[:] = finders
-    assert not left
-    assert not stayed
 
 
 def run(statements: str) -> dict[str, Any]:
@@ -217,152 +194,3 @@ def test_modules_of_similar_names_are_left_alone(
     (tmp_path / "apex_of_another_kind.py").write_text("value = 3\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert run("import apex_of_another_kind as x")["x"].value == 3
-
-
-# Installing and uninstalling.
-
-
-def test_nothing_happens_without_install() -> None:
-    assert not [name for name in sys.modules if name.partition(".")[0] == "apex"]
-
-
-def test_a_second_install_changes_nothing() -> None:
-    torchfuse.apex.install()
-    first = importlib.import_module("apex")
-    finders = list(sys.meta_path)
-    torchfuse.apex.install()
-    assert sys.meta_path == finders
-    assert importlib.import_module("apex") is first
-    torchfuse.apex.uninstall()
-    torchfuse.apex.uninstall()
-    assert not [name for name in sys.modules if name.partition(".")[0] == "apex"]
-
-
-def test_another_apex_that_is_installed_is_not_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "apex"
-    package.mkdir()
-    (package / "__init__.py").write_text("real = True\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RuntimeError, match=r"expected no apex to be installed, got one at .*apex"):
-        torchfuse.apex.install()
-    assert run("import apex")["apex"].real
-    with pytest.raises(RuntimeError, match="expected no apex to be imported yet, got <module 'ap"):
-        torchfuse.apex.install()
-    torchfuse.apex.uninstall()
-    assert sys.modules["apex"].real
-    del sys.modules["apex"]
-
-
-def test_a_folder_that_is_no_package_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a checkout of apex beside the program."""
-    (tmp_path / "apex" / "apex").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    torchfuse.apex.install()
-    names = run("from apex.optimizers import FusedAdam")
-    torchfuse.apex.uninstall()
-    assert names["FusedAdam"] is optimizers.FusedAdam
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def test_an_apex_that_comes_later_is_not_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "apex" / "__init__.py", "real = True\n")
-    write(tmp_path / "apex" / "optimizers" / "__init__.py", "")
-    write(tmp_path / "apex" / "optimizers" / "of_theirs.py", "real = True\n")
-    torchfuse.apex.install()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert run("import apex.optimizers.of_theirs as x")["x"].real
-    assert sys.modules["apex"].real
-    assert importlib.util.find_spec("apex.parallel") is None
-    with pytest.raises(
-        ModuleNotFoundError, match=r"^No module named 'apex.optimizers.fused_adam'$"
-    ):
-        run("import apex.optimizers.fused_adam")
-    torchfuse.apex.uninstall()
-    assert sys.modules["apex"].real
-    for name in ("apex.optimizers.of_theirs", "apex.optimizers", "apex"):
-        del sys.modules[name]
-
-
-@pytest.mark.usefixtures("installed")
-def test_an_apex_that_comes_after_the_import_is_not_mixed_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run("import apex")["apex"].optimizers.FusedAdam is optimizers.FusedAdam
-    write(tmp_path / "apex" / "__init__.py", "")
-    write(tmp_path / "apex" / "normalization.py", "")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match=r"torchfuse does not provide apex.normalizat"):
-        run("import apex.normalization")
-
-
-@pytest.mark.parametrize("when", ["before install", "after install", "after import"])
-def test_modules_in_a_folder_of_that_name_are_not_hidden(
-    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "apex" / "mine.py", "def f(): return 1\n")
-    write(tmp_path / "apex" / "contrib" / "mine.py", "def f(): return 2\n")
-    write(tmp_path / "apex" / "tools" / "mine.py", "def f(): return 3\n")
-    if when == "before install":
-        monkeypatch.syspath_prepend(tmp_path)
-    torchfuse.apex.install()
-    if when == "after import":
-        run("import apex.contrib")
-    if when != "before install":
-        monkeypatch.syspath_prepend(tmp_path)
-    names = run(
-        "import apex.mine, apex.contrib.mine, apex.tools.mine\n"
-        "found = apex.mine.f(), apex.contrib.mine.f(), apex.tools.mine.f()\n"
-        "from apex.optimizers import FusedAdam\n"
-        "from apex.contrib.clip_grad import clip_grad_norm_\n"
-    )
-    assert names["found"] == (1, 2, 3)
-    assert names["FusedAdam"] is optimizers.FusedAdam
-    assert names["clip_grad_norm_"] is torchfuse.clip_grad_norm_
-    with pytest.raises(ModuleNotFoundError, match=r"torchfuse does not provide apex.amp yet"):
-        run("import apex.amp")
-    torchfuse.apex.uninstall()
-    assert run("import apex.mine; found = apex.mine.f()")["found"] == 1
-    assert importlib.util.find_spec("apex.optimizers") is None
-    for name in ("apex.mine", "apex"):
-        del sys.modules[name]
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_module_in_a_folder_comes_before_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "apex" / "optimizers.py", "real = True\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    names = run("import apex.optimizers as theirs; from apex.parallel import Reducer")
-    assert names["theirs"].real
-    assert names["Reducer"] is Reducer
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_uninstall_reaches_the_processes_that_start_later(
-    wrapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spawn: Any = multiprocessing.spawn
-    before = spawn.get_preparation_data
-    known = set(before("process"))
-    install_in_all_processes()
-    install_in_all_processes()
-    ours = spawn.get_preparation_data
-    assert set(ours("process")) == {*known, "torchfuse_apex"}
-    if wrapped:
-        monkeypatch.setattr(spawn, "get_preparation_data", lambda name: ours(name))
-    torchfuse.apex.uninstall()
-    assert set(spawn.get_preparation_data("process")) == known
-    assert wrapped or spawn.get_preparation_data is before
-    monkeypatch.undo()
-    spawn.get_preparation_data = before

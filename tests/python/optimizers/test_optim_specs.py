@@ -7,7 +7,6 @@ A new optimizer gets these tests with its entry; what only one optimizer has is 
 from __future__ import annotations
 
 import copy
-import inspect
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from torch import Tensor
 
 import torchfuse
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.optimizers._hyper_params import PAIRS, PARTS, numbers, table
 from torchfuse.testing import OPTIM_SPECS, OptimSpec, ReferenceOptimizer, assert_close_to_torch
 
 SHAPES = (*DEFAULT_SHAPES, (0,), (1,))
@@ -211,7 +209,7 @@ def test_same_bits_at_every_instruction_level(case: Case, mode: Mode) -> None:
         assert_all_same_bits(result, results["baseline"])
 
 
-# --- Skipping, groups, hyper-parameters ----------------------------------------------------------
+# --- Skipping ------------------------------------------------------------------------------------
 
 
 @pytest.mark.combinations
@@ -246,88 +244,6 @@ def test_a_non_finite_gradient_skips_the_step_on_request(case: Case, device: str
     skipped = optimizer.last_step_skipped()
     assert skipped is not None
     assert float(skipped) == 1.0
-
-
-@pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
-def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -> None:
-    hypers = [dict(spec.grid[0]), dict(spec.grid[-1])]
-    together = [make_params(device=device, seed=seed) for seed in (1, 2)]
-    alone = [make_params(device=device, seed=seed) for seed in (1, 2)]
-    make: Any = spec.optimizer
-    joint = make([{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)])
-    for step in (1, 2):
-        for tensors in (*together, *alone):
-            set_grads(tensors, random_grads(tensors, step))
-        joint.step()
-    for index, (tensors, hyper) in enumerate(zip(alone, hypers, strict=True)):
-        separate = Case(spec, hyper).ours(tensors)
-        train(separate, tensors, [1, 2])
-        for mine, theirs in zip(together[index], tensors, strict=True):
-            assert_same_bits(mine.detach(), theirs.detach())
-
-
-@every_optimizer
-def test_tensor_hyper_parameters_give_the_same_bits(case: Case, device: str) -> None:
-    params, others = make_params(device=device), make_params(device=device)
-    optimizer, capturable = case.ours(params), case.ours(others)
-    capturable.make_capturable()
-    assert isinstance(capturable.param_groups[0]["lr"], Tensor)
-    train(optimizer, params, [1, 2])
-    train(capturable, others, [1, 2])
-    assert_all_same_bits(snapshot(capturable), snapshot(optimizer))
-
-
-@pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
-def test_the_signature_has_every_hyper_parameter_of_the_table(spec: OptimSpec[Any]) -> None:
-    native = {info.name for info in table(spec.algorithm)}
-    named = inspect.signature(spec.optimizer).parameters
-    keys = {PARTS.get(name, (name, 0))[0] for name in native}
-    # FusedNovoGrad has apex's `norm_type` for it.
-    assert keys - {"inf_norm"} <= set(named)
-    group = spec.optimizer(make_params(), **spec.grid[0]).param_groups[0]
-    flags = {info.name for info in table(spec.algorithm) if info.is_flag} & set(group)
-    assert all(isinstance(group[name], bool) for name in flags)
-
-
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [(case, name) for case in FIRST_CASES for name in numbers(case.spec.algorithm)],
-    ids=str,
-)
-def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> None:
-    below = numbers(case.spec.algorithm)[name].high
-    for bad in (-0.1, below, float("nan")):
-        value = (0.5, bad) if name in PAIRS else bad
-        where = rf"{name}(\[1\])? of group 0 to be at least 0"
-        with pytest.raises(ValueError, match=rf"{case.spec.optimizer.__name__}: expected {where}"):
-            Case(case.spec, {**case.hyper, name: value}).ours(make_params())
-
-
-PAIR_CASES = [case for case in FIRST_CASES if "betas" in numbers(case.spec.algorithm)]
-
-
-@pytest.mark.parametrize("case", PAIR_CASES, ids=str)
-@pytest.mark.parametrize("value", [None, (), (0.5,), (0.5, 0.6, 0.7), 0.5], ids=str)
-def test_an_edited_pair_that_is_none_is_refused(case: Case, value: Any) -> None:
-    params = make_params()
-    optimizer = case.ours(params)
-    set_grads(params, random_grads(params, 1))
-    optimizer.param_groups[0]["betas"] = value
-    before = [p.detach().clone() for p in params]
-    with pytest.raises((TypeError, ValueError)):
-        optimizer.step()
-    assert_all_same_bits([p.detach() for p in params], before)
-
-
-@pytest.mark.parametrize("case", PAIR_CASES, ids=str)
-def test_a_pair_may_be_any_two_values(case: Case) -> None:
-    params, others = make_params(), make_params()
-    optimizer, edited = case.ours(params), case.ours(others)
-    pair = torch.tensor(optimizer.param_groups[0]["betas"], dtype=torch.float64)
-    edited.param_groups[0]["betas"] = pair
-    train(optimizer, params, [1])
-    train(edited, others, [1])
-    assert_all_same_bits([p.detach() for p in others], [p.detach() for p in params])
 
 
 # --- State dicts ---------------------------------------------------------------------------------
@@ -365,80 +281,3 @@ def test_a_checkpoint_without_a_state_is_refused(case: Case) -> None:
         with pytest.raises(ValueError, match=rf"expected state\[1\] to hold '{name}'"):
             optimizer.load_state_dict(broken)
     assert_all_same_bits(snapshot(optimizer), before)
-
-
-# --- The op --------------------------------------------------------------------------------------
-
-
-def op_arguments(
-    optimizer: FusedOptimizer, params: Sequence[Tensor]
-) -> tuple[list[list[Tensor]], dict[str, Any]]:
-    """Copies of the optimizer's tensors and values, in the order of every fused optimizer's op."""
-    states = [optimizer.state[p] for p in params]
-    names = torchfuse._C.FusedStep(optimizer._algorithm).state_names
-    lists = [
-        [p.detach() for p in params],
-        [p.grad for p in params],
-        *([state[name] for state in states if name in state] for name in names),
-        [state["step"] for state in states],
-        [state["master_param"] for state in states if "master_param" in state],
-    ]
-    schema = getattr(torch.ops.torchfuse, f"fused_{optimizer._algorithm}_").default._schema
-    types = {argument.name: argument.type for argument in schema.arguments}
-    values = optimizer._hyper_params(optimizer.param_groups[0])
-    keywords = {
-        name: bool(value) if isinstance(types[name], torch.BoolType) else float(value)
-        for name, value in zip(
-            [info.name for info in table(optimizer._algorithm)],
-            values,
-            strict=True,
-        )
-    }
-    return [[tensor.clone() for tensor in tensors] for tensors in lists], keywords
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
-@every_case
-def test_the_op_does_what_the_class_does(case: Case, mode: Mode, device: str) -> None:
-    params = make_params(SHAPES, mode.dtype, device)
-    optimizer = case.ours(params, **mode.options)
-    train(optimizer, params, [1])
-    set_grads(params, random_grads(params, 2))
-    lists, keywords = op_arguments(optimizer, params)
-    getattr(torch.ops.torchfuse, case.spec.op)(*lists, **keywords)
-    optimizer.step()
-    expected, _ = op_arguments(optimizer, params)
-    for mine, theirs in zip(lists, expected, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            assert_same_bits(a, b)
-
-
-@every_optimizer
-def test_the_op_takes_its_learning_rate_from_a_tensor(case: Case, device: str) -> None:
-    params = make_params(device=device)
-    optimizer = case.ours(params)
-    train(optimizer, params, [1])
-    lists, keywords = op_arguments(optimizer, params)
-    expected = copy.deepcopy(lists)
-    op = getattr(torch.ops.torchfuse, case.spec.op)
-    op(*expected, **keywords)
-    rate = torch.tensor(keywords["lr"], dtype=torch.float64, device=device)
-    op(*lists, **{**keywords, "lr": 0.0}, lr_tensor=rate)
-    for a, b in zip(lists[0], expected[0], strict=True):
-        assert_same_bits(a, b)
-
-
-@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
-@every_optimizer
-def test_opcheck(case: Case, mode: Mode, device: str) -> None:
-    params = make_params([(5, 3), (7,)], mode.dtype, device)
-    optimizer = case.ours(params, **mode.options)
-    train(optimizer, params, [1])
-    lists, keywords = op_arguments(optimizer, params)
-    op = getattr(torch.ops.torchfuse, case.spec.op).default
-    options = {
-        "grad_scale": torch.tensor(4.0, device=device),
-        "found_inf": torch.zeros((), device=device),
-    }
-    torch.library.opcheck(op, tuple(lists), {**keywords, **options})

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "batch_norm_problem.h"
+#include "kernels/batch_norm_pass.h"
 
 namespace torchfuse::kernels {
 namespace {
@@ -40,109 +41,26 @@ struct Layer {
     bias = ChannelVector(DType::kFloat32, shape.channels, [&] { return bias_host.get(next++); });
   }
 
-  /// The backward pass reads the output where a residual was added before the ReLU.
-  bool gated_by_output() const { return relu && residual; }
-
-  BatchNormInput host(const Buffer& dense) const {
-    return {dense.data(), shape.channels * shape.inner, shape.inner};
+  BatchNormLayer on_host() const {
+    return {shape,
+            relu,
+            residual,
+            dense_input(shape, x.host()),
+            dense_input(shape, z.host()),
+            dense_input(shape, dy.host()),
+            {weight_host.data(), DType::kFloat32},
+            {bias_host.data(), DType::kFloat32}};
+  }
+  BatchNormLayer on_device() const {
+    return {shape, relu, residual, x.input(), z.input(), dy.input(), weight.input(), bias.input()};
   }
 };
 
-std::vector<double> nans(std::int64_t count) {
-  return std::vector<double>(static_cast<std::size_t>(count), std::nan(""));
-}
-
-/// Host memory for what one layer computes.
-struct Results {
-  std::vector<double> packed, saved, sums;
-  Buffer grad_weight, grad_bias, output, grad_input, grad_residual;
-
-  explicit Results(const BatchNormShape& shape)
-      : packed(nans(packed_moments_size(shape.channels))),
-        saved(nans(2 * shape.channels + 1)),
-        sums(nans(2 * shape.channels)),
-        grad_weight(DType::kFloat32, shape.channels),
-        grad_bias(DType::kFloat32, shape.channels),
-        output(shape.dtype, shape.numel()),
-        grad_input(shape.dtype, shape.numel()),
-        grad_residual(shape.dtype, shape.numel()) {}
-};
-
-std::vector<double> room(std::int64_t count) {
-  return std::vector<double>(static_cast<std::size_t>(count));
-}
-
-Results run_on_cpu(const Layer& layer) {
-  const BatchNormShape& shape = layer.shape;
-  Results r(shape);
-  const CpuIsa isa = levels_here().back();
-  std::vector<double> partials =
-      room(batch_norm_partial_rows(shape) * shape.channels * kStatsPartial);
-  std::vector<double> terms = room(shape.channels * (kNormalizeTerms + kGradInputTerms));
-
-  const BatchNormStatsArgs stats{shape, layer.host(layer.x.host()), r.packed.data(),
-                                 partials.data()};
-  batch_norm_stats_cpu(isa, stats, 0, batch_norm_items(shape));
-  batch_norm_pack_cpu(stats, 0, shape.channels);
-  BatchNormFinishArgs finish;
-  finish.channels = shape.channels;
-  finish.packed = r.packed.data();
-  finish.saved = r.saved.data();
-  batch_norm_finish_cpu(finish);
-
-  BatchNormElemtArgs elemt;
-  elemt.shape = shape;
-  elemt.input = stats.input;
-  if (layer.residual) elemt.residual = layer.host(layer.z.host());
-  elemt.weight = {layer.weight_host.data(), DType::kFloat32};
-  elemt.bias = {layer.bias_host.data(), DType::kFloat32};
-  elemt.relu = layer.relu;
-  elemt.saved = r.saved.data();
-  elemt.output = r.output.data();
-  elemt.terms = terms.data();
-  batch_norm_elemt_terms_cpu(elemt);
-  batch_norm_elemt_cpu(isa, elemt, 0, shape.numel());
-
-  const bool gated = layer.gated_by_output();
-  BatchNormBackwardReduceArgs reduce;
-  reduce.shape = shape;
-  reduce.grad_output = layer.host(layer.dy.host());
-  reduce.input = stats.input;
-  if (gated) reduce.output = layer.host(r.output);
-  if (gated) reduce.grad_residual = r.grad_residual.data();
-  reduce.weight = elemt.weight;
-  reduce.bias = elemt.bias;
-  reduce.relu = layer.relu;
-  reduce.saved = r.saved.data();
-  reduce.sums = r.sums.data();
-  reduce.grad_weight = {r.grad_weight.data(), DType::kFloat32};
-  reduce.grad_bias = {r.grad_bias.data(), DType::kFloat32};
-  reduce.partials = partials.data();
-  reduce.terms = terms.data();
-  batch_norm_backward_reduce_terms_cpu(reduce);
-  batch_norm_backward_reduce_cpu(isa, reduce, 0, batch_norm_items(shape));
-  batch_norm_backward_sum_cpu(reduce, 0, shape.channels);
-
-  BatchNormBackwardElemtArgs backward;
-  backward.shape = shape;
-  backward.grad_output = gated ? layer.host(r.grad_residual) : reduce.grad_output;
-  backward.input = stats.input;
-  backward.weight = elemt.weight;
-  backward.bias = elemt.bias;
-  backward.relu = layer.relu && !gated;
-  backward.saved = r.saved.data();
-  backward.sums = r.sums.data();
-  backward.grad_input = r.grad_input.data();
-  backward.terms = terms.data();
-  batch_norm_backward_elemt_terms_cpu(backward);
-  batch_norm_backward_elemt_cpu(isa, backward, 0, shape.numel());
-  return r;
-}
-
 /// Every launch takes the CPU's statistics and sums, so that a difference is that launch's own.
-Results run_on_device(const Layer& layer, const Results& cpu) {
+BatchNormResults run_on_device(const Layer& layer, const BatchNormResults& cpu) {
   const BatchNormShape& shape = layer.shape;
-  Results r(shape);
+  const BatchNormLayer on_device = layer.on_device();
+  BatchNormResults r(shape);
   const Workspace workspace(shape);
   r.packed = stats_of(shape, layer.x);
 
@@ -152,45 +70,23 @@ Results run_on_device(const Layer& layer, const Results& cpu) {
   finish.channels = shape.channels;
   finish.packed = packed.data();
   finish.saved = saved.data();
-  ChannelTensor y(shape);
-  BatchNormElemtArgs elemt;
-  elemt.shape = shape;
-  elemt.input = layer.x.input();
-  if (layer.residual) elemt.residual = layer.z.input();
-  elemt.weight = layer.weight.input();
-  elemt.bias = layer.bias.input();
-  elemt.relu = layer.relu;
+  ChannelTensor y(shape), dz(shape), dx(shape);
+  BatchNormElemtArgs elemt = on_device.elemt();
   elemt.output = y.data();
   expect_ok(batch_norm_elemt_cuda(elemt, finish, workspace.arrivals_alone(), stream()), workspace);
 
-  const bool gated = layer.gated_by_output();
   const DeviceArray<double> all_sums(cpu.sums);
   const auto sums = DeviceArray<double>::unwritten(2 * shape.channels);
   const auto grad_weight = DeviceTensor::unwritten(DType::kFloat32, shape.channels);
   const auto grad_bias = DeviceTensor::unwritten(DType::kFloat32, shape.channels);
-  ChannelTensor dz(shape), dx(shape);
-  BatchNormBackwardReduceArgs reduce;
-  reduce.shape = shape;
-  reduce.grad_output = layer.dy.input();
-  reduce.input = layer.x.input();
-  if (gated) reduce.output = y.input();
-  if (gated) reduce.grad_residual = dz.data();
-  reduce.weight = elemt.weight;
-  reduce.bias = elemt.bias;
-  reduce.relu = layer.relu;
+  BatchNormBackwardReduceArgs reduce = on_device.reduce(y.input(), dz.data());
   reduce.saved = saved.data();
   reduce.sums = sums.data();
   reduce.grad_weight = {grad_weight.data(), DType::kFloat32};
   reduce.grad_bias = {grad_bias.data(), DType::kFloat32};
   expect_ok(batch_norm_backward_reduce_cuda(reduce, workspace.get(), stream()), workspace);
 
-  BatchNormBackwardElemtArgs backward;
-  backward.shape = shape;
-  backward.grad_output = gated ? dz.input() : layer.dy.input();
-  backward.input = layer.x.input();
-  backward.weight = elemt.weight;
-  backward.bias = elemt.bias;
-  backward.relu = layer.relu && !gated;
+  BatchNormBackwardElemtArgs backward = on_device.backward(dz.input());
   backward.saved = saved.data();
   backward.sums = all_sums.data();
   backward.grad_input = dx.data();
@@ -207,11 +103,12 @@ Results run_on_device(const Layer& layer, const Results& cpu) {
   };
   r.output = result_of(y);
   r.grad_input = result_of(dx);
-  if (gated) r.grad_residual = result_of(dz);
+  if (on_device.gated_by_output()) r.grad_residual = result_of(dz);
   return r;
 }
 
-void expect_same_moments(const Layer& layer, const Results& cpu, const Results& device) {
+void expect_same_moments(const Layer& layer, const BatchNormResults& cpu,
+                         const BatchNormResults& device) {
   ASSERT_EQ(device.packed.back(), cpu.packed.back());
   // The CPU's fp32 sums are longer, and taken about a channel's first element, wherever that lies.
   const double error = layer.shape.dtype == DType::kFloat64 ? 1e-13 : 3e-5;
@@ -224,7 +121,8 @@ void expect_same_moments(const Layer& layer, const Results& cpu, const Results& 
   }
 }
 
-void expect_same_sums(const Layer& layer, const Results& cpu, const Results& device) {
+void expect_same_sums(const Layer& layer, const BatchNormResults& cpu,
+                      const BatchNormResults& device) {
   const auto count = static_cast<double>(layer.shape.outer * layer.shape.inner);
   const double error = 2.0 * sum_error(layer.shape.dtype) * (1.0 + count);
   for (std::size_t i = 0; i < cpu.sums.size(); ++i) {
@@ -245,8 +143,9 @@ TEST(CudaBatchNormCpu, ElementsHaveTheCpusBitsAndSumsAreNear) {
     SCOPED_TRACE(describe(shape) << (relu ? ", ReLU" : "") << (residual ? ", residual" : ""));
     const Layer layer(shape, relu, residual, random);
     set_order_for(shape.dtype, seed++);
-    const Results cpu = run_on_cpu(layer);
-    const Results device = run_on_device(layer, cpu);
+    const BatchNormResults cpu =
+        run_on_cpu(layer.on_host(), levels_here().back(), std::int64_t{1} << 40);
+    const BatchNormResults device = run_on_device(layer, cpu);
     expect_same_moments(layer, cpu, device);
     expect_same_sums(layer, cpu, device);
     ASSERT_EQ(device.saved, cpu.saved);

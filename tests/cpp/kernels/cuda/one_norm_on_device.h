@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of NovoGrad and LARS, whose states move in the update, against the CPU's phases; and
-// the number that NovoGrad tracks for each tensor.
+// The kernels of NovoGrad and LARS, whose states move in the update, against the CPU's phases.
+#pragma once
+
 #include <gtest/gtest.h>
 
 #include "device.h"
 #include "kernels/one_norm_problem.h"
 
 namespace torchfuse::kernels::testing {
-namespace {
 
-using HostStreams = OneNormStreams<Buffer>;
-using DeviceStreams = OneNormStreams<DeviceTensor>;
-
-std::vector<DeviceStreams> on_device(const std::vector<HostStreams>& list, bool aligned) {
-  std::vector<DeviceStreams> copies;
-  for (const HostStreams& streams : list) {
+inline std::vector<OneNormStreams<DeviceTensor>> on_device(
+    const std::vector<OneNormStreams<Buffer>>& list, bool aligned) {
+  std::vector<OneNormStreams<DeviceTensor>> copies;
+  for (const OneNormStreams<Buffer>& streams : list) {
     const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size() + 1);
     copies.push_back({DeviceTensor(streams.param, at), DeviceTensor(streams.grad, at + 1),
                       DeviceTensor(streams.state, at), DeviceTensor(streams.master, at),
@@ -25,15 +23,15 @@ std::vector<DeviceStreams> on_device(const std::vector<HostStreams>& list, bool 
 
 /// One step on both. Norms are summed in another order there, so the update gets those of the CPU.
 template <class Functor>
-void expect_bits_of_the_cpu(const LayerwiseTuple& tuple,
-                            const std::vector<typename Functor::Params>& groups, float step,
-                            bool aligned, std::uint64_t seed,
-                            const std::vector<std::int64_t>& sizes) {
+void expect_one_norm_bits_of_the_cpu(const LayerwiseTuple& tuple,
+                                     const std::vector<typename Functor::Params>& groups,
+                                     float step, bool aligned, std::uint64_t seed,
+                                     const std::vector<std::int64_t>& sizes) {
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   const DeviceArray<float> device_step(std::vector<float>{step});
   const DeviceArray<StepScalars> device_scalars({scalars});
-  std::vector<HostStreams> expected = one_norm_contents(tuple, sizes);
-  std::vector<DeviceStreams> actual = on_device(expected, aligned);
+  std::vector<OneNormStreams<Buffer>> expected = one_norm_contents(tuple, sizes);
+  std::vector<OneNormStreams<DeviceTensor>> actual = on_device(expected, aligned);
   OneNormProblem<Functor, Buffer> host(tuple, expected, &step, groups);
   OneNormProblem<Functor, DeviceTensor> device(tuple, actual, device_step.data(), groups);
   host.write_back = device.write_back = seed % 2 == 1;
@@ -71,7 +69,7 @@ void expect_bits_of_the_cpu(const LayerwiseTuple& tuple,
 }
 
 template <class Functor>
-void expect_bits_of_the_cpu_in_every_storage(const std::vector<typename Functor::Params>& groups) {
+void expect_one_norm_bits_in_every_storage(const std::vector<typename Functor::Params>& groups) {
   const std::vector<std::int64_t> sizes{0, 1, 31, 33, 512, 513, 5003, 16387};
   std::uint64_t seed = 0;
   std::vector<LayerwiseTuple> tuples = layerwise_tuples();
@@ -79,47 +77,10 @@ void expect_bits_of_the_cpu_in_every_storage(const std::vector<typename Functor:
   for (const LayerwiseTuple& tuple : tuples) {
     for (const bool aligned : {true, false}) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
-      expect_bits_of_the_cpu<Functor>(tuple, groups, seed % 3 == 0 ? 1.0f : 7.0f, aligned, seed,
-                                      sizes);
+      expect_one_norm_bits_of_the_cpu<Functor>(tuple, groups, seed % 3 == 0 ? 1.0f : 7.0f, aligned,
+                                               seed, sizes);
     }
   }
 }
 
-TEST(CudaOneNorm, NovoGradGivesTheBitsOfTheCpu) {
-  expect_bits_of_the_cpu_in_every_storage<NovoGrad>({novograd(0), novograd(6), novograd(11)});
-}
-
-TEST(CudaOneNorm, LarsGivesTheBitsOfTheCpu) {
-  expect_bits_of_the_cpu_in_every_storage<Lars>({lars(0), lars(3)});
-}
-
-TEST(CudaOneNorm, MoreTensorsThanALaunchHoldsKeepTheirOwnNorms) {
-  std::vector<std::int64_t> sizes(900, 3);
-  sizes[450] = 700;
-  expect_bits_of_the_cpu<NovoGrad>(layerwise_tuples()[0], {novograd(0), novograd(5)}, 3.0f, true, 2,
-                                   sizes);
-}
-
-TEST(CudaOneNorm, ASkippedStepLeavesTheNorm) {
-  const LayerwiseTuple tuple = layerwise_tuples()[0];
-  const DeviceArray<float> step(std::vector<float>{0.0f});
-  const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 1.0f}});
-  const std::vector<HostStreams> list = one_norm_contents(tuple, {5, 700});
-  std::vector<DeviceStreams> streams = on_device(list, true);
-  OneNormProblem<NovoGrad, DeviceTensor> problem(tuple, streams, step.data(), {novograd(0)});
-  const DeviceArray<MeasurePartial> partials(problem.partials);
-  const DeviceArray<double> norms(problem.norms);
-  set_order({.seed = 1});
-  const auto args = problem.args(scalars.data(), partials.data(), norms.data());
-  ASSERT_TRUE(fused_measure_cuda<NovoGrad>(args, stream()).ok());
-  ASSERT_TRUE(fused_update_cuda<NovoGrad>(args.update, stream()).ok());
-  synchronize();
-  for (std::size_t t = 0; t < list.size(); ++t) {
-    EXPECT_TRUE(streams[t].tracked.to_host() == list[t].tracked);
-    EXPECT_TRUE(streams[t].param.to_host() == list[t].param);
-    EXPECT_TRUE(streams[t].state.to_host() == list[t].state);
-  }
-}
-
-}  // namespace
 }  // namespace torchfuse::kernels::testing

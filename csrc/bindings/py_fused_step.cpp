@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The plan of an optimizer, and how a step finds its tensors again.
+#include "bindings/py_fused_step.h"
+
+#include "bindings/shards.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
+#include <unordered_map>
+
+namespace torchfuse::bindings {
+namespace {
+
+c10::TensorImpl* impl_of(PyObject* tensor) {
+  return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
+}
+
+HyperParam hyper_param(py::handle value, const std::string& name, std::size_t group,
+                       const std::string& caller) {
+  if (THPVariable_Check(value.ptr())) {
+    const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+    // A host tensor is read here: kernels of any device take a number.
+    const bool number = tensor.numel() == 1 &&
+                        (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
+    if (number && tensor.is_cpu()) return tensor.item<double>();
+    return tensor;
+  }
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (number == -1.0 && PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+    TORCH_CHECK_TYPE(false, caller, ": expected ", name, " of group ", group,
+                     " to be a number or a tensor, got ", Py_TYPE(value.ptr())->tp_name);
+  }
+  return number;
+}
+
+/// Lists and tuples as they are, other iterables as lists.
+Sequences fast_sequences(const py::list& param_lists) {
+  Sequences result;
+  for (const py::handle params : param_lists) {
+    PyObject* fast = PySequence_Fast(params.ptr(), "FusedStep: expected params to be a sequence");
+    if (fast == nullptr) throw py::error_already_set();
+    result.push_back(py::reinterpret_steal<py::object>(fast));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string PyFusedStep::place_name(std::size_t group, std::size_t position) const {
+  return "params[" + std::to_string(position) + "] of group " + std::to_string(group);
+}
+
+at::Tensor PyFusedStep::tensor_in(PyObject* state, const std::string& key, const std::string& place,
+                                  bool sharded) const {
+  PyObject* value = PyDict_GetItemString(state, key.c_str());
+  if (value == nullptr || value == Py_None) return {};
+  TORCH_CHECK_TYPE(THPVariable_Check(value), caller_, ": expected ", key, " of ", place,
+                   " to be a tensor, got ", Py_TYPE(value)->tp_name, ".");
+  const py::object local = local_tensor(value);
+  TORCH_CHECK_TYPE(sharded || local.ptr() == value, caller_, ": expected ", key, " of ", place,
+                   " to be a plain tensor like its parameter, got ", Py_TYPE(value)->tp_name, ".");
+  return THPVariable_Unpack(local.ptr());
+}
+
+FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string& place,
+                            bool sharded) const {
+  FusedSlot slot;
+  slot.param = THPVariable_Unpack(
+      (sharded ? local_tensor(param) : py::reinterpret_borrow<py::object>(param)).ptr());
+  for (const std::string& name : native_.state_names()) {
+    slot.states.push_back(tensor_in(state, name, place, sharded));
+  }
+  slot.master = tensor_in(state, "master_param", place, sharded);
+  if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", place, sharded);
+  slot.step = tensor_in(state, "step", place, sharded);
+  return slot;
+}
+
+void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
+                       const std::vector<bool>& stochastic,
+                       const std::vector<std::optional<std::vector<std::string>>>& shard_groups) {
+  std::unordered_map<PyObject*, std::int64_t> place_of;
+  for (const auto& [key, value] : owner) {
+    place_of.emplace(key.ptr(), static_cast<std::int64_t>(place_of.size()));
+  }
+  Places places;
+  places.num_states = place_of.size();
+  std::vector<FusedSlot> slots;
+  const Sequences lists = fast_sequences(param_lists);
+  for (std::size_t group = 0; group < lists.size(); ++group) {
+    const auto params = py::reinterpret_borrow<py::sequence>(lists[group]);
+    places.group_sizes.push_back(static_cast<std::int64_t>(params.size()));
+    for (std::size_t position = 0; position < params.size(); ++position) {
+      const py::object param = params[position];
+      const std::string place = place_name(group, position);
+      TORCH_CHECK_TYPE(THPVariable_Check(param.ptr()), caller_, ": expected ", place,
+                       " to be a tensor, got ", Py_TYPE(param.ptr())->tp_name, ".");
+      const std::size_t index = places.entries.size();
+      Entry& entry = places.entries.emplace_back();
+      const auto found = place_of.find(param.ptr());
+      if (found == place_of.end()) continue;
+      const py::object state = owner[param];
+      TORCH_CHECK_TYPE(PyDict_Check(state.ptr()) != 0, caller_, ": expected the state of ", place,
+                       " to be a dict, got ", Py_TYPE(state.ptr())->tp_name, ".");
+      if (PyDict_Size(state.ptr()) == 0) continue;
+      entry.place = found->second;
+      entry.keys = places.keys_of(state.ptr(), native_.state_names());
+      const bool sharded = index < shard_groups.size() && shard_groups[index].has_value();
+      FusedSlot& made = slots.emplace_back(slot(param.ptr(), state.ptr(), place, sharded));
+      made.group = static_cast<std::int64_t>(group);
+      made.position = static_cast<std::int64_t>(position);
+      made.index = static_cast<std::int64_t>(index);
+      made.stochastic_rounding = group < stochastic.size() && stochastic[group];
+      if (sharded) {
+        entry.placement = placement_of(param);
+        made.shard_groups = *shard_groups[index];
+      }
+    }
+  }
+  native_.plan(slots);
+  places_ = std::move(places);
+}
+
+/// Ten thousand parameters' dictionaries do not stay in the caches between steps; without this the
+/// step waits for memory once per object.
+void PyFusedStep::fetch_ahead(PyObject* const* items, std::int64_t left, std::size_t next) const {
+  constexpr std::size_t kObjects = 24;
+  constexpr std::size_t kEntries = 12;
+  constexpr int kBytes = 192;  // header, index table and four entries
+  if (left <= static_cast<std::int64_t>(kObjects)) return;
+  __builtin_prefetch(items[kObjects]);
+  const Entry& far = places_.entries[next + kObjects];
+  if (far.place != Entry::kNoState) __builtin_prefetch(states_[far.place].second);
+  const Entry& near = places_.entries[next + kEntries];
+  if (near.place == Entry::kNoState) return;
+  PyObject* state = states_[near.place].second;
+  if (PyDict_Check(state) == 0) return;
+  const auto* keys = reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(state)->ma_keys);
+  for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(keys + line);
+}
+
+/// Takes parameters, states and gradients from their owners, without running any of the program's
+/// code. False: something is not as planned. See Note [State dictionaries are read in order].
+bool PyFusedStep::borrow(const Sequences& param_lists, PyObject* owner) {
+  states_.clear();
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(owner, &position, &key, &value) != 0) states_.emplace_back(key, value);
+  if (states_.size() != places_.num_states || param_lists.size() != places_.group_sizes.size())
+    return false;
+  borrowed_.slots.reserve(places_.entries.size());
+  std::size_t next = 0;
+  for (std::size_t group = 0; group < param_lists.size(); ++group) {
+    const std::int64_t size = PySequence_Fast_GET_SIZE(param_lists[group].ptr());
+    if (size != places_.group_sizes[group]) return false;
+    PyObject* const* items = PySequence_Fast_ITEMS(param_lists[group].ptr());
+    for (std::int64_t i = 0; i < size; ++i, ++next) {
+      fetch_ahead(items + i, size - i, next);
+      if (!THPVariable_Check(items[i])) return false;
+      const Entry& entry = places_.entries[next];
+      if (entry.place == Entry::kNoState) {
+        if (impl_of(items[i])->grad().defined()) return false;
+        continue;
+      }
+      const auto& [param, state] = states_[entry.place];
+      if (param != items[i] || PyDict_Check(state) == 0) return false;
+      if (!borrow_slot(next, param, state)) return false;
+    }
+  }
+  return true;
+}
+
+bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* state) {
+  const Entry& entry = places_.entries[index];
+  const bool sharded = static_cast<bool>(entry.placement);
+  SlotTensors& slot = borrowed_.slots.emplace_back();
+  slot.param = impl_of(borrowed_.hold(param));
+  if (sharded) {
+    borrowed_.sharded.push_back({&slot, param, index});
+  } else if (const at::Tensor& grad = slot.param->grad(); grad.defined()) {
+    borrowed_.grads.push_back(grad);
+    slot.grad = grad.unsafeGetTensorImpl();
+  }
+  return places_.keys[entry.keys].visit(
+      state, [&](EntryRole role, std::uint8_t k, PyObject* value) {
+        if (!THPVariable_Check(value)) return false;
+        c10::TensorImpl*& place = role == EntryRole::kState    ? slot.states[k]
+                                  : role == EntryRole::kMaster ? slot.master
+                                                               : slot.step;
+        place = impl_of(borrowed_.hold(value));
+        if (sharded) borrowed_.unwraps.push_back({&place, value});
+        return true;
+      });
+}
+
+/// Local tensors in the place of DTensors. False: a parameter is placed in another way.
+bool PyFusedStep::unwrap_shards() {
+  for (const auto& [slot, param, index] : borrowed_.sharded) {
+    const py::handle handle(param);
+    if (!placement_of(handle).is(places_.entries[index].placement)) return false;
+    slot->wrapper = slot->param;
+    slot->param = impl_of(borrowed_.hold(local_tensor(handle).ptr()));
+    const py::object grad = handle.attr("grad");
+    if (grad.is_none()) continue;
+    std::size_t group = 0;
+    std::size_t position = index;
+    while (position >= static_cast<std::size_t>(places_.group_sizes[group])) {
+      position -= static_cast<std::size_t>(places_.group_sizes[group++]);
+    }
+    check_placement(handle, grad, caller_ + ": expected grad of " + place_name(group, position));
+    borrowed_.grad_wrappers.push_back(impl_of(borrowed_.hold(grad.ptr())));
+    slot->grad = impl_of(borrowed_.hold(local_tensor(grad).ptr()));
+  }
+  for (const auto& [place, tensor] : borrowed_.unwraps) {
+    *place = impl_of(borrowed_.hold(local_tensor(tensor).ptr()));
+  }
+  return true;
+}
+
+std::vector<std::vector<HyperParam>> PyFusedStep::hyper_params(const py::list& groups) const {
+  const std::vector<HyperParamInfo>& infos = native_.hyper_params();
+  std::vector<std::vector<HyperParam>> result;
+  result.reserve(groups.size());
+  for (const py::handle group : groups) {
+    TORCH_CHECK_TYPE(PySequence_Check(group.ptr()) != 0, "FusedStep: expected groups[",
+                     result.size(), "] to be a sequence, got ", Py_TYPE(group.ptr())->tp_name);
+    const auto values = py::reinterpret_borrow<py::sequence>(group);
+    TORCH_CHECK(values.size() == infos.size(), "FusedStep: expected groups[", result.size(),
+                "] to hold ", infos.size(), " values, got ", values.size());
+    std::vector<HyperParam> converted;
+    converted.reserve(infos.size());
+    for (std::size_t i = 0; i < infos.size(); ++i) {
+      const py::object value = values[i];
+      converted.push_back(hyper_param(value, infos[i].name, result.size(), caller_));
+    }
+    result.push_back(std::move(converted));
+  }
+  return result;
+}
+
+bool PyFusedStep::step(const py::list& param_lists, const py::dict& owner, const py::list& groups,
+                       const FusedStepOptions& options) {
+  if (!native_.planned()) return false;
+  const std::vector<std::vector<HyperParam>> values = hyper_params(groups);
+  const Sequences lists = fast_sequences(param_lists);
+  const auto release = c10::make_scope_exit([this] { borrowed_.clear(); });
+  if (!borrow(lists, owner.ptr()) || !unwrap_shards()) return false;
+  bool done = false;
+  {
+    // Nothing in here touches a Python object.
+    const py::gil_scoped_release released;
+    done = native_.step(borrowed_.slots, values, options);
+  }
+  if (!done) return false;
+  if (options.write_back_grads) {
+    for (c10::TensorImpl* grad : borrowed_.grad_wrappers) grad->bump_version();
+  }
+  return true;
+}
+
+}  // namespace torchfuse::bindings

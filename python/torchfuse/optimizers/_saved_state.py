@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The pieces of a state dict, before an optimizer has taken them over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse.optimizers._checks import HALF_DTYPES, check_step
+from torchfuse.optimizers._masters import MASTER, REMAINDER
+from torchfuse.optimizers._shards import is_dtensor
+
+
+def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
+    """Groups and state in torch.optim's layout: parameters are numbers in the order of groups."""
+    params = chain.from_iterable(group["params"] for group in groups)
+    index_of = {id(param): index for index, param in enumerate(params)}
+    return {
+        "state": {
+            index_of[id(key)] if isinstance(key, Tensor) else key: value
+            for key, value in state.items()
+        },
+        "param_groups": [
+            {
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [index_of[id(param)] for param in group["params"]],
+            }
+            for group in groups
+        ],
+    }
+
+
+def check_sizes(where: str, groups: list[dict[str, Any]], state_dict: Mapping[str, Any]) -> None:
+    """Requires a state dict for as many groups and parameters as `groups` has."""
+    for key in ("state", "param_groups"):
+        if key not in state_dict:
+            raise ValueError(
+                f"{where} state_dict to hold '{key}', got the keys {sorted(state_dict)}."
+            )
+    # torch.optim's own words: libraries search for them.
+    if len(state_dict["param_groups"]) != len(groups):
+        raise ValueError("loaded state dict has a different number of parameter groups")
+    for group, saved in zip(groups, state_dict["param_groups"], strict=True):
+        if len(group["params"]) != len(saved["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of "
+                "optimizer's group"
+            )
+
+
+def moved(value: Any, device: torch.device | None) -> Any:
+    """Moves tensor hyper-parameters to the parameters: kernels read them there."""
+    if isinstance(value, Tensor):
+        return value.reshape(()).to(device) if value.numel() == 1 else value
+    if isinstance(value, tuple | list):
+        return tuple(moved(entry, device) for entry in value)
+    return value
+
+
+def count_of(saved: Mapping[str, Any], group_step: Any) -> Any:
+    """The step count of a parameter's state, or None."""
+    # A count of the group was advanced last: our own step removes it.
+    return saved.get("step") if group_step is None else group_step
+
+
+def check_state(
+    where: str,
+    param: Tensor,
+    saved: Mapping[str, Any],
+    tensors: Mapping[str, bool],
+    group_step: Any,
+) -> None:
+    """Requires the state of one parameter to fit it.
+
+    Args:
+        where: how the message begins.
+        param: the parameter.
+        saved: its state, normalized.
+        tensors: the names of its tensors, and whether one is a number for the whole parameter.
+        group_step: the count that apex keeps in the group, or None.
+    """
+    for name, whole in tensors.items():
+        _check_tensor(f"{where}['{name}']", name, saved[name], param.shape if not whole else ())
+        if not whole and is_dtensor(param) != is_dtensor(saved[name]):
+            wanted = "DTensor like its parameter" if is_dtensor(param) else "plain tensor"
+            raise ValueError(
+                f"{where}['{name}'] to be a {wanted}, got {type(saved[name]).__name__}. Load "
+                "with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
+            )
+    if REMAINDER in saved and param.dtype != torch.bfloat16:
+        raise ValueError(
+            f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "
+            "into an optimizer of bf16 parameters with master_weights=True, which turns it "
+            f"into '{MASTER}' in its next step."
+        )
+    if MASTER in saved and param.dtype not in HALF_DTYPES:
+        raise ValueError(
+            f"{where}['{MASTER}'] to belong to an fp16 or bf16 parameter, "
+            f"got {param.dtype}. Remove the entry: the parameter itself has full precision."
+        )
+    step = count_of(saved, group_step)
+    if step is None:
+        raise ValueError(
+            f"{where} or its parameter group to hold 'step', got the keys {sorted(saved)}."
+        )
+    check_step(f"{where}['step'] to be", step)
+
+
+def _check_tensor(where: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{where} to be a tensor, got {type(value).__name__}.")
+    if value.layout is not torch.strided:
+        raise ValueError(f"{where} to be a dense tensor, got layout {value.layout}.")
+    if value.shape != shape:
+        raise ValueError(f"{where} to have the shape {list(shape)}, got {list(value.shape)}.")
+    if name == REMAINDER:
+        if value.dtype != torch.int16:
+            raise ValueError(f"{where} to be an int16 tensor, got {value.dtype}.")
+    elif not value.is_floating_point():
+        raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Hyper-parameters of every optimizer: in groups, as tensors, in the signature, out of range."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from support.adam import make_params, random_grads, set_grads, snapshot
+from support.compare import assert_all_same_bits, assert_same_bits
+from test_optim_specs import FIRST_CASES, Case, every_optimizer, train
+from torch import Tensor
+
+from torchfuse.optimizers._hyper_params import PAIRS, PARTS, numbers, table
+from torchfuse.testing import OPTIM_SPECS, OptimSpec
+
+
+@pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
+def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -> None:
+    hypers = [dict(spec.grid[0]), dict(spec.grid[-1])]
+    together = [make_params(device=device, seed=seed) for seed in (1, 2)]
+    alone = [make_params(device=device, seed=seed) for seed in (1, 2)]
+    make: Any = spec.optimizer
+    joint = make([{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)])
+    for step in (1, 2):
+        for tensors in (*together, *alone):
+            set_grads(tensors, random_grads(tensors, step))
+        joint.step()
+    for index, (tensors, hyper) in enumerate(zip(alone, hypers, strict=True)):
+        separate = Case(spec, hyper).ours(tensors)
+        train(separate, tensors, [1, 2])
+        for mine, theirs in zip(together[index], tensors, strict=True):
+            assert_same_bits(mine.detach(), theirs.detach())
+
+
+@every_optimizer
+def test_tensor_hyper_parameters_give_the_same_bits(case: Case, device: str) -> None:
+    params, others = make_params(device=device), make_params(device=device)
+    optimizer, capturable = case.ours(params), case.ours(others)
+    capturable.make_capturable()
+    assert isinstance(capturable.param_groups[0]["lr"], Tensor)
+    train(optimizer, params, [1, 2])
+    train(capturable, others, [1, 2])
+    assert_all_same_bits(snapshot(capturable), snapshot(optimizer))
+
+
+@pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
+def test_the_signature_has_every_hyper_parameter_of_the_table(spec: OptimSpec[Any]) -> None:
+    native = {info.name for info in table(spec.algorithm)}
+    named = inspect.signature(spec.optimizer).parameters
+    keys = {PARTS.get(name, (name, 0))[0] for name in native}
+    # FusedNovoGrad has apex's `norm_type` for it.
+    assert keys - {"inf_norm"} <= set(named)
+    group = spec.optimizer(make_params(), **spec.grid[0]).param_groups[0]
+    flags = {info.name for info in table(spec.algorithm) if info.is_flag} & set(group)
+    assert all(isinstance(group[name], bool) for name in flags)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [(case, name) for case in FIRST_CASES for name in numbers(case.spec.algorithm)],
+    ids=str,
+)
+def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> None:
+    below = numbers(case.spec.algorithm)[name].high
+    for bad in (-0.1, below, float("nan")):
+        value = (0.5, bad) if name in PAIRS else bad
+        where = rf"{name}(\[1\])? of group 0 to be at least 0"
+        with pytest.raises(ValueError, match=rf"{case.spec.optimizer.__name__}: expected {where}"):
+            Case(case.spec, {**case.hyper, name: value}).ours(make_params())
+
+
+PAIR_CASES = [case for case in FIRST_CASES if "betas" in numbers(case.spec.algorithm)]
+
+
+@pytest.mark.parametrize("case", PAIR_CASES, ids=str)
+@pytest.mark.parametrize("value", [None, (), (0.5,), (0.5, 0.6, 0.7), 0.5], ids=str)
+def test_an_edited_pair_that_is_none_is_refused(case: Case, value: Any) -> None:
+    params = make_params()
+    optimizer = case.ours(params)
+    set_grads(params, random_grads(params, 1))
+    optimizer.param_groups[0]["betas"] = value
+    before = [p.detach().clone() for p in params]
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.step()
+    assert_all_same_bits([p.detach() for p in params], before)
+
+
+@pytest.mark.parametrize("case", PAIR_CASES, ids=str)
+def test_a_pair_may_be_any_two_values(case: Case) -> None:
+    params, others = make_params(), make_params()
+    optimizer, edited = case.ours(params), case.ours(others)
+    pair = torch.tensor(optimizer.param_groups[0]["betas"], dtype=torch.float64)
+    edited.param_groups[0]["betas"] = pair
+    train(optimizer, params, [1])
+    train(edited, others, [1])
+    assert_all_same_bits([p.detach() for p in others], [p.detach() for p in params])

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every optimizer's op does what its class does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from support.adam import make_params, random_grads, set_grads
+from support.compare import assert_same_bits
+from test_optim_specs import (
+    BF16_MASTER,
+    FP32,
+    SHAPES,
+    Case,
+    Mode,
+    every_case,
+    every_optimizer,
+    train,
+)
+from torch import Tensor
+
+import torchfuse
+from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers._hyper_params import table
+
+
+def op_arguments(
+    optimizer: FusedOptimizer, params: Sequence[Tensor]
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Copies of the optimizer's tensors and values, in the order of every fused optimizer's op."""
+    states = [optimizer.state[p] for p in params]
+    names = torchfuse._C.FusedStep(optimizer._algorithm).state_names
+    lists = [
+        [p.detach() for p in params],
+        [p.grad for p in params],
+        *([state[name] for state in states if name in state] for name in names),
+        [state["step"] for state in states],
+        [state["master_param"] for state in states if "master_param" in state],
+    ]
+    schema = getattr(torch.ops.torchfuse, f"fused_{optimizer._algorithm}_").default._schema
+    types = {argument.name: argument.type for argument in schema.arguments}
+    values = optimizer._hyper_params(optimizer.param_groups[0])
+    keywords = {
+        name: bool(value) if isinstance(types[name], torch.BoolType) else float(value)
+        for name, value in zip(
+            [info.name for info in table(optimizer._algorithm)],
+            values,
+            strict=True,
+        )
+    }
+    return [[tensor.clone() for tensor in tensors] for tensors in lists], keywords
+
+
+@pytest.mark.combinations
+@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
+@every_case
+def test_the_op_does_what_the_class_does(case: Case, mode: Mode, device: str) -> None:
+    params = make_params(SHAPES, mode.dtype, device)
+    optimizer = case.ours(params, **mode.options)
+    train(optimizer, params, [1])
+    set_grads(params, random_grads(params, 2))
+    lists, keywords = op_arguments(optimizer, params)
+    getattr(torch.ops.torchfuse, case.spec.op)(*lists, **keywords)
+    optimizer.step()
+    expected, _ = op_arguments(optimizer, params)
+    for mine, theirs in zip(lists, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert_same_bits(a, b)
+
+
+@every_optimizer
+def test_the_op_takes_its_learning_rate_from_a_tensor(case: Case, device: str) -> None:
+    params = make_params(device=device)
+    optimizer = case.ours(params)
+    train(optimizer, params, [1])
+    lists, keywords = op_arguments(optimizer, params)
+    expected = copy.deepcopy(lists)
+    op = getattr(torch.ops.torchfuse, case.spec.op)
+    op(*expected, **keywords)
+    rate = torch.tensor(keywords["lr"], dtype=torch.float64, device=device)
+    op(*lists, **{**keywords, "lr": 0.0}, lr_tensor=rate)
+    for a, b in zip(lists[0], expected[0], strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
+@every_optimizer
+def test_opcheck(case: Case, mode: Mode, device: str) -> None:
+    params = make_params([(5, 3), (7,)], mode.dtype, device)
+    optimizer = case.ours(params, **mode.options)
+    train(optimizer, params, [1])
+    lists, keywords = op_arguments(optimizer, params)
+    op = getattr(torch.ops.torchfuse, case.spec.op).default
+    options = {
+        "grad_scale": torch.tensor(4.0, device=device),
+        "found_inf": torch.zeros((), device=device),
+    }
+    torch.library.opcheck(op, tuple(lists), {**keywords, **options})
