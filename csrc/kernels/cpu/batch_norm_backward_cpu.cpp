@@ -108,7 +108,6 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
   using E = ElementOf<kDType>;
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
-  constexpr std::int64_t kWidth = kWidthOf<kDType>;
   const std::int64_t first = item.channel_begin;
   const std::int64_t channels = item.channel_end - first;
   alignas(64) T sum[kTileChannels] = {};
@@ -126,7 +125,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
     const std::int64_t y_stride = kGate == Gate::kOutput ? args.output.outer_stride : x_stride;
     E* dz = grad_residual_at<kDType>(args, row * args.shape.channels + first);
     std::int64_t c = 0;
-    for (; c + kWidth <= channels; c += kWidth) {
+    for (; c + kWidthOf<kDType> <= channels; c += kWidthOf<kDType>) {
       V s(T(0));
       V d(T(0));
       const V center = load_terms(centers + c);

@@ -107,9 +107,8 @@ TORCHFUSE_INLINE void copy_bytes(void* to, const void* from, std::int64_t bytes)
   }
 }
 
-/// A stretch shorter than a vector goes through the same vector code on zero-filled copies of
-/// `kBytes` per operand, so that every element is computed by the same instructions wherever ranges
-/// are split.
+/// A stretch shorter than a vector goes through the same vector code on zero-filled copies, so that
+/// every element is computed by the same instructions wherever ranges are split.
 template <int kNumStates, std::int64_t kBytes>
 struct TailCopy {
   alignas(64) char memory[4 + kMaxStates][kBytes] = {};
@@ -151,7 +150,6 @@ struct TailCopy {
     if (whole.master != nullptr) put_back(3, whole.master, DType::kFloat32);
     if (whole.remainder != nullptr) put_back(3, whole.remainder, DType::kBFloat16);
   }
-  /// What moves with the states: they and the gradients that are written back.
   TORCHFUSE_INLINE void put_back_states() {
     if (whole.write_back) put_back(1, whole.grad, whole.grad_dtype);
     for (int k = 0; k < kNumStates; ++k) {
