@@ -43,7 +43,8 @@ def commit(root: Path, named: str | None) -> tuple[str, bool | None]:
     def git(*arguments: str) -> str:
         # The repository of this checkout, and not of a folder above it.
         command = ["git", "--git-dir=.git", *arguments, "--", ".", *NOT_TESTED]
-        return subprocess.check_output(command, cwd=root, text=True).strip()
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     try:
         return git("log", "-1", "--format=%H"), bool(git("status", "--porcelain"))
@@ -96,8 +97,8 @@ class ResultFile:
 
     def passed(self, call: str) -> bool:
         """Whether every stage of a call has passed."""
-        stages = self.content["parts"].get(call, {"stages": {"": not_run("")}})["stages"]
-        return all(stage["status"] == PASSED for stage in stages.values())
+        part = self.content["parts"].get(call, {"stages": {}})
+        return {stage["status"] for stage in part["stages"].values()} == {PASSED}
 
     def write(self) -> None:
         """Replaces the file as a whole: a program that is killed leaves no half of one."""
