@@ -107,6 +107,20 @@ def test_our_budget_is_as_update_would_write_it() -> None:
     assert ours.kernels.keys() >= {"fused_update<Adam, fp32, fp32, fp32, aligned>", "prologue"}
 
 
+def test_what_is_equal_is_told_once(tmp_path: Path) -> None:
+    names = [f"k<{dtype}, {form}aligned>" for dtype in ("bf16", "fp16") for form in ("", "mis")]
+    one, two = (budget.Entry([registers], 1, 1, [64]) for registers in (8, 16))
+    kernels = {**dict(zip(names, (one, two, one, two), strict=True)), "half_open": one}
+    # What differs from its other form and from its twin stays apart from both.
+    apart = {"k<fp16, aligned>": budget.Entry([8], 2, 1, [64])}
+    path = tmp_path / "budget.json"
+    for changes, lines in (({}, 2), (apart, 4)):
+        ours = budget.Budget("13.0", [90], {}, kernels | changes)
+        path.write_text(budget.dump(ours))
+        assert budget.load(path) == ours
+        assert path.read_text().count("registers") == lines
+
+
 @pytest.mark.parametrize(
     ("declaration", "name"),
     [
