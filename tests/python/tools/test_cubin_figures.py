@@ -125,16 +125,28 @@ def test_what_is_equal_is_told_once(tmp_path: Path) -> None:
     ("declaration", "name"),
     [
         (
-            "cuda::fused_update_kernel<K::cuda::UpdateTypes<K::Adam, K::BFloat16, float, float, "
+            "cuda::fused_update_kernel<K::cuda::TypedAccess<K::Adam, K::BFloat16, float, float, "
             "true>, false>",
             "fused_update<Adam, bf16, fp32, fp32, master, misaligned>",
         ),
         (
-            "cuda::fused_update_kernel<K::cuda::UpdateTypes<K::Lamb, double, double, double, "
+            "cuda::fused_update_kernel<K::cuda::TypedAccess<K::Lamb, double, double, double, "
             "false>, true>",
             "fused_update<Lamb, fp64, fp64, fp64, aligned>",
         ),
-        ("cuda::fused_update_mixed_kernel<K::Adam, false>", "fused_update_mixed<Adam, misaligned>"),
+        (
+            "cuda::fused_update_kernel<K::cuda::LookedUpAccess<K::Adam>, false>",
+            "fused_update<Adam, looked up, misaligned>",
+        ),
+        (
+            "cuda::fused_measure_kernel<K::cuda::TypedAccess<K::Lamb, K::Half, K::Half, float, "
+            "true> >",
+            "fused_measure<Lamb, fp16, fp16, fp32, master>",
+        ),
+        (
+            "cuda::fused_measure_kernel<K::cuda::LookedUpAccess<K::Lars> >",
+            "fused_measure<Lars, looked up>",
+        ),
         ("cuda::(anonymous namespace)::unscale_kernel<K::Half>", "unscale<fp16>"),
         ("cuda::(anonymous namespace)::prologue_kernel", "prologue"),
     ],

@@ -135,7 +135,7 @@ HEADER = (
 NAMES = {
     "multi_tensor_l2_norm_kernel": "void torchfuse::cuda::<unnamed>::{}<float>(NormLaunch)",
     "multi_tensor_unscale_kernel": "torchfuse::(anonymous namespace)::{}<float>(UnscaleLaunch)",
-    "fused_update_kernel": "void torchfuse::cuda::{}<UpdateTypes<Adam, (DType)0>, (bool)1>(X)",
+    "fused_update_kernel": "void torchfuse::cuda::{}<TypedAccess<Adam, (DType)0>, (bool)1>(X)",
 }
 
 
