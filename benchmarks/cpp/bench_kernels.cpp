@@ -42,7 +42,7 @@ void report(const char* kernel, CpuIsa isa, std::int64_t numel, int bytes_per_el
               bytes_per_element * elements / seconds / 1e9);
 }
 
-/// One tensor of `numel` elements with all streams of type `dtype`.
+/// One tensor of `numel` elements with all operands of type `dtype`.
 class Problem {
  public:
   Problem(DType dtype, std::int64_t numel) {

@@ -36,7 +36,7 @@ class Prepared:
 class Case:
     """One row of the result: one pipeline on one parameter set.
 
-    `bytes_per_element` counts what the algorithm must move at least: each stream that is read, and
+    `bytes_per_element` counts what the algorithm must move at least: each operand that is read, and
     each that is written, once. `target` is how many times faster than the first peer we want to be.
     """
 
@@ -87,7 +87,7 @@ class Case:
 
 
 # fp32 step: reads param, grad and two moments, writes param and moments. With scale and clip the
-# gradients are read twice. All bf16: the same streams at half the width.
+# gradients are read twice. All bf16: the same operands at half the width.
 STEP = 28
 SCALE_CLIP_STEP = 32
 BF16_STEP = 14

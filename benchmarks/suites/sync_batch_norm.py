@@ -52,8 +52,8 @@ class Case:
     @property
     def bytes_per_element(self) -> int:
         """Forward x twice, y once; backward dy and x twice, dx once; a residual adds four."""
-        streams = 8 if self.fusion != "add_relu" else 12
-        return streams * self.dtype.itemsize
+        operands = 8 if self.fusion != "add_relu" else 12
+        return operands * self.dtype.itemsize
 
     def load(self) -> ParameterSet:
         """The one tensor that the layer normalises."""

@@ -14,20 +14,20 @@
 
 namespace torchfuse::kernels {
 
-/// Slots that `numel` elements fill: every chunk of every tensor owns one.
+/// Chunks of `numel` elements: each has one partial.
 constexpr std::int64_t num_norm_chunks(std::int64_t numel) {
   return (numel + kNormChunk - 1) / kNormChunk;
 }
 
 struct L2NormArgs {
   TensorTable tensors;  ///< only rows[i].grad and rows[i].numel are used
-  /// First slot of each tensor: prefix sums of num_norm_chunks(numel), count + 1 of them.
+  /// First chunk of each tensor: prefix sums of num_norm_chunks(numel), count + 1 of them.
   const std::int64_t* chunk_offsets = nullptr;
-  NormPartial* partials =
-      nullptr;  ///< on the tensors' device; chunk_offsets[count] of them, all written
+  /// On the tensors' device: one for each of chunk_offsets[count] chunks, all written.
+  NormPartial* partials = nullptr;
 };
 
-/// Fills the chunk_offsets of every chunk whose first flattened element lies in [begin, end).
+/// Writes the partial of every chunk whose first flattened element lies in [begin, end).
 void multi_tensor_l2_norm_cpu(CpuIsa isa, const L2NormArgs& args, std::int64_t begin,
                               std::int64_t end);
 

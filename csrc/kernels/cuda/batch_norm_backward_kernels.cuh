@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
       share_terms<NormalizeTerms<T>>(launch.grid, cursor, [&](std::int64_t c) {
         return forward_terms<T>(launch.saved, launch.grid.channels, launch.weight, launch.bias, c);
       });
-  const ChannelStream<S> grad_output(launch.grad_output, cursor.channel);
-  const ChannelStream<S> input(launch.input, cursor.channel);
-  const ChannelStream<S> output(launch.output, cursor.channel);
-  const ChannelStream<S> grad_residual(launch.grad_residual, cursor.channel);
+  const ChannelOperand<S> grad_output(launch.grad_output, cursor.channel);
+  const ChannelOperand<S> input(launch.input, cursor.channel);
+  const ChannelOperand<S> output(launch.output, cursor.channel);
+  const ChannelOperand<S> grad_residual(launch.grad_residual, cursor.channel);
   const bool relu = launch.relu;
   const bool has_output = relu && launch.output.data != nullptr;
   const bool writes = launch.grad_residual.data != nullptr;
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
   BackwardTerms<T> terms[cursor.kChannels];
 #pragma unroll
   for (int c = 0; c < cursor.kChannels; ++c) terms[c] = shared_terms[c];
-  const ChannelStream<S> grad_output(launch.grad_output, cursor.channel);
-  const ChannelStream<S> input(launch.input, cursor.channel);
-  const ChannelStream<S> grad_input_stream(launch.grad_input, cursor.channel);
+  const ChannelOperand<S> grad_output(launch.grad_output, cursor.channel);
+  const ChannelOperand<S> input(launch.input, cursor.channel);
+  const ChannelOperand<S> grad_input_operand(launch.grad_input, cursor.channel);
   const bool relu = launch.relu;
   struct Loaded {
     RawWindow<S> grad;
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
           }
           set_pair(loaded.input, pair, x);
         }
-        store_window(grad_input_stream, window, loaded.input);
+        store_window(grad_input_operand, window, loaded.input);
       });
 }
 

@@ -54,8 +54,8 @@ struct BatchNormGrid {
 /// Windows follow the strides of a tensor, and its address where that changes no bit.
 enum class BatchNormPass { kSums, kElements };
 
-/// `stream`: the tensor that windows follow. `blocks`: as many as the device runs at once.
-inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNormInput& stream,
+/// `operand`: the tensor that windows follow. `blocks`: as many as the device runs at once.
+inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNormInput& operand,
                                      BatchNormPass pass, std::int64_t blocks) {
   const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   const auto power_of_two = [](std::int64_t n) {
@@ -75,13 +75,13 @@ inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNor
                        power_of_two(divide_up(some_channels, vec)));
     grid.tiles = divide_up(some_channels, columns * vec);
   } else {
-    const auto address = reinterpret_cast<std::uintptr_t>(stream.data);
+    const auto address = reinterpret_cast<std::uintptr_t>(operand.data);
     grid.phase =
         pass == BatchNormPass::kElements
             ? static_cast<std::uint32_t>(address % kVectorBytes) / static_cast<std::uint32_t>(size)
             : 0;
-    grid.outer_step = static_cast<std::uint32_t>(stream.outer_stride);
-    grid.channel_step = static_cast<std::uint32_t>(stream.channel_stride);
+    grid.outer_step = static_cast<std::uint32_t>(operand.outer_stride);
+    grid.channel_step = static_cast<std::uint32_t>(operand.channel_stride);
     const std::uint32_t steps = grid.phase | grid.outer_step | grid.channel_step;
     const std::int64_t most_past = steps % static_cast<std::uint32_t>(vec) == 0 ? 0 : vec - 1;
     const std::int64_t windows = divide_up(std::max<std::int64_t>(shape.inner, 1) + most_past, vec);

@@ -48,7 +48,7 @@ template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
     batch_norm_stats_kernel(const BatchNormStatsLaunch __grid_constant__ launch) {
   WindowCursor<S, Layout> cursor(launch.grid);
-  const ChannelStream<S> input(launch.input, cursor.channel);
+  const ChannelOperand<S> input(launch.input, cursor.channel);
   PivotedWindows<S, Layout> windows;
   for_each_window<sizeof(S) == 8 ? 3 : 4>(
       cursor, [&](const Window& window) { return load_window(input, window); },
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(kGridThreads, kElemtBlocks<Layout>)
   NormalizeTerms<T> terms[cursor.kChannels];
 #pragma unroll
   for (int c = 0; c < cursor.kChannels; ++c) terms[c] = shared_terms[c];
-  const ChannelStream<S> input(launch.input, cursor.channel);
-  const ChannelStream<S> residual(launch.residual, cursor.channel);
-  const ChannelStream<S> output(launch.output, cursor.channel);
+  const ChannelOperand<S> input(launch.input, cursor.channel);
+  const ChannelOperand<S> residual(launch.residual, cursor.channel);
+  const ChannelOperand<S> output(launch.output, cursor.channel);
   const bool has_residual = launch.residual.data != nullptr;
   const bool relu = launch.relu;
   struct Loaded {

@@ -121,11 +121,11 @@ struct WindowCursor {
 /// A tensor as seen from the calling thread's channels. A pointer throughout: the compiler must see
 /// that it leads to global memory.
 template <class S>
-struct ChannelStream {
+struct ChannelOperand {
   unsigned char* base;
   std::int64_t outer_stride;
 
-  __device__ __forceinline__ ChannelStream(const BatchNormInput& tensor, std::int64_t channel)
+  __device__ __forceinline__ ChannelOperand(const BatchNormInput& tensor, std::int64_t channel)
       : base(static_cast<unsigned char*>(const_cast<void*>(tensor.data))),
         outer_stride(tensor.outer_stride) {
     if (base != nullptr) base += channel * tensor.channel_stride * kElementBytes;
@@ -170,10 +170,10 @@ __device__ __forceinline__ S get_element(const RawWindow<S>& raw, int index) {
 
 /// The window's elements; zeros outside [lo, hi).
 template <class S>
-__device__ __forceinline__ RawWindow<S> load_window(const ChannelStream<S>& stream,
+__device__ __forceinline__ RawWindow<S> load_window(const ChannelOperand<S>& operand,
                                                     const Window& window) {
   RawWindow<S> raw = {};
-  unsigned char* const address = stream.at(window);
+  unsigned char* const address = operand.at(window);
   if (is_full<S>(window)) {
     load_vec<Keep::kNormal>(raw, address, legal_width(reinterpret_cast<std::uintptr_t>(address)));
   } else {
@@ -187,9 +187,9 @@ __device__ __forceinline__ RawWindow<S> load_window(const ChannelStream<S>& stre
 }
 
 template <class S>
-__device__ __forceinline__ void store_window(const ChannelStream<S>& stream, const Window& window,
+__device__ __forceinline__ void store_window(const ChannelOperand<S>& operand, const Window& window,
                                              const RawWindow<S>& raw) {
-  unsigned char* const address = stream.at(window);
+  unsigned char* const address = operand.at(window);
   if (is_full<S>(window)) {
     store_vec<Keep::kNormal>(address, raw, legal_width(reinterpret_cast<std::uintptr_t>(address)));
   } else {
@@ -245,12 +245,12 @@ Status dispatch_batch_norm(const BatchNormShape& shape, const char* what, const 
 
 /// Starts `kernel` on the grid of its arguments.
 template <class Parameter, class Arguments>
-Status launch_batch_norm(void (*kernel)(Parameter), const Arguments& arguments, Stream stream,
+Status launch_batch_norm(void (*kernel)(Parameter), const Arguments& arguments, Stream operand,
                          const char* what) {
   constexpr std::int64_t kMaxBlocks = 0x7fffffff;
   const std::int64_t blocks = arguments.grid.blocks();
   if (blocks > kMaxBlocks) return Status{cudaErrorInvalidConfiguration, what};
-  return launch(kernel, arguments, static_cast<std::uint32_t>(blocks), kGridThreads, stream, what);
+  return launch(kernel, arguments, static_cast<std::uint32_t>(blocks), kGridThreads, operand, what);
 }
 
 }  // namespace torchfuse::kernels::cuda

@@ -19,7 +19,7 @@ namespace {
 struct NormRow {
   const void* grad;
   std::int64_t numel;
-  std::int64_t slot;  ///< of the tensor's first chunk
+  std::int64_t first_partial;  ///< of the tensor's first chunk
 };
 
 constexpr std::size_t kNormFixedBytes = sizeof(PrologueInputs) + 4 * sizeof(void*);
@@ -75,7 +75,8 @@ struct NormShared {
 };
 
 // A block handles one chunk of kNormChunk elements, a warp one small gradient; each writes one
-// slot. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any alignment.
+// partial. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any
+// alignment.
 template <class S>
 __global__ void __launch_bounds__(kThreads)
     multi_tensor_l2_norm_kernel(const NormLaunch __grid_constant__ launch) {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   partial = share.size == kThreads ? block_sum(partial) : warp_sum(partial);
   if (share.row >= 0 && share.rank == 0) {
-    launch.partials[launch.table.rows[share.row].slot + share.chunk_index] = partial;
+    launch.partials[launch.table.rows[share.row].first_partial + share.chunk_index] = partial;
   }
   if (launch.arrivals == nullptr) return;
 

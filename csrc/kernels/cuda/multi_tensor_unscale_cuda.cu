@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(kThreads)
     store_words<kVectorBytes, Keep::kNormal>(address, raw.words);
   }
 
-  const std::uint32_t behind = head + vectors * kVec;
-  const std::uint32_t singles = head + (share.count - behind);
+  const std::uint32_t tail = head + vectors * kVec;
+  const std::uint32_t singles = head + (share.count - tail);
   if (share.rank < singles) {
-    const std::uint32_t i = share.rank < head ? share.rank : behind + (share.rank - head);
+    const std::uint32_t i = share.rank < head ? share.rank : tail + (share.rank - head);
     const T value = load_element<S>(grad, i);
     finite = finite && is_finite(value);
     store_element<S>(grad, i, value * inv_scale);

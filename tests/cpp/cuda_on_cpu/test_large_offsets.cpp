@@ -118,14 +118,14 @@ TEST_F(LargeOffsets, NormWritesTheSlotsOfTheseChunks) {
       Rows rows;
       rows.add({.grad = other.data(), .numel = 600});
       rows.add({.grad = tensor->data(), .numel = kNumel});
-      const std::int64_t slots[] = {0, 1, 1 + kBlocks};
+      const std::int64_t chunk_offsets[] = {0, 1, 1 + kBlocks};
       const NormPartial fresh{-1.0, -1.0, 77};
       std::vector<NormPartial> partials(1 + kBlocks, fresh);
       select(dtype, 1);
       bool done = false;
-      const Status status =
-          multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), slots, partials.data()},
-                                    nullptr, nullptr, &done, nullptr);
+      const Status status = multi_tensor_l2_norm_cuda(
+          {rows.table(dtype, dtype, dtype), chunk_offsets, partials.data()}, nullptr, nullptr,
+          &done, nullptr);
       expect_launched(status, 1 + kBlocks);
       expect_partial(partials[0], sum_of_squares(other, 0));
       partials[0] = fresh;
@@ -133,36 +133,36 @@ TEST_F(LargeOffsets, NormWritesTheSlotsOfTheseChunks) {
       for (std::size_t part = 0; part < all.size(); ++part) {
         const Buffer content = content_of(dtype, all[part].count, part);
         for (std::int64_t first = 0; first < content.numel(); first += kChunk) {
-          const auto slot = static_cast<std::size_t>(1 + (all[part].first + first) / kChunk);
-          expect_partial(partials[slot], sum_of_squares(content, first));
-          partials[slot] = fresh;
+          const auto chunk = static_cast<std::size_t>(1 + (all[part].first + first) / kChunk);
+          expect_partial(partials[chunk], sum_of_squares(content, first));
+          partials[chunk] = fresh;
         }
       }
       EXPECT_TRUE(std::all_of(partials.begin(), partials.end(), [&](const NormPartial& partial) {
         return std::memcmp(&partial, &fresh, sizeof fresh) == 0;
-      })) << "a slot of another chunk was written";
+      })) << "the partial of another chunk was written";
     }
   }
 }
 
 TEST_F(LargeOffsets, NormWritesSlotsBeyond32Bits) {
-  constexpr std::int64_t kSlot = (std::int64_t{1} << 32) + 5;
-  const SparseMemory memory((kSlot + 3) * sizeof(NormPartial));
-  memory.open((kSlot - 1) * sizeof(NormPartial), (kSlot + 3) * sizeof(NormPartial));
+  constexpr std::int64_t kFirstChunk = (std::int64_t{1} << 32) + 5;
+  const SparseMemory memory((kFirstChunk + 3) * sizeof(NormPartial));
+  memory.open((kFirstChunk - 1) * sizeof(NormPartial), (kFirstChunk + 3) * sizeof(NormPartial));
   auto* const partials = reinterpret_cast<NormPartial*>(memory.data());
   Buffer content = content_of(DType::kFloat32, kChunk + 5, 0);
   Rows rows;
   rows.add({.grad = content.data(), .numel = content.numel()});
-  const std::int64_t slots[] = {kSlot, kSlot + 2};
+  const std::int64_t chunk_offsets[] = {kFirstChunk, kFirstChunk + 2};
   bool done = false;
   const Status status = multi_tensor_l2_norm_cuda(
-      {rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32), slots, partials}, nullptr,
-      nullptr, &done, nullptr);
+      {rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32), chunk_offsets, partials},
+      nullptr, nullptr, &done, nullptr);
   EXPECT_TRUE(status.ok()) << status.what;
-  expect_partial(partials[kSlot - 1], 0.0);
-  expect_partial(partials[kSlot], sum_of_squares(content, 0));
-  expect_partial(partials[kSlot + 1], sum_of_squares(content, kChunk));
-  expect_partial(partials[kSlot + 2], 0.0);
+  expect_partial(partials[kFirstChunk - 1], 0.0);
+  expect_partial(partials[kFirstChunk], sum_of_squares(content, 0));
+  expect_partial(partials[kFirstChunk + 1], sum_of_squares(content, kChunk));
+  expect_partial(partials[kFirstChunk + 2], 0.0);
 }
 
 TEST_F(LargeOffsets, UnscaleScalesTheElementsOfTheseChunks) {
@@ -209,20 +209,20 @@ UpdateArgs<Adam> update_args(const Rows& rows, DType dtype, const AdamParams& gr
   return args;
 }
 
-/// What the CPU makes of four streams with the same content: parameter, gradient and two states.
+/// What the CPU makes of four operands with the same content: parameter, gradient and two states.
 std::vector<Buffer> updated_on_cpu(const Buffer& content, const AdamParams& group,
                                    const StepScalars& scalars) {
-  std::vector<Buffer> streams(4, content);
+  std::vector<Buffer> operands(4, content);
   float step = 3.0f;
   Rows rows;
-  rows.add({.param = streams[0].data(),
-            .grad = streams[1].data(),
-            .state = {streams[2].data(), streams[3].data()},
+  rows.add({.param = operands[0].data(),
+            .grad = operands[1].data(),
+            .state = {operands[2].data(), operands[3].data()},
             .step = &step,
             .numel = content.numel()});
   fused_update_cpu(detect_cpu_isa(), update_args(rows, content.dtype(), group, scalars), 0,
                    content.numel());
-  return streams;
+  return operands;
 }
 
 TEST_F(LargeOffsets, UpdateChangesTheElementsOfTheseChunks) {
@@ -230,13 +230,13 @@ TEST_F(LargeOffsets, UpdateChangesTheElementsOfTheseChunks) {
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const std::int64_t offset : {0, 1}) {
-      std::vector<std::unique_ptr<SparseTensor>> streams;
-      for (int s = 0; s < 4; ++s) streams.push_back(make_tensor(dtype, s == 1 ? offset : 0));
+      std::vector<std::unique_ptr<SparseTensor>> operands;
+      for (int s = 0; s < 4; ++s) operands.push_back(make_tensor(dtype, s == 1 ? offset : 0));
       float step = 3.0f;
       Rows rows;
-      rows.add({.param = streams[0]->data(),
-                .grad = streams[1]->data(),
-                .state = {streams[2]->data(), streams[3]->data()},
+      rows.add({.param = operands[0]->data(),
+                .grad = operands[1]->data(),
+                .state = {operands[2]->data(), operands[3]->data()},
                 .step = &step,
                 .numel = kNumel});
       select(dtype, 0);
@@ -246,9 +246,9 @@ TEST_F(LargeOffsets, UpdateChangesTheElementsOfTheseChunks) {
       for (std::size_t part = 0; part < all.size(); ++part) {
         const auto expected =
             updated_on_cpu(content_of(dtype, all[part].count, part), group, scalars);
-        for (std::size_t s = 0; s < streams.size(); ++s) {
-          EXPECT_TRUE(streams[s]->read(all[part].first, all[part].count) == expected[s])
-              << "stream " << s << " from element " << all[part].first << " of dtype "
+        for (std::size_t s = 0; s < operands.size(); ++s) {
+          EXPECT_TRUE(operands[s]->read(all[part].first, all[part].count) == expected[s])
+              << "operand " << s << " from element " << all[part].first << " of dtype "
               << int(dtype);
         }
       }

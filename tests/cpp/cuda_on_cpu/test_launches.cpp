@@ -60,7 +60,7 @@ class ListLaunches : public ::testing::Test {
 
   static Launches norm(const std::vector<std::int64_t>& sizes, std::size_t steps = 0) {
     const Rows list = rows(sizes);
-    const std::vector<std::int64_t> slots(sizes.size() + 1);
+    const std::vector<std::int64_t> chunk_offsets(sizes.size() + 1);
     const std::vector<float*> counts(steps);
     std::uint32_t arrivals = 0;
     PrologueArgs prologue;
@@ -68,8 +68,8 @@ class ListLaunches : public ::testing::Test {
     prologue.num_steps = static_cast<std::int64_t>(steps);
     bool done = false;
     return count([&] {
-      return multi_tensor_l2_norm_cuda({table(list), slots.data(), nullptr}, &prologue, &arrivals,
-                                       &done, nullptr);
+      return multi_tensor_l2_norm_cuda({table(list), chunk_offsets.data(), nullptr}, &prologue,
+                                       &arrivals, &done, nullptr);
     });
   }
 

@@ -80,29 +80,29 @@ inline std::vector<LambParams> lamb_groups() {
   return groups;
 }
 
-/// The tensors' streams one by one, `Tensor` being a Buffer or its copy on a device.
+/// The tensors' operands one by one, `Tensor` being a Buffer or its copy on a device.
 template <class Tensor>
-struct LambStreams {
+struct LambOperands {
   Tensor param, grad, exp_avg, exp_avg_sq, master;
 };
 
-inline std::vector<LambStreams<Buffer>> lamb_contents(const LayerwiseTuple& tuple,
-                                                      const std::vector<std::int64_t>& sizes,
-                                                      std::int64_t offset = 0) {
+inline std::vector<LambOperands<Buffer>> lamb_contents(const LayerwiseTuple& tuple,
+                                                       const std::vector<std::int64_t>& sizes,
+                                                       std::int64_t offset = 0) {
   std::mt19937 random(5);
-  std::vector<LambStreams<Buffer>> list;
+  std::vector<LambOperands<Buffer>> list;
   for (const std::int64_t numel : sizes) {
-    LambStreams<Buffer> streams{Buffer(tuple.param, numel, offset),
-                                Buffer(tuple.grad, numel, offset),
-                                Buffer(tuple.state, numel, offset),
-                                Buffer(tuple.second.value_or(tuple.state), numel, offset),
-                                Buffer(tuple.master(), numel, offset)};
-    streams.param.fill_normal(random);
-    streams.grad.fill_normal(random);
-    streams.exp_avg.fill_normal(random, 0.1);
-    streams.exp_avg_sq.fill_abs_normal(random, 0.1);
-    streams.master.fill_normal(random);
-    list.push_back(std::move(streams));
+    LambOperands<Buffer> operands{Buffer(tuple.param, numel, offset),
+                                  Buffer(tuple.grad, numel, offset),
+                                  Buffer(tuple.state, numel, offset),
+                                  Buffer(tuple.second.value_or(tuple.state), numel, offset),
+                                  Buffer(tuple.master(), numel, offset)};
+    operands.param.fill_normal(random);
+    operands.grad.fill_normal(random);
+    operands.exp_avg.fill_normal(random, 0.1);
+    operands.exp_avg_sq.fill_abs_normal(random, 0.1);
+    operands.master.fill_normal(random);
+    list.push_back(std::move(operands));
   }
   return list;
 }
@@ -110,7 +110,7 @@ inline std::vector<LambStreams<Buffer>> lamb_contents(const LayerwiseTuple& tupl
 /// Rows, their chunks, and the workspaces of the phases on the host.
 template <class Tensor>
 struct LambProblem {
-  LambProblem(const LayerwiseTuple& tuple_, std::vector<LambStreams<Tensor>>& list, float* steps,
+  LambProblem(const LayerwiseTuple& tuple_, std::vector<LambOperands<Tensor>>& list, float* steps,
               const std::vector<LambParams>& groups_)
       : tuple(tuple_), groups(groups_) {
     for (std::size_t i = 0; i < list.size(); ++i) {

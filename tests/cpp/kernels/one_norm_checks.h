@@ -13,13 +13,13 @@ namespace torchfuse::kernels::testing {
 
 /// One step on the CPU.
 template <class Functor>
-std::vector<OneNormStreams<Buffer>> one_norm_step(const LayerwiseTuple& tuple,
-                                                  const std::vector<std::int64_t>& sizes,
-                                                  const typename Functor::Params& group, float step,
-                                                  CpuIsa isa = detect_cpu_isa(),
-                                                  std::int64_t span = std::int64_t{1} << 40,
-                                                  std::int64_t offset = 0, float skip = 0.0f) {
-  std::vector<OneNormStreams<Buffer>> list = one_norm_contents(tuple, sizes, offset);
+std::vector<OneNormOperands<Buffer>> one_norm_step(const LayerwiseTuple& tuple,
+                                                   const std::vector<std::int64_t>& sizes,
+                                                   const typename Functor::Params& group,
+                                                   float step, CpuIsa isa = detect_cpu_isa(),
+                                                   std::int64_t span = std::int64_t{1} << 40,
+                                                   std::int64_t offset = 0, float skip = 0.0f) {
+  std::vector<OneNormOperands<Buffer>> list = one_norm_contents(tuple, sizes, offset);
   OneNormProblem<Functor, Buffer> problem(tuple, list, &step, {group});
   problem.write_back = offset != 0;
   problem.run_on_cpu({0.5, 0.0f, skip}, isa, span);
@@ -47,8 +47,8 @@ template <class Functor>
 void expect_one_norm_near(const LayerwiseTuple& tuple, const typename Functor::Params& group,
                           float step, OneNormFormula<Functor> formula, double tolerance) {
   for (const std::int64_t numel : {std::int64_t{1003}, 2 * kNormChunk + 77}) {
-    const OneNormStreams<Buffer> before = one_norm_contents(tuple, {numel})[0];
-    const OneNormStreams<Buffer> after = one_norm_step<Functor>(tuple, {numel}, group, step)[0];
+    const OneNormOperands<Buffer> before = one_norm_contents(tuple, {numel})[0];
+    const OneNormOperands<Buffer> after = one_norm_step<Functor>(tuple, {numel}, group, step)[0];
     const Buffer& start = tuple.has_master ? before.master : before.param;
     OneNormTensor exact;
     for (std::int64_t i = 0; i < numel; ++i) {

@@ -13,33 +13,32 @@
 
 namespace torchfuse::kernels::testing {
 
-/// One tensor's streams, `Tensor` being a Buffer or its copy on a device. LARS tracks no norm.
+/// One tensor's operands, `Tensor` being a Buffer or its copy on a device. LARS tracks no norm.
 template <class Tensor>
-struct OneNormStreams {
+struct OneNormOperands {
   Tensor param, grad, state, master, tracked;
 
-  bool operator==(const OneNormStreams& other) const {
+  bool operator==(const OneNormOperands& other) const {
     return param == other.param && grad == other.grad && state == other.state &&
            master == other.master && tracked == other.tracked;
   }
 };
 
-inline std::vector<OneNormStreams<Buffer>> one_norm_contents(const LayerwiseTuple& tuple,
-                                                             const std::vector<std::int64_t>& sizes,
-                                                             std::int64_t offset = 0) {
+inline std::vector<OneNormOperands<Buffer>> one_norm_contents(
+    const LayerwiseTuple& tuple, const std::vector<std::int64_t>& sizes, std::int64_t offset = 0) {
   std::mt19937 random(7);
   const DType wide = tuple.param == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  std::vector<OneNormStreams<Buffer>> list;
+  std::vector<OneNormOperands<Buffer>> list;
   for (const std::int64_t numel : sizes) {
-    OneNormStreams<Buffer> streams{
+    OneNormOperands<Buffer> operands{
         Buffer(tuple.param, numel, offset), Buffer(tuple.grad, numel, offset),
         Buffer(tuple.state, numel, offset), Buffer(tuple.master(), numel, offset), Buffer(wide, 1)};
-    streams.grad.fill_normal(random);
-    streams.master.fill_normal(random);
-    streams.state.fill_normal(random);
-    streams.tracked.set(0, 1.5);
-    for (std::int64_t i = 0; i < numel; ++i) streams.param.set(i, streams.master.get(i));
-    list.push_back(std::move(streams));
+    operands.grad.fill_normal(random);
+    operands.master.fill_normal(random);
+    operands.state.fill_normal(random);
+    operands.tracked.set(0, 1.5);
+    for (std::int64_t i = 0; i < numel; ++i) operands.param.set(i, operands.master.get(i));
+    list.push_back(std::move(operands));
   }
   return list;
 }
@@ -77,7 +76,7 @@ template <class Functor, class Tensor>
 struct OneNormProblem {
   using Params = typename Functor::Params;
 
-  OneNormProblem(const LayerwiseTuple& tuple_, std::vector<OneNormStreams<Tensor>>& list,
+  OneNormProblem(const LayerwiseTuple& tuple_, std::vector<OneNormOperands<Tensor>>& list,
                  float* step, const std::vector<Params>& groups_)
       : tuple(tuple_), groups(groups_) {
     for (std::size_t i = 0; i < list.size(); ++i) {

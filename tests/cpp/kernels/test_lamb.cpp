@@ -8,10 +8,10 @@
 namespace torchfuse::kernels::testing {
 namespace {
 
-using HostStreams = LambStreams<Buffer>;
+using HostOperands = LambOperands<Buffer>;
 
 struct Result {
-  std::vector<HostStreams> list;
+  std::vector<HostOperands> list;
   std::vector<double> norms;
 };
 
@@ -41,7 +41,7 @@ TEST(Measure, GivesTheNormsOfTheFormula) {
   const std::vector<LambParams> groups = lamb_groups();
   const float steps[] = {1.0f, 7.0f};
   const LayerwiseTuple tuple{DType::kFloat64, DType::kFloat64, DType::kFloat64, false};
-  const std::vector<HostStreams> before = lamb_contents(tuple, sizes);
+  const std::vector<HostOperands> before = lamb_contents(tuple, sizes);
   const Result result = measure(detect_cpu_isa(), tuple, sizes, kWhole, scalars);
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     SCOPED_TRACE("tensor " + std::to_string(t));
@@ -98,7 +98,7 @@ TEST(Measure, StoresScaledGradientsOnRequest) {
   const StepScalars scalars{0.25, 0.0f, 0.0f};
   const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
   const std::vector<std::int64_t> sizes{5, 64, 1003};
-  const std::vector<HostStreams> before = lamb_contents(tuple, sizes);
+  const std::vector<HostOperands> before = lamb_contents(tuple, sizes);
   const Result result = measure(detect_cpu_isa(), tuple, sizes, kWhole, scalars, 0, true);
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     for (std::int64_t i = 0; i < sizes[t]; ++i) {
@@ -111,7 +111,7 @@ TEST(Measure, ASkippedStepTouchesNothing) {
   const StepScalars scalars{0.5, 0.0f, 1.0f};
   const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
   const std::vector<std::int64_t> sizes{5, 1003};
-  const std::vector<HostStreams> before = lamb_contents(tuple, sizes);
+  const std::vector<HostOperands> before = lamb_contents(tuple, sizes);
   const Result result = measure(detect_cpu_isa(), tuple, sizes, kWhole, scalars);
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     EXPECT_TRUE(result.list[t].exp_avg == before[t].exp_avg);
@@ -133,10 +133,10 @@ TEST(TensorNorms, SumsOfPartsGiveTheNormsOfTheWhole) {
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
   std::vector<float> steps{1.0f, 7.0f};
-  std::vector<HostStreams> list = lamb_contents(tuple, {20000, 0, 900});
+  std::vector<HostOperands> list = lamb_contents(tuple, {20000, 0, 900});
   LambProblem<Buffer> whole(tuple, list, steps.data(), lamb_groups());
   LambProblem<Buffer> again(tuple, list, steps.data(), lamb_groups());
-  const std::vector<HostStreams> before = list;
+  const std::vector<HostOperands> before = list;
   const MeasureArgs<Lamb> measured = whole.args(&scalars);
   fused_measure_cpu(detect_cpu_isa(), measured, 0, whole.rows.offsets.back());
   tensor_norms(measured, 0, 3);
@@ -153,7 +153,7 @@ TEST(TensorNorms, SumsOfPartsGiveTheNormsOfTheWhole) {
       TensorRow row = part->rows.rows[t];
       const std::int64_t half = row.numel / 2;
       if (part == &second) {
-        const auto move = [&](void* stream) { return static_cast<float*>(stream) + half; };
+        const auto move = [&](void* operand) { return static_cast<float*>(operand) + half; };
         row.param = move(row.param);
         row.grad = move(row.grad);
         for (int k = 0; k < 2; ++k) row.state[k] = move(row.state[k]);
@@ -182,7 +182,7 @@ TEST(Measure, LargeParametersDoNotOverflowTheSum) {
   const StepScalars scalars{1.0, 0.0f, 0.0f};
   const LayerwiseTuple tuple{DType::kFloat32, DType::kFloat32, DType::kFloat32, false};
   std::vector<float> steps{1.0f, 1.0f};
-  std::vector<HostStreams> list = lamb_contents(tuple, {200});
+  std::vector<HostOperands> list = lamb_contents(tuple, {200});
   for (std::int64_t i = 0; i < 200; ++i) list[0].param.set(i, i == 150 ? -3e30 : 1.0);
   LambProblem<Buffer> problem(tuple, list, steps.data(), {lamb_groups()[1]});
   const MeasureArgs<Lamb> args = problem.args(&scalars);

@@ -27,7 +27,7 @@ struct Problem {
   }
 
   std::vector<NormPartial> run(CpuIsa isa, std::int64_t piece) const {
-    // Poisoned: every slot must be written.
+    // Poisoned: every chunk must be written.
     std::vector<NormPartial> partials(chunk_offsets.back(), NormPartial{-1.0, -1.0, 77});
     const L2NormArgs args{rows.table(dtype, dtype, dtype), chunk_offsets.data(), partials.data()};
     const std::int64_t total = rows.offsets.back();

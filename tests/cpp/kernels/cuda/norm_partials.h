@@ -10,7 +10,7 @@
 
 namespace torchfuse::kernels::testing {
 
-/// Launches without a prologue. Every slot must be written once and every gradient read once.
+/// Launches without a prologue. Every chunk must be written once and every gradient read once.
 inline std::vector<NormPartial> partials_of(const GradientList& list) {
   list.upload();
   const Rows rows = list.device_rows();
@@ -29,13 +29,13 @@ inline std::vector<NormPartial> partials_of(const GradientList& list) {
   return partials.to_host();
 }
 
-/// Calls visit(row, first, stop, slot) for the elements [first, stop) of every slot.
+/// Calls visit(row, first, stop, chunk) for the elements [first, stop) of every chunk.
 template <class Visit>
-void for_each_slot(const GradientList& list, Visit visit) {
-  std::size_t slot = 0;
+void for_each_chunk(const GradientList& list, Visit visit) {
+  std::size_t chunk = 0;
   for (const GradientList::Row& row : list.rows()) {
     for (std::int64_t first = 0; first < row.numel; first += kNormChunk) {
-      visit(row, first, std::min(first + kNormChunk, row.numel), slot++);
+      visit(row, first, std::min(first + kNormChunk, row.numel), chunk++);
     }
   }
 }

@@ -9,14 +9,14 @@
 
 namespace torchfuse::kernels::testing {
 
-inline std::vector<OneNormStreams<DeviceTensor>> on_device(
-    const std::vector<OneNormStreams<Buffer>>& list, bool aligned) {
-  std::vector<OneNormStreams<DeviceTensor>> copies;
-  for (const OneNormStreams<Buffer>& streams : list) {
+inline std::vector<OneNormOperands<DeviceTensor>> on_device(
+    const std::vector<OneNormOperands<Buffer>>& list, bool aligned) {
+  std::vector<OneNormOperands<DeviceTensor>> copies;
+  for (const OneNormOperands<Buffer>& operands : list) {
     const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size() + 1);
-    copies.push_back({DeviceTensor(streams.param, at), DeviceTensor(streams.grad, at + 1),
-                      DeviceTensor(streams.state, at), DeviceTensor(streams.master, at),
-                      DeviceTensor(streams.tracked)});
+    copies.push_back({DeviceTensor(operands.param, at), DeviceTensor(operands.grad, at + 1),
+                      DeviceTensor(operands.state, at), DeviceTensor(operands.master, at),
+                      DeviceTensor(operands.tracked)});
   }
   return copies;
 }
@@ -30,8 +30,8 @@ void expect_one_norm_bits_of_the_cpu(const LayerwiseTuple& tuple,
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   const DeviceArray<float> device_step(std::vector<float>{step});
   const DeviceArray<StepScalars> device_scalars({scalars});
-  std::vector<OneNormStreams<Buffer>> expected = one_norm_contents(tuple, sizes);
-  std::vector<OneNormStreams<DeviceTensor>> actual = on_device(expected, aligned);
+  std::vector<OneNormOperands<Buffer>> expected = one_norm_contents(tuple, sizes);
+  std::vector<OneNormOperands<DeviceTensor>> actual = on_device(expected, aligned);
   OneNormProblem<Functor, Buffer> host(tuple, expected, &step, groups);
   OneNormProblem<Functor, DeviceTensor> device(tuple, actual, device_step.data(), groups);
   host.write_back = device.write_back = seed % 2 == 1;

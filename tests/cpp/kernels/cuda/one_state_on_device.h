@@ -33,39 +33,39 @@ inline std::vector<OneStateTuple> one_state_tuples() {
 
 /// One tensor of a list, on the host or copied to the device.
 template <class Tensor>
-struct OneStateStreams {
+struct OneStateOperands {
   Tensor param, grad, state, master;
 };
 
-inline std::vector<OneStateStreams<Buffer>> one_state_contents(const OneStateTuple& tuple) {
+inline std::vector<OneStateOperands<Buffer>> one_state_contents(const OneStateTuple& tuple) {
   std::mt19937 random(11);
-  std::vector<OneStateStreams<Buffer>> list;
+  std::vector<OneStateOperands<Buffer>> list;
   for (const std::int64_t numel : {0, 1, 31, 33, 512, 513, 700, 5003}) {
-    OneStateStreams<Buffer> streams{Buffer(tuple.param, numel), Buffer(tuple.grad, numel),
-                                    Buffer(tuple.state, numel), Buffer(DType::kFloat32, numel)};
-    streams.param.fill_normal(random);
-    streams.grad.fill_normal(random);
-    streams.state.fill_abs_normal(random);
-    streams.master.fill_normal(random);
-    list.push_back(std::move(streams));
+    OneStateOperands<Buffer> operands{Buffer(tuple.param, numel), Buffer(tuple.grad, numel),
+                                      Buffer(tuple.state, numel), Buffer(DType::kFloat32, numel)};
+    operands.param.fill_normal(random);
+    operands.grad.fill_normal(random);
+    operands.state.fill_abs_normal(random);
+    operands.master.fill_normal(random);
+    list.push_back(std::move(operands));
   }
   return list;
 }
 
-inline std::vector<OneStateStreams<DeviceTensor>> on_device(
-    const std::vector<OneStateStreams<Buffer>>& list, bool aligned) {
-  std::vector<OneStateStreams<DeviceTensor>> copies;
-  for (const OneStateStreams<Buffer>& streams : list) {
+inline std::vector<OneStateOperands<DeviceTensor>> on_device(
+    const std::vector<OneStateOperands<Buffer>>& list, bool aligned) {
+  std::vector<OneStateOperands<DeviceTensor>> copies;
+  for (const OneStateOperands<Buffer>& operands : list) {
     const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size());
-    copies.push_back({DeviceTensor(streams.param, at), DeviceTensor(streams.grad, at + 1),
-                      DeviceTensor(streams.state, at), DeviceTensor(streams.master, at)});
+    copies.push_back({DeviceTensor(operands.param, at), DeviceTensor(operands.grad, at + 1),
+                      DeviceTensor(operands.state, at), DeviceTensor(operands.master, at)});
   }
   return copies;
 }
 
 /// Groups and steps in turn; a null state for groups that do not use it.
 template <class Functor, class Tensor>
-Rows rows_of(std::vector<OneStateStreams<Tensor>>& list,
+Rows rows_of(std::vector<OneStateOperands<Tensor>>& list,
              const std::vector<typename Functor::Params>& groups, bool has_master, float* steps) {
   Rows rows;
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -106,8 +106,8 @@ void expect_one_state_bits_of_the_cpu(const OneStateTuple& tuple,
   const DeviceArray<float> device_steps(steps);
   const DeviceArray<StepScalars> device_scalars({scalars});
   const bool write_back = seed % 2 == 0;
-  std::vector<OneStateStreams<Buffer>> expected = one_state_contents(tuple);
-  std::vector<OneStateStreams<DeviceTensor>> actual = on_device(expected, aligned);
+  std::vector<OneStateOperands<Buffer>> expected = one_state_contents(tuple);
+  std::vector<OneStateOperands<DeviceTensor>> actual = on_device(expected, aligned);
   const Rows host_rows = rows_of<Functor>(expected, groups, tuple.has_master, steps.data());
   const Rows rows = rows_of<Functor>(actual, device_groups, tuple.has_master, device_steps.data());
   fused_update_cpu(detect_cpu_isa(),

@@ -162,15 +162,15 @@ TEST(CudaAlignment, LegalWidthIsTheLargestPowerOfTwoThatDividesTheAddress) {
   }
 }
 
-/// Instructions for one vector of every stream behind `head` elements.
-std::uint32_t cost_of(const std::vector<cuda::OperandAccess>& streams, std::uint32_t head,
+/// Instructions for one vector of every operand behind `head` elements.
+std::uint32_t cost_of(const std::vector<cuda::OperandAccess>& operands, std::uint32_t head,
                       std::uint32_t vec) {
   std::uint32_t cost = 0;
-  for (const cuda::OperandAccess& stream : streams) {
-    const std::uintptr_t address = stream.address + head * stream.element_size;
+  for (const cuda::OperandAccess& operand : operands) {
+    const std::uintptr_t address = operand.address + head * operand.element_size;
     for (const std::uint32_t width : {2u, 4u, 8u, 16u}) {
       if (std::gcd(address, std::uintptr_t{16}) == width) {
-        cost += stream.uses * vec * stream.element_size / width;
+        cost += operand.uses * vec * operand.element_size / width;
       }
     }
   }
@@ -181,27 +181,27 @@ TEST(CudaAlignment, NoOtherHeadIsCheaper) {
   std::mt19937 random(12);
   int aligned = 0;
   for (int trial = 0; trial < 20000; ++trial) {
-    std::vector<cuda::OperandAccess> streams(1 + random() % 6);
+    std::vector<cuda::OperandAccess> operands(1 + random() % 6);
     const std::uint32_t common = random() % 8;
-    for (cuda::OperandAccess& stream : streams) {
-      stream.element_size = 2u << random() % 2;
+    for (cuda::OperandAccess& operand : operands) {
+      operand.element_size = 2u << random() % 2;
       const std::uint32_t elements = random() % 4 != 0 ? common : random() % 8;
-      stream.address = 0x7f0000000000 + elements * stream.element_size;
-      stream.uses = 1 + random() % 2;
+      operand.address = 0x7f0000000000 + elements * operand.element_size;
+      operand.uses = 1 + random() % 2;
     }
     constexpr std::uint32_t kVec = 8;
     const cuda::Peeling peeling =
-        cuda::best_peeling(streams.data(), static_cast<int>(streams.size()), kVec);
+        cuda::best_peeling(operands.data(), static_cast<int>(operands.size()), kVec);
     ASSERT_LT(peeling.head, kVec);
-    const std::uint32_t cost = cost_of(streams, peeling.head, kVec);
+    const std::uint32_t cost = cost_of(operands, peeling.head, kVec);
     std::uint32_t vectors = 0;
-    for (const cuda::OperandAccess& stream : streams) {
-      vectors += stream.uses * kVec * stream.element_size / 16;
+    for (const cuda::OperandAccess& operand : operands) {
+      vectors += operand.uses * kVec * operand.element_size / 16;
     }
     ASSERT_EQ(peeling.aligned, cost == vectors);
     for (std::uint32_t head = 0; head < kVec; ++head) {
-      ASSERT_TRUE(cost < cost_of(streams, head, kVec) ||
-                  (cost == cost_of(streams, head, kVec) && peeling.head <= head));
+      ASSERT_TRUE(cost < cost_of(operands, head, kVec) ||
+                  (cost == cost_of(operands, head, kVec) && peeling.head <= head));
     }
     aligned += peeling.aligned ? 1 : 0;
   }

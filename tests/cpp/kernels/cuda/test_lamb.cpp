@@ -10,16 +10,16 @@
 namespace torchfuse::kernels::testing {
 namespace {
 
-using HostStreams = LambStreams<Buffer>;
-using DeviceStreams = LambStreams<DeviceTensor>;
+using HostOperands = LambOperands<Buffer>;
+using DeviceOperands = LambOperands<DeviceTensor>;
 
-std::vector<DeviceStreams> on_device(const std::vector<HostStreams>& list, bool aligned) {
-  std::vector<DeviceStreams> copies;
-  for (const HostStreams& streams : list) {
+std::vector<DeviceOperands> on_device(const std::vector<HostOperands>& list, bool aligned) {
+  std::vector<DeviceOperands> copies;
+  for (const HostOperands& operands : list) {
     const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size() + 1);
-    copies.push_back({DeviceTensor(streams.param, at), DeviceTensor(streams.grad, at + 1),
-                      DeviceTensor(streams.exp_avg, at), DeviceTensor(streams.exp_avg_sq, at),
-                      DeviceTensor(streams.master, at)});
+    copies.push_back({DeviceTensor(operands.param, at), DeviceTensor(operands.grad, at + 1),
+                      DeviceTensor(operands.exp_avg, at), DeviceTensor(operands.exp_avg_sq, at),
+                      DeviceTensor(operands.master, at)});
   }
   return copies;
 }
@@ -38,8 +38,8 @@ void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   const DeviceArray<float> device_steps(steps);
   const DeviceArray<StepScalars> device_scalars({scalars});
-  std::vector<HostStreams> expected = lamb_contents(tuple, sizes);
-  std::vector<DeviceStreams> actual = on_device(expected, aligned);
+  std::vector<HostOperands> expected = lamb_contents(tuple, sizes);
+  std::vector<DeviceOperands> actual = on_device(expected, aligned);
   LambProblem<Buffer> host(tuple, expected, steps.data(), lamb_groups());
   LambProblem<DeviceTensor> device(tuple, actual, device_steps.data(), lamb_groups());
   host.write_back = device.write_back = seed % 2 == 1;
@@ -107,9 +107,9 @@ TEST(CudaLayerwise, NormsDoNotDependOnTheOrderOfBlocksOrOnAddresses) {
   const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 0.0f}});
   std::vector<double> first;
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
-    const std::vector<HostStreams> list = lamb_contents(tuple, sizes);
-    std::vector<DeviceStreams> streams = on_device(list, seed != 3);
-    LambProblem<DeviceTensor> problem(tuple, streams, device_steps.data(), lamb_groups());
+    const std::vector<HostOperands> list = lamb_contents(tuple, sizes);
+    std::vector<DeviceOperands> operands = on_device(list, seed != 3);
+    LambProblem<DeviceTensor> problem(tuple, operands, device_steps.data(), lamb_groups());
     const DeviceArray<MeasurePartial> partials(problem.partials);
     const DeviceArray<double> norms(problem.norms);
     set_order({.seed = seed});
@@ -131,9 +131,9 @@ TEST(CudaLayerwise, SumsAreThePartialsOfASecondNormsPhase) {
   const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 0.0f}});
   std::vector<double> expected;
   for (const bool in_two : {false, true}) {
-    const std::vector<HostStreams> list = lamb_contents(tuple, sizes);
-    std::vector<DeviceStreams> streams = on_device(list, true);
-    LambProblem<DeviceTensor> problem(tuple, streams, device_steps.data(), lamb_groups());
+    const std::vector<HostOperands> list = lamb_contents(tuple, sizes);
+    std::vector<DeviceOperands> operands = on_device(list, true);
+    LambProblem<DeviceTensor> problem(tuple, operands, device_steps.data(), lamb_groups());
     const DeviceArray<MeasurePartial> partials(problem.partials);
     const DeviceArray<MeasurePartial> sums(std::vector<MeasurePartial>(problem.norms.size()));
     const DeviceArray<double> norms(problem.norms);
@@ -162,9 +162,9 @@ TEST(CudaLayerwise, ASkippedStepTouchesNothing) {
   std::vector<float> steps{0.0f, 0.0f};
   const DeviceArray<float> device_steps(steps);
   const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 1.0f}});
-  const std::vector<HostStreams> list = lamb_contents(tuple, {5, 700});
-  std::vector<DeviceStreams> streams = on_device(list, true);
-  LambProblem<DeviceTensor> problem(tuple, streams, device_steps.data(), lamb_groups());
+  const std::vector<HostOperands> list = lamb_contents(tuple, {5, 700});
+  std::vector<DeviceOperands> operands = on_device(list, true);
+  LambProblem<DeviceTensor> problem(tuple, operands, device_steps.data(), lamb_groups());
   const DeviceArray<MeasurePartial> partials(problem.partials);
   const DeviceArray<double> norms(problem.norms);
   set_order({.seed = 1});
@@ -174,8 +174,8 @@ TEST(CudaLayerwise, ASkippedStepTouchesNothing) {
   synchronize();
   EXPECT_EQ(norms.to_host(), problem.norms);
   for (std::size_t t = 0; t < list.size(); ++t) {
-    EXPECT_TRUE(streams[t].param.to_host() == list[t].param);
-    EXPECT_TRUE(streams[t].exp_avg.to_host() == list[t].exp_avg);
+    EXPECT_TRUE(operands[t].param.to_host() == list[t].param);
+    EXPECT_TRUE(operands[t].exp_avg.to_host() == list[t].exp_avg);
   }
 }
 
@@ -183,7 +183,7 @@ TEST(CudaLayerwise, Fp64BesideOtherTypesIsRefusedByName) {
   const LayerwiseTuple tuple{DType::kFloat64, DType::kFloat32, DType::kFloat64, false};
   std::vector<float> steps{1.0f, 7.0f};
   const StepScalars scalars{0.5, 0.0f, 0.0f};
-  std::vector<HostStreams> list = lamb_contents(tuple, {5, 700});
+  std::vector<HostOperands> list = lamb_contents(tuple, {5, 700});
   LambProblem<Buffer> problem(tuple, list, steps.data(), lamb_groups());
   const MeasureArgs<Lamb> args = problem.args(&scalars);
   for (const Status& status :

@@ -17,12 +17,12 @@ using namespace testing;
 /// For contents from whole_numbers(): nothing is rounded, so the order of additions plays no part.
 void expect_exact_sums(const GradientList& list) {
   const auto partials = partials_of(list);
-  for_each_slot(list, [&](const auto& row, auto first, auto stop, std::size_t slot) {
+  for_each_chunk(list, [&](const auto& row, auto first, auto stop, std::size_t chunk) {
     double sum = 0.0;
     for (std::int64_t i = first; i < stop; ++i) sum += list.get(row, i) * list.get(row, i);
-    ASSERT_EQ(partials[slot].small, sum) << row.numel << " elements from " << first;
-    ASSERT_EQ(partials[slot].big, 0.0) << row.numel << " elements from " << first;
-    ASSERT_EQ(partials[slot].nonfinite, 0u) << row.numel << " elements from " << first;
+    ASSERT_EQ(partials[chunk].small, sum) << row.numel << " elements from " << first;
+    ASSERT_EQ(partials[chunk].big, 0.0) << row.numel << " elements from " << first;
+    ASSERT_EQ(partials[chunk].nonfinite, 0u) << row.numel << " elements from " << first;
   });
 }
 
@@ -124,8 +124,8 @@ std::vector<NormPartial> partials_at(const GradientList& list,
   const auto chunk_offsets = list.chunk_offsets();
   std::vector<NormPartial> result;
   for (const std::size_t place : places) {
-    for (std::int64_t slot = chunk_offsets[place]; slot < chunk_offsets[place + 1]; ++slot) {
-      result.push_back(all[static_cast<std::size_t>(slot)]);
+    for (std::int64_t chunk = chunk_offsets[place]; chunk < chunk_offsets[place + 1]; ++chunk) {
+      result.push_back(all[static_cast<std::size_t>(chunk)]);
     }
   }
   return result;

@@ -23,7 +23,7 @@ void expect_sums_within_the_bound(const GradientList& list) {
   const long double lost = fp64 ? 0x1p-1074L : 0x1p-126L;
   const long double threshold = fp64 ? 0x1p500L : 0x1p60L;
   const auto partials = partials_of(list);
-  for_each_slot(list, [&](const auto& row, auto first, auto stop, std::size_t slot) {
+  for_each_chunk(list, [&](const auto& row, auto first, auto stop, std::size_t chunk) {
     long double small = 0.0L;
     long double big = 0.0L;
     for (std::int64_t i = first; i < stop; ++i) {
@@ -35,9 +35,10 @@ void expect_sums_within_the_bound(const GradientList& list) {
       }
     }
     const long double floor = lost * static_cast<long double>(stop - first);
-    ASSERT_LE(std::abs(partials[slot].small - small), relative * small + floor) << "slot " << slot;
-    ASSERT_LE(std::abs(partials[slot].big - big), relative * big) << "slot " << slot;
-    ASSERT_EQ(partials[slot].nonfinite, 0u) << "slot " << slot;
+    ASSERT_LE(std::abs(partials[chunk].small - small), relative * small + floor)
+        << "chunk " << chunk;
+    ASSERT_LE(std::abs(partials[chunk].big - big), relative * big) << "chunk " << chunk;
+    ASSERT_EQ(partials[chunk].nonfinite, 0u) << "chunk " << chunk;
   });
 }
 
@@ -109,10 +110,10 @@ TEST(CudaL2Norm, FindsANonFiniteElementAtEveryEdgeAndFlagsItsSlotAlone) {
       }
       set_order_for(dtype, next);
       const auto partials = partials_of(list);
-      for_each_slot(list, [&](const auto& row, auto first, auto stop, std::size_t slot) {
+      for_each_chunk(list, [&](const auto& row, auto first, auto stop, std::size_t chunk) {
         bool nonfinite = false;
         for (std::int64_t i = first; i < stop; ++i) nonfinite |= !std::isfinite(list.get(row, i));
-        ASSERT_EQ(partials[slot].nonfinite, nonfinite ? 1u : 0u)
+        ASSERT_EQ(partials[chunk].nonfinite, nonfinite ? 1u : 0u)
             << row.numel << " elements from " << first;
       });
     }

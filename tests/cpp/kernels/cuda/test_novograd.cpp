@@ -23,9 +23,9 @@ TEST(CudaNovoGrad, ASkippedStepLeavesTheNorm) {
   const LayerwiseTuple tuple = layerwise_tuples()[0];
   const DeviceArray<float> step(std::vector<float>{0.0f});
   const DeviceArray<StepScalars> scalars({StepScalars{0.5, 0.0f, 1.0f}});
-  const std::vector<OneNormStreams<Buffer>> list = one_norm_contents(tuple, {5, 700});
-  std::vector<OneNormStreams<DeviceTensor>> streams = on_device(list, true);
-  OneNormProblem<NovoGrad, DeviceTensor> problem(tuple, streams, step.data(), {novograd(0)});
+  const std::vector<OneNormOperands<Buffer>> list = one_norm_contents(tuple, {5, 700});
+  std::vector<OneNormOperands<DeviceTensor>> operands = on_device(list, true);
+  OneNormProblem<NovoGrad, DeviceTensor> problem(tuple, operands, step.data(), {novograd(0)});
   const DeviceArray<MeasurePartial> partials(problem.partials);
   const DeviceArray<double> norms(problem.norms);
   set_order({.seed = 1});
@@ -34,9 +34,9 @@ TEST(CudaNovoGrad, ASkippedStepLeavesTheNorm) {
   ASSERT_TRUE(fused_update_cuda<NovoGrad>(args.update, stream()).ok());
   synchronize();
   for (std::size_t t = 0; t < list.size(); ++t) {
-    EXPECT_TRUE(streams[t].tracked.to_host() == list[t].tracked);
-    EXPECT_TRUE(streams[t].param.to_host() == list[t].param);
-    EXPECT_TRUE(streams[t].state.to_host() == list[t].state);
+    EXPECT_TRUE(operands[t].tracked.to_host() == list[t].tracked);
+    EXPECT_TRUE(operands[t].param.to_host() == list[t].param);
+    EXPECT_TRUE(operands[t].state.to_host() == list[t].state);
   }
 }
 

@@ -14,7 +14,7 @@
 
 namespace torchfuse::kernels::testing {
 
-/// The streams of a tensor.
+/// The operands of a tensor.
 enum Part : int { kParam, kGrad, kFirst, kSecond, kMaximum, kMaster, kParts };
 
 inline const char* name_of(Part part) {
@@ -61,7 +61,7 @@ struct UpdateTuple {
     return table;
   }
 
-  /// Elements per vector: 16 bytes of the narrowest stream, or of a 16-bit one where types are
+  /// Elements per vector: 16 bytes of the narrowest operand, or of a 16-bit one where types are
   /// looked up as the kernel runs.
   std::int64_t vec() const {
     if (!has_typed_kernel(table(), 3)) return 8;

@@ -268,13 +268,13 @@ class UpdateProblem {
   /// Accesses of one direction that a part of a tensor takes.
   std::size_t instructions_for(Part part, std::size_t t) const {
     TensorRow row = rows_[t];
-    std::vector<cuda::OperandAccess> streams;
+    std::vector<cuda::OperandAccess> operands;
     for (int p = 0; p < kParts; ++p) {
       const Part other = static_cast<Part>(p);
-      if (uses(other, t)) streams.push_back(access_of(other, row));
+      if (uses(other, t)) operands.push_back(access_of(other, row));
     }
     const std::int64_t longest = row.numel <= 512 ? 512 : chunk_of(total(), tuple_.vec());
-    return instructions_of(access_of(part, row), streams, row.numel, longest, tuple_.vec());
+    return instructions_of(access_of(part, row), operands, row.numel, longest, tuple_.vec());
   }
 
   cuda::OperandAccess access_of(Part part, TensorRow& row) const {

@@ -26,17 +26,17 @@ inline std::int64_t chunk_of(std::int64_t total, std::int64_t vec) {
   return chunk;
 }
 
-/// Loads, or stores, of one of a tensor's streams: vectors in accesses of the width that the
-/// stream's address allows behind the head, the other elements one by one. See Note [Peeling].
-inline std::size_t instructions_of(const cuda::OperandAccess& stream,
+/// Loads, or stores, of one of a tensor's operands: vectors in accesses of the width that the
+/// operand's address allows behind the head, the other elements one by one. See Note [Peeling].
+inline std::size_t instructions_of(const cuda::OperandAccess& operand,
                                    const std::vector<cuda::OperandAccess>& all, std::int64_t numel,
                                    std::int64_t chunk, std::int64_t vec) {
   const std::int64_t head =
       cuda::best_peeling(all.data(), static_cast<int>(all.size()), static_cast<std::uint32_t>(vec))
           .head;
-  const std::int64_t size = stream.element_size;
+  const std::int64_t size = operand.element_size;
   const std::int64_t width =
-      std::gcd(static_cast<std::int64_t>(stream.address) + head * size, std::int64_t{16});
+      std::gcd(static_cast<std::int64_t>(operand.address) + head * size, std::int64_t{16});
   std::int64_t instructions = 0;
   for (std::int64_t begin = 0; begin < numel; begin += chunk) {
     const std::int64_t count = std::min(chunk, numel - begin);
