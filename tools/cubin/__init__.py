@@ -84,8 +84,3 @@ def short_name(declaration: str) -> str:
     words = [types, *(["master"] if master == "true" else [])]
     words.append("aligned" if aligned == "true" else "misaligned")
     return f"{kernel}<{', '.join(words)}>"
-
-
-def family(name: str) -> str:
-    """The kernel's name without template arguments."""
-    return name.partition("<")[0]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubin import CannotCheckError, Kernel, family, granted
+from cubin import CannotCheckError, Kernel, granted
 from cubin.cuobjdump import RESERVED_SHARED_BYTES
 
 MAX_ARGUMENT_BYTES = 32764
@@ -203,7 +203,7 @@ def _check_entry(kernel: Kernel, entry: Entry, index: int) -> Iterator[str]:
 def violations(figures: Figures, budget: Budget) -> Iterator[str]:
     """Finds what breaks a rule or departs from the budget."""
     access = budget.vector_access
-    families = {family(name) for name in figures}
+    families = {name.partition("<")[0] for name in figures}
     for name in sorted(access.keys() - families):
         yield f"vector_access of {name}: expected a kernel of that name, got none."
     for name in sorted(families - access.keys()):
@@ -217,8 +217,9 @@ def violations(figures: Figures, budget: Budget) -> Iterator[str]:
         entry = budget.kernels.get(name)
         if entry is None:
             yield f"{name}: expected in the budget, got no such entry."
+        kinds = access.get(name.partition("<")[0], ())
         for arch, kernel in by_arch.items():
-            found = [*_check_limits(kernel), *_check_accesses(kernel, access.get(family(name), ()))]
+            found = [*_check_limits(kernel), *_check_accesses(kernel, kinds)]
             if entry is not None:
                 found += _check_entry(kernel, entry, budget.architectures.index(arch))
             yield from (f"{name} sm_{arch}: expected {sentence}" for sentence in found)

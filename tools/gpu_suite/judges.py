@@ -59,18 +59,14 @@ def judge_status(finished: Finished) -> Verdict:
     return Verdict(f"exit status {finished.status}" if finished.status else "")
 
 
-def _name(case: ElementTree.Element) -> str:
-    classname, name = case.get("classname", ""), case.get("name") or "no test by itself"
-    return name if classname in ("", name) else f"{classname}::{name}"
-
-
 def read_junit(text: str) -> dict[str, Any]:
     """Counts, failures and reasons of skips: of pytest (--junitxml) or GoogleTest."""
     passed, failures, skips = 0, [], Counter[str]()
     for case in ElementTree.fromstring(text).iter("testcase"):
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            failures.append(_name(case))
+            words = (case.get("classname"), case.get("name") or "no test by itself")
+            failures.append("::".join(filter(None, words)))
         elif skipped is not None:
             why = skipped.get("message") or skipped.text or "no reason"
             skips[" ".join(why.split())] += 1

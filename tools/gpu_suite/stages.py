@@ -42,17 +42,13 @@ NCU_NUMEL, REHEARSED_NUMEL = 2**26, 4096
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A script that is timed and judged.
-
-    Attributes:
-        rehearsal: what runs in its place on the pretended device; None: only a GPU will do.
-    """
+    """A script that is timed and judged."""
 
     name: str
     minutes: float
     script: str
     judge: Judge = judges.judge_status
-    rehearsal: str | None = None
+    rehearsal: str | None = None  # runs on the pretended device; None: only a GPU will do
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -109,9 +109,9 @@ def test_calls_fit_and_leave_the_gpu_alone() -> None:
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Runs the program over other stages; its status, and what its file then holds."""
 
-    def start(*todo: Stage, facts: dict[str, Any] | None = None, minutes: float = 1) -> Any:
+    def start(*todo: Stage, minutes: float = 1, **facts: Any) -> Any:
         monkeypatch.setattr(program, "ROOT", tmp_path)
-        monkeypatch.setattr(machine, "probe", lambda: {**FACTS, **(facts or {})})
+        monkeypatch.setattr(machine, "probe", lambda: {**FACTS, **facts})
         calls = {"tests": lambda _: Call(minutes, (), todo), "ncu": lambda _: Call(1, (), todo)}
         monkeypatch.setattr(program, "CALLS", calls)
         monkeypatch.setenv("TORCHFUSE_SHA", "0123456789")
@@ -183,7 +183,7 @@ def test_a_rehearsal_is_no_result_of_a_gpu(suite: Suite, tmp_path: Path) -> None
         Stage("sanitizer", 1, "false"),
         Stage("ncu", 1, "false", judges.judge_ncu(1), rehearsal="true"),
         Stage("tests", 1, "true", judges.judge_tests, rehearsal="echo > $REPORT"),
-        facts={"pretended": True},
+        pretended=True,
     )
     entries = written["parts"]["tests"]["stages"]
     assert list(entries) == ["build", "ncu", "tests"]
@@ -219,9 +219,9 @@ def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) 
 
 
 def test_nothing_is_resumed_where_files_differ_from_the_commit(tmp_path: Path) -> None:
-    file = result.ResultFile(tmp_path, FACTS, "0123456789", False, ["tests"])
+    file = result.ResultFile(tmp_path, FACTS, ("0123456789", False), ["tests"])
     file.begin("tests", ["build"])["build"]["status"] = result.PASSED
     file.write()
     for dirty, expected in ((False, result.PASSED), (True, result.NOT_RUN)):
-        again = result.ResultFile(tmp_path, FACTS, "0123456789", dirty, ["tests"])
+        again = result.ResultFile(tmp_path, FACTS, ("0123456789", dirty), ["tests"])
         assert again.begin("tests", ["build"])["build"]["status"] == expected
