@@ -179,12 +179,15 @@ def _check_limits(kernel: Kernel) -> Iterator[str]:
         yield f"at most {MAX_STATIC_SHARED_BYTES} bytes of static shared memory, got {shared}."
 
 
-def _check_accesses(kernel: Kernel, kinds: Sequence[str]) -> Iterator[str]:
+def _check_accesses(kernel: Kernel, kinds: Sequence[str], entry: Entry | None) -> Iterator[str]:
     """Vector paths have vector accesses with their cache hint, whatever was recorded."""
-    for kind, operation in (("load", "LDG"), ("store", "STG")):
+    recorded = (entry.loads, entry.stores) if entry else (0, 0)
+    for kind, operation, least in zip(("load", "store"), ("LDG", "STG"), recorded, strict=True):
         found, hinted = kernel.count(operation, "128"), kernel.count(operation, "128", "EF")
         if kind in kinds and not found:
             yield f"{kind}s of 128 bits, got none."
+        if found < least:
+            yield f"{least} {kind}s of 128 bits, got {found}."
         if hinted != (hints := found if "stream" in kinds else 0):
             yield f"{hints} of {found} {kind}s of 128 bits to evict first (EF), got {hinted}."
 
@@ -195,9 +198,6 @@ def _check_entry(kernel: Kernel, entry: Entry, index: int) -> Iterator[str]:
         yield f"at most {registers} registers, got {kernel.registers}."
     if (got := kernel.text_bytes) > MAX_TEXT_GROWTH * text:
         yield f"some {text} bytes of code, got {got} ({100 * got / text - 100:.0f} % more)."
-    for kind, operation, least in (("load", "LDG", entry.loads), ("store", "STG", entry.stores)):
-        if (found := kernel.count(operation, "128")) < least:
-            yield f"{least} {kind}s of 128 bits, got {found}."
 
 
 def violations(figures: Figures, budget: Budget) -> Iterator[str]:
@@ -219,7 +219,7 @@ def violations(figures: Figures, budget: Budget) -> Iterator[str]:
             yield f"{name}: expected in the budget, got no such entry."
         kinds = access.get(name.partition("<")[0], ())
         for arch, kernel in by_arch.items():
-            found = [*_check_limits(kernel), *_check_accesses(kernel, kinds)]
+            found = [*_check_limits(kernel), *_check_accesses(kernel, kinds, entry)]
             if entry is not None:
                 found += _check_entry(kernel, entry, budget.architectures.index(arch))
             yield from (f"{name} sm_{arch}: expected {sentence}" for sentence in found)

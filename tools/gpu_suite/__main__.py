@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from gpu_suite import judges, machine
-from gpu_suite.result import FAILED, NOT_RUN, PASSED, ResultFile, commit, not_run, slug, tail
+from gpu_suite.result import (
+    FAILED,
+    NOT_RUN,
+    PASSED,
+    Commit,
+    ResultFile,
+    commit,
+    not_run,
+    slug,
+    tail,
+)
 from gpu_suite.stages import CALLS, ROOT, Stage
 
 # Less than this much time left is not enough to start anything.
@@ -146,7 +156,7 @@ def main(arguments: list[str]) -> int:
     path = machine.search_path(facts["torch_root"])
     call = CALLS[name](facts)
     lines = machine.missing(facts, () if facts["pretended"] else call.tools, path)
-    at = ("", None)
+    at: Commit = ("", None)
     try:
         at = commit(ROOT, os.environ.get("TORCHFUSE_SHA"))
     except ValueError as error:

@@ -50,7 +50,6 @@ Resource usage:
 }  # fmt: skip
 ACCESS = {"scale": ["load", "store", "stream"]}
 BUDGET = Budget("13.0", [90], ACCESS, {"scale": Entry([16], 1, 1, [64])})
-TOOLS = ("nvcc", "nvdisasm", "cuobjdump")
 
 
 class Recorded:
@@ -65,7 +64,8 @@ class Recorded:
         self.tools.mkdir()
         # Called with `-sass -arch sm_90 <library>`, for one.
         script = f'#!/bin/sh\ncd {self.tools}\n[ -f "./$1.$3" ] && exec cat "./$1.$3"\ncat "./$1"\n'
-        for name, text in {**dict.fromkeys(TOOLS, script), **RECORDED}.items():
+        tools = dict.fromkeys(("nvcc", "nvdisasm", "cuobjdump"), script)
+        for name, text in {**tools, **RECORDED}.items():
             (self.tools / name).write_text(text)
             (self.tools / name).chmod(0o755)
         self.budget.write_text(dump(BUDGET))
