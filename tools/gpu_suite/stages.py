@@ -7,6 +7,7 @@ Scripts run in the repository's root. `$REPORT` is the file that a stage is judg
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import sys
 from collections.abc import Mapping
@@ -155,7 +156,7 @@ def _ncu(facts: Mapping[str, Any]) -> Call:
             "bytes against the model",
             1.5,
             f"{workload} {NCU_NUMEL}\n{measured}",
-            judges.judge_ncu(NCU_NUMEL),
+            functools.partial(judges.judge_ncu, NCU_NUMEL),
             rehearsal=f"{workload} {REHEARSED_NUMEL}",
         ),
         Stage("C++ classes", 2, classes, judges.judge_tests),

@@ -94,9 +94,8 @@ def test_image_that_cannot_be_read_is_named(known: Path, tool: Cuobjdump) -> Non
     content[begin : begin + 4] = b"none"
     broken = known.with_name("broken.o")
     broken.write_bytes(content)
-    with pytest.raises(
-        CannotCheckError, match=r"sm_120 \S+broken.o: expected exit status 0, got 1"
-    ):
+    message = r"sm_120 \S+broken.o: expected exit status 0, got 1"
+    with pytest.raises(CannotCheckError, match=message):
         tool.kernels(broken, tool.usage(broken))
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_a_rehearsal_is_no_result_of_a_gpu(suite: Suite, tmp_path: Path) -> None
     status, written = suite(
         Stage("build", 1, "false", rehearsal="true"),
         Stage("sanitizer", 1, "false"),
-        Stage("ncu", 1, "false", judges.judge_ncu(1), rehearsal="true"),
+        Stage("ncu", 1, "false", partial(judges.judge_ncu, 1), rehearsal="true"),
         Stage("tests", 1, "true", judges.judge_tests, rehearsal="echo > $REPORT"),
         pretended=True,
     )
@@ -198,8 +199,7 @@ def test_a_rehearsal_is_no_result_of_a_gpu(suite: Suite, tmp_path: Path) -> None
 def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
-        command = ["git", *identity, *arguments]
-        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+        return subprocess.check_output(["git", *identity, *arguments], cwd=tmp_path, text=True)
 
     with pytest.raises(ValueError, match="Set TORCHFUSE_SHA"):
         result.commit(tmp_path, None)
@@ -211,7 +211,7 @@ def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) 
         (tmp_path / name).write_text("a")
         git("add", ".")
         git("commit", "-qm", "m")
-    tested = git("rev-parse", "HEAD~1")
+    tested = git("rev-parse", "HEAD~1").strip()
     (tmp_path / "benchmarks/results/gpu/b.json").write_text("b")
     assert result.commit(tmp_path, None) == (tested, False)
     (tmp_path / "csrc/a.cu").write_text("b")
