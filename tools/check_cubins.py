@@ -59,8 +59,8 @@ def name_kernels(kernels: Sequence[Kernel]) -> Figures:
             raise CannotCheckError(f"expected one kernel {name} for sm_{kernel.arch}, got two.")
         figures[name][kernel.arch] = kernel
     for name, by_arch in figures.items():
-        for arch in {kernel.arch for kernel in kernels} - by_arch.keys():
-            raise CannotCheckError(f"expected kernel {name} for sm_{arch}, got none.")
+        if missing := {kernel.arch for kernel in kernels} - by_arch.keys():
+            raise CannotCheckError(f"expected kernel {name} for sm_{min(missing)}, got none.")
     return dict(sorted(figures.items()))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/testing.md")
 RESULTS = Path("benchmarks/results")
-KIND = "gpu_suite"
 BEGIN = "<!-- last GPU run: begin -->"
 END = "<!-- last GPU run: end -->"
 NEVER = (
@@ -33,7 +32,7 @@ def describe(root: Path) -> str:
         (path.relative_to(root), json.loads(path.read_text(encoding="utf-8")))
         for path in sorted((root / RESULTS).glob("*/*.json"))
     ]
-    ours = [(p, r) for p, r in results if r.get("kind") == KIND and r["gpu"] is not None]
+    ours = [(p, r) for p, r in results if r.get("kind") == "gpu_suite" and r["gpu"] is not None]
     if not ours:
         return NEVER
     path, result = max(ours, key=lambda entry: str(entry[1]["date"]))

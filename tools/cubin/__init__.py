@@ -63,14 +63,11 @@ def demangle(symbols: Sequence[str]) -> list[str]:
     Raises:
         CannotCheckError: c++filt of binutils is missing.
     """
-    text = "\n".join(symbols)
     try:
-        run = subprocess.run(
-            ["c++filt", "-p"], check=True, capture_output=True, text=True, input=text
-        )
+        names = subprocess.check_output(["c++filt", "-p"], text=True, input="\n".join(symbols))
     except OSError as error:
         raise CannotCheckError(f"expected c++filt (binutils) on PATH, got: {error}.") from error
-    return run.stdout.splitlines()
+    return names.splitlines()
 
 
 def short_name(declaration: str) -> str:

@@ -45,8 +45,8 @@ def commit(root: Path, named: str | None) -> Commit:
     def git(*arguments: str) -> str:
         # The repository of this checkout, and not of a folder above it.
         command = ["git", "--git-dir=.git", *arguments, "--", ".", *NOT_TESTED]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        quiet = subprocess.DEVNULL
+        return subprocess.check_output(command, cwd=root, text=True, stderr=quiet).strip()
 
     try:
         return git("log", "-1", "--format=%H"), bool(git("status", "--porcelain"))
