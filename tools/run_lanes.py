@@ -56,8 +56,8 @@ def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
     probe, reason = NEEDS.get(lane, ("true", ""))
     if subprocess.run(probe, shell=True, capture_output=True).returncode:
         return Outcome(lane, f"refused: {reason}")
-    children = slice(2, 4)  # user and system, of those that were waited for
-    start, cpu_start = time.monotonic(), sum(os.times()[children])
+    # User and system, of the processes that were waited for.
+    start, cpu_start = time.monotonic(), sum(os.times()[2:4])
     if start >= deadline:
         return Outcome(lane, "not run: the time was over")
     process = subprocess.Popen([*command, lane], cwd=ROOT, start_new_session=True)
@@ -71,7 +71,7 @@ def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    cpu = sum(os.times()[children]) - cpu_start
+    cpu = sum(os.times()[2:4]) - cpu_start
     return Outcome(lane, result, cpu, time.monotonic() - start)
 
 
