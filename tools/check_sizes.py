@@ -35,16 +35,7 @@ EXCEPTIONS: Mapping[str, int] = {
     "tests/cpp/ops/test_fused_step.cpp": 373,
     "tests/docs/provocations.py": 315,
     "tests/pretended_cuda/tests/test_nccl.py": 303,
-    "tests/python/amp/test_grad_scaler_steps.py": 349,
     "tests/python/cuda/cuda_problem.py": 310,
-    "tests/python/cuda/test_cpu_equals_cuda.py": 339,
-    "tests/python/optimizers/test_apex_defects.py": 332,
-    "tests/python/optimizers/test_fused_adam_remainders.py": 329,
-    "tests/python/optimizers/test_fused_adam_state_dict.py": 331,
-    "tests/python/optimizers/test_fused_lamb.py": 304,
-    "tests/python/optimizers/test_optim_spec_checkpoints.py": 330,
-    "tests/python/optimizers/test_optim_spec_ecosystem.py": 342,
-    "tests/python/parallel/test_sync_batch_norm_group.py": 317,
 }
 
 CONTAINER = re.compile(r"(template <.*> )?(inline )?(namespace|class|struct|enum|extern)\b[^()]*{")
