@@ -28,8 +28,6 @@ EXCEPTIONS: Mapping[str, int] = {
     "csrc/kernels/cuda/fused_update_kernel.cuh:update_vector": 71,
     "csrc/ops/library.cpp:TORCH_LIBRARY": 111,
     "csrc/ops/step_engine.cpp": 338,
-    "python/torchfuse/amp/grad_scaler.py": 340,
-    "python/torchfuse/parallel/larc.py": 306,
     "tests/cpp/api/parallel/data_parallel_program.cpp": 318,
     "tests/cpp/api/parallel/test_distributed_data_parallel.cpp": 315,
     "tests/cpp/ops/test_fused_step.cpp": 373,
