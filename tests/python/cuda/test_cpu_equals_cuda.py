@@ -32,10 +32,10 @@ from cuda_problem import (
     Kind,
     Problem,
     Run,
-    assert_same_values,
     train,
 )
 from cuda_running import reference_of
+from support.compare import assert_same_values
 from torch import Tensor
 
 import torchfuse

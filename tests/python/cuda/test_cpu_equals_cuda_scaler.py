@@ -16,12 +16,11 @@ from cuda_problem import (
     SIZES,
     Kind,
     Problem,
-    assert_same_values,
     place,
     random_values,
 )
 from cuda_running import reference_of
-from support.compare import assert_same_bits
+from support.compare import assert_same_bits, assert_same_values
 from test_cpu_equals_cuda import DTYPES
 from torch import Tensor
 
