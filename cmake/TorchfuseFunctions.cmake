@@ -36,11 +36,13 @@ function(torchfuse_add_kernel name)
   endif()
 endfunction()
 
-# A kernel and the op that calls it. A macro, so that the record reaches the caller's scope.
-macro(torchfuse_add_op name)
-  torchfuse_add_kernel(${name} ${ARGN})
-  _torchfuse_expect_files("torchfuse_add_op(${name})" ops/${name}.cpp)
-  list(APPEND TORCHFUSE_OPS ${name})
+# A kernel and the op that calls it, whose name is the last part of `path`. A macro, so that the record
+# reaches the caller's scope.
+macro(torchfuse_add_op path)
+  get_filename_component(_torchfuse_name "${path}" NAME)
+  torchfuse_add_kernel(${_torchfuse_name} ${ARGN})
+  _torchfuse_expect_files("torchfuse_add_op(${path})" ops/${path}.cpp)
+  list(APPEND TORCHFUSE_OPS ${path})
 endmacro()
 
 # An optimizer: one functor for all backends. LAYERWISE: its update needs norms of whole tensors.
@@ -55,10 +57,14 @@ macro(torchfuse_add_fused_optimizer name functor)
       "${_torchfuse_UNPARSED_ARGUMENTS}."
     )
   endif()
-  _torchfuse_expect_files("${_torchfuse_verb}" kernels/functors/${name}.h ops/fused_${name}.cpp)
+  _torchfuse_expect_files(
+    "${_torchfuse_verb}"
+    kernels/functors/${name}.h
+    ops/optimizers/fused_${name}.cpp
+  )
   list(APPEND TORCHFUSE_OPTIMIZERS ${name})
   list(APPEND TORCHFUSE_FUNCTORS ${functor})
-  list(APPEND TORCHFUSE_OPS fused_${name})
+  list(APPEND TORCHFUSE_OPS optimizers/fused_${name})
   if(_torchfuse_LAYERWISE)
     list(APPEND TORCHFUSE_LAYERWISE ${name})
   endif()

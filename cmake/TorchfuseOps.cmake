@@ -5,14 +5,14 @@
 # kernels/<name>.h  kernels/cpu/<name>_cpu.cpp  kernels/cuda/<name>_cuda.cu
 torchfuse_add_kernel(prologue)
 
-# The same, and ops/<name>.cpp. SIMD: the CPU file is compiled once per instruction level.
-torchfuse_add_op(multi_tensor_l2_norm SIMD)
-torchfuse_add_op(multi_tensor_unscale SIMD)
-torchfuse_add_op(amp_update_scale)
-torchfuse_add_op(batch_norm SIMD)
-torchfuse_add_op(batch_norm_backward SIMD)
+# The same, and ops/<folder>/<name>.cpp. SIMD: the CPU file is compiled once per instruction level.
+torchfuse_add_op(multi_tensor/multi_tensor_l2_norm SIMD)
+torchfuse_add_op(multi_tensor/multi_tensor_unscale SIMD)
+torchfuse_add_op(multi_tensor/amp_update_scale)
+torchfuse_add_op(batch_norm/batch_norm SIMD)
+torchfuse_add_op(batch_norm/batch_norm_backward SIMD)
 
-# kernels/functors/<name>.h  ops/fused_<name>.cpp; the instantiations are configured from
+# kernels/functors/<name>.h  ops/optimizers/fused_<name>.cpp; the instantiations are configured from
 # kernels/instantiate/fused_optimizer_{cpu.cpp,dispatch.cpp,cuda.cu}.in. CPP_CLASS: also
 # include/torchfuse/optim/fused_<name>.h  api/optim/fused_<name>.cpp. LAYERWISE: the update needs norms
 # of whole tensors; the phases before it are configured from kernels/instantiate/layerwise_*.in.

@@ -14,7 +14,6 @@ import argparse
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,71 +26,56 @@ CUDA = r"(cuda[_./]|cuda_runtime|cub/|cooperative_groups|curand)"
 ABOVE_KERNELS = "ops/|api/|bindings/|torchfuse/"
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What the files under one folder must not include; the first folder that matches decides."""
-
-    folder: str
-    forbidden: str
-    reason: str
-
-
-RULES = (
-    Rule(
-        "csrc/kernels/functors",
+#: What files under a folder must not include, and why; the first folder that matches decides.
+RULES = {
+    "csrc/kernels/functors/": (
         f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|{ABOVE_KERNELS}",
         "functors are plain math, shared by g++ and nvcc",
     ),
-    Rule(
-        "csrc/kernels/common",
+    "csrc/kernels/common/": (
         f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|{ABOVE_KERNELS}",
         "kernels/common is below everything",
     ),
-    Rule(
-        "csrc/kernels/cpu",
+    "csrc/kernels/cpu/": (
         f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|{ABOVE_KERNELS}",
         "CPU kernels know neither torch nor CUDA",
     ),
-    Rule("csrc/kernels", f"{TORCH}|{PYTHON}|{ABOVE_KERNELS}", "kernels do not know torch"),
-    Rule(
-        "csrc/ops",
+    "csrc/kernels/": (f"{TORCH}|{PYTHON}|{ABOVE_KERNELS}", "kernels do not know torch"),
+    "csrc/ops/": (
         rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/|kernels/cpu/(?!isa\.h$)"
         r"|api/|bindings/|torchfuse/(optim|amp|nn|parallel)/",
         "ops call kernels through kernels/*.h and know no driver",
     ),
-    Rule(
-        "csrc/api",
+    "csrc/api/": (
         f"{PYTHON}|kernels/|ops/|bindings/",
         "the C++ classes use public headers only and hold no numerics",
     ),
-    Rule(
-        "csrc/include",
+    "csrc/include/": (
         f"{PYTHON}|kernels/|ops/|api/|bindings/",
         "public headers are installed, private ones are not",
     ),
-    Rule("csrc/bindings", "kernels/|ops/|api/", "bindings use public headers only"),
-)
+    "csrc/bindings/": ("kernels/|ops/|api/", "bindings use public headers only"),
+}
 
 
 def check_text(path: str, text: str) -> list[str]:
     """Violations in one file, each as a sentence; `path` is relative to the repository."""
-    rule = next((rule for rule in RULES if path.startswith(rule.folder + "/")), None)
-    if rule is None:
-        return []
-    forbidden = re.compile(rule.forbidden)
-    return [
-        f"{path}: expected no include of <{name}>: {rule.reason}."
-        for name in INCLUDE.findall(text)
-        if forbidden.match(name)
-    ]
+    for folder, (forbidden, reason) in RULES.items():
+        if path.startswith(folder):
+            return [
+                f"{path}: expected no include of <{name}>: {reason}."
+                for name in INCLUDE.findall(text)
+                if re.match(forbidden, name)
+            ]
+    return []
 
 
 def check_includes() -> list[str]:
     """Violations of the include rules in the source tree."""
-    files = [file for file in sorted((ROOT / "csrc").rglob("*")) if file.suffix in SUFFIXES]
     return [
         violation
-        for file in files
+        for file in sorted((ROOT / "csrc").rglob("*"))
+        if file.suffix in SUFFIXES
         for violation in check_text(file.relative_to(ROOT).as_posix(), file.read_text("utf-8"))
     ]
 
@@ -103,16 +87,12 @@ def check_symbols(name: str, level: str, nm_output: str) -> list[str]:
     the namespace of the level, or about a type of that namespace, belong to this object alone. The
     names are read as they are mangled: there are templates that binutils cannot demangle.
     """
-    namespace = f"3cpu{len(level)}{level}"
-    violations = []
-    for line in nm_output.splitlines():
-        match = re.match(r"^[0-9a-f]+ ([WVu]) (.+)$", line)
-        if match and namespace not in match.group(2):
-            violations.append(
-                f"{name}: expected weak symbols in namespace {level} only, got {match.group(2)}. "
-                "Force it inline, or move it into the namespace."
-            )
-    return violations
+    return [
+        f"{name}: expected weak symbols in namespace {level} only, got {symbol}. "
+        "Force it inline, or move it into the namespace."
+        for symbol in re.findall(r"^[0-9a-f]+ [WVu] (.+)$", nm_output, re.MULTILINE)
+        if f"3cpu{len(level)}{level}" not in symbol
+    ]
 
 
 def check_objects(build_dir: Path) -> list[str]:

@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/testing.md")
@@ -27,22 +26,17 @@ NEVER = (
 )
 
 
-def newest(root: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The latest result of the suite on a GPU; other benchmark results lie in the same folders."""
-    found = []
-    for path in sorted((root / RESULTS).glob("*/*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if result.get("kind") == KIND and result["gpu"] is not None:
-            found.append((path.relative_to(root), result))
-    return max(found, key=lambda entry: str(entry[1]["date"]), default=None)
-
-
 def describe(root: Path) -> str:
-    """The section as Markdown, without the markers."""
-    latest = newest(root)
-    if latest is None:
+    """The section as Markdown, without the markers: the latest result of the suite on a GPU."""
+    # Other benchmark results lie in the same folders.
+    results = [
+        (path.relative_to(root), json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted((root / RESULTS).glob("*/*.json"))
+    ]
+    ours = [(p, r) for p, r in results if r.get("kind") == KIND and r["gpu"] is not None]
+    if not ours:
         return NEVER
-    path, result = latest
+    path, result = max(ours, key=lambda entry: str(entry[1]["date"]))
     changed = " with uncommitted changes" if result["dirty"] else ""
     outcome = "every stage passed" if result["passed"] else "not every stage of three calls passed"
     lines = [

@@ -95,11 +95,11 @@ void bench_adam(CpuIsa isa, const char* name, DType dtype, std::int64_t numel) {
 
 void bench_norm(CpuIsa isa, std::int64_t numel) {
   const Problem problem(DType::kFloat32, numel);
-  const std::int64_t slots[2] = {0, num_norm_chunks(numel)};
-  std::vector<NormPartial> partials(static_cast<std::size_t>(slots[1]));
+  const std::int64_t chunk_offsets[2] = {0, num_norm_chunks(numel)};
+  std::vector<NormPartial> partials(static_cast<std::size_t>(chunk_offsets[1]));
   L2NormArgs args;
   args.tensors = problem.table();
-  args.slots = slots;
+  args.chunk_offsets = chunk_offsets;
   args.partials = partials.data();
   report("l2_norm fp32", isa, numel, 4, [&] { multi_tensor_l2_norm_cpu(isa, args, 0, numel); });
 }

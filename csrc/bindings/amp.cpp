@@ -32,7 +32,7 @@ void bind_amp(py::module_& module) {
   module.def("to_device", &to_device, py::arg("tensor"), py::arg("device"), WithoutGil());
   py::class_<GradScalerCore>(module, "GradScalerCore",
                              "The device side of torchfuse.amp.GradScaler: scale, trackers and "
-                             "found_inf slots as persistent tensors.")
+                             "found_inf flags as persistent tensors.")
       .def(py::init([](std::int64_t hysteresis, std::optional<double> min_scale,
                        std::optional<double> max_scale, bool dynamic,
                        std::optional<std::string> process_group, std::int64_t history_size) {
@@ -72,18 +72,19 @@ void bind_amp(py::module_& module) {
       .def("inv_scale", &GradScalerCore::inv_scale)
       .def("hysteresis_tracker", &GradScalerCore::hysteresis_tracker)
       .def("set_hysteresis_tracker", &GradScalerCore::set_hysteresis_tracker, py::arg("value"))
-      .def("clear_slot", &GradScalerCore::clear_slot, py::arg("optimizer"), py::arg("device"))
+      .def("clear_found_inf", &GradScalerCore::clear_found_inf, py::arg("optimizer"),
+           py::arg("device"))
       .def("unscale_", &GradScalerCore::unscale_, py::arg("optimizer"), py::arg("params"),
            py::arg("inv_scale"), py::arg("allow_fp16") = false, WithoutGil())
       .def("check", &GradScalerCore::check, py::arg("optimizer"), py::arg("params"), WithoutGil())
-      .def("combine", &GradScalerCore::combine, py::arg("slots"), WithoutGil())
+      .def("combine", &GradScalerCore::combine, py::arg("flags"), WithoutGil())
       .def(
           "update",
-          [](GradScalerCore& core, const std::vector<at::Tensor>& slots, double growth_factor,
+          [](GradScalerCore& core, const std::vector<at::Tensor>& flags, double growth_factor,
              double backoff_factor, std::int64_t growth_interval, bool adjust) {
-            core.update(slots, {growth_factor, backoff_factor, growth_interval}, adjust);
+            core.update(flags, {growth_factor, backoff_factor, growth_interval}, adjust);
           },
-          py::arg("slots"), py::arg("growth_factor"), py::arg("backoff_factor"),
+          py::arg("flags"), py::arg("growth_factor"), py::arg("backoff_factor"),
           py::arg("growth_interval"), py::arg("adjust") = true, WithoutGil());
 }
 

@@ -15,7 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include <torchfuse/fused_step.h>
+#include <torchfuse/cpu_isa.h>
+#include <torchfuse/masters.h>
+#include <torchfuse/step_views.h>
 #include <torchfuse/version.h>
 
 // How the build describes itself. CMake defines these for this file, as string literals:
@@ -50,14 +52,14 @@ std::map<std::string, std::string> build_info() {
 }
 
 // A step that is None in Python is undefined here.
-std::vector<at::Tensor> home_optional_steps(const std::vector<at::Tensor>& params,
-                                            const std::vector<std::optional<at::Tensor>>& steps) {
+std::vector<at::Tensor> views_of_optional_steps(
+    const std::vector<at::Tensor>& params, const std::vector<std::optional<at::Tensor>>& steps) {
   std::vector<at::Tensor> defined_steps;
   defined_steps.reserve(steps.size());
   for (const std::optional<at::Tensor>& step : steps) {
     defined_steps.push_back(step.value_or(at::Tensor()));
   }
-  return home_steps(params, std::move(defined_steps));
+  return step_views(params, std::move(defined_steps));
 }
 
 }  // namespace
@@ -78,7 +80,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("master_of_remainder", &torchfuse::master_of_remainder, py::arg("param"),
              py::arg("remainder"));
   module.def("remainder_of_master", &torchfuse::remainder_of_master, py::arg("master"));
-  module.def("home_steps", &bindings::home_optional_steps, py::arg("params"), py::arg("steps"),
+  module.def("step_views", &bindings::views_of_optional_steps, py::arg("params"), py::arg("steps"),
              "Returns step counts as 0-dim views of separate elements of one buffer per device.");
 
   bindings::bind_optim(module);

@@ -44,9 +44,9 @@ TORCHFUSE_HOST_DEVICE MeasurePartial operator+(const MeasurePartial& a, const Me
 
 template <class Functor>
 struct MeasureArgs {
-  UpdateArgs<Functor> update;           ///< its `norms` are what this phase writes
-  const std::int64_t* slots = nullptr;  ///< first chunk of each tensor: as in L2NormArgs
-  /// On the tensors' device: kNumNorms for each of slots[count] chunks, all written.
+  UpdateArgs<Functor> update;                   ///< its `norms` are what this phase writes
+  const std::int64_t* chunk_offsets = nullptr;  ///< first chunk of each tensor: as in L2NormArgs
+  /// On the tensors' device: kNumNorms for each of chunk_offsets[count] chunks, all written.
   MeasurePartial* partials = nullptr;
   double* norms = nullptr;  ///< on the tensors' device: kNumNorms for each tensor
   /// Where the norms phase writes the sums of each tensor's partials, kNumNorms for each tensor,

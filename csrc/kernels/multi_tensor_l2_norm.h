@@ -22,11 +22,12 @@ constexpr std::int64_t num_norm_chunks(std::int64_t numel) {
 struct L2NormArgs {
   TensorTable tensors;  ///< only rows[i].grad and rows[i].numel are used
   /// First slot of each tensor: prefix sums of num_norm_chunks(numel), count + 1 of them.
-  const std::int64_t* slots = nullptr;
-  NormPartial* partials = nullptr;  ///< on the tensors' device; slots[count] of them, all written
+  const std::int64_t* chunk_offsets = nullptr;
+  NormPartial* partials =
+      nullptr;  ///< on the tensors' device; chunk_offsets[count] of them, all written
 };
 
-/// Fills the slots of every chunk whose first flattened element lies in [begin, end).
+/// Fills the chunk_offsets of every chunk whose first flattened element lies in [begin, end).
 void multi_tensor_l2_norm_cpu(CpuIsa isa, const L2NormArgs& args, std::int64_t begin,
                               std::int64_t end);
 

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <string>
 
-#include <torchfuse/fused_step.h>
+#include <torchfuse/cpu_isa.h>
 
 #if defined(TORCHFUSE_WITH_CUDA)
 #include <c10/core/DeviceGuard.h>

@@ -38,22 +38,22 @@ struct BucketKey {
 struct Bucket {
   BucketKey key;
   std::vector<kernels::TensorRow> rows;
-  std::vector<std::int64_t> offsets{0};  ///< prefix sums of numel
-  std::vector<std::int64_t> slots{0};    ///< prefix sums of norm chunks
-  std::uint64_t seed = 0;                ///< of stochastic rounding
+  std::vector<std::int64_t> offsets{0};        ///< prefix sums of numel
+  std::vector<std::int64_t> chunk_offsets{0};  ///< prefix sums of norm chunks
+  std::uint64_t seed = 0;                      ///< of stochastic rounding
   /// Process groups over which the tensors are split; null: every tensor is whole.
   const std::vector<std::string>* shard_groups = nullptr;
 
   void clear() {
     rows.clear();
     offsets.resize(1);
-    slots.resize(1);
+    chunk_offsets.resize(1);
   }
 
   void add(const kernels::TensorRow& row) {
     rows.push_back(row);
     offsets.push_back(offsets.back() + row.numel);
-    slots.push_back(slots.back() + kernels::num_norm_chunks(row.numel));
+    chunk_offsets.push_back(chunk_offsets.back() + kernels::num_norm_chunks(row.numel));
   }
 
   kernels::TensorTable table() const {
@@ -71,7 +71,7 @@ struct Bucket {
     return table;
   }
 
-  std::int64_t num_partials() const { return slots.back(); }
+  std::int64_t num_partials() const { return chunk_offsets.back(); }
 };
 
 /// Buckets by key. Few keys exist at a time, so that the search is a short loop; the last one found

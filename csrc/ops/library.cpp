@@ -87,7 +87,7 @@ TORCH_LIBRARY(torchfuse, m) {
   // The moments of each channel of one rank's input, in a form that adds up over ranks.
   m.def("batch_norm_stats(Tensor input) -> Tensor");
 
-  // Batch normalisation by reduced moments, or by the running statistics without them; the former
+  // Batch normalization by reduced moments, or by the running statistics without them; the former
   // update the latter.
   m.def(
       "batch_norm_elemt(Tensor input, Tensor? weight, Tensor? bias, Tensor? packed, "
@@ -106,7 +106,7 @@ TORCH_LIBRARY(torchfuse, m) {
       "batch_norm_backward_elemt(Tensor grad_output, Tensor input, Tensor saved, Tensor sums, "
       "Tensor? weight, Tensor? bias, *, bool relu=False) -> Tensor");
 
-  // All of it, with autograd. Without a group: batch normalisation.
+  // All of it, with autograd. Without a group: batch normalization.
   m.def(
       "sync_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
       "Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, Tensor? residual=None, "

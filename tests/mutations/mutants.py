@@ -38,6 +38,7 @@ class Mutation:
     filter: str  # the tests that must fail
     build: str = "dev"
     target: str = "torchfuse_cuda_on_cpu_tests"
+    objects: str = ""  # a pattern: only these objects are compiled anew
     ci: bool = False
 
     def apply(self, source: str) -> str:
@@ -112,7 +113,16 @@ def build(mutation: Mutation) -> Finished:
         )
         if configured.code != 0:
             return configured
-    return execute("cmake", "--build", folder, "--target", mutation.target)
+    if not mutation.objects:
+        return execute("cmake", "--build", folder, "--target", mutation.target)
+    listed = execute("ninja", "-C", folder, "-t", "targets", "all").output
+    objects = re.findall(rf"^(\S*cuda_on_cpu\S*{mutation.objects}\S*\.o):", listed, re.MULTILINE)
+    compiled = execute("ninja", "-C", folder, *objects)
+    if compiled.code != 0:
+        return compiled
+    # Ninja itself would compile all others, too, before it links.
+    commands = execute("ninja", "-C", folder, "-t", "commands", mutation.target).output
+    return execute("sh", "-c", f"cd {folder} && {commands.splitlines()[-1]}")
 
 
 def run_tests(mutation: Mutation, timeout: float | None) -> Finished:

@@ -35,7 +35,7 @@ def run(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
 )
 def test_an_optimizer_is_recorded(tmp_path: Path, suffix: str, classes: str) -> None:
     result = run(tmp_path, f"torchfuse_add_fused_optimizer(adam Adam{suffix})")
-    assert f"classes: {classes}; ops: fused_adam" in result.stderr
+    assert f"classes: {classes}; ops: optimizers/fused_adam" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|torchfuse::kernels::|cuda::")
 _TYPES = {"float": "fp32", "double": "fp64", "Half": "fp16", "BFloat16": "bf16"}
 _TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
-# <UpdateTypes<functor, param, grad, state, master>, aligned>, and <functor, aligned> of mixed.
-_UPDATE = re.compile(r"^(\w+)<UpdateTypes<(.*), (true|false)>, (true|false)>$")
-_MIXED = re.compile(r"^(fused_update_mixed)<(\w+)(), (true|false)>$")
+# <TypedAccess<functor, param, grad, state, master>, aligned>, or <LookedUpAccess<functor>, aligned>;
+# the measure kernel has one form.
+_OPTIMIZER = re.compile(
+    r"^(\w+)<(?:Typed|(LookedUp))Access<(.*?)(?:, (true|false))?>(?:, (true|false)| )>$"
+)
 
 
 class CannotCheckError(Exception):
@@ -77,12 +79,12 @@ def short_name(declaration: str) -> str:
     """The short name of a demangled kernel."""
     name = _TYPE.sub(lambda match: _TYPES[match[0]], _NAMESPACES.sub("", declaration))
     name = re.sub(r"_kernel(?=<|$)", "", name)
-    match = _UPDATE.match(name) or _MIXED.match(name)
+    match = _OPTIMIZER.match(name)
     if match is None:
         return name
-    kernel, types, master, aligned = match.groups()
-    words = [types, *(["master"] if master == "true" else [])]
-    words.append("aligned" if aligned == "true" else "misaligned")
+    kernel, looked_up, types, master, aligned = match.groups()
+    words = [types, *(["looked up"] if looked_up else []), *(["master"] if master == "true" else [])]
+    words += {"true": ["aligned"], "false": ["misaligned"], None: []}[aligned]
     return f"{kernel}<{', '.join(words)}>"
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What holds for every kernel, and budget.json: the figures that a person has looked at.
 
-The file has one line per kernel; lists have one number per architecture. `vector_access` is edited
-by hand. It says by name which kernels must load or store 16 bytes at a time, and whether these
-accesses "stream", that is, ask the caches to evict their lines first.
+The file has one line per kernel; lists have one number per architecture. Where a kernel has an
+aligned and a misaligned form, the numbers of the latter follow. `half` stands for bf16 and fp16
+alike. `vector_access` is edited by hand. It says by name which kernels must load or store 16 bytes
+at a time, and whether these accesses "stream", that is, ask the caches to evict their lines first.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ MAX_ARGUMENT_BYTES = 32764
 MAX_STATIC_SHARED_BYTES = 48 * 1024
 MAX_TEXT_GROWTH = 1.25
 
+_FORMS = (", aligned", ", misaligned")
 _WARP = 32
 _REGISTERS_PER_SM = 65536
 # Threads and shared memory of a multiprocessor, from the CUDA programming guide. Architectures that
@@ -59,16 +62,42 @@ def load(path: Path) -> Budget:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        kernels = {name: Entry(**line) for name, line in data.pop("kernels").items()}
-        budget = Budget(**data, kernels=kernels)
-        for name, entry in kernels.items():
-            if not len(entry.registers) == len(entry.text) == len(budget.architectures):
-                raise ValueError(f"{name} needs {len(budget.architectures)} numbers in each list")
-        return budget
+        count = len(data["architectures"])
+        lines = [(name, Entry(**line)) for name, line in data.pop("kernels").items()]
+        kernels = {name: own for line in lines for name, own in _unfolded(*line, count)}
+        return Budget(**data, kernels=kernels)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CannotCheckError(
             f"expected a budget in {path}, got {type(error).__name__}: {error}. Correct it."
         ) from error
+
+
+def _unfolded(name: str, line: Entry, count: int) -> Iterator[tuple[str, Entry]]:
+    """The kernels that a line is about, each with `count` architectures."""
+    forms = _FORMS if len(line.registers) == 2 * count else ("",)
+    if not len(line.registers) == len(line.text) == len(forms) * count:
+        raise ValueError(f"{name} needs {count} numbers in each list, or twice as many")
+    for form, begin in zip(forms, (0, count), strict=False):
+        registers, text = (numbers[begin:][:count] for numbers in (line.registers, line.text))
+        for dtype in ("bf16", "fp16"):
+            kernel = re.sub(">$", f"{form}>", re.sub(r"\bhalf\b", dtype, name))
+            yield kernel, Entry(registers, line.loads, line.stores, text)
+
+
+def _folded(kernels: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The fewest lines that are about these kernels."""
+    lines = dict(kernels)
+    for name, one in kernels.items():
+        other = lines.get(twin := name.replace(*_FORMS))
+        if twin != name and other and (one.loads, one.stores) == (other.loads, other.stores):
+            registers, text = one.registers + other.registers, one.text + other.text
+            lines[name.replace(_FORMS[0], "")] = Entry(registers, one.loads, one.stores, text)
+            del lines[name], lines[twin]
+    for name, line in [*lines.items()]:
+        if "bf16" in name and lines.get(twin := name.replace("bf16", "fp16")) == line:
+            lines[name.replace("bf16", "half")] = line
+            del lines[name], lines[twin]
+    return lines
 
 
 def dump(budget: Budget) -> str:
@@ -78,8 +107,8 @@ def dump(budget: Budget) -> str:
         for name, kinds in sorted(budget.vector_access.items())
     )
     kernels = ",\n".join(
-        f"    {json.dumps(name) + ':':<60}{_line(entry)}"
-        for name, entry in sorted(budget.kernels.items())
+        f"    {json.dumps(name) + ':':<54}{_line(entry)}"
+        for name, entry in sorted(_folded(budget.kernels).items())
     )
     return (
         f'{{\n  "nvcc": {json.dumps(budget.nvcc)},\n'
@@ -92,7 +121,7 @@ def _line(entry: Entry) -> str:
     registers = ", ".join(f"{number:3}" for number in entry.registers)
     text = ", ".join(f"{number:5}" for number in entry.text)
     counts = f'"loads": {entry.loads:2}, "stores": {entry.stores:2}'
-    return f'{{"registers": [{registers}], {counts}, "text": [{text}]}}'
+    return f'{{{counts}, "registers": [{registers}], "text": [{text}]}}'
 
 
 def record(figures: Figures, nvcc: str, vector_access: dict[str, list[str]]) -> Budget:

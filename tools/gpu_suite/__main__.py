@@ -80,11 +80,7 @@ def run(stage: Stage, work: Path, environment: Mapping[str, str], seconds: float
 
 
 def run_call(
-    call: str,
-    stages: list[Stage],
-    result: ResultFile,
-    environment: Mapping[str, str],
-    deadline: float,
+    call: str, stages: list[Stage], result: ResultFile, environment: dict[str, str], end: float
 ) -> None:
     """Runs what has not passed, each stage's outcome in the file before the next begins."""
     work = ROOT / "build/gpu_suite" / call
@@ -98,7 +94,7 @@ def run_call(
         # The build always anew: the machine may be another one.
         if stage is not build and entries[stage.name]["status"] == PASSED:
             continue
-        left = deadline - time.monotonic() - LEAST_SECONDS
+        left = end - time.monotonic() - LEAST_SECONDS
         if stage is not build and entries[build.name]["status"] != PASSED:
             entry = not_run("the build failed")
         elif left < LEAST_SECONDS:

@@ -147,29 +147,24 @@ def judge_benchmark(finished: Finished) -> Verdict:
 _UNITS = {"byte": 1.0, "nsecond": 1e-9, "ns": 1e-9, "second": 1.0, "s": 1.0}
 
 
-def read_ncu(text: str) -> list[dict[str, Any]]:
-    """Launches in ncu's CSV: `kernel` (its name alone) and each metric in bytes or seconds.
+def read_ncu(text: str, numel: int) -> dict[str, Any]:
+    """Per kernel of the model, its launch with the most traffic: bytes per element, and x model.
 
     Raises:
         ValueError: a unit that is not known, or a value that ncu could not measure.
+        KeyError: a column or a metric is not there.
     """
-    launches: dict[str, dict[str, Any]] = {}
+    launches: dict[tuple[str, str], dict[str, float]] = {}
     for row in csv.DictReader(line for line in text.splitlines() if line.startswith('"')):
         name, unit, value = row["Metric Name"], row["Metric Unit"], row["Metric Value"]
         if unit not in _UNITS:
             raise ValueError(f"expected bytes or seconds for {name}, got '{value}' '{unit}'")
-        match = re.search(r"(\w+)\s*(?:<|\(|$)", row["Kernel Name"].removeprefix("void "))
-        kernel = match.group(1) if match else row["Kernel Name"]
-        launch = launches.setdefault(row["ID"], {"kernel": kernel})
+        launch = launches.setdefault((row["Kernel Name"], row["ID"]), {})
         launch[name] = float(value.replace(",", "")) * _UNITS[unit]
-    return list(launches.values())
-
-
-def compare_with_byte_model(launches: list[dict[str, Any]], numel: int) -> dict[str, Any]:
-    """Per kernel of the model, the launch with the most traffic: bytes per element, and x model."""
     figures: dict[str, Any] = {}
     for kernel, model in BYTE_MODEL.items():
-        own = [launch for launch in launches if launch["kernel"] == kernel]
+        is_named = re.compile(rf"\b{kernel}\b").search
+        own = [launch for (name, _), launch in launches.items() if is_named(name)]
         if own:
             read, written = max(tuple(launch[name] for name in DRAM_METRICS) for launch in own)
             figures[kernel] = {
@@ -193,7 +188,7 @@ def judge_ncu(numel: int) -> Judge:
         if finished.status:
             return judge_status(finished)
         try:
-            figures = compare_with_byte_model(read_ncu(text), numel)
+            figures = read_ncu(text, numel)
         except (ValueError, KeyError) as problem:
             return Verdict(f"ncu's table cannot be read: {problem}")
         unseen = [kernel for kernel in BYTE_MODEL if kernel not in figures]

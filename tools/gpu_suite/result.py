@@ -41,14 +41,12 @@ def commit(root: Path, named: str | None) -> tuple[str, bool | None]:
         return named, None
 
     def git(*arguments: str) -> str:
-        command = ["git", *arguments, "--", ".", *NOT_TESTED]
-        return subprocess.run(
-            command, cwd=root, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        # The repository of this checkout, and not of a folder above it.
+        command = ["git", "--git-dir=.git", *arguments, "--", ".", *NOT_TESTED]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     try:
-        if not (root / ".git").exists():
-            raise FileNotFoundError(".git")
         return git("log", "-1", "--format=%H"), bool(git("status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
         raise ValueError(f"commit: git knows none in {root}. Set TORCHFUSE_SHA.") from None
@@ -99,10 +97,8 @@ class ResultFile:
 
     def passed(self, call: str) -> bool:
         """Whether every stage of a call has passed."""
-        part = self.content["parts"].get(call)
-        return part is not None and all(
-            stage["status"] == PASSED for stage in part["stages"].values()
-        )
+        part = self.content["parts"].get(call, {"stages": {}})
+        return {stage["status"] for stage in part["stages"].values()} == {PASSED}
 
     def write(self) -> None:
         """Replaces the file as a whole: a program that is killed leaves no half of one."""

@@ -9,7 +9,7 @@ namespace {
 
 namespace autocast = at::autocast;
 
-// The first member to be initialised calls this, so that a refused guard has changed nothing.
+// The first member to be initialized calls this, so that a refused guard has changed nothing.
 c10::DeviceType checked_device(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype,
                                bool enabled) {
   TORCH_CHECK(device_type == c10::kCPU || device_type == c10::kCUDA,

@@ -171,7 +171,7 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   if (check_first) state.found_inf = core_.check(key_of(optimizer), params_of(optimizer));
   if (device && scaled) request.grad_scale = to_device(core_.scale(), *device);
   if (device && scaled && !check_first) {
-    request.found_inf = core_.clear_slot(key_of(optimizer), *device);
+    request.found_inf = core_.clear_found_inf(key_of(optimizer), *device);
     request.check = true;
     state.found_inf = {*request.found_inf};
   } else if (device && !state.found_inf.empty()) {
@@ -188,21 +188,21 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   }
 }
 
-std::vector<at::Tensor> GradScaler::recorded_slots() const {
-  std::vector<at::Tensor> slots;
+std::vector<at::Tensor> GradScaler::recorded_flags() const {
+  std::vector<at::Tensor> flags;
   for (const auto& [key, state] : states_) {
-    slots.insert(slots.end(), state.found_inf.begin(), state.found_inf.end());
+    flags.insert(flags.end(), state.found_inf.begin(), state.found_inf.end());
   }
-  return slots;
+  return flags;
 }
 
 void GradScaler::update() {
   if (!options_.enabled()) return;
   require_scale("update");
-  const std::vector<at::Tensor> slots = recorded_slots();
-  TORCH_CHECK(options_.allow_no_grads() || !slots.empty(),
+  const std::vector<at::Tensor> flags = recorded_flags();
+  TORCH_CHECK(options_.allow_no_grads() || !flags.empty(),
               "No inf checks were recorded prior to update.");
-  if (!slots.empty()) core_.update(slots, rule());
+  if (!flags.empty()) core_.update(flags, rule());
   states_.clear();
 }
 
@@ -226,8 +226,8 @@ void GradScaler::update(const at::Tensor& new_scale) {
 }
 
 void GradScaler::count_only() {
-  const std::vector<at::Tensor> slots = recorded_slots();
-  if (!slots.empty()) core_.update(slots, rule(), /*adjust=*/false);
+  const std::vector<at::Tensor> flags = recorded_flags();
+  if (!flags.empty()) core_.update(flags, rule(), /*adjust=*/false);
   states_.clear();
 }
 

@@ -194,22 +194,22 @@ const at::Tensor& GradScalerCore::inv_scale() {
   return inv_scale_.copy_(reciprocal_);
 }
 
-at::Tensor GradScalerCore::clear_slot(Key optimizer, const at::Device& device) {
-  std::vector<at::Tensor>& slots = slots_[optimizer];
-  for (at::Tensor& slot : slots) {
-    if (slot.device() == device) return slot.zero_();
+at::Tensor GradScalerCore::clear_found_inf(Key optimizer, const at::Device& device) {
+  std::vector<at::Tensor>& flags = found_inf_[optimizer];
+  for (at::Tensor& flag : flags) {
+    if (flag.device() == device) return flag.zero_();
   }
   refuse_capture(device);
-  slots.push_back(at::zeros({}, float_on(device)));
-  return slots.back();
+  flags.push_back(at::zeros({}, float_on(device)));
+  return flags.back();
 }
 
-at::Tensor& GradScalerCore::record_slot(Key optimizer, const at::Device& device,
-                                        std::vector<at::Tensor>& recorded) {
-  for (at::Tensor& slot : recorded) {
-    if (slot.device() == device) return slot;
+at::Tensor& GradScalerCore::record_found_inf(Key optimizer, const at::Device& device,
+                                             std::vector<at::Tensor>& recorded) {
+  for (at::Tensor& flag : recorded) {
+    if (flag.device() == device) return flag;
   }
-  recorded.push_back(clear_slot(optimizer, device));
+  recorded.push_back(clear_found_inf(optimizer, device));
   return recorded.back();
 }
 
@@ -219,12 +219,12 @@ std::vector<at::Tensor> GradScalerCore::unscale_(Key optimizer,
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> recorded;
   for (const GradList& list : group_grads(params, allow_fp16)) {
-    at::Tensor& slot = record_slot(optimizer, list.device, recorded);
+    at::Tensor& flag = record_found_inf(optimizer, list.device, recorded);
     const at::Tensor factor = to_device(inv_scale, list.device);
     if (list.subclass) {
-      at::_amp_foreach_non_finite_check_and_unscale_(list.grads, slot, factor);
+      at::_amp_foreach_non_finite_check_and_unscale_(list.grads, flag, factor);
     } else {
-      multi_tensor_unscale_(list.grads, slot, factor);
+      multi_tensor_unscale_(list.grads, flag, factor);
     }
   }
   return share(optimizer, std::move(recorded));
@@ -235,12 +235,12 @@ std::vector<at::Tensor> GradScalerCore::check(Key optimizer,
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> recorded;
   for (const GradList& list : group_grads(params, /*allow_fp16=*/true)) {
-    at::Tensor& slot = record_slot(optimizer, list.device, recorded);
+    at::Tensor& flag = record_found_inf(optimizer, list.device, recorded);
     if (list.subclass) {
       const at::Tensor one = at::ones({}, float_on(list.device));
-      at::_amp_foreach_non_finite_check_and_unscale_(list.grads, slot, one);
+      at::_amp_foreach_non_finite_check_and_unscale_(list.grads, flag, one);
     } else {
-      at::maximum_out(slot, slot, std::get<1>(multi_tensor_l2_norm(list.grads)));
+      at::maximum_out(flag, flag, std::get<1>(multi_tensor_l2_norm(list.grads)));
     }
   }
   return share(optimizer, std::move(recorded));
@@ -249,22 +249,22 @@ std::vector<at::Tensor> GradScalerCore::check(Key optimizer,
 std::vector<at::Tensor> GradScalerCore::share(Key optimizer, std::vector<at::Tensor> recorded) {
   if (!extras_.process_group) return recorded;
   // A process without gradients takes part, or the others would wait for it.
-  if (recorded.empty()) record_slot(optimizer, scale_.device(), recorded);
+  if (recorded.empty()) record_found_inf(optimizer, scale_.device(), recorded);
   ensure_state();
-  // Apart from the slots, one of which takes the result.
+  // Apart from the flags, one of which takes the result.
   combined_.copy_(combine(recorded));
   all_reduce_(combined_, "max", {*extras_.process_group});
-  return {clear_slot(optimizer, scale_.device()).copy_(combined_)};
+  return {clear_found_inf(optimizer, scale_.device()).copy_(combined_)};
 }
 
-at::Tensor GradScalerCore::combine(const std::vector<at::Tensor>& slots) {
-  TORCH_CHECK(!slots.empty(), "No inf checks were recorded.");
-  const at::Tensor first = to_device(slots.front(), scale_.device());
-  if (slots.size() == 1) return first;
+at::Tensor GradScalerCore::combine(const std::vector<at::Tensor>& flags) {
+  TORCH_CHECK(!flags.empty(), "No inf checks were recorded.");
+  const at::Tensor first = to_device(flags.front(), scale_.device());
+  if (flags.size() == 1) return first;
   ensure_state();
   combined_.copy_(first);
-  for (std::size_t i = 1; i < slots.size(); ++i) {
-    at::maximum_out(combined_, combined_, to_device(slots[i], scale_.device()));
+  for (std::size_t i = 1; i < flags.size(); ++i) {
+    at::maximum_out(combined_, combined_, to_device(flags[i], scale_.device()));
   }
   return combined_;
 }
@@ -291,14 +291,14 @@ void GradScalerCore::ensure_state() {
   combined_ = at::zeros({}, float_on(device));
 }
 
-void GradScalerCore::update(const std::vector<at::Tensor>& slots, const ScaleRule& rule,
+void GradScalerCore::update(const std::vector<at::Tensor>& flags, const ScaleRule& rule,
                             bool adjust) {
   const at::NoGradGuard no_grad;
   ensure_state();
   const auto if_defined = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
   };
-  amp_update_scale_(scale_, growth_tracker_, combine(slots), rule.growth_factor,
+  amp_update_scale_(scale_, growth_tracker_, combine(flags), rule.growth_factor,
                     rule.backoff_factor, rule.growth_interval, if_defined(hysteresis_tracker_),
                     extras_.hysteresis, extras_.min_scale, extras_.max_scale,
                     extras_.dynamic && adjust, counts_, if_defined(history_));

@@ -2,12 +2,12 @@
 // FusedAdagrad: what is particular to its options and states.
 #include <torchfuse/optim/fused_adagrad.h>
 
-#include "api/optim/fused_class_step.h"
+#include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {
 
 template <>
-struct FusedClass<FusedAdagradOptions> {
+struct OptionsTraits<FusedAdagradOptions> {
   static constexpr const char* kName = "FusedAdagrad";
   static constexpr const char* kAlgorithm = "adagrad";
   static constexpr std::size_t kRequired = 1;

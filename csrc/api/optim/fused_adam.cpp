@@ -2,12 +2,12 @@
 // FusedAdam: what is particular to its options and states.
 #include <torchfuse/optim/fused_adam.h>
 
-#include "api/optim/fused_class_step.h"
+#include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {
 
 template <>
-struct FusedClass<FusedAdamOptions> {
+struct OptionsTraits<FusedAdamOptions> {
   static constexpr const char* kName = "FusedAdam";
   static constexpr const char* kAlgorithm = "adam";
   static constexpr std::size_t kRequired = 2;

@@ -4,12 +4,12 @@
 
 #include <limits>
 
-#include "api/optim/fused_class_step.h"
+#include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {
 
 template <>
-struct FusedClass<FusedLAMBOptions> {
+struct OptionsTraits<FusedLAMBOptions> {
   static constexpr const char* kName = "FusedLAMB";
   static constexpr const char* kAlgorithm = "lamb";
   static constexpr std::size_t kRequired = 2;

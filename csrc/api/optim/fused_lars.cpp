@@ -2,12 +2,12 @@
 // FusedLARS: what is particular to its options and states.
 #include <torchfuse/optim/fused_lars.h>
 
-#include "api/optim/fused_class_step.h"
+#include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {
 
 template <>
-struct FusedClass<FusedLARSOptions> {
+struct OptionsTraits<FusedLARSOptions> {
   static constexpr const char* kName = "FusedLARS";
   static constexpr const char* kAlgorithm = "lars";
   static constexpr std::size_t kRequired = 1;

@@ -2,12 +2,12 @@
 // FusedLion: what is particular to its options and states.
 #include <torchfuse/optim/fused_lion.h>
 
-#include "api/optim/fused_class_step.h"
+#include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {
 
 template <>
-struct FusedClass<FusedLionOptions> {
+struct OptionsTraits<FusedLionOptions> {
   static constexpr const char* kName = "FusedLion";
   static constexpr const char* kAlgorithm = "lion";
   static constexpr std::size_t kRequired = 1;

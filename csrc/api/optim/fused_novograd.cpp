@@ -2,12 +2,12 @@
 // FusedNovoGrad: what is particular to its options and states.
 #include <torchfuse/optim/fused_novograd.h>
 
-#include "api/optim/fused_class_step.h"
+#include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {
 
 template <>
-struct FusedClass<FusedNovoGradOptions> {
+struct OptionsTraits<FusedNovoGradOptions> {
   static constexpr const char* kName = "FusedNovoGrad";
   static constexpr const char* kAlgorithm = "novograd";
   static constexpr std::size_t kRequired = 2;

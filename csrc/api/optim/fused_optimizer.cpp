@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <torchfuse/masters.h>
+#include <torchfuse/step_views.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -239,7 +241,7 @@ void FusedOptimizer::build_plan() {
       slots.push_back(std::move(slot));
     }
   }
-  steps = home_steps(params, std::move(steps));
+  steps = step_views(params, std::move(steps));
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i].step = steps[i];
   impl_->fused_step->plan(slots);
   for (const FusedSlot& slot : slots) store_slot(slot);

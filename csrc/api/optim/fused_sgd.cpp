@@ -2,12 +2,12 @@
 // FusedSGD: what is particular to its options and states.
 #include <torchfuse/optim/fused_sgd.h>
 
-#include "api/optim/fused_class_step.h"
+#include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {
 
 template <>
-struct FusedClass<FusedSGDOptions> {
+struct OptionsTraits<FusedSGDOptions> {
   static constexpr const char* kName = "FusedSGD";
   static constexpr const char* kAlgorithm = "sgd";
   static constexpr std::size_t kRequired = 0;

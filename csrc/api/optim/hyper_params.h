@@ -18,7 +18,7 @@
 namespace torchfuse::optim {
 
 template <class Options>
-struct FusedClass;
+struct OptionsTraits;
 
 /// Throws, naming `owner` and the option, if there is something that the value should have been.
 template <class Value>
@@ -46,7 +46,7 @@ struct OptionPart {
 template <class Options, class Visit>
 void visit_numbers(const Options& options, const Visit& visit) {
   visit(OptionPart{"lr"}, options.lr());
-  FusedClass<Options>::options(options, [&](const char* key, const auto& value) {
+  OptionsTraits<Options>::options(options, [&](const char* key, const auto& value) {
     using Value = std::decay_t<decltype(value)>;
     if constexpr (std::is_same_v<Value, std::tuple<double, double>>) {
       visit(OptionPart{key, 1}, std::get<0>(value));
@@ -57,15 +57,15 @@ void visit_numbers(const Options& options, const Visit& visit) {
       visit(OptionPart{key}, static_cast<double>(value));
     }
   });
-  if constexpr (requires { FusedClass<Options>::derived(options, visit); }) {
-    FusedClass<Options>::derived(options, visit);
+  if constexpr (requires { OptionsTraits<Options>::derived(options, visit); }) {
+    OptionsTraits<Options>::derived(options, visit);
   }
 }
 
 template <class Options>
 const std::vector<HyperParamInfo>& table_of() {
   static const std::vector<HyperParamInfo>& table =
-      hyper_params_of(FusedClass<Options>::kAlgorithm);
+      hyper_params_of(OptionsTraits<Options>::kAlgorithm);
   return table;
 }
 
@@ -87,7 +87,7 @@ const std::vector<std::size_t>& places_of(const Options& options) {
     });
     for (std::size_t place = 0; place < table_of<Options>().size(); ++place) {
       TORCH_INTERNAL_ASSERT(std::count(found.begin(), found.end(), place) == 1,
-                            FusedClass<Options>::kName, ": ", table_of<Options>()[place].name);
+                            OptionsTraits<Options>::kName, ": ", table_of<Options>()[place].name);
     }
     return found;
   }();
@@ -122,7 +122,7 @@ void check_hyper_params(const std::string& owner, const Options& options) {
                                ? info.violation(value)
                                : info.violation(value, std::get<double>(values[place - 1]));
     if (violation) {
-      check_option(FusedClass<Options>::kName, owner, part.as_written(), violation, value);
+      check_option(OptionsTraits<Options>::kName, owner, part.as_written(), violation, value);
     }
   });
 }

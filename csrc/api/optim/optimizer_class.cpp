@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "api/optim/fused_class_archive.h"
+#include "api/optim/fused_optimizer_archive.h"
 
 namespace torchfuse::optim {
 

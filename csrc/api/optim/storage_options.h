@@ -4,7 +4,7 @@
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
-#include <torchfuse/fused_step.h>
+#include <torchfuse/masters.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,14 +16,14 @@
 namespace torchfuse::optim {
 
 template <class Options>
-struct FusedClass;
+struct OptionsTraits;
 
 /// visit(key, value) for the options that are dtypes of single states.
 template <class Options, class Visit>
 void visit_state_dtypes(Options& options, const Visit& visit) {
-  using Class = FusedClass<std::remove_const_t<Options>>;
-  if constexpr (requires { Class::state_dtypes(options, visit); }) {
-    Class::state_dtypes(options, visit);
+  using Traits = OptionsTraits<std::remove_const_t<Options>>;
+  if constexpr (requires { Traits::state_dtypes(options, visit); }) {
+    Traits::state_dtypes(options, visit);
   }
 }
 

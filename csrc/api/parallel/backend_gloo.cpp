@@ -20,14 +20,14 @@ void add_gloo(c10d::ProcessGroup& group, const BackendArguments& arguments) {
     options->group_name = arguments.name;
     const auto backend =
         c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>("gloo", arguments.store),
-                                  static_cast<int>(arguments.seat.rank),
-                                  static_cast<int>(arguments.seat.world_size), options);
+                                  static_cast<int>(arguments.self.rank),
+                                  static_cast<int>(arguments.self.world_size), options);
     group.setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, backend);
     // Gloo takes tensors on a GPU too, through the host.
     if (at::hasCUDA()) group.setBackend(c10::kCUDA, c10d::ProcessGroup::BackendType::GLOO, backend);
     group.setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, kInit, ": expected Gloo to connect the ", arguments.seat.world_size,
+    TORCH_CHECK(false, kInit, ": expected Gloo to connect the ", arguments.self.world_size,
                 " processes of group '", arguments.name, "' within ", to_string(arguments.timeout),
                 ", got: ", message_of(error),
                 ". Check that the machines reach each other; GLOO_SOCKET_IFNAME names the network "

@@ -17,7 +17,7 @@ namespace torchfuse::parallel {
 /// What a backend is made from.
 struct BackendArguments {
   c10::intrusive_ptr<c10d::Store> store;
-  Seat seat;
+  RankInfo self;
   std::chrono::milliseconds timeout;
   std::string name;
 };

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/cuda.h>
+#include <torchfuse/missing_ranks.h>
 #include <torchfuse/parallel/process_group.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -23,7 +24,7 @@ struct ProcessGroup::State {
   std::string backend;
   std::chrono::milliseconds timeout{};
   std::chrono::milliseconds leave_timeout{};
-  Seat seat{};
+  RankInfo self{};
   bool serves = false;  ///< the store
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< none: closed
@@ -39,14 +40,14 @@ struct ProcessGroup::State {
 void ProcessGroup::State::connect(const std::string& terms) {
   store->setTimeout(timeout);
   try {
-    wait_for_all(*store, seat, timeout, name, terms);
+    wait_for_all(*store, self, timeout, name, terms);
   } catch (const c10::DistError& error) {
     TORCH_CHECK(false, kInit, ": expected the store of group '", name, "' to answer within ",
                 to_string(timeout), ", got: ", message_of(error), ". Rank 0 may have ended.");
   }
-  auto joined = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(seat.rank),
-                                                        static_cast<int>(seat.world_size));
-  const BackendArguments arguments{store, seat, timeout, name};
+  auto joined = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(self.rank),
+                                                        static_cast<int>(self.world_size));
+  const BackendArguments arguments{store, self, timeout, name};
   backend == "nccl" ? add_nccl(*joined, arguments) : add_gloo(*joined, arguments);
   joined->setGroupName(name);
   try {
@@ -67,7 +68,7 @@ void ProcessGroup::State::close() noexcept {
   children.clear();
   if (!group) return;
   const bool unwinding = std::uncaught_exceptions() > exceptions;
-  if (!unwinding) leave_together(*store, seat, leave_timeout, name, serves);
+  if (!unwinding) leave_together(*store, self, leave_timeout, name, serves);
   try {
     if (registered) c10d::unregister_process_group(name);
     unwinding ? group->abort() : group->shutdown();
@@ -106,9 +107,9 @@ ProcessGroup::State& ProcessGroup::state() const {
   return *state_;
 }
 
-std::int64_t ProcessGroup::rank() const { return state().seat.rank; }
-std::int64_t ProcessGroup::world_size() const { return state().seat.world_size; }
-std::int64_t ProcessGroup::local_rank() const { return state().seat.local_rank; }
+std::int64_t ProcessGroup::rank() const { return state().self.rank; }
+std::int64_t ProcessGroup::world_size() const { return state().self.world_size; }
+std::int64_t ProcessGroup::local_rank() const { return state().self.local_rank; }
 const std::string& ProcessGroup::name() const { return state().name; }
 const std::string& ProcessGroup::backend() const { return state().backend; }
 std::chrono::milliseconds ProcessGroup::timeout() const { return state().timeout; }
@@ -119,23 +120,23 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<std::int64_t> ra
   State& parent = state();
   std::sort(ranks.begin(), ranks.end());
   TORCH_CHECK_VALUE(!ranks.empty(), kName, ": expected ranks not to be empty.");
-  TORCH_CHECK_VALUE(ranks.front() >= 0 && ranks.back() < parent.seat.world_size, kName,
+  TORCH_CHECK_VALUE(ranks.front() >= 0 && ranks.back() < parent.self.world_size, kName,
                     ": expected ranks to be at least 0 and below the world size ",
-                    parent.seat.world_size, " of group '", parent.name, "', got ", rank_list(ranks),
+                    parent.self.world_size, " of group '", parent.name, "', got ", rank_list(ranks),
                     ".");
   TORCH_CHECK_VALUE(std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end(), kName,
                     ": expected ranks without duplicates, got ", rank_list(ranks), ".");
   // Counted by every process, also by those that are not in it.
   const std::string number = std::to_string(parent.calls_of_new_group++);
-  const auto place = std::lower_bound(ranks.begin(), ranks.end(), parent.seat.rank);
-  if (place == ranks.end() || *place != parent.seat.rank) return std::nullopt;
+  const auto place = std::lower_bound(ranks.begin(), ranks.end(), parent.self.rank);
+  if (place == ranks.end() || *place != parent.self.rank) return std::nullopt;
   auto child = std::make_shared<State>();
   child->name = parent.name + "/" + number;
   child->backend = parent.backend;
   child->timeout = parent.timeout;
   child->leave_timeout = parent.leave_timeout;
-  child->seat = {place - ranks.begin(), static_cast<std::int64_t>(ranks.size()),
-                 parent.seat.local_rank};
+  child->self = {place - ranks.begin(), static_cast<std::int64_t>(ranks.size()),
+                 parent.self.local_rank};
   child->store = c10::make_intrusive<c10d::PrefixStore>("group_" + number, parent.store);
   child->connect(rank_list(ranks));
   parent.children.emplace_back(child);
@@ -146,7 +147,7 @@ void ProcessGroup::barrier() {
   State& now = state();
   c10d::BarrierOptions options;
   options.timeout = now.timeout;
-  if (now.backend == "nccl") options.device_ids = {now.seat.local_rank};
+  if (now.backend == "nccl") options.device_ids = {now.self.local_rank};
   try {
     const auto device = now.backend == "nccl" ? c10::kCUDA : c10::kCPU;
     wait_for(now.group->getBackend(device)->barrier(options));
@@ -185,12 +186,12 @@ int generation_of(const std::string& name, std::int64_t rank) {
 
 ProcessGroup init_process_group(const ProcessGroupOptions& options) {
   const std::string backend = backend_of(options);
-  const Seat seat = take_seat(options, /*read_environment=*/true);
-  const Meeting meeting = meet(options, seat);
+  const RankInfo self = read_rank_info(options, /*read_environment=*/true);
+  const Rendezvous rendezvous = join_rendezvous(options, self);
   ProcessGroupOptions complete = options;
-  complete.backend(backend).rank(seat.rank).world_size(seat.world_size).local_rank(seat.local_rank);
-  ProcessGroup group = init_process_group(meeting.store, complete);
-  group.state_->serves = meeting.serves;
+  complete.backend(backend).rank(self.rank).world_size(self.world_size).local_rank(self.local_rank);
+  ProcessGroup group = init_process_group(rendezvous.store, complete);
+  group.state_->serves = rendezvous.serves;
   return group;
 }
 
@@ -199,14 +200,14 @@ ProcessGroup init_process_group(c10::intrusive_ptr<c10d::Store> store,
   TORCH_CHECK_VALUE(store, kInit, ": expected store to be a store, got none.");
   auto state = std::make_shared<ProcessGroup::State>();
   state->backend = backend_of(options);
-  state->seat = take_seat(options, /*read_environment=*/false);
+  state->self = read_rank_info(options, /*read_environment=*/false);
   state->name = options.name();
   state->timeout = options.timeout();
   state->leave_timeout = options.leave_timeout();
-  const int generation = generation_of(state->name, state->seat.rank);
+  const int generation = generation_of(state->name, state->self.rank);
   state->store = c10::make_intrusive<c10d::PrefixStore>(c10::str(state->name, "/", generation),
                                                         std::move(store));
-  state->connect(c10::str("world size ", state->seat.world_size));
+  state->connect(c10::str("world size ", state->self.world_size));
   return ProcessGroup(std::move(state));
 }
 

@@ -36,7 +36,7 @@ Reducer::Reducer(NamedTensors parameters, Collectives collectives,
       find_unused_(options.find_unused_parameters()) {
   for (auto& [name, parameter] : parameters) {
     parameters_.push_back(parameter);
-    slots_.emplace_back().name = std::move(name);
+    tracked_.emplace_back().name = std::move(name);
   }
   // Backward reaches the last layers first.
   std::vector<std::size_t> order(parameters_.size());
@@ -45,20 +45,20 @@ Reducer::Reducer(NamedTensors parameters, Collectives collectives,
 }
 
 Reducer::~Reducer() {
-  for (Slot& slot : slots_) {
-    if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
+  for (TrackedGrad& tracked : tracked_) {
+    if (tracked.accumulator) tracked.accumulator->del_post_hook(tracked.hook);
   }
 }
 
 void Reducer::install_hooks() {
-  for (std::size_t index = 0; index < slots_.size(); ++index) install_hook(index);
+  for (std::size_t index = 0; index < tracked_.size(); ++index) install_hook(index);
 }
 
 void Reducer::install_hook(std::size_t index) {
-  Slot& slot = slots_[index];
-  if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
-  slot.accumulator = torch::autograd::impl::grad_accumulator(parameters_[index]);
-  slot.hook = slot.accumulator->add_post_hook(std::make_unique<Hook>(*this, index));
+  TrackedGrad& tracked = tracked_[index];
+  if (tracked.accumulator) tracked.accumulator->del_post_hook(tracked.hook);
+  tracked.accumulator = torch::autograd::impl::grad_accumulator(parameters_[index]);
+  tracked.hook = tracked.accumulator->add_post_hook(std::make_unique<Hook>(*this, index));
 }
 
 void Reducer::before_forward(bool sync) {
@@ -85,21 +85,21 @@ bool Reducer::awaits_backward() const {
 void Reducer::on_gradient(std::size_t index, bool defined) {
   const std::lock_guard lock(mutex_);
   if (!defined) return;
-  Slot& slot = slots_[index];
+  TrackedGrad& tracked = tracked_[index];
   if (phase_ == Phase::kLocal) {
-    slot.used = true;
+    tracked.used = true;
     return;
   }
   TORCH_CHECK(phase_ != Phase::kIdle, kDataParallel,
-              ": expected a forward() before each backward(), got a gradient of '", slot.name,
+              ": expected a forward() before each backward(), got a gradient of '", tracked.name,
               "' without one. Call forward() of DistributedDataParallel, not of the module; add up "
               "losses that share a forward().");
   if (phase_ == Phase::kForwarded) begin_backward();
-  TORCH_CHECK(!slot.ready, kDataParallel,
-              ": expected backward() to reach each parameter once, got '", slot.name,
+  TORCH_CHECK(!tracked.ready, kDataParallel,
+              ": expected backward() to reach each parameter once, got '", tracked.name,
               "' twice. Do not call backward() within backward(), as some ways of "
               "checkpointing activations do.");
-  slot.used = true;
+  tracked.used = true;
   bring_gradient(index);
   mark_ready(index);
   arrived_.push_back(index);
@@ -107,7 +107,7 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
 }
 
 void Reducer::begin_backward() {
-  for (Slot& slot : slots_) slot.ready = false;
+  for (TrackedGrad& tracked : tracked_) tracked.ready = false;
   for (Bucket& bucket : buckets_) bucket.missing = bucket.members.size();
   next_ = 0;
   arrived_.clear();
@@ -118,8 +118,8 @@ void Reducer::begin_backward() {
 }
 
 void Reducer::mark_ready(std::size_t index) {
-  slots_[index].ready = true;
-  --buckets_[slots_[index].bucket].missing;
+  tracked_[index].ready = true;
+  --buckets_[tracked_[index].bucket].missing;
 }
 
 void Reducer::launch_complete_buckets() {
@@ -138,26 +138,27 @@ void Reducer::wait_for_buckets() {
 
 void Reducer::bring_gradient(std::size_t index) {
   const at::NoGradGuard no_grad;
-  Slot& slot = slots_[index];
+  TrackedGrad& tracked = tracked_[index];
   at::Tensor& grad = parameters_[index].mutable_grad();
   check_gradient(index, grad);
-  const bool in_place = grad.is_alias_of(slot.view) && grad.strides() == slot.view.strides() &&
-                        grad.storage_offset() == slot.view.storage_offset();
+  const bool in_place = grad.is_alias_of(tracked.view) &&
+                        grad.strides() == tracked.view.strides() &&
+                        grad.storage_offset() == tracked.view.storage_offset();
   const double factor =
-      buckets_[slot.bucket].averages ? 1.0 : 1.0 / static_cast<double>(collectives_.size());
+      buckets_[tracked.bucket].averages ? 1.0 : 1.0 / static_cast<double>(collectives_.size());
   if (!in_place) {
-    at::mul_out(slot.view, grad, at::scalar_tensor(factor, at::kDouble));
-    grad = slot.view;
+    at::mul_out(tracked.view, grad, at::scalar_tensor(factor, at::kDouble));
+    grad = tracked.view;
   } else if (factor != 1.0) {
-    slot.view.mul_(factor);
+    tracked.view.mul_(factor);
   }
 }
 
 void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
-  const at::Tensor& view = slots_[index].view;
+  const at::Tensor& view = tracked_[index].view;
   const bool fits = grad.layout() == at::kStrided && grad.sizes() == view.sizes() &&
                     grad.dtype() == view.dtype() && grad.device() == view.device();
-  TORCH_CHECK_VALUE(fits, kDataParallel, ": expected the gradient of '", slots_[index].name,
+  TORCH_CHECK_VALUE(fits, kDataParallel, ": expected the gradient of '", tracked_[index].name,
                     "' to be dense and as its parameter, ", view.scalar_type(), " ", view.sizes(),
                     " on ", view.device(), ", got layout ", grad.layout(), ", ", grad.scalar_type(),
                     " ", grad.sizes(), " on ", grad.device(), ". Use layers with dense gradients.");
@@ -166,17 +167,17 @@ void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
 // A parameter that is converted or moved loses its accumulator, and so our hook: its gradients
 // would stay local without a word.
 void Reducer::check_parameters() {
-  for (std::size_t index = 0; index < slots_.size(); ++index) {
-    const Slot& slot = slots_[index];
+  for (std::size_t index = 0; index < tracked_.size(); ++index) {
+    const TrackedGrad& tracked = tracked_[index];
     const at::Tensor& parameter = parameters_[index];
-    if (torch::autograd::impl::try_get_grad_accumulator(parameter) == slot.accumulator) continue;
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter) == tracked.accumulator) continue;
     // Other memory behind the parameter, as torch::load gives it: the hook went with the old.
-    const bool alike = parameter.scalar_type() == slot.view.scalar_type() &&
-                       parameter.sizes() == slot.view.sizes() &&
-                       parameter.device() == slot.view.device();
-    TORCH_CHECK_VALUE(alike, kDataParallel, ": expected parameter '", slot.name,
-                      "' to stay as it was given, ", slot.view.scalar_type(), " ",
-                      slot.view.sizes(), " on ", slot.view.device(), ", got ",
+    const bool alike = parameter.scalar_type() == tracked.view.scalar_type() &&
+                       parameter.sizes() == tracked.view.sizes() &&
+                       parameter.device() == tracked.view.device();
+    TORCH_CHECK_VALUE(alike, kDataParallel, ": expected parameter '", tracked.name,
+                      "' to stay as it was given, ", tracked.view.scalar_type(), " ",
+                      tracked.view.sizes(), " on ", tracked.view.device(), ", got ",
                       parameter.scalar_type(), " ", parameter.sizes(), " on ", parameter.device(),
                       ". Convert and move the module before it is given to "
                       "DistributedDataParallel.");
@@ -193,7 +194,7 @@ void Reducer::finish() {
   launch_complete_buckets();
   wait_for_buckets();
   if (find_unused_) settle_unreached(missing);
-  for (Slot& slot : slots_) slot.used = false;
+  for (TrackedGrad& tracked : tracked_) tracked.used = false;
   if (reordered_) return;
   // Formed anew before the next forward: gradients of this backward stay where they are until then.
   reordered_ = true;

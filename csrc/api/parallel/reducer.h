@@ -53,7 +53,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // std::shared_ptr in one version of torch, c10::intrusive_ptr in another.
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
-  struct Slot {
+  /// The gradient of one parameter.
+  struct TrackedGrad {
     std::string name;
     NodePtr accumulator;  ///< torch keeps it only as long as somebody holds it
     std::uintptr_t hook = 0;
@@ -95,7 +96,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   BucketSizes sizes_;
   bool find_unused_;
   std::vector<at::Tensor> parameters_;
-  std::vector<Slot> slots_;
+  std::vector<TrackedGrad> tracked_;
   std::vector<Bucket> buckets_;
   std::size_t next_ = 0;              ///< the bucket to be reduced next
   std::vector<std::size_t> arrived_;  ///< in this backward, in order

@@ -15,14 +15,14 @@ void Reducer::form_buckets(const std::vector<std::size_t>& order) {
   for (auto& members : plan_buckets(parameters_, order, sizes_)) {
     BucketMemory memory = allocate_bucket(parameters_, members);
     for (std::size_t place = 0; place < members.size(); ++place) {
-      Slot& slot = slots_[members[place]];
+      TrackedGrad& tracked = tracked_[members[place]];
       at::Tensor& grad = parameters_[members[place]].mutable_grad();
-      const at::Tensor before = std::exchange(slot.view, memory.views[place]);
-      slot.bucket = buckets_.size();
+      const at::Tensor before = std::exchange(tracked.view, memory.views[place]);
+      tracked.bucket = buckets_.size();
       // A gradient that lies in the old bucket moves along.
       if (!before.defined() || !grad.defined() || !grad.is_alias_of(before)) continue;
-      slot.view.copy_(grad);
-      grad = slot.view;
+      tracked.view.copy_(grad);
+      grad = tracked.view;
     }
     Bucket& bucket = buckets_.emplace_back();
     bucket.flat = std::move(memory.flat);
@@ -47,7 +47,7 @@ std::vector<std::vector<std::string>> Reducer::bucket_names() const {
   std::vector<std::vector<std::string>> names;
   for (const Bucket& bucket : buckets_) {
     auto& of_bucket = names.emplace_back();
-    for (const std::size_t member : bucket.members) of_bucket.push_back(slots_[member].name);
+    for (const std::size_t member : bucket.members) of_bucket.push_back(tracked_[member].name);
   }
   return names;
 }
@@ -56,7 +56,7 @@ std::string Reducer::names_of(const std::vector<std::size_t>& indices) const {
   constexpr std::size_t kShown = 5;
   std::vector<std::string> names;
   for (const std::size_t index : indices) {
-    if (names.size() < kShown) names.push_back("'" + slots_[index].name + "'");
+    if (names.size() < kShown) names.push_back("'" + tracked_[index].name + "'");
   }
   const std::string list = c10::Join(", ", names);
   return indices.size() <= kShown ? list : c10::str(list, ", ... ", indices.size(), " in all");
@@ -64,8 +64,8 @@ std::string Reducer::names_of(const std::vector<std::size_t>& indices) const {
 
 std::vector<std::size_t> Reducer::unreached() const {
   std::vector<std::size_t> missing;
-  for (std::size_t index = 0; index < slots_.size(); ++index) {
-    if (!slots_[index].ready) missing.push_back(index);
+  for (std::size_t index = 0; index < tracked_.size(); ++index) {
+    if (!tracked_[index].ready) missing.push_back(index);
   }
   return missing;
 }
@@ -75,7 +75,7 @@ void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
   wait_for_buckets();
   TORCH_CHECK(false, kDataParallel,
               ": expected backward() to give each parameter a gradient, got none for ",
-              missing.size(), " of ", slots_.size(), " parameters: ", names_of(missing),
+              missing.size(), " of ", tracked_.size(), " parameters: ", names_of(missing),
               ". Let the loss depend on all, freeze them, or use find_unused_parameters(true).");
 }
 
@@ -83,13 +83,13 @@ void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
 /// left.
 void Reducer::fill_in(std::size_t index) {
   const at::NoGradGuard no_grad;
-  Slot& slot = slots_[index];
+  TrackedGrad& tracked = tracked_[index];
   const at::Tensor grad = parameters_[index].grad();
   if (grad.defined()) {
-    slot.kept = grad.is_alias_of(slot.view) ? grad.clone() : grad;
+    tracked.kept = grad.is_alias_of(tracked.view) ? grad.clone() : grad;
     bring_gradient(index);
   } else {
-    slot.view.zero_();
+    tracked.view.zero_();
   }
   mark_ready(index);
 }
@@ -97,9 +97,9 @@ void Reducer::fill_in(std::size_t index) {
 /// A parameter that any rank used gets the average, all others keep what they had.
 void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
   const at::NoGradGuard no_grad;
-  at::Tensor used = at::zeros({static_cast<std::int64_t>(slots_.size())}, at::kInt);
+  at::Tensor used = at::zeros({static_cast<std::int64_t>(tracked_.size())}, at::kInt);
   auto* flags = used.mutable_data_ptr<std::int32_t>();
-  for (std::size_t index = 0; index < slots_.size(); ++index) flags[index] = slots_[index].used;
+  for (std::size_t index = 0; index < tracked_.size(); ++index) flags[index] = tracked_[index].used;
   used = used.to(parameters_.front().device());
   collectives_.sum(used, "the comparison of unused parameters");
   // Only a rank that did not reach a parameter has to know: nothing is read back otherwise.
@@ -107,13 +107,13 @@ void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
   used = used.cpu();
   const auto* ranks = used.const_data_ptr<std::int32_t>();
   for (const std::size_t index : missing) {
-    Slot& slot = slots_[index];
+    TrackedGrad& tracked = tracked_[index];
     at::Tensor& grad = parameters_[index].mutable_grad();
-    const at::Tensor kept = std::exchange(slot.kept, at::Tensor());
+    const at::Tensor kept = std::exchange(tracked.kept, at::Tensor());
     if (ranks[index] > 0) {
-      grad = slot.view;
+      grad = tracked.view;
     } else if (kept.defined()) {
-      grad = slot.view.copy_(kept);
+      grad = tracked.view.copy_(kept);
     }
   }
 }

@@ -70,11 +70,7 @@ std::string to_string(std::chrono::milliseconds duration) {
   return count % 1000 == 0 ? c10::str(count / 1000, " s") : c10::str(count, " ms");
 }
 
-std::string rank_list(const std::vector<std::int64_t>& ranks) {
-  return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
-}
-
-Seat take_seat(const ProcessGroupOptions& options, bool read_environment) {
+RankInfo read_rank_info(const ProcessGroupOptions& options, bool read_environment) {
   TORCH_CHECK_VALUE(options.timeout().count() > 0, kInit, ": expected timeout to be positive, got ",
                     options.timeout().count(), " ms.");
   TORCH_CHECK_VALUE(options.leave_timeout().count() >= 0, kInit,
@@ -100,7 +96,7 @@ Seat take_seat(const ProcessGroupOptions& options, bool read_environment) {
   return {*rank, *world_size, local_rank};
 }
 
-Meeting meet(const ProcessGroupOptions& options, const Seat& seat) {
+Rendezvous join_rendezvous(const ProcessGroupOptions& options, const RankInfo& self) {
   const std::string host =
       options.master_addr() ? *options.master_addr() : *variable("MASTER_ADDR");
   const std::int64_t port = options.master_port() ? *options.master_port() : *number("MASTER_PORT");
@@ -110,7 +106,7 @@ Meeting meet(const ProcessGroupOptions& options, const Seat& seat) {
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True" && !options.master_port();
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(port);
-  store_options.isServer = seat.rank == 0 && !agent;
+  store_options.isServer = self.rank == 0 && !agent;
   store_options.waitWorkers = false;
   store_options.timeout = options.timeout();
   c10::intrusive_ptr<c10d::Store> store;
@@ -126,7 +122,7 @@ Meeting meet(const ProcessGroupOptions& options, const Seat& seat) {
                 agent ? "torchrun" : "rank 0", " runs.");
   }
   if (agent) {
-    // Processes that torchrun starts again meet in the same store.
+    // Processes that torchrun starts again have the same store.
     const std::string attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
     store = c10::make_intrusive<c10d::PrefixStore>("torchfuse/attempt_" + attempt, store);
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How processes find each other: torchrun's variables, the store, and who has come.
+// How processes find each other: torchrun's variables, the store, and the barriers at a group's
+// begin and end.
 #pragma once
 
 #include <torchfuse/parallel/process_group.h>
@@ -19,32 +20,30 @@ inline constexpr const char* kInit = "torchfuse::parallel::init_process_group";
 std::string message_of(const std::exception& error);
 /// "30 s", "1500 ms"
 std::string to_string(std::chrono::milliseconds duration);
-/// "rank 2", "ranks 1, 3"
-std::string rank_list(const std::vector<std::int64_t>& ranks);
 
-/// One process's place.
-struct Seat {
+/// One process's rank, and what it counts among.
+struct RankInfo {
   std::int64_t rank;
   std::int64_t world_size;
-  std::int64_t local_rank;
+  std::int64_t local_rank;  ///< among the processes of its machine
 };
 
 /// A store, and whether this process serves it.
-struct Meeting {
+struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   bool serves;
 };
 
-/// The place that options or environment give; throws if it is incomplete or impossible.
-Seat take_seat(const ProcessGroupOptions& options, bool read_environment);
+/// What options or environment say of this process; throws if it is incomplete or impossible.
+RankInfo read_rank_info(const ProcessGroupOptions& options, bool read_environment);
 /// The store of torchrun's agent, or the one that rank 0 serves.
-Meeting meet(const ProcessGroupOptions& options, const Seat& seat);
+Rendezvous join_rendezvous(const ProcessGroupOptions& options, const RankInfo& self);
 
 /// Returns once all ranks have come to `store`. Each brings `terms`, which must be equal.
-void wait_for_all(c10d::Store& store, const Seat& seat, std::chrono::milliseconds timeout,
+void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
                   const std::string& group, const std::string& terms);
 /// Returns once all ranks are about to leave, or after `timeout`, then with a warning.
-void leave_together(c10d::Store& store, const Seat& seat, std::chrono::milliseconds timeout,
+void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
                     const std::string& group, bool serves);
 
 }  // namespace torchfuse::parallel

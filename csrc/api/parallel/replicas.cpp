@@ -5,11 +5,10 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torchfuse/missing_ranks.h>
 
 #include <algorithm>
 #include <sstream>
-
-#include "api/parallel/rendezvous.h"
 
 namespace torchfuse::parallel {
 

@@ -34,9 +34,9 @@ struct FusedSlot {
   /// parameter's `index`, its step count, and the element's place in memory.
   bool stochastic_rounding = false;
   std::int64_t index = 0;  ///< a number of the parameter's own, the same in every run
-  /// Names of the process groups (c10d's) over whose processes the parameter is split, `param` and
-  /// its streams being this process's part. The norms of whole tensors and of all gradients are
-  /// summed over them; all their processes must step the same parameters in the same order.
+  /// Names of the process groups (c10d's) over whose processes the parameter is split: `param`, its
+  /// states and its master are this process's part. The norms of whole tensors and of all gradients
+  /// are summed over them; all their processes must step the same parameters in the same order.
   std::vector<std::string> shard_groups;
 };
 
@@ -134,35 +134,5 @@ class TORCHFUSE_API FusedStep {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// Gives each parameter's step count a home in a buffer of its device: returns 0-dim views of
-/// separate elements with the values of `steps`, on the device of `params[i]`. A count that has a
-/// home keeps it, whatever parameters join. Undefined entries start at 0.
-TORCHFUSE_API std::vector<at::Tensor> home_steps(const std::vector<at::Tensor>& params,
-                                                 std::vector<at::Tensor> steps);
-
-/// The fp32 master of a bf16 parameter whose state is an int16 remainder: the number with the bits
-/// (param << 16) + remainder, both taken as integers. Same sizes and strides as `param`.
-/// @throws c10::Error for other dtypes or sizes.
-TORCHFUSE_API at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remainder);
-
-/// The remainder that belongs to a bf16 parameter which is `master` (fp32) rounded to nearest even,
-/// as every parameter with an fp32 master is: exact, except where the master lies halfway between
-/// two bf16 values and was rounded towards zero. Such a parameter's remainder would be 32768, which
-/// int16 does not hold; it gets 32767, and the restored master is smaller by one unit in the
-/// last place.
-/// @throws c10::Error for other dtypes.
-TORCHFUSE_API at::Tensor remainder_of_master(const at::Tensor& master);
-
-/// Brings an fp32 master, in place, to a 16-bit parameter that was written to: elements that do not
-/// round to the parameter's become the parameter's, all others keep their bits. Steps do it by
-/// themselves when autograd knows of the write.
-/// @throws c10::Error for other dtypes or sizes.
-TORCHFUSE_API void remake_master(const at::Tensor& param, const at::Tensor& master);
-
-/// "baseline", "avx2" or "avx512": the instruction level of the CPU kernels.
-TORCHFUSE_API std::string cpu_isa();
-/// Chooses the level for all later calls in this process. Throws if the processor lacks it.
-TORCHFUSE_API void set_cpu_isa(const std::string& name);
 
 }  // namespace torchfuse

@@ -19,7 +19,7 @@ using HyperParam = std::variant<double, at::Tensor>;
 
 /// A hyper-parameter of an algorithm that FusedStep knows, and the numbers that it may be.
 struct TORCHFUSE_API HyperParamInfo {
-  std::string name;
+  std::string name;              ///< as in the op's schema: "beta1"
   bool is_flag = false;          ///< 0 or 1; what follows is for the others
   double low = 0.0;              ///< the least value
   double high = 0.0;             ///< values are below it

@@ -273,7 +273,7 @@ TORCHFUSE_API void amp_update_scale_(
     bool dynamic = true, const std::optional<at::Tensor>& counts = std::nullopt,
     const std::optional<at::Tensor>& history = std::nullopt);
 
-/// The moments of each channel of one rank's input, in the first of batch normalisation's two
+/// The moments of each channel of one rank's input, in the first of batch normalization's two
 /// passes: one read.
 ///
 /// @param input [N, C, ...] of fp32, fp16, bf16 or fp64. Read in place where the pixels of a
@@ -336,7 +336,7 @@ TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output
                                                    const std::optional<at::Tensor>& bias,
                                                    bool relu = false);
 
-/// Batch normalisation over the batches of all ranks of a group (Ioffe and Szegedy 2015; the
+/// Batch normalization over the batches of all ranks of a group (Ioffe and Szegedy 2015; the
 /// moments of the pooled batch), differentiable twice: one all-reduce of 4 C + 1 doubles forwards
 /// and one of 2 C backwards, whatever the number of ranks. Ranks may have batches of different
 /// sizes, also empty ones. The gradients of weight and bias are those of this rank's outputs:

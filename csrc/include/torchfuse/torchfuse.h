@@ -7,8 +7,11 @@
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/clip_grad.h>
 #include <torchfuse/collectives.h>
+#include <torchfuse/cpu_isa.h>
 #include <torchfuse/device_copy.h>
 #include <torchfuse/fused_step.h>
+#include <torchfuse/masters.h>
+#include <torchfuse/missing_ranks.h>
 #include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>
@@ -25,4 +28,5 @@
 #include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/distributed_sampler.h>
 #include <torchfuse/parallel/process_group.h>
+#include <torchfuse/step_views.h>
 #include <torchfuse/version.h>

@@ -9,7 +9,7 @@
 
 namespace torchfuse::kernels {
 
-struct HyperParam {
+struct ScalarParam {
   double value = 0.0;
   const void* pointer = nullptr;  ///< one float or double on the launch's device, or null
   DType dtype = DType::kFloat32;  ///< of `pointer`: kFloat32 or kFloat64
@@ -36,7 +36,7 @@ inline constexpr HyperParamRange kDecayRate{.high = 1.0};
 template <class Params>
 struct HyperParamEntry {
   // Names for the types: nvcc writes declarations of pointers to members with parentheses.
-  using Number = HyperParam Params::*;
+  using Number = ScalarParam Params::*;
   using Flag = bool Params::*;
 
   constexpr HyperParamEntry(const char* name, Number number, HyperParamRange range = kNonNegative)

@@ -10,8 +10,8 @@ namespace torchfuse::kernels {
 
 constexpr int kMaxStates = 3;
 
-/// One parameter with everything that its update touches. All streams have `numel` elements in the
-/// same memory order. Unused streams are null. The arrays live on the host; pointers inside point
+/// One parameter with everything that its update touches. All operands have `numel` elements in the
+/// same memory order. Unused operands are null. The arrays live on the host; pointers inside point
 /// to the launch's device.
 struct TensorRow {
   void* param = nullptr;  ///< read and written; only written where there is an fp32 master

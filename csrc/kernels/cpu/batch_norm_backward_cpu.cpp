@@ -108,14 +108,13 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
   using E = ElementOf<kDType>;
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
-  constexpr std::int64_t kWidth = kWidthOf<kDType>;
   const std::int64_t first = item.channel_begin;
   const std::int64_t channels = item.channel_end - first;
   alignas(64) T sum[kTileChannels] = {};
   alignas(64) T sum_deviation[kTileChannels] = {};
-  const T* center = terms_row<T>(args.terms, 0, args.shape.channels, first);
-  const T* scale = terms_row<T>(args.terms, 1, args.shape.channels, first);
-  const T* shift = terms_row<T>(args.terms, 2, args.shape.channels, first);
+  const T* centers = terms_row<T>(args.terms, 0, args.shape.channels, first);
+  const T* scales = terms_row<T>(args.terms, 1, args.shape.channels, first);
+  const T* shifts = terms_row<T>(args.terms, 2, args.shape.channels, first);
   const auto add_rows = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* dy = run_of<kDType>(args.grad_output, row, first, 0);
@@ -126,17 +125,18 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
     const std::int64_t y_stride = kGate == Gate::kOutput ? args.output.outer_stride : x_stride;
     E* dz = grad_residual_at<kDType>(args, row * args.shape.channels + first);
     std::int64_t c = 0;
-    for (; c + kWidth <= channels; c += kWidth) {
-      V s(T(0)), d(T(0));
-      const V about = load_terms(center + c);
+    for (; c + kWidthOf<kDType> <= channels; c += kWidthOf<kDType>) {
+      V s(T(0));
+      V d(T(0));
+      const V center = load_terms(centers + c);
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
         prefetch(x + (r + kRowsAhead) * x_stride + c, 0);
         prefetch(dy + (r + kRowsAhead) * dy_stride + c, 0);
-        const V deviation = load_vector<kDType>(x + r * x_stride + c) - about;
+        const V deviation = load_vector<kDType>(x + r * x_stride + c) - center;
         const V passing = passed<kGate>(load_vector<kDType>(dy + r * dy_stride + c), deviation,
                                         load_vector<kDType>(y + r * y_stride + c),
-                                        load_terms(scale + c), load_terms(shift + c));
+                                        load_terms(scales + c), load_terms(shifts + c));
         if (kGate == Gate::kOutput && dz != nullptr) {
           store_vector<kDType>(dz + r * args.shape.channels + c, passing);
         }
@@ -147,11 +147,12 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
       store_terms(sum_deviation + c, load_terms(sum_deviation + c) + d);
     }
     for (; c < channels; ++c) {
-      T s(0), d(0);
+      T s(0);
+      T d(0);
       for (std::int64_t r = 0; r < kRows; ++r) {
-        const T deviation = load_one(x + r * x_stride + c) - center[c];
+        const T deviation = load_one(x + r * x_stride + c) - centers[c];
         const T passing = passed<kGate>(load_one(dy + r * dy_stride + c), deviation,
-                                        load_one(y + r * y_stride + c), scale[c], shift[c]);
+                                        load_one(y + r * y_stride + c), scales[c], shifts[c]);
         if (dz != nullptr) store_one(dz + r * args.shape.channels + c, passing);
         s = s + passing;
         d = kernels::fma(passing, deviation, d);

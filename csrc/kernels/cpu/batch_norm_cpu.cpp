@@ -65,24 +65,24 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
   using V = VectorOf<kDType>;
   constexpr std::int64_t kWidth = kWidthOf<kDType>;
   const std::int64_t channels = item.channel_end - item.channel_begin;
-  alignas(64) T pivot[kTileChannels];
+  alignas(64) T pivots[kTileChannels];
   alignas(64) T sum[kTileChannels] = {};
   alignas(64) T sum_sq[kTileChannels] = {};
   const E* first = run_of<kDType>(args.input, item.outer_begin, item.channel_begin, 0);
-  for (std::int64_t c = 0; c < channels; ++c) pivot[c] = load_one(first + c);
+  for (std::int64_t c = 0; c < channels; ++c) pivots[c] = load_one(first + c);
   const std::int64_t stride = args.input.outer_stride;
   const auto add_rows = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* x = run_of<kDType>(args.input, row, item.channel_begin, 0);
     std::int64_t c = 0;
     for (; c + kWidth <= channels; c += kWidth) {
-      const V about = load_terms(pivot + c);
+      const V pivot = load_terms(pivots + c);
       V s(T(0));
       V q(T(0));
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
         prefetch(x + (r + kRowsAhead) * stride + c, 0);
-        const V deviation = load_vector<kDType>(x + r * stride + c) - about;
+        const V deviation = load_vector<kDType>(x + r * stride + c) - pivot;
         s = s + deviation;
         q = fma(deviation, deviation, q);
       }
@@ -93,7 +93,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
       T s(0);
       T q(0);
       for (std::int64_t r = 0; r < kRows; ++r) {
-        const T deviation = load_one(x + r * stride + c) - pivot[c];
+        const T deviation = load_one(x + r * stride + c) - pivots[c];
         s = s + deviation;
         q = kernels::fma(deviation, deviation, q);
       }
@@ -103,7 +103,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
   };
   for_each_row_block<kRowBlock>(item.outer_begin, item.outer_end, add_rows);
   for (std::int64_t c = 0; c < channels; ++c) {
-    partials[c * kStatsPartial] = static_cast<double>(pivot[c]);
+    partials[c * kStatsPartial] = static_cast<double>(pivots[c]);
     partials[c * kStatsPartial + 1] = static_cast<double>(sum[c]);
     partials[c * kStatsPartial + 2] = static_cast<double>(sum_sq[c]);
   }
@@ -159,9 +159,9 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
   const std::int64_t channels = args.shape.channels;
-  const T* center = terms_row<T>(args.terms, 0, channels, 0);
-  const T* scale = terms_row<T>(args.terms, 1, channels, 0);
-  const T* shift = terms_row<T>(args.terms, 2, channels, 0);
+  const T* centers = terms_row<T>(args.terms, 0, channels, 0);
+  const T* scales = terms_row<T>(args.terms, 1, channels, 0);
+  const T* shifts = terms_row<T>(args.terms, 2, channels, 0);
   const std::int64_t x_stride = args.input.outer_stride;
   const std::int64_t z_stride = kResidual ? args.residual.outer_stride : x_stride;
   const bool streamed = is_worth_streaming<kDType>(args.output, args.shape);
@@ -171,15 +171,15 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
     const E* z = kResidual ? run_of<kDType>(args.residual, row, 0, 0) : x;
     E* y = static_cast<E*>(args.output) + row * channels;
     const auto write_vectors = [&](std::int64_t c) __attribute__((always_inline)) {
-      const V about = load_terms(center + c);
-      const V by = load_terms(scale + c);
-      const V plus = load_terms(shift + c);
+      const V center = load_terms(centers + c);
+      const V scale = load_terms(scales + c);
+      const V shift = load_terms(shifts + c);
       V out[kRows];
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
-        out[r] =
-            output_of<kResidual, kRelu>(load_vector<kDType>(x + r * x_stride + c),
-                                        load_vector<kDType>(z + r * z_stride + c), about, by, plus);
+        out[r] = output_of<kResidual, kRelu>(load_vector<kDType>(x + r * x_stride + c),
+                                             load_vector<kDType>(z + r * z_stride + c), center,
+                                             scale, shift);
       }
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
@@ -188,9 +188,10 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
     };
     const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
       for (std::int64_t r = 0; r < kRows; ++r) {
-        store_one(y + r * channels + c, output_of<kResidual, kRelu>(load_one(x + r * x_stride + c),
-                                                                    load_one(z + r * z_stride + c),
-                                                                    center[c], scale[c], shift[c]));
+        store_one(y + r * channels + c,
+                  output_of<kResidual, kRelu>(load_one(x + r * x_stride + c),
+                                              load_one(z + r * z_stride + c), centers[c], scales[c],
+                                              shifts[c]));
       }
     };
     for_each_element<kWidthOf<kDType>>(channels, write_vectors, write_elements);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the batch normalisation passes share: streams of one storage type, gates, terms by channel.
+// What the batch normalisation passes share: operands of one storage type, gates, terms by channel.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr std::int64_t kSumLanes = 32;
 template <class T>
 constexpr std::int64_t kSumVectors = kSumLanes / Simd<T>::kWidth;
 
-/// How far ahead streams are prefetched.
+/// How far ahead operands are prefetched.
 constexpr std::int64_t kAheadBytes = 2048;
 
 /// Elements of the storage type kDType, computed with as ComputeOf.

@@ -38,7 +38,7 @@ void tensor_norms(const MeasureArgs<Functor>& args, std::int64_t begin, std::int
   for (std::int64_t t = begin; t < end; ++t) {
     const TensorRow& row = update.tensors.rows[t];
     MeasurePartial sums[kNorms] = {};
-    for (std::int64_t slot = args.slots[t]; slot < args.slots[t + 1]; ++slot) {
+    for (std::int64_t slot = args.chunk_offsets[t]; slot < args.chunk_offsets[t + 1]; ++slot) {
       for (int n = 0; n < kNorms; ++n) sums[n] = sums[n] + args.partials[slot * kNorms + n];
     }
     if (args.sums != nullptr) {

@@ -61,7 +61,7 @@ TORCHFUSE_INLINE void sum_elements(const L2NormArgs& args, std::int64_t begin, s
     for_each_norm_chunk(table, t, begin, end,
                         [&](std::int64_t chunk, std::int64_t first, std::int64_t stop)
                             __attribute__((always_inline)) {
-                              args.partials[args.slots[t] + chunk] =
+                              args.partials[args.chunk_offsets[t] + chunk] =
                                   sum_chunk<T>(table.rows[t].grad, table.grad, first, stop);
                             });
   }

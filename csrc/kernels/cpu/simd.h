@@ -256,27 +256,27 @@ struct Simd<double> {
   static constexpr int kWidth = sizeof(VecD) / sizeof(double);
 };
 
-/// Loads one vector from element `index` of a stream of storage type `dtype`. The branch is the
+/// Loads one vector from element `index` of a operand of storage type `dtype`. The branch is the
 /// same for every vector of a launch and hides behind the division and the square root.
-TORCHFUSE_INLINE VecF load(const void* stream, std::int64_t index, DType dtype, float) {
-  if (dtype == DType::kFloat32) return load_f32(static_cast<const float*>(stream) + index);
-  if (dtype == DType::kBFloat16) return load_bf16(static_cast<const BFloat16*>(stream) + index);
-  return load_f16(static_cast<const Half*>(stream) + index);
+TORCHFUSE_INLINE VecF load(const void* operand, std::int64_t index, DType dtype, float) {
+  if (dtype == DType::kFloat32) return load_f32(static_cast<const float*>(operand) + index);
+  if (dtype == DType::kBFloat16) return load_bf16(static_cast<const BFloat16*>(operand) + index);
+  return load_f16(static_cast<const Half*>(operand) + index);
 }
-TORCHFUSE_INLINE VecD load(const void* stream, std::int64_t index, DType, double) {
-  return load_f64(static_cast<const double*>(stream) + index);
+TORCHFUSE_INLINE VecD load(const void* operand, std::int64_t index, DType, double) {
+  return load_f64(static_cast<const double*>(operand) + index);
 }
-TORCHFUSE_INLINE void store(void* stream, std::int64_t index, DType dtype, VecF x, float) {
-  if (dtype == DType::kFloat32) return store_f32(static_cast<float*>(stream) + index, x);
-  if (dtype == DType::kBFloat16) return store_bf16(static_cast<BFloat16*>(stream) + index, x);
-  store_f16(static_cast<Half*>(stream) + index, x);
+TORCHFUSE_INLINE void store(void* operand, std::int64_t index, DType dtype, VecF x, float) {
+  if (dtype == DType::kFloat32) return store_f32(static_cast<float*>(operand) + index, x);
+  if (dtype == DType::kBFloat16) return store_bf16(static_cast<BFloat16*>(operand) + index, x);
+  store_f16(static_cast<Half*>(operand) + index, x);
 }
-TORCHFUSE_INLINE void store(void* stream, std::int64_t index, DType, VecD x, double) {
-  store_f64(static_cast<double*>(stream) + index, x);
+TORCHFUSE_INLINE void store(void* operand, std::int64_t index, DType, VecD x, double) {
+  store_f64(static_cast<double*>(operand) + index, x);
 }
 
-TORCHFUSE_INLINE void prefetch(const void* stream, std::int64_t byte_offset) {
-  __builtin_prefetch(static_cast<const char*>(stream) + byte_offset, 0, 3);
+TORCHFUSE_INLINE void prefetch(const void* operand, std::int64_t byte_offset) {
+  __builtin_prefetch(static_cast<const char*>(operand) + byte_offset, 0, 3);
 }
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which accesses the addresses of a tensor's streams allow.
+// Which accesses the addresses of a tensor's operands allow.
 //
 // Note [Peeling]
-// Kernels handle vectors of elements with 16-byte accesses. Where streams are not 16-byte aligned,
+// Kernels handle vectors of elements with 16-byte accesses. Where operands are not 16-byte aligned,
 // a few elements at the head of each chunk are handled one by one, so many that the vectors behind
-// them need the fewest memory instructions over all streams, stored ones counting twice. A stream
+// them need the fewest memory instructions over all operands, stored ones counting twice. A operand
 // that is still not aligned there (a gradient inside a bucket, say) is accessed with the widest
-// power of two that its address allows. Chunks are multiples of 16 bytes in every stream, so one
+// power of two that its address allows. Chunks are multiples of 16 bytes in every operand, so one
 // head fits all chunks of a tensor. Addresses are multiples of the element size.
 #pragma once
 
@@ -24,22 +24,22 @@ TORCHFUSE_HOST_DEVICE std::uint32_t legal_width(std::uintptr_t address) {
   return low & (~low + 1u);
 }
 
-struct StreamAccess {
+struct OperandAccess {
   std::uintptr_t address = 0;
   std::uint32_t element_size = 4;
-  std::uint32_t uses = 1;  ///< 2 for a stream that is loaded and stored
+  std::uint32_t uses = 1;  ///< 2 for a operand that is loaded and stored
 };
 
 struct Peeling {
   std::uint32_t head = 0;
-  bool aligned = true;  ///< behind the head, all streams allow 16-byte accesses
+  bool aligned = true;  ///< behind the head, all operands allow 16-byte accesses
 };
 
 /// How many elements to peel so that vectors of `vec` elements cost the fewest memory instructions.
 /// See Note [Peeling].
-inline Peeling best_peeling(const StreamAccess* streams, int count, std::uint32_t vec) {
+inline Peeling best_peeling(const OperandAccess* operands, int count, std::uint32_t vec) {
   std::uintptr_t low_bits = 0;
-  for (int s = 0; s < count; ++s) low_bits |= streams[s].address;
+  for (int s = 0; s < count; ++s) low_bits |= operands[s].address;
   if (legal_width(low_bits) == kVectorBytes) return Peeling{};
   Peeling best;
   std::uint32_t best_cost = ~0u;
@@ -47,9 +47,9 @@ inline Peeling best_peeling(const StreamAccess* streams, int count, std::uint32_
     std::uint32_t cost = 0;
     bool aligned = true;
     for (int s = 0; s < count; ++s) {
-      const std::uint32_t size = streams[s].element_size;
-      const std::uint32_t width = legal_width(streams[s].address + head * size);
-      cost += streams[s].uses * vec * size / width;
+      const std::uint32_t size = operands[s].element_size;
+      const std::uint32_t width = legal_width(operands[s].address + head * size);
+      cost += operands[s].uses * vec * size / width;
       aligned = aligned && width == kVectorBytes;
     }
     if (cost < best_cost) {

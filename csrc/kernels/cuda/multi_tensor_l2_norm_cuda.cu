@@ -36,7 +36,7 @@ struct NormLaunch {
 };
 
 /// The calling thread's part of `count` elements. Which thread adds which element in which order
-/// depends on `count` alone, not on the address: misaligned streams are read in narrower accesses.
+/// depends on `count` alone, not on the address: misaligned operands are read in narrower accesses.
 template <class S>
 __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const RowShare& share) {
   using T = decltype(widen(S{}));
@@ -157,7 +157,7 @@ Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const PrologueArgs* pro
       arguments.table.reset(kChunk);
     }
     const TensorRow& row = args.tensors.rows[i];
-    arguments.table.append(NormRow{row.grad, row.numel, args.slots[i]});
+    arguments.table.append(NormRow{row.grad, row.numel, args.chunk_offsets[i]});
     return launched;
   });
   if (!status.ok() || arguments.table.count == 0) return status;

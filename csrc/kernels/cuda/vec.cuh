@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Vectors of storage elements: raw bits in registers first, converted later, so that the loads of
-// all streams are in flight together. Conversions equal those of common/float16.h up to NaN
+// all operands are in flight together. Conversions equal those of common/float16.h up to NaN
 // payloads.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// How long a line should stay in the caches: kStream is for streams larger than them.
+/// How long a line should stay in the caches: kStream is for operands larger than them.
 enum class Keep { kNormal, kStream };
 
 /// kVec elements of storage type S, as they lie in memory.
@@ -101,6 +101,19 @@ __device__ __forceinline__ void store_words(unsigned char* address,
       store_once<kKeep>(address + 4 * i + 2, static_cast<unsigned short>(words[i] >> 16));
     }
   }
+}
+
+/// The width of accesses at `address`. Found anew for every vector where operands are misaligned:
+/// three instructions, where widths kept for the loop would cost a register per operand.
+template <bool kAligned>
+__device__ __forceinline__ std::uint32_t access_width(const unsigned char* address) {
+  return kAligned ? kVectorBytes : legal_width(reinterpret_cast<std::uintptr_t>(address));
+}
+
+/// Within a chunk 32 bits are enough.
+template <class S>
+__device__ __forceinline__ std::uint32_t byte_offset(std::uint32_t index) {
+  return index * static_cast<std::uint32_t>(sizeof(S));
 }
 
 /// Loads a vector with accesses of `width` bytes, from sizeof(S) to 16. `width` is the same for all
@@ -192,15 +205,16 @@ __device__ __forceinline__ void set_pair(RawVec<S, kVec>& raw, int pair, const T
   }
 }
 
-/// Element `index` of a stream.
+/// Element `index` of a operand.
 template <class S>
-__device__ __forceinline__ auto load_element(const unsigned char* stream, std::uint32_t index) {
-  return widen(reinterpret_cast<const S*>(stream)[index]);
+__device__ __forceinline__ auto load_element(const unsigned char* operand, std::uint32_t index) {
+  return widen(reinterpret_cast<const S*>(operand)[index]);
 }
 
 template <class S, class T>
-__device__ __forceinline__ void store_element(unsigned char* stream, std::uint32_t index, T value) {
-  narrow(value, reinterpret_cast<S*>(stream)[index]);
+__device__ __forceinline__ void store_element(unsigned char* operand, std::uint32_t index,
+                                              T value) {
+  narrow(value, reinterpret_cast<S*>(operand)[index]);
 }
 
 }  // namespace torchfuse::kernels::cuda

@@ -9,10 +9,10 @@
 namespace torchfuse::kernels {
 
 struct AdagradParams {
-  HyperParam lr;
-  HyperParam lr_decay;
-  HyperParam eps;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam lr_decay;
+  ScalarParam eps;
+  ScalarParam weight_decay;
   bool adagrad_w_mode = false;  ///< decoupled weight decay; false adds it to the gradient
   bool maximize = false;
 };
@@ -31,7 +31,7 @@ struct Adagrad {
   static constexpr const char* kStateNames[] = {"sum"};
   static constexpr int kNumStates = 1;
 
-  /// Whether the stream `state` is used at all under these hyper-parameters.
+  /// Whether the operand `state` is used at all under these hyper-parameters.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int /*state*/) { return true; }
 
   /// What one tensor's elements share.

@@ -10,11 +10,11 @@
 namespace torchfuse::kernels {
 
 struct AdamParams {
-  HyperParam lr;
-  HyperParam beta1;
-  HyperParam beta2;
-  HyperParam eps;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam beta1;
+  ScalarParam beta2;
+  ScalarParam eps;
+  ScalarParam weight_decay;
   bool bias_correction = true;
   bool adam_w_mode =
       true;  ///< decoupled weight decay; false adds weight_decay * param to the gradient
@@ -39,7 +39,7 @@ struct Adam {
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   static constexpr int kNumStates = 3;  ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
 
-  /// Whether the stream `state` is used at all under these hyper-parameters.
+  /// Whether the operand `state` is used at all under these hyper-parameters.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int state) {
     return state < 2 || params.amsgrad;
   }

@@ -10,13 +10,13 @@
 namespace torchfuse::kernels {
 
 struct LambParams {
-  HyperParam lr;
-  HyperParam beta1;
-  HyperParam beta2;
-  HyperParam eps;
-  HyperParam weight_decay;
-  HyperParam min_trust_ratio;
-  HyperParam max_trust_ratio;
+  ScalarParam lr;
+  ScalarParam beta1;
+  ScalarParam beta2;
+  ScalarParam eps;
+  ScalarParam weight_decay;
+  ScalarParam min_trust_ratio;
+  ScalarParam max_trust_ratio;
   bool bias_correction = true;
   bool grad_averaging = true;  ///< the gradient enters the first moment with 1 - beta1, else with 1
   bool adam_w_mode = true;     ///< decay belongs to the update; false adds it to the gradient

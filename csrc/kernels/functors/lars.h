@@ -10,11 +10,11 @@
 namespace torchfuse::kernels {
 
 struct LarsParams {
-  HyperParam lr;
-  HyperParam momentum;
-  HyperParam weight_decay;
-  HyperParam trust_coefficient;
-  HyperParam eps;
+  ScalarParam lr;
+  ScalarParam momentum;
+  ScalarParam weight_decay;
+  ScalarParam trust_coefficient;
+  ScalarParam eps;
   bool nesterov = false;
   bool maximize = false;
 };
@@ -72,7 +72,7 @@ struct Lars {
   }
 
   template <class V, class T>
-  TORCHFUSE_HOST_DEVICE static void measure(V param, V grad, V (&/*state*/)[kNumStates],
+  TORCHFUSE_HOST_DEVICE static void measure(V param, V grad, V (& /*state*/)[kNumStates],
                                             const Coefs<T>& /*coefs*/, V (&measured)[kNumNorms]) {
     measured[0] = param;
     measured[1] = grad;

@@ -9,10 +9,10 @@
 namespace torchfuse::kernels {
 
 struct LionParams {
-  HyperParam lr;
-  HyperParam beta1;
-  HyperParam beta2;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam beta1;
+  ScalarParam beta2;
+  ScalarParam weight_decay;
   bool maximize = false;
 };
 

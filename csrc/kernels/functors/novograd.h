@@ -11,11 +11,11 @@
 namespace torchfuse::kernels {
 
 struct NovoGradParams {
-  HyperParam lr;
-  HyperParam beta1;
-  HyperParam beta2;
-  HyperParam eps;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam beta1;
+  ScalarParam beta2;
+  ScalarParam eps;
+  ScalarParam weight_decay;
   bool bias_correction = true;
   bool grad_averaging = true;      ///< the gradient enters the moment with 1 - beta1, else with 1
   bool reg_inside_moment = false;  ///< the moment averages the normalized gradient with the decay
@@ -112,7 +112,7 @@ struct NovoGrad {
   }
 
   template <class V, class T>
-  TORCHFUSE_HOST_DEVICE static void measure(V /*param*/, V grad, V (&/*state*/)[kNumStates],
+  TORCHFUSE_HOST_DEVICE static void measure(V /*param*/, V grad, V (& /*state*/)[kNumStates],
                                             const Coefs<T>& /*coefs*/, V (&measured)[kNumNorms]) {
     measured[0] = grad;
   }

@@ -9,10 +9,10 @@
 namespace torchfuse::kernels {
 
 struct SgdParams {
-  HyperParam lr;
-  HyperParam momentum;
-  HyperParam dampening;
-  HyperParam weight_decay;
+  ScalarParam lr;
+  ScalarParam momentum;
+  ScalarParam dampening;
+  ScalarParam weight_decay;
   bool nesterov = false;
   bool wd_after_momentum = false;  ///< add weight_decay * param behind the momentum, not before it
   bool maximize = false;
@@ -33,7 +33,7 @@ struct Sgd {
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;  ///< momentum_buffer (with momentum only)
 
-  /// Whether the stream `state` is used at all under these hyper-parameters. A momentum on the
+  /// Whether the operand `state` is used at all under these hyper-parameters. A momentum on the
   /// device may become positive at any time.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int /*state*/) {
     return params.momentum.pointer != nullptr || params.momentum.value != 0.0;

@@ -160,15 +160,15 @@ class GradScaler(ScalerState):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
-        # The slots of the optimizer take the place of copies of found_inf, which is always zero.
-        slots = self._core.unscale_(id(optimizer), _params(optimizer), inv_scale, allow_fp16)
-        return {slot.device: slot for slot in slots}
+        # The flags of the optimizer take the place of copies of found_inf, which is always zero.
+        flags = self._core.unscale_(id(optimizer), _params(optimizer), inv_scale, allow_fp16)
+        return {flag.device: flag for flag in flags}
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         self._check_scale_growth_tracker("_check_inf_per_device")
-        slots = self._core.check(id(optimizer), _params(optimizer))
+        flags = self._core.check(id(optimizer), _params(optimizer))
         state = self._per_optimizer_states[id(optimizer)]
-        state["found_inf_per_device"] = {slot.device: slot for slot in slots}
+        state["found_inf_per_device"] = {flag.device: flag for flag in flags}
         recorded: dict[str, Any] = state["found_inf_per_device"]
         return recorded
 
@@ -253,13 +253,13 @@ class GradScaler(ScalerState):
             scale = scale if own_scale is None else scale * own_scale
             optimizer.grad_scale = _C.to_device(scale, device)
         if scaled and not check_first:
-            slot = self._core.clear_slot(id(optimizer), device)
-            state["found_inf_per_device"] = {device: slot}
-            optimizer.found_inf = slot
+            flag = self._core.clear_found_inf(id(optimizer), device)
+            state["found_inf_per_device"] = {device: flag}
+            optimizer.found_inf = flag
             optimizer._check_inside = True
         elif state["found_inf_per_device"]:
-            slots = list(state["found_inf_per_device"].values())
-            optimizer.found_inf = _C.to_device(self._core.combine(slots), device)
+            flags = list(state["found_inf_per_device"].values())
+            optimizer.found_inf = _C.to_device(self._core.combine(flags), device)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Adjusts the scale to the overflows since the last call, on the device.
@@ -282,16 +282,16 @@ class GradScaler(ScalerState):
                 "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
                 "torch.FloatTensor with requires_grad=False."
             )
-        slots = [
-            slot
+        flags = [
+            flag
             for state in self._per_optimizer_states.values()
-            for slot in state["found_inf_per_device"].values()
+            for flag in state["found_inf_per_device"].values()
         ]
-        if new_scale is None and not slots and not self._allow_no_grads:
+        if new_scale is None and not flags and not self._allow_no_grads:
             raise AssertionError("No inf checks were recorded prior to update.")
-        if slots:
+        if flags:
             rule = (self._growth_factor, self._backoff_factor, self._growth_interval)
-            self._core.update(slots, *rule, adjust=new_scale is None)
+            self._core.update(flags, *rule, adjust=new_scale is None)
         if isinstance(new_scale, (int, float)):
             scale.fill_(new_scale)
         elif new_scale is not None:

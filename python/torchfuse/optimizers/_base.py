@@ -189,9 +189,9 @@ class FusedOptimizer(Checkpoints):
                     check_count(type(self).__name__, index, place, self.state[param].get("step"))
                     with_state.append(param)
                 params.append(param)
-        homes = _C.home_steps(with_state, [self.state[param].get("step") for param in with_state])
-        for param, home in zip(with_state, homes, strict=True):
-            self.state[param]["step"] = home
+        views = _C.step_views(with_state, [self.state[param].get("step") for param in with_state])
+        for param, view in zip(with_state, views, strict=True):
+            self.state[param]["step"] = view
         self._native.plan(
             [group["params"] for group in self.param_groups],
             self.state,

@@ -139,7 +139,7 @@ class Checkpoints(ParamGroups):
             elif saved:
                 state[places[key][0]] = self._converted_state(saved, *places[key])
         params = [param for param, *_ in places.values() if param in state]
-        homes = _C.home_steps(params, [state[param]["step"] for param in params])
+        homes = _C.step_views(params, [state[param]["step"] for param in params])
         for param, home in zip(params, homes, strict=True):
             state[param]["step"] = home
         return state, groups

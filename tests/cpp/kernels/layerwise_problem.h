@@ -125,10 +125,10 @@ struct LambProblem {
       row.step = steps + i % 2;
       row.numel = list[i].param.numel();
       rows.add(row);
-      slots.push_back(slots.back() + num_norm_chunks(row.numel));
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel));
     }
     norms.resize(list.size() * Lamb::kNumNorms);
-    partials.resize(static_cast<std::size_t>(slots.back()) * Lamb::kNumNorms);
+    partials.resize(static_cast<std::size_t>(chunk_offsets.back()) * Lamb::kNumNorms);
   }
 
   MeasureArgs<Lamb> args(const StepScalars* scalars, MeasurePartial* partial_memory,
@@ -140,7 +140,7 @@ struct LambProblem {
     update.scalars = scalars;
     update.write_back_grads = write_back;
     update.norms = norm_memory;
-    return {update, slots.data(), partial_memory, norm_memory};
+    return {update, chunk_offsets.data(), partial_memory, norm_memory};
   }
   MeasureArgs<Lamb> args(const StepScalars* scalars) {
     return args(scalars, partials.data(), norms.data());
@@ -150,7 +150,7 @@ struct LambProblem {
   std::vector<LambParams> groups;
   bool write_back = false;
   Rows rows;
-  std::vector<std::int64_t> slots{0};
+  std::vector<std::int64_t> chunk_offsets{0};
   std::vector<MeasurePartial> partials;
   std::vector<double> norms;
 };

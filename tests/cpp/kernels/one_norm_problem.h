@@ -92,10 +92,10 @@ struct OneNormProblem {
       row.step = step;
       row.numel = list[i].param.numel();
       rows.add(row);
-      slots.push_back(slots.back() + num_norm_chunks(row.numel));
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel));
     }
     norms.resize(list.size() * Functor::kNumNorms);
-    partials.resize(static_cast<std::size_t>(slots.back()) * Functor::kNumNorms);
+    partials.resize(static_cast<std::size_t>(chunk_offsets.back()) * Functor::kNumNorms);
   }
 
   MeasureArgs<Functor> args(const StepScalars* scalars, MeasurePartial* partial_memory,
@@ -107,7 +107,7 @@ struct OneNormProblem {
     update.scalars = scalars;
     update.write_back_grads = write_back;
     update.norms = norm_memory;
-    return {update, slots.data(), partial_memory, norm_memory};
+    return {update, chunk_offsets.data(), partial_memory, norm_memory};
   }
 
   /// All phases on the CPU, the two over elements in ranges of at most `span`.
@@ -128,7 +128,7 @@ struct OneNormProblem {
   std::vector<Params> groups;
   bool write_back = false;
   Rows rows;
-  std::vector<std::int64_t> slots{0};
+  std::vector<std::int64_t> chunk_offsets{0};
   std::vector<MeasurePartial> partials;
   std::vector<double> norms;
 };

@@ -148,7 +148,7 @@ TEST(TensorNorms, SumsOfPartsGiveTheNormsOfTheWhole) {
   std::vector<MeasurePartial> sums(whole.norms.size());
   for (LambProblem<Buffer>* part : {&first, &second}) {
     Rows rows;
-    part->slots = {0};
+    part->chunk_offsets = {0};
     for (std::size_t t = 0; t < list.size(); ++t) {
       TensorRow row = part->rows.rows[t];
       const std::int64_t half = row.numel / 2;
@@ -160,7 +160,7 @@ TEST(TensorNorms, SumsOfPartsGiveTheNormsOfTheWhole) {
       }
       row.numel = part == &first ? half : row.numel - half;
       rows.add(row);
-      part->slots.push_back(part->slots.back() + num_norm_chunks(row.numel));
+      part->chunk_offsets.push_back(part->chunk_offsets.back() + num_norm_chunks(row.numel));
     }
     part->rows = rows;
     const std::vector<MeasurePartial> parts = sums_of(*part, scalars);
@@ -169,7 +169,7 @@ TEST(TensorNorms, SumsOfPartsGiveTheNormsOfTheWhole) {
   const std::vector<std::int64_t> one_each{0, 1, 2, 3};
   MeasureArgs<Lamb> args = first.args(&scalars);
   args.partials = sums.data();
-  args.slots = one_each.data();
+  args.chunk_offsets = one_each.data();
   tensor_norms(args, 0, 3);
   for (std::size_t i = 0; i < whole.norms.size(); ++i) {
     EXPECT_NEAR(first.norms[i], whole.norms[i], 1e-6 * whole.norms[i]) << "norm " << i;

@@ -22,14 +22,14 @@ struct Problem {
       row.grad = grads.back().data();
       row.numel = numel;
       rows.add(row);
-      slots.push_back(slots.back() + num_norm_chunks(numel));
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(numel));
     }
   }
 
   std::vector<NormPartial> run(CpuIsa isa, std::int64_t piece) const {
     // Poisoned: every slot must be written.
-    std::vector<NormPartial> partials(slots.back(), NormPartial{-1.0, -1.0, 77});
-    const L2NormArgs args{rows.table(dtype, dtype, dtype), slots.data(), partials.data()};
+    std::vector<NormPartial> partials(chunk_offsets.back(), NormPartial{-1.0, -1.0, 77});
+    const L2NormArgs args{rows.table(dtype, dtype, dtype), chunk_offsets.data(), partials.data()};
     const std::int64_t total = rows.offsets.back();
     for (std::int64_t begin = 0; begin < total; begin += piece) {
       multi_tensor_l2_norm_cpu(isa, args, begin, std::min(total, begin + piece));
@@ -57,7 +57,7 @@ struct Problem {
   DType dtype;
   std::vector<Buffer> grads;
   Rows rows;
-  std::vector<std::int64_t> slots{0};
+  std::vector<std::int64_t> chunk_offsets{0};
 };
 
 const DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};

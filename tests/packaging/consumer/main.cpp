@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Trains with the headers and the library of torchfuse, and checks what it gets.
 #include <ATen/ops/full.h>
-#include <torchfuse/fused_step.h>
+#include <torchfuse/cpu_isa.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/version.h>
 

@@ -85,8 +85,8 @@ def test_what_a_step_on_the_host_is_lent(
 
 
 def test_overflow_flags_of_cuda_under_a_scale_on_the_host(copies: list[Copy]) -> None:
-    slots = [torch.ones((), device="cuda"), torch.ones(())]
-    assert scaler_on("cpu")._core.combine(slots).device.type == "cpu"
+    flags = [torch.ones((), device="cuda"), torch.ones(())]
+    assert scaler_on("cpu")._core.combine(flags).device.type == "cpu"
     assert copies == [TO_THE_HOST]
 
 

@@ -178,7 +178,7 @@ def test_slots_are_the_same_tensors_in_every_iteration(device: str) -> None:
         set_grads(params, random_grads(params, seed))
         scaler.step(optimizer)
         found = scaler._found_inf_per_device(optimizer)
-        pointers.add(tuple(slot.data_ptr() for slot in found.values()))
+        pointers.add(tuple(flag.data_ptr() for flag in found.values()))
         scaler.update()
     assert len(pointers) == 1
 

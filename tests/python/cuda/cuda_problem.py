@@ -43,7 +43,7 @@ class Kind:
         return {"master_weights": self.master, "state_dtype": state_dtype}
 
 
-#: Every tuple with an update kernel of its own (csrc/kernels/cuda/supported_dtypes.h).
+#: Every tuple with an update kernel of its own (csrc/kernels/cuda/typed_tuples.h).
 KINDS = [
     *(Kind(F32, grad, F32) for grad in (F32, F16, BF16)),
     *(

@@ -107,20 +107,46 @@ def test_our_budget_is_as_update_would_write_it() -> None:
     assert ours.kernels.keys() >= {"fused_update<Adam, fp32, fp32, fp32, aligned>", "prologue"}
 
 
+def test_what_is_equal_is_told_once(tmp_path: Path) -> None:
+    names = [f"k<{dtype}, {form}aligned>" for dtype in ("bf16", "fp16") for form in ("", "mis")]
+    one, two = (budget.Entry([registers], 1, 1, [64]) for registers in (8, 16))
+    kernels = {**dict(zip(names, (one, two, one, two), strict=True)), "half_open": one}
+    # What differs from its other form and from its twin stays apart from both.
+    apart = {"k<fp16, aligned>": budget.Entry([8], 2, 1, [64])}
+    path = tmp_path / "budget.json"
+    for changes, lines in (({}, 2), (apart, 4)):
+        ours = budget.Budget("13.0", [90], {}, kernels | changes)
+        path.write_text(budget.dump(ours))
+        assert budget.load(path) == ours
+        assert path.read_text().count("registers") == lines
+
+
 @pytest.mark.parametrize(
     ("declaration", "name"),
     [
         (
-            "cuda::fused_update_kernel<K::cuda::UpdateTypes<K::Adam, K::BFloat16, float, float, "
+            "cuda::fused_update_kernel<K::cuda::TypedAccess<K::Adam, K::BFloat16, float, float, "
             "true>, false>",
             "fused_update<Adam, bf16, fp32, fp32, master, misaligned>",
         ),
         (
-            "cuda::fused_update_kernel<K::cuda::UpdateTypes<K::Lamb, double, double, double, "
+            "cuda::fused_update_kernel<K::cuda::TypedAccess<K::Lamb, double, double, double, "
             "false>, true>",
             "fused_update<Lamb, fp64, fp64, fp64, aligned>",
         ),
-        ("cuda::fused_update_mixed_kernel<K::Adam, false>", "fused_update_mixed<Adam, misaligned>"),
+        (
+            "cuda::fused_update_kernel<K::cuda::LookedUpAccess<K::Adam>, false>",
+            "fused_update<Adam, looked up, misaligned>",
+        ),
+        (
+            "cuda::fused_measure_kernel<K::cuda::TypedAccess<K::Lamb, K::Half, K::Half, float, "
+            "true> >",
+            "fused_measure<Lamb, fp16, fp16, fp32, master>",
+        ),
+        (
+            "cuda::fused_measure_kernel<K::cuda::LookedUpAccess<K::Lars> >",
+            "fused_measure<Lars, looked up>",
+        ),
         ("cuda::(anonymous namespace)::unscale_kernel<K::Half>", "unscale<fp16>"),
         ("cuda::(anonymous namespace)::prologue_kernel", "prologue"),
     ],

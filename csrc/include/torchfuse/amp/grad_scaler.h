@@ -127,12 +127,12 @@ class TORCHFUSE_API GradScaler {
   /// What happened to one optimizer since the last update().
   struct OptimizerState {
     Stage stage = Stage::kReady;
-    std::vector<at::Tensor> found_inf;  ///< one slot per device; empty before a check
+    std::vector<at::Tensor> found_inf;  ///< one flag per device; empty before a check
   };
 
   void require_scale(const char* caller) const;
   ScaleRule rule() const;
-  std::vector<at::Tensor> recorded_slots() const;
+  std::vector<at::Tensor> recorded_flags() const;
   /// Counts an iteration whose scale is set by hand, and begins the next.
   void count_only();
   at::Tensor step_fused(torchfuse::optim::FusedOptimizer& optimizer, OptimizerState& state);

@@ -40,7 +40,7 @@ struct ScaleHistoryEntry {
 };
 
 /// The device side of a loss scaler, for any host language: the scale, its trackers and counts, and
-/// one found_inf slot per optimizer and device, all persistent tensors, so that a captured graph
+/// one found_inf flag per optimizer and device, all persistent tensors, so that a captured graph
 /// finds them again. GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when
 /// each call is allowed. Optimizers are known by an opaque key. Only hysteresis_tracker(), counts()
 /// and scale_history() read the device, torch's coalesce() of sparse fp16 gradients, and what is
@@ -85,12 +85,12 @@ class TORCHFUSE_API GradScalerCore {
   /// 1 / scale, rounded once, always in the same tensor.
   const at::Tensor& inv_scale();
 
-  /// The optimizer's found_inf slot on `device`, set to zero: a 0-dim fp32 tensor.
-  at::Tensor clear_slot(Key optimizer, const at::Device& device);
+  /// The optimizer's found_inf flag on `device`, set to zero: a 0-dim fp32 tensor.
+  at::Tensor clear_found_inf(Key optimizer, const at::Device& device);
 
-  /// Multiplies the gradients of `params` by `inv_scale` in place and returns the slots, one per
+  /// Multiplies the gradients of `params` by `inv_scale` in place and returns the flags, one per
   /// device that holds gradients, each non-zero if one of its gradients held a non-finite element;
-  /// with a process group one slot in all, shared by the processes. Sparse gradients are unscaled
+  /// with a process group one flag in all, shared by the processes. Sparse gradients are unscaled
   /// through their values; fp16 ones are coalesced first, because adding up duplicates can
   /// overflow.
   /// @throws c10::ValueError for fp16 gradients unless `allow_fp16`, before anything is written.
@@ -100,19 +100,19 @@ class TORCHFUSE_API GradScalerCore {
   /// As unscale_, but looks only: dense gradients are read once and not written.
   std::vector<at::Tensor> check(Key optimizer, const std::vector<at::Tensor>& params);
 
-  /// The maximum of one or more slots, on the scale's device. Several are combined in one tensor
+  /// The maximum of one or more flags, on the scale's device. Several are combined in one tensor
   /// that the next call overwrites.
-  at::Tensor combine(const std::vector<at::Tensor>& slots);
+  at::Tensor combine(const std::vector<at::Tensor>& flags);
 
-  /// Counts and adjusts scale and trackers to the overflow that `slots` recorded (one or more).
+  /// Counts and adjusts scale and trackers to the overflow that `flags` recorded (one or more).
   /// `adjust` false only counts.
-  void update(const std::vector<at::Tensor>& slots, const ScaleRule& rule, bool adjust = true);
+  void update(const std::vector<at::Tensor>& flags, const ScaleRule& rule, bool adjust = true);
 
  private:
-  /// The optimizer's slot on `device` within this check, cleared when the check first meets the
+  /// The optimizer's flag on `device` within this check, cleared when the check first meets the
   /// device.
-  at::Tensor& record_slot(Key optimizer, const at::Device& device,
-                          std::vector<at::Tensor>& recorded);
+  at::Tensor& record_found_inf(Key optimizer, const at::Device& device,
+                               std::vector<at::Tensor>& recorded);
   /// What the processes of the group have found together; `recorded` itself without a group.
   std::vector<at::Tensor> share(Key optimizer, std::vector<at::Tensor> recorded);
   void ensure_state();
@@ -128,7 +128,7 @@ class TORCHFUSE_API GradScalerCore {
   at::Tensor reciprocal_;
   at::Tensor inv_scale_;
   at::Tensor combined_;  ///< see combine()
-  std::unordered_map<Key, std::vector<at::Tensor>> slots_;
+  std::unordered_map<Key, std::vector<at::Tensor>> found_inf_;
 };
 
 }  // namespace torchfuse::amp

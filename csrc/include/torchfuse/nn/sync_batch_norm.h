@@ -32,8 +32,8 @@ struct SyncBatchNormOptions {
   TORCH_ARG(std::optional<std::string>, process_group);  ///< name; none: this process alone
 };
 
-/// Batch normalisation whose mean and variance are those of all processes' batches together; plain
-/// batch normalisation until a process group is attached. The kernels, numbers and state names are
+/// Batch normalization whose mean and variance are those of all processes' batches together; plain
+/// batch normalization until a process group is attached. The kernels, numbers and state names are
 /// those of torchfuse.parallel.SyncBatchNorm in Python: inputs of any layout and of fp32, fp16,
 /// bf16 or fp64; one all-reduce each way; empty batches; an optional residual and ReLU in the same
 /// pass.
@@ -65,7 +65,7 @@ class TORCHFUSE_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNor
 
   /// Exchange with the ranks of a process group from now on.
   ///
-  /// @param group its name; it must stay alive. An empty name makes this plain batch normalisation.
+  /// @param group its name; it must stay alive. An empty name makes this plain batch normalization.
   /// @param layer_name for messages.
   void attach_group(const std::string& group, const std::string& layer_name = "");
 

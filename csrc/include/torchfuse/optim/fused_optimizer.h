@@ -28,7 +28,7 @@ struct ScalingRequest {
 
 /// Base of all fused optimizers: a torch::optim::Optimizer whose step() is one FusedStep call.
 ///
-/// amp::GradScaler recognises optimizers by this base class and drives them without reading
+/// amp::GradScaler recognizes optimizers by this base class and drives them without reading
 /// anything back to the host. State tensors may be replaced and options edited between steps: both
 /// are looked at again in every step, and nothing that was replaced is kept alive.
 ///

@@ -16,7 +16,7 @@ namespace torchfuse::parallel {
 ///
 /// @param model any module.
 /// @param group name of the group, which must stay alive as long as the layers are used; an empty
-/// name makes the layers plain batch normalisation again.
+/// name makes the layers plain batch normalization again.
 /// @return how many layers were attached.
 TORCHFUSE_API std::int64_t convert_sync_batch_norm(torch::nn::Module& model,
                                                    const std::string& group);

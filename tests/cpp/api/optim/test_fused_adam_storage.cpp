@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include <torchfuse/fused_step.h>
+#include <torchfuse/masters.h>
 #include <torchfuse/optim/fused_adam.h>
 
 #include "optim_testing.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <torchfuse/fused_step.h>
+#include <torchfuse/masters.h>
 
 #include "all_classes.h"
 #include "optim_testing.h"

@@ -259,7 +259,7 @@ void sample() {
 
 /// Waits until all processes have started. A short time limit begins after that: a busy machine
 /// starts them one by one.
-void meet(const std::string& folder) {
+void wait_for_start(const std::string& folder) {
   const auto sign = [&](const std::string& rank) { return folder + "/started" + rank; };
   std::ofstream(sign(std::getenv("RANK"))).put('\n');
   for (int rank = 0; rank < std::stoi(std::getenv("WORLD_SIZE")); ++rank) {
@@ -273,7 +273,7 @@ void run(const std::string& mode, const std::string& folder, bool on_cuda) {
   ProcessGroupOptions options;
   options.backend(on_cuda ? "nccl" : "gloo");
   const bool fails = mode == "killed" || mode == "stopped" || mode == "join" || mode == "unreached";
-  if (fails && mode != "join") meet(folder);
+  if (fails && mode != "join") wait_for_start(folder);
   if (fails) options.timeout(std::chrono::seconds(5)).leave_timeout(std::chrono::seconds(1));
   auto group = torchfuse::parallel::init_process_group(options);
   if (on_cuda) {

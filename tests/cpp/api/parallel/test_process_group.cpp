@@ -216,7 +216,7 @@ TEST(ProcessGroupErrors, RanksThatComeTwiceOrFromAnotherWorld) {
   const auto prefixed = [&](const char* key, const std::string& value) {
     store->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
   };
-  store->add("twice/0/seat/1", 1);
+  store->add("twice/0/claims/1", 1);
   EXPECT_ERROR([&] { init_process_group(store, alone().name("twice").world_size(2).rank(1)); },
                "expected one process for each rank of group 'twice', got 2 with rank 1.");
   prefixed("other/0/terms/0", "world size 4");

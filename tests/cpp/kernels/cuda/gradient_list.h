@@ -100,10 +100,11 @@ class GradientList {
   }
   TensorTable table(const Rows& rows) const { return rows.table(dtype_, dtype_, dtype_); }
 
-  std::vector<std::int64_t> slots() const {
-    std::vector<std::int64_t> slots{0};
-    for (const Row& row : rows_) slots.push_back(slots.back() + num_norm_chunks(row.numel));
-    return slots;
+  std::vector<std::int64_t> chunk_offsets() const {
+    std::vector<std::int64_t> chunk_offsets{0};
+    for (const Row& row : rows_)
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel));
+    return chunk_offsets;
   }
 
   /// Puts the contents back, and the counts of accesses to zero.

@@ -14,11 +14,11 @@ namespace torchfuse::kernels::testing {
 inline std::vector<NormPartial> partials_of(const GradientList& list) {
   list.upload();
   const Rows rows = list.device_rows();
-  const auto slots = list.slots();
-  const auto partials = DeviceArray<NormPartial>::unwritten(slots.back());
+  const auto chunk_offsets = list.chunk_offsets();
+  const auto partials = DeviceArray<NormPartial>::unwritten(chunk_offsets.back());
   bool done = true;
-  const Status status = multi_tensor_l2_norm_cuda({list.table(rows), slots.data(), partials.data()},
-                                                  nullptr, nullptr, &done, stream());
+  const Status status = multi_tensor_l2_norm_cuda(
+      {list.table(rows), chunk_offsets.data(), partials.data()}, nullptr, nullptr, &done, stream());
   EXPECT_TRUE(status.ok()) << status.what;
   synchronize();
   EXPECT_FALSE(done);

@@ -106,15 +106,15 @@ TEST(CudaFusedUpdate, SixteenTuplesHaveAKernelOfTheirOwn) { EXPECT_EQ(own_tuples
 
 TEST(CudaFusedUpdate, MixedTuplesHaveNone) {
   for (const UpdateTuple& tuple : mixed_tuples()) {
-    EXPECT_FALSE(has_own_kernel(tuple.table(), 3)) << tuple.name();
-    EXPECT_TRUE(has_mixed_kernel(tuple.table(), 3)) << tuple.name();
+    EXPECT_FALSE(has_typed_kernel(tuple.table(), 3)) << tuple.name();
+    EXPECT_TRUE(has_looked_up_kernel(tuple.table(), 3)) << tuple.name();
   }
 }
 
 TEST(CudaFusedUpdate, OtherTuplesAreRefusedByName) {
   const UpdateGroups groups = UpdateGroups::distinct(1);
   const auto unknown = tuples_where([](const TensorTable& table) {
-    return !has_own_kernel(table, 3) && !has_mixed_kernel(table, 3);
+    return !has_typed_kernel(table, 3) && !has_looked_up_kernel(table, 3);
   });
   ASSERT_FALSE(unknown.empty());
   for (const UpdateTuple& tuple : unknown) {

@@ -163,10 +163,10 @@ TEST(CudaAlignment, LegalWidthIsTheLargestPowerOfTwoThatDividesTheAddress) {
 }
 
 /// Instructions for one vector of every stream behind `head` elements.
-std::uint32_t cost_of(const std::vector<cuda::StreamAccess>& streams, std::uint32_t head,
+std::uint32_t cost_of(const std::vector<cuda::OperandAccess>& streams, std::uint32_t head,
                       std::uint32_t vec) {
   std::uint32_t cost = 0;
-  for (const cuda::StreamAccess& stream : streams) {
+  for (const cuda::OperandAccess& stream : streams) {
     const std::uintptr_t address = stream.address + head * stream.element_size;
     for (const std::uint32_t width : {2u, 4u, 8u, 16u}) {
       if (std::gcd(address, std::uintptr_t{16}) == width) {
@@ -181,9 +181,9 @@ TEST(CudaAlignment, NoOtherHeadIsCheaper) {
   std::mt19937 random(12);
   int aligned = 0;
   for (int trial = 0; trial < 20000; ++trial) {
-    std::vector<cuda::StreamAccess> streams(1 + random() % 6);
+    std::vector<cuda::OperandAccess> streams(1 + random() % 6);
     const std::uint32_t common = random() % 8;
-    for (cuda::StreamAccess& stream : streams) {
+    for (cuda::OperandAccess& stream : streams) {
       stream.element_size = 2u << random() % 2;
       const std::uint32_t elements = random() % 4 != 0 ? common : random() % 8;
       stream.address = 0x7f0000000000 + elements * stream.element_size;
@@ -195,7 +195,7 @@ TEST(CudaAlignment, NoOtherHeadIsCheaper) {
     ASSERT_LT(peeling.head, kVec);
     const std::uint32_t cost = cost_of(streams, peeling.head, kVec);
     std::uint32_t vectors = 0;
-    for (const cuda::StreamAccess& stream : streams) {
+    for (const cuda::OperandAccess& stream : streams) {
       vectors += stream.uses * kVec * stream.element_size / 16;
     }
     ASSERT_EQ(peeling.aligned, cost == vectors);

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "device.h"
-#include "kernels/cuda/supported_dtypes.h"
+#include "kernels/cuda/typed_tuples.h"
 #include "kernels/layerwise_problem.h"
 
 namespace torchfuse::kernels::testing {
@@ -84,7 +84,7 @@ TEST(CudaLayerwise, GivesTheBitsOfTheCpu) {
 TEST(CudaLayerwise, GivesTheBitsOfTheCpuWhereTypesAreLookedUp) {
   std::uint64_t seed = 100;
   for (const LayerwiseTuple& tuple : mixed_layerwise_tuples()) {
-    ASSERT_FALSE(has_own_kernel(tuple.table(Rows()), Lamb::kNumStates));
+    ASSERT_FALSE(has_typed_kernel(tuple.table(Rows()), Lamb::kNumStates));
     for (const bool aligned : {true, false}) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
       expect_bits_of_the_cpu(tuple, {0, 1, 7, 9, 513, 5003, 16387}, aligned, seed);
@@ -148,7 +148,7 @@ TEST(CudaLayerwise, SumsAreThePartialsOfASecondNormsPhase) {
     }
     EXPECT_EQ(norms.to_host(), problem.norms);
     const std::vector<std::int64_t> one_each{0, 1, 2, 3, 4};
-    args.slots = one_each.data();
+    args.chunk_offsets = one_each.data();
     args.partials = args.sums;
     args.sums = nullptr;
     ASSERT_TRUE(tensor_norms_cuda<Lamb>(args, stream()).ok());

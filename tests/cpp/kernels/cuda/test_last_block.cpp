@@ -20,12 +20,12 @@ class NormStep {
   NormStep(const GradientList& list, Step step)
       : list_(list),
         rows_(list.device_rows()),
-        slots_(list.slots()),
-        device_(with_unwritten_partials(std::move(step), slots_.back())),
+        chunk_offsets_(list.chunk_offsets()),
+        device_(with_unwritten_partials(std::move(step), chunk_offsets_.back())),
         arrivals_({0}) {}
 
   Status launch(bool* done) const {
-    const L2NormArgs args{list_.table(rows_), slots_.data(), device_.partials()};
+    const L2NormArgs args{list_.table(rows_), chunk_offsets_.data(), device_.partials()};
     const PrologueArgs prologue = device_.args();
     return multi_tensor_l2_norm_cuda(args, &prologue, arrivals_.data(), done, stream());
   }
@@ -45,15 +45,15 @@ class NormStep {
   std::uint32_t arrivals() const { return arrivals_.to_host()[0]; }
 
  private:
-  static Step with_unwritten_partials(Step step, std::int64_t slots) {
+  static Step with_unwritten_partials(Step step, std::int64_t chunk_offsets) {
     step.partials.clear();
-    step.unwritten_partials = slots;
+    step.unwritten_partials = chunk_offsets;
     return step;
   }
 
   const GradientList& list_;
   Rows rows_;
-  std::vector<std::int64_t> slots_;
+  std::vector<std::int64_t> chunk_offsets_;
   DeviceStep device_;
   DeviceArray<std::uint32_t> arrivals_;
 };
@@ -196,17 +196,17 @@ TEST(CudaLastBlock, DoesNotRunForAListWithoutElements) {
 /// K1 on tensors of these sizes, without memory: for launches that are refused.
 Status refused(const std::vector<std::int64_t>& sizes, DType dtype, const DeviceStep& step) {
   Rows rows;
-  std::vector<std::int64_t> slots{0};
+  std::vector<std::int64_t> chunk_offsets{0};
   for (const std::int64_t numel : sizes) {
     rows.add({.grad = nullptr, .numel = numel});
-    slots.push_back(slots.back() + num_norm_chunks(numel));
+    chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(numel));
   }
   const DeviceArray<std::uint32_t> arrivals({0});
   const PrologueArgs prologue = step.args();
   bool done = false;
   const Status status =
-      multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), slots.data(), nullptr}, &prologue,
-                                arrivals.data(), &done, stream());
+      multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), chunk_offsets.data(), nullptr},
+                                &prologue, arrivals.data(), &done, stream());
   synchronize();
   EXPECT_EQ(arrivals.to_host()[0], 0u);
   return status;

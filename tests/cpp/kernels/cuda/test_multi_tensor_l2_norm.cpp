@@ -121,10 +121,10 @@ std::vector<Buffer> rounding_contents(DType dtype) {
 std::vector<NormPartial> partials_at(const GradientList& list,
                                      const std::vector<std::size_t>& places) {
   const auto all = partials_of(list);
-  const auto slots = list.slots();
+  const auto chunk_offsets = list.chunk_offsets();
   std::vector<NormPartial> result;
   for (const std::size_t place : places) {
-    for (std::int64_t slot = slots[place]; slot < slots[place + 1]; ++slot) {
+    for (std::int64_t slot = chunk_offsets[place]; slot < chunk_offsets[place + 1]; ++slot) {
       result.push_back(all[static_cast<std::size_t>(slot)]);
     }
   }

@@ -64,11 +64,11 @@ TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
   const DeviceArray<std::uint32_t> arrivals({0});
   for (unsigned done = 0; done < repetitions(); ++done) {
     Rows rows;
-    std::vector<std::int64_t> slots{0};
+    std::vector<std::int64_t> chunk_offsets{0};
     double sum = 0.0;
     const auto add = [&](std::int64_t cell, std::int64_t numel) {
       rows.add({.grad = cells.at(cell), .numel = numel});
-      slots.push_back(slots.back() + num_norm_chunks(numel));
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(numel));
       sum += cells.sum_of_squares(cell, numel);
     };
     // Grids of all magnitudes; small tensors share blocks.
@@ -80,18 +80,18 @@ TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
     }
     set_order({.seed = done, .resident_blocks = 1 + done % 8});
     PrologueArgs prologue = step.args();
-    prologue.num_partials = slots.back();
+    prologue.num_partials = chunk_offsets.back();
     bool prologue_done = false;
     const DType dtype = DType::kFloat32;
-    const Status status =
-        multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), slots.data(), step.partials()},
-                                  &prologue, arrivals.data(), &prologue_done, stream());
+    const Status status = multi_tensor_l2_norm_cuda(
+        {rows.table(dtype, dtype, dtype), chunk_offsets.data(), step.partials()}, &prologue,
+        arrivals.data(), &prologue_done, stream());
     ASSERT_TRUE(status.ok()) << status.what;
     synchronize();
     ASSERT_TRUE(prologue_done);
     const Outcome outcome = step.outcome();
     ASSERT_EQ(outcome.scalars.total_norm, static_cast<float>(std::sqrt(sum)))
-        << "launch " << done << " of " << slots.back() << " slots";
+        << "launch " << done << " of " << chunk_offsets.back() << " chunk_offsets";
     const auto grown = static_cast<float>(done + 1);
     ASSERT_EQ(outcome.counts, (std::vector{grown, 5.0f + grown}));
     ASSERT_EQ(arrivals.to_host()[0], 0u);

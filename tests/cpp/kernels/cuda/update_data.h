@@ -9,7 +9,7 @@
 #include <string>
 
 #include "device.h"
-#include "kernels/cuda/supported_dtypes.h"
+#include "kernels/cuda/typed_tuples.h"
 #include "kernels/functors/adam.h"
 
 namespace torchfuse::kernels::testing {
@@ -64,7 +64,7 @@ struct UpdateTuple {
   /// Elements per vector: 16 bytes of the narrowest stream, or of a 16-bit one where types are
   /// looked up as the kernel runs.
   std::int64_t vec() const {
-    if (!has_own_kernel(table(), 3)) return 8;
+    if (!has_typed_kernel(table(), 3)) return 8;
     return 16 /
            static_cast<std::int64_t>(std::min({size_of(param), size_of(grad), size_of(state)}));
   }
@@ -103,7 +103,7 @@ std::vector<UpdateTuple> tuples_where(Condition condition) {
 
 /// The tuples that have a kernel of their own.
 inline std::vector<UpdateTuple> own_tuples() {
-  return tuples_where([](const TensorTable& table) { return has_own_kernel(table, 3); });
+  return tuples_where([](const TensorTable& table) { return has_typed_kernel(table, 3); });
 }
 
 /// Some of those that do not, with every storage type in every place.
@@ -241,18 +241,18 @@ class UpdateGroups {
   /// kByPointer: two of three hyper-parameters, as float and as double in turn.
   explicit UpdateGroups(std::vector<AdamParams> groups, Passed passed = Passed::kByValue)
       : host_(std::move(groups)), device_(host_) {
-    constexpr HyperParam AdamParams::* kFields[] = {&AdamParams::lr, &AdamParams::beta1,
-                                                    &AdamParams::beta2, &AdamParams::eps,
-                                                    &AdamParams::weight_decay};
+    constexpr ScalarParam AdamParams::* kFields[] = {&AdamParams::lr, &AdamParams::beta1,
+                                                     &AdamParams::beta2, &AdamParams::eps,
+                                                     &AdamParams::weight_decay};
     if (passed == Passed::kByValue) return;
-    std::vector<HyperParam*> in_float, in_double;
+    std::vector<ScalarParam*> in_float, in_double;
     std::vector<float> floats;
     std::vector<double> doubles;
     int number = 0;
     for (std::size_t g = 0; g < host_.size(); ++g) {
       for (const auto field : kFields) {
-        HyperParam& on_host = host_[g].*field;
-        HyperParam& on_device = device_[g].*field;
+        ScalarParam& on_host = host_[g].*field;
+        ScalarParam& on_device = device_[g].*field;
         if (++number % 3 == 0) continue;
         if (number % 3 == 1) {
           floats.push_back(static_cast<float>(on_host.value));

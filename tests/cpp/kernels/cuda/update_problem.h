@@ -268,7 +268,7 @@ class UpdateProblem {
   /// Accesses of one direction that a part of a tensor takes.
   std::size_t instructions_for(Part part, std::size_t t) const {
     TensorRow row = rows_[t];
-    std::vector<cuda::StreamAccess> streams;
+    std::vector<cuda::OperandAccess> streams;
     for (int p = 0; p < kParts; ++p) {
       const Part other = static_cast<Part>(p);
       if (uses(other, t)) streams.push_back(access_of(other, row));
@@ -277,7 +277,7 @@ class UpdateProblem {
     return instructions_of(access_of(part, row), streams, row.numel, longest, tuple_.vec());
   }
 
-  cuda::StreamAccess access_of(Part part, TensorRow& row) const {
+  cuda::OperandAccess access_of(Part part, TensorRow& row) const {
     return {reinterpret_cast<std::uintptr_t>(pointer_of(row, part)),
             static_cast<std::uint32_t>(size_of(tuple_.dtype(part))),
             reads_of(part) + writes_of(part)};

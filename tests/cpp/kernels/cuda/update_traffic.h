@@ -28,8 +28,8 @@ inline std::int64_t chunk_of(std::int64_t total, std::int64_t vec) {
 
 /// Loads, or stores, of one of a tensor's streams: vectors in accesses of the width that the
 /// stream's address allows behind the head, the other elements one by one. See Note [Peeling].
-inline std::size_t instructions_of(const cuda::StreamAccess& stream,
-                                   const std::vector<cuda::StreamAccess>& all, std::int64_t numel,
+inline std::size_t instructions_of(const cuda::OperandAccess& stream,
+                                   const std::vector<cuda::OperandAccess>& all, std::int64_t numel,
                                    std::int64_t chunk, std::int64_t vec) {
   const std::int64_t head =
       cuda::best_peeling(all.data(), static_cast<int>(all.size()), static_cast<std::uint32_t>(vec))

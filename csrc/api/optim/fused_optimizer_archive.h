@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Saving and loading a fused optimizer of any class. A load checks everything it reads before it
+// replaces anything.
+#pragma once
+
+#include <torchfuse/optim/optimizer_class.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "api/optim/options_traits.h"
+
+namespace torchfuse::optim {
+
+/// Adds to optimizer_classes(). Always true.
+bool list_optimizer_class(OptimizerClass listed);
+
+/// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
+/// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
+inline torch::Tensor checked_state(const torch::Tensor& loaded, const at::Tensor& param,
+                                   const std::string& name,
+                                   const std::vector<at::ScalarType>& dtypes) {
+  if (!loaded.defined()) return {};
+  TORCH_CHECK_VALUE(loaded.sizes() == param.sizes(), name, " to have the sizes ", param.sizes(),
+                    " of its parameter, got ", loaded.sizes(), ".");
+  const at::ScalarType found = loaded.scalar_type();
+  const bool known = std::find(dtypes.begin(), dtypes.end(), found) != dtypes.end();
+  TORCH_CHECK_VALUE(known, name, " to have dtype ", c10::Join(" or ", dtypes), " for a ",
+                    param.scalar_type(), " parameter, got ", found, ".");
+  torch::Tensor own =
+      at::empty_like(param.detach(), param.options().dtype(found), at::MemoryFormat::Preserve);
+  own.copy_(loaded);
+  return own;
+}
+
+/// The same for a state that is one number for the whole tensor.
+inline torch::Tensor checked_number(const torch::Tensor& loaded, const at::Tensor& param,
+                                    const std::string& name) {
+  if (!loaded.defined()) return {};
+  const at::ScalarType dtype = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == dtype, name, " to be a 0-dim ",
+                    dtype, " tensor for a ", param.scalar_type(), " parameter, got a ",
+                    loaded.dim(), "-dim ", loaded.scalar_type(), " one.");
+  return loaded.detach().to(param.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
+inline torch::Tensor checked_step(const torch::Tensor& loaded, const std::string& name) {
+  TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == at::kFloat, name,
+                    " to be a 0-dim Float tensor, got a ", loaded.dim(), "-dim ",
+                    loaded.scalar_type(), " one.");
+  const double count = loaded.item<double>();
+  TORCH_CHECK_VALUE(std::isfinite(count) && count >= 0.0 && count == std::floor(count), name,
+                    " to be a finite whole number >= 0, got ", count, ".");
+  return loaded.clone();
+}
+
+/// The state of one parameter, checked. `name` is where it stands in the archive.
+template <class Options, class State>
+std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const at::Tensor& param,
+                                  const Options& options, const std::string& name) {
+  using Traits = OptionsTraits<Options>;
+  const std::string expected = std::string(Traits::kName) + ": expected the archive";
+  State loaded;
+  loaded.serialize(archive);
+  const auto require = [&](bool holds, const char* key) {
+    TORCH_CHECK_VALUE(holds, expected, " to hold ", name, ".", key, ", got a state without it.");
+  };
+  const bool master = wants_master(param, options);
+  require(loaded.step().defined(), "step");
+  std::size_t index = 0;
+  const std::vector<at::ScalarType> dtypes =
+      param.scalar_type() == at::kDouble
+          ? std::vector<at::ScalarType>{at::kDouble}
+          : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
+  Traits::states(loaded, [&](const char* key, torch::Tensor& tensor) {
+    require(tensor.defined() || !uses_state(options, index), key);
+    const std::string where = expected + "'s " + name + "." + key;
+    tensor = is_tensor_state<Options, State>(index) ? checked_number(tensor, param, where)
+                                                    : checked_state(tensor, param, where, dtypes);
+    ++index;
+  });
+  // A master that is wanted and not there is made from the parameter in the next step.
+  const auto check_master = [&](torch::Tensor& tensor, const char* key, bool allowed,
+                                at::ScalarType dtype, const char* remark) {
+    TORCH_CHECK_VALUE(!tensor.defined() || allowed, expected, " to hold no ", name, ".", key,
+                      ", got one for a ", param.scalar_type(), " parameter. ", remark);
+    tensor = checked_state(tensor, param, expected + "'s " + name + "." + key, {dtype});
+  };
+  check_master(loaded.master_param(), "master_param", master, at::kFloat,
+               "Masters belong to 16-bit parameters.");
+  check_master(loaded.param_remainder(), "param_remainder",
+               master && param.scalar_type() == at::kBFloat16, at::kShort,
+               "Remainders belong to bf16 parameters with masters.");
+  loaded.step(checked_step(loaded.step(), expected + "'s " + name + ".step"));
+  return std::make_unique<State>(std::move(loaded));
+}
+
+template <class Options, class State>
+struct LoadedGroup {
+  Options options;
+  /// One entry per parameter; null where the parameter had no state.
+  std::vector<std::unique_ptr<State>> states;
+};
+
+template <class Options, class State>
+LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
+                                       const std::vector<torch::Tensor>& params,
+                                       const std::string& name) {
+  constexpr const char* kName = OptionsTraits<Options>::kName;
+  LoadedGroup<Options, State> loaded;
+  torch::serialize::InputArchive options;
+  read_nested(archive, kName, "options", options);
+  loaded.options.serialize(options);
+  loaded.options.check(name);
+  check_storage(kName, name, loaded.options, params);
+  const std::int64_t count = read_int(archive, kName, "param_count");
+  TORCH_CHECK_VALUE(count == static_cast<std::int64_t>(params.size()), kName,
+                    ": expected the archive's ", name, " to have ", params.size(),
+                    " parameters, got ", count, ".");
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const std::string key = "state/" + std::to_string(i);
+    c10::IValue value;
+    loaded.states.emplace_back();
+    if (!archive.try_read(key, value)) continue;
+    torch::serialize::InputArchive state;
+    read_nested(archive, kName, key, state);
+    loaded.states.back() = read_state<Options, State>(state, params[i], loaded.options,
+                                                      name + ".state[" + std::to_string(i) + "]");
+  }
+  return loaded;
+}
+
+template <class Options>
+std::string archive_format() {
+  return "torchfuse.optim." + std::string(OptionsTraits<Options>::kName) + ".1";
+}
+
+/// The states that parameters of a group with these options have.
+template <class Options, class State>
+std::vector<std::string> required_states(torch::serialize::InputArchive& archive,
+                                         const std::string& owner) {
+  Options options;
+  options.serialize(archive);
+  options.check(owner);
+  std::vector<std::string> names;
+  std::size_t index = 0;
+  const State state;
+  OptionsTraits<Options>::states(state, [&](const char* key, const torch::Tensor&) {
+    if (uses_state(options, index++)) names.emplace_back(key);
+  });
+  return names;
+}
+
+template <class Options, class State>
+OptimizerClass make_optimizer_class() {
+  OptimizerClass made;
+  made.name = OptionsTraits<Options>::kName;
+  made.algorithm = OptionsTraits<Options>::kAlgorithm;
+  made.archive_format = archive_format<Options>();
+  const State state;
+  OptionsTraits<Options>::states(
+      state, [&](const char* key, const torch::Tensor&) { made.states.emplace_back(key); });
+  made.make = [](const std::vector<torch::optim::OptimizerParamGroup>& param_groups) {
+    return std::make_unique<FusedOptimizerOf<Options, State>>(param_groups);
+  };
+  made.write_default_options = [](torch::serialize::OutputArchive& archive) {
+    Options().serialize(archive);
+  };
+  made.required_states = required_states<Options, State>;
+  return made;
+}
+
+template <class Options, class State>
+const bool FusedOptimizerOf<Options, State>::listed_ =
+    list_optimizer_class(make_optimizer_class<Options, State>());
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("format", c10::IValue(archive_format<Options>()));
+  archive.write("group_count", c10::IValue(static_cast<std::int64_t>(param_groups_.size())));
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    torch::serialize::OutputArchive group_archive(archive.compilation_unit());
+    torch::serialize::OutputArchive options(archive.compilation_unit());
+    param_groups_[group].options().serialize(options);
+    group_archive.write("options", options);
+
+    const std::vector<torch::Tensor>& params = param_groups_[group].params();
+    group_archive.write("param_count", c10::IValue(static_cast<std::int64_t>(params.size())));
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const auto entry = state_.find(params[i].unsafeGetTensorImpl());
+      if (entry == state_.end()) continue;
+      torch::serialize::OutputArchive state(archive.compilation_unit());
+      entry->second->serialize(state);
+      group_archive.write("state/" + std::to_string(i), state);
+    }
+    archive.write("group/" + std::to_string(group), group_archive);
+  }
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& archive) {
+  const at::NoGradGuard no_grad;
+  const std::string format = read_string(archive, name(), "format");
+  TORCH_CHECK_VALUE(format == archive_format<Options>(), name(),
+                    ": expected the archive's format to be ", archive_format<Options>(), ", got ",
+                    format, ".");
+  const std::int64_t count = read_int(archive, name(), "group_count");
+  TORCH_CHECK_VALUE(count == static_cast<std::int64_t>(param_groups_.size()), name(),
+                    ": expected the archive to have ", param_groups_.size(),
+                    " parameter groups, got ", count, ".");
+  std::vector<LoadedGroup<Options, State>> loaded;
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    torch::serialize::InputArchive group_archive;
+    read_nested(archive, name(), "group/" + std::to_string(group), group_archive);
+    loaded.push_back(read_group<Options, State>(group_archive, param_groups_[group].params(),
+                                                options_name(group)));
+    check_wide_options(loaded.back().options, loaded.front().options, group);
+  }
+
+  // Everything is read and checked; from here on nothing is refused.
+  decltype(state_) states;
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    static_cast<Options&>(param_groups_[group].options()) = loaded[group].options;
+    const std::vector<torch::Tensor>& params = param_groups_[group].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (loaded[group].states[i] == nullptr) continue;
+      states[params[i].unsafeGetTensorImpl()] = std::move(loaded[group].states[i]);
+    }
+  }
+  state_ = std::move(states);
+  if (!loaded.empty()) {
+    const Options& wide = loaded.front().options;
+    static_cast<Options&>(defaults())
+        .max_grad_norm(wide.max_grad_norm())
+        .write_back_grads(wide.write_back_grads())
+        .skip_non_finite(wide.skip_non_finite())
+        .seed(wide.seed());
+  }
+  invalidate_plan();
+}
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Options and slots of a fused optimizer of any class. Included by each class's own file, which
+// then instantiates FusedOptimizerOf.
+#pragma once
+
+#include "api/optim/fused_optimizer_archive.h"
+#include "api/optim/options_traits.h"
+
+namespace torchfuse::optim {
+
+template <class Options, class State>
+FusedOptimizerOf<Options, State>::FusedOptimizerOf(
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups, Options defaults)
+    : FusedOptimizer(checked_groups(OptionsTraits<Options>::kName, param_groups),
+                     std::make_unique<Options>(defaults)) {
+  defaults.check(options_name(std::nullopt));
+  for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+    FusedOptimizerOf::check_options(param_groups_[group].options(), group);
+  }
+}
+
+template <class Options, class State>
+FusedOptimizerOf<Options, State>::FusedOptimizerOf(std::vector<torch::Tensor> params,
+                                                   Options defaults)
+    : FusedOptimizerOf(
+          std::vector<torch::optim::OptimizerParamGroup>{
+              torch::optim::OptimizerParamGroup(std::move(params))},
+          std::move(defaults)) {}
+
+template <class Options, class State>
+const char* FusedOptimizerOf<Options, State>::name() const {
+  return OptionsTraits<Options>::kName;
+}
+
+template <class Options, class State>
+const char* FusedOptimizerOf<Options, State>::algorithm() const {
+  return OptionsTraits<Options>::kAlgorithm;
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::check_options(const torch::optim::OptimizerOptions& options,
+                                                     std::optional<std::size_t> group) const {
+  constexpr const char* kName = OptionsTraits<Options>::kName;
+  const auto* own = dynamic_cast<const Options*>(&options);
+  TORCH_CHECK_TYPE(own != nullptr, kName, ": expected ", options_name(group), ".options to be ",
+                   kName, "Options, got those of another optimizer.");
+  own->check(options_name(group));
+  if (group.has_value()) {
+    check_wide_options(*own, static_cast<const Options&>(defaults()), *group);
+    check_storage(kName, options_name(group), *own, param_groups_[*group].params());
+  }
+}
+
+template <class Options, class State>
+std::vector<HyperParam> FusedOptimizerOf<Options, State>::hyper_params(
+    const torch::optim::OptimizerOptions& options) const {
+  return hyper_params_from(static_cast<const Options&>(options));
+}
+
+template <class Options, class State>
+FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
+  const auto& own = static_cast<const Options&>(defaults());
+  FusedStepOptions options;
+  options.check_inside = own.skip_non_finite();
+  options.max_grad_norm = own.max_grad_norm();
+  options.write_back_grads = own.write_back_grads();
+  options.seed = own.seed();
+  return options;
+}
+
+/// "step, exp_avg and exp_avg_sq": what a parameter has all of, or nothing.
+template <class Options, class State>
+std::string required_names() {
+  std::vector<std::string> names{"step"};
+  State state;
+  OptionsTraits<Options>::states(state, [&](const char* key, const torch::Tensor&) {
+    if (names.size() <= OptionsTraits<Options>::kRequired) names.emplace_back(key);
+  });
+  std::string text = names.front();
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    text += (i + 1 == names.size() ? " and " : ", ") + names[i];
+  }
+  return text;
+}
+
+template <class Options, class State>
+FusedSlot FusedOptimizerOf<Options, State>::make_slot(
+    const at::Tensor& param, const torch::optim::OptimizerParamState* state,
+    const torch::optim::OptimizerOptions& options) const {
+  using Traits = OptionsTraits<Options>;
+  const auto& own = static_cast<const Options&>(options);
+  State held;
+  if (state != nullptr) held = static_cast<const State&>(*state);
+  FusedSlot slot;
+  slot.param = param;
+  slot.step = held.step();
+  bool whole = true;
+  Traits::states(held, [&](const char*, const torch::Tensor& tensor) {
+    const std::size_t index = slot.states.size();
+    const bool with_step = tensor.defined() == slot.step.defined();
+    whole = whole && (with_step || (index >= Traits::kRequired && !tensor.defined()));
+    slot.states.push_back(uses_state(own, index) ? tensor : torch::Tensor());
+  });
+  TORCH_CHECK_VALUE(whole, Traits::kName, ": expected the state of a parameter of sizes ",
+                    param.sizes(), " to have all of ", required_names<Options, State>(),
+                    ", got some. Set all, or erase the parameter's state.");
+  for (std::size_t index = 0; index < slot.states.size(); ++index) {
+    if (slot.states[index].defined() || !uses_state(own, index)) continue;
+    const bool number = is_tensor_state<Options, State>(index);
+    const bool wide = param.scalar_type() == at::kDouble;
+    const at::ScalarType dtype =
+        number ? (wide ? at::kDouble : at::kFloat) : state_dtype(param, own, index);
+    const at::TensorOptions stored = param.options().dtype(dtype).requires_grad(false);
+    slot.states[index] = number
+                             ? at::zeros({}, stored)
+                             : at::zeros_like(param.detach(), stored, at::MemoryFormat::Preserve);
+    if constexpr (requires { Traits::begin_state(own, slot, index); }) {
+      Traits::begin_state(own, slot, index);
+    }
+  }
+  slot.stochastic_rounding = own.stochastic_rounding();
+  if (wants_master(param, own)) slot.master = master_of(param, own, held);
+  return slot;
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
+  std::unique_ptr<torch::optim::OptimizerParamState>& entry =
+      state_[slot.param.unsafeGetTensorImpl()];
+  if (entry == nullptr) entry = std::make_unique<State>();
+  auto& state = static_cast<State&>(*entry);
+  state.step(slot.step);
+  std::size_t index = 0;
+  OptionsTraits<Options>::states(state, [&](const char*, torch::Tensor& tensor) {
+    const at::Tensor& stored = slot.states[index++];
+    if (stored.defined()) tensor = stored;
+  });
+  // A master that is no longer wanted is dropped: it would be stale when masters are wanted again.
+  const bool remainder = slot.master.defined() && slot.master.scalar_type() == at::kShort;
+  state.master_param(remainder ? at::Tensor() : slot.master);
+  state.param_remainder(remainder ? slot.master : at::Tensor());
+}
+
+template <class Options, class State>
+bool FusedOptimizerOf<Options, State>::borrow_state(const at::Tensor& param,
+                                                    const torch::optim::OptimizerParamState& state,
+                                                    const torch::optim::OptimizerOptions& options,
+                                                    SlotTensors& slot) const {
+  const auto& own = static_cast<const Options&>(options);
+  const auto& held = static_cast<const State&>(state);
+  const torch::Tensor& master =
+      keeps_remainder(param, own) ? held.param_remainder() : held.master_param();
+  if (master.defined() != wants_master(param, own) || !held.step().defined()) return false;
+  if (master.defined()) slot.master = master.unsafeGetTensorImpl();
+  slot.step = held.step().unsafeGetTensorImpl();
+  bool whole = true;
+  std::size_t index = 0;
+  OptionsTraits<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {
+    const std::size_t k = index++;
+    if (!uses_state(own, k)) return;
+    whole = whole && tensor.defined();
+    if (tensor.defined()) slot.states[k] = tensor.unsafeGetTensorImpl();
+  });
+  return whole;
+}
+
+template <class Options, class State>
+bool FusedOptimizerOf<Options, State>::rounds_stochastically(
+    const torch::optim::OptimizerOptions& options) const {
+  return static_cast<const Options&>(options).stochastic_rounding();
+}
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What every class of fused optimizers does with its options, given what is particular to each:
+// checks, and options and states in archives.
+#pragma once
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/serialize/archive.h>
+#include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/optim/fused_options.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "api/optim/archive.h"
+#include "api/optim/hyper_params.h"
+#include "api/optim/storage_options.h"
+
+namespace torchfuse::optim {
+
+/// What is particular to the class with these options. Each class specializes it in its own file:
+///
+///     static constexpr const char* kName;       // of the class, for messages and archives
+///     static constexpr const char* kAlgorithm;  // for FusedStep
+///     static constexpr std::size_t kRequired;   // states of every parameter; the others are made
+///                                               // when the options ask for them
+///     // visit(key, value) for every option that FusedOptionsOf does not have; an option that is a
+///     // hyper-parameter has its name, or is a pair
+///     template <class Self, class Visit> static void options(Self& options, const Visit& visit);
+///     // visit(key, value) for every state, in the algorithm's order
+///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
+///     // Optional: visit(part, value) for hyper-parameters that options become.
+///     template <class Visit> static void derived(const Options& options, const Visit& visit);
+///     // Optional: throws for options that their ranges allow and that make no sense.
+///     static void check(const Options& options, const std::string& owner);
+///     // Optional: whether the options ask for a state; without it they ask for all.
+///     static bool uses_state(const Options& options, std::size_t index);
+///     // Optional: how many of the last states are one number for the whole tensor.
+///     static constexpr std::size_t kTensorStates;
+///     // Optional: what a state begins with, if not with zeros alone.
+///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
+///     // Optional: visit(key, value) for the dtypes of single states, in the states' order. The
+///     // last one holds for all further states.
+///     template <class Self, class Visit>
+///     static void state_dtypes(Self& options, const Visit& visit);
+template <class Options>
+struct OptionsTraits;
+
+inline void check_max_grad_norm(const char* name, const std::string& owner,
+                                const std::optional<double>& value) {
+  TORCH_CHECK_VALUE(!value.has_value() || *value >= 0.0, name, ": expected ", owner,
+                    ".max_grad_norm to be >= 0 or none, got ", *value, ".");
+}
+
+/// Throws, naming the group, if an optimizer-wide option differs from `wide`.
+template <class Options>
+void check_wide_options(const Options& options, const Options& wide, std::size_t group) {
+  const auto check = [group](bool same, const char* option) {
+    TORCH_CHECK_VALUE(same, OptionsTraits<Options>::kName, ": expected param_groups[", group, "].",
+                      option,
+                      " to equal the optimizer's own, got another value. It holds for all groups: "
+                      "set it in the defaults and in every group that has options of its own.");
+  };
+  check(options.max_grad_norm() == wide.max_grad_norm(), "max_grad_norm");
+  check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
+  check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
+  check(options.seed() == wide.seed(), "seed");
+}
+
+/// Whether parameters with these options have the state `index`.
+template <class Options>
+bool uses_state(const Options& options, std::size_t index) {
+  if constexpr (requires { OptionsTraits<Options>::uses_state(options, index); }) {
+    return OptionsTraits<Options>::uses_state(options, index);
+  }
+  return true;
+}
+
+/// Whether the state `index` is one number for the whole tensor.
+template <class Options, class State>
+bool is_tensor_state(std::size_t index) {
+  if constexpr (requires { OptionsTraits<Options>::kTensorStates; }) {
+    std::size_t count = 0;
+    State state;
+    OptionsTraits<Options>::states(state, [&](const char*, const torch::Tensor&) { ++count; });
+    return index + OptionsTraits<Options>::kTensorStates >= count;
+  }
+  return false;
+}
+
+// --- Options and states in archives --------------------------------------------------------------
+
+/// visit(key, value) for the options that every archive holds.
+template <class Options, class Visit>
+void visit_options(Options& options, const Visit& visit) {
+  visit("lr", options.lr());
+  OptionsTraits<std::remove_const_t<Options>>::options(options, visit);
+  visit("master_weights", options.master_weights());
+  visit("max_grad_norm", options.max_grad_norm());
+  visit("write_back_grads", options.write_back_grads());
+  visit("skip_non_finite", options.skip_non_finite());
+}
+
+template <class Options>
+void read_options(torch::serialize::InputArchive& archive, Options& options) {
+  const std::string owner = std::string(OptionsTraits<Options>::kName) + "Options";
+  Options loaded;
+  visit_options(loaded,
+                [&](const char* key, auto& value) { read_into(archive, owner, key, value); });
+  visit_storage_options(loaded, [&](const char* key, auto& value) {
+    if (holds(archive, key)) read_into(archive, owner, key, value);
+  });
+  options = loaded;
+}
+
+template <class Options>
+void write_options(torch::serialize::OutputArchive& archive, const Options& options) {
+  const auto write = [&](const char* key, const auto& value) {
+    archive.write(key, to_archive(value));
+  };
+  visit_options(options, write);
+  visit_storage_options(options, write);
+}
+
+/// visit(key, tensor) for everything that a parameter's state holds.
+template <class Options, class State, class Visit>
+void visit_tensors(State& state, const Visit& visit) {
+  visit("step", state.step());
+  OptionsTraits<Options>::states(state, visit);
+  visit("master_param", state.master_param());
+  visit("param_remainder", state.param_remainder());
+}
+
+/// An absent tensor is an undefined one, as in torch's states.
+template <class Options, class State>
+void read_tensors(torch::serialize::InputArchive& archive, State& state) {
+  State loaded;
+  visit_tensors<Options>(loaded, [&](const char* key, torch::Tensor& tensor) {
+    c10::IValue value;
+    if (!archive.try_read(key, value)) return;
+    TORCH_CHECK_VALUE(value.isTensor(), OptionsTraits<Options>::kName,
+                      "ParamState: expected the archive's ", key,
+                      " to be a tensor, got a value of type ", value.tagKind(), ".");
+    tensor = value.toTensor();
+  });
+  state = std::move(loaded);
+}
+
+template <class Options, class State>
+void write_tensors(torch::serialize::OutputArchive& archive, const State& state) {
+  const torch::Tensor* const step = &state.step();
+  visit_tensors<Options>(state, [&](const char* key, const torch::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    // A view is written with the whole buffer behind it, so the count gets a storage of its own.
+    archive.write(key, c10::IValue(&tensor == step ? tensor.clone() : tensor.detach()));
+  });
+}
+
+// --- The bases of options and states -------------------------------------------------------------
+
+template <class Self>
+void FusedOptionsOf<Self>::check(const std::string& owner) const {
+  constexpr const char* kName = OptionsTraits<Self>::kName;
+  const auto& self = static_cast<const Self&>(*this);
+  check_hyper_params(owner, self);
+  if constexpr (requires { OptionsTraits<Self>::check(self, owner); }) {
+    OptionsTraits<Self>::check(self, owner);
+  }
+  check_max_grad_norm(kName, owner, max_grad_norm());
+  check_storage_options(kName, owner, *this);
+}
+
+template <class Self>
+void FusedOptionsOf<Self>::serialize(torch::serialize::InputArchive& archive) {
+  read_options(archive, static_cast<Self&>(*this));
+}
+
+template <class Self>
+void FusedOptionsOf<Self>::serialize(torch::serialize::OutputArchive& archive) const {
+  write_options(archive, static_cast<const Self&>(*this));
+}
+
+template <class Self>
+double FusedOptionsOf<Self>::get_lr() const {
+  return lr();
+}
+
+template <class Self>
+void FusedOptionsOf<Self>::set_lr(double lr) {
+  const HyperParamInfo& info = table_of<Self>()[place_of<Self>("lr")];
+  check_option(OptionsTraits<Self>::kName, "options", "lr", info.violation(lr), lr);
+  this->lr(lr);
+}
+
+template <class Self, class Options>
+void FusedParamStateOf<Self, Options>::serialize(torch::serialize::InputArchive& archive) {
+  read_tensors<Options>(archive, static_cast<Self&>(*this));
+}
+
+template <class Self, class Options>
+void FusedParamStateOf<Self, Options>::serialize(torch::serialize::OutputArchive& archive) const {
+  write_tensors<Options>(archive, static_cast<const Self&>(*this));
+}
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CPU driver of the measure phase, in chunks of kNormChunk elements and lanes of
+// cpu/lane_sums.h: the same bits wherever ranges are split and at every instruction level. Bytes
+// per element: parameter and gradient, and the states where the phase moves them (fp32 LAMB: 16
+// read, 8 written); any alignment.
+#pragma once
+
+#include "kernels/common/math.h"
+#include "kernels/cpu/fused_update.h"
+#include "kernels/cpu/lane_sums.h"
+#include "kernels/layerwise_optimizer.h"
+
+namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
+
+/// The sums of one chunk.
+template <class Functor, class T>
+struct Measured {
+  using V = typename Simd<T>::V;
+  Sums<T> sums[Functor::kNumNorms];
+  V small[Functor::kNumNorms][kLaneVectors<T>];
+  V largest[Functor::kNumNorms];
+
+  TORCHFUSE_INLINE Measured() {
+    for (int n = 0; n < Functor::kNumNorms; ++n) {
+      for (V& vector : small[n]) vector = V(T(0));
+      largest[n] = V(T(0));
+    }
+  }
+
+  TORCHFUSE_INLINE void add(const V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
+    for (int n = 0; n < Functor::kNumNorms; ++n) {
+      V block_largest(T(0));
+#pragma GCC unroll 16
+      for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
+        block_largest = larger_magnitude(block_largest, x[n][v]);
+      }
+      add_lanes<T>(sums[n], small[n], x[n], block_largest);
+      largest[n] = larger_magnitude(largest[n], block_largest);
+    }
+  }
+
+  TORCHFUSE_INLINE void write(MeasurePartial* partials) {
+    for (int n = 0; n < Functor::kNumNorms; ++n) {
+      memcpy(sums[n].small, small[n], sizeof sums[n].small);
+      alignas(64) T lanes[Simd<T>::kWidth];
+      memcpy(lanes, &largest[n], sizeof lanes);
+      T all = lanes[0];
+      for (const T lane : lanes) all = kernels::max(all, lane);
+      partials[n] = {finish(sums[n]), static_cast<double>(all)};
+    }
+  }
+};
+
+/// Measures the 64 elements at `index`, moving the states where this phase does.
+template <class Functor, class T, class V>
+TORCHFUSE_INLINE void measure_lanes(const Operands& operands, std::int64_t index,
+                                    const typename Functor::template Coefs<T>& coefs, T grad_coef,
+                                    V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
+  constexpr bool kMoves = kStatesInMeasure<Functor>;
+#pragma GCC unroll 2
+  for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
+    const std::int64_t i = index + v * Simd<T>::kWidth;
+    const V param = load_value(operands, i, T());
+    const V grad = load(operands.grad, i, operands.grad_dtype, T()) * V(grad_coef);
+    V state[Functor::kNumStates] = {};
+    if constexpr (kMoves) load_states<T>(operands, i, state);
+    V measured[Functor::kNumNorms];
+    Functor::measure(param, grad, state, coefs, measured);
+    for (int n = 0; n < Functor::kNumNorms; ++n) x[n][v] = measured[n];
+    if constexpr (kMoves) store_states<T>(operands, i, state);
+    if (kMoves && operands.write_back) store(operands.grad, i, operands.grad_dtype, grad, T());
+  }
+}
+
+/// The last elements of a tensor, fewer than 64, on zero-filled copies. What is measured beyond
+/// them is not counted.
+template <class Functor, class T, class V>
+void measure_tail(const Operands& operands, std::int64_t begin, std::int64_t count,
+                  const typename Functor::template Coefs<T>& coefs, T grad_coef,
+                  V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
+  TailCopy<Functor::kNumStates, kLanes* static_cast<std::int64_t>(sizeof(T))> tail(operands, begin,
+                                                                                   count);
+  measure_lanes<Functor, T>(tail.operands, 0, coefs, grad_coef, x);
+  for (int n = 0; n < Functor::kNumNorms; ++n) {
+    alignas(64) T lanes[kLanes];
+    memcpy(lanes, x[n], sizeof lanes);
+    for (std::int64_t lane = count; lane < kLanes; ++lane) lanes[lane] = T(0);
+    memcpy(x[n], lanes, sizeof lanes);
+  }
+  if constexpr (kStatesInMeasure<Functor>) tail.put_back_states();
+}
+
+/// One chunk: elements [begin, end) of a tensor.
+template <class Functor, class T>
+TORCHFUSE_INLINE void measure_chunk(const Operands& operands, std::int64_t begin, std::int64_t end,
+                                    const typename Functor::template Coefs<T>& coefs, T grad_coef,
+                                    MeasurePartial* partials) {
+  using V = typename Simd<T>::V;
+  Measured<Functor, T> measured;
+  V x[Functor::kNumNorms][kLaneVectors<T>];
+  std::int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    const auto ahead = [&](const void* operand, DType dtype) {
+      const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
+      for (std::int64_t line = 0; operand != nullptr && line < kLanes * size; line += 64) {
+        prefetch(operand, i * size + line + kPrefetchBytes);
+      }
+    };
+    ahead(operands.param_in, operands.param_in_dtype);
+    ahead(operands.remainder, DType::kBFloat16);
+    ahead(operands.grad, operands.grad_dtype);
+    for (int k = 0; kStatesInMeasure<Functor> && k < Functor::kNumStates; ++k) {
+      ahead(operands.state[k], operands.state_dtype[k]);
+    }
+    measure_lanes<Functor, T>(operands, i, coefs, grad_coef, x);
+    measured.add(x);
+  }
+  if (i < end) {
+    measure_tail<Functor, T>(operands, i, end - i, coefs, grad_coef, x);
+    measured.add(x);
+  }
+  measured.write(partials);
+}
+
+template <class Functor, class T>
+TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::int64_t begin,
+                                       std::int64_t end) {
+  const UpdateArgs<Functor>& update = args.update;
+  const TensorTable& table = update.tensors;
+  const T grad_coef = round_to<T>(update.scalars->grad_coef);
+  for (std::int64_t t = find_row(table.offsets, table.count, begin);
+       t < table.count && table.offsets[t] < end; ++t) {
+    const TensorRow& row = table.rows[t];
+    const auto coefs =
+        Functor::template prepare<T>(update.groups[row.group], static_cast<double>(*row.step));
+    Operands operands = operands_of(update, row);
+    operands.write_back = update.write_back_grads;
+    prefetch_start(table, t);
+    for_each_norm_chunk(table, t, begin, end,
+                        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
+                          measure_chunk<Functor, T>(
+                              operands, first, stop, coefs, grad_coef,
+                              args.partials + (args.chunk_offsets[t] + chunk) * Functor::kNumNorms);
+                        });
+  }
+}
+
+template <class Functor>
+void fused_measure(const MeasureArgs<Functor>& args, std::int64_t begin, std::int64_t end) {
+  if (begin >= end || args.update.scalars->skip != 0.0f) return;
+  if (args.update.tensors.param == DType::kFloat64) {
+    measure_elements<Functor, double>(args, begin, end);
+  } else {
+    const FlushDenormals flush;
+    measure_elements<Functor, float>(args, begin, end);
+  }
+}
+
+}  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kernels of all optimizers: one body for elementwise and layerwise functors, for known and
+// looked-up storage types, for the update phase and the measure phase.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/common/math.h"
+#include "kernels/common/shared.h"
+#include "kernels/cuda/block_reduce.cuh"
+#include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/phases.cuh"
+
+namespace torchfuse::kernels::cuda {
+
+/// What the elements of one row share, in shared memory.
+template <class Access>
+struct Team : Access::TeamData {
+  typename Access::Functor::template Coefs<typename Access::Compute> coefs;
+};
+
+template <class Access>
+struct TeamsShared {
+  Team<Access> teams[kWarps];
+};
+
+/// What the elements of one chunk share. Operands point to the chunk's first element.
+template <class Access>
+struct Chunk : Access::ChunkData {
+  unsigned char* operands[Access::kOperands];
+  bool uses_state[Access::kStates];
+  bool write_back_grads;
+  typename Access::Compute grad_coef;
+  const Team<Access>* team;
+};
+
+template <class Phase>
+__device__ __forceinline__ Chunk<typename Phase::Access> chunk_of(
+    const Launch<Phase>& launch, const RowShare& share, const Team<typename Phase::Access>& team) {
+  using Access = typename Phase::Access;
+  const Row<Phase>& row = launch.table.rows[share.row];
+  const auto& params = launch.groups[launch.group[share.row]];
+  Chunk<Access> chunk;
+#pragma unroll
+  for (int o = 0; o < Access::kOperands; ++o) {
+    chunk.operands[o] = static_cast<unsigned char*>(row.operands[o]) +
+                        share.begin * static_cast<std::int64_t>(launch.element_size(o));
+  }
+#pragma unroll
+  for (int k = 0; k < Access::kStates; ++k) {
+    chunk.uses_state[k] = Phase::Functor::uses_state(params, k);
+  }
+  chunk.write_back_grads = launch.write_back_grads;
+  chunk.grad_coef = round_to<typename Access::Compute>(launch.scalars->grad_coef);
+  chunk.team = &team;
+  chunk.set(launch, team, share.begin);
+  return chunk;
+}
+
+/// The phase's part of the formula, for element `place` of a vector.
+template <class Phase, class Access, class T>
+__device__ __forceinline__ void apply(const Chunk<Access>& chunk, T& param, T grad,
+                                      T (&state)[Access::kStates], [[maybe_unused]] int place,
+                                      [[maybe_unused]] typename Phase::Sums& sums) {
+  using Functor = typename Phase::Functor;
+  if constexpr (Phase::kMeasures) {
+    T measured[Functor::kNumNorms];
+    Functor::measure(param, grad, state, chunk.team->coefs, measured);
+#pragma unroll
+    for (int n = 0; n < Functor::kNumNorms; ++n) sums.norms[n].add(measured[n], place % 4);
+  } else {
+    Functor::update(param, grad, state, chunk.team->coefs);
+  }
+}
+
+/// Gradients times their coefficient, in registers of their own: what comes next need not keep what
+/// it multiplies.
+template <class Access, bool kAligned>
+__device__ __forceinline__ void write_back(const Chunk<Access>& chunk, std::uint32_t index,
+                                           const typename Access::RawGrad& raw) {
+  typename Access::RawGrad scaled;
+#pragma unroll
+  for (int group = 0; group < Access::kVec / Access::kGroup; ++group) {
+    typename Access::Compute grad[Access::kGroup];
+    Access::get(chunk, Access::kGradOperand, raw, group, grad);
+#pragma unroll
+    for (int i = 0; i < Access::kGroup; ++i) grad[i] = grad[i] * chunk.grad_coef;
+    Access::set(scaled, group, grad);
+  }
+  Access::template store<kAligned>(chunk, Access::kGradOperand, index, scaled);
+}
+
+/// The vector that begins at element `index`. All loads are issued before the first value is used.
+template <class Phase, bool kAligned, class Access>
+__device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::uint32_t index,
+                                              typename Phase::Sums& sums) {
+  using T = typename Access::Compute;
+  constexpr int kGroup = Access::kGroup;
+  constexpr int kState = Access::kStateOperand;
+  typename Access::RawSource raw_source;
+  typename Access::RawGrad raw_grad = {};
+  typename Access::RawState raw_state[Access::kStates] = {};
+  Access::template load_source<kAligned>(chunk, index, raw_source);
+  if constexpr (Phase::kReadsGrad) {
+    Access::template load<kAligned>(chunk, Access::kGradOperand, index, raw_grad);
+  }
+#pragma unroll
+  for (int k = 0; k < Access::kStates; ++k) {
+    if (!Phase::kReadsStates || !chunk.uses_state[k]) continue;
+    Access::template load<kAligned>(chunk, kState + k, index, raw_state[k]);
+  }
+  if (Phase::kMovesStates && chunk.write_back_grads) {
+    write_back<Access, kAligned>(chunk, index, raw_grad);
+  }
+#pragma unroll
+  for (int group = 0; group < Access::kVec / kGroup; ++group) {
+    T param[kGroup];
+    T grad[kGroup];
+    T state[Access::kStates][kGroup];
+    Access::get_source(chunk, raw_source, group, param);
+    Access::get(chunk, Access::kGradOperand, raw_grad, group, grad);
+#pragma unroll
+    for (int k = 0; k < Access::kStates; ++k) {
+      Access::get(chunk, kState + k, raw_state[k], group, state[k]);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      T element_state[Access::kStates];
+#pragma unroll
+      for (int k = 0; k < Access::kStates; ++k) element_state[k] = state[k][i];
+      apply<Phase>(chunk, param[i], grad[i] * chunk.grad_coef, element_state, kGroup * group + i,
+                   sums);
+#pragma unroll
+      for (int k = 0; k < Access::kStates; ++k) state[k][i] = element_state[k];
+    }
+    if constexpr (!Phase::kMeasures) Access::set(raw_source, group, param);
+#pragma unroll
+    for (int k = 0; k < Access::kStates; ++k) Access::set(raw_state[k], group, state[k]);
+  }
+  if constexpr (!Phase::kMeasures) {
+    Access::template store_source<kAligned>(chunk, index, raw_source);
+  }
+#pragma unroll
+  for (int k = 0; k < Access::kStates; ++k) {
+    if (!Phase::kMovesStates || !chunk.uses_state[k]) continue;
+    Access::template store<kAligned>(chunk, kState + k, index, raw_state[k]);
+  }
+}
+
+/// Element `index` by itself, in front of the vectors or behind them.
+template <class Phase, class Access>
+__device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::uint32_t index,
+                                              typename Phase::Sums& sums) {
+  using T = typename Access::Compute;
+  using Grad = typename Access::Grad;
+  using State = typename Access::State;
+  constexpr int kState = Access::kStateOperand;
+  T param = Access::load_source_one(chunk, index);
+  T grad = T(0);
+  if constexpr (Phase::kReadsGrad) {
+    grad = Access::template load_one<Grad>(chunk, Access::kGradOperand, index) * chunk.grad_coef;
+  }
+  T state[Access::kStates];
+#pragma unroll
+  for (int k = 0; k < Access::kStates; ++k) {
+    state[k] = T(0);
+    if (!Phase::kReadsStates || !chunk.uses_state[k]) continue;
+    state[k] = Access::template load_one<State>(chunk, kState + k, index);
+  }
+  apply<Phase>(chunk, param, grad, state, 0, sums);
+  if constexpr (!Phase::kMeasures) Access::store_source_one(chunk, index, param);
+  if constexpr (Phase::kMovesStates) {
+#pragma unroll
+    for (int k = 0; k < Access::kStates; ++k) {
+      if (!chunk.uses_state[k]) continue;
+      Access::template store_one<State>(chunk, kState + k, index, state[k]);
+    }
+    if (chunk.write_back_grads) {
+      Access::template store_one<Grad>(chunk, Access::kGradOperand, index, grad);
+    }
+  }
+}
+
+/// The calling thread's share of a chunk. See Note [Peeling]. Single elements come first in an
+/// update: behind the loop they would keep its base addresses alive through it. Sums take them
+/// last.
+template <class Phase, bool kAligned, class Access>
+__device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const RowShare& share,
+                                             std::uint32_t wanted_head,
+                                             typename Phase::Sums& sums) {
+  constexpr std::uint32_t kVec = Access::kVec;
+  const std::uint32_t head = wanted_head < share.count ? wanted_head : share.count;
+  const std::uint32_t tail = share.count - (share.count - head) % kVec;
+  const std::uint32_t singles = head + (share.count - tail);
+  const std::uint32_t single = share.rank < head ? share.rank : tail + (share.rank - head);
+  if (!Phase::kMeasures && share.rank < singles) handle_single<Phase>(chunk, single, sums);
+#pragma unroll 1
+  for (std::uint32_t i = share.rank; head + i * kVec < tail; i += share.size) {
+    handle_vector<Phase, kAligned>(chunk, head + i * kVec, sums);
+  }
+  if (Phase::kMeasures && share.rank < singles) handle_single<Phase>(chunk, single, sums);
+}
+
+/// Writes a chunk's partials. All threads of the block must call it.
+template <class Phase>
+__device__ __forceinline__ void write_partials(const Launch<Phase>& launch, const RowShare& share,
+                                               const typename Phase::Sums& sums) {
+  constexpr int kNorms = Phase::Functor::kNumNorms;
+#pragma unroll
+  for (int n = 0; n < kNorms; ++n) {
+    if (n > 0) __syncthreads();
+    MeasurePartial partial = sums.norms[n].partial();
+    partial = share.size == kThreads ? block_sum(partial) : warp_sum(partial);
+    if (share.row >= 0 && share.rank == 0) {
+      launch.table.rows[share.row].partials[share.chunk_index * kNorms + n] = partial;
+    }
+  }
+}
+
+/// The body of both kernels. One thread of each team computes what its elements share, in fp64.
+template <class Phase, bool kAligned>
+__device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
+  using Access = typename Phase::Access;
+  using Functor = typename Phase::Functor;
+  if (launch.scalars->skip != 0.0f) return;
+  TeamsShared<Access>& shared = block_shared<TeamsShared<Access>>();
+  const RowShare share = row_share(launch.table);
+  if (share.row >= 0 && share.rank == 0) {
+    const Row<Phase>& row = launch.table.rows[share.row];
+    const auto& params = launch.groups[launch.group[share.row]];
+    auto coefs =
+        Functor::template prepare<typename Access::Compute>(params, static_cast<double>(*row.step));
+    if constexpr (Layerwise<Functor> && !Phase::kMeasures) {
+      Functor::apply_norms(params, row.norms, coefs);
+    }
+    shared.teams[share.team].set(launch, row, *row.step);
+    shared.teams[share.team].coefs = coefs;
+  }
+  __syncthreads();
+
+  typename Phase::Sums sums{};
+  if (share.row >= 0) {
+    const auto chunk = chunk_of(launch, share, shared.teams[share.team]);
+    handle_chunk<Phase, kAligned>(chunk, share, launch.head[share.row], sums);
+  }
+  if constexpr (Phase::kMeasures) write_partials(launch, share, sums);
+}
+
+// A block handles one chunk of a parameter, a warp one small parameter. Bytes per element: the sum
+// of the operands, read once (and, but for the gradient, written once): fp32 Adam 16 + 12. 16-byte
+// accesses for every operand, whatever its type; misaligned operands as in Note [Peeling], in a
+// kernel of their own so that the common one keeps its registers.
+template <class Access, bool kAligned>
+__global__ void __launch_bounds__(kThreads, kAligned ? Access::kUpdateBlocksPerSm : 1)
+    fused_update_kernel(const Launch<Update<Access>> __grid_constant__ launch) {
+  run_phase<Update<Access>, kAligned>(launch);
+}
+
+// A block handles one chunk of kNormChunk elements, a warp one small parameter; each writes one
+// partial per norm. Bytes per element: parameter and gradient, and the states where they move (fp32
+// LAMB 16 + 8). Which thread measures which element depends on the chunk's size alone, so heads are
+// not peeled: misaligned operands are accessed with the width that their address allows.
+template <class Access>
+__global__ void __launch_bounds__(kThreads, Access::kMeasureBlocksPerSm)
+    fused_measure_kernel(const Launch<Measure<Access>> __grid_constant__ launch) {
+  run_phase<Measure<Access>, false>(launch);
+}
+
+}  // namespace torchfuse::kernels::cuda

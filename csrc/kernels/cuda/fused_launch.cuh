@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Fills launches of the update and measure kernels, for any functor and dtype tuple.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/tensor_table.h"
+#include "kernels/cuda/alignment.h"
+#include "kernels/cuda/fused_kernels.cuh"
+#include "kernels/cuda/group_table.cuh"
+#include "kernels/cuda/launch_table.cuh"
+#include "kernels/cuda/looked_up_access.cuh"
+#include "kernels/cuda/phases.cuh"
+#include "kernels/cuda/typed_access.cuh"
+#include "kernels/cuda/typed_tuples.h"
+#include "kernels/fused_optimizer.h"
+#include "kernels/layerwise_optimizer.h"
+
+namespace torchfuse::kernels::cuda {
+
+/// The accesses whose kernels serve a tuple. Tuples that differ in what a phase does not touch
+/// share one: gradients in an update that reads none, states in a measure that moves none.
+template <class Access>
+struct Needed {
+  using ForUpdate = Access;
+  using ForMeasure = Access;
+};
+template <Layerwise Functor, class Param, class Grad, class State, bool kMaster>
+  requires(sizeof(Param) == 2)
+struct Needed<TypedAccess<Functor, Param, Grad, State, kMaster>> {
+  static constexpr bool kEarly = kStatesInMeasure<Functor>;
+  using ForUpdate =
+      TypedAccess<Functor, Param, std::conditional_t<kEarly, Param, Grad>, State, kMaster>;
+  using ForMeasure = TypedAccess<Functor, Param, Grad,
+                                 std::conditional_t<kEarly || kMaster, State, Param>, kMaster>;
+};
+
+/// What all rows of a table share. `chunk` in elements.
+template <class Phase>
+void begin_launch(const UpdateArgs<typename Phase::Functor>& args, std::uint32_t chunk,
+                  Launch<Phase>& launch) {
+  using Storage = typename Phase::Access::Storage;
+  static_cast<Storage&>(launch) = Storage(args.tensors);
+  launch.scalars = args.scalars;
+  launch.write_back_grads = args.write_back_grads;
+  launch.table.chunk = chunk;
+}
+
+template <class Phase>
+Row<Phase> row_of(const TensorRow& tensor) {
+  using Access = typename Phase::Access;
+  constexpr int kMasterOperand = Access::kStateOperand + Access::kStates;
+  Row<Phase> row;
+  row.operands[Access::kParamOperand] = tensor.param;
+  row.operands[Access::kGradOperand] = tensor.grad;
+  for (int k = 0; k < Access::kStates; ++k) {
+    row.operands[Access::kStateOperand + k] = tensor.state[k];
+  }
+  if constexpr (Access::kOperands > kMasterOperand) row.operands[kMasterOperand] = tensor.master;
+  row.step = tensor.step;
+  row.numel = tensor.numel;
+  row.set(tensor);
+  return row;
+}
+
+/// How an update's accesses to a row are aligned, as far as its operands are used.
+template <class Phase>
+Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
+                   const typename Phase::Functor::Params& params) {
+  using Access = typename Phase::Access;
+  OperandAccess accesses[Access::kOperands];
+  int count = 0;
+  for (int o = 0; o < Access::kOperands; ++o) {
+    const int state = o - Access::kStateOperand;
+    const bool is_state = state >= 0 && state < Access::kStates;
+    if (is_state && !Phase::Functor::uses_state(params, state)) continue;
+    if (!launch.has_operand(o) || (o == Access::kGradOperand && !Phase::kReadsGrad)) continue;
+    const bool read_only = o == Access::kGradOperand && !launch.write_back_grads;
+    const bool write_only = o == Access::kParamOperand && launch.has_master();
+    accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.operands[o]), launch.element_size(o),
+                         read_only || write_only ? 1u : 2u};
+  }
+  return best_peeling(accesses, count, Access::kVec);
+}
+
+/// Enqueues the rows that are aligned or those that are not; sets `others` if there are rows of the
+/// other kind.
+template <class Access, bool kAligned>
+Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream stream,
+                       Launch<Update<Access>>& launch, bool* others) {
+  using Phase = Update<Access>;
+  LaunchFiller filler(launch, args.groups, [&](const Launch<Phase>& full) {
+    return kernels::cuda::launch(fused_update_kernel<Access, kAligned>, full, full.table.blocks,
+                                 kThreads, stream, "launch of fused_update_kernel");
+  });
+  const Status status = for_each_row(args.tensors, [&](std::int64_t i) {
+    const TensorRow& tensor = args.tensors.rows[i];
+    Row<Phase> row = row_of<Phase>(tensor);
+    if constexpr (Layerwise<typename Access::Functor>) {
+      row.norms = args.norms + i * Access::Functor::kNumNorms;
+    }
+    const Peeling peeling = peeling_of(launch, row, args.groups[tensor.group]);
+    if (peeling.aligned == kAligned) return filler.add(row, tensor.group, peeling.head);
+    *others = true;
+    return Status{};
+  });
+  return status.ok() ? filler.flush() : status;
+}
+
+template <class Tuple>
+Status enqueue_updates(const UpdateArgs<typename Tuple::Functor>& args, Stream stream) {
+  using Access = typename Needed<Tuple>::ForUpdate;
+  Launch<Update<Access>> launch{};
+  begin_launch(args, choose_chunk(args.tensors.total(), kThreads * Access::kVec), launch);
+  bool misaligned = false;
+  bool unused = false;
+  const Status status = enqueue_updates<Access, true>(args, stream, launch, &misaligned);
+  if (!status.ok() || !misaligned) return status;
+  return enqueue_updates<Access, false>(args, stream, launch, &unused);
+}
+
+template <class Tuple>
+Status enqueue_measures(const MeasureArgs<typename Tuple::Functor>& args, Stream stream) {
+  using Access = typename Needed<Tuple>::ForMeasure;
+  using Phase = Measure<Access>;
+  const auto& update = args.update;
+  Launch<Phase> launch{};
+  begin_launch(update, static_cast<std::uint32_t>(kNormChunk), launch);
+  LaunchFiller filler(launch, update.groups, [&](const Launch<Phase>& full) {
+    return kernels::cuda::launch(fused_measure_kernel<Access>, full, full.table.blocks, kThreads,
+                                 stream, "launch of fused_measure_kernel");
+  });
+  const Status status = for_each_row(update.tensors, [&](std::int64_t i) {
+    const TensorRow& tensor = update.tensors.rows[i];
+    Row<Phase> row = row_of<Phase>(tensor);
+    row.partials = args.partials + args.chunk_offsets[i] * Access::Functor::kNumNorms;
+    return filler.add(row, tensor.group);
+  });
+  return status.ok() ? filler.flush() : status;
+}
+
+// --- The choice of the kernel --------------------------------------------------------------------
+//
+// Note [One object per 16-bit type]
+// A functor's kernels, some thirty for each architecture, would take a compiler most of a minute in
+// one file. Those for parameters in fp16 and in bf16 are therefore explicit instances in files of
+// their own (instantiate/*_16_bit_cuda.cu.in), which the file of the others declares extern: all
+// three compile side by side.
+
+/// Calls run(TypedAccess<...>{}) for the tuple of a table whose parameters are in the 16-bit
+/// `Param` and that has a kernel of its own.
+template <class Functor, class Param, class Run>
+Status dispatch_16_bit(const TensorTable& table, Run run) {
+  const auto with_grad = [&](auto grad) {
+    using Grad = decltype(grad);
+    if (table.has_master) return run(TypedAccess<Functor, Param, Grad, float, true>{});
+    if (table.state[0] == DType::kFloat32) {
+      return run(TypedAccess<Functor, Param, Grad, float, false>{});
+    }
+    return run(TypedAccess<Functor, Param, Grad, Param, false>{});
+  };
+  return table.grad == DType::kFloat32 ? with_grad(float{}) : with_grad(Param{});
+}
+
+/// Calls run(TypedAccess<...>{}) for the tuple of the table, run_16_bit(Param{}) if parameters are
+/// in 16 bits, or run(LookedUpAccess<Functor>{}) if the tuple has no kernel of its own. Must agree
+/// with has_typed_kernel. See Note [One object per 16-bit type].
+template <class Functor, class Run, class Run16Bit>
+Status dispatch_access(const TensorTable& table, Run run, Run16Bit run_16_bit) {
+  if (!has_typed_kernel(table, Functor::kNumStates)) {
+    if (has_looked_up_kernel(table, Functor::kNumStates)) return run(LookedUpAccess<Functor>{});
+    return Status{cudaErrorInvalidValue,
+                  "fused update (the update kernels are not built for this tuple of parameter, "
+                  "gradient, state and master dtypes)"};
+  }
+  switch (table.param) {
+    case DType::kFloat64:
+      return run(TypedAccess<Functor, double, double, double, false>{});
+    case DType::kFloat16:
+      return run_16_bit(Half{});
+    case DType::kBFloat16:
+      return run_16_bit(BFloat16{});
+    case DType::kFloat32:
+      break;
+  }
+  if (table.grad == DType::kFloat16) return run(TypedAccess<Functor, float, Half, float, false>{});
+  if (table.grad == DType::kBFloat16) {
+    return run(TypedAccess<Functor, float, BFloat16, float, false>{});
+  }
+  return run(TypedAccess<Functor, float, float, float, false>{});
+}
+
+template <class Functor, class Param>
+Status update_16_bit(const UpdateArgs<Functor>& args, Stream stream) {
+  return dispatch_16_bit<Functor, Param>(
+      args.tensors, [&](auto access) { return enqueue_updates<decltype(access)>(args, stream); });
+}
+
+template <class Functor, class Param>
+Status measure_16_bit(const MeasureArgs<Functor>& args, Stream stream) {
+  return dispatch_16_bit<Functor, Param>(args.update.tensors, [&](auto access) {
+    return enqueue_measures<decltype(access)>(args, stream);
+  });
+}
+
+}  // namespace torchfuse::kernels::cuda
+
+namespace torchfuse::kernels {
+
+template <class Functor>
+Status fused_update_cuda(const UpdateArgs<Functor>& args, Stream stream) {
+  return cuda::dispatch_access<Functor>(
+      args.tensors,
+      [&](auto access) { return cuda::enqueue_updates<decltype(access)>(args, stream); },
+      [&](auto param) { return cuda::update_16_bit<Functor, decltype(param)>(args, stream); });
+}
+
+template <class Functor>
+Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream) {
+  const Status status = cuda::dispatch_access<Functor>(
+      args.update.tensors,
+      [&](auto access) { return cuda::enqueue_measures<decltype(access)>(args, stream); },
+      [&](auto param) { return cuda::measure_16_bit<Functor, decltype(param)>(args, stream); });
+  return status.ok() ? tensor_norms_cuda(args, stream) : status;
+}
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The parameter groups that a launch carries by value, and how launches are filled with rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/status.h"
+
+namespace torchfuse::kernels::cuda {
+
+/// Parameter groups per launch: some 6 KB of hyper-parameters.
+template <class Params>
+constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
+
+/// Which groups stand where in a launch's array of kMaxGroups.
+template <class Params>
+class GroupTable {
+ public:
+  static_assert(kMaxGroups<Params> >= 1 && kMaxGroups<Params> <= 255);
+
+  void reset() {
+    count_ = 0;
+    last_ = 0;
+  }
+
+  /// The place of `group`, entered into `launch_groups` if it is new; negative without room.
+  int place(const Params* groups, std::int32_t group, Params* launch_groups) {
+    if (last_ < count_ && ids_[last_] == group) return last_;
+    for (last_ = 0; last_ < count_; ++last_) {
+      if (ids_[last_] == group) return last_;
+    }
+    if (count_ == kMaxGroups<Params>) return -1;
+    launch_groups[count_] = groups[group];
+    ids_[count_] = group;
+    return count_++;
+  }
+
+ private:
+  std::int32_t ids_[kMaxGroups<Params>] = {};
+  int count_ = 0;
+  int last_ = 0;
+};
+
+/// Fills `launch` with rows and groups. When either has no room left, `enqueue(launch)` starts the
+/// kernel, and the next launch begins.
+template <class Launch, class Enqueue>
+class LaunchFiller {
+  using Params = typename Launch::Params;
+
+ public:
+  LaunchFiller(Launch& launch, const Params* groups, Enqueue enqueue)
+      : launch_(launch), groups_(groups), enqueue_(enqueue) {
+    launch_.reset();
+  }
+
+  template <class Row>
+  Status add(const Row& row, std::int32_t group, std::uint32_t head = 0) {
+    int place = launch_.full() ? -1 : table_.place(groups_, group, launch_.groups);
+    if (place < 0) {
+      const Status status = flush();
+      if (!status.ok()) return status;
+      place = table_.place(groups_, group, launch_.groups);
+    }
+    launch_.append(row, static_cast<std::uint8_t>(place), static_cast<std::uint8_t>(head));
+    return Status{};
+  }
+
+  /// Starts the kernel for the rows that were added last, if there are any.
+  Status flush() {
+    if (launch_.count() == 0) return Status{};
+    const Status status = enqueue_(launch_);
+    launch_.reset();
+    table_.reset();
+    return status;
+  }
+
+ private:
+  Launch& launch_;
+  const Params* groups_;
+  Enqueue enqueue_;
+  GroupTable<Params> table_;
+};
+
+}  // namespace torchfuse::kernels::cuda

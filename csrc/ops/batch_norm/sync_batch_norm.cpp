@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Batch normalization over the ranks of a process group, with autograd: one collective each way.
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+#include <torchfuse/collectives.h>
+#include <torchfuse/ops.h>
+
+#include <string>
+
+#include "ops/batch_norm/sync_batch_norm.h"
+#include "ops/check.h"
+
+namespace torchfuse {
+
+namespace {
+
+using ops::SyncBatchNormCall;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<at::Tensor>;
+
+OptionalTensor optional(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+at::Tensor value_of(const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); }
+
+/// Before anything is exchanged: a rank that fails alone leaves the others waiting. Sizes may be
+/// symbolic, and tensors without memory.
+void check_call(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                const OptionalTensor& residual, const SyncBatchNormCall& call) {
+  const char* caller = call.caller.c_str();
+  const ops::Argument argument{caller, "input"};
+  if (input.dim() < 2 || input.sym_size(1) == 0) {
+    ops::fail(argument, "have at least 2 dimensions and one channel", c10::str(input.sym_sizes()));
+  }
+  ops::dtype_of(argument, input);
+  const auto check_device = [&](const char* name, const at::Tensor& tensor) {
+    if (tensor.device() == input.device()) return;
+    ops::fail({caller, name}, c10::str("be on the device of input, ", input.device()),
+              c10::str(tensor.device()), "Move the module to the device of its input.");
+  };
+  const auto check_vector = [&](const char* name, const OptionalTensor& vector) {
+    if (!vector) return;
+    check_device(name, *vector);
+    if (vector->dim() == 1 && vector->sym_size(0) == input.sym_size(1)) return;
+    ops::fail({caller, name},
+              c10::str("be of shape [", input.sym_size(1), "], the channels of input"),
+              c10::str(vector->sym_sizes()), "num_features must be input.size(1).");
+  };
+  check_vector("weight", weight);
+  check_vector("bias", bias);
+  check_vector("running_mean", call.running_mean);
+  check_vector("running_var", call.running_var);
+  if (!residual) return;
+  check_device("residual", *residual);
+  if (residual->sym_sizes() != input.sym_sizes()) {
+    ops::fail({caller, "residual"}, c10::str("have the sizes of input, ", input.sym_sizes()),
+              c10::str(residual->sym_sizes()));
+  }
+  if (residual->scalar_type() != input.scalar_type()) {
+    ops::fail({caller, "residual"}, c10::str("be of the dtype of input, ", input.scalar_type()),
+              c10::str(residual->scalar_type()), "Convert it with to(input.dtype).");
+  }
+}
+
+/// The moments that the output is normalized by: none in evaluation, given ones when a forward pass
+/// is repeated, otherwise those of all ranks.
+OptionalTensor reduced_moments(const at::Tensor& input, const SyncBatchNormCall& call) {
+  if (!call.batch_statistics) return std::nullopt;
+  if (call.packed) return call.packed;
+  at::Tensor packed = batch_norm_stats(input);
+  if (call.group) all_reduce_sum_(packed, *call.group, call.caller, call.deterministic);
+  return packed;
+}
+
+class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& input,
+                               const OptionalTensor& weight, const OptionalTensor& bias,
+                               const OptionalTensor& residual, const SyncBatchNormCall& call) {
+    const OptionalTensor packed = reduced_moments(input, call);
+    // Repeated forward passes do not observe the batch again.
+    const bool observe = !call.packed || !call.batch_statistics;
+    const auto [output, saved] =
+        batch_norm_elemt(input, weight, bias, packed, observe ? call.running_mean : std::nullopt,
+                         observe ? call.running_var : std::nullopt,
+                         observe ? call.num_batches_tracked : std::nullopt, residual, call.momentum,
+                         call.eps, call.relu);
+    // Behind a residual the ReLU's gate cannot be computed from the input alone.
+    const bool gate_is_output = call.relu && residual.has_value();
+    ctx->save_for_backward({input, value_of(weight), value_of(bias), value_of(residual), saved,
+                            gate_is_output ? output : at::Tensor(),
+                            call.batch_statistics ? at::Tensor() : *call.running_mean,
+                            call.batch_statistics ? at::Tensor() : *call.running_var});
+    ctx->saved_data["group"] = call.group;
+    ctx->saved_data["caller"] = call.caller;
+    ctx->saved_data["deterministic"] = call.deterministic;
+    ctx->saved_data["batch_statistics"] = call.batch_statistics;
+    ctx->saved_data["eps"] = call.eps;
+    ctx->saved_data["relu"] = call.relu;
+    const at::Tensor returned = packed ? *packed : at::empty({0}, saved.options());
+    ctx->mark_non_differentiable({returned});
+    return {output, returned};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    SyncBatchNormCall call;
+    const auto group = ctx->saved_data["group"];
+    if (!group.isNone()) call.group = group.toStringRef();
+    call.caller = ctx->saved_data["caller"].toStringRef();
+    call.deterministic = ctx->saved_data["deterministic"].toBool();
+    call.batch_statistics = ctx->saved_data["batch_statistics"].toBool();
+    call.eps = ctx->saved_data["eps"].toDouble();
+    call.relu = ctx->saved_data["relu"].toBool();
+    call.running_mean = optional(saved[6]);
+    call.running_var = optional(saved[7]);
+    // Edges are counted over the tensors that were there.
+    std::size_t edge = 0;
+    const auto is_wanted = [&](const at::Tensor& tensor) {
+      return tensor.defined() && ctx->needs_input_grad(edge++);
+    };
+    ops::BatchNormGradsWanted wanted;
+    wanted.input = is_wanted(saved[0]);
+    wanted.weight = is_wanted(saved[1]);
+    wanted.bias = is_wanted(saved[2]);
+    wanted.residual = is_wanted(saved[3]);
+    if (at::GradMode::is_enabled()) {
+      variable_list result = ops::differentiable_batch_norm_grads(
+          {saved[0], saved[1], saved[2], saved[3]}, grads[0], wanted, call);
+      result.emplace_back();
+      return result;
+    }
+    return fused_grads(saved, grads[0], wanted, call);
+  }
+
+ private:
+  static variable_list fused_grads(const variable_list& saved, const at::Tensor& grad_output,
+                                   const ops::BatchNormGradsWanted& wanted,
+                                   const SyncBatchNormCall& call) {
+    const at::Tensor& input = saved[0];
+    const OptionalTensor weight = optional(saved[1]);
+    const OptionalTensor bias = optional(saved[2]);
+    const OptionalTensor gate = optional(saved[5]);
+    auto [sums, grad_weight, grad_bias, behind_relu] =
+        batch_norm_backward_reduce(grad_output, input, saved[4], weight, bias, gate, call.relu);
+    const at::Tensor& grad = gate ? behind_relu : grad_output;
+    variable_list result(5);
+    if (wanted.weight) result[1] = grad_weight;
+    if (wanted.bias) result[2] = grad_bias;
+    if (wanted.residual) result[3] = grad;
+    // All ranks exchange, also one whose input needs no gradient: the others wait for it.
+    if (call.group && call.batch_statistics) {
+      all_reduce_sum_(sums, *call.group, call.caller, call.deterministic);
+    }
+    if (wanted.input) {
+      result[0] =
+          batch_norm_backward_elemt(grad, input, saved[4], sums, weight, bias, call.relu && !gate);
+    }
+    return result;
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> sync_batch_norm_impl(
+    const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+    const OptionalTensor& running_mean, const OptionalTensor& running_var,
+    const OptionalTensor& num_batches_tracked, const OptionalTensor& residual,
+    const OptionalTensor& packed, bool training, std::optional<double> momentum, double eps,
+    bool relu, std::optional<c10::string_view> group, c10::string_view caller, bool deterministic) {
+  SyncBatchNormCall call;
+  call.running_mean = running_mean;
+  call.running_var = running_var;
+  call.num_batches_tracked = num_batches_tracked;
+  call.packed = packed;
+  call.batch_statistics = training || !running_mean || !running_var;
+  call.momentum = momentum;
+  call.eps = eps;
+  call.relu = relu;
+  if (group) call.group = std::string(*group);
+  call.caller = std::string(caller);
+  call.deterministic = deterministic;
+  check_call(input, weight, bias, residual, call);
+  const variable_list result = SyncBatchNorm::apply(input, weight, bias, residual, call);
+  return {result[0], result[1]};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> sync_batch_norm(
+    const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+    const OptionalTensor& running_mean, const OptionalTensor& running_var,
+    const OptionalTensor& num_batches_tracked, const OptionalTensor& residual,
+    const OptionalTensor& packed, bool training, std::optional<double> momentum, double eps,
+    bool relu, const std::optional<std::string>& group, const std::string& caller,
+    bool deterministic) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("torchfuse::sync_batch_norm", "")
+                             .typed<decltype(sync_batch_norm_impl)>();
+  std::optional<c10::string_view> group_name;
+  if (group) group_name = *group;
+  return op.call(input, weight, bias, running_mean, running_var, num_batches_tracked, residual,
+                 packed, training, momentum, eps, relu, group_name, caller, deterministic);
+}
+
+TORCH_LIBRARY_IMPL(torchfuse, CompositeImplicitAutograd, m) {
+  m.impl("sync_batch_norm", sync_batch_norm_impl);
+}
+
+}  // namespace torchfuse

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torchfuse/collectives.h>
+
+#include "ops/batch_norm/sync_batch_norm.h"
+
+namespace torchfuse::ops {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// The sum over ranks; a gradient of every rank's result reaches every rank's summand.
+class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor,
+                            const std::string& group, const std::string& caller) {
+    ctx->saved_data["group"] = group;
+    ctx->saved_data["caller"] = caller;
+    at::Tensor sum = tensor.clone(at::MemoryFormat::Contiguous);
+    all_reduce_sum_(sum, group, caller);
+    return sum;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    return {SumOverRanks::apply(grads[0], ctx->saved_data["group"].toStringRef(),
+                                ctx->saved_data["caller"].toStringRef()),
+            at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor sum_over_ranks(const at::Tensor& tensor, const SyncBatchNormCall& call) {
+  return call.group ? SumOverRanks::apply(tensor, *call.group, call.caller) : tensor;
+}
+
+/// One number per channel, in the shape of `input`.
+at::Tensor by_channel(const at::Tensor& vector, const at::Tensor& input) {
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
+  shape[1] = -1;
+  return vector.view(shape);
+}
+
+/// The layer in torch's operators: Ioffe and Szegedy 2015, with moments over all ranks. The mean is
+/// reduced before the squares are, so that these are about it.
+at::Tensor batch_norm(const BatchNormInputs& inputs, const SyncBatchNormCall& call) {
+  const auto dtype = inputs.input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor x = inputs.input.to(dtype);
+  std::vector<std::int64_t> others;
+  for (std::int64_t d = 0; d < x.dim(); ++d) {
+    if (d != 1) others.push_back(d);
+  }
+  at::Tensor mean;
+  at::Tensor var;
+  if (call.batch_statistics) {
+    const std::int64_t elements = x.numel() / x.size(1);
+    const at::Tensor own = at::full({1}, static_cast<double>(elements), x.options());
+    const at::Tensor count = sum_over_ranks(own, call).clamp_min(1);
+    mean = sum_over_ranks(x.sum(others), call) / count;
+    var = sum_over_ranks((x - by_channel(mean, x)).square().sum(others), call) / count;
+  } else {
+    mean = call.running_mean->to(dtype);
+    var = call.running_var->to(dtype);
+  }
+  at::Tensor y = (x - by_channel(mean, x)) * by_channel((var + call.eps).rsqrt(), x);
+  if (inputs.weight.defined()) y = y * by_channel(inputs.weight.to(dtype), x);
+  if (inputs.bias.defined()) y = y + by_channel(inputs.bias.to(dtype), x);
+  if (inputs.residual.defined()) y = y + inputs.residual.to(dtype);
+  if (call.relu) y = y.relu();
+  return y.to(inputs.input.scalar_type());
+}
+
+}  // namespace
+
+std::vector<at::Tensor> differentiable_batch_norm_grads(const BatchNormInputs& inputs,
+                                                        const at::Tensor& grad_output,
+                                                        const BatchNormGradsWanted& wanted,
+                                                        const SyncBatchNormCall& call) {
+  const std::vector<std::pair<at::Tensor, bool>> all{{inputs.input, wanted.input},
+                                                     {inputs.weight, wanted.weight},
+                                                     {inputs.bias, wanted.bias},
+                                                     {inputs.residual, wanted.residual}};
+  variable_list sources;
+  for (const auto& [tensor, is_wanted] : all) {
+    if (is_wanted) sources.push_back(tensor);
+  }
+  const variable_list grads =
+      torch::autograd::grad({batch_norm(inputs, call)}, sources, {grad_output},
+                            /*retain_graph=*/true, /*create_graph=*/true);
+  variable_list result(all.size());
+  for (std::size_t i = 0, next = 0; i < all.size(); ++i) {
+    if (all[i].second) result[i] = grads[next++];
+  }
+  return result;
+}
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a fused optimizer adds to the common step: names, hyper-parameters and a functor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <torchfuse/fused_step.h>
+#include <torchfuse/hyper_params.h>
+
+#include "kernels/common/hyper_param.h"
+#include "kernels/fused_optimizer.h"
+#include "ops/backend.h"
+#include "ops/bucket.h"
+#include "ops/check.h"
+#include "ops/fused_step/layerwise.h"
+#include "ops/fused_step/sharding.h"
+
+namespace torchfuse::ops {
+
+/// Reads one group's hyper-parameters, with range checks on those given as numbers. (A tensor is
+/// read on the device alone, so its value is the caller's affair.)
+class GroupReader {
+ public:
+  /// Error messages begin with `caller`; `whose` is " of group 1", say. `tensors` receives the
+  /// device copies of tensor values, which must outlive the launch.
+  GroupReader(const char* caller, std::string whose, const std::vector<HyperParamInfo>& infos,
+              const std::vector<HyperParam>& values, const c10::Device& device,
+              std::vector<at::Tensor>& tensors);
+
+  kernels::ScalarParam number(std::size_t index);
+  bool flag(std::size_t index) const;
+
+ private:
+  const char* caller_;
+  std::string whose_;
+  const std::vector<HyperParamInfo>& infos_;
+  const std::vector<HyperParam>& values_;
+  c10::Device device_;
+  std::vector<at::Tensor>& tensors_;
+};
+
+class Algorithm {
+ public:
+  virtual ~Algorithm() = default;
+  virtual const char* op() const = 0;
+  /// In the order of the op's schema.
+  virtual const std::vector<HyperParamInfo>& hyper_params() const = 0;
+  virtual const std::vector<std::string>& state_names() const = 0;
+  /// The last of the states that are one number for the whole tensor.
+  virtual std::size_t num_tensor_states() const = 0;
+  /// Takes the groups' values for tensors on `device`. Error messages begin with `caller`.
+  virtual void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
+                          const c10::Device& device) = 0;
+  virtual bool uses_state(std::int64_t group, int state) const = 0;
+  /// The same for values that were not taken, and may be out of range. No device is asked.
+  virtual bool uses_state(const std::vector<HyperParam>& group, int state) const = 0;
+  /// Runs or enqueues the update of a bucket.
+  virtual void update(const Bucket& bucket, const kernels::StepScalars* scalars,
+                      bool write_back_grads) = 0;
+};
+
+/// Names and ranges of a functor's table.
+template <class Functor>
+std::vector<HyperParamInfo> hyper_params_in() {
+  std::vector<HyperParamInfo> infos;
+  for (const auto& entry : Functor::kHyperParams) {
+    const kernels::HyperParamRange& range = entry.range;
+    infos.push_back({entry.name, entry.flag != nullptr, range.low, range.high,
+                     range.may_be_infinite,
+                     range.at_least_previous ? infos.back().name : std::string()});
+  }
+  return infos;
+}
+
+template <class Functor>
+class FusedAlgorithm final : public Algorithm {
+ public:
+  const char* op() const final {
+    static const std::string name = std::string("fused_") + Functor::kName + "_";
+    return name.c_str();
+  }
+
+  const std::vector<HyperParamInfo>& hyper_params() const final {
+    static const std::vector<HyperParamInfo> infos = hyper_params_in<Functor>();
+    return infos;
+  }
+
+  const std::vector<std::string>& state_names() const final {
+    static const std::vector<std::string> names(std::begin(Functor::kStateNames),
+                                                std::end(Functor::kStateNames));
+    return names;
+  }
+
+  void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
+                  const c10::Device& device) final {
+    groups_.clear();
+    tensors_.clear();
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const std::string whose =
+          std::string_view(caller) == op() ? "" : " of group " + std::to_string(g);
+      GroupReader reader(caller, whose, hyper_params(), groups[g], device, tensors_);
+      groups_.push_back(read(reader));
+    }
+  }
+
+  std::size_t num_tensor_states() const final {
+    if constexpr (kernels::Layerwise<Functor>) return Functor::kTracksNorm ? 1 : 0;
+    return 0;
+  }
+
+  bool uses_state(std::int64_t group, int state) const final {
+    return state >= Functor::kNumStates || Functor::uses_state(groups_[group], state);
+  }
+
+  bool uses_state(const std::vector<HyperParam>& group, int state) const final {
+    typename Functor::Params params;
+    for (std::size_t i = 0; i < std::size(Functor::kHyperParams); ++i) {
+      const auto& entry = Functor::kHyperParams[i];
+      const auto* number = std::get_if<double>(&group[i]);
+      if (entry.flag != nullptr) {
+        params.*entry.flag = number != nullptr && *number != 0.0;
+      } else if (number != nullptr) {
+        (params.*entry.number).value = *number;
+      } else {
+        (params.*entry.number).pointer = &group[i];  // not null is all that is asked
+      }
+    }
+    return state >= Functor::kNumStates || Functor::uses_state(params, state);
+  }
+
+  void update(const Bucket& bucket, const kernels::StepScalars* scalars,
+              bool write_back_grads) final {
+    kernels::UpdateArgs<Functor> args;
+    args.tensors = bucket.table();
+    args.groups = groups_.data();
+    args.num_groups = static_cast<std::int32_t>(groups_.size());
+    args.scalars = scalars;
+    args.write_back_grads = write_back_grads;
+    if constexpr (kernels::Layerwise<Functor>) {
+      update_layerwise(bucket, args);
+    } else {
+      update_elements(bucket, args);
+    }
+  }
+
+ private:
+  static typename Functor::Params read(GroupReader& reader) {
+    typename Functor::Params params;
+    for (std::size_t i = 0; i < std::size(Functor::kHyperParams); ++i) {
+      const auto& entry = Functor::kHyperParams[i];
+      if (entry.flag != nullptr) {
+        params.*entry.flag = reader.flag(i);
+      } else {
+        params.*entry.number = reader.number(i);
+      }
+    }
+    return params;
+  }
+
+  void update_elements(const Bucket& bucket, const kernels::UpdateArgs<Functor>& args) const {
+    if (bucket.key.device.is_cpu()) {
+      parallel_over_elements(args.tensors.total(),
+                             [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                               kernels::fused_update_cpu<Functor>(isa, args, begin, end);
+                             });
+      return;
+    }
+#if defined(TORCHFUSE_WITH_CUDA)
+    check_status(op(),
+                 kernels::fused_update_cuda<Functor>(args, current_stream(bucket.key.device)));
+#endif
+  }
+
+  /// See Note [Layerwise optimizers]. On the CPU, a few tensors at a time go through all phases, so
+  /// that the update finds in the caches what was measured.
+  void update_layerwise(const Bucket& bucket, kernels::UpdateArgs<Functor> args) {
+    workspace_.reserve(bucket, Functor::kNumNorms);
+    args.norms = workspace_.norms();
+    const kernels::MeasureArgs<Functor> measure{args, bucket.chunk_offsets.data(),
+                                                workspace_.partials(), workspace_.norms()};
+    if (bucket.shard_groups == nullptr && bucket.key.device.is_cpu()) {
+      update_spans(bucket, measure);
+      return;
+    }
+    if (bucket.shard_groups == nullptr) {
+      measure_all(bucket.key.device, measure);
+    } else {
+      measure_shards(bucket, measure);
+    }
+    update_elements(bucket, args);
+  }
+
+  void update_spans(const Bucket& bucket, const kernels::MeasureArgs<Functor>& args) const {
+    for_each_cached_span(bucket, [&](std::int64_t first, std::int64_t last) {
+      const std::int64_t begin = bucket.offsets[first];
+      const std::int64_t end = bucket.offsets[last];
+      parallel_over_elements(begin, end, [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+        kernels::fused_measure_cpu<Functor>(isa, args, b, e);
+      });
+      kernels::tensor_norms<Functor>(args, first, last);
+      parallel_over_elements(begin, end, [&](kernels::CpuIsa isa, std::int64_t b, std::int64_t e) {
+        kernels::fused_update_cpu<Functor>(isa, args.update, b, e);
+      });
+    });
+  }
+
+  /// The norms are those of the whole tensors: see Note [Sharded parameters].
+  void measure_shards(const Bucket& bucket, kernels::MeasureArgs<Functor> args) {
+    workspace_.reserve_sums(bucket, Functor::kNumNorms);
+    args.sums = static_cast<kernels::MeasurePartial*>(workspace_.sums().mutable_data_ptr());
+    measure_all(bucket.key.device, args);
+    sum_measured_over_shards(workspace_.sums(), Functor::kTracksNorm, *bucket.shard_groups);
+    args.partials = std::exchange(args.sums, nullptr);
+    args.chunk_offsets = workspace_.one_partial_each();
+    finish_norms(bucket.key.device, args);
+  }
+
+  /// Both phases for all tensors.
+  void measure_all(const c10::Device& device, const kernels::MeasureArgs<Functor>& args) const {
+    if (device.is_cpu()) {
+      parallel_over_elements(args.update.tensors.total(),
+                             [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                               kernels::fused_measure_cpu<Functor>(isa, args, begin, end);
+                             });
+      return finish_norms(device, args);
+    }
+#if defined(TORCHFUSE_WITH_CUDA)
+    check_status(op(), kernels::fused_measure_cuda<Functor>(args, current_stream(device)));
+#endif
+  }
+
+  void finish_norms(const c10::Device& device, const kernels::MeasureArgs<Functor>& args) const {
+    if (device.is_cpu()) return kernels::tensor_norms<Functor>(args, 0, args.update.tensors.count);
+#if defined(TORCHFUSE_WITH_CUDA)
+    check_status(op(), kernels::tensor_norms_cuda<Functor>(args, current_stream(device)));
+#endif
+  }
+
+  std::vector<typename Functor::Params> groups_;
+  LayerwiseWorkspace workspace_;
+  std::vector<at::Tensor> tensors_;
+};
+
+using AlgorithmFactory = std::function<std::unique_ptr<Algorithm>()>;
+
+/// Makes an algorithm known to FusedStep by name; called once per optimizer, at load time.
+bool register_algorithm(const std::string& name, AlgorithmFactory factory);
+/// Throws, naming the known ones, if there is no such algorithm.
+std::unique_ptr<Algorithm> make_algorithm(const std::string& name);
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <torchfuse/hyper_params.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <cmath>
+#include <memory>
+
+#include "ops/fused_step/algorithm.h"
+
+namespace torchfuse {
+
+// Written so that a NaN violates every range.
+std::optional<std::string> HyperParamInfo::violation(double value, double least) const {
+  if (is_flag) return std::nullopt;
+  const bool infinite = may_be_infinite && std::isinf(value) && value > 0.0;
+  if (value >= low && (value < high || infinite)) {
+    if (at_least.empty() || value >= least) return std::nullopt;
+    return c10::str("at least ", at_least, ", ", least);
+  }
+  std::string expected = c10::str("at least ", low);
+  if (std::isfinite(high)) expected += c10::str(" and less than ", high);
+  if (std::isinf(high) && !may_be_infinite) expected += " and finite";
+  return expected;
+}
+
+const std::vector<HyperParamInfo>& hyper_params_of(const std::string& algorithm) {
+  return ops::make_algorithm(algorithm)->hyper_params();  // these outlive the object
+}
+
+}  // namespace torchfuse

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <torchfuse/masters.h>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include "ops/check.h"
+
+namespace torchfuse {
+
+at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remainder) {
+  constexpr const char* kName = "master_of_remainder";
+  TORCH_CHECK(param.scalar_type() == at::kBFloat16, kName,
+              ": expected param to be of dtype bfloat16, got ", param.scalar_type(), ".");
+  TORCH_CHECK(remainder.scalar_type() == at::kShort, kName,
+              ": expected remainder to be of dtype int16, got ", remainder.scalar_type(), ".");
+  ops::check_same_sizes({kName, "remainder"}, remainder, param, "param");
+  // Widening is a shift of the bits.
+  const at::Tensor upper = param.detach().to(at::kFloat);
+  upper.view(at::kInt).add_(remainder);
+  return upper;
+}
+
+// Note [Masters follow their parameters]
+// A program may write to a 16-bit parameter between steps: clamp it, load weights, average models.
+// Its fp32 master would undo that in the next step. The master says more than the parameter only
+// where it rounds to the parameter, so elsewhere it is made anew, and where it does round to it
+// every bit is kept: a write of the same values, as loading a checkpoint in any order or gathering
+// shards, loses nothing. A remainder needs no such care, since it extends the parameter's own bits.
+void remake_master(const at::Tensor& param, const at::Tensor& master) {
+  constexpr const char* kName = "remake_master";
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(param.scalar_type() == at::kBFloat16 || param.scalar_type() == at::kHalf, kName,
+              ": expected param to be of dtype float16 or bfloat16, got ", param.scalar_type(),
+              ".");
+  TORCH_CHECK(master.scalar_type() == at::kFloat, kName,
+              ": expected master to be of dtype float32, got ", master.scalar_type(), ".");
+  ops::check_same_sizes({kName, "master"}, master, param, "param");
+  at::Tensor stale = master.to(param.scalar_type()).ne(param);
+  if (param.scalar_type() == at::kBFloat16) {
+    // Masters that come from remainders were rounded away from zero where they lie halfway.
+    const at::Tensor bits = master.view(at::kInt);
+    const at::Tensor away = bits.bitwise_right_shift(16).add_(1).to(at::kShort);
+    const at::Tensor halfway = bits.bitwise_and(0xffff).eq(0x8000);
+    stale.logical_and_(halfway.logical_and_(away.eq(param.view(at::kShort))).logical_not_());
+  }
+  master.copy_(at::where(stale, param.to(at::kFloat), master));
+}
+
+at::Tensor remainder_of_master(const at::Tensor& master) {
+  TORCH_CHECK(master.scalar_type() == at::kFloat,
+              "remainder_of_master: expected master to be of dtype float32, got ",
+              master.scalar_type(), ".");
+  const at::Tensor value = master.detach();
+  const at::Tensor bits = value.view(at::kInt);
+  at::Tensor lower = bits.bitwise_and(0xffff);
+  lower.sub_(lower.ge(0x8000).to(at::kInt).mul_(0x10000));
+  // The last bit that the parameter keeps is 0: halfway, it was rounded down.
+  const at::Tensor down = lower.eq(-0x8000).logical_and_(bits.bitwise_and(0x10000).eq(0));
+  lower.masked_fill_(down, 0x7fff);
+  lower.masked_fill_(value.isnan(), 0);
+  return lower.to(at::kShort);
+}
+
+}  // namespace torchfuse

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ops/fused_step/sharding.h"
+
+#include <ATen/Functions.h>
+#include <torchfuse/collectives.h>
+
+#include "kernels/layerwise_optimizer.h"
+
+namespace torchfuse::ops {
+
+void sum_over_shards(const at::Tensor& partials, const std::vector<std::string>& groups) {
+  constexpr std::int64_t kDoubles = sizeof(kernels::NormPartial) / sizeof(double);
+  constexpr std::int64_t kNonfinite = offsetof(kernels::NormPartial, nonfinite) / sizeof(double);
+  // As bits the flag would be a denormal number, which an addition may flush.
+  const at::Tensor flags = partials.view({-1, kDoubles}).select(1, kNonfinite);
+  const at::Tensor bits = flags.view(at::kLong);
+  flags.copy_(bits.ne(0));
+  all_reduce_(partials, "sum", groups);
+  bits.copy_(flags.ne(0.0));
+}
+
+void sum_measured_over_shards(const at::Tensor& sums, bool uses_largest,
+                              const std::vector<std::string>& groups) {
+  constexpr std::int64_t kDoubles = sizeof(kernels::MeasurePartial) / sizeof(double);
+  constexpr std::int64_t kLargest = offsetof(kernels::MeasurePartial, largest) / sizeof(double);
+  const at::Tensor magnitudes = sums.view({-1, kDoubles}).select(1, kLargest);
+  const at::Tensor largest = uses_largest ? magnitudes.clone() : at::Tensor();
+  all_reduce_(sums, "sum", groups);
+  if (!uses_largest) return;
+  all_reduce_(largest, "max", groups);
+  magnitudes.copy_(largest);
+}
+
+}  // namespace torchfuse::ops

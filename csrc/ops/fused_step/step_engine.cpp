@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A step in its order: tensors (step_engine_gather.cpp), norms and prologue
+// (step_engine_norms.cpp), update; on each device that holds parameters.
+#include "ops/fused_step/step_engine.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+#include <torchfuse/device_copy.h>
+#include <torchfuse/masters.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "ops/check.h"
+
+namespace torchfuse::ops {
+
+namespace {
+
+constexpr std::int64_t kScalarsFloats = sizeof(kernels::StepScalars) / sizeof(float);
+constexpr std::int64_t kTotalNormIndex = offsetof(kernels::StepScalars, total_norm) / sizeof(float);
+constexpr std::int64_t kSkipIndex = offsetof(kernels::StepScalars, skip) / sizeof(float);
+
+}  // namespace
+
+kernels::StepScalars* StepEngine::DeviceWork::scalars_ptr() const {
+  return static_cast<kernels::StepScalars*>(scalars.mutable_data_ptr());
+}
+
+kernels::NormPartial* StepEngine::DeviceWork::partials_ptr() const {
+  return reinterpret_cast<kernels::NormPartial*>(
+      shared.defined() ? shared.mutable_data_ptr<double>() : workspace.data());
+}
+
+void StepEngine::check_options(const FusedStepOptions& options) const {
+  const char* op = caller();
+  if (options.grad_scale) check_scalar({op, "grad_scale"}, *options.grad_scale, at::kFloat);
+  if (options.found_inf) check_scalar({op, "found_inf"}, *options.found_inf, at::kFloat);
+  TORCH_CHECK(options.seed >= 0, op, ": expected seed to be at least 0, got ", options.seed, ".");
+  if (options.max_grad_norm) {
+    TORCH_CHECK(*options.max_grad_norm >= 0.0, op,
+                ": expected max_grad_norm to be a number of at least 0 or None, got ",
+                *options.max_grad_norm, ".");
+  }
+}
+
+/// What a captured graph would keep for ever without a word, and what it may not make.
+void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& groups) const {
+  if (caller_.empty()) return;  // an op's arguments are what its caller wrote
+  for (const DeviceWork& work : work_) {
+    if (work.steps.empty() || !is_capturing(work.device)) continue;
+    TORCH_CHECK(work.scalars.defined(), caller(),
+                ": expected a step before the one that a CUDA graph captures, got a capture of the "
+                "first. Take a step, or several, outside of the capture.");
+    const std::vector<HyperParamInfo>& infos = algorithm_->hyper_params();
+    const auto is_lr = [](const HyperParamInfo& info) { return info.name == "lr"; };
+    const auto lr = std::find_if(infos.begin(), infos.end(), is_lr) - infos.begin();
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      TORCH_CHECK(static_cast<std::size_t>(lr) == infos.size() ||
+                      std::holds_alternative<at::Tensor>(groups[g][lr]),
+                  caller(), ": expected lr of group ", g,
+                  " to be a tensor in a CUDA graph's capture, got a number, which every replay "
+                  "would use. Give the optimizer capturable=True or a tensor lr, or call "
+                  "make_capturable().");
+    }
+  }
+}
+
+void StepEngine::prepare_scalars(const FusedStepOptions& options) {
+  for (DeviceWork& work : work_) {
+    if (work.steps.empty()) continue;
+    const auto on_device = at::TensorOptions().device(work.device);
+    if (!work.scalars.defined()) {
+      work.scalars = at::empty({kScalarsFloats}, on_device.dtype(at::kFloat));
+      work.arrivals = at::zeros({1}, on_device.dtype(at::kInt));
+    }
+    work.grad_scale =
+        options.grad_scale ? to_device(*options.grad_scale, work.device) : at::Tensor();
+    work.found_inf = options.found_inf ? to_device(*options.found_inf, work.device) : at::Tensor();
+    work.num_partials = 0;
+    work.prologue_done = false;
+    for (const Bucket* bucket : work.buckets) work.num_partials += bucket->num_partials();
+    work.shared.reset();
+    work.workspace.reserve(std::max<std::int64_t>(1, work.num_partials) * kPartialDoubles,
+                           work.device);
+  }
+}
+
+void StepEngine::set_groups(const std::vector<std::vector<HyperParam>>& groups,
+                            const c10::Device& device) {
+  algorithm_->set_groups(caller(), groups, device);
+  groups_device_ = device;
+}
+
+void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
+                        const FusedStepOptions& options) {
+  for (DeviceWork& work : work_) {
+    if (work.buckets.empty()) continue;
+    const c10::OptionalDeviceGuard guard(work.device);
+    if (work.device != groups_device_) set_groups(groups, work.device);
+    for (Bucket* bucket : work.buckets) {
+      bucket->seed = static_cast<std::uint64_t>(options.seed);
+      algorithm_->update(*bucket, work.scalars_ptr(), options.write_back_grads);
+    }
+  }
+}
+
+/// Every version is moved before the first copy, which might fail. Parameters that view one buffer
+/// share a version, so what it is now is noted when all have moved.
+void StepEngine::finish(const FusedStepOptions& options) {
+  const auto mark = [&](std::size_t index) {
+    const SlotTensors& tensors = (*slots_)[index];
+    for (c10::TensorImpl* written :
+         {tensors.param, tensors.wrapper, tensors.master, tensors.step}) {
+      mark_written(written);
+    }
+    for (c10::TensorImpl* state : tensors.states) mark_written(state);
+    if (options.write_back_grads) mark_written(tensors.grad);
+  };
+  at::parallel_for(0, static_cast<std::int64_t>(active_.size()), kSlotsPerThread,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i) mark(active_[i]);
+                   });
+  if (has_masters_) note_written();
+  if (!options.write_back_grads) return;
+  for (auto& [original, copy] : converted_) original.copy_(copy);
+}
+
+void StepEngine::note_written() {
+  for (const std::size_t index : active_) {
+    PlannedSlot& planned = planned_[index];
+    const SlotTensors& tensors = (*slots_)[index];
+    if (!planned.key.has_master || tensors.param->is_inference()) continue;
+    planned.written.emplace(tensors);
+  }
+}
+
+Written::Written(const SlotTensors& tensors)
+    : param(tensors.param),
+      address(tensors.param->data()),
+      version(tensors.param->version_counter().current_version()),
+      wrapper_version(
+          tensors.wrapper == nullptr ? 0 : tensors.wrapper->version_counter().current_version()) {}
+
+/// See Note [Masters follow their parameters].
+void StepEngine::follow_params() {
+  if (!has_masters_) return;
+  for (const std::size_t index : active_) {
+    const PlannedSlot& planned = planned_[index];
+    if (!planned.key.has_master) continue;
+    const SlotTensors& tensors = (*slots_)[index];
+    const bool known = planned.written.has_value() && !tensors.param->is_inference();
+    if (known && *planned.written == Written(tensors)) continue;
+    remake_master(as_tensor(tensors.param), as_tensor(tensors.master));
+  }
+}
+
+bool StepEngine::run(const std::vector<SlotTensors>& slots,
+                     const std::vector<std::vector<HyperParam>>& groups,
+                     const FusedStepOptions& options) {
+  const c10::NoGradGuard no_grad;
+  check_options(options);
+  if (slots.size() != planned_.size()) return false;
+  slots_ = &slots;
+  // No gradient is held after a step, nor after one that failed.
+  const auto release = c10::make_scope_exit([this] {
+    slots_ = nullptr;
+    active_.clear();
+    converted_.clear();
+  });
+  if (!planned_.empty() && !gather(groups, options.write_back_grads)) return false;
+  check_capture(groups);
+  ran_ = true;
+  measured_ = options.check_inside || options.max_grad_norm.has_value();
+  results_.reset();
+  if (active_.empty()) return true;
+  follow_params();
+  prepare_scalars(options);
+  if (measured_) reduce_norms(options);
+  run_prologues(options, measured_);
+  update(groups, options);
+  finish(options);
+  results_ = planned_[active_.front()].key.device;
+  return true;
+}
+
+at::Tensor StepEngine::scalar_of_last_step(std::int64_t index, double without_gradients) const {
+  if (!ran_) return {};
+  for (const DeviceWork& work : work_) {
+    if (results_ == work.device) return work.scalars.select(0, index).clone();
+  }
+  const c10::Device device = planned_.empty() ? c10::kCPU : planned_.front().key.device;
+  return at::full({}, without_gradients, at::TensorOptions().dtype(at::kFloat).device(device));
+}
+
+at::Tensor StepEngine::total_norm() const {
+  const double none = measured_ ? 0.0 : std::numeric_limits<double>::quiet_NaN();
+  return scalar_of_last_step(kTotalNormIndex, none);
+}
+
+at::Tensor StepEngine::skipped() const { return scalar_of_last_step(kSkipIndex, 0.0); }
+
+}  // namespace torchfuse::ops

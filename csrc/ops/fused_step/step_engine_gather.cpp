@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// First half of a step: compare every tensor with the plan and fill the buckets. Nothing is written
+// yet.
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "ops/check.h"
+#include "ops/fused_step/step_engine.h"
+
+namespace torchfuse::ops {
+
+namespace {
+
+void* memory_of(c10::TensorImpl* impl) {
+  return impl == nullptr || impl->numel() == 0 ? nullptr : impl->mutable_data();
+}
+
+}  // namespace
+
+inline bool Layout::matches(const c10::TensorImpl& tensor) const {
+  const c10::IntArrayRef own = tensor.sizes();
+  if (own.size() != sizes.size()) return false;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (own[d] != sizes[d]) return false;
+  }
+  if (contiguous) return tensor.is_contiguous();
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1 && tensor.strides()[d] != strides[d]) return tensor.numel() == 0;
+  }
+  return true;
+}
+
+inline bool PlannedTensor::find_memory(c10::TensorImpl& tensor, std::int64_t numel,
+                                       void*& address) const {
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr) return false;
+  address = nullptr;
+  if (numel == 0) return true;
+  const std::int64_t offset = tensor.storage_offset();
+  if (static_cast<std::size_t>((offset + numel) * itemsize) > storage->nbytes()) return false;
+  char* const memory = static_cast<char*>(tensor.unsafe_storage().mutable_data());
+  if (memory == nullptr) return false;
+  address = memory + offset * itemsize;
+  return true;
+}
+
+/// An operand: memory that has an element for each of the parameter's.
+inline bool PlannedSlot::take_operand(const PlannedTensor& like, c10::TensorImpl* tensor,
+                                      void*& address) const {
+  if (tensor == nullptr) return !like.exists;
+  return like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
+         like.find_memory(*tensor, row.numel, address);
+}
+
+inline bool PlannedSlot::take_number(const PlannedTensor& like, c10::TensorImpl* tensor,
+                                     void*& address) {
+  return tensor != nullptr && like.exists && like.matches(*tensor) && tensor->numel() == 1 &&
+         like.find_memory(*tensor, 1, address);
+}
+
+inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_states,
+                                std::size_t num_elementwise) {
+  if (!take_operand(param, tensors.param, row.param)) return false;
+  if (!take_operand(master, tensors.master, row.master)) return false;
+  for (std::size_t k = 0; k < num_elementwise; ++k) {
+    if (!take_operand(states[k], tensors.states[k], row.state[k])) return false;
+  }
+  if (num_elementwise < num_states) {
+    const std::size_t last = num_states - 1;
+    if (!take_number(states[last], tensors.states[last], row.tensor_state)) return false;
+  }
+  void* count = nullptr;
+  if (!take_number(step, tensors.step, count)) return false;
+  row.step = static_cast<float*>(count);
+  return true;
+}
+
+Argument StepEngine::grad_argument(std::size_t index) const {
+  if (caller_.empty()) return {caller(), "grads", static_cast<std::int64_t>(index)};
+  return {caller(), "grad", positions_[index], planned_[index].row.group};
+}
+
+/// The gradient, or a copy that stands in for it in this step: another layout, or fp64 on one side.
+at::Tensor StepEngine::usable_grad(std::size_t index, bool write_back) {
+  const PlannedSlot& planned = planned_[index];
+  const Argument grad_argument = this->grad_argument(index);
+  const at::Tensor grad = as_tensor((*slots_)[index].grad);
+  const at::Tensor param = as_tensor((*slots_)[index].param);
+  check_tensor(grad_argument, grad);
+  check_same_device(grad_argument, grad, planned.key.device, "params");
+  check_same_sizes(grad_argument, grad, param, "params");
+  if (write_back && overlaps_itself(grad)) {
+    fail(grad_argument, "have memory of its own for every element with write_back_grads",
+         "strides " + c10::str(grad.strides()) + " for sizes " + c10::str(grad.sizes()),
+         "Set the gradient to grad.contiguous(), or write_back_grads to False.");
+  }
+
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  at::ScalarType dtype = grad.scalar_type();
+  if (wide || dtype == at::kDouble) dtype = wide ? at::kDouble : at::kFloat;
+  if (dtype == grad.scalar_type() && !grad.is_neg() && same_layout(grad, param)) return grad;
+  at::Tensor copy = at::empty_like(param, param.options().dtype(dtype).requires_grad(false));
+  copy.copy_(grad);
+  converted_.emplace_back(grad, copy);
+  return copy;
+}
+
+void StepEngine::check_used_states(std::size_t index) const {
+  const PlannedSlot& planned = planned_[index];
+  const std::uint32_t missing = used_states_[planned.row.group] & ~planned.has_states;
+  if (missing == 0) return;
+  const std::string& name = algorithm_->state_names()[std::countr_zero(missing)];
+  const std::string list = name + "s";
+  FusedSlot place;
+  place.position = positions_[index];
+  place.group = planned.row.group;
+  fail(argument(list.c_str(), name.c_str(), index, place),
+       "be a tensor under these hyper-parameters", "none");
+}
+
+StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
+  for (DeviceWork& work : work_) {
+    if (work.device == device) return work;
+  }
+  work_.emplace_back();
+  work_.back().device = device;
+  return work_.back();
+}
+
+/// Long lists of small tensors are bound by the latency of their tensor objects, which lie
+/// scattered: ask for those of later slots while this one is looked at.
+void StepEngine::fetch_ahead(std::size_t index) const {
+  constexpr std::size_t kObjects = 16;
+  constexpr std::size_t kStorages = 8;
+  const auto fetch = [](const void* object, int bytes) {
+    for (int line = 0; line < bytes; line += 64) {
+      __builtin_prefetch(static_cast<const char*>(object) + line);
+    }
+  };
+  const auto for_each = [&](const SlotTensors& tensors, const auto& visit) {
+    for (c10::TensorImpl* tensor : {tensors.param, tensors.grad, tensors.master, tensors.step}) {
+      if (tensor != nullptr) visit(tensor);
+    }
+    for (c10::TensorImpl* tensor : tensors.states) {
+      if (tensor != nullptr) visit(tensor);
+    }
+  };
+  if (index + kObjects >= slots_->size()) return;
+  for_each((*slots_)[index + kObjects],
+           [&](c10::TensorImpl* tensor) { fetch(tensor, sizeof(c10::TensorImpl)); });
+  for_each((*slots_)[index + kStorages], [&](c10::TensorImpl* tensor) {
+    fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), 128);
+  });
+}
+
+StepEngine::Match StepEngine::match_slot(std::size_t index) {
+  const SlotTensors& tensors = (*slots_)[index];
+  PlannedSlot& planned = planned_[index];
+  if (tensors.grad == nullptr) return Match::kNoGrad;
+  if (!planned.accept(tensors, num_states_, num_elementwise_)) return Match::kNotAsPlanned;
+  c10::TensorImpl& grad = *tensors.grad;
+  const bool as_planned = planned.layout.contiguous && planned.param.matches(grad) &&
+                          planned.layout.matches(grad) &&
+                          planned.param.find_memory(grad, planned.row.numel, planned.row.grad);
+  return as_planned ? Match::kAsPlanned : Match::kOtherGrad;
+}
+
+/// Looks at every slot, on all threads, without throwing anything: does it take part, and is it as
+/// planned? The few that are not are looked at again afterwards, in order.
+void StepEngine::match_slots() {
+  matches_.resize(planned_.size());
+  at::parallel_for(0, static_cast<std::int64_t>(planned_.size()), kSlotsPerThread,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i) {
+                       fetch_ahead(static_cast<std::size_t>(i));
+                       matches_[i] = match_slot(static_cast<std::size_t>(i));
+                     }
+                   });
+}
+
+void StepEngine::add_row(std::size_t index, bool write_back) {
+  const PlannedSlot& planned = planned_[index];
+  kernels::TensorRow row = planned.row;
+  BucketKey key = planned.key;
+  key.grad = key.param;
+  check_used_states(index);
+  if (matches_[index] != Match::kAsPlanned) {
+    const at::Tensor grad = usable_grad(index, write_back);
+    row.grad = memory_of(grad.unsafeGetTensorImpl());
+    key.grad = dtype_of(grad_argument(index), grad);
+  }
+  DeviceWork& work = work_on(key.device);
+  work.steps.push_back(row.step);
+  active_.push_back(index);
+  if (key.sharding != BucketKey::kWhole) {
+    const auto place = std::lower_bound(work.shardings.begin(), work.shardings.end(), key.sharding);
+    if (place == work.shardings.end() || *place != key.sharding) {
+      work.shardings.insert(place, key.sharding);
+    }
+  } else if (row.numel == 0) {
+    return;
+  }
+  buckets_.of(key).add(row);
+}
+
+/// False if a tensor is not as planned.
+bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups, bool write_back) {
+  buckets_.clear();
+  active_.clear();
+  for (DeviceWork& work : work_) {
+    work.steps.clear();
+    work.buckets.clear();
+    work.shardings.assign(1, BucketKey::kWhole);
+  }
+  match_slots();
+  const auto stale = std::find(matches_.begin(), matches_.end(), Match::kNotAsPlanned);
+  if (stale != matches_.end()) return false;
+  set_groups(groups, planned_.front().key.device);
+  used_states_.assign(groups.size(), 0);
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (std::size_t k = 0; k < num_states_; ++k) {
+      const bool used =
+          algorithm_->uses_state(static_cast<std::int64_t>(group), static_cast<int>(k));
+      if (used) used_states_[group] |= 1u << k;
+    }
+  }
+  for (std::size_t i = 0; i < planned_.size(); ++i) {
+    if (matches_[i] == Match::kNoGrad) continue;
+    const std::int64_t group = planned_[i].row.group;
+    TORCH_CHECK(group >= 0 && group < static_cast<std::int64_t>(groups.size()), caller(),
+                ": expected params[", i, "] to belong to one of ", groups.size(),
+                " parameter groups, got group ", group, ".");
+    add_row(i, write_back);
+  }
+  for (Bucket& bucket : buckets_.all()) {
+    if (bucket.rows.empty()) continue;
+    const std::int32_t sharding = bucket.key.sharding;
+    bucket.shard_groups = sharding == BucketKey::kWhole ? nullptr : &shardings_[sharding];
+    work_on(bucket.key.device).buckets.push_back(&bucket);
+  }
+  for (DeviceWork& work : work_) {
+    std::stable_sort(
+        work.buckets.begin(), work.buckets.end(),
+        [](const Bucket* a, const Bucket* b) { return a->key.sharding < b->key.sharding; });
+  }
+  return true;
+}
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The phases before the update: the norm of all gradients, over devices and processes, and the
+// prologue.
+#include <ATen/Functions.h>
+#include <c10/core/DeviceGuard.h>
+#include <torchfuse/device_copy.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/fused_step/sharding.h"
+#include "ops/fused_step/step_engine.h"
+
+namespace torchfuse::ops {
+
+namespace {
+
+/// The update begins where this ends, with gradients that the caches still hold.
+void norm_from_the_end(kernels::CpuIsa isa, const kernels::L2NormArgs& args, std::int64_t begin,
+                       std::int64_t end) {
+  constexpr std::int64_t kElements = 1 << 18;
+  while (end > begin) {
+    const std::int64_t first = std::max(begin, end - kElements);
+    kernels::multi_tensor_l2_norm_cpu(isa, args, first, end);
+    end = first;
+  }
+}
+
+}  // namespace
+
+kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
+                                                const FusedStepOptions& options,
+                                                bool has_norm) const {
+  kernels::PrologueArgs args;
+  if (work.grad_scale.defined()) {
+    args.params.grad_scale = work.grad_scale.const_data_ptr<float>();
+  }
+  if (work.found_inf.defined()) {
+    args.params.found_inf = work.found_inf.mutable_data_ptr<float>();
+  }
+  args.params.check = options.check_inside;
+  args.params.has_norm = has_norm;
+  args.params.max_grad_norm = options.max_grad_norm.value_or(-1.0);
+  args.partials = work.partials_ptr();
+  args.num_partials = has_norm ? work.num_partials : 0;
+  args.scalars = work.scalars_ptr();
+  args.steps = work.steps.data();
+  args.num_steps = static_cast<std::int64_t>(work.steps.size());
+  return args;
+}
+
+void StepEngine::reduce_norms(const FusedStepOptions& options) {
+  std::int64_t sources = 0;  // sums that the global norm adds up
+  for (const DeviceWork& work : work_) {
+    if (!work.steps.empty()) sources += static_cast<std::int64_t>(work.shardings.size());
+  }
+  for (DeviceWork& work : work_) {
+    const c10::OptionalDeviceGuard guard(work.device);
+    kernels::NormPartial* partials = work.steps.empty() ? nullptr : work.partials_ptr();
+    for (const Bucket* bucket : work.buckets) {
+      const kernels::L2NormArgs args{bucket->table(), bucket->chunk_offsets.data(), partials};
+      partials += bucket->num_partials();
+      if (work.device.is_cpu()) {
+        parallel_over_elements(args.tensors.total(),
+                               [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                                 norm_from_the_end(isa, args, begin, end);
+                               });
+        continue;
+      }
+#if defined(TORCHFUSE_WITH_CUDA)
+      const kernels::PrologueArgs prologue = prologue_args(work, options, true);
+      const bool only_source = sources == 1 && work.buckets.size() == 1;
+      check_status(caller(), kernels::multi_tensor_l2_norm_cuda(
+                                 args, only_source ? &prologue : nullptr,
+                                 static_cast<std::uint32_t*>(work.arrivals.mutable_data_ptr()),
+                                 &work.prologue_done, current_stream(work.device)));
+#else
+      (void)options;
+#endif
+    }
+  }
+  if (sources > 1) share_partials();
+}
+
+at::Tensor StepEngine::sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
+                                    std::int64_t count) const {
+  at::Tensor sum =
+      at::empty({kPartialDoubles}, at::TensorOptions().dtype(at::kDouble).device(work.device));
+  auto* out = static_cast<kernels::NormPartial*>(sum.mutable_data_ptr());
+  if (work.device.is_cpu()) kernels::reduce_partials_cpu(partials, count, out);
+#if defined(TORCHFUSE_WITH_CUDA)
+  if (work.device.is_cuda()) {
+    check_status(caller(),
+                 kernels::reduce_partials_cuda(partials, count, out, current_stream(work.device)));
+  }
+#endif
+  return sum;
+}
+
+/// Several devices, or parameters that are split over processes: each device's partials are reduced
+/// to one per sharding, these are summed over the processes, and all devices get a copy of all.
+/// Splits without an element here take part too: see Note [Sharded parameters].
+void StepEngine::share_partials() {
+  std::vector<at::Tensor> sums;
+  for (const DeviceWork& work : work_) {
+    if (work.steps.empty()) continue;
+    const c10::OptionalDeviceGuard guard(work.device);
+    const kernels::NormPartial* partials = work.partials_ptr();
+    auto bucket = work.buckets.begin();
+    for (const std::int32_t sharding : work.shardings) {
+      std::int64_t count = 0;
+      for (; bucket != work.buckets.end() && (*bucket)->key.sharding == sharding; ++bucket) {
+        count += (*bucket)->num_partials();
+      }
+      sums.push_back(sum_partials(work, partials, count));
+      if (sharding != BucketKey::kWhole) sum_over_shards(sums.back(), shardings_[sharding]);
+      partials += count;
+    }
+  }
+  for (DeviceWork& work : work_) {
+    if (work.steps.empty()) continue;
+    std::vector<at::Tensor> local;
+    for (const at::Tensor& sum : sums) local.push_back(to_device(sum, work.device));
+    work.shared = at::cat(local);
+    work.num_partials = static_cast<std::int64_t>(local.size());
+  }
+}
+
+void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
+  for (DeviceWork& work : work_) {
+    if (work.steps.empty() || work.prologue_done) continue;
+    const kernels::PrologueArgs args = prologue_args(work, options, has_norm);
+    if (work.device.is_cpu()) {
+      kernels::prologue_cpu(args);
+      continue;
+    }
+#if defined(TORCHFUSE_WITH_CUDA)
+    const c10::OptionalDeviceGuard guard(work.device);
+    check_status(caller(), kernels::prologue_cuda(args, current_stream(work.device)));
+#endif
+  }
+  if (!options.found_inf || !options.check_inside) return;
+  for (const DeviceWork& work : work_) {
+    if (work.steps.empty() || work.found_inf.is_same(*options.found_inf)) continue;
+    // The flag lives on another device: raise it there if this device's copy was raised.
+    const at::Tensor flag = to_device(work.found_inf, options.found_inf->device());
+    options.found_inf->copy_(at::maximum(*options.found_inf, flag.view_as(*options.found_inf)));
+  }
+}
+
+}  // namespace torchfuse::ops

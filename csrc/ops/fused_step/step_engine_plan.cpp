@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The plan: what the tensors of each slot are like, checked once.
+//
+// Note [A plan holds no tensor]
+// Users own parameters and state: they move, swap, replace and delete them between steps, and what
+// they let go of must be free. So a plan keeps no reference, strong or weak, and no address that it
+// trusts. Each step borrows the tensors from their owners, for its own duration, and compares all
+// that a kernel depends on: dtype, device, sizes, strides, storage bounds. Tensors that are as
+// planned are taken, whichever objects they are and wherever they lie; for any other the owner
+// plans again. A tensor that was given a dead one's address is judged by what it is.
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/check.h"
+#include "ops/fused_step/step_engine.h"
+
+namespace torchfuse::ops {
+
+namespace {
+
+/// `tensor` as an operand beside `param`: element i of both lies at the same offset.
+void check_operand(const Argument& argument, const at::Tensor& tensor, const at::Tensor& param) {
+  check_dense(argument, tensor);
+  check_same_device(argument, tensor, param.device(), "params");
+  check_same_sizes(argument, tensor, param, "params");
+  if (!same_layout(tensor, param)) {
+    fail(argument, "have the strides of params, " + c10::str(param.strides()),
+         c10::str(tensor.strides()), "Create it with torch.zeros_like(param).");
+  }
+}
+
+}  // namespace
+
+Layout::Layout(const at::Tensor& tensor)
+    : sizes(tensor.sizes()), strides(tensor.strides()), contiguous(tensor.is_contiguous()) {}
+
+PlannedTensor::PlannedTensor(const at::Tensor& tensor)
+    : keys(tensor.key_set()),
+      type(tensor.dtype()),
+      device(tensor.device()),
+      exists(true),
+      itemsize(static_cast<std::int64_t>(tensor.itemsize())) {}
+
+StepEngine::StepEngine(std::unique_ptr<Algorithm> algorithm, std::string caller)
+    : algorithm_(std::move(algorithm)),
+      caller_(std::move(caller)),
+      num_states_(algorithm_->state_names().size()),
+      num_elementwise_(num_states_ - algorithm_->num_tensor_states()) {
+  TORCH_INTERNAL_ASSERT(num_states_ <= SlotTensors::kMaxStates);
+}
+
+const char* StepEngine::caller() const {
+  return caller_.empty() ? algorithm_->op() : caller_.c_str();
+}
+
+/// `list` is the op's list, `key` what an optimizer's parameter calls its entry.
+Argument StepEngine::argument(const char* list, const char* key, std::size_t index,
+                              const FusedSlot& slot) const {
+  if (caller_.empty()) return {caller(), list, static_cast<std::int64_t>(index)};
+  return {caller(), key, slot.position, slot.group};
+}
+
+PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
+  const at::Tensor& param = slot.param;
+  const Argument param_argument = argument("params", "", index, slot);
+  check_dense(param_argument, param);
+
+  PlannedSlot planned;
+  planned.key.device = param.device();
+  planned.key.param = dtype_of(param_argument, param);
+  planned.key.sharding = sharding_of(slot);
+  planned.layout = Layout(param);
+  planned.param = PlannedTensor(param);
+  planned.row.numel = param.numel();
+  planned.row.group = static_cast<std::int32_t>(slot.group);
+
+  check_states(index, slot, planned);
+  check_master(index, slot, planned);
+  check_rounding(index, slot, planned);
+  const Argument step_argument = argument("state_steps", "step", index, slot);
+  check_scalar(step_argument, slot.step, at::kFloat);
+  check_same_device(step_argument, slot.step, param.device(), "params");
+  planned.step = PlannedTensor(slot.step);
+  check_tensor_state(index, slot, planned);
+  for (std::size_t k = 0; k < num_states_; ++k) {
+    if (planned.states[k].exists) planned.has_states |= 1u << k;
+  }
+  return planned;
+}
+
+/// States with one entry per element, each of a dtype of its own: that of its name. Absent ones
+/// count as stored like the first, so that they do not part what one kernel can update together.
+void StepEngine::check_states(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {
+  const std::vector<std::string>& names = algorithm_->state_names();
+  check_same_length(caller(), "states", slot.states.size(), names.size(), "the algorithm's states");
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  bool first = true;
+  planned.key.states.fill(wide ? kernels::DType::kFloat64 : kernels::DType::kFloat32);
+  for (std::size_t k = 0; k < names.size() - algorithm_->num_tensor_states(); ++k) {
+    const at::Tensor& state = slot.states[k];
+    if (!state.defined()) continue;
+    const std::string list = names[k] + "s";
+    const Argument state_argument = argument(list.c_str(), names[k].c_str(), i, slot);
+    check_operand(state_argument, state, slot.param);
+    const kernels::DType dtype = dtype_of(state_argument, state);
+    if ((dtype == kernels::DType::kFloat64) != wide) {
+      fail(state_argument,
+           wide ? "be of the parameter's dtype, float64"
+                : "be of dtype float32, float16 or bfloat16, as its parameter is not float64",
+           c10::str(state.scalar_type()));
+    }
+    if (first) planned.key.states.fill(dtype);
+    first = false;
+    planned.key.states[k] = dtype;
+    planned.states[k] = PlannedTensor(state);
+  }
+}
+
+void StepEngine::check_master(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {
+  if (!slot.master.defined()) return;
+  const bool remainder = slot.master.scalar_type() == at::kShort;
+  const Argument master =
+      argument("master_params", remainder ? "param_remainder" : "master_param", i, slot);
+  if (!remainder && slot.master.scalar_type() != at::kFloat) {
+    fail(master, "be of dtype float32, or int16 for remainders",
+         c10::str(slot.master.scalar_type()));
+  }
+  // A remainder is no number by itself; the checks ask for the type of one of its size.
+  check_operand(master, remainder ? slot.master.view(at::kBFloat16) : slot.master, slot.param);
+  const kernels::DType param = planned.key.param;
+  if (remainder && param != kernels::DType::kBFloat16) {
+    fail(master, "be of dtype float32, as only bfloat16 parameters have remainders",
+         "Short for a " + c10::str(slot.param.scalar_type()) + " parameter");
+  }
+  if (kernels::size_of(param) != 2) {
+    fail(master, "belong to a float16 or bfloat16 parameter", c10::str(slot.param.scalar_type()),
+         "Other parameters need no master.");
+  }
+  planned.key.has_master = !remainder;
+  planned.key.has_remainder = remainder;
+  planned.master = PlannedTensor(slot.master);
+}
+
+void StepEngine::check_rounding(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {
+  planned.row.index = slot.index;
+  planned.key.stochastic = slot.stochastic_rounding;
+  if (!slot.stochastic_rounding) return;
+  if (planned.key.param != kernels::DType::kBFloat16) {
+    fail(argument("params", "", i, slot), "be of dtype bfloat16 under stochastic rounding",
+         c10::str(slot.param.scalar_type()));
+  }
+  if (slot.master.defined()) {
+    fail(argument("master_params", "master_param", i, slot), "be none under stochastic rounding",
+         "a tensor", "A parameter with a master loses nothing by rounding.");
+  }
+}
+
+/// The state that is one number for the whole tensor, if the algorithm has one.
+void StepEngine::check_tensor_state(std::size_t i, const FusedSlot& slot,
+                                    PlannedSlot& planned) const {
+  if (algorithm_->num_tensor_states() == 0) return;
+  const std::string& name = algorithm_->state_names().back();
+  const std::string list = name + "s";
+  const Argument state_argument = argument(list.c_str(), name.c_str(), i, slot);
+  const at::Tensor& state = slot.states.back();
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  check_scalar(state_argument, state, wide ? at::kDouble : at::kFloat);
+  check_same_device(state_argument, state, planned.key.device, "params");
+  planned.states[slot.states.size() - 1] = PlannedTensor(state);
+}
+
+/// Index among all ways to split parameters that were ever planned: the same in all processes.
+std::int32_t StepEngine::sharding_of(const FusedSlot& slot) {
+  if (slot.shard_groups.empty()) return BucketKey::kWhole;
+  const auto found = std::find(shardings_.begin(), shardings_.end(), slot.shard_groups);
+  const auto index = static_cast<std::int32_t>(found - shardings_.begin());
+  if (found == shardings_.end()) shardings_.push_back(slot.shard_groups);
+  return index;
+}
+
+void StepEngine::plan(const std::vector<FusedSlot>& slots) {
+  std::vector<PlannedSlot> planned;
+  std::vector<std::int64_t> positions;
+  planned.reserve(slots.size());
+  positions.reserve(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    planned.push_back(check_slot(i, slots[i]));
+    positions.push_back(slots[i].position);
+  }
+  planned_ = std::move(planned);
+  has_masters_ = std::any_of(planned_.begin(), planned_.end(),
+                             [](const PlannedSlot& slot) { return slot.key.has_master; });
+  positions_ = std::move(positions);
+}
+
+}  // namespace torchfuse::ops

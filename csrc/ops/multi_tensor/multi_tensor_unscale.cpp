@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "kernels/multi_tensor_unscale.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+#include <torchfuse/ops.h>
+
+#include <atomic>
+
+#include "ops/backend.h"
+#include "ops/multi_tensor/tensor_list.h"
+#include "ops/registration.h"
+
+namespace torchfuse {
+
+namespace {
+
+constexpr const char* kUnscale = "multi_tensor_unscale_";
+
+void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
+                  const at::Tensor& inv_scale) {
+  ops::check_scalar({kUnscale, "found_inf"}, found_inf, at::kFloat);
+  ops::check_scalar({kUnscale, "inv_scale"}, inv_scale, at::kFloat);
+  ops::check_writable({kUnscale, "found_inf"}, found_inf);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    ops::check_writable({kUnscale, "tensors", static_cast<std::int64_t>(i)}, tensors[i]);
+  }
+  ops::TensorList list(kUnscale, "tensors", tensors);
+  if (list.buckets().empty()) return;
+  ops::check_same_device({kUnscale, "found_inf"}, found_inf, list.device(), "tensors");
+  ops::check_same_device({kUnscale, "inv_scale"}, inv_scale, list.device(), "tensors");
+  const c10::OptionalDeviceGuard guard(list.device());
+  for (const ops::Bucket& bucket : list.buckets()) {
+    const kernels::UnscaleArgs args{bucket.table(), inv_scale.const_data_ptr<float>(),
+                                    found_inf.mutable_data_ptr<float>()};
+    if (list.device().is_cpu()) {
+      std::atomic<bool> found{false};
+      ops::parallel_over_elements(args.tensors.total(),
+                                  [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                                    if (kernels::multi_tensor_unscale_cpu(isa, args, begin, end))
+                                      found = true;
+                                  });
+      if (found) *args.found_inf = 1.0f;
+      continue;
+    }
+#if defined(TORCHFUSE_WITH_CUDA)
+    ops::check_status(kUnscale,
+                      kernels::multi_tensor_unscale_cuda(args, ops::current_stream(list.device())));
+#endif
+  }
+  list.copy_back();
+  for (const at::Tensor& tensor : tensors) ops::mark_written(tensor);
+  ops::mark_written(found_inf);
+}
+
+}  // namespace
+
+void multi_tensor_unscale_(at::TensorList tensors, const at::Tensor& found_inf,
+                           const at::Tensor& inv_scale) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("torchfuse::multi_tensor_unscale_", "")
+                             .typed<decltype(unscale_impl)>();
+  op.call(tensors, found_inf, inv_scale);
+}
+
+TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("multi_tensor_unscale_", unscale_impl); }
+TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("multi_tensor_unscale_", unscale_impl); }
+// Empty lists carry no device; other layouts and devices get our error.
+TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
+  m.impl("multi_tensor_unscale_", unscale_impl);
+}
+TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
+  m.impl("multi_tensor_unscale_", torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
+}
+
+}  // namespace torchfuse
