@@ -31,41 +31,41 @@ STEP = re.compile(
 )
 
 
-class WalkthroughError(Exception):
-    """The page cannot be applied; the message names its line."""
-
-
 def apply(page: str, files: Mapping[str, bytes], name: str) -> dict[str, bytes]:
-    """`files` with all blocks of a page applied; a mistake in any of them raises."""
+    """`files` with all blocks of a page applied.
+
+    Raises:
+        ValueError: the page cannot be applied; the message names its line.
+    """
     result = dict(files)
     for directive in DIRECTIVE.finditer(page):
         line = page.count("\n", 0, directive.start()) + 1
         where = f"{name}:{line}"
         step = STEP.match(page, directive.start())
         if step is None:
-            raise WalkthroughError(
+            raise ValueError(
                 f"{where}: expected '<!-- file: PATH -->' or '<!-- insert: PATH after|before "
                 f'"TEXT" -->\', and a fenced block to follow and to end, got {directive[0]!r}.'
             )
         path, anchor = step["new"] or step["old"], step["anchor"]
         if step["new"] and path in result:
-            raise WalkthroughError(f"{where}: expected {path} to be new, got an old file.")
+            raise ValueError(f"{where}: expected {path} to be new, got an old file.")
         if step["new"]:
             result[path] = step["code"].encode()
             continue
         if path not in result:
-            raise WalkthroughError(f"{where}: expected the file {path}, got none.")
+            raise ValueError(f"{where}: expected the file {path}, got none.")
         lines = result[path].decode().splitlines(keepends=True)
         found = [index for index, text in enumerate(lines) if anchor in text]
         if len(found) != 1:
-            raise WalkthroughError(
+            raise ValueError(
                 f"{where}: expected one line of {path} to hold {anchor!r}, got {len(found)}. "
                 "Write the anchor after the file as it is now."
             )
         lines.insert(found[0] + (step["side"] == "after"), step["code"])
         result[path] = "".join(lines).encode()
     if result == files:
-        raise WalkthroughError(f"{name}: expected code blocks to apply, got none.")
+        raise ValueError(f"{name}: expected code blocks to apply, got none.")
     return result
 
 
@@ -74,7 +74,7 @@ def main(page: str, tree: str) -> int:
     name = Path(page).name
     try:
         files = apply(Path(page).read_text(encoding="utf-8"), source_files(ROOT), name)
-    except WalkthroughError as error:
+    except ValueError as error:
         print(f"apply_walkthrough: {error}", file=sys.stderr)
         return 1
     written = write_tree(files, Path(tree))

@@ -58,10 +58,9 @@ def name_kernels(kernels: Sequence[Kernel]) -> Figures:
         if kernel.arch in figures.setdefault(name, {}):
             raise CannotCheckError(f"expected one kernel {name} for sm_{kernel.arch}, got two.")
         figures[name][kernel.arch] = kernel
-    for arch in sorted({kernel.arch for kernel in kernels}):
-        for name, by_arch in figures.items():
-            if arch not in by_arch:
-                raise CannotCheckError(f"expected kernel {name} for sm_{arch}, got none.")
+    for name, by_arch in figures.items():
+        if missing := {kernel.arch for kernel in kernels} - by_arch.keys():
+            raise CannotCheckError(f"expected kernel {name} for sm_{min(missing)}, got none.")
     return dict(sorted(figures.items()))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/testing.md")
 RESULTS = Path("benchmarks/results")
-KIND = "gpu_suite"
 BEGIN = "<!-- last GPU run: begin -->"
 END = "<!-- last GPU run: end -->"
 NEVER = (
@@ -33,7 +32,7 @@ def describe(root: Path) -> str:
         (path.relative_to(root), json.loads(path.read_text(encoding="utf-8")))
         for path in sorted((root / RESULTS).glob("*/*.json"))
     ]
-    ours = [(p, r) for p, r in results if r.get("kind") == KIND and r["gpu"] is not None]
+    ours = [(p, r) for p, r in results if r.get("kind") == "gpu_suite" and r["gpu"] is not None]
     if not ours:
         return NEVER
     path, result = max(ours, key=lambda entry: str(entry[1]["date"]))
@@ -58,18 +57,6 @@ def describe(root: Path) -> str:
     return "\n".join(lines)
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with `text` between the markers.
-
-    Raises:
-        ValueError: the page has not exactly one of each marker, in this order.
-    """
-    parts = re.split(f"({re.escape(BEGIN)}|{re.escape(END)})", page)
-    if parts[1::2] != [BEGIN, END]:
-        raise ValueError(f"expected {PAGE} to hold one line {BEGIN} and, behind it, one line {END}")
-    return f"{parts[0]}{BEGIN}\n{text}\n{END}{parts[4]}"
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Writes or checks the section."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -80,7 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
     path = ROOT / PAGE
     try:
         page = path.read_text(encoding="utf-8")
-        wanted = replaced(page, describe(ROOT))
+        section = f"{BEGIN}\n{describe(ROOT)}\n{END}"
+        wanted, times = re.subn(f"{BEGIN}.*?{END}", lambda _: section, page, flags=re.DOTALL)
+        if not times == page.count(BEGIN) == page.count(END) == 1:
+            raise ValueError(f"expected {PAGE} to hold one line {BEGIN}, and behind it {END}")
         if options.check and page != wanted:
             raise ValueError(
                 f"expected {PAGE} to report the newest result file. "

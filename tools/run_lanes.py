@@ -51,17 +51,13 @@ class Outcome:
         return not self.result.startswith(("passed", "refused"))
 
 
-def _children_seconds() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
-
-
 def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
     """Runs one lane; its processes end with it when time is over."""
     probe, reason = NEEDS.get(lane, ("true", ""))
     if subprocess.run(probe, shell=True, capture_output=True).returncode:
         return Outcome(lane, f"refused: {reason}")
-    start, cpu_start = time.monotonic(), _children_seconds()
+    # User and system, of the processes that were waited for.
+    start, cpu_start = time.monotonic(), sum(os.times()[2:4])
     if start >= deadline:
         return Outcome(lane, "not run: the time was over")
     process = subprocess.Popen([*command, lane], cwd=ROOT, start_new_session=True)
@@ -75,8 +71,8 @@ def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    wall = time.monotonic() - start
-    return Outcome(lane, result, _children_seconds() - cpu_start, wall)
+    cpu = sum(os.times()[2:4]) - cpu_start
+    return Outcome(lane, result, cpu, time.monotonic() - start)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

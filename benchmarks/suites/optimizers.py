@@ -42,12 +42,7 @@ Optimizer = Callable[[list[Tensor], float | None], torch.optim.Optimizer]
 
 
 def _ours(kind: Any, **values: Any) -> Optimizer:
-    return lambda params, max_norm: kind(
-        params,
-        lr=LEARNING_RATE,
-        max_grad_norm=max_norm,
-        **values,
-    )
+    return lambda params, max_norm: kind(params, lr=LEARNING_RATE, max_grad_norm=max_norm, **values)
 
 
 def _with_masters(kind: Any, **values: Any) -> Optimizer:

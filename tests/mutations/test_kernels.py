@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from pathlib import Path
 
 import mutants
 import pytest
 from mutants import Mutation
-
-sys.path.insert(0, str(mutants.ROOT / "tools"))
 from source_copy import source_files, write_tree
 
 

@@ -65,14 +65,11 @@ def demangle(symbols: Sequence[str]) -> list[str]:
     Raises:
         CannotCheckError: c++filt of binutils is missing.
     """
-    text = "\n".join(symbols)
     try:
-        run = subprocess.run(
-            ["c++filt", "-p"], check=True, capture_output=True, text=True, input=text
-        )
+        names = subprocess.check_output(["c++filt", "-p"], text=True, input="\n".join(symbols))
     except OSError as error:
         raise CannotCheckError(f"expected c++filt (binutils) on PATH, got: {error}.") from error
-    return run.stdout.splitlines()
+    return names.splitlines()
 
 
 def short_name(declaration: str) -> str:
@@ -86,8 +83,3 @@ def short_name(declaration: str) -> str:
     words = [types, *(["looked up"] if looked_up else []), *(["master"] if master == "true" else [])]
     words += {"true": ["aligned"], "false": ["misaligned"], None: []}[aligned]
     return f"{kernel}<{', '.join(words)}>"
-
-
-def family(name: str) -> str:
-    """The kernel's name without template arguments."""
-    return name.partition("<")[0]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubin import CannotCheckError, Kernel, family, granted
+from cubin import CannotCheckError, Kernel, granted
 from cubin.cuobjdump import RESERVED_SHARED_BYTES
 
 MAX_ARGUMENT_BYTES = 32764
@@ -179,12 +179,15 @@ def _check_limits(kernel: Kernel) -> Iterator[str]:
         yield f"at most {MAX_STATIC_SHARED_BYTES} bytes of static shared memory, got {shared}."
 
 
-def _check_accesses(kernel: Kernel, kinds: Sequence[str]) -> Iterator[str]:
+def _check_accesses(kernel: Kernel, kinds: Sequence[str], entry: Entry | None) -> Iterator[str]:
     """Vector paths have vector accesses with their cache hint, whatever was recorded."""
-    for kind, operation in (("load", "LDG"), ("store", "STG")):
+    recorded = (entry.loads, entry.stores) if entry else (0, 0)
+    for kind, operation, least in zip(("load", "store"), ("LDG", "STG"), recorded, strict=True):
         found, hinted = kernel.count(operation, "128"), kernel.count(operation, "128", "EF")
         if kind in kinds and not found:
             yield f"{kind}s of 128 bits, got none."
+        if found < least:
+            yield f"{least} {kind}s of 128 bits, got {found}."
         if hinted != (hints := found if "stream" in kinds else 0):
             yield f"{hints} of {found} {kind}s of 128 bits to evict first (EF), got {hinted}."
 
@@ -195,15 +198,12 @@ def _check_entry(kernel: Kernel, entry: Entry, index: int) -> Iterator[str]:
         yield f"at most {registers} registers, got {kernel.registers}."
     if (got := kernel.text_bytes) > MAX_TEXT_GROWTH * text:
         yield f"some {text} bytes of code, got {got} ({100 * got / text - 100:.0f} % more)."
-    for kind, operation, least in (("load", "LDG", entry.loads), ("store", "STG", entry.stores)):
-        if (found := kernel.count(operation, "128")) < least:
-            yield f"{least} {kind}s of 128 bits, got {found}."
 
 
 def violations(figures: Figures, budget: Budget) -> Iterator[str]:
     """Finds what breaks a rule or departs from the budget."""
     access = budget.vector_access
-    families = {family(name) for name in figures}
+    families = {name.partition("<")[0] for name in figures}
     for name in sorted(access.keys() - families):
         yield f"vector_access of {name}: expected a kernel of that name, got none."
     for name in sorted(families - access.keys()):
@@ -217,8 +217,9 @@ def violations(figures: Figures, budget: Budget) -> Iterator[str]:
         entry = budget.kernels.get(name)
         if entry is None:
             yield f"{name}: expected in the budget, got no such entry."
+        kinds = access.get(name.partition("<")[0], ())
         for arch, kernel in by_arch.items():
-            found = [*_check_limits(kernel), *_check_accesses(kernel, access.get(family(name), ()))]
+            found = [*_check_limits(kernel), *_check_accesses(kernel, kinds, entry)]
             if entry is not None:
                 found += _check_entry(kernel, entry, budget.architectures.index(arch))
             yield from (f"{name} sm_{arch}: expected {sentence}" for sentence in found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Command line of tools/gpu_suite.sh.
+"""Builds torchfuse for this GPU and proves a part of it there.
 
 Exit status: 0 if every stage of the call has passed, 1 if one has not, 2 if something is missing.
 """
@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from gpu_suite import judges, machine
-from gpu_suite.result import FAILED, NOT_RUN, PASSED, ResultFile, commit, not_run, slug, tail
+from gpu_suite.result import (
+    FAILED,
+    NOT_RUN,
+    PASSED,
+    Commit,
+    ResultFile,
+    commit,
+    not_run,
+    slug,
+    tail,
+)
 from gpu_suite.stages import CALLS, ROOT, Stage
 
 # Less than this much time left is not enough to start anything.
@@ -55,20 +65,20 @@ def run(stage: Stage, work: Path, environment: Mapping[str, str], seconds: float
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        status: int | None = None
         try:
-            status: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(seconds)
         finally:
             if process.poll() is None:
                 stop(process)
     text = log.read_text(encoding="utf-8", errors="replace")
-    verdict = judges.Verdict(f"stopped after {seconds:.0f} s")
-    if status is not None:
-        try:
+    try:
+        verdict = judges.Verdict(f"stopped after {seconds:.0f} s")
+        if status is not None:
             verdict = stage.judge(judges.Finished(status, text, report))
-        except Exception as error:  # whatever it is, the next stage must have its turn
-            verdict = judges.Verdict(f"could not be judged: {error!r}")
+    except Exception as error:  # whatever it is, the next stage must have its turn
+        verdict = judges.Verdict(f"could not be judged: {error!r}")
     return {
         "status": FAILED if verdict.reason else PASSED,
         "reason": verdict.reason,
@@ -139,20 +149,16 @@ def child_environment(facts: Mapping[str, Any], path: str) -> dict[str, str]:
 def main(arguments: list[str]) -> int:
     """Runs one call of the suite."""
     started = time.monotonic()
-    parser = argparse.ArgumentParser(
-        prog="tools/gpu_suite.sh",
-        description="Builds torchfuse for this GPU and proves a part of it there.",
-        epilog="Exit status: 0 all passed, 1 a stage has not, 2 something is missing.",
-    )
+    parser = argparse.ArgumentParser("tools/gpu_suite.sh", description=__doc__)
     parser.add_argument("call", choices=CALLS)
     name: str = parser.parse_args(arguments).call
     facts = machine.probe()
     path = machine.search_path(facts["torch_root"])
     call = CALLS[name](facts)
     lines = machine.missing(facts, () if facts["pretended"] else call.tools, path)
-    sha, dirty = "", None
+    at: Commit = ("", None)
     try:
-        sha, dirty = commit(ROOT, os.environ.get("TORCHFUSE_SHA"))
+        at = commit(ROOT, os.environ.get("TORCHFUSE_SHA"))
     except ValueError as error:
         lines.append(str(error))
     if lines:
@@ -166,8 +172,8 @@ def main(arguments: list[str]) -> int:
         stages, minutes = list(rehearse(stages)), PRETENDED_SLOWNESS * minutes
         folder = ROOT / "build/gpu_suite/rehearsal"
         shutil.rmtree(folder, ignore_errors=True)
-    result = ResultFile(folder, facts, sha, dirty, CALLS)
-    print(f"gpu_suite {name}: {facts['gpu']}, torch {facts['torch']}, commit {sha[:7]}")
+    result = ResultFile(folder, facts, at, CALLS)
+    print(f"gpu_suite {name}: {facts['gpu']}, torch {facts['torch']}, commit {at[0][:7]}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run_call(name, stages, result, child_environment(facts, path), started + 60 * minutes)
     passed = result.passed(name)

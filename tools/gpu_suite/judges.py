@@ -59,18 +59,14 @@ def judge_status(finished: Finished) -> Verdict:
     return Verdict(f"exit status {finished.status}" if finished.status else "")
 
 
-def _name(case: ElementTree.Element) -> str:
-    classname, name = case.get("classname", ""), case.get("name") or "no test by itself"
-    return name if classname in ("", name) else f"{classname}::{name}"
-
-
-def read_junit(text: str) -> dict[str, Any]:
-    """Counts, failures and reasons of skips: of pytest (--junitxml) or GoogleTest."""
+def read_junit(text: str) -> tuple[int, list[str], dict[str, int]]:
+    """How many passed, failures, and reasons of skips: of pytest (--junitxml) or GoogleTest."""
     passed, failures, skips = 0, [], Counter[str]()
     for case in ElementTree.fromstring(text).iter("testcase"):
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            failures.append(_name(case))
+            words = (case.get("classname"), case.get("name") or "no test by itself")
+            failures.append("::".join(filter(None, words)))
         elif skipped is not None:
             why = skipped.get("message") or skipped.text or "no reason"
             skips[" ".join(why.split())] += 1
@@ -78,17 +74,16 @@ def read_junit(text: str) -> dict[str, Any]:
             skips["not run"] += 1
         else:
             passed += 1
-    return {"passed": passed, "failed": failures, "skipped": dict(skips)}
+    return passed, failures, dict(skips)
 
 
 def judge_tests(finished: Finished) -> Verdict:
     """Some tests passed, none failed, and none was skipped for what is absent here."""
     try:
-        counts = read_junit(finished.report.read_text(encoding="utf-8"))
+        passed, failures, skips = read_junit(finished.report.read_text(encoding="utf-8"))
     except (OSError, ElementTree.ParseError) as error:
         return Verdict(f"exit status {finished.status}, report cannot be read: {error}")
-    failures, skips = counts["failed"], counts["skipped"]
-    numbers = {"passed": counts["passed"], "failed": len(failures), "skipped": sum(skips.values())}
+    numbers = {"passed": passed, "failed": len(failures), "skipped": sum(skips.values())}
     figures = {**numbers, "failures": failures[:NAMED_FAILURES], "skips": skips}
     key = ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number)
     wrong_skips = {why: count for why, count in skips.items() if not MAY_SKIP.search(why)}
@@ -100,7 +95,7 @@ def judge_tests(finished: Finished) -> Verdict:
         reason = f"{sum(wrong_skips.values())} skipped that must run: {next(iter(wrong_skips))}"
     elif finished.status:
         reason = f"exit status {finished.status}"
-    elif not counts["passed"]:
+    elif not passed:
         reason = "no test passed"
     return Verdict(reason, key, figures)
 
@@ -130,13 +125,10 @@ def judge_benchmark(finished: Finished) -> Verdict:
     cases = json.loads(finished.report.read_text(encoding="utf-8"))["cases"]
     kept = ("seconds", "host", "gb_per_s", "ratios")
     figures = {case["name"]: {key: case[key] for key in kept} for case in cases}
-    untimed = [
-        case["name"]
-        for case in cases
-        if not all(times["median"] > 0 for times in case["seconds"].values())
-    ]
+    medians = ((case["name"], own["median"]) for case in cases for own in case["seconds"].values())
+    untimed = {name for name, median in medians if not median > 0}
     if untimed or not cases:
-        return Verdict(f"no time of {', '.join(untimed) or 'any case'}", figures=figures)
+        return Verdict(f"no time of {', '.join(sorted(untimed)) or 'any case'}", figures=figures)
     case, reference = cases[0], cases[0]["reference"]
     speeds = [case["gb_per_s"][name] for name in (case["subject"], reference)]
     ours = f"{case['name']} {speeds[0]:.0f} GB/s, {speeds[0] / speeds[1]:.2f}x a {reference}"
@@ -176,28 +168,23 @@ def read_ncu(text: str, numel: int) -> dict[str, Any]:
     return figures
 
 
-def judge_ncu(numel: int) -> Judge:
+def judge_ncu(numel: int, finished: Finished) -> Verdict:
     """Bytes of every kernel of the model are within it; the workload works on `numel` elements."""
-
-    def judge(finished: Finished) -> Verdict:
-        report = finished.report
-        text = report.read_text(encoding="utf-8") if report.is_file() else ""
-        error = re.search(r"^==ERROR== (.+)$", f"{text}\n{finished.log}", re.MULTILINE)
-        if error:
-            return Verdict(f"ncu: {error.group(1).strip()}")
-        if finished.status:
-            return judge_status(finished)
-        try:
-            figures = read_ncu(text, numel)
-        except (ValueError, KeyError) as problem:
-            return Verdict(f"ncu's table cannot be read: {problem}")
-        unseen = [kernel for kernel in BYTE_MODEL if kernel not in figures]
-        if unseen:
-            return Verdict(f"ncu saw no launch of {', '.join(unseen)}", figures=figures)
-        ratios = {kernel: figure["of_model"] for kernel, figure in figures.items()}
-        key = ", ".join(f"{k.removesuffix('_kernel')} {ratio:.3f}x" for k, ratio in ratios.items())
-        outside = [k for k, ratio in ratios.items() if not BYTES_FLOOR <= ratio <= BYTES_CEILING]
-        reason = f"bytes of {', '.join(outside)} outside {BYTES_FLOOR} to {BYTES_CEILING}x model"
-        return Verdict(reason if outside else "", key, figures)
-
-    return judge
+    text = finished.report.read_text(encoding="utf-8") if finished.report.is_file() else ""
+    error = re.search(r"^==ERROR== (.+)$", f"{text}\n{finished.log}", re.MULTILINE)
+    if error:
+        return Verdict(f"ncu: {error.group(1).strip()}")
+    if finished.status:
+        return judge_status(finished)
+    try:
+        figures = read_ncu(text, numel)
+    except (ValueError, KeyError) as problem:
+        return Verdict(f"ncu's table cannot be read: {problem}")
+    unseen = [kernel for kernel in BYTE_MODEL if kernel not in figures]
+    if unseen:
+        return Verdict(f"ncu saw no launch of {', '.join(unseen)}", figures=figures)
+    ratios = {kernel: figure["of_model"] for kernel, figure in figures.items()}
+    key = ", ".join(f"{k.removesuffix('_kernel')} {ratio:.3f}x" for k, ratio in ratios.items())
+    outside = [k for k, ratio in ratios.items() if not BYTES_FLOOR <= ratio <= BYTES_CEILING]
+    reason = f"bytes of {', '.join(outside)} outside {BYTES_FLOOR} to {BYTES_CEILING}x model"
+    return Verdict(reason if outside else "", key, figures)

@@ -43,11 +43,9 @@ def search_path(torch_root: str | None) -> str:
     return os.pathsep.join(folders)
 
 
-def _last_line(command: list[str], path: str) -> str | None:
-    tool = shutil.which(command[0], path=path)
-    if tool is None:
-        return None
-    answer = subprocess.run([tool, *command[1:]], capture_output=True, text=True)
+def _last_line(command: str, path: str) -> str | None:
+    environment = {**os.environ, "PATH": path}
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
     return answer.stdout.strip().rpartition("\n")[2] or None
 
 
@@ -64,13 +62,12 @@ def probe() -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         facts["error"] = f"no answer in {PROBE_SECONDS} s"
     path = search_path(facts["torch_root"])
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
         **facts,
         "cores": len(os.sched_getaffinity(0)),
         "pretended": os.environ.get("PRETENDED_CUDA") == "1",
-        "driver": _last_line(query, path),
-        "nvcc": _last_line(["nvcc", "--version"], path),
+        "driver": _last_line("nvidia-smi --query-gpu=driver_version --format=csv,noheader", path),
+        "nvcc": _last_line("nvcc --version", path),
     }
 
 

@@ -17,6 +17,8 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 TAIL_LINES, TAIL_CHARACTERS = 40, 8000
 # What proves nothing about the code, so that a committed result is one of the commit before it.
 NOT_TESTED = (":!benchmarks/results", ":!docs", ":!*.md")
+Commit = tuple[str, bool | None]
+"""A commit, and whether files differ from it: None where git does not know."""
 
 
 def not_run(reason: str) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def commit(root: Path, named: str | None) -> tuple[str, bool | None]:
+def commit(root: Path, named: str | None) -> Commit:
     """The last commit that changed what is tested, and whether files differ from it.
 
     Raises:
@@ -43,8 +45,8 @@ def commit(root: Path, named: str | None) -> tuple[str, bool | None]:
     def git(*arguments: str) -> str:
         # The repository of this checkout, and not of a folder above it.
         command = ["git", "--git-dir=.git", *arguments, "--", ".", *NOT_TESTED]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        quiet = subprocess.DEVNULL
+        return subprocess.check_output(command, cwd=root, text=True, stderr=quiet).strip()
 
     try:
         return git("log", "-1", "--format=%H"), bool(git("status", "--porcelain"))
@@ -60,13 +62,9 @@ class ResultFile:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        facts: Mapping[str, Any],
-        sha: str,
-        dirty: bool | None,
-        calls: Iterable[str],
+        self, folder: Path, facts: Mapping[str, Any], at: Commit, calls: Iterable[str]
     ) -> None:
+        sha, dirty = at
         self._machine = {name: fact for name, fact in facts.items() if name != "torch_root"}
         self._calls = tuple(calls)
         today = datetime.datetime.now(datetime.timezone.utc)

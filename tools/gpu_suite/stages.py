@@ -7,6 +7,7 @@ Scripts run in the repository's root. `$REPORT` is the file that a stage is judg
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import sys
 from collections.abc import Mapping
@@ -30,9 +31,6 @@ PROGRAMS = (
     "torchfuse_synchronous_gloo",
 )
 SANITIZER_FILTER = "*Sanitizer*:*Small*"
-SANITIZERS = ("memcheck", "initcheck", "racecheck", "synccheck")
-# Behind each allocation, so that it has no neighbor that an access could fall into.
-PADDING = 512
 # Every optimizer, clipped too, on tensors that are allocated one by one.
 SANITIZED_FILE = "tests/python/optimizers/test_optim_specs.py"
 SANITIZED_TESTS = "formula_rounded_once or scaled-and-clipped"
@@ -42,17 +40,13 @@ NCU_NUMEL, REHEARSED_NUMEL = 2**26, 4096
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A script that is timed and judged.
-
-    Attributes:
-        rehearsal: what runs in its place on the pretended device; None: only a GPU will do.
-    """
+    """A script that is timed and judged."""
 
     name: str
     minutes: float
     script: str
     judge: Judge = judges.judge_status
-    rehearsal: str | None = None
+    rehearsal: str | None = None  # runs on the pretended device; None: only a GPU will do
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -84,11 +78,10 @@ cmake --install build/gpu --prefix build/gpu/site/torchfuse --component python
 
 
 def _gtest(name: str, minutes: float, tests: str, before: str = "", **options: Any) -> Stage:
-    """Tests of the device, behind a command such as a sanitizer; those that compiled."""
-    target = Path(DEVICE_TESTS).name
-    run = f"{before} build/gpu/{DEVICE_TESTS} --gtest_filter='{tests}' --gtest_output=xml:$REPORT"
-    script = f"cmake --build build/gpu --target {target}\n{run.strip()}"
-    return Stage(name, minutes, script, **{"judge": judges.judge_tests, **options})
+    """A program with its arguments, behind a command such as a sanitizer; if it compiled."""
+    build = f"cmake --build build/gpu --target {Path(tests.split()[0]).name}"
+    run = f"{before} build/gpu/{tests} --gtest_output=xml:$REPORT".strip()
+    return Stage(name, minutes, f"{build}\n{run}", **{"judge": judges.judge_tests, **options})
 
 
 def _pytest(arguments: str, workers: int = 0) -> str:
@@ -108,7 +101,7 @@ def _tests(facts: Mapping[str, Any]) -> Call:
         _gtest(
             "kernels, CPU = CUDA",
             2,
-            "*",
+            DEVICE_TESTS,
             environment={"TORCHFUSE_REPETITIONS": "10000"},
             rehearsal=f"$TORCHFUSE_BUILD_DIR/{EMULATED_TESTS} --gtest_output=xml:$REPORT",
         ),
@@ -122,17 +115,17 @@ def _tests(facts: Mapping[str, Any]) -> Call:
 
 def _sanitizers(facts: Mapping[str, Any]) -> Call:
     def under(tool: str) -> str:
-        padding = f" --padding {PADDING}" if tool == "memcheck" else ""
+        # Behind each allocation, so that it has no neighbor that an access could fall into.
+        padding = " --padding 512" if tool == "memcheck" else ""
         return f"compute-sanitizer --tool {tool}{padding} --error-exitcode 99"
 
     # Neither margins nor fresh contents of ours, which would hide what the tools look for.
     exact = {"TORCHFUSE_EXACT_ALLOCATIONS": "1"}
     judge = judges.judge_sanitizer
     stages = [_build(facts, Path(DEVICE_TESTS).name)]
-    stages += [
-        _gtest(tool, 1.25, SANITIZER_FILTER, under(tool), judge=judge, environment=exact)
-        for tool in SANITIZERS
-    ]
+    small = f"{DEVICE_TESTS} --gtest_filter='{SANITIZER_FILTER}'"
+    for tool in ("memcheck", "initcheck", "racecheck", "synccheck"):
+        stages.append(_gtest(tool, 1.25, small, under(tool), judge=judge, environment=exact))
     sanitized = f"{SANITIZED_FILE} -m cuda -k '{SANITIZED_TESTS}'"
     # torch asks the driver what may fail; accesses are what counts.
     python = f"{under('memcheck')} --report-api-errors no {_pytest(sanitized)}"
@@ -149,20 +142,16 @@ def _ncu(facts: Mapping[str, Any]) -> Call:
         f"--metrics {metrics},{judges.DURATION_METRIC} "
         f"--kernel-name 'regex:{'|'.join(judges.BYTE_MODEL)}' {workload} {NCU_NUMEL}"
     )
-    classes = (
-        "cmake --build build/gpu --target torchfuse_api_tests\n"
-        "build/gpu/tests/cpp/torchfuse_api_tests --gtest_output=xml:$REPORT"
-    )
     stages = (
         _build(facts, "torchfuse_api_tests"),
         Stage(
             "bytes against the model",
             1.5,
             f"{workload} {NCU_NUMEL}\n{measured}",
-            judges.judge_ncu(NCU_NUMEL),
+            functools.partial(judges.judge_ncu, NCU_NUMEL),
             rehearsal=f"{workload} {REHEARSED_NUMEL}",
         ),
-        Stage("C++ classes", 2, classes, judges.judge_tests),
+        _gtest("C++ classes", 2, "tests/cpp/torchfuse_api_tests"),
     )
     return Call(6, ("cmake", "ninja", "c++", "nvcc", "ncu"), stages)
 

@@ -2,7 +2,7 @@
 // Gradient sums (one read of gradient and input) and the input's gradient (the same, one write).
 #include "kernels/batch_norm_backward.h"
 
-#include "kernels/cpu/batch_norm_vectors.h"
+#include "kernels/cpu/batch_norm_streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 

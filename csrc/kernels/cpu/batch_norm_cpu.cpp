@@ -2,7 +2,7 @@
 // Local statistics (one read) and the output (one read, one write).
 #include "kernels/batch_norm.h"
 
-#include "kernels/cpu/batch_norm_vectors.h"
+#include "kernels/cpu/batch_norm_streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 

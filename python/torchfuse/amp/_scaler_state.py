@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the gradient scaler keeps: tensors in the native object, state dicts, counts, pickles."""
+"""What the gradient scaler keeps: the scale in the native object, state dicts, counts, pickles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler as _TorchGradScaler
 
 from torchfuse import _C
+from torchfuse._delegation import attribute_of
 
 _STATE_TYPES = {
     "scale": float,
@@ -58,26 +59,53 @@ class ScalerState(_TorchGradScaler):
     _core: _C.GradScalerCore
     _extras: dict[str, Any]  # the arguments of the native object
 
-    @property
-    def _scale(self) -> Tensor | None:
-        return self._core.scale
-
-    @_scale.setter
-    def _scale(self, value: Tensor | None) -> None:
-        self._core.scale = value
-
-    @property
-    def _growth_tracker(self) -> Tensor | None:
-        return self._core.growth_tracker
-
-    @_growth_tracker.setter
-    def _growth_tracker(self, value: Tensor | None) -> None:
-        self._core.growth_tracker = value
+    _scale: Tensor | None = attribute_of("_core", "scale")
+    _growth_tracker: Tensor | None = attribute_of("_core", "growth_tracker")
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         if self._growth_tracker is not None:
             raise AssertionError("_growth_tracker initialized before _scale")
         self._core.initialize(dev, self._init_scale, self._init_growth_tracker)
+
+    def scale(self, outputs: Any) -> Any:
+        """Outputs times the scale, each on its own device. The first call creates the scale.
+
+        Args:
+            outputs: a tensor, or a list, tuple, namedtuple or other iterable of such outputs. Lists
+                and tuples come back as what they are, other iterables lazily, as in torch.
+
+        Raises:
+            TypeError: for a mapping.
+            ValueError: for anything else that is neither a tensor nor iterable.
+        """
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, Mapping):
+            raise TypeError(
+                f"GradScaler.scale: expected outputs to be a tensor or an iterable of tensors, got "
+                f"{type(outputs).__name__}, whose values would stay unscaled. Pass its values."
+            )
+        if isinstance(outputs, tuple) and hasattr(outputs, "_make"):
+            return outputs._make(self.scale(output) for output in outputs)
+        if isinstance(outputs, (list, tuple)):
+            return type(outputs)(self.scale(output) for output in outputs)
+        if not isinstance(outputs, Tensor):
+            if not isinstance(outputs, Iterable):
+                raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+            return map(self.scale, outputs)
+        # Torch's own method reads a copy on the host that may still be on its way.
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        scale, _ = self._check_scale_growth_tracker("scale")
+        return outputs * _C.to_device(scale, outputs.device)
+
+    def _fits_scale(self, new_scale: object) -> bool:
+        return (
+            isinstance(new_scale, Tensor)
+            and new_scale.device.type == self._device
+            and new_scale.numel() == 1
+            and not new_scale.requires_grad
+        )
 
     @property
     def step_counts(self) -> Tensor | None:

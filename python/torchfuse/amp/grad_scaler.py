@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -122,38 +121,6 @@ class GradScaler(ScalerState):
         super().__init__(
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
-
-    def scale(self, outputs: Any) -> Any:
-        """Outputs times the scale, each on its own device. The first call creates the scale.
-
-        Args:
-            outputs: a tensor, or a list, tuple, namedtuple or other iterable of such outputs. Lists
-                and tuples come back as what they are, other iterables lazily, as in torch.
-
-        Raises:
-            TypeError: for a mapping.
-            ValueError: for anything else that is neither a tensor nor iterable.
-        """
-        if not self._enabled:
-            return outputs
-        if isinstance(outputs, Mapping):
-            raise TypeError(
-                f"GradScaler.scale: expected outputs to be a tensor or an iterable of tensors, got "
-                f"{type(outputs).__name__}, whose values would stay unscaled. Pass its values."
-            )
-        if isinstance(outputs, tuple) and hasattr(outputs, "_make"):
-            return outputs._make(self.scale(output) for output in outputs)
-        if isinstance(outputs, (list, tuple)):
-            return type(outputs)(self.scale(output) for output in outputs)
-        if not isinstance(outputs, Tensor):
-            if not isinstance(outputs, Iterable):
-                raise ValueError("outputs must be a Tensor or an iterable of Tensors")
-            return map(self.scale, outputs)
-        # Torch's own method reads a copy on the host that may still be on its way.
-        if self._scale is None:
-            self._lazy_init_scale_growth_tracker(outputs.device)
-        scale, _ = self._check_scale_growth_tracker("scale")
-        return outputs * _C.to_device(scale, outputs.device)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the optimizer's gradients by the scale in place; at most once between updates.
@@ -330,11 +297,3 @@ class GradScaler(ScalerState):
         elif new_scale is not None:
             scale.copy_(new_scale.reshape(scale.shape))
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-
-    def _fits_scale(self, new_scale: object) -> bool:
-        return (
-            isinstance(new_scale, Tensor)
-            and new_scale.device.type == self._device
-            and new_scale.numel() == 1
-            and not new_scale.requires_grad
-        )

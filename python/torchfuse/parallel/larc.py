@@ -13,6 +13,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from torchfuse._delegation import attribute_of
+
 # Parameters and gradients of one group, by the dtype to compute in, device and mesh of DTensors.
 _Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[Tensor]]]
 
@@ -92,6 +94,17 @@ class LARC(torch.optim.Optimizer):
     clip: bool
     eps: float
 
+    # They follow the optimizer inside: it replaces its list of groups when it loads a checkpoint.
+    param_groups: list[dict[str, Any]] = attribute_of(
+        "optim", "param_groups", "Parameter groups of the optimizer inside."
+    )
+    state: defaultdict[Tensor, Any] = attribute_of(
+        "optim", "state", "State of the optimizer inside."
+    )
+    defaults: dict[str, Any] = attribute_of(
+        "optim", "defaults", "Defaults of the optimizer inside."
+    )
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -125,36 +138,6 @@ class LARC(torch.optim.Optimizer):
             f"LARC (trust_coefficient={self.trust_coefficient}, clip={self.clip}, eps={self.eps}) "
             f"around {self.optim!r}"
         )
-
-    # What belongs to the optimizer inside. It replaces its list of groups when it loads a
-    # checkpoint, so these follow it.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimizer inside."""
-        return self.optim.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: list[dict[str, Any]]) -> None:
-        self.optim.param_groups = value
-
-    @property
-    def state(self) -> defaultdict[Tensor, Any]:
-        """State of the optimizer inside."""
-        return self.optim.state
-
-    @state.setter
-    def state(self, value: defaultdict[Tensor, Any]) -> None:
-        self.optim.state = value
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Defaults of the optimizer inside."""
-        return self.optim.defaults
-
-    @defaults.setter
-    def defaults(self, value: dict[str, Any]) -> None:
-        self.optim.defaults = value
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group to the optimizer inside."""

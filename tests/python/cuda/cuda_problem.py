@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from support.compare import assert_all_same_bits
 from torch import Tensor
 
 from torchfuse.amp import GradScaler
@@ -295,16 +294,3 @@ def train(
         for name in ("_scale", "_growth_tracker"):
             result[name] = getattr(scaler, name).to("cpu", copy=True)
     return result
-
-
-def assert_same_values(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """The same bits, but for the payload and the sign of NaN."""
-    assert_all_same_bits(
-        *({name: _plain_nan(t) for name, t in s.items()} for s in (actual, expected))
-    )
-
-
-def _plain_nan(tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    return torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_problem import BF16, F16, F32, MANY_SIZES, SIZES, Kind, Problem, Run, assert_same_values
+from cuda_problem import BF16, F16, F32, MANY_SIZES, SIZES, Kind, Problem, Run
 from cuda_problem import train as train_problem
 from cuda_running import reference_of
+from support.compare import assert_same_values
 from torch import Tensor
 
 MASTERS = Kind(BF16, BF16, F32, master=True)

@@ -43,6 +43,19 @@ def assert_all_same_bits(actual: Mapping[str, Tensor], expected: Mapping[str, Te
         assert_same_bits(tensor, expected[name], name)
 
 
+def assert_same_values(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """The same bits, but for the payload and the sign of NaN."""
+    assert_all_same_bits(
+        *({name: _plain_nan(t) for name, t in s.items()} for s in (actual, expected))
+    )
+
+
+def _plain_nan(tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
+
+
 def norm_error(actual: Tensor, reference: Tensor) -> float:
     """||actual - reference|| / ||reference|| in fp64; 0 where both are zero."""
     a, r = actual.detach().double(), reference.detach().double()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import apply_walkthrough
 import pytest
-from apply_walkthrough import WalkthroughError, apply, main
+from apply_walkthrough import apply, main
 from source_copy import RECORD, source_files, write_tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,7 +62,7 @@ def test_blocks_are_applied(text: str, name: str, expected: bytes) -> None:
     ids=["no-anchor", "two-anchors", "no-file", "old-file", "form", "no-block", "open", "empty"],
 )
 def test_a_page_that_does_not_fit_is_refused_with_its_line(text: str, message: str) -> None:
-    with pytest.raises(WalkthroughError, match=message):
+    with pytest.raises(ValueError, match=message):
         applied(text)
 
 

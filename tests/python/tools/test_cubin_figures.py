@@ -94,9 +94,8 @@ def test_image_that_cannot_be_read_is_named(known: Path, tool: Cuobjdump) -> Non
     content[begin : begin + 4] = b"none"
     broken = known.with_name("broken.o")
     broken.write_bytes(content)
-    with pytest.raises(
-        CannotCheckError, match=r"sm_120 \S+broken.o: expected exit status 0, got 1"
-    ):
+    message = r"sm_120 \S+broken.o: expected exit status 0, got 1"
+    with pytest.raises(CannotCheckError, match=message):
         tool.kernels(broken, tool.usage(broken))
 
 
@@ -108,7 +107,7 @@ def test_our_budget_is_as_update_would_write_it() -> None:
 
 
 def test_what_is_equal_is_told_once(tmp_path: Path) -> None:
-    names = [f"k<{dtype}, {form}aligned>" for dtype in ("bf16", "fp16") for form in ("", "mis")]
+    names = [f"k<{dtype}{form}>" for dtype in ("bf16", "fp16") for form in budget._FORMS]
     one, two = (budget.Entry([registers], 1, 1, [64]) for registers in (8, 16))
     kernels = {**dict(zip(names, (one, two, one, two), strict=True)), "half_open": one}
     # What differs from its other form and from its twin stays apart from both.

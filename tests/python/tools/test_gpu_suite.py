@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,9 @@ def test_calls_fit_and_leave_the_gpu_alone() -> None:
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Runs the program over other stages; its status, and what its file then holds."""
 
-    def start(*todo: Stage, facts: dict[str, Any] | None = None, minutes: float = 1) -> Any:
+    def start(*todo: Stage, minutes: float = 1, **facts: Any) -> Any:
         monkeypatch.setattr(program, "ROOT", tmp_path)
-        monkeypatch.setattr(machine, "probe", lambda: {**FACTS, **(facts or {})})
+        monkeypatch.setattr(machine, "probe", lambda: {**FACTS, **facts})
         calls = {"tests": lambda _: Call(minutes, (), todo), "ncu": lambda _: Call(1, (), todo)}
         monkeypatch.setattr(program, "CALLS", calls)
         monkeypatch.setenv("TORCHFUSE_SHA", "0123456789")
@@ -181,9 +182,9 @@ def test_a_rehearsal_is_no_result_of_a_gpu(suite: Suite, tmp_path: Path) -> None
     status, written = suite(
         Stage("build", 1, "false", rehearsal="true"),
         Stage("sanitizer", 1, "false"),
-        Stage("ncu", 1, "false", judges.judge_ncu(1), rehearsal="true"),
+        Stage("ncu", 1, "false", partial(judges.judge_ncu, 1), rehearsal="true"),
         Stage("tests", 1, "true", judges.judge_tests, rehearsal="echo > $REPORT"),
-        facts={"pretended": True},
+        pretended=True,
     )
     entries = written["parts"]["tests"]["stages"]
     assert list(entries) == ["build", "ncu", "tests"]
@@ -198,8 +199,7 @@ def test_a_rehearsal_is_no_result_of_a_gpu(suite: Suite, tmp_path: Path) -> None
 def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
-        command = ["git", *identity, *arguments]
-        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+        return subprocess.check_output(["git", *identity, *arguments], cwd=tmp_path, text=True)
 
     with pytest.raises(ValueError, match="Set TORCHFUSE_SHA"):
         result.commit(tmp_path, None)
@@ -211,7 +211,7 @@ def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) 
         (tmp_path / name).write_text("a")
         git("add", ".")
         git("commit", "-qm", "m")
-    tested = git("rev-parse", "HEAD~1")
+    tested = git("rev-parse", "HEAD~1").strip()
     (tmp_path / "benchmarks/results/gpu/b.json").write_text("b")
     assert result.commit(tmp_path, None) == (tested, False)
     (tmp_path / "csrc/a.cu").write_text("b")
@@ -219,9 +219,9 @@ def test_the_commit_is_the_last_one_that_changed_what_is_tested(tmp_path: Path) 
 
 
 def test_nothing_is_resumed_where_files_differ_from_the_commit(tmp_path: Path) -> None:
-    file = result.ResultFile(tmp_path, FACTS, "0123456789", False, ["tests"])
+    file = result.ResultFile(tmp_path, FACTS, ("0123456789", False), ["tests"])
     file.begin("tests", ["build"])["build"]["status"] = result.PASSED
     file.write()
     for dirty, expected in ((False, result.PASSED), (True, result.NOT_RUN)):
-        again = result.ResultFile(tmp_path, FACTS, "0123456789", dirty, ["tests"])
+        again = result.ResultFile(tmp_path, FACTS, ("0123456789", dirty), ["tests"])
         assert again.begin("tests", ["build"])["build"]["status"] == expected

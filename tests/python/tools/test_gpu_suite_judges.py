@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,9 @@ def decide(tmp_path: Path) -> Decide:
 def test_reports_are_counted() -> None:
     # What fails before the first test has no name.
     unnamed = '<testcase name=""><error/></testcase>'
-    counts = judges.read_junit(report(PASSED, FAILED, ERROR, unnamed, SKIPPED, SKIPPED, NOT_RUN))
+    counted = judges.read_junit(report(PASSED, FAILED, ERROR, unnamed, SKIPPED, SKIPPED, NOT_RUN))
     failed = ["Norm::Large", "amp.test_a::test_b[cuda]", "no test by itself"]
-    skipped = {"one processor": 2, "not run": 1}
-    assert counts == {"passed": 1, "failed": failed, "skipped": skipped}
+    assert counted == (1, failed, {"one processor": 2, "not run": 1})
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,7 @@ def test_nothing_is_skipped_for_being_absent(reason: str, may: bool, decide: Dec
 # --- compute-sanitizer ---------------------------------------------------------------------------
 
 MEMCHECK = """========= COMPUTE-SANITIZER
-[==========] Running 2 tests from 1 test suite.
 ========= Invalid __global__ read of size 16 bytes
-=========     at multi_tensor_l2_norm_kernel<float>(NormLaunch)+0x90
 ========= ERROR SUMMARY: {}
 """
 RACECHECK = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: {}\n"
@@ -101,37 +99,29 @@ NO_DEVICE = "========= COMPUTE-SANITIZER\n========= Error: Device not supported\
 
 
 @pytest.mark.parametrize(
-    ("log", "status", "reason"),
+    ("tests", "log", "status", "reason"),
     [
-        (MEMCHECK.format("0 errors"), 0, ""),
-        (MEMCHECK.format("2 errors"), 99, "2 errors"),
+        (GOOD, MEMCHECK.format("0 errors"), 0, ""),
+        (GOOD, MEMCHECK.format("2 errors"), 99, "2 errors"),
         # One summary for each process.
-        (MEMCHECK.format("0 errors") + MEMCHECK.format("1 error"), 0, "1 errors"),
-        (RACECHECK.format("0 hazards displayed (0 errors, 0 warnings)"), 0, ""),
-        (RACECHECK.format("3 hazards displayed (2 errors, 1 warning)"), 99, "3 errors"),
-        (NO_DEVICE, 1, "Error: Device not supported (exit status 1)"),
-        ("no such tool", 0, "no summary was printed (exit status 0)"),
-        (MEMCHECK.format("0 errors"), 99, "exit status 99"),
+        (GOOD, MEMCHECK.format("0 errors") + MEMCHECK.format("1 error"), 0, "1 errors"),
+        (GOOD, RACECHECK.format("0 hazards displayed (0 errors, 0 warnings)"), 0, ""),
+        (GOOD, RACECHECK.format("3 hazards displayed (2 errors, 1 warning)"), 99, "3 errors"),
+        (GOOD, NO_DEVICE, 1, "Error: Device not supported (exit status 1)"),
+        (GOOD, "no such tool", 0, "no summary was printed (exit status 0)"),
+        (GOOD, MEMCHECK.format("0 errors"), 99, "exit status 99"),
+        (report(), MEMCHECK.format("0 errors"), 0, "no test passed"),
     ],
 )
-def test_sanitizer(log: str, status: int, reason: str, decide: Decide) -> None:
-    assert decide(judges.judge_sanitizer, GOOD, status, log).reason == reason
-
-
-def test_a_sanitizer_that_saw_no_test_has_proven_nothing(decide: Decide) -> None:
-    log = MEMCHECK.format("0 errors")
-    verdict = decide(judges.judge_sanitizer, report(), 0, log)
-    assert verdict.reason == "no test passed"
+def test_sanitizer(tests: str, log: str, status: int, reason: str, decide: Decide) -> None:
+    assert decide(judges.judge_sanitizer, tests, status, log).reason == reason
 
 
 # --- ncu -----------------------------------------------------------------------------------------
 
 NUMEL = 2**26
-JUDGE_NCU = judges.judge_ncu(NUMEL)
-HEADER = (
-    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",'
-    '"Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
-)
+JUDGE_NCU = partial(judges.judge_ncu, NUMEL)
+HEADER = '"ID","Process Name","Kernel Name","Grid Size","Metric Name","Metric Unit","Metric Value"'
 NAMES = {
     "multi_tensor_l2_norm_kernel": "void torchfuse::cuda::<unnamed>::{}<float>(NormLaunch)",
     "multi_tensor_unscale_kernel": "torchfuse::(anonymous namespace)::{}<float>(UnscaleLaunch)",
@@ -144,8 +134,7 @@ def ncu_table(factor: float = 1.0, only: tuple[str, ...] = tuple(NAMES)) -> str:
     lines = ["==PROF== Connected to process 123 (/usr/bin/python3.12)", HEADER]
     for index, kernel in enumerate(only):
         read, written = judges.BYTE_MODEL[kernel]
-        launch = f'"{index}","123","python3.12","127.0.0.1","{NAMES[kernel].format(kernel)}","1",'
-        launch += '"7","(256, 1, 1)","(4096, 1, 1)","0","9.0","Command line profiler metrics"'
+        launch = f'"{index}","python3.12","{NAMES[kernel].format(kernel)}","(4096, 1, 1)"'
         lines += [
             f'{launch},"dram__bytes_read.sum","byte","{read * NUMEL * factor:,.0f}"',
             f'{launch},"dram__bytes_write.sum","byte","{written * NUMEL * factor:,.0f}"',
@@ -157,11 +146,9 @@ def ncu_table(factor: float = 1.0, only: tuple[str, ...] = tuple(NAMES)) -> str:
 def test_bytes_of_the_model_pass(decide: Decide) -> None:
     verdict = decide(JUDGE_NCU, ncu_table(1.02))
     assert verdict.reason == ""
-    figure = verdict.figures["fused_update_kernel"]
-    assert figure["read_per_element"] == pytest.approx(16.32)
-    assert figure["written_per_element"] == pytest.approx(12.24)
-    assert figure["of_model"] == pytest.approx(1.02)
-    assert figure["microseconds"] == pytest.approx(91.04)
+    figures = {"read_per_element": 16.32, "written_per_element": 12.24, "of_model": 1.02}
+    figures["microseconds"] = 91.04
+    assert verdict.figures["fused_update_kernel"] == pytest.approx(figures)
     assert "multi_tensor_l2_norm 1.020x" in verdict.key
 
 

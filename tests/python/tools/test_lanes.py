@@ -47,15 +47,14 @@ def test_all_pass_and_their_seconds_are_told(tmp_path: Path) -> None:
     assert printed.endswith("make some: passed\n")
 
 
+OVER = "the time was over"
+
+
 @pytest.mark.parametrize(
     ("lanes", "minutes", "results"),
     [
         (("fails", "passes"), "", ["failed with exit status 3", "passed"]),
-        (
-            ("sleeps", "passes"),
-            "0.05",
-            ["cut off: the time was over", "not run: the time was over"],
-        ),
+        (("sleeps", "passes"), "0.05", [f"cut off: {OVER}", f"not run: {OVER}"]),
     ],
 )
 def test_every_lane_has_its_turn_and_fails_if_it_did_not_pass(

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attributes of an object that live in a part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def attribute_of(part: str, name: str, doc: str | None = None) -> Any:
+    """A property that reads and sets the attribute `name` of `self.<part>`."""
+
+    def get(self: object) -> Any:
+        return getattr(getattr(self, part), name)
+
+    def set_in_part(self: object, value: object) -> None:
+        setattr(getattr(self, part), name, value)
+
+    return property(get, set_in_part, doc=doc)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""FusedMixedPrecisionLamb: masters, counts, and a scaler that is handed to the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.adam import make_params, random_grads, set_grads
+from support.compare import assert_same_bits
+
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedLAMB, FusedMixedPrecisionLamb
+from torchfuse.testing import ReferenceOptimizer, assert_close_to_torch
+from torchfuse.testing.formulas import lamb_update
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_masters_hold_what_the_parameters_round(dtype: torch.dtype) -> None:
+    params = make_params(dtype=dtype)
+    oracle = ReferenceOptimizer(params, lamb_update, max_grad_norm=1.0, lr=1e-3)
+    optimizer = FusedMixedPrecisionLamb(params, reduced_precision_dtype=dtype)
+    for step in range(20):
+        grads = random_grads(params, step)
+        set_grads(params, grads)
+        optimizer.step()
+        oracle.step([p.grad for p in params])
+    masters = optimizer.param_groups_full_precision[0]["params"]
+    assert_close_to_torch(masters, oracle.params)
+    for param, master in zip(params, masters, strict=True):
+        assert_same_bits(param.detach(), master.to(dtype))
+
+
+def test_steps_go_on_from_the_given_count() -> None:
+    params, others = make_params(), make_params()
+    optimizer = FusedMixedPrecisionLamb(params, step=10)
+    reference = FusedLAMB(others)
+    for model, tensors in ((optimizer, params), (reference, others)):
+        set_grads(tensors, random_grads(tensors, 1))
+        model.step()
+    assert float(optimizer.state[params[0]]["step"]) == 11.0
+    assert not torch.equal(params[0], others[0])
+
+
+@pytest.mark.parametrize("scaler", [GradScaler, torch.amp.GradScaler])
+@pytest.mark.filterwarnings("error")
+def test_a_scaler_may_be_handed_to_the_step(scaler: Any) -> None:
+    params, others = make_params(), make_params()
+    optimizer, reference = FusedMixedPrecisionLamb(params), FusedMixedPrecisionLamb(others)
+    scaled = scaler(device="cpu", init_scale=1024.0)
+    scaled.scale(torch.ones(()))
+    set_grads(params, random_grads(params, 1, scale=1024.0))
+    optimizer.step(grad_scaler=scaled)
+    scaled.update()
+    set_grads(others, random_grads(others, 1))
+    reference.step()
+    for param, other in zip(params, others, strict=True):
+        assert_same_bits(param.detach(), other.detach())
+
+
+def test_a_step_after_unscale_unscales_nothing() -> None:
+    params, others = make_params(), make_params()
+    optimizer, reference = FusedMixedPrecisionLamb(params), FusedMixedPrecisionLamb(others)
+    scaler = GradScaler(device="cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(()))
+    set_grads(params, random_grads(params, 1, scale=1024.0))
+    scaler.unscale_(optimizer)
+    optimizer.step(grad_scaler=scaler)
+    set_grads(others, random_grads(others, 1))
+    reference.step()
+    for param, other in zip(params, others, strict=True):
+        assert_same_bits(param.detach(), other.detach())
+
+
+def test_a_closure_may_call_backward() -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedMixedPrecisionLamb([param])
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = param.square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    assert optimizer.step(closure) == 3.0
+    assert float(param.detach()[0]) < 1.0
+    with pytest.raises(RuntimeError, match="Closure use is not currently supported if GradScaler"):
+        optimizer.step(closure, grad_scaler=GradScaler(device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reduced_precision_dtype": torch.float32}, "expected reduced_precision_dtype to be None"),
+        ({"step": -1}, "expected step to be an int of at least 0, got -1"),
+    ],
+)
+def test_its_own_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"FusedMixedPrecisionLamb: {message}"):
+        FusedMixedPrecisionLamb(make_params(), **arguments)
+    with pytest.raises(TypeError, match="expected closure and grad_scaler, got"):
+        FusedMixedPrecisionLamb(make_params()).step(scale=1.0)
