@@ -12,20 +12,9 @@ struct OptionsTraits<FusedAdagradOptions> {
   static constexpr const char* kAlgorithm = "adagrad";
   static constexpr std::size_t kRequired = 1;
 
-  template <class Self, class Visit>
-  static void options(Self& options, const Visit& visit) {
-    visit("lr_decay", options.lr_decay());
-    visit("eps", options.eps());
-    visit("weight_decay", options.weight_decay());
-    visit("initial_accumulator_value", options.initial_accumulator_value());
-    visit("adagrad_w_mode", options.adagrad_w_mode());
-    visit("maximize", options.maximize());
-  }
-
-  template <class Self, class Visit>
-  static void states(Self& state, const Visit& visit) {
-    visit("sum", state.sum());
-  }
+  TORCHFUSE_FIELDS(options, lr_decay, eps, weight_decay, initial_accumulator_value, adagrad_w_mode,
+                   maximize)
+  TORCHFUSE_FIELDS(states, sum)
 
   static void begin_state(const FusedAdagradOptions& options, FusedSlot& slot, std::size_t index) {
     slot.states[index].fill_(options.initial_accumulator_value());
@@ -38,8 +27,6 @@ struct OptionsTraits<FusedAdagradOptions> {
   }
 };
 
-template struct FusedOptionsOf<FusedAdagradOptions>;
-template struct FusedParamStateOf<FusedAdagradParamState, FusedAdagradOptions>;
-template class FusedOptimizerOf<FusedAdagradOptions, FusedAdagradParamState>;
+TORCHFUSE_DEFINE_OPTIMIZER(FusedAdagrad);
 
 }  // namespace torchfuse::optim

@@ -12,20 +12,8 @@ struct OptionsTraits<FusedLARSOptions> {
   static constexpr const char* kAlgorithm = "lars";
   static constexpr std::size_t kRequired = 1;
 
-  template <class Self, class Visit>
-  static void options(Self& options, const Visit& visit) {
-    visit("momentum", options.momentum());
-    visit("weight_decay", options.weight_decay());
-    visit("trust_coefficient", options.trust_coefficient());
-    visit("eps", options.eps());
-    visit("nesterov", options.nesterov());
-    visit("maximize", options.maximize());
-  }
-
-  template <class Self, class Visit>
-  static void states(Self& state, const Visit& visit) {
-    visit("momentum_buffer", state.momentum_buffer());
-  }
+  TORCHFUSE_FIELDS(options, momentum, weight_decay, trust_coefficient, eps, nesterov, maximize)
+  TORCHFUSE_FIELDS(states, momentum_buffer)
 
   static void check(const FusedLARSOptions& options, const std::string& owner) {
     TORCH_CHECK_VALUE(!options.nesterov() || options.momentum() > 0.0, kName, ": expected ", owner,
@@ -34,8 +22,6 @@ struct OptionsTraits<FusedLARSOptions> {
   }
 };
 
-template struct FusedOptionsOf<FusedLARSOptions>;
-template struct FusedParamStateOf<FusedLARSParamState, FusedLARSOptions>;
-template class FusedOptimizerOf<FusedLARSOptions, FusedLARSParamState>;
+TORCHFUSE_DEFINE_OPTIMIZER(FusedLARS);
 
 }  // namespace torchfuse::optim

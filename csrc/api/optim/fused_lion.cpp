@@ -12,26 +12,11 @@ struct OptionsTraits<FusedLionOptions> {
   static constexpr const char* kAlgorithm = "lion";
   static constexpr std::size_t kRequired = 1;
 
-  template <class Self, class Visit>
-  static void options(Self& options, const Visit& visit) {
-    visit("betas", options.betas());
-    visit("weight_decay", options.weight_decay());
-    visit("maximize", options.maximize());
-  }
-
-  template <class Self, class Visit>
-  static void states(Self& state, const Visit& visit) {
-    visit("exp_avg", state.exp_avg());
-  }
-
-  template <class Self, class Visit>
-  static void state_dtypes(Self& options, const Visit& visit) {
-    visit("exp_avg_dtype", options.exp_avg_dtype());
-  }
+  TORCHFUSE_FIELDS(options, betas, weight_decay, maximize)
+  TORCHFUSE_FIELDS(states, exp_avg)
+  TORCHFUSE_FIELDS(state_dtypes, exp_avg_dtype)
 };
 
-template struct FusedOptionsOf<FusedLionOptions>;
-template struct FusedParamStateOf<FusedLionParamState, FusedLionOptions>;
-template class FusedOptimizerOf<FusedLionOptions, FusedLionParamState>;
+TORCHFUSE_DEFINE_OPTIMIZER(FusedLion);
 
 }  // namespace torchfuse::optim

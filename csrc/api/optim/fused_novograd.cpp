@@ -13,29 +13,10 @@ struct OptionsTraits<FusedNovoGradOptions> {
   static constexpr std::size_t kRequired = 2;
   static constexpr std::size_t kTensorStates = 1;
 
-  template <class Self, class Visit>
-  static void options(Self& options, const Visit& visit) {
-    visit("betas", options.betas());
-    visit("eps", options.eps());
-    visit("weight_decay", options.weight_decay());
-    visit("bias_correction", options.bias_correction());
-    visit("reg_inside_moment", options.reg_inside_moment());
-    visit("grad_averaging", options.grad_averaging());
-    visit("norm_type", options.norm_type());
-    visit("init_zero", options.init_zero());
-    visit("maximize", options.maximize());
-  }
-
-  template <class Self, class Visit>
-  static void states(Self& state, const Visit& visit) {
-    visit("exp_avg", state.exp_avg());
-    visit("exp_avg_norm", state.exp_avg_norm());
-  }
-
-  template <class Self, class Visit>
-  static void state_dtypes(Self& options, const Visit& visit) {
-    visit("exp_avg_dtype", options.exp_avg_dtype());
-  }
+  TORCHFUSE_FIELDS(options, betas, eps, weight_decay, bias_correction, reg_inside_moment,
+                   grad_averaging, norm_type, init_zero, maximize)
+  TORCHFUSE_FIELDS(states, exp_avg, exp_avg_norm)
+  TORCHFUSE_FIELDS(state_dtypes, exp_avg_dtype)
 
   template <class Visit>
   static void derived(const FusedNovoGradOptions& options, const Visit& visit) {
@@ -49,8 +30,6 @@ struct OptionsTraits<FusedNovoGradOptions> {
   }
 };
 
-template struct FusedOptionsOf<FusedNovoGradOptions>;
-template struct FusedParamStateOf<FusedNovoGradParamState, FusedNovoGradOptions>;
-template class FusedOptimizerOf<FusedNovoGradOptions, FusedNovoGradParamState>;
+TORCHFUSE_DEFINE_OPTIMIZER(FusedNovoGrad);
 
 }  // namespace torchfuse::optim

@@ -170,4 +170,10 @@ bool FusedOptimizerOf<Options, State>::rounds_stochastically(
   return static_cast<const Options&>(options).stochastic_rounding();
 }
 
+/// Compiles the class `name`; its OptionsTraits come first.
+#define TORCHFUSE_DEFINE_OPTIMIZER(name)                              \
+  template struct FusedOptionsOf<name##Options>;                      \
+  template struct FusedParamStateOf<name##ParamState, name##Options>; \
+  template class FusedOptimizerOf<name##Options, name##ParamState>
+
 }  // namespace torchfuse::optim

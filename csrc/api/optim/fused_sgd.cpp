@@ -12,20 +12,9 @@ struct OptionsTraits<FusedSGDOptions> {
   static constexpr const char* kAlgorithm = "sgd";
   static constexpr std::size_t kRequired = 0;
 
-  template <class Self, class Visit>
-  static void options(Self& options, const Visit& visit) {
-    visit("momentum", options.momentum());
-    visit("dampening", options.dampening());
-    visit("weight_decay", options.weight_decay());
-    visit("nesterov", options.nesterov());
-    visit("wd_after_momentum", options.wd_after_momentum());
-    visit("maximize", options.maximize());
-  }
-
-  template <class Self, class Visit>
-  static void states(Self& state, const Visit& visit) {
-    visit("momentum_buffer", state.momentum_buffer());
-  }
+  TORCHFUSE_FIELDS(options, momentum, dampening, weight_decay, nesterov, wd_after_momentum,
+                   maximize)
+  TORCHFUSE_FIELDS(states, momentum_buffer)
 
   static bool uses_state(const FusedSGDOptions& options, std::size_t /*index*/) {
     return options.momentum() != 0.0;
@@ -47,8 +36,6 @@ struct OptionsTraits<FusedSGDOptions> {
   }
 };
 
-template struct FusedOptionsOf<FusedSGDOptions>;
-template struct FusedParamStateOf<FusedSGDParamState, FusedSGDOptions>;
-template class FusedOptimizerOf<FusedSGDOptions, FusedSGDParamState>;
+TORCHFUSE_DEFINE_OPTIMIZER(FusedSGD);
 
 }  // namespace torchfuse::optim

@@ -31,11 +31,12 @@ namespace torchfuse::optim {
 ///     static constexpr const char* kAlgorithm;  // for FusedStep
 ///     static constexpr std::size_t kRequired;   // states of every parameter; the others are made
 ///                                               // when the options ask for them
-///     // visit(key, value) for every option that FusedOptionsOf does not have; an option that is a
-///     // hyper-parameter has its name, or is a pair
-///     template <class Self, class Visit> static void options(Self& options, const Visit& visit);
-///     // visit(key, value) for every state, in the algorithm's order
-///     template <class Self, class Visit> static void states(Self& state, const Visit& visit);
+///     // every option that FusedOptionsOf does not have; one that is a hyper-parameter has its
+///     name,
+///     // or is a pair
+///     TORCHFUSE_FIELDS(options, ...)
+///     // every state, in the algorithm's order
+///     TORCHFUSE_FIELDS(states, ...)
 ///     // Optional: visit(part, value) for hyper-parameters that options become.
 ///     template <class Visit> static void derived(const Options& options, const Visit& visit);
 ///     // Optional: throws for options that their ranges allow and that make no sense.
@@ -46,12 +47,31 @@ namespace torchfuse::optim {
 ///     static constexpr std::size_t kTensorStates;
 ///     // Optional: what a state begins with, if not with zeros alone.
 ///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
-///     // Optional: visit(key, value) for the dtypes of single states, in the states' order. The
-///     // last one holds for all further states.
-///     template <class Self, class Visit>
-///     static void state_dtypes(Self& options, const Visit& visit);
+///     // Optional: the dtypes of single states, in the states' order. The last one holds for all
+///     // further states.
+///     TORCHFUSE_FIELDS(state_dtypes, ...)
 template <class Options>
 struct OptionsTraits;
+
+/// Defines `what(self, visit)`, which calls visit("field", self.field()) for each field.
+#define TORCHFUSE_FIELDS(what, ...)                             \
+  template <class Self, class Visit>                            \
+  static void what(Self& self, const Visit& visit) {            \
+    TORCHFUSE_RESCAN(TORCHFUSE_VISIT(visit, self, __VA_ARGS__)) \
+  }
+// A macro cannot call itself. It leaves its next call behind, which only another scan expands:
+// there are twenty.
+#define TORCHFUSE_VISIT(visit, self, field, ...) \
+  visit(#field, self.field());                   \
+  __VA_OPT__(TORCHFUSE_NEXT_VISIT TORCHFUSE_PARENS(visit, self, __VA_ARGS__))
+#define TORCHFUSE_NEXT_VISIT() TORCHFUSE_VISIT
+#define TORCHFUSE_PARENS ()
+#define TORCHFUSE_RESCAN(...) \
+  TORCHFUSE_FOUR_SCANS(       \
+      TORCHFUSE_FOUR_SCANS(TORCHFUSE_FOUR_SCANS(TORCHFUSE_FOUR_SCANS(__VA_ARGS__))))
+#define TORCHFUSE_FOUR_SCANS(...) \
+  TORCHFUSE_SCAN(TORCHFUSE_SCAN(TORCHFUSE_SCAN(TORCHFUSE_SCAN(__VA_ARGS__))))
+#define TORCHFUSE_SCAN(...) __VA_ARGS__
 
 inline void check_max_grad_norm(const char* name, const std::string& owner,
                                 const std::optional<double>& value) {

@@ -34,9 +34,7 @@ struct TORCHFUSE_API FusedLionParamState
   TORCH_ARG(torch::Tensor, exp_avg) = {};  ///< decaying mean of the gradients
 };
 
-extern template struct FusedOptionsOf<FusedLionOptions>;
-extern template struct FusedParamStateOf<FusedLionParamState, FusedLionOptions>;
-extern template class FusedOptimizerOf<FusedLionOptions, FusedLionParamState>;
+TORCHFUSE_DECLARE_OPTIMIZER(FusedLion);
 
 /// Lion in one fused pass; see torchfuse::fused_lion_() for the formula. The momentum is fp32 for
 /// fp16 and bf16 parameters, unless the options say otherwise.

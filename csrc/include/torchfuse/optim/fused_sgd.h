@@ -32,9 +32,7 @@ struct TORCHFUSE_API FusedSGDParamState
   TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< with momentum only
 };
 
-extern template struct FusedOptionsOf<FusedSGDOptions>;
-extern template struct FusedParamStateOf<FusedSGDParamState, FusedSGDOptions>;
-extern template class FusedOptimizerOf<FusedSGDOptions, FusedSGDParamState>;
+TORCHFUSE_DECLARE_OPTIMIZER(FusedSGD);
 
 /// SGD with momentum in one fused pass; see torchfuse::fused_sgd_() for the formula. The buffer is
 /// fp32 for fp16 and bf16 parameters, unless the options say otherwise, and there is none while the
