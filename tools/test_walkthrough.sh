@@ -25,7 +25,9 @@ cmake --install "$build" --prefix "$tree/python/torchfuse" --component python >>
   export PYTHONPATH="$tree/python" OMP_WAIT_POLICY=PASSIVE
   "$python" -c 'import sys, torchfuse; assert torchfuse.__file__.startswith(sys.argv[1])' "$tree"
   "$python" -m pytest -q -k "signum or schema or operator or entry or wrapper" \
-    tests/python/optimizers/test_optim_spec{s,_hyper_params,_ops}.py tests/python/ops/test_schemas.py
+    tests/python/optimizers/test_optim_specs.py \
+    tests/python/optimizers/test_optim_spec_hyper_params.py \
+    tests/python/optimizers/test_optim_spec_ops.py tests/python/ops/test_schemas.py
   "$python" -m pytest -q --doctest-modules python/torchfuse/optimizers/fused_signum.py
   "$python" tools/check_layers.py --build-dir "$build"
 )

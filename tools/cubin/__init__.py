@@ -15,8 +15,8 @@ from dataclasses import dataclass
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|torchfuse::kernels::|cuda::")
 _TYPES = {"float": "fp32", "double": "fp64", "Half": "fp16", "BFloat16": "bf16"}
 _TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
-# <TypedAccess<functor, param, grad, state, master>, aligned>, or <LookedUpAccess<functor>, aligned>;
-# the measure kernel has one form.
+# <TypedAccess<functor, param, grad, state, master>, aligned> or <LookedUpAccess<functor>, aligned>.
+# A measure kernel has one form.
 _OPTIMIZER = re.compile(
     r"^(\w+)<(?:Typed|(LookedUp))Access<(.*?)(?:, (true|false))?>(?:, (true|false)| )>$"
 )
@@ -80,6 +80,6 @@ def short_name(declaration: str) -> str:
     if match is None:
         return name
     kernel, looked_up, types, master, aligned = match.groups()
-    words = [types, *(["looked up"] if looked_up else []), *(["master"] if master == "true" else [])]
-    words += {"true": ["aligned"], "false": ["misaligned"], None: []}[aligned]
-    return f"{kernel}<{', '.join(words)}>"
+    parts = {"looked up": looked_up, "master": master == "true"}
+    parts |= {"aligned": aligned == "true", "misaligned": aligned == "false"}
+    return f"{kernel}<{', '.join([types, *(word for word, said in parts.items() if said)])}>"
