@@ -22,8 +22,8 @@ def test_the_readme_python_example_runs(tmp_path: Path) -> None:
 
 def test_cpp_lines_of_the_migration_table_are_compiled() -> None:
     source = " ".join((DOCS / "examples" / "tour.cpp").read_text().split())
-    page = (DOCS / "migration.md").read_text()
-    rows = re.findall(r"^\| `.*?` \| (.*) \|$", page.split("## Python → C++")[1], re.MULTILINE)
+    page = (DOCS / "python_to_cpp.md").read_text()
+    rows = re.findall(r"^\| `.*?` \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 10
     lines = [line for row in rows for line in re.findall(r"`([^`]+)`", row)]
     assert [line for line in lines if line not in source] == []
