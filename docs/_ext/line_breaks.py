@@ -9,15 +9,18 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-_CODE = re.compile(r'<span class="pre">[^<]*</span>')
-_SEPARATOR = re.compile(r"(::|[./(,=])(?=[^\s<])")
+_CODE = re.compile(r'<span class="pre">([^<]*)</span>')
+_SEPARATOR = re.compile(r"(::|[./(,=])(?=\S)")
+
+
+def _in_pieces(code: re.Match[str]) -> str:
+    pieces = _SEPARATOR.sub(r"\1\n", code[1]).split("\n")
+    return "<wbr>".join(f'<span class="pre">{piece}</span>' for piece in pieces)
 
 
 def with_breaks(html: str) -> str:
     """Marks where a browser may begin a new line, between pieces that it keeps whole."""
-    return _CODE.sub(
-        lambda code: _SEPARATOR.sub(r'\1</span><wbr><span class="pre">', code[0]), html
-    )
+    return _CODE.sub(_in_pieces, html)
 
 
 def _on_page(
