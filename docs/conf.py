@@ -78,6 +78,7 @@ highlight_language = "none"
 
 # HTML
 
+toc_object_entries_show_parents = "hide"  # long names do not fit beside a page
 html_theme = "furo"
 html_title = f"torchfuse {release}"
 html_static_path = ["_static"]

@@ -31,11 +31,19 @@ FIRST = ("FusedAdam", "GradScaler")
 LAST = ("FusedOptimizer",)
 
 _COMMENT = re.compile(r"^<!-- (index|classes) of (\S+) -->$", re.MULTILINE)
+_QUALIFIED = re.compile(r"\b[A-Za-z_]\w*(?:(?:::|\.)[A-Za-z_]\w*)+(?:\(\))?")
 _DIRECTIVE = re.compile(r"^```\{doxygen(class|function)\} ((?:\w|::)+)(?=[(\n])", re.MULTILINE)
 
 
+def _as_code(text: str) -> str:
+    """Marks qualified names as code, where they are not."""
+    parts = text.replace("|", r"\|").split("`")
+    parts[::2] = [_QUALIFIED.sub(r"`\g<0>`", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
 def _table(rows: list[tuple[str, str]]) -> str:
-    lines = [f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows]
+    lines = [f"| {name} | {_as_code(text)} |" for name, text in rows]
     return "\n".join(["| name | what it is |", "|---|---|", *lines])
 
 
