@@ -83,9 +83,9 @@ class FusedOptimizer(Checkpoints):
 
     # What a subclass may say differently.
 
-    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Values of one group, in the order of the algorithm's table."""
-        return values(self._algorithm, group)
+    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Values of group `index`, in the order of the algorithm's table."""
+        return values(f"{type(self).__name__}.step", index, self._algorithm, group)
 
     def _loss_scale(self) -> Tensor | None:
         """The scale that the gradients carry, if it is to be taken off inside the step."""
@@ -150,7 +150,7 @@ class FusedOptimizer(Checkpoints):
         arguments = {
             "param_lists": [group["params"] for group in self.param_groups],
             "owner": self.state,
-            "groups": [self._hyper_params(group) for group in self.param_groups],
+            "groups": [self._hyper_params(*entry) for entry in enumerate(self.param_groups)],
             "grad_scale": self._loss_scale(),
             "found_inf": self._scaler_flag(),
             "check_inside": self._check_inside or shared["skip_non_finite"],

@@ -67,14 +67,24 @@ def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return keys, tuple(place for place, key in enumerate(keys) if key in pairs)
 
 
-def values(algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """One group's values, in the order of `table`."""
+def values(owner: str, index: int, algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values of group `index`, in the order of `table`.
+
+    Raises:
+        ValueError: a pair is none.
+    """
     keys, pairs = _keys(algorithm)
     found = [group[key] for key in keys]
     for place in reversed(pairs):
-        if keys[place] == BOUNDS and not found[place]:
+        if keys[place] == BOUNDS and found[place] is None:
             found[place] = UNBOUNDED
-        first, second = found[place]
+        try:
+            first, second = found[place]
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{owner}: expected {keys[place]} of group {index} to be a pair of numbers, "
+                f"got {found[place]!r}."
+            ) from None
         found[place : place + 1] = (first, second)
     return tuple(found)
 

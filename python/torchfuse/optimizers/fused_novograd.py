@@ -133,8 +133,8 @@ class FusedNovoGrad(FusedOptimizer):
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
 
-    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        return super()._hyper_params({**group, "inf_norm": group["norm_type"] == 0})
+    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
+        return super()._hyper_params(index, {**group, "inf_norm": group["norm_type"] == 0})
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         super()._check_hyper_params(index, group)
