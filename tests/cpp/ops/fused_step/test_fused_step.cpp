@@ -281,8 +281,7 @@ TEST(FusedStep, RefusesHyperParametersOutOfRange) {
              {0, -1.0}, {0, NAN}, {1, 1.0}, {2, -0.1}, {3, -1e-9}}) {
       std::vector<HyperParam> group = kGroup;
       group[index] = value;
-      const std::string expected =
-          step.hyper_params()[index].name + " of group 1 to be at least 0 ";
+      const std::string expected = step.hyper_params()[index].name + " of group 1 to be at least";
       EXPECT_NE(message_of([&] { step.step(slots, {kGroup, group}); }).find(expected),
                 std::string::npos);
     }
