@@ -4,20 +4,10 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-
-
-def test_the_readme_python_example_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for index, block in enumerate(blocks):
-        script = tmp_path / f"block_{index}.py"
-        script.write_text(block)
-        runpy.run_path(str(script))
 
 
 def test_cpp_lines_of_the_migration_table_are_compiled() -> None:
