@@ -16,7 +16,7 @@ from torchfuse.optimizers._checks import (
     check_state_dtype,
     check_stochastic_rounding,
 )
-from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, numbers
+from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, checked_flags, numbers
 from torchfuse.optimizers._options import as_tensor
 from torchfuse.optimizers._state_creation import StateCreation
 
@@ -55,7 +55,7 @@ class ParamGroups(StateCreation):
     )
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        """Raises ValueError or TypeError for a value out of range, naming the group.
+        """Raises ValueError or TypeError for a number out of range, naming the group.
 
         A subclass may check more.
         """
@@ -67,6 +67,7 @@ class ParamGroups(StateCreation):
         Raises:
             ValueError: for a value out of range or a parameter that cannot be updated, naming the
                 group; the optimizer stays as it was.
+            TypeError: for a value of another type, likewise.
         """
         index = len(self.param_groups)
         if isinstance(param_group, dict):
@@ -85,6 +86,7 @@ class ParamGroups(StateCreation):
 
     def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
         name = type(self).__name__
+        group.update(checked_flags(name, index, self._algorithm, group))
         check_params(name, index, group["params"])
         check_max_grad_norm(name, index, group["max_grad_norm"])
         for key in self._state_dtype_options():

@@ -46,6 +46,7 @@ class FusedAdagrad(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
 
     Example:
         >>> import torch
@@ -94,7 +95,7 @@ class FusedAdagrad(FusedOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "initial_accumulator_value": initial_accumulator_value,
-            "adagrad_w_mode": bool(adagrad_w_mode),
+            "adagrad_w_mode": adagrad_w_mode,
             "maximize": maximize,
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)

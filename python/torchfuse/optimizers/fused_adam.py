@@ -76,6 +76,7 @@ class FusedAdam(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
 
     Example:
         >>> import torch
@@ -147,7 +148,7 @@ class FusedAdam(FusedOptimizer):
             "weight_decay": weight_decay,
             "amsgrad": amsgrad,
             "maximize": maximize,
-            "adam_w_mode": bool(adam_w_mode),
+            "adam_w_mode": adam_w_mode,
             "capturable": capturable,
             "exp_avg_dtype": exp_avg_dtype,
             "exp_avg_sq_dtype": exp_avg_sq_dtype,

@@ -59,6 +59,7 @@ class FusedSGD(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
 
     Example:
         >>> import torch
@@ -122,8 +123,8 @@ class FusedSGD(FusedOptimizer):
             "dampening": dampening,
             "weight_decay": weight_decay,
             "nesterov": nesterov,
-            "wd_after_momentum": bool(wd_after_momentum),
-            "materialize_master_grads": bool(materialize_master_grads),
+            "wd_after_momentum": wd_after_momentum,
+            "materialize_master_grads": materialize_master_grads,
             "maximize": maximize,
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
