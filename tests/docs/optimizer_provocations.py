@@ -50,6 +50,9 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: FusedAdam([param()]).step(grad_scaler=GradScaler("cpu")),
     lambda: load_without(lambda state: state.pop("exp_avg")),
     lambda: load_without(lambda state: state.update(exp_avg=torch.zeros(5))),
+    lambda: FusedAdam([param()], fused=True),
+    lambda: FusedAdam([param()], foreach=True),
+    lambda: FusedAdam([param()], differentiable=True),
     lambda: betas_third(FusedAdam),
     lambda: betas_third(FusedMixedPrecisionLamb),
     lambda: FusedAdam([param()], weight_decay=0.0, amsgrad=1e-8),  # type: ignore[arg-type]

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checkpoint import TORCH_ONLY
 from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._hyper_params import check_number, numbers
-from torchfuse.optimizers._options import CommonOptions
+from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

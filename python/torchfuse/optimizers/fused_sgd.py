@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim.optimizer import required
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checkpoint import TORCH_ONLY
 from torchfuse.optimizers._checks import has_value
 from torchfuse.optimizers._groups import group_option
-from torchfuse.optimizers._options import CommonOptions
+from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
