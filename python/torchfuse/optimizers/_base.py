@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checkpoint import Checkpoints
-from torchfuse.optimizers._checks import check_count, check_master_dtype
+from torchfuse.optimizers._checks import check_count, check_master_dtype, check_torch_only
 from torchfuse.optimizers._hooks import hooked_once
 from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER
@@ -65,8 +65,14 @@ class FusedOptimizer(Checkpoints):
         master_weight_dtype: torch.dtype = torch.float32,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        fused: bool | None = None,
+        foreach: bool | None = None,
+        differentiable: bool | None = None,
     ) -> None:
-        check_master_dtype(type(self).__name__, 0, master_weight_dtype)
+        name = type(self).__name__
+        check_master_dtype(name, 0, master_weight_dtype)
+        choices = {"fused": fused, "foreach": foreach, "differentiable": differentiable}
+        check_torch_only(name, 0, choices)
         self._make_lock()
         options: StepOptions = {
             "set_grad_none": set_grad_none,

@@ -57,6 +57,7 @@ class FusedNovoGrad(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
         RuntimeError: for `amsgrad`, and for another `norm_type`.
 
     Example:
@@ -124,10 +125,10 @@ class FusedNovoGrad(FusedOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "reg_inside_moment": bool(reg_inside_moment),
-            "grad_averaging": bool(grad_averaging),
+            "reg_inside_moment": reg_inside_moment,
+            "grad_averaging": grad_averaging,
             "norm_type": norm_type,
-            "init_zero": bool(init_zero),
+            "init_zero": init_zero,
             "maximize": maximize,
             "exp_avg_dtype": exp_avg_dtype,
         }
