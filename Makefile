@@ -303,7 +303,7 @@ demo: prefix
 	build/demo/cpp/train_digits build/demo/digits
 
 # Two processes on this machine. More machines, and NCCL: docs/sync_batch_norm.md.
-TORCHRUN := OMP_NUM_THREADS=1 $(VENV_PYTHON) -m torch.distributed.run --nproc_per_node 2
+TORCHRUN := OMP_NUM_THREADS=1 $(VENV_PYTHON) -m torch.distributed.run --nproc-per-node 2
 
 distributed-demo: prefix
 	$(TORCHRUN) examples/python/distributed_digits.py --out build/distributed --precision bf16

@@ -92,7 +92,7 @@ def torchrun(command: Sequence[str]) -> None:
     """Runs a program in PROCESSES processes; its output is shown if it fails."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     with subprocess.Popen(
-        [*launcher, "--nproc_per_node", str(PROCESSES), *command],
+        [*launcher, "--nproc-per-node", str(PROCESSES), *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Builds the documentation site and tests it: `make docs`.
 
-Doxygen reads the public headers, the tutorials leave what they print and draw for their page,
-Sphinx makes build/docs/html, doctests run, the C++ examples are built against build/prefix and run,
-and tests/docs looks at the result. Every warning is an error.
+Doxygen reads the public headers, Sphinx makes build/docs/html, doctests run, the tutorials run in
+their quick mode, the C++ examples are built against build/prefix and run, and tests/docs looks at
+the result. Every warning is an error. What the page of the tutorials shows is committed below
+docs/tutorials; `python docs/build_site.py --record-tutorials` makes it anew.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "docs"
 PROGRAMS = ("quickstart", "tour")
-TUTORIALS = (
-    "mixed_precision_loop",
-    "why_loss_scaling",
-    "why_master_weights",
-    "precision_and_size",
-    "loss_scale_history",
-)
+# Of each tutorial, what docs/tutorials.md shows. Times of a busy machine are not among it.
+TUTORIALS = {
+    "mixed_precision_loop": ("printed.txt", "resume.png"),
+    "why_loss_scaling": ("printed.txt", "why_loss_scaling.png"),
+    "why_master_weights": ("printed.txt", "why_master_weights.png"),
+    "precision_and_size": ("peak_memory.png",),
+    "loss_scale_history": ("printed.txt", "loss_scale.png"),
+}
 
 
 def run(*command: str | Path, folder: Path = ROOT) -> str:
@@ -64,14 +66,14 @@ def run_programs() -> None:
     run(sys.executable, ROOT / "docs" / "examples" / "quickstart.py")
 
 
-def run_tutorials() -> None:
-    """Runs the tutorials; docs/tutorials.md shows what they print and draw."""
+def run_tutorials(*options: str) -> None:
+    """Runs the tutorials, each in a folder of its own."""
     for name in TUTORIALS:
         folder = OUT / "tutorials" / name
         folder.mkdir(parents=True, exist_ok=True)
         program = ROOT / "examples" / "python" / f"{name}.py"
         result = subprocess.run(
-            [sys.executable, str(program), "--out", str(folder), "--device", "cpu"],
+            [sys.executable, str(program), "--out", str(folder), "--device", "cpu", *options],
             cwd=ROOT,
             text=True,
             capture_output=True,
@@ -83,6 +85,16 @@ def run_tutorials() -> None:
         printed = [line for line in result.stdout.splitlines() if not line.startswith("wrote ")]
         (folder / "printed.txt").write_text("\n".join(printed) + "\n", encoding="utf-8")
         print(f"docs: {program.name} ran", flush=True)
+
+
+def record_tutorials() -> None:
+    """Replaces what docs/tutorials.md shows by this machine's; the page has to name the machine."""
+    run_tutorials()
+    for name, shown in TUTORIALS.items():
+        folder = ROOT / "docs" / "tutorials" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in shown:
+            shutil.copy(OUT / "tutorials" / name / file, folder / file)
 
 
 def count(pattern: str, text: str) -> int:
@@ -99,7 +111,7 @@ def main() -> None:
         shutil.rmtree(OUT / stale, ignore_errors=True)
     OUT.mkdir(parents=True, exist_ok=True)
     run("doxygen", "docs/Doxyfile")
-    run_tutorials()
+    run_tutorials("--quick")
     sphinx("html")
     sphinx("doctest")
     summary = (OUT / "doctest" / "output.txt").read_text(encoding="utf-8")
@@ -125,4 +137,7 @@ def page_of(source: Path) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--record-tutorials"]:
+        record_tutorials()
+    else:
+        main()

@@ -23,10 +23,13 @@ extensions = [
     "myst_parser",
     "sphinx_design",
     "sphinx_copybutton",
+    "api_index",
+    "line_breaks",
     "mathml",
     "repository",
 ]
-exclude_patterns = ["examples", "_ext"]
+exclude_patterns = ["examples", "_ext", "_templates"]
+templates_path = ["_templates"]
 root_doc = "index"
 
 # Every reference must resolve, except to what other projects document.

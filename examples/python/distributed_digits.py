@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Trains a network with batch normalisation on handwritten digits in several processes.
+"""Trains a network with batch normalization on handwritten digits in several processes.
 
 Example:
-    torchrun --nproc_per_node 2 examples/python/distributed_digits.py --out build/distributed
-    torchrun --nproc_per_node 2 examples/python/distributed_digits.py --out build/distributed \
+    torchrun --nproc-per-node 2 examples/python/distributed_digits.py --out build/distributed
+    torchrun --nproc-per-node 2 examples/python/distributed_digits.py --out build/distributed \
         --resume
-    torchrun --nproc_per_node 8 examples/python/distributed_digits.py --backend nccl \
+    torchrun --nproc-per-node 8 examples/python/distributed_digits.py --backend nccl \
         --precision fp16
 
 Each process trains on its share of every batch. Batch statistics are those of the whole batch
@@ -108,7 +108,7 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        """Share of the images that are labelled correctly. Every process may call it alone."""
+        """Share of the images that are labeled correctly. Every process may call it alone."""
         module = self.model.module.eval()
         correct = module(images.to(self.device)).argmax(1).cpu() == labels
         module.train()

@@ -113,7 +113,9 @@ def format_report(described: dict[str, str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m torchfuse", description="What is installed, and checkpoints converted."
+        prog="python -m torchfuse",
+        description="What is installed, and checkpoints converted.",
+        epilog="A program written for apex: python -m torchfuse.apex script.py",
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--version", action="store_true", help="version of torchfuse")

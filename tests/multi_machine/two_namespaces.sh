@@ -43,7 +43,7 @@ on_both() {
   for i in 0 1; do
     GLOO_SOCKET_IFNAME=${cables[$i]} OMP_NUM_THREADS=1 timeout 300 \
       ip netns exec "${machines[$i]}" "$python" -m torch.distributed.run --nnodes 2 \
-      --nproc_per_node 1 --node_rank "$i" --master_addr "${addresses[0]}" --master_port "$port" \
+      --nproc-per-node 1 --node-rank "$i" --master-addr "${addresses[0]}" --master-port "$port" \
       "$@" >"$out/machine_$i.log" 2>&1 &
     pids+=($!)
   done
@@ -68,7 +68,7 @@ END
 }
 
 script="$root/examples/python/distributed_digits.py"
-OMP_NUM_THREADS=1 "$python" -m torch.distributed.run --nproc_per_node 1 --master_port "$port" \
+OMP_NUM_THREADS=1 "$python" -m torch.distributed.run --nproc-per-node 1 --master-port "$port" \
   "$script" --out "$out/one" --epochs 2 >"$out/one.log" 2>&1
 on_both "$script" --out "$out/two" --epochs 2
 echo "Python:"

@@ -36,7 +36,7 @@ class DistributedTrainer {
   /// One step on this process's share; returns the loss of the whole batch.
   torch::Tensor step(const torch::Tensor& images, const torch::Tensor& labels);
 
-  /// Share of the images that are labelled correctly. Every process may call it alone.
+  /// Share of the images that are labeled correctly. Every process may call it alone.
   double accuracy(const torch::Tensor& images, const torch::Tensor& labels);
 
   /// Writes a checkpoint, complete or not at all.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Trains a network with batch normalisation on handwritten digits in several processes:
+// Trains a network with batch normalization on handwritten digits in several processes:
 //
-//   torchrun --no-python --nproc_per_node 2 ./distributed_digits <data> <out>
+//   torchrun --no-python --nproc-per-node 2 ./distributed_digits <data> <out>
 //       [--precision bf16] [--epochs 8] [--batch 64] [--backend nccl] [--resume]
 //
 // The losses are those of examples/python/distributed_digits.py, which describes the program.

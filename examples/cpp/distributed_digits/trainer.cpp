@@ -37,7 +37,7 @@ Net make_net(torch::Device device, const std::string& group) {
   return net;
 }
 
-/// Batch normalisation's buffers are the same in all processes without being broadcast.
+/// Batch normalization's buffers are the same in all processes without being broadcast.
 torchfuse::parallel::DistributedDataParallelOptions without_buffers() {
   return torchfuse::parallel::DistributedDataParallelOptions().broadcast_buffers(false);
 }

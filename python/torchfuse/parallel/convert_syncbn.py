@@ -34,17 +34,17 @@ def convert_syncbn_model(
     own_communicator: bool = False,
     deterministic: bool = False,
 ) -> nn.Module:
-    """Replaces the batch normalisation layers of a model by `SyncBatchNorm`.
+    """Replaces the batch normalization layers of a model by `SyncBatchNorm`.
 
     Parameters, buffers and hooks move over as they are, so that optimizers made before still know
     the parameters; the training flag, dtype, device and `requires_grad` stay. A layer that occurs
-    twice is replaced by one. Instance normalisation stays. Subclasses with a forward of their own
+    twice is replaced by one. Instance normalization stays. Subclasses with a forward of their own
     (activations, say), layers with modules inside (parametrizations of a weight, say), and lazy
     layers that have not seen a batch, are left alone with a warning. `revert_syncbn_model` is the
     way back.
 
     Args:
-        module: the model, changed in place, or a batch normalisation layer itself.
+        module: the model, changed in place, or a batch normalization layer itself.
         process_group: whose processes take part; None is the default group, or a
             `torch.nn.SyncBatchNorm` layer's own.
         channel_last: as in `SyncBatchNorm`.
@@ -91,7 +91,7 @@ def revert_syncbn_model(module: nn.Module) -> nn.Module:
         The model, or the new layer if `module` was one.
 
     Raises:
-        ValueError: a layer has `fuse_relu` or `channel_last`, which batch normalisation lacks, or
+        ValueError: a layer has `fuse_relu` or `channel_last`, which batch normalization lacks, or
             modules inside, such as parametrizations.
 
     Example:

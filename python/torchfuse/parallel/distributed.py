@@ -78,12 +78,12 @@ def _reduce(reduction: _Reduction, bucket: Any) -> Any:
 class DistributedDataParallel(nn.Module):
     r"""Averages the gradients of a module over all processes during the backward pass.
 
-    It has the arguments and the behaviour of `apex.parallel.DistributedDataParallel`, while
+    It has the arguments and the behavior of `apex.parallel.DistributedDataParallel`, while
     `torch.nn.parallel.DistributedDataParallel` does the work, over the default process group. New
     programs have no reason to prefer it to torch's own.
 
     The parameters of rank 0 are broadcast in the constructor. Buffers, such as the running
-    statistics of a batch normalisation, never are: each process keeps its own, as with apex.
+    statistics of a batch normalization, never are: each process keeps its own, as with apex.
 
     A gradient is reduced as
 

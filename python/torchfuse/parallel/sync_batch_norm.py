@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batch normalisation over the batches of all processes."""
+"""Batch normalization over the batches of all processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _is_transformed(*tensors: Tensor | None) -> bool:
 
 
 class SyncBatchNorm(_BatchNorm):
-    r"""Batch normalisation whose mean and variance are those of all processes' batches together.
+    r"""Batch normalization whose mean and variance are those of all processes' batches together.
 
     .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
 
@@ -114,7 +114,7 @@ class SyncBatchNorm(_BatchNorm):
         self._agreed: tuple[str, torch.dtype] | None = None
 
     def forward(self, input: Tensor, z: Tensor | None = None) -> Tensor:
-        """The normalised input, plus `z` if there is one, clamped at 0 with `fuse_relu`.
+        """The normalized input, plus `z` if there is one, clamped at 0 with `fuse_relu`.
 
         Args:
             input: fp32, fp16, bf16 or fp64.

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cmake_project import ROOT, WORK, configure, environment, run
 
-LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--rdzv_backend", "c10d"]
-LAUNCHER += ["--rdzv_endpoint", "localhost:0", "--nproc_per_node"]
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
+LAUNCHER += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node"]
 ENVIRONMENT = environment(OMP_NUM_THREADS="1")
 
 

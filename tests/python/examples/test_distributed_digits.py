@@ -22,8 +22,8 @@ PROGRAM = Path(__file__).resolve().parents[3] / "examples/python/distributed_dig
 
 def run(folder: Path, processes: int, *options: str) -> str:
     """What the program prints, under torchrun at a port that the system chooses."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-    launcher += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     done = subprocess.run(
         [*launcher, str(PROGRAM), "--out", str(folder), *options],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -90,7 +90,7 @@ def torchrun(processes: int, command: Sequence[str]) -> Outcome:
     """Runs a program in so many processes of this machine, under torchrun."""
     run = Run()
     torchrun_itself = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run.start([*torchrun_itself, "--no-python", "--nproc_per_node", str(processes), *command])
+    run.start([*torchrun_itself, "--no-python", "--nproc-per-node", str(processes), *command])
     return run.end()
 
 

@@ -65,10 +65,10 @@ class TORCHFUSE_API DataParallelBase {
   /// next one outside of it reduces the sums.
   ///
   ///     {
-  ///       const auto local = parallel.no_sync();
-  ///       parallel.forward(first).sum().backward();
+  ///       const auto local = model.no_sync();
+  ///       model.forward(first).sum().backward();
   ///     }
-  ///     parallel.forward(second).sum().backward();  // averages both
+  ///     model.forward(second).sum().backward();  // averages both
   [[nodiscard]] NoSync no_sync();
   /// Gives all ranks rank 0's buffers; a collective. For evaluation or a checkpoint of other ranks.
   void sync_buffers();
@@ -92,11 +92,11 @@ class TORCHFUSE_API DataParallelBase {
 /// averaged over a process group while backward runs. See docs/data_parallel.md.
 ///
 ///     Net net;
-///     torchfuse::parallel::DistributedDataParallel parallel(net, group);
+///     torchfuse::parallel::DistributedDataParallel model(net, group);
 ///     torchfuse::optim::FusedAdam optimizer(net->parameters());
 ///     for (auto& batch : *loader) {
 ///       optimizer.zero_grad();
-///       loss_of(parallel.forward(batch.data), batch.target).backward();
+///       loss_of(model.forward(batch.data), batch.target).backward();
 ///       optimizer.step();
 ///     }
 ///

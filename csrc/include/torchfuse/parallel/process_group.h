@@ -85,7 +85,7 @@ class TORCHFUSE_API ProcessGroup {
 
 /// Joins the group of all processes that torchrun started; each process calls it once.
 ///
-///     // torchrun --no-python --nproc_per_node 2 ./program
+///     // torchrun --no-python --nproc-per-node 2 ./program
 ///     auto group = torchfuse::parallel::init_process_group();
 ///
 /// Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK, TORCHELASTIC_USE_AGENT_STORE and
