@@ -26,7 +26,6 @@ EXCEPTIONS: Mapping[str, int] = {
     "tests/cpp/api/parallel/data_parallel_program.cpp": 318,
     "tests/cpp/api/parallel/test_distributed_data_parallel.cpp": 315,
     "tests/cpp/ops/fused_step/test_fused_step.cpp": 335,
-    "tests/docs/provocations.py": 315,
     "tests/pretended_cuda/tests/test_nccl.py": 303,
 }
 

@@ -31,6 +31,7 @@ int main() {
   torch::nn::Sequential model(torch::nn::Linear(16, 32), torch::nn::ReLU(),
                               torch::nn::Linear(32, 2), torch::nn::LogSoftmax(1));
   model->to(device);
+  // weight_decay is 0 by default, as in Python; torch's AdamW has 0.01.
   torchfuse::optim::FusedAdam optimizer(
       model->parameters(),
       torchfuse::optim::FusedAdamOptions(1e-2).weight_decay(0.01).max_grad_norm(1.0));
@@ -41,7 +42,8 @@ int main() {
       optimizer.zero_grad();
       torch::Tensor loss;
       {
-        torchfuse::amp::AutocastGuard autocast(device.type(), torch::kBFloat16);
+        // bf16 needs no scaler.
+        torchfuse::amp::AutocastGuard autocast(device.type(), torch::kHalf);
         loss = torch::nll_loss(model->forward(batch.data.to(device)), batch.target.to(device));
       }
       scaler.scale(loss).backward();

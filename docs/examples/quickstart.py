@@ -18,13 +18,14 @@ def main() -> float:
     target = (data.sum(dim=1) > 0).long()
 
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
+    # weight_decay is 0 by default, as in apex; torch's AdamW has 0.01.
     optimizer = FusedAdam(model.parameters(), lr=1e-2, weight_decay=0.01, max_grad_norm=1.0)
     scaler = GradScaler(device)
 
     for step in range(100):
         batch = slice(64 * (step % 8), 64 * (step % 8 + 1))
         optimizer.zero_grad()
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.float16):  # bf16 needs no scaler
             loss = nn.functional.cross_entropy(model(data[batch]), target[batch])
         scaler.scale(loss).backward()
         scaler.step(optimizer)  # checks, unscales, clips and updates

@@ -61,11 +61,11 @@ struct Square : torch::autograd::Function<Square> {
 static torch::Tensor iterate(torch::nn::Linear& model, const torch::Tensor& data,
                              const torch::Tensor& target) {
   FusedAdam optimizer(model->parameters(), FusedAdamOptions(1e-3));
-  GradScaler scaler(torch::kCPU);
+  GradScaler scaler(torch::kCPU, GradScalerOptions().init_scale(1024.0));
   torch::Tensor output;
   torch::Tensor loss;
   {
-    AutocastGuard autocast(torch::kCPU, torch::kBFloat16);
+    AutocastGuard autocast(torch::kCPU, torch::kHalf);
     output = model->forward(data);
     output = Square::apply(output);
     {
@@ -105,13 +105,13 @@ int main() {
   torch::manual_seed(0);  // some weights leave gradients too small to clip
   torch::nn::Linear model(8, 2);
   FusedAdam optimizer(model->parameters(), FusedAdamOptions(1e-3));
-  GradScaler scaler(torch::kCPU, GradScalerOptions().growth_interval(500));
+  GradScaler scaler(torch::kCPU, GradScalerOptions().init_scale(1024.0).growth_interval(500));
   make_groups({model->weight}, {model->bias});
 
   torch::Tensor loss;
   optimizer.zero_grad();
   {
-    AutocastGuard autocast(torch::kCPU, torch::kBFloat16);
+    AutocastGuard autocast(torch::kCPU, torch::kHalf);
     loss = model->forward(torch::ones({4, 8})).square().mean();
   }
   scaler.scale(loss).backward();

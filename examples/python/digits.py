@@ -178,7 +178,7 @@ class Trainer:
             max_grad_norm=MAX_GRAD_NORM,
         )
         self.scaler = GradScaler(
-            device.type, growth_interval=GROWTH_INTERVAL, enabled=self._dtype is not None
+            device.type, growth_interval=GROWTH_INTERVAL, enabled=self._dtype is torch.float16
         )
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:

@@ -89,7 +89,7 @@ class Trainer:
         self.scaler = GradScaler(
             self.device.type,
             growth_interval=digits.GROWTH_INTERVAL,
-            enabled=self.dtype is not None,
+            enabled=self.dtype is torch.float16,
             process_group=dist.group.WORLD,
         )
 

@@ -21,7 +21,8 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = ROOT / "tests/cpp/cuda_on_cpu/mutations.toml"
-FOLDER = ROOT / "build/mutants"
+#: Each process of pytest-xdist has a copy of its own.
+FOLDER = ROOT / "build/mutants" / os.environ.get("PYTEST_XDIST_WORKER", "main")
 #: The builds, and the sanitizers of each.
 BUILDS = {"dev": "", "asan-ubsan": "address,undefined", "tsan": "thread"}
 

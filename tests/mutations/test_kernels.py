@@ -4,9 +4,9 @@
 Each mutation of tests/cpp/cuda_on_cpu/mutations.toml leaves out a barrier, weakens an ordering,
 drops a bounds check. The tests that it names pass without it and must fail with it.
 
-    pytest tests/mutations               all mutations, about an hour on two cores
-    pytest tests/mutations -m small_set  those of CI
-    pytest tests/mutations -k NAME       those with NAME in their names
+    pytest tests/mutations -n 2 --dist worksteal  all mutations, about an hour on two cores
+    pytest tests/mutations -m small_set           those of CI
+    pytest tests/mutations -k NAME                those with NAME in their names
 """
 
 from __future__ import annotations

@@ -31,9 +31,7 @@ namespace torchfuse::optim {
 ///     static constexpr const char* kAlgorithm;  // for FusedStep
 ///     static constexpr std::size_t kRequired;   // states of every parameter; the others are made
 ///                                               // when the options ask for them
-///     // every option that FusedOptionsOf does not have; one that is a hyper-parameter has its
-///     name,
-///     // or is a pair
+///     // every option that FusedOptionsOf does not have; a hyper-parameter by its name, or a pair
 ///     TORCHFUSE_FIELDS(options, ...)
 ///     // every state, in the algorithm's order
 ///     TORCHFUSE_FIELDS(states, ...)

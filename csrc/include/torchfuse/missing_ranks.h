@@ -15,7 +15,7 @@ class Store;
 
 namespace torchfuse {
 
-/// "rank 2", "ranks 1, 3"
+/// "no rank", "rank 2", "ranks 1, 3"
 TORCHFUSE_API std::string rank_list(const std::vector<std::int64_t>& ranks);
 
 /// The ranks of a group that give no sign in its store: every rank is to write a key of its own.
@@ -25,9 +25,9 @@ TORCHFUSE_API std::string rank_list(const std::vector<std::int64_t>& ranks);
 /// @param store where the ranks write.
 /// @param key the start of their keys: "ready/", say, for "ready/0", "ready/1" and so on.
 /// @param size how many ranks the group has.
-/// @param timeout how long to wait for all of them.
+/// @param timeout how long to wait for all of them, a year at most.
 /// @param seen called once for each rank whose key is there; what it throws ends the wait.
-/// @throws c10::DistError if the store does not answer.
+/// @throws c10::ValueError for a negative size, c10::DistError if the store does not answer.
 TORCHFUSE_API std::vector<std::int64_t> missing_ranks(
     c10d::Store& store, const std::string& key, std::int64_t size,
     std::chrono::milliseconds timeout, const std::function<void(std::int64_t)>& seen = {});

@@ -256,7 +256,7 @@ struct Simd<double> {
   static constexpr int kWidth = sizeof(VecD) / sizeof(double);
 };
 
-/// Loads one vector from element `index` of a operand of storage type `dtype`. The branch is the
+/// Loads one vector from element `index` of an operand of storage type `dtype`. The branch is the
 /// same for every vector of a launch and hides behind the division and the square root.
 TORCHFUSE_INLINE VecF load(const void* operand, std::int64_t index, DType dtype, float) {
   if (dtype == DType::kFloat32) return load_f32(static_cast<const float*>(operand) + index);

@@ -4,10 +4,10 @@
 // Note [Peeling]
 // Kernels handle vectors of elements with 16-byte accesses. Where operands are not 16-byte aligned,
 // a few elements at the head of each chunk are handled one by one, so many that the vectors behind
-// them need the fewest memory instructions over all operands, stored ones counting twice. A operand
-// that is still not aligned there (a gradient inside a bucket, say) is accessed with the widest
-// power of two that its address allows. Chunks are multiples of 16 bytes in every operand, so one
-// head fits all chunks of a tensor. Addresses are multiples of the element size.
+// them need the fewest memory instructions over all operands, stored ones counting twice. An
+// operand that is still not aligned there (a gradient inside a bucket, say) is accessed with the
+// widest power of two that its address allows. Chunks are multiples of 16 bytes in every operand,
+// so one head fits all chunks of a tensor. Addresses are multiples of the element size.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ TORCHFUSE_HOST_DEVICE std::uint32_t legal_width(std::uintptr_t address) {
 struct OperandAccess {
   std::uintptr_t address = 0;
   std::uint32_t element_size = 4;
-  std::uint32_t uses = 1;  ///< 2 for a operand that is loaded and stored
+  std::uint32_t uses = 1;  ///< 2 for an operand that is loaded and stored
 };
 
 struct Peeling {

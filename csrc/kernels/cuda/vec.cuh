@@ -205,7 +205,7 @@ __device__ __forceinline__ void set_pair(RawVec<S, kVec>& raw, int pair, const T
   }
 }
 
-/// Element `index` of a operand.
+/// Element `index` of an operand.
 template <class S>
 __device__ __forceinline__ auto load_element(const unsigned char* operand, std::uint32_t index) {
   return widen(reinterpret_cast<const S*>(operand)[index]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <torchfuse/missing_ranks.h>
 
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -11,6 +12,7 @@
 namespace torchfuse {
 
 std::string rank_list(const std::vector<std::int64_t>& ranks) {
+  if (ranks.empty()) return "no rank";
   return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
 }
 
@@ -18,7 +20,10 @@ std::vector<std::int64_t> missing_ranks(c10d::Store& store, const std::string& k
                                         std::int64_t size, std::chrono::milliseconds timeout,
                                         const std::function<void(std::int64_t)>& seen) {
   using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + timeout;
+  TORCH_CHECK_VALUE(size >= 0, "missing_ranks: expected size to be at least 0, got ", size, ".");
+  // The sum would overflow for those who wait for ever.
+  const auto deadline =
+      Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::years(1));
   std::vector<std::int64_t> missing(static_cast<std::size_t>(size));
   std::iota(missing.begin(), missing.end(), 0);
   auto pause = std::chrono::milliseconds(1);

@@ -23,6 +23,9 @@ kernels::ScalarParam on_device(const Argument& argument, const at::Tensor& tenso
                                const c10::Device& device, std::vector<at::Tensor>& tensors) {
   kernels::ScalarParam result;
   const bool is_double = tensor.defined() && tensor.scalar_type() == at::kDouble;
+  if (tensor.defined() && !is_double && tensor.scalar_type() != at::kFloat) {
+    fail(argument, "be of dtype Float or Double", c10::toString(tensor.scalar_type()));
+  }
   check_scalar(argument, tensor, is_double ? at::kDouble : at::kFloat);
   const at::Tensor local = to_device(tensor, device);
   tensors.push_back(local);
@@ -50,7 +53,8 @@ GroupReader::GroupReader(const char* caller, std::string whose,
 kernels::ScalarParam GroupReader::number(std::size_t index) {
   const HyperParamInfo& info = infos_[index];
   if (const auto* tensor = std::get_if<at::Tensor>(&values_[index])) {
-    const std::string name = info.name + whose_;
+    // An op takes its learning rate from an argument of another name.
+    const std::string name = whose_.empty() ? info.name + "_tensor" : info.name + whose_;
     return on_device({caller_, name.c_str()}, *tensor, device_, tensors_);
   }
   kernels::ScalarParam result;

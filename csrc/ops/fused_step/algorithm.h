@@ -106,8 +106,9 @@ class FusedAlgorithm final : public Algorithm {
     groups_.clear();
     tensors_.clear();
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      const std::string whose =
-          std::string_view(caller) == op() ? "" : " of group " + std::to_string(g);
+      // An op has one group and says nothing of it.
+      const bool is_op = groups.size() == 1 && std::string_view(caller) == op();
+      const std::string whose = is_op ? "" : " of group " + std::to_string(g);
       GroupReader reader(caller, whose, hyper_params(), groups[g], device, tensors_);
       groups_.push_back(read(reader));
     }

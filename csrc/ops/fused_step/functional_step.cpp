@@ -148,4 +148,23 @@ void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   torch::jit::drop(*stack, op.schema().arguments().size());
 }
 
+void trace_step(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  const auto check = [&](const at::Tensor& tensor, const std::string& name) {
+    TORCH_CHECK(!tensor.defined() || tensor.is_meta(),
+                op.schema().name().substr(std::string("torchfuse::").size()), ": expected ", name,
+                " to be on the meta device as others are, got ", tensor.device(), ".");
+  };
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (values[i].isTensor()) check(values[i].toTensor(), arguments[i].name());
+    if (!values[i].isTensorList()) continue;
+    const c10::List<at::Tensor> list = values[i].toTensorList();
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      check(list.get(k), arguments[i].name() + "[" + std::to_string(k) + "]");
+    }
+  }
+  trace_only(op, keys, stack);
+}
+
 }  // namespace torchfuse::ops

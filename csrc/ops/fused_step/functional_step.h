@@ -17,6 +17,9 @@ namespace torchfuse::ops {
 /// Boxed kernel of every op fused_<algorithm>_, for one StepEngine per call.
 void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
 
+/// Its Meta kernel: writes nothing, and refuses tensors of another device, which would be left out.
+void trace_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
+
 }  // namespace torchfuse::ops
 
 #define TORCHFUSE_REGISTER_STEP_KERNEL(Key, algorithm, kernel)                                  \
@@ -33,5 +36,5 @@ void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   TORCHFUSE_REGISTER_STEP_KERNEL(CPU, algorithm, functional_step)                            \
   TORCHFUSE_REGISTER_STEP_KERNEL(CUDA, algorithm, functional_step)                           \
   TORCHFUSE_REGISTER_STEP_KERNEL(CompositeExplicitAutograd, algorithm, functional_step)      \
-  TORCHFUSE_REGISTER_STEP_KERNEL(Meta, algorithm, trace_only)                                \
+  TORCHFUSE_REGISTER_STEP_KERNEL(Meta, algorithm, trace_step)                                \
   static_assert(true)

@@ -13,12 +13,13 @@ namespace torchfuse {
 // Written so that a NaN violates every range.
 std::optional<std::string> HyperParamInfo::violation(double value, double least) const {
   if (is_flag) return std::nullopt;
+  const std::string none = may_be_infinite ? "none or " : "";
   const bool infinite = may_be_infinite && std::isinf(value) && value > 0.0;
   if (value >= low && (value < high || infinite)) {
     if (at_least.empty() || value >= least) return std::nullopt;
-    return c10::str("at least ", at_least, ", ", least);
+    return c10::str(none, "at least ", at_least, ", ", least);
   }
-  std::string expected = c10::str("at least ", low);
+  std::string expected = c10::str(none, "at least ", low);
   if (std::isfinite(high)) expected += c10::str(" and less than ", high);
   if (std::isinf(high) && !may_be_infinite) expected += " and finite";
   return expected;

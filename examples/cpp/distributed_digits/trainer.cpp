@@ -71,7 +71,7 @@ DistributedTrainer::DistributedTrainer(const std::string& precision, torch::Devi
       scaler_(device, torchfuse::amp::GradScalerOptions()
                           .growth_interval(kGrowthInterval)
                           .process_group(group_)
-                          .enabled(dtype_.has_value())) {}
+                          .enabled(dtype_ == torch::kHalf)) {}
 
 torch::Tensor DistributedTrainer::step(const torch::Tensor& images, const torch::Tensor& labels) {
   optimizer_.zero_grad();

@@ -52,7 +52,7 @@ class Trainer {
                                              .max_grad_norm(kMaxGradNorm)),
         scaler_(device, torchfuse::amp::GradScalerOptions()
                             .growth_interval(kGrowthInterval)
-                            .enabled(dtype_.has_value())) {}
+                            .enabled(dtype_ == torch::kHalf)) {}
 
   /// One training step on a batch.
   void step(const torch::Tensor& images, const torch::Tensor& labels) {

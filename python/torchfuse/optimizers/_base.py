@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checkpoint import Checkpoints
-from torchfuse.optimizers._checks import check_count, check_master_dtype
+from torchfuse.optimizers._checks import check_count, check_master_dtype, check_torch_only
 from torchfuse.optimizers._hooks import hooked_once
 from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER
@@ -65,8 +65,14 @@ class FusedOptimizer(Checkpoints):
         master_weight_dtype: torch.dtype = torch.float32,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        fused: bool | None = None,
+        foreach: bool | None = None,
+        differentiable: bool | None = None,
     ) -> None:
-        check_master_dtype(type(self).__name__, 0, master_weight_dtype)
+        name = type(self).__name__
+        check_master_dtype(name, 0, master_weight_dtype)
+        choices = {"fused": fused, "foreach": foreach, "differentiable": differentiable}
+        check_torch_only(name, 0, choices)
         self._make_lock()
         options: StepOptions = {
             "set_grad_none": set_grad_none,
@@ -83,9 +89,9 @@ class FusedOptimizer(Checkpoints):
 
     # What a subclass may say differently.
 
-    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Values of one group, in the order of the algorithm's table."""
-        return values(self._algorithm, group)
+    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Values of group `index`, in the order of the algorithm's table."""
+        return values(f"{type(self).__name__}.step", index, self._algorithm, group)
 
     def _loss_scale(self) -> Tensor | None:
         """The scale that the gradients carry, if it is to be taken off inside the step."""
@@ -150,7 +156,7 @@ class FusedOptimizer(Checkpoints):
         arguments = {
             "param_lists": [group["params"] for group in self.param_groups],
             "owner": self.state,
-            "groups": [self._hyper_params(group) for group in self.param_groups],
+            "groups": [self._hyper_params(*entry) for entry in enumerate(self.param_groups)],
             "grad_scale": self._loss_scale(),
             "found_inf": self._scaler_flag(),
             "check_inside": self._check_inside or shared["skip_non_finite"],

@@ -21,11 +21,8 @@ from torchfuse import _C
 from torchfuse.optimizers._checks import check_step
 from torchfuse.optimizers._groups import ParamGroups
 from torchfuse.optimizers._masters import MASTER_DTYPES
+from torchfuse.optimizers._options import TORCH_ONLY
 from torchfuse.optimizers._saved_state import check_sizes, check_state, count_of, moved, packed
-
-#: Keys of torch.optim's groups that choose among torch's implementations and mean nothing here,
-#: with what torch's classes look for.
-TORCH_ONLY: Mapping[str, Any] = {"foreach": None, "fused": None, "differentiable": False}
 
 
 class Checkpoints(ParamGroups):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from torchfuse.optimizers._options import TORCH_ONLY
 from torchfuse.optimizers._shards import is_dtensor
 
 if TYPE_CHECKING:
@@ -152,6 +153,21 @@ def check_master_dtype(owner: str, index: int, dtype: Any) -> None:
             f"{dtype}. For bf16 parameters store_param_remainders=True keeps the same masters in "
             "16 bits each."
         )
+
+
+def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
+    """Refuses a choice of torch's that is not there: of implementations, and of a derivative."""
+    for key in TORCH_ONLY:
+        if given.get(key):
+            reason = (
+                f"The step of {owner} has no derivative: use a class of torch.optim."
+                if key == "differentiable"
+                else f"{owner} is always fused: leave {key} out."
+            )
+            raise ValueError(
+                f"{owner}: expected {key} of group {index} to be False or None, "
+                f"got {given[key]!r}. {reason}"
+            )
 
 
 def check_seed(owner: str, index: int, seed: Any) -> None:

@@ -15,9 +15,10 @@ from torchfuse.optimizers._checks import (
     check_seed,
     check_state_dtype,
     check_stochastic_rounding,
+    check_torch_only,
 )
-from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, numbers
-from torchfuse.optimizers._options import as_tensor
+from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, checked_flags, numbers
+from torchfuse.optimizers._options import TORCH_ONLY, as_tensor
 from torchfuse.optimizers._state_creation import StateCreation
 
 # Options of the whole step: the norm is taken and the step is skipped over all groups at once.
@@ -55,7 +56,7 @@ class ParamGroups(StateCreation):
     )
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        """Raises ValueError or TypeError for a value out of range, naming the group.
+        """Raises ValueError or TypeError for a number out of range, naming the group.
 
         A subclass may check more.
         """
@@ -67,12 +68,16 @@ class ParamGroups(StateCreation):
         Raises:
             ValueError: for a value out of range or a parameter that cannot be updated, naming the
                 group; the optimizer stays as it was.
+            TypeError: for a value of another type, likewise.
         """
         index = len(self.param_groups)
         if isinstance(param_group, dict):
+            check_torch_only(type(self).__name__, index, param_group)
             # Nothing to be kept: there is one value.
             master_dtype = param_group.pop("master_weight_dtype", torch.float32)
             check_master_dtype(type(self).__name__, index, master_dtype)
+            for key in TORCH_ONLY:
+                param_group.pop(key, None)
             for key in _SHARED_OPTIONS if self.param_groups else ():
                 param_group.setdefault(key, self.param_groups[0][key])
         super().add_param_group(param_group)
@@ -85,6 +90,7 @@ class ParamGroups(StateCreation):
 
     def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
         name = type(self).__name__
+        group.update(checked_flags(name, index, self._algorithm, group))
         check_params(name, index, group["params"])
         check_max_grad_norm(name, index, group["max_grad_norm"])
         for key in self._state_dtype_options():

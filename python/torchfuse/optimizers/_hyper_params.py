@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,17 @@ BOUNDS = "trust_ratio_bounds"
 UNBOUNDED = (0.0, math.inf)
 #: Keys of pairs of numbers, each with the range of one.
 PAIRS = ("betas",)
+#: Keys of flags that no native algorithm has in its table.
+OTHER_FLAGS = (
+    "set_grad_none",
+    "master_weights",
+    "write_back_grads",
+    "skip_non_finite",
+    "store_param_remainders",
+    "stochastic_rounding",
+    "capturable",
+    "materialize_master_grads",
+)
 
 
 class HyperParam(NamedTuple):
@@ -67,14 +78,24 @@ def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return keys, tuple(place for place, key in enumerate(keys) if key in pairs)
 
 
-def values(algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """One group's values, in the order of `table`."""
+def values(owner: str, index: int, algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values of group `index`, in the order of `table`.
+
+    Raises:
+        ValueError: a pair is none.
+    """
     keys, pairs = _keys(algorithm)
     found = [group[key] for key in keys]
     for place in reversed(pairs):
-        if keys[place] == BOUNDS and not found[place]:
+        if keys[place] == BOUNDS and found[place] is None:
             found[place] = UNBOUNDED
-        first, second = found[place]
+        try:
+            first, second = found[place]
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{owner}: expected {keys[place]} of group {index} to be a pair of numbers, "
+                f"got {found[place]!r}."
+            ) from None
         found[place : place + 1] = (first, second)
     return tuple(found)
 
@@ -108,6 +129,32 @@ def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, An
             )
         for position, part in enumerate(value):
             check_number(owner, group, f"{key}[{position}]", part, info)
+
+
+def positional_remedy(key: str, value: Any) -> str:
+    """What to do about a value that is not for the argument `key`."""
+    # Here torch's classes have their betas.
+    in_place = key in ("bias_correction", "step")
+    if in_place and isinstance(value, tuple | list) and len(value) == 2:
+        return f"Positional arguments are in apex's order: pass betas={value!r}."
+    return "Pass what was meant for another argument by keyword."
+
+
+def checked_flags(
+    owner: str, group: int, algorithm: str, given: Mapping[str, Any]
+) -> dict[str, bool]:
+    """The flags among a group's values, each of which has to be a bool, or 0 or 1 as in apex."""
+    native = [info.name for info in table(algorithm) if info.is_flag]
+    found = {key: given[key] for key in (*native, *OTHER_FLAGS) if key in given}
+    for key, value in found.items():
+        # numpy's is no number.
+        is_bool = type(value).__name__ in ("bool", "bool_")
+        if not is_bool and not (isinstance(value, Integral) and value in (0, 1)):
+            raise TypeError(
+                f"{owner}: expected {key} of group {group} to be a bool, got {value!r}. "
+                f"{positional_remedy(key, value)}"
+            )
+    return {key: bool(value) for key, value in found.items()}
 
 
 def check_bounds(owner: str, group: int, values: Any) -> None:

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+
+#: Keys of torch.optim's groups that choose among torch's implementations and mean nothing here,
+#: with what torch's classes look for.
+TORCH_ONLY: Mapping[str, Any] = {"foreach": None, "fused": None, "differentiable": False}
 
 
 class BasicOptions(TypedDict, total=False):
@@ -27,6 +32,9 @@ class BasicOptions(TypedDict, total=False):
             torch.float32, which they are anyway. Others are refused.
         stochastic_rounding: round bf16 parameters without masters at random, without bias.
         seed: of the random bits of `stochastic_rounding`.
+        fused: torch's argument, False or None: every class here is always fused.
+        foreach: torch's, likewise.
+        differentiable: torch's, likewise: the step has no derivative.
     """
 
     master_weights: bool
@@ -37,6 +45,9 @@ class BasicOptions(TypedDict, total=False):
     master_weight_dtype: torch.dtype
     stochastic_rounding: bool
     seed: int
+    fused: bool | None
+    foreach: bool | None
+    differentiable: bool | None
 
 
 class CommonOptions(BasicOptions, total=False):

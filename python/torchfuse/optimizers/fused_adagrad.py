@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checkpoint import TORCH_ONLY
 from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._hyper_params import check_number, numbers
-from torchfuse.optimizers._options import CommonOptions
+from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,6 +45,7 @@ class FusedAdagrad(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
 
     Example:
         >>> import torch
@@ -94,7 +94,7 @@ class FusedAdagrad(FusedOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "initial_accumulator_value": initial_accumulator_value,
-            "adagrad_w_mode": bool(adagrad_w_mode),
+            "adagrad_w_mode": adagrad_w_mode,
             "maximize": maximize,
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchfuse.multi_tensor_apply._native import multi_tensor_adam
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checkpoint import TORCH_ONLY
 from torchfuse.optimizers._groups import decoupled_option
+from torchfuse.optimizers._options import TORCH_ONLY
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
 _REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
@@ -73,9 +73,13 @@ class FusedAdam(FusedOptimizer):
         seed: of the random bits, at least 0. They depend on it, on the parameter's place among all
             groups, its step count and the element, and on nothing else: runs are reproducible, also
             after a checkpoint, for any number of threads, and alike on CPU and CUDA.
+        fused: torch's argument, False or None: this class is always fused.
+        foreach: torch's, likewise.
+        differentiable: torch's, likewise: the step has no derivative.
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
 
     Example:
         >>> import torch
@@ -138,6 +142,9 @@ class FusedAdam(FusedOptimizer):
         master_weight_dtype: torch.dtype = torch.float32,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        fused: bool | None = None,
+        foreach: bool | None = None,
+        differentiable: bool | None = None,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -147,7 +154,7 @@ class FusedAdam(FusedOptimizer):
             "weight_decay": weight_decay,
             "amsgrad": amsgrad,
             "maximize": maximize,
-            "adam_w_mode": bool(adam_w_mode),
+            "adam_w_mode": adam_w_mode,
             "capturable": capturable,
             "exp_avg_dtype": exp_avg_dtype,
             "exp_avg_sq_dtype": exp_avg_sq_dtype,
@@ -165,6 +172,9 @@ class FusedAdam(FusedOptimizer):
             master_weight_dtype=master_weight_dtype,
             stochastic_rounding=stochastic_rounding,
             seed=seed,
+            fused=fused,
+            foreach=foreach,
+            differentiable=differentiable,
         )
 
     @overload

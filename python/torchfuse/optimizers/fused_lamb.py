@@ -60,6 +60,7 @@ class FusedLAMB(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
         RuntimeError: for `amsgrad`.
 
     Example:
@@ -119,9 +120,9 @@ class FusedLAMB(FusedOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "adam_w_mode": bool(adam_w_mode),
-            "grad_averaging": bool(grad_averaging),
-            "use_nvlamb": bool(use_nvlamb),
+            "adam_w_mode": adam_w_mode,
+            "grad_averaging": grad_averaging,
+            "use_nvlamb": use_nvlamb,
             "maximize": maximize,
             "trust_ratio_bounds": trust_ratio_bounds,
             "exp_avg_dtype": exp_avg_dtype,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers._checks import HALF_DTYPES
+from torchfuse.optimizers._hyper_params import positional_remedy
 from torchfuse.optimizers._options import BasicOptions
 from torchfuse.optimizers.fused_lamb import FusedLAMB
 
@@ -46,6 +47,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
         RuntimeError: for `amsgrad`.
 
     Example:
@@ -92,7 +94,12 @@ class FusedMixedPrecisionLamb(FusedLAMB):
                 f"{name}: expected reduced_precision_dtype to be None, torch.float16 or "
                 f"torch.bfloat16, got {reduced_precision_dtype}."
             )
-        if not isinstance(step, int) or step < 0:
+        if not isinstance(step, int):
+            raise TypeError(
+                f"{name}: expected step to be an int of at least 0, got {step!r}. "
+                f"{positional_remedy('step', step)}"
+            )
+        if step < 0:
             raise ValueError(f"{name}: expected step to be an int of at least 0, got {step!r}.")
         options.setdefault("master_weights", reduced_precision_dtype is not None)
         super().__init__(

@@ -57,6 +57,7 @@ class FusedNovoGrad(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
         RuntimeError: for `amsgrad`, and for another `norm_type`.
 
     Example:
@@ -124,17 +125,17 @@ class FusedNovoGrad(FusedOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "reg_inside_moment": bool(reg_inside_moment),
-            "grad_averaging": bool(grad_averaging),
+            "reg_inside_moment": reg_inside_moment,
+            "grad_averaging": grad_averaging,
             "norm_type": norm_type,
-            "init_zero": bool(init_zero),
+            "init_zero": init_zero,
             "maximize": maximize,
             "exp_avg_dtype": exp_avg_dtype,
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
 
-    def _hyper_params(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        return super()._hyper_params({**group, "inf_norm": group["norm_type"] == 0})
+    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
+        return super()._hyper_params(index, {**group, "inf_norm": group["norm_type"] == 0})
 
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         super()._check_hyper_params(index, group)

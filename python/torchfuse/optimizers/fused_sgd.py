@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim.optimizer import required
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checkpoint import TORCH_ONLY
 from torchfuse.optimizers._checks import has_value
 from torchfuse.optimizers._groups import group_option
-from torchfuse.optimizers._options import CommonOptions
+from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,6 +58,7 @@ class FusedSGD(FusedOptimizer):
 
     Raises:
         ValueError: for a value out of range or an unsuitable parameter, naming the group.
+        TypeError: for a value of another type, naming the group.
 
     Example:
         >>> import torch
@@ -122,8 +122,8 @@ class FusedSGD(FusedOptimizer):
             "dampening": dampening,
             "weight_decay": weight_decay,
             "nesterov": nesterov,
-            "wd_after_momentum": bool(wd_after_momentum),
-            "materialize_master_grads": bool(materialize_master_grads),
+            "wd_after_momentum": wd_after_momentum,
+            "materialize_master_grads": materialize_master_grads,
             "maximize": maximize,
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)

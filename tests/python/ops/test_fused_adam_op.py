@@ -252,14 +252,30 @@ def test_bad_hyper_parameters(name: str, value: float) -> None:
 
 
 def test_a_learning_rate_without_memory_is_refused_by_name() -> None:
-    with pytest.raises(RuntimeError, match="fused_adam_: expected lr to "):
+    with pytest.raises(RuntimeError, match="fused_adam_: expected lr_tensor to "):
         call(make_arguments(), lr_tensor=torch.tensor(0.5).to_sparse())
 
 
 @pytest.mark.parametrize("name", ["grad_scale", "found_inf", "lr_tensor"])
 @pytest.mark.parametrize("value", [torch.zeros(2), torch.zeros((), dtype=torch.int32)])
 def test_bad_scalars(name: str, value: Tensor) -> None:
-    label = "lr" if name == "lr_tensor" else name
-    message = rf"fused_adam_: expected {label}\S* to hold one element"
-    with pytest.raises(RuntimeError, match=message):
+    expected = "hold one element"
+    if name == "lr_tensor" and value.dtype == torch.int32:
+        expected = "be of dtype Float or Double, got Int"
+    with pytest.raises(RuntimeError, match=f"fused_adam_: expected {name} to {expected}"):
         call(make_arguments(), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["grads", "exp_avgs", "state_steps", "lr_tensor", "found_inf"])
+def test_a_meta_tensor_among_others_is_refused(name: str) -> None:
+    arguments = make_arguments()
+    before = [p.clone() for p in arguments["params"]]
+    extra = {}
+    if name in arguments:
+        arguments[name] = [t.to("meta") for t in arguments[name]]
+    else:
+        extra[name] = torch.zeros((), device="meta")
+    message = r"fused_adam_: expected params\[0\] to be on the meta device as others are, got cpu"
+    with pytest.raises(RuntimeError, match=message):
+        call(arguments, **extra)
+    assert all(torch.equal(p, old) for p, old in zip(arguments["params"], before, strict=True))

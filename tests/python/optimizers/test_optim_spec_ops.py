@@ -43,7 +43,7 @@ def op_arguments(
     ]
     schema = getattr(torch.ops.torchfuse, f"fused_{optimizer._algorithm}_").default._schema
     types = {argument.name: argument.type for argument in schema.arguments}
-    values = optimizer._hyper_params(optimizer.param_groups[0])
+    values = optimizer._hyper_params(0, optimizer.param_groups[0])
     keywords = {
         name: bool(value) if isinstance(types[name], torch.BoolType) else float(value)
         for name, value in zip(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/testing.md claims about GPUs what the newest result file says, and nothing else."""
+"""Pages claim about GPUs what the newest result file says, and nothing else."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def add_result(root: Path, name: str, **changes: Any) -> None:
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(last_gpu_run, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
-    page = tmp_path / "docs/testing.md"
-    page.write_text(PAGE)
-    return page
+    for path in (last_gpu_run.PAGE, *last_gpu_run.SUMMARIES):
+        (tmp_path / path).write_text(PAGE)
+    return tmp_path / last_gpu_run.PAGE
 
 
 def test_without_a_result_it_says_never(tmp_path: Path) -> None:
@@ -74,6 +74,24 @@ def test_write_makes_check_pass_until_a_newer_result_comes(page: Path, tmp_path:
     assert text.endswith("<!-- last GPU run: end -->\n\nThe end.\n")
     add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json")
     assert last_gpu_run.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_first_pages_say_in_a_paragraph_whether_anything_ran(
+    name: str, page: Path, tmp_path: Path
+) -> None:
+    first = tmp_path / name
+    link = "(docs/testing.md#" if name == "README.md" else "(testing.md#"
+    assert last_gpu_run.main(["--write"]) == 0
+    assert "**Nothing has run on a GPU yet.**" in first.read_text()
+    assert link in first.read_text()
+    first.write_text(first.read_text().replace("Nothing", "Everything"))
+    assert last_gpu_run.main(["--check"]) == 1
+    add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json", passed=False)
+    assert last_gpu_run.main(["--write"]) == 0
+    assert "2027-01-02, on one NVIDIA H200: not every stage of three calls" in first.read_text()
+    assert "yet" not in first.read_text()
+    assert link in first.read_text()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ struct TORCHFUSE_API FusedAdagradParamState
   TORCH_ARG(torch::Tensor, sum) = {};  ///< sum of the gradients' squares
 };
 
-TORCHFUSE_DECLARE_OPTIMIZER(FusedAdagrad);
+extern template struct FusedOptionsOf<FusedAdagradOptions>;
+extern template struct FusedParamStateOf<FusedAdagradParamState, FusedAdagradOptions>;
+extern template class FusedOptimizerOf<FusedAdagradOptions, FusedAdagradParamState>;
 
 /// Adagrad in one fused pass; see torchfuse::fused_adagrad_() for the formula. Sums are fp32 for
 /// fp16 and bf16 parameters, unless the options say otherwise.

@@ -43,7 +43,9 @@ struct TORCHFUSE_API FusedAdamParamState
   TORCH_ARG(torch::Tensor, max_exp_avg_sq) = {};  ///< with amsgrad only
 };
 
-TORCHFUSE_DECLARE_OPTIMIZER(FusedAdam);
+extern template struct FusedOptionsOf<FusedAdamOptions>;
+extern template struct FusedParamStateOf<FusedAdamParamState, FusedAdamOptions>;
+extern template class FusedOptimizerOf<FusedAdamOptions, FusedAdamParamState>;
 
 /// Adam and AdamW in one fused pass; see torchfuse::fused_adam_() for the formula. Moments
 /// are fp32 for fp16 and bf16 parameters, unless the options say otherwise.

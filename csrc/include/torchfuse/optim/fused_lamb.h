@@ -47,7 +47,9 @@ struct TORCHFUSE_API FusedLAMBParamState
   TORCH_ARG(torch::Tensor, exp_avg_sq) = {};  ///< decaying mean of their squares
 };
 
-TORCHFUSE_DECLARE_OPTIMIZER(FusedLAMB);
+extern template struct FusedOptionsOf<FusedLAMBOptions>;
+extern template struct FusedParamStateOf<FusedLAMBParamState, FusedLAMBOptions>;
+extern template class FusedOptimizerOf<FusedLAMBOptions, FusedLAMBParamState>;
 
 /// LAMB; see torchfuse::fused_lamb_() for the formula. Moments are fp32 for fp16 and bf16
 /// parameters, unless the options say otherwise.

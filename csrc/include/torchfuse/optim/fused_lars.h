@@ -32,7 +32,9 @@ struct TORCHFUSE_API FusedLARSParamState
   TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< decaying sum of the steps, lr included
 };
 
-TORCHFUSE_DECLARE_OPTIMIZER(FusedLARS);
+extern template struct FusedOptionsOf<FusedLARSOptions>;
+extern template struct FusedParamStateOf<FusedLARSParamState, FusedLARSOptions>;
+extern template class FusedOptimizerOf<FusedLARSOptions, FusedLARSParamState>;
 
 /// LARS in two fused passes; see torchfuse::fused_lars_() for the formula. The buffer is fp32 for
 /// fp16 and bf16 parameters, unless the options say otherwise, and holds steps: the learning rate

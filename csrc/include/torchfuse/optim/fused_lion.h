@@ -34,7 +34,9 @@ struct TORCHFUSE_API FusedLionParamState
   TORCH_ARG(torch::Tensor, exp_avg) = {};  ///< decaying mean of the gradients
 };
 
-TORCHFUSE_DECLARE_OPTIMIZER(FusedLion);
+extern template struct FusedOptionsOf<FusedLionOptions>;
+extern template struct FusedParamStateOf<FusedLionParamState, FusedLionOptions>;
+extern template class FusedOptimizerOf<FusedLionOptions, FusedLionParamState>;
 
 /// Lion in one fused pass; see torchfuse::fused_lion_() for the formula. The momentum is fp32 for
 /// fp16 and bf16 parameters, unless the options say otherwise.

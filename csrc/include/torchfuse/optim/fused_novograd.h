@@ -43,7 +43,9 @@ struct TORCHFUSE_API FusedNovoGradParamState
   TORCH_ARG(torch::Tensor, exp_avg_norm) = {};
 };
 
-TORCHFUSE_DECLARE_OPTIMIZER(FusedNovoGrad);
+extern template struct FusedOptionsOf<FusedNovoGradOptions>;
+extern template struct FusedParamStateOf<FusedNovoGradParamState, FusedNovoGradOptions>;
+extern template class FusedOptimizerOf<FusedNovoGradOptions, FusedNovoGradParamState>;
 
 /// NovoGrad in two fused passes, with one running norm for each tensor; see
 /// torchfuse::fused_novograd_() for the formula. Moments are fp32 for fp16 and bf16 parameters,

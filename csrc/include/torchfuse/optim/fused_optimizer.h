@@ -160,10 +160,4 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
   static const bool listed_;
 };
 
-/// The class `name` with its options and states is compiled into the library.
-#define TORCHFUSE_DECLARE_OPTIMIZER(name)                                    \
-  extern template struct FusedOptionsOf<name##Options>;                      \
-  extern template struct FusedParamStateOf<name##ParamState, name##Options>; \
-  extern template class FusedOptimizerOf<name##Options, name##ParamState>
-
 }  // namespace torchfuse::optim

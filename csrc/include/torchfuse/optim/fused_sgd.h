@@ -32,7 +32,9 @@ struct TORCHFUSE_API FusedSGDParamState
   TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< with momentum only
 };
 
-TORCHFUSE_DECLARE_OPTIMIZER(FusedSGD);
+extern template struct FusedOptionsOf<FusedSGDOptions>;
+extern template struct FusedParamStateOf<FusedSGDParamState, FusedSGDOptions>;
+extern template class FusedOptimizerOf<FusedSGDOptions, FusedSGDParamState>;
 
 /// SGD with momentum in one fused pass; see torchfuse::fused_sgd_() for the formula. The buffer is
 /// fp32 for fp16 and bf16 parameters, unless the options say otherwise, and there is none while the

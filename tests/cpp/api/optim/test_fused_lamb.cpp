@@ -157,7 +157,7 @@ TEST(FusedLAMB, OptionsOutOfRangeAreRefused) {
          "expected defaults.betas[1] to be at least 0 and less than 1, got 1");
   refuse(FusedLAMBOptions().min_trust_ratio(-0.5), "expected defaults.min_trust_ratio to be");
   refuse(FusedLAMBOptions().min_trust_ratio(2.0).max_trust_ratio(1.0),
-         "expected defaults.max_trust_ratio to be at least min_trust_ratio, 2, got 1");
+         "expected defaults.max_trust_ratio to be none or at least min_trust_ratio, 2, got 1");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Which ranks give no sign in a group's store.
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torchfuse/missing_ranks.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace torchfuse {
@@ -40,7 +42,29 @@ TEST(MissingRanks, WhatTheCallerThrowsEndsTheWait) {
                std::runtime_error);
 }
 
-TEST(MissingRanks, OneOrSeveralInWords) {
+TEST(MissingRanks, TheLongestTimeIsNotOver) {
+  c10d::HashStore store;
+  store.set("ready/0", std::vector<std::uint8_t>{1});
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    store.set("ready/1", std::vector<std::uint8_t>{1});
+  });
+  EXPECT_EQ(missing_ranks(store, "ready/", 2, std::chrono::milliseconds::max()), Ranks());
+  late.join();
+}
+
+TEST(MissingRanks, ANegativeSizeIsRefused) {
+  c10d::HashStore store;
+  try {
+    missing_ranks(store, "ready/", -1, std::chrono::milliseconds(1));
+    FAIL() << "not refused";
+  } catch (const c10::ValueError& error) {
+    EXPECT_EQ(error.msg(), "missing_ranks: expected size to be at least 0, got -1.");
+  }
+}
+
+TEST(MissingRanks, NoneOneOrSeveralInWords) {
+  EXPECT_EQ(rank_list({}), "no rank");
   EXPECT_EQ(rank_list({2}), "rank 2");
   EXPECT_EQ(rank_list({1, 3}), "ranks 1, 3");
 }

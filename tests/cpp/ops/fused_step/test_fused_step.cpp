@@ -273,18 +273,18 @@ TEST(FusedStep, ResultsAreThoseOfTheLastStep) {
 }
 
 TEST(FusedStep, RefusesHyperParametersOutOfRange) {
-  const at::Tensor param = make_param({4});
-  FusedStep step("adam");
-  const std::vector<FusedSlot> slots{make_slot(param)};
-  step.plan(slots);
-  const std::vector<std::pair<int, double>> cases{
-      {0, -1.0}, {0, NAN}, {1, 1.0}, {2, -0.1}, {3, -1e-9}};
-  for (const auto& [index, value] : cases) {
-    std::vector<HyperParam> group = kGroup;
-    group[index] = value;
-    const std::string expected =
-        "expected " + step.hyper_params()[index].name + " of group 0 to be at least 0 and ";
-    EXPECT_NE(message_of([&] { step.step(slots, {group}); }).find(expected), std::string::npos);
+  const std::vector<FusedSlot> slots{make_slot(make_param({4}))};
+  for (const char* caller : {"FusedStep::step", "fused_adam_"}) {
+    FusedStep step("adam", caller);
+    step.plan(slots);
+    for (const auto& [index, value] : std::vector<std::pair<int, double>>{
+             {0, -1.0}, {0, NAN}, {1, 1.0}, {2, -0.1}, {3, -1e-9}}) {
+      std::vector<HyperParam> group = kGroup;
+      group[index] = value;
+      const std::string expected = step.hyper_params()[index].name + " of group 1 to be at least";
+      EXPECT_NE(message_of([&] { step.step(slots, {kGroup, group}); }).find(expected),
+                std::string::npos);
+    }
   }
 }
 
