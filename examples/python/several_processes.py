@@ -35,6 +35,7 @@ def train(device: torch.device, folder: Path) -> None:
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
 
     model = DistributedDataParallel(net)
+    # weight_decay is 0 by default; torch's AdamW has 0.01
     optimizer = FusedAdam(net.parameters(), lr=1e-2, max_grad_norm=1.0)
     scaler = GradScaler(device.type)
     dataset = TensorDataset(points, labels)

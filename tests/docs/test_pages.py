@@ -42,6 +42,8 @@ def programs() -> list[tuple[str, str]]:
         )
     ]
     files = [*(DOCS / "examples").glob("*.py"), *(DOCS / "examples").glob("*.cpp")]
+    examples = ROOT / "examples"  # those that data_parallel.md shows
+    files += [examples / "python/several_processes.py", examples / "cpp/several_processes/main.cpp"]
     return blocks + [(file.name, file.read_text()) for file in files]
 
 
@@ -52,6 +54,7 @@ def test_programs_with_a_scaler_use_fp16() -> None:
 
 
 def test_first_optimizers_say_how_their_default_differs_from_torchs() -> None:
-    for page in ("README.md", "quickstart.py", "quickstart.cpp", "data_parallel.md"):
+    first_pages = ("README.md", "quickstart.py", "quickstart.cpp", "several_processes.py", "main.cpp")
+    for page in first_pages:
         first = next(c for p, c in programs() if p.startswith(page) and "FusedAdam" in c)
         assert re.search(r"weight_decay is 0 by default.*; torch's AdamW has 0\.01", first), page

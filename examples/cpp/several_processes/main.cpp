@@ -59,6 +59,7 @@ void train(const torchfuse::parallel::ProcessGroup& group, const std::string& ou
   net->to(device);  // before it is wrapped
 
   torchfuse::parallel::DistributedDataParallel model(net, group);
+  // weight_decay is 0 by default; torch's AdamW has 0.01
   const auto options = torchfuse::optim::FusedAdamOptions(1e-2).max_grad_norm(1.0);
   torchfuse::optim::FusedAdam optimizer(net->parameters(), options);
   torchfuse::amp::GradScaler scaler(device);
