@@ -46,7 +46,7 @@ class Training:
         """Builds everything from a fixed seed."""
         self.device = device
         self.model = tutorial.make_network().to(device)
-        # Said here: torchfuse's default is 0, torch's 0.01.
+        # Said by name: our default is 0, that of torch's AdamW is 0.01.
         self.optimizer = AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.01)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, max_lr=4e-3, total_steps=total_steps, cycle_momentum=False
