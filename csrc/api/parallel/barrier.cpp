@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torchfuse/missing_ranks.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "api/parallel/rendezvous.h"

@@ -91,7 +91,7 @@ class FusedOptimizer(Checkpoints):
 
     def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
         """Values of group `index`, in the order of the algorithm's table."""
-        return values(f"{type(self).__name__}.step", index, self._algorithm, group)
+        return values(type(self), index, self._algorithm, group)
 
     def _loss_scale(self) -> Tensor | None:
         """The scale that the gradients carry, if it is to be taken off inside the step."""

@@ -78,8 +78,14 @@ def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return keys, tuple(place for place, key in enumerate(keys) if key in pairs)
 
 
-def values(owner: str, index: int, algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The values of group `index`, in the order of `table`.
+def _no_pair(owner: str, group: int, key: str, value: Any) -> ValueError:
+    return ValueError(
+        f"{owner}: expected {key} of group {group} to be a pair of numbers, got {value!r}."
+    )
+
+
+def values(owner: type, index: int, algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values of group `index` for a step of the class `owner`, in the order of `table`.
 
     Raises:
         ValueError: a pair is none.
@@ -92,10 +98,8 @@ def values(owner: str, index: int, algorithm: str, group: Mapping[str, Any]) -> 
         try:
             first, second = found[place]
         except (TypeError, ValueError):
-            raise ValueError(
-                f"{owner}: expected {keys[place]} of group {index} to be a pair of numbers, "
-                f"got {found[place]!r}."
-            ) from None
+            caller = f"{owner.__name__}.step"
+            raise _no_pair(caller, index, keys[place], found[place]) from None
         found[place : place + 1] = (first, second)
     return tuple(found)
 
@@ -124,9 +128,7 @@ def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, An
             check_number(owner, group, key, value, info)
             continue
         if not isinstance(value, tuple | list) or len(value) != 2:
-            raise ValueError(
-                f"{owner}: expected {key} of group {group} to be a pair of numbers, got {value!r}."
-            )
+            raise _no_pair(owner, group, key, value)
         for position, part in enumerate(value):
             check_number(owner, group, f"{key}[{position}]", part, info)
 
