@@ -57,14 +57,9 @@ macro(torchfuse_add_fused_optimizer name functor)
       "${_torchfuse_UNPARSED_ARGUMENTS}."
     )
   endif()
-  _torchfuse_expect_files(
-    "${_torchfuse_verb}"
-    kernels/functors/${name}.h
-    ops/optimizers/fused_${name}.cpp
-  )
+  _torchfuse_expect_files("${_torchfuse_verb}" kernels/functors/${name}.h)
   list(APPEND TORCHFUSE_OPTIMIZERS ${name})
   list(APPEND TORCHFUSE_FUNCTORS ${functor})
-  list(APPEND TORCHFUSE_OPS optimizers/fused_${name})
   if(_torchfuse_LAYERWISE)
     list(APPEND TORCHFUSE_LAYERWISE ${name})
   endif()

@@ -12,10 +12,10 @@ torchfuse_add_op(multi_tensor/amp_update_scale)
 torchfuse_add_op(batch_norm/batch_norm SIMD)
 torchfuse_add_op(batch_norm/batch_norm_backward SIMD)
 
-# kernels/functors/<name>.h  ops/optimizers/fused_<name>.cpp; the instantiations are configured from
-# kernels/instantiate/update_*.in. CPP_CLASS: also include/torchfuse/optim/fused_<name>.h and
-# api/optim/fused_<name>.cpp. LAYERWISE: the update needs norms of whole tensors; the phases before it
-# are configured from kernels/instantiate/measure_*.in.
+# kernels/functors/<name>.h; the instantiations are configured from kernels/instantiate/update_*.in, and
+# the op from ops/fused_step/fused_op.cpp.in and its declaration in include/torchfuse/ops.h. CPP_CLASS:
+# also include/torchfuse/optim/fused_<name>.h and api/optim/fused_<name>.cpp. LAYERWISE: the update needs
+# norms of whole tensors; the phases before it are configured from kernels/instantiate/measure_*.in.
 torchfuse_add_fused_optimizer(adam Adam CPP_CLASS)
 torchfuse_add_fused_optimizer(lamb Lamb LAYERWISE CPP_CLASS)
 torchfuse_add_fused_optimizer(novograd NovoGrad LAYERWISE CPP_CLASS)

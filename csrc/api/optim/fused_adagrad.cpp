@@ -7,11 +7,7 @@
 namespace torchfuse::optim {
 
 template <>
-struct OptionsTraits<FusedAdagradOptions> {
-  static constexpr const char* kName = "FusedAdagrad";
-  static constexpr const char* kAlgorithm = "adagrad";
-  static constexpr std::size_t kRequired = 1;
-
+struct OptionsTraits<FusedAdagradOptions> : Named<"FusedAdagrad", "adagrad"> {
   TORCHFUSE_FIELDS(options, lr_decay, eps, weight_decay, initial_accumulator_value, adagrad_w_mode,
                    maximize)
   TORCHFUSE_FIELDS(states, sum)

@@ -7,11 +7,7 @@
 namespace torchfuse::optim {
 
 template <>
-struct OptionsTraits<FusedAdamOptions> {
-  static constexpr const char* kName = "FusedAdam";
-  static constexpr const char* kAlgorithm = "adam";
-  static constexpr std::size_t kRequired = 2;
-
+struct OptionsTraits<FusedAdamOptions> : Named<"FusedAdam", "adam"> {
   TORCHFUSE_FIELDS(options, betas, eps, weight_decay, bias_correction, adam_w_mode, amsgrad,
                    maximize)
   TORCHFUSE_FIELDS(states, exp_avg, exp_avg_sq, max_exp_avg_sq)

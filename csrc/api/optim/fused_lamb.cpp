@@ -9,11 +9,7 @@
 namespace torchfuse::optim {
 
 template <>
-struct OptionsTraits<FusedLAMBOptions> {
-  static constexpr const char* kName = "FusedLAMB";
-  static constexpr const char* kAlgorithm = "lamb";
-  static constexpr std::size_t kRequired = 2;
-
+struct OptionsTraits<FusedLAMBOptions> : Named<"FusedLAMB", "lamb"> {
   TORCHFUSE_FIELDS(options, betas, eps, weight_decay, min_trust_ratio, max_trust_ratio,
                    bias_correction, adam_w_mode, grad_averaging, use_nvlamb, maximize)
   TORCHFUSE_FIELDS(states, exp_avg, exp_avg_sq)

@@ -7,11 +7,7 @@
 namespace torchfuse::optim {
 
 template <>
-struct OptionsTraits<FusedLARSOptions> {
-  static constexpr const char* kName = "FusedLARS";
-  static constexpr const char* kAlgorithm = "lars";
-  static constexpr std::size_t kRequired = 1;
-
+struct OptionsTraits<FusedLARSOptions> : Named<"FusedLARS", "lars"> {
   TORCHFUSE_FIELDS(options, momentum, weight_decay, trust_coefficient, eps, nesterov, maximize)
   TORCHFUSE_FIELDS(states, momentum_buffer)
 

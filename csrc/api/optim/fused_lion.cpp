@@ -7,11 +7,7 @@
 namespace torchfuse::optim {
 
 template <>
-struct OptionsTraits<FusedLionOptions> {
-  static constexpr const char* kName = "FusedLion";
-  static constexpr const char* kAlgorithm = "lion";
-  static constexpr std::size_t kRequired = 1;
-
+struct OptionsTraits<FusedLionOptions> : Named<"FusedLion", "lion"> {
   TORCHFUSE_FIELDS(options, betas, weight_decay, maximize)
   TORCHFUSE_FIELDS(states, exp_avg)
   TORCHFUSE_FIELDS(state_dtypes, exp_avg_dtype)

@@ -7,10 +7,7 @@
 namespace torchfuse::optim {
 
 template <>
-struct OptionsTraits<FusedNovoGradOptions> {
-  static constexpr const char* kName = "FusedNovoGrad";
-  static constexpr const char* kAlgorithm = "novograd";
-  static constexpr std::size_t kRequired = 2;
+struct OptionsTraits<FusedNovoGradOptions> : Named<"FusedNovoGrad", "novograd"> {
   static constexpr std::size_t kTensorStates = 1;
 
   TORCHFUSE_FIELDS(options, betas, eps, weight_decay, bias_correction, reg_inside_moment,

@@ -72,9 +72,10 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
 template <class Options, class State>
 std::string required_names() {
   std::vector<std::string> names{"step"};
+  std::size_t index = 0;
   State state;
   OptionsTraits<Options>::states(state, [&](const char* key, const torch::Tensor&) {
-    if (names.size() <= OptionsTraits<Options>::kRequired) names.emplace_back(key);
+    if (uses_state(Options(), index++)) names.emplace_back(key);
   });
   std::string text = names.front();
   for (std::size_t i = 1; i < names.size(); ++i) {
@@ -98,7 +99,7 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   Traits::states(held, [&](const char*, const torch::Tensor& tensor) {
     const std::size_t index = slot.states.size();
     const bool with_step = tensor.defined() == slot.step.defined();
-    whole = whole && (with_step || (index >= Traits::kRequired && !tensor.defined()));
+    whole = whole && (with_step || (!tensor.defined() && !uses_state(Options(), index)));
     slot.states.push_back(uses_state(own, index) ? tensor : torch::Tensor());
   });
   TORCH_CHECK_VALUE(whole, Traits::kName, ": expected the state of a parameter of sizes ",

@@ -7,11 +7,7 @@
 namespace torchfuse::optim {
 
 template <>
-struct OptionsTraits<FusedSGDOptions> {
-  static constexpr const char* kName = "FusedSGD";
-  static constexpr const char* kAlgorithm = "sgd";
-  static constexpr std::size_t kRequired = 0;
-
+struct OptionsTraits<FusedSGDOptions> : Named<"FusedSGD", "sgd"> {
   TORCHFUSE_FIELDS(options, momentum, dampening, weight_decay, nesterov, wd_after_momentum,
                    maximize)
   TORCHFUSE_FIELDS(states, momentum_buffer)

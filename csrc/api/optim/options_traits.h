@@ -10,6 +10,7 @@
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_options.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,12 +26,9 @@
 
 namespace torchfuse::optim {
 
-/// What is particular to the class with these options. Each class specializes it in its own file:
+/// What is particular to the class with these options. Each class specializes it in its own file, as
+/// a struct that is Named<> and says more:
 ///
-///     static constexpr const char* kName;       // of the class, for messages and archives
-///     static constexpr const char* kAlgorithm;  // for FusedStep
-///     static constexpr std::size_t kRequired;   // states of every parameter; the others are made
-///                                               // when the options ask for them
 ///     // every option that FusedOptionsOf does not have; a hyper-parameter by its name, or a pair
 ///     TORCHFUSE_FIELDS(options, ...)
 ///     // every state, in the algorithm's order
@@ -39,7 +37,8 @@ namespace torchfuse::optim {
 ///     template <class Visit> static void derived(const Options& options, const Visit& visit);
 ///     // Optional: throws for options that their ranges allow and that make no sense.
 ///     static void check(const Options& options, const std::string& owner);
-///     // Optional: whether the options ask for a state; without it they ask for all.
+///     // Optional: whether the options ask for a state; without it they ask for all. One that the
+///     // default options do without is made when they ask for it, beside the others or later.
 ///     static bool uses_state(const Options& options, std::size_t index);
 ///     // Optional: how many of the last states are one number for the whole tensor.
 ///     static constexpr std::size_t kTensorStates;
@@ -50,6 +49,21 @@ namespace torchfuse::optim {
 ///     TORCHFUSE_FIELDS(state_dtypes, ...)
 template <class Options>
 struct OptionsTraits;
+
+/// A string as a template argument.
+template <std::size_t size>
+struct Literal {
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  consteval Literal(const char (&literal)[size]) { std::copy_n(literal, size, text); }
+  char text[size];
+};
+
+/// The names of a class: its own, for messages and archives, and its algorithm's, for FusedStep.
+template <Literal name, Literal algorithm>
+struct Named {
+  static constexpr const char* kName = name.text;
+  static constexpr const char* kAlgorithm = algorithm.text;
+};
 
 /// Defines `what(self, visit)`, which calls visit("field", self.field()) for each field.
 #define TORCHFUSE_FIELDS(what, ...)                             \

@@ -17,7 +17,7 @@ namespace torchfuse::parallel {
 namespace {
 
 constexpr const char* kRemedy =
-    "Start the program with: torchrun --no-python --nproc_per_node 2 ./program; or give rank, "
+    "Start the program with: torchrun --no-python --nproc-per-node 2 ./program; or give rank, "
     "world_size, master_addr and master_port in ProcessGroupOptions.";
 
 std::optional<std::string> variable(const char* name) {

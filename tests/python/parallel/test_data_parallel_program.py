@@ -189,7 +189,7 @@ def test_a_start_without_torchrun(tmp_path: Path) -> None:
     )
     assert found.returncode == 1
     assert "a process without RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT." in found.stderr
-    assert "torchrun --no-python --nproc_per_node 2 ./program" in found.stderr
+    assert "torchrun --no-python --nproc-per-node 2 ./program" in found.stderr
 
 
 def test_a_world_that_is_not_complete(tmp_path: Path) -> None:

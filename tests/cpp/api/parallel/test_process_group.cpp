@@ -144,7 +144,7 @@ TEST(ProcessGroup, RanksAsThreads) {
 }
 
 TEST(ProcessGroupErrors, Variables) {
-  const std::string remedy = "Start the program with: torchrun --no-python --nproc_per_node 2";
+  const std::string remedy = "Start the program with: torchrun --no-python --nproc-per-node 2";
   {
     const Environment environment({{"RANK", "0"}, {"MASTER_ADDR", "localhost"}});
     const auto error = error_of([] { init_process_group(); });

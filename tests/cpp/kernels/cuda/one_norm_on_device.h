@@ -6,6 +6,7 @@
 
 #include "device.h"
 #include "kernels/one_norm_problem.h"
+#include "layerwise_on_device.h"
 
 namespace torchfuse::kernels::testing {
 
@@ -21,7 +22,7 @@ inline std::vector<OneNormOperands<DeviceTensor>> on_device(
   return copies;
 }
 
-/// One step on both. Norms are summed in another order there, so the update gets those of the CPU.
+/// One step on both.
 template <class Functor>
 void expect_one_norm_bits_of_the_cpu(const LayerwiseTuple& tuple,
                                      const std::vector<typename Functor::Params>& groups,
@@ -29,7 +30,6 @@ void expect_one_norm_bits_of_the_cpu(const LayerwiseTuple& tuple,
                                      const std::vector<std::int64_t>& sizes) {
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   const DeviceArray<float> device_step(std::vector<float>{step});
-  const DeviceArray<StepScalars> device_scalars({scalars});
   std::vector<OneNormOperands<Buffer>> expected = one_norm_contents(tuple, sizes);
   std::vector<OneNormOperands<DeviceTensor>> actual = on_device(expected, aligned);
   OneNormProblem<Functor, Buffer> host(tuple, expected, &step, groups);
@@ -37,23 +37,8 @@ void expect_one_norm_bits_of_the_cpu(const LayerwiseTuple& tuple,
   host.write_back = device.write_back = seed % 2 == 1;
   host.run_on_cpu(scalars);
 
-  const auto partials = DeviceArray<MeasurePartial>::unwritten(std::ssize(device.partials));
-  const auto norms = DeviceArray<double>::unwritten(std::ssize(device.norms));
-  set_order({.seed = seed, .flush_denormals = tuple.param != DType::kFloat64});
-  const Status measured = fused_measure_cuda<Functor>(
-      device.args(device_scalars.data(), partials.data(), norms.data()), stream());
-  ASSERT_TRUE(measured.ok()) << measured.error << " " << measured.what;
-  synchronize();
-  const std::vector<double> found = norms.to_host();
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_NEAR(found[i], host.norms[i], 1e-5 * host.norms[i]) << "norm " << i;
-  }
-
-  const DeviceArray<double> same_norms(host.norms);
-  const Status updated = fused_update_cuda<Functor>(
-      device.args(device_scalars.data(), partials.data(), same_norms.data()).update, stream());
-  ASSERT_TRUE(updated.ok()) << updated.error << " " << updated.what;
-  synchronize();
+  std::vector<double> found;
+  ASSERT_NO_FATAL_FAILURE(step_on_device<Functor>(host, device, scalars, seed, found));
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     EXPECT_TRUE(actual[t].param.to_host() == expected[t].param) << "param of tensor " << t;
     EXPECT_TRUE(actual[t].grad.to_host() == expected[t].grad) << "grad of tensor " << t;

@@ -6,6 +6,7 @@
 #include "device.h"
 #include "kernels/cuda/typed_tuples.h"
 #include "kernels/layerwise_problem.h"
+#include "layerwise_on_device.h"
 
 namespace torchfuse::kernels::testing {
 namespace {
@@ -37,7 +38,6 @@ void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::
   std::vector<float> steps{1.0f, 7.0f};
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   const DeviceArray<float> device_steps(steps);
-  const DeviceArray<StepScalars> device_scalars({scalars});
   std::vector<HostOperands> expected = lamb_contents(tuple, sizes);
   std::vector<DeviceOperands> actual = on_device(expected, aligned);
   LambProblem<Buffer> host(tuple, expected, steps.data(), lamb_groups());
@@ -45,23 +45,8 @@ void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::
   host.write_back = device.write_back = seed % 2 == 1;
   run_on_cpu(host, scalars);
 
-  const auto partials = DeviceArray<MeasurePartial>::unwritten(std::ssize(device.partials));
-  const auto norms = DeviceArray<double>::unwritten(std::ssize(device.norms));
-  set_order({.seed = seed, .flush_denormals = tuple.param != DType::kFloat64});
-  const Status measured = fused_measure_cuda<Lamb>(
-      device.args(device_scalars.data(), partials.data(), norms.data()), stream());
-  ASSERT_TRUE(measured.ok()) << measured.error << " " << measured.what;
-  synchronize();
-  const std::vector<double> found = norms.to_host();
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_NEAR(found[i], host.norms[i], 1e-5 * host.norms[i]) << "norm " << i;
-  }
-
-  const DeviceArray<double> same_norms(host.norms);
-  const Status updated = fused_update_cuda<Lamb>(
-      device.args(device_scalars.data(), partials.data(), same_norms.data()).update, stream());
-  ASSERT_TRUE(updated.ok()) << updated.error << " " << updated.what;
-  synchronize();
+  std::vector<double> found;
+  ASSERT_NO_FATAL_FAILURE(step_on_device<Lamb>(host, device, scalars, seed, found));
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     EXPECT_TRUE(actual[t].param.to_host() == expected[t].param) << "param of tensor " << t;
     EXPECT_TRUE(actual[t].grad.to_host() == expected[t].grad) << "grad of tensor " << t;
