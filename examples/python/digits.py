@@ -122,7 +122,7 @@ class PeakMemory:
     """Peak memory of the code between construction and `mib()`.
 
     On a CPU this is the growth of the process's peak resident size, so each mode needs a process of
-    its own. Linux can reset that peak, which hides what imports needed before.
+    its own. Linux can reset that peak, to exclude what imports needed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -194,7 +194,7 @@ class Trainer:
 
 
 def train(mode: str, data: Digits, device_name: str, epochs: int, threads: int) -> Result:
-    """Trains the network and tests it; wants a process of its own (see PeakMemory)."""
+    """Trains the network and tests it; needs a process of its own (see PeakMemory)."""
     torch.set_num_threads(threads)
     device = torch.device(device_name)
     images, labels, test_images, test_labels = (

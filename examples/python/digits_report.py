@@ -17,7 +17,7 @@ from digits import Result
 
 
 def label(result: Result) -> str:
-    """How the table and the charts call a mode."""
+    """Name of a mode in the table and the charts."""
     return result.mode if result.mode == "fp32" else f"mixed {result.mode}"
 
 

@@ -9,8 +9,8 @@ Example:
         --precision fp16
 
 Each process trains on its share of every batch. Batch statistics are those of the whole batch
-(SyncBatchNorm), gradients are averaged (DistributedDataParallel), and a gradient that overflows in
-one process makes all skip (GradScaler). So the losses are those of one process that has the whole
+(SyncBatchNorm), gradients are averaged (DistributedDataParallel), and if a gradient overflows in
+one process, all skip the step (GradScaler). So the losses are those of one process with the whole
 batch, and those of the C++ program examples/cpp/distributed_digits. Rank 0 draws the progress bar
 and writes a checkpoint after each epoch.
 """
@@ -126,7 +126,7 @@ class Trainer:
         path.with_suffix(".part").replace(path)
 
     def load(self, path: Path) -> int:
-        """Reads a checkpoint; returns the epochs that it has behind it."""
+        """Reads a checkpoint; returns the number of epochs before it."""
         state = torch.load(path, map_location=self.device)
         self.model.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How the loss scale moves: it grows until gradients overflow, skips that step, and backs off.
+"""The loss scale over time: it grows until gradients overflow, and every overflow halves it.
 
 Example:
     python examples/python/loss_scale_history.py --out build/tutorials
 
-The scaler records its last iterations where it computes, without a read by the host in the loop;
-scale_history() fetches them all at once.
+The scaler records its last iterations on the device, so the loop needs no read by the host;
+scale_history() reads them all at once.
 """
 
 from __future__ import annotations

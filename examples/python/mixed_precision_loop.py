@@ -4,13 +4,13 @@
 Example:
     python examples/python/mixed_precision_loop.py --out build/tutorials
 
-Only the first three imports are torchfuse's. With torch's in their place,
+Only three imports are torchfuse's. If torch's replace them,
 
     from torch.nn.utils import clip_grad_norm_
     from torch.amp import GradScaler
     from torch.optim import AdamW
 
-the rest of the program is what one writes for torch alone, line by line; the losses agree.
+the rest of the program stays the same, line by line, and the losses agree.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Training:
         """Builds everything from a fixed seed."""
         self.device = device
         self.model = tutorial.make_network().to(device)
-        # Said by name: our default is 0, that of torch's AdamW is 0.01.
+        # Given explicitly: our default is 0, that of torch's AdamW is 0.01.
         self.optimizer = AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.01)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, max_lr=4e-3, total_steps=total_steps, cycle_momentum=False
@@ -57,7 +57,7 @@ class Training:
         self.scales: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training changes: leave one out, and the resumed run takes another path."""
+        """All that training changes; without any one of them, a resumed run differs."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -69,7 +69,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to what `state_dict()` saw."""
+        """Restores what `state_dict()` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -92,7 +92,7 @@ class Training:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.scheduler.step()
-            # For the pictures. A program that wants speed reads neither of them in every step.
+            # For the pictures. A faster program reads neither of them in every step.
             self.losses.append(loss.item())
             self.scales.append(self.scaler.get_scale())
 

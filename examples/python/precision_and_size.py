@@ -4,7 +4,7 @@
 Example:
     python examples/python/precision_and_size.py --out build/tutorials
 
-Memory is the most that torch's allocator had handed out at any time: weights, gradients, optimizer
+Memory is the most that torch's allocator had allocated at any time: weights, gradients, optimizer
 states, activations and scratch tensors. On CUDA that is torch.cuda.max_memory_allocated, on a CPU
 the largest total in the profiler's record of all allocations, which lacks what libraries below
 torch allocate by themselves.
@@ -130,7 +130,7 @@ def measure(width: int, mode: str, steps: int, device: str) -> Measured:
 
 
 def table(results: Sequence[Measured]) -> str:
-    """One row for each size and precision, each set against fp32 of the same size."""
+    """One row for each size and precision, each compared with fp32 of the same size."""
     whole = {result.width: result for result in results if result.mode == "fp32"}
     lines = [
         f"{'width':>6} {'parameters':>11} {'precision':>10} {'time per step':>14} {'fp32 / it':>10}"

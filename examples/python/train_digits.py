@@ -21,7 +21,7 @@ import digits
 import digits_report
 
 MIN_ACCURACY = 0.97
-# Most processors emulate fp16, ten times slower: a third of the training shows how it goes.
+# Most processors emulate fp16, ten times slower: a third of the training is enough to compare.
 FP16_ON_CPU_SHARE = 1 / 3
 MIN_ACCURACY_OF_A_SHARE = 0.93
 
@@ -45,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def epochs_of(mode: str, arguments: argparse.Namespace) -> int:
-    """How long the mode trains."""
+    """Number of epochs that the mode trains."""
     epochs: int = arguments.epochs
     if mode == "fp16" and arguments.device == "cpu":
         epochs = max(1, round(FP16_ON_CPU_SHARE * epochs))

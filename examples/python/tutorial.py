@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# One colour for each role in all pictures; they differ in lightness too.
+# One color for each role in all pictures; they differ in lightness too.
 BLUE, ORANGE, GREEN, GREY = "#2f6f9f", "#d9822b", "#4c9a5b", "#9a9a9a"
 
 

@@ -6,8 +6,8 @@ Example:
 
 A loss that is a mean over many elements, such as the pixels of an image, has small gradients: each
 element's share is divided by their number. Here the loss is divided by 2^20, as in a mean over a
-megapixel. In exact arithmetic Adam's steps do not change by that. In fp16 nothing is left of the
-gradients, because the smallest number above zero is 2^-24.
+megapixel. In exact arithmetic this does not change Adam's steps. In fp16 all gradients become zero,
+because the smallest number above zero is 2^-24.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from torchfuse.optimizers import FusedAdam
 INIT_SCALE = 2.0**16
 SMALLEST_FP16 = -24  # as a power of two
 MEGAPIXEL = 20
-# Below this, steps of Adam would depend on the size of the gradients even in fp32.
+# With the default, Adam's steps would depend on the size of the gradients even in fp32.
 EPS = 1e-15
 MODES = {"fp32": "fp32", "unscaled": "fp16 without scaling", "scaled": "fp16 with GradScaler"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training run: its mode, log2 of the elements in the mean, and what came of it."""
+    """One training run: its mode, log2 of the elements in the mean, and its results."""
 
     mode: str
     log2_elements: int

@@ -4,9 +4,9 @@
 Example:
     python examples/python/why_master_weights.py --out build/tutorials
 
-Near 0.1, bf16 numbers lie 2^-11 = 0.0005 apart. A step of 0.00005 rounds back to where it came
-from, every time. Masters keep the sum of all steps in fp32. Stochastic rounding takes the next
-number with the probability that makes the mean right, and needs no masters.
+Near 0.1, bf16 numbers lie 2^-11 = 0.0005 apart, so a step of 0.00005 is always rounded away.
+Masters keep the sum of all steps in fp32. Stochastic rounding moves to the next number with a
+probability that makes the mean correct, and needs no masters.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one case came to: per step its loss and the way that the weights have gone."""
+    """Results of one case: for each step, its loss and how far the weights have moved."""
 
     case: Case
     losses: list[float]
     distances: list[float]
-    still: float  # share of the weights that are where they were
+    still: float  # share of the weights that did not move
     accuracy: float
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    """A copy of all weights in one row, in fp32."""
+    """A copy of all weights in one tensor, in fp32."""
     return torch.cat([param.detach().float().flatten() for param in model.parameters()])
 
 
@@ -112,7 +112,7 @@ def smooth(values: Sequence[float], window: int = 20) -> list[float]:
 
 
 def picture(path: Path, runs: Sequence[Run]) -> None:
-    """The losses, and how far the weights have come."""
+    """The losses, and how far the weights have moved."""
     figure, (left, right) = tutorial.new_figure(10, 3.8, panels=2)
     for run in runs:
         steps = range(1, len(run.losses) + 1)

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 def hyper_params_of(algorithm: str) -> list[tuple[str, bool, float]]:
-    """An algorithm's hyper-parameters, in the order of its op's schema and of its step.
+    """The hyper-parameters of an algorithm, in the order of its op's schema and of its step.
 
-    Each with its name, whether it is a flag, and what a number stays below.
+    Each entry has the name, whether it is a flag, and the exclusive upper bound of a number.
     """
 
 def hyper_param_violation(algorithm: str, name: str, value: float) -> str | None:
-    """What a hyper-parameter has to be, where `value` is not: "at least 0 and finite"."""
+    """The requirement that `value` violates, such as "at least 0 and finite", or None."""
 
 class FusedStep:
     """The native step of one optimizer: plan, checks, norm, update.
 
-    It holds no tensor between steps, and serves one thread at a time.
+    It holds no tensors between steps and may be used by one thread at a time.
 
     Args:
         algorithm: name of the update, e.g. "adam".
-        caller: what the user calls; error messages begin with it.
+        caller: name of the function that the user calls; error messages begin with it.
     """
 
     def __init__(self, algorithm: str, caller: str = "FusedStep.step") -> None: ...
@@ -40,14 +40,14 @@ class FusedStep:
         stochastic: list[bool] = [],
         shard_groups: list[list[str] | None] = [],
     ) -> None:
-        """Replaces the plan; on an error the former one stays.
+        """Replaces the plan; after an error the previous plan remains.
 
         Args:
             param_lists: the parameters of each group.
-            owner: the optimizer's state: for each parameter that takes part, a dictionary.
+            owner: the optimizer's state, with a dictionary for each parameter of the plan.
             stochastic: for each group, whether its parameters are rounded stochastically.
-            shard_groups: for each parameter None, or, if it is a DTensor, the names of the process
-                groups over which it is split.
+            shard_groups: for each parameter, None or, for a DTensor, the names of the process
+                groups that it is sharded over.
         """
 
     def step(
@@ -62,16 +62,16 @@ class FusedStep:
         write_back_grads: bool = False,
         seed: int = 0,
     ) -> bool:
-        """One step over all parameters that have a gradient.
+        """Updates all parameters that have a gradient.
 
         Args:
-            param_lists: the parameters of each group, as they are now.
-            owner: the optimizer's state, as it is now.
+            param_lists: the current parameters of each group.
+            owner: the current state of the optimizer.
             groups: for each group, values in the order of `hyper_params_of`.
-            seed: of stochastic rounding.
+            seed: seed of stochastic rounding.
 
         Returns:
-            False if the plan does not fit any more; then nothing was done.
+            False if the plan no longer fits; nothing has been changed then.
         """
 
     def total_norm(self) -> Tensor | None: ...
@@ -85,10 +85,10 @@ def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
     """The fp32 master of a bf16 parameter whose state is a remainder (int16)."""
 
 def remainder_of_master(master: Tensor) -> Tensor:
-    """What a bf16 parameter that is `master` rounded to nearest even lacks of it, as int16."""
+    """The int16 remainder of `master`, whose bf16 parameter is `master` rounded to nearest even."""
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`; the host waits where it could read the copy before it is there."""
+    """The tensor on `device`; the host waits for a copy to the CPU, but not for one to CUDA."""
 
 class GradScalerCore:
     """The device side of torchfuse.amp.GradScaler."""
@@ -138,7 +138,7 @@ def get_total_norm(
     norm_type: float,
     shard_groups: Sequence[Sequence[str]] = [],
 ) -> Tensor:
-    """The norm over all tensors, of which each is split over the groups that its entry names."""
+    """The norm over all tensors, each sharded over the process groups named in its entry."""
 
 def clip_with_norm_(
     tensors: Sequence[Tensor | None], max_norm: float, total_norm: Tensor
@@ -149,10 +149,10 @@ def check_same_in_all_ranks(
 ) -> None: ...
 
 class OptimizerClass:
-    """A C++ class of optimizers, and what its archives hold.
+    """A C++ optimizer class and the contents of its archives.
 
     Args:
-        name: of the class, one of `optimizer_classes()`.
+        name: class name, one of `optimizer_classes()`.
     """
 
     def __init__(self, name: str) -> None: ...
@@ -166,7 +166,7 @@ class OptimizerClass:
     def states(self) -> list[str]: ...
     def default_options(self) -> dict[str, Any]: ...
     def required_states(self, options: dict[str, Any], owner: str) -> list[str]:
-        """The states of every parameter of a group with these options, which are checked."""
+        """Checks the options of a group and returns the states that its parameters need."""
 
 def optimizer_classes() -> list[str]: ...
 def read_archive(path: str) -> dict[str, Any]: ...

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The training step around a PyTorch model, fused: check, unscale, clip and update in one pass.
+"""Fused training steps for PyTorch: overflow check, unscaling, clipping and update in one call.
 
-`clip_grad_norm_` and `clip_grad_value_` clip gradients. `torchfuse.optimizers` holds the
-optimizers, `torchfuse.amp` the gradient scaler, `torchfuse.ops` the operators under them (also as
-`torch.ops.torchfuse`), `torchfuse.parallel` layer-wise rates, `torchfuse.convert` what moves
-checkpoints between languages and packages, `torchfuse.testing` oracles and timers.
-`torchfuse.apex` runs programs written for apex.
+`torchfuse.optimizers` has the optimizers and `torchfuse.amp` the gradient scaler; `clip_grad_norm_`
+and `clip_grad_value_` clip gradients. `torchfuse.parallel` has data parallelism, synchronized batch
+normalization and LARC, `torchfuse.convert` converts checkpoints between Python, C++ and apex,
+`torchfuse.ops` has typed functions for operators in `torch.ops.torchfuse`, `torchfuse.testing` has
+oracles and benchmark timers, and `torchfuse.apex` runs programs written for apex.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchfuse import _loader
 try:
     _loader.load()
 except ImportError:
-    # The program reports the error itself, beside everything else that can be known.
+    # `python -m torchfuse` includes the error in its report.
     if not _loader.runs_as_program():
         raise
 else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`python -m torchfuse`: what this installation is, and conversion of checkpoints.
+"""`python -m torchfuse`: reports on the installation and converts checkpoints.
 
-The reports work without the native library, because they are wanted most when that does not load:
-torch and torchfuse._C are imported where they are used.
+The reports work without the native library, because they are needed most when it fails to load:
+torch and torchfuse._C are imported only where they are used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchfuse import _loader
 PACKAGE = Path(__file__).resolve().parent
 CMAKE_DIR = PACKAGE / "lib" / "cmake" / "torchfuse"
 
-# Variables that change what is built, loaded or measured, beside all of TORCHFUSE_*.
+# Variables, besides TORCHFUSE_*, that change what is built, loaded or measured.
 _VARIABLES = (
     *("CUDA_HOME", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "MKL_NUM_THREADS"),
@@ -59,7 +59,7 @@ def _library() -> dict[str, str]:
 
 
 def _first_line(path: str, start: str) -> str:
-    """Rest of the first line of a file that begins with `start`; "none" if there is none."""
+    """Rest of the first line in a file that begins with `start`; "none" if no line does."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -85,9 +85,9 @@ def _machine() -> dict[str, str]:
 
 
 def describe_environment() -> dict[str, str]:
-    """What was built, with what, and what it runs in; every value is one line.
+    """Describes the build, torch, the native library and the machine; every value is one line.
 
-    A part that cannot be known says why in its place.
+    If a part cannot be determined, its entry is the error.
     """
     parts: dict[str, Callable[[], dict[str, str]]] = {
         "build": _build,
@@ -105,7 +105,7 @@ def describe_environment() -> dict[str, str]:
 
 
 def format_report(described: dict[str, str]) -> str:
-    """A Markdown code block, ready to be pasted into an issue."""
+    """Formats a report as a Markdown code block, ready to be pasted into an issue."""
     width = max(len(key) for key in described)
     lines = [f"{key:<{width}}  {value}" for key, value in described.items()]
     return "\n".join(["```text", *lines, "```"])
@@ -154,7 +154,7 @@ def _convert(source: str, target: str, optimizer: str | None) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command == "convert":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attributes of an object that live in a part of it."""
+"""Properties that forward to an attribute of a member object."""
 
 from __future__ import annotations
 

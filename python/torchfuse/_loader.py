@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads the native library, after checking that it was built with the torch that is installed.
+"""Loads the native library, after checking that it was built with the installed torch version.
 
-torch's C++ interface changes between minor versions; a library built with another one fails with an
-undefined symbol, or later. The build therefore leaves its torch version in build_info.json, where
-it can be read without loading anything.
+torch's C++ interface changes between minor versions; a library built with another minor version
+fails with an undefined symbol, or later. The build therefore records its torch version in
+build_info.json, which can be read without loading the library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 _PACKAGE = Path(__file__).resolve().parent
 _BUILD_INFO = _PACKAGE / "build_info.json"
 
-# pip keeps wheels that it built from an sdist or a git URL, and does not ask for which torch.
+# pip caches wheels that it built from an sdist or a git URL, whatever torch they were built with.
 # Without --no-deps it would replace torch as well.
 _REBUILD = (
     "Build torchfuse again in this environment, from its checkout or with its URL in place of the "
@@ -31,7 +31,7 @@ cmake_prefix_path: str = str(_PACKAGE)
 
 @functools.cache
 def recorded_build() -> dict[str, Any]:
-    """What the build wrote about itself: at least `torchfuse` and `torch`, both full versions."""
+    """Returns what the build recorded: at least the full versions of `torchfuse` and `torch`."""
     try:
         text = _BUILD_INFO.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def recorded_build() -> dict[str, Any]:
 
 
 def version() -> str:
-    """Version of torchfuse."""
+    """Returns the version of torchfuse."""
     return str(recorded_build()["torchfuse"])
 
 
@@ -53,7 +53,7 @@ def _minor(full_version: str) -> str:
 
 
 def check_torch(installed: str) -> None:
-    """Raises ImportError unless `installed` is of the torch minor version of the build."""
+    """Raises ImportError unless `installed` has the same minor version as the build's torch."""
     built = str(recorded_build()["torch"])
     if _minor(installed) != _minor(built):
         raise ImportError(
@@ -77,8 +77,8 @@ def load() -> None:
 
 
 def runs_as_program() -> bool:
-    """Whether this is `python -m torchfuse`, which also reports a library that does not load."""
-    # While python imports the package in order to find __main__, argv[0] is still the option.
+    """Whether this process is `python -m torchfuse`, which reports a library that fails to load."""
+    # While python imports the package to find __main__, argv[0] is still the option.
     return sys.argv[:1] == ["-m"] and ["-m", "torchfuse"] in [
         sys.orig_argv[index : index + 2] for index in range(len(sys.orig_argv))
     ]

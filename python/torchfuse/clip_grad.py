@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Gradient clipping with the signatures of torch.nn.utils, in native code and without a host read.
+"""Gradient clipping with the signatures of torch.nn.utils, in native code without host reads.
 
-A parameter without a gradient is an entry None of the lists below, so that the errors of the native
-functions name the parameter by its index.
+The lists below have an entry None for a parameter without a gradient, so that errors of the native
+functions name a parameter by its index.
 """
 
 from __future__ import annotations
@@ -32,42 +32,40 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    r"""Scales the gradients of all parameters by one number, so that their norm is limited.
+    r"""Scales the gradients of all parameters in place by one factor that limits their total norm.
 
     .. math::
         \mathrm{grad} \leftarrow \mathrm{grad} \cdot
         \min\left(1, \frac{\mathrm{max\_norm}}{\mathrm{norm} + 10^{-6}}\right)
 
-    As `torch.nn.utils.clip_grad_norm_`, for fp32, fp16, bf16 and fp64 in one list, on any devices.
-    The 2-norm of fp32, fp16 and bf16 gradients is taken in one read, with sums of squares that
-    cannot overflow; other orders and fp64 gradients are computed by torch, tensor by tensor, in
-    fp32 for 16-bit gradients and in the gradient's own type otherwise. The norm of DTensors is that
-    of the whole tensors, with one collective for all that are split alike. An optimizer of
-    torchfuse with `max_grad_norm` clips inside its step, without a pass of its own.
+    Follows `torch.nn.utils.clip_grad_norm_`, and accepts fp32, fp16, bf16 and fp64 gradients on any
+    devices in one list. The 2-norm of fp32, fp16 and bf16 gradients is computed in one read, with
+    sums of squares that cannot overflow; other orders and fp64 gradients are computed by torch,
+    tensor by tensor, in fp32 for 16-bit gradients and otherwise in the gradient's dtype. The norm
+    of DTensors is that of the full tensors, with one collective for all that are sharded alike. An
+    optimizer of torchfuse with `max_grad_norm` clips inside its step, without a separate pass.
 
     Args:
-        parameters: a tensor or an iterable of tensors; those without a gradient are left out.
-            Gradients may have any strides, but not be sparse (torch refuses these too).
-        max_norm: at least 0; infinity only measures.
-        norm_type: order of the norm, any number but NaN; infinity is the largest magnitude, and 0
-            counts the gradients that are not all zero, as torch does.
-        error_if_nonfinite: raise, before anything is written, if the norm is not finite. Then the
-            host waits for the device; otherwise it waits only where gradients are on the CPU and
-            others on CUDA. Without it, a norm that is not
-            finite makes gradients zero or NaN, as torch's function does.
-        foreach: without effect, there is one implementation.
+        parameters: a tensor or an iterable of tensors; those without a gradient are skipped.
+            Gradients may have any strides but must be dense (torch rejects sparse ones too).
+        max_norm: upper limit of the norm, at least 0; infinity measures without clipping.
+        norm_type: order of the norm, any number except NaN; infinity is the largest magnitude, and
+            0 counts the gradients that are not all zero, as in torch.
+        error_if_nonfinite: raise, before anything is written, if the norm is not finite; the host
+            waits for the device then. If False, a non-finite norm makes gradients zero or NaN, as
+            in torch, and the host waits only if some gradients are on the CPU and others on CUDA.
+        foreach: ignored; there is one implementation.
 
     Returns:
-        The norm before clipping, 0-dim, on the first gradient's device: fp64 if a gradient is,
-        otherwise fp32, where torch's has the gradients' own type and overflows in fp16. Without
-        gradients 0 on the CPU. With DTensors a DTensor that all processes hold.
+        The norm before clipping, a 0-dim tensor on the first gradient's device. It is fp64 if a
+        gradient is, otherwise fp32 (torch returns the gradients' dtype, which overflows in fp16).
+        Without gradients it is 0 on the CPU; with DTensors it is a replicated DTensor.
 
     Raises:
-        RuntimeError: with torch's text, if the norm is not finite and `error_if_nonfinite`.
-        NotImplementedError: for a sparse gradient, with its index.
-        TypeError: for a parameter that is no tensor, with its index.
-        ValueError: for a negative `max_norm`, a `norm_type` of NaN or a DTensor whose parts are yet
-            to be added up.
+        RuntimeError: if `error_if_nonfinite` and the norm is not finite; the message is torch's.
+        NotImplementedError: for a sparse gradient; the message gives its index.
+        TypeError: for a parameter that is not a tensor; the message gives its index.
+        ValueError: for a negative `max_norm`, a NaN `norm_type` or a DTensor with partial sums.
 
     Example:
         >>> import torch, torchfuse
@@ -95,19 +93,19 @@ def clip_grad_norm_(
 def clip_grad_value_(
     parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
-    """Puts every element of all gradients into [-clip_value, clip_value]; NaN stays NaN.
+    """Clamps every gradient element to [-clip_value, clip_value] in place; NaN stays NaN.
 
-    As `torch.nn.utils.clip_grad_value_`.
+    Follows `torch.nn.utils.clip_grad_value_`.
 
     Args:
-        parameters: as those of :func:`clip_grad_norm_`.
-        clip_value: at least 0.
-        foreach: without effect, there is one implementation.
+        parameters: a tensor or an iterable of tensors; those without a gradient are skipped.
+        clip_value: largest magnitude, at least 0.
+        foreach: ignored; there is one implementation.
 
     Raises:
-        NotImplementedError: for a sparse gradient, with its index.
-        TypeError: for a parameter that is no tensor, with its index.
-        ValueError: for a negative `clip_value` or a DTensor whose parts are yet to be added up.
+        NotImplementedError: for a sparse gradient; the message gives its index.
+        TypeError: for a parameter that is not a tensor; the message gives its index.
+        ValueError: for a negative `clip_value` or a DTensor with partial sums.
 
     Example:
         >>> import torch, torchfuse
@@ -128,23 +126,23 @@ def get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """The norm over all elements of all tensors: what :func:`clip_grad_norm_` measures.
+    """Returns the norm over all elements of all tensors, as :func:`clip_grad_norm_` measures it.
 
-    As `torch.nn.utils.get_total_norm`.
+    Follows `torch.nn.utils.get_total_norm`.
 
     Args:
-        tensors: a tensor or an iterable of tensors, as the gradients of :func:`clip_grad_norm_`.
-        norm_type: as that of :func:`clip_grad_norm_`.
+        tensors: a dense tensor or an iterable of dense tensors, of fp32, fp16, bf16 or fp64.
+        norm_type: order of the norm, any number except NaN; see :func:`clip_grad_norm_`.
         error_if_nonfinite: raise if the norm is not finite.
-        foreach: without effect, there is one implementation.
+        foreach: ignored; there is one implementation.
 
     Returns:
-        The norm, as :func:`clip_grad_norm_` returns it.
+        The norm, a 0-dim tensor with the device and dtype that :func:`clip_grad_norm_` describes.
 
     Raises:
-        RuntimeError: with torch's text, if the norm is not finite and `error_if_nonfinite`.
-        NotImplementedError: for a sparse tensor, with its index.
-        ValueError: for a `norm_type` of NaN or a DTensor whose parts are yet to be added up.
+        RuntimeError: if `error_if_nonfinite` and the norm is not finite; the message is torch's.
+        NotImplementedError: for a sparse tensor; the message gives its index.
+        ValueError: for a NaN `norm_type` or a DTensor with partial sums.
 
     Example:
         >>> import torch, torchfuse
@@ -163,20 +161,20 @@ def clip_grads_with_norm_(
     total_norm: Tensor,
     foreach: bool | None = None,
 ) -> None:
-    """Scales the gradients of all parameters by the norm that they are known to have.
+    """Clips the gradients of all parameters in place, given their total norm.
 
-    As `torch.nn.utils.clip_grads_with_norm_`: the second half of :func:`clip_grad_norm_`, for a
-    norm that more went into, such as the gradients of other stages of a pipeline.
+    Follows `torch.nn.utils.clip_grads_with_norm_`: the second half of :func:`clip_grad_norm_`, for
+    a norm that includes other gradients too, such as those of other pipeline stages.
 
     Args:
-        parameters: as those of :func:`clip_grad_norm_`.
-        max_norm: at least 0.
-        total_norm: what :func:`get_total_norm` returned, or another tensor of one element.
-        foreach: without effect, there is one implementation.
+        parameters: a tensor or an iterable of tensors; those without a gradient are skipped.
+        max_norm: upper limit of the norm, at least 0.
+        total_norm: norm to clip by, a 1-element tensor such as :func:`get_total_norm` returns.
+        foreach: ignored; there is one implementation.
 
     Raises:
-        NotImplementedError: for a sparse gradient, with its index.
-        TypeError: for a parameter that is no tensor, with its index.
+        NotImplementedError: for a sparse gradient; the message gives its index.
+        TypeError: for a parameter that is not a tensor; the message gives its index.
         ValueError: for a negative `max_norm` or a `total_norm` of several elements.
 
     Example:
@@ -207,7 +205,7 @@ def _grads(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor 
 
 
 class _Gradients:
-    """Gradients, of DTensors the parts that lie in this process."""
+    """Gradients; a DTensor is represented by its local shard."""
 
     def __init__(self, function: str, grads: Sequence[Tensor | None]) -> None:
         self.local = list(grads)
@@ -228,7 +226,7 @@ class _Gradients:
             self.local[index] = _local(grad)
 
     def norm(self, norm_type: float, error_if_nonfinite: bool) -> Tensor:
-        """Of the whole tensors."""
+        """Returns the norm over the full tensors."""
         norm = _C.get_total_norm(self.local, norm_type, self._groups)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
@@ -239,7 +237,7 @@ class _Gradients:
         return norm
 
     def on_mesh(self, norm: Tensor) -> Tensor:
-        """As a DTensor where there were some: programs call full_tensor()."""
+        """Returns the norm as a DTensor if a gradient is one: programs call full_tensor()."""
         if self._mesh is None:
             return norm
         from torch.distributed.tensor import DTensor, Replicate
@@ -249,7 +247,7 @@ class _Gradients:
 
 
 def _local(grad: DTensor) -> Tensor:
-    """This process's part, which may still be on its way from other processes."""
+    """Returns the local shard, after waiting for pending communication."""
     with torch.no_grad():
         part: Any = grad.to_local()
     local: Tensor = part.wait() if hasattr(part, "wait") else part

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The operators of torchfuse, typed and documented.
+"""Typed and documented functions for operators of torchfuse.
 
-Each function calls the operator of its name in `torch.ops.torchfuse`; torch.compile traces them.
+Each calls the operator of the same name in `torch.ops.torchfuse`, which torch.compile traces.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ def fused_adam_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """One Adam or AdamW step on lists of tensors, in place.
+    """Performs one Adam or AdamW step on lists of tensors, in place.
 
-    The formula is that of :class:`torchfuse.optimizers.FusedAdam`, which also owns the state and
-    costs less per call.
+    The formula is that of :class:`torchfuse.optimizers.FusedAdam`, which also manages the state and
+    has less overhead per step.
 
     Args:
-        params: fp32, fp16, bf16 or fp64; dense, any strides.
-        grads: same sizes, any of these dtypes; never modified.
-        exp_avgs: same sizes and strides as `params`; fp32, bf16 or fp16, or fp64 for fp64
-            parameters. Arithmetic is in fp32 (fp64); what is stored is rounded.
-        exp_avg_sqs: as `exp_avgs`, of the same dtype or another.
-        max_exp_avg_sqs: as `exp_avgs`; empty unless `amsgrad`.
-        state_steps: 0-dim fp32 counts on the parameters' device, each its own element.
+        params: dense tensors of fp32, fp16, bf16 or fp64, with any strides.
+        grads: gradients with the sizes of `params`, of any of these dtypes; never modified.
+        exp_avgs: first moments, with the sizes and strides of `params`; fp32, bf16 or fp16, or fp64
+            for fp64 parameters. They are computed in fp32 (fp64) and rounded when stored.
+        exp_avg_sqs: second moments, as `exp_avgs`, of the same dtype or another.
+        max_exp_avg_sqs: maxima of the second moments, as `exp_avgs`; empty unless `amsgrad`.
+        state_steps: 0-dim fp32 step counts on the parameters' device, each a separate element.
         master_params: fp32 masters of 16-bit parameters, or empty. The master is updated and the
-            parameter receives its rounded copy. For bf16 parameters also int16 remainders, as
-            `FusedAdam(..., store_param_remainders=True)` keeps them.
+            parameter receives its rounded value. For bf16 parameters also int16 remainders, as
+            `FusedAdam(..., store_param_remainders=True)` stores them.
         lr: learning rate.
         beta1: decay rate of the first moment.
         beta2: decay rate of the second moment.
-        weight_decay: weight decay.
+        weight_decay: weight decay coefficient.
         eps: added to the denominator.
         amsgrad: use the running maximum of the second moment.
-        maximize: ascend instead of descend.
-        adam_w_mode: decoupled weight decay; otherwise it is added to the gradient.
-        bias_correction: correct both moments for their start at zero.
+        maximize: gradient ascent instead of descent.
+        adam_w_mode: use decoupled weight decay; otherwise add the weight decay to the gradient.
+        bias_correction: correct both moments for their initialization at zero.
         lr_tensor: 0-dim fp32 or fp64 tensor that replaces `lr`.
-        grad_scale: 1-element fp32; gradients are multiplied by its reciprocal.
-        found_inf: 1-element fp32; if not 0, nothing changes, the step counts included.
+        grad_scale: 1-element fp32 loss scale; gradients are multiplied by its reciprocal.
+        found_inf: 1-element fp32 flag; if not 0, nothing changes, including the step counts.
 
     Example:
         >>> import torch
@@ -99,13 +99,13 @@ def fused_adam_(
 
 
 def multi_tensor_unscale_(tensors: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """Multiplies every tensor by `inv_scale` in place, looking for non-finite elements on the way.
+    """Multiplies every tensor by `inv_scale` in place and reports non-finite elements.
 
     Args:
         tensors: any mix of fp32, fp16, bf16 and fp64, all on one device.
-        found_inf: 1-element fp32 on that device; set to 1 if an element was not finite before, and
-            never cleared.
-        inv_scale: 1-element fp32 on that device.
+        found_inf: 1-element fp32 flag on that device; set to 1 if an element was not finite before
+            the multiplication, and never cleared.
+        inv_scale: 1-element fp32 factor on that device.
 
     Example:
         >>> import torch
@@ -119,17 +119,17 @@ def multi_tensor_unscale_(tensors: Sequence[Tensor], found_inf: Tensor, inv_scal
 
 
 def multi_tensor_l2_norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The L2 norm over all elements of all tensors, and whether one is not finite, in one read.
+    """Returns the L2 norm over all tensors and whether an element is not finite, in one read.
 
-    The sum of squares cannot overflow, and the result is the same bits on every run and for any
+    The sum of squares cannot overflow, and the result is bitwise the same on every run and for any
     number of threads.
 
     Args:
         tensors: any mix of fp32, fp16, bf16 and fp64, all on one device.
 
     Returns:
-        The norm and the flag (1 or 0), 0-dim fp32 tensors on that device. A backward pass through
-        them raises: they have no derivative here.
+        The norm and the flag (1 or 0), 0-dim fp32 tensors on that device. They have no derivative;
+        a backward pass through them raises.
 
     Example:
         >>> import torch
@@ -160,21 +160,21 @@ def amp_update_scale_(
     """Updates a loss scale in place after a step, by the rule of torch.amp.GradScaler.
 
     Args:
-        scale: 1-element fp32.
-        growth_tracker: 1-element int32, successful steps since the scale last changed.
-        found_inf: 1-element fp32, not 0 if the step overflowed.
-        growth_factor: the scale grows by this after `growth_interval` successful steps.
-        backoff_factor: the scale is multiplied by this after an overflow.
-        growth_interval: see `growth_factor`.
-        hysteresis_tracker: 1-element int32, overflows still tolerated; needed if `hysteresis` > 1.
-        hysteresis: overflows in a row after which the scale backs off.
-        min_scale: no overflow takes the scale below; None is 0.
-        max_scale: no growth takes the scale above; None is the largest fp32 number.
-        dynamic: False leaves the scale and its trackers as they are, and only writes `counts` and
-            `history`.
+        scale: 1-element fp32 loss scale.
+        growth_tracker: 1-element int32: consecutive steps without overflow; 0 after a growth.
+        found_inf: 1-element fp32 flag, not 0 if the step overflowed.
+        growth_factor: multiplies the scale after `growth_interval` steps without overflow.
+        backoff_factor: multiplies the scale after an overflow.
+        growth_interval: number of consecutive steps without overflow before the scale grows.
+        hysteresis_tracker: 1-element int32: number of further overflows, without a successful step
+            in between, until the scale backs off; required if `hysteresis` > 1.
+        hysteresis: number of consecutive overflows after which the scale backs off.
+        min_scale: lower bound when the scale backs off; None is 0.
+        max_scale: upper bound when the scale grows; None is the largest fp32 number.
+        dynamic: if False, only `counts` and `history` are written.
         counts: int64 ``[3]``: updates, overflows, and whether the last update had one.
-        history: fp32 ``[n, 2]``, a ring of the last n updates; needs `counts`. Row ``updates % n``
-            takes the scale before the update and whether there was an overflow.
+        history: fp32 ``[n, 2]``, a ring buffer of the last n updates; requires `counts`. Row
+            ``updates % n`` receives the scale before the update and whether there was an overflow.
 
     Example:
         >>> import torch

@@ -15,37 +15,37 @@ namespace torchfuse {
 /// CUDA device.
 ///
 /// @param tensor dense, of the same shape and dtype in all processes.
-/// @param reduction "sum", "max" or another name that torch's functional collectives know.
+/// @param reduction "sum", "max" or another name that torch's functional collectives accept.
 /// @param groups names of process groups: `ProcessGroup::getGroupName()`, in Python
-/// `group.group_name`. Python registers them by itself; C++ programs call
-/// `c10d::register_process_group(name, group)` and keep the group.
+///   `group.group_name`. Python registers every group; C++ programs call
+///   `c10d::register_process_group(name, group)` and keep the group.
 TORCHFUSE_API void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
                                const std::vector<std::string>& groups);
 
-/// Adds `tensor` up over the ranks of a group, in place, on the current stream.
+/// Replaces `tensor` by its sum over the ranks of a group, in place, on the current stream.
 ///
 /// @param tensor contiguous, of the same shape and dtype in all ranks.
 /// @param group name of a process group, as in all_reduce_().
-/// @param caller who asks, for error messages: "SyncBatchNorm 'layer1.bn1'".
-/// @param deterministic ranks are added in their order, at the price of a gather: the payload grows
-/// with the group. Otherwise the backend chooses the order.
-/// @throws c10::Error naming the caller and the ranks of which there is no sign, when a rank ends
-/// or does not come within the group's timeout (on the CPU; NCCL's watchdog ends the process).
+/// @param caller name of the caller in error messages, such as "SyncBatchNorm 'layer1.bn1'".
+/// @param deterministic true adds ranks in their order, through a gather whose payload grows with
+///   the group; false lets the backend choose the order.
+/// @throws c10::Error naming the caller and the ranks that do not respond, if a rank ends or does
+///   not arrive within the group's timeout (on the CPU; NCCL's watchdog ends the process).
 TORCHFUSE_API void all_reduce_sum_(const at::Tensor& tensor, const std::string& group,
                                    const std::string& caller, bool deterministic = false);
 
 /// Throws unless `values` are the same numbers in all ranks of a group. Waits for the device.
 ///
-/// @param names what each number is, for the message: "num_features".
-/// @param values one number for each name; as many in all ranks.
-/// @param device where the group's backend communicates.
+/// @param names what each number is, for the error message: "num_features".
+/// @param values one number for each name; equally many in all ranks.
+/// @param device device on which the group's backend communicates.
 /// @param group, caller as in all_reduce_sum_().
 TORCHFUSE_API void check_same_in_all_ranks(const std::vector<std::string>& names,
                                            const std::vector<std::int64_t>& values,
                                            const at::Device& device, const std::string& group,
                                            const std::string& caller);
 
-/// How many ranks a group has. Throws if there is no group of that name.
+/// Returns the number of ranks of a group. Throws if there is no group of that name.
 TORCHFUSE_API std::int64_t group_size(const std::string& group, const std::string& caller);
 
 }  // namespace torchfuse

@@ -7,9 +7,10 @@
 
 namespace torchfuse {
 
-/// "baseline", "avx2" or "avx512": the instruction level of the CPU kernels.
+/// Returns the instruction level of the CPU kernels: "baseline", "avx2" or "avx512".
 TORCHFUSE_API std::string cpu_isa();
-/// Chooses the level for all later calls in this process. Throws if the processor lacks it.
+/// Sets the instruction level of the CPU kernels ("baseline", "avx2" or "avx512") for all later
+/// calls in this process. Throws for another name and for a level that the processor lacks.
 TORCHFUSE_API void set_cpu_isa(const std::string& name);
 
 }  // namespace torchfuse

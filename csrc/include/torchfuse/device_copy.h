@@ -7,11 +7,11 @@
 
 namespace torchfuse {
 
-/// `tensor` on `device`: itself if it is there already, else a copy that may be read at once.
+/// Returns `tensor` itself if it is on `device`, else a copy there that can be read immediately.
 ///
-/// Towards CUDA the host does not wait: streams keep the order, and memory that is not pinned has
-/// been read when the call returns. Towards the host it waits for the device, because nothing else
-/// would make a reader on the host wait.
+/// For a copy to CUDA the host does not wait: streams keep the order, and memory that is not pinned
+/// has been read when the call returns. For a copy to the CPU it does wait for the device, because
+/// nothing else would make a reader of the copy wait.
 TORCHFUSE_API at::Tensor to_device(const at::Tensor& tensor, const at::Device& device);
 
 }  // namespace torchfuse

@@ -13,27 +13,27 @@
 
 namespace torchfuse {
 
-/// The value of a hyper-parameter: a number (flags are 0 or 1), or a 0-dim fp32 or fp64 tensor that
-/// the kernels read on the device.
+/// The value of a hyper-parameter: a number (0 or 1 for a flag), or a 0-dim fp32 or fp64 tensor,
+/// which the kernels read on the device.
 using HyperParam = std::variant<double, at::Tensor>;
 
-/// A hyper-parameter of an algorithm that FusedStep knows, and the numbers that it may be.
+/// A hyper-parameter of one of FusedStep's algorithms, with its valid range.
 struct TORCHFUSE_API HyperParamInfo {
-  std::string name;              ///< as in the op's schema: "beta1"
-  bool is_flag = false;          ///< 0 or 1; what follows is for the others
-  double low = 0.0;              ///< the least value
-  double high = 0.0;             ///< values are below it
-  bool may_be_infinite = false;  ///< infinity is a value, too
-  std::string at_least;          ///< the hyper-parameter that it must not be below, or empty
+  std::string name;              ///< name in the op's schema, such as "beta1"
+  bool is_flag = false;          ///< 0 or 1; a flag ignores the other fields
+  double low = 0.0;              ///< smallest valid value
+  double high = 0.0;             ///< valid values are less than this
+  bool may_be_infinite = false;  ///< whether infinity is valid, too
+  std::string at_least;          ///< name of the hyper-parameter that is a lower bound, or empty
 
-  /// What it has to be, where `value` is not: "at least 0 and less than 1". None: `value` will do.
-  /// `least` is the value of the hyper-parameter `at_least`.
+  /// Returns what `value` must be, such as "at least 0 and less than 1", or none if it is valid.
+  /// `least` is the value of the hyper-parameter that `at_least` names.
   std::optional<std::string> violation(
       double value, double least = -std::numeric_limits<double>::infinity()) const;
 };
 
-/// The hyper-parameters of an algorithm such as "adam", in the order of its op's schema and of
-/// FusedStep::step(); throws on any other name.
+/// Returns the hyper-parameters of an algorithm such as "adam", in the order of its op's schema and
+/// of FusedStep::step(). Throws for an unknown name.
 TORCHFUSE_API const std::vector<HyperParamInfo>& hyper_params_of(const std::string& algorithm);
 
 }  // namespace torchfuse

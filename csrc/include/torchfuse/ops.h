@@ -23,26 +23,26 @@ namespace torchfuse {
 ///     param -= lr * weight_decay * param           (adam_w_mode = true)
 ///     param -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 ///
-/// where v is max_exp_avg_sq = max(max_exp_avg_sq, v) under `amsgrad`, and both bias corrections
-/// are 1 without `bias_correction`. Same results as torch.optim.Adam and AdamW up to rounding
-/// (Kingma and Ba 2015; Loshchilov and Hutter 2019).
+/// Under `amsgrad`, max_exp_avg_sq = max(max_exp_avg_sq, v) replaces v in the last line. Without
+/// `bias_correction`, both bias corrections are 1. Same results as torch.optim.Adam and AdamW up to
+/// rounding (Kingma and Ba 2015; Loshchilov and Hutter 2019).
 ///
 /// @param params fp32, fp16, bf16 or fp64; dense, any strides.
-/// @param grads same sizes; any of these dtypes; never modified.
-/// @param exp_avgs, exp_avg_sqs same sizes and strides; fp32, bf16 or fp16, each for itself, or
-///   fp64 for fp64 parameters. Arithmetic is in fp32 (fp64); what is stored is rounded.
-/// @param max_exp_avg_sqs as exp_avgs; empty unless `amsgrad`.
-/// @param state_steps 0-dim fp32 counts on the parameters' device, each its own element.
+/// @param grads same sizes as `params`; fp32, fp16, bf16 or fp64; never modified.
+/// @param exp_avgs, exp_avg_sqs m and v, same sizes and strides as `params`; each fp32, bf16 or
+///   fp16 (fp64 for fp64 parameters). Arithmetic is in fp32 (fp64); stored values are rounded.
+/// @param max_exp_avg_sqs as `exp_avgs`; may be empty unless `amsgrad`.
+/// @param state_steps 0-dim fp32 step counts on the parameters' device, each in its own memory.
 /// @param master_params fp32 masters of 16-bit parameters, or empty. The master is updated and the
-///   parameter receives its rounded copy. For bf16 parameters also int16 remainders: see
+///   parameter receives its rounded copy. bf16 parameters may have int16 remainders instead: see
 ///   master_of_remainder().
-/// @param lr learning rate.
+/// @param lr learning rate; ignored if `lr_tensor` is given.
 /// @param beta1, beta2 decay rates of the moments, in [0, 1).
-/// @param weight_decay, eps as in the formula.
+/// @param weight_decay, eps as in the formula, >= 0.
 /// @param amsgrad, maximize, adam_w_mode, bias_correction as in the formula.
 /// @param lr_tensor 0-dim fp32 or fp64 tensor that replaces `lr`.
 /// @param grad_scale 1-element fp32: gradients are multiplied by its reciprocal.
-/// @param found_inf 1-element fp32: if not 0, nothing changes, the step counts included.
+/// @param found_inf 1-element fp32: if not 0, nothing changes, including the step counts.
 /// @throws c10::Error naming the argument and the list index, before anything is written.
 TORCHFUSE_API void fused_adam_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
                                at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs,
@@ -54,7 +54,7 @@ TORCHFUSE_API void fused_adam_(at::TensorList params, at::TensorList grads, at::
                                const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
-/// One LAMB step on lists of tensors, in place (You et al. 2020, with apex's variants).
+/// One LAMB step on lists of tensors, in place. From You et al. 2020, with apex's options.
 ///
 /// With g = +-grad / grad_scale (minus under `maximize`), and for each tensor:
 ///
@@ -66,12 +66,12 @@ TORCHFUSE_API void fused_adam_(at::TensorList params, at::TensorList grads, at::
 ///     trust = |param| / |u|, at least `min_trust_ratio` and at most `max_trust_ratio`
 ///     param -= lr * trust * u
 ///
-/// trust is 1 if either norm is 0, and, without `use_nvlamb`, if weight_decay is 0. Without
-/// `grad_averaging`, m = beta1 m + g. Both bias corrections are 1 without `bias_correction`. The
-/// norms are those of the whole tensor, of masters where there are some.
+/// trust is 1 if either norm is 0, or if weight_decay is 0 without `use_nvlamb`. Without
+/// `grad_averaging`, m = beta1 m + g. Without `bias_correction`, both bias corrections are 1. Norms
+/// are those of whole tensors, of masters if there are any.
 ///
-/// The arguments are those of fused_adam_; the moments are rounded to their dtype before the update
-/// is made from them.
+/// The arguments are those of fused_adam_(); the moments are rounded to their dtype before the
+/// update is computed from them.
 TORCHFUSE_API void fused_lamb_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
                                at::TensorList exp_avg_sqs, at::TensorList state_steps,
                                at::TensorList master_params, double lr, double beta1, double beta2,
@@ -84,7 +84,7 @@ TORCHFUSE_API void fused_lamb_(at::TensorList params, at::TensorList grads, at::
                                const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
-/// One SGD step on lists of tensors, in place (momentum after Sutskever et al. 2013).
+/// One SGD step on lists of tensors, in place. Momentum is that of Sutskever et al. 2013.
 ///
 /// With g = +-grad / grad_scale (minus under `maximize`):
 ///
@@ -95,11 +95,11 @@ TORCHFUSE_API void fused_lamb_(at::TensorList params, at::TensorList grads, at::
 ///     d += weight_decay * param                    (wd_after_momentum)
 ///     param -= lr * d
 ///
-/// Same results as torch.optim.SGD up to rounding. The first step is told by the count alone, so
-/// that one which a scaler skips is not it: give zeroed buffers and counts.
+/// Same results as torch.optim.SGD up to rounding. The first step is recognized by its count alone,
+/// so that a step that a scaler skips is not the first: start with zeroed buffers and counts.
 ///
 /// @param params, grads, state_steps, master_params as in fused_adam_().
-/// @param momentum_buffers b, same sizes and strides as `params`, fp32 or the parameter's dtype;
+/// @param momentum_buffers b, with the sizes, strides and dtypes of `exp_avgs` in fused_adam_();
 ///   may be empty if `momentum` is 0.
 /// @param lr learning rate.
 /// @param momentum, dampening, weight_decay as in the formula, >= 0.
@@ -129,7 +129,7 @@ TORCHFUSE_API void fused_sgd_(at::TensorList params, at::TensorList grads,
 /// Same results as torch.optim.Adagrad up to rounding.
 ///
 /// @param params, grads, state_steps, master_params as in fused_adam_().
-/// @param sums same sizes and strides as `params`, fp32 or the parameter's dtype.
+/// @param sums with the sizes, strides and dtypes of `exp_avgs` in fused_adam_().
 /// @param lr learning rate.
 /// @param lr_decay, eps, weight_decay as in the formula, >= 0.
 /// @param adagrad_w_mode, maximize as in the formula.
@@ -143,7 +143,7 @@ TORCHFUSE_API void fused_adagrad_(at::TensorList params, at::TensorList grads, a
                                   const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                   const std::optional<at::Tensor>& found_inf = std::nullopt);
 
-/// One NovoGrad step on lists of tensors, in place (Ginsburg et al. 2019, with apex's variants).
+/// One NovoGrad step on lists of tensors, in place. From Ginsburg et al. 2019, with apex's options.
 ///
 /// With g = +-grad / grad_scale (minus under `maximize`), and for each tensor:
 ///
@@ -153,18 +153,16 @@ TORCHFUSE_API void fused_adagrad_(at::TensorList params, at::TensorList grads, a
 ///     m  = beta1 m + (1 - beta1) g                 (without grad_averaging: beta1 m + g)
 ///     param -= lr * (m / (1 - beta1^step) / d + weight_decay * param)
 ///
-/// Where step is 1, n is the norm of g, but for `init_zero`. With `reg_inside_moment`
+/// Where step is 1, n is the norm of g, unless `init_zero`. With `reg_inside_moment`:
 ///
 ///     m  = beta1 m + (1 - beta1) (g / d + weight_decay * param)
 ///     param -= lr * m / (1 - beta1^step)
 ///
-/// Both bias corrections are 1 without `bias_correction`. If d is 0, 1 / d is taken as 0.
+/// Without `bias_correction`, both bias corrections are 1. If d is 0, 1 / d is taken as 0.
 ///
 /// @param params, grads, state_steps, master_params as in fused_adam_().
-/// @param exp_avgs m, same sizes and strides as `params`, fp32 or the parameter's dtype.
-/// @param exp_avg_norms n, the norm itself and not its square: 0-dim, fp64 for an fp64 parameter
-/// and
-///   fp32 otherwise.
+/// @param exp_avgs m, as in fused_adam_().
+/// @param exp_avg_norms n, not its square: 0-dim, fp64 for an fp64 parameter, else fp32.
 /// @param lr learning rate.
 /// @param beta1, beta2 decay rates, in [0, 1).
 /// @param weight_decay, eps as in the formula, >= 0.
@@ -194,11 +192,10 @@ TORCHFUSE_API void fused_novograd_(at::TensorList params, at::TensorList grads,
 ///     b  = momentum * b + u
 ///     param -= b                                   (nesterov: u + momentum * b)
 ///
-/// local is 1 if either norm is 0. The norms are those of the whole tensor, of masters where there
-/// are some.
+/// local is 1 if either norm is 0. Norms are those of whole tensors, of masters if there are any.
 ///
 /// @param params, grads, state_steps, master_params as in fused_adam_().
-/// @param momentum_buffers b, same sizes and strides as `params`, fp32 or the parameter's dtype.
+/// @param momentum_buffers b, with the sizes, strides and dtypes of `exp_avgs` in fused_adam_().
 /// @param lr learning rate.
 /// @param momentum, weight_decay, trust_coefficient, eps as in the formula, >= 0.
 /// @param nesterov, maximize as in the formula.
@@ -213,7 +210,7 @@ TORCHFUSE_API void fused_lars_(at::TensorList params, at::TensorList grads,
                                const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
-/// One Lion step on lists of tensors, in place (Chen et al. 2023).
+/// One Lion step on lists of tensors, in place. From Chen et al. 2023.
 ///
 /// With g = +-grad / grad_scale (minus under `maximize`):
 ///
@@ -222,7 +219,7 @@ TORCHFUSE_API void fused_lars_(at::TensorList params, at::TensorList grads,
 ///     m    += (1 - beta2) (g - m)
 ///     param -= lr * weight_decay * param + lr * sign(c)
 ///
-/// The arguments are those of fused_adam_; `exp_avgs` holds m.
+/// The arguments are those of fused_adam_(); `exp_avgs` holds m.
 TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
                                at::TensorList state_steps, at::TensorList master_params, double lr,
                                double beta1, double beta2, double weight_decay,
@@ -232,8 +229,8 @@ TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
 /// Multiplies every tensor by `inv_scale` in place and sets `found_inf` to 1 if an element was not
-/// finite before. One read and one write; `found_inf` is never cleared. As torch's
-/// _amp_foreach_non_finite_check_and_unscale_, for any mix of fp32, fp16, bf16 and fp64 and any
+/// finite before. One read and one write; `found_inf` is never cleared. The counterpart of torch's
+/// _amp_foreach_non_finite_check_and_unscale_ for any mix of fp32, fp16, bf16 and fp64 and any
 /// strides.
 ///
 /// @param tensors all on one device.
@@ -241,30 +238,30 @@ TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::
 TORCHFUSE_API void multi_tensor_unscale_(at::TensorList tensors, const at::Tensor& found_inf,
                                          const at::Tensor& inv_scale);
 
-/// The L2 norm over all elements of all tensors, and whether one is not finite, in one read. The
-/// sum of squares cannot overflow, and the result is the same bits on every run and thread count.
+/// Returns the L2 norm over all elements of all tensors, and whether one is not finite, in one
+/// read. The sum of squares cannot overflow, and the result has the same bits on every run and for
+/// every number of threads.
 ///
 /// @param tensors any mix of fp32, fp16, bf16 and fp64 on one device.
 /// @return {norm, found_inf}: 0-dim fp32 tensors on that device. An empty list gives zeros on the
-/// CPU. A backward pass through them raises: they have no derivative here.
+///   CPU. A backward pass through them throws, because they have no derivative.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::TensorList tensors);
 
 /// Updates a loss scale in place after a step (torch.amp's rule; with `hysteresis` > 1, apex's).
 ///
 /// @param scale, found_inf 1-element fp32 on one device.
-/// @param growth_tracker 1-element int32 on that device: clean steps since the scale last changed.
+/// @param growth_tracker 1-element int32 on that device: clean steps since last overflow or growth.
 /// @param growth_factor multiplies the scale after `growth_interval` clean steps in a row.
 /// @param backoff_factor multiplies the scale after an overflow.
-/// @param growth_interval see `growth_factor`.
-/// @param hysteresis_tracker 1-element int32, needed when hysteresis > 1.
-/// @param hysteresis overflows in a row that back the scale off; 1 is torch's rule.
-/// @param min_scale no overflow takes the scale below; none is 0, torch's rule.
-/// @param max_scale no growth takes the scale above; none is the largest fp32 number.
-/// @param dynamic false: the scale and its trackers stay as they are; only counts and history are
-/// written.
+/// @param growth_interval clean steps in a row before the scale grows.
+/// @param hysteresis_tracker 1-element int32, required if `hysteresis` > 1.
+/// @param hysteresis overflows in a row that trigger a backoff; 1 is torch's rule.
+/// @param min_scale lower bound at a backoff; none: 0, torch's rule.
+/// @param max_scale upper bound of growth; none: the largest fp32 number.
+/// @param dynamic false: the scale and its trackers do not change; only counts and history do.
 /// @param counts int64 [3]: updates, overflows, and whether the last update had one.
-/// @param history fp32 [n, 2], a ring of the last n updates, needs `counts`: row updates % n takes
-/// the scale before the update and whether there was an overflow.
+/// @param history fp32 [n, 2], a ring of the last n updates; requires `counts`. Row updates % n
+///   stores the scale before the update and whether there was an overflow.
 TORCHFUSE_API void amp_update_scale_(
     const at::Tensor& scale, const at::Tensor& growth_tracker, const at::Tensor& found_inf,
     double growth_factor, double backoff_factor, std::int64_t growth_interval,
@@ -273,33 +270,33 @@ TORCHFUSE_API void amp_update_scale_(
     bool dynamic = true, const std::optional<at::Tensor>& counts = std::nullopt,
     const std::optional<at::Tensor>& history = std::nullopt);
 
-/// The moments of each channel of one rank's input, in the first of batch normalization's two
-/// passes: one read.
+/// First of two forward passes of batch normalization: returns the moments of each channel of one
+/// rank's input, in one read.
 ///
-/// @param input [N, C, ...] of fp32, fp16, bf16 or fp64. Read in place where the pixels of a
-/// channel are contiguous or the channels of a pixel are (contiguous, channels_last, [N, C], and
-/// slices of them); copied, with a warning, otherwise.
+/// @param input [N, C, ...] in fp32, fp16, bf16 or fp64. Read in place if the pixels of a channel
+///   or the channels of a pixel are contiguous (contiguous, channels_last, [N, C], and slices of
+///   them); otherwise copied, with a warning.
 /// @return fp64 [4 C + 1]: sum, its last bits, sum of squares, its last bits, each [C], and the
-/// elements per channel. Added up over ranks they are the moments of the pooled batch, whose
-/// variance is as exact as one rank's, also where the mean is 1e6 sigma. Zeros for an empty
-/// input.
+///   elements per channel. Their sum over ranks gives the moments of the pooled batch, whose
+///   variance is as exact as one rank's, even if the mean is 1e6 sigma. Zeros for an empty input.
 TORCHFUSE_API at::Tensor batch_norm_stats(const at::Tensor& input);
 
-/// The second pass: y = (x - mean) / sqrt(var + eps) * weight + bias, plus the residual, then ReLU.
+/// Second of two forward passes of batch normalization: y = (x - mean) / sqrt(var + eps) * weight +
+/// bias, plus the residual, then ReLU.
 ///
 /// @param input as in batch_norm_stats().
-/// @param weight, bias [C], any of the four dtypes; 1 and 0 if absent.
-/// @param packed what batch_norm_stats() returned, added up over ranks. Absent: the running
-/// statistics take its place, and stay as they are.
-/// @param running_mean, running_var [C]: updated by (1 - momentum) * running + momentum * observed,
-/// the variance unbiased, unless no rank has an element.
-/// @param num_batches_tracked int64: one more, under the same condition.
+/// @param weight, bias [C], fp32, fp16, bf16 or fp64; 1 and 0 if absent.
+/// @param packed sum over ranks of what batch_norm_stats() returned. None: the running statistics
+///   replace it, and do not change.
+/// @param running_mean, running_var [C]: updated to (1 - momentum) * running + momentum * observed,
+///   with the unbiased variance, unless no rank has an element.
+/// @param num_batches_tracked int64: incremented, unless no rank has an element.
 /// @param residual of input's sizes and dtype, added before the ReLU.
 /// @param momentum none: 1 / num_batches_tracked, the cumulative average.
 /// @param eps added to the biased variance.
 /// @param relu clamp the output at 0.
-/// @return output, of input's dtype, dense in its layout; and what the backward passes need: fp64
-/// [2 C + 1], mean, 1 / sqrt(var + eps), elements per channel (0 with running statistics).
+/// @return output, of input's dtype, dense in its layout; and `saved` for the backward passes: fp64
+///   [2 C + 1], mean, 1 / sqrt(var + eps), elements per channel (0 with running statistics).
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
     const at::Tensor& input, const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& packed,
@@ -307,28 +304,29 @@ TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
     const std::optional<at::Tensor>& num_batches_tracked, const std::optional<at::Tensor>& residual,
     std::optional<double> momentum, double eps, bool relu = false);
 
-/// The first of the two backward passes: one read of gradient and input.
+/// First of two backward passes of batch normalization: one read of gradient and input.
 ///
 /// @param grad_output of input's sizes and dtype.
 /// @param input, weight, bias, relu as given to batch_norm_elemt().
-/// @param saved what it returned.
-/// @param output what it returned, if there were a residual and a ReLU: the gradient passes where
-/// it is positive. Otherwise the ReLU is computed again from the input.
-/// @return sums, fp64 [2 C]: of dy and of dy * x_hat, to be added up over ranks; gradients of
-/// weight and bias, from this rank's elements alone; and with `output` the gradient behind the
-/// ReLU, which is the residual's (empty otherwise).
+/// @param saved second value that batch_norm_elemt() returned.
+/// @param output first value that batch_norm_elemt() returned, given if there were a residual and a
+///   ReLU: the gradient passes where it is positive. None: the ReLU is recomputed from the input.
+/// @return sums, fp64 [2 C], of dy and of dy * x_hat, to be added over ranks; gradients of weight
+///   and bias, from this rank's elements alone; and with `output` the gradient of the ReLU's input,
+///   which is the residual's (empty otherwise).
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
     const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& saved,
     const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& output, bool relu = false);
 
-/// The second: dx = weight / sqrt(var + eps) * (dy - sum(dy) / n - x_hat * sum(dy * x_hat) / n).
+/// Second of two backward passes of batch normalization:
+/// dx = weight / sqrt(var + eps) * (dy - sum(dy) / n - x_hat * sum(dy * x_hat) / n).
 ///
-/// @param grad_output as in batch_norm_backward_reduce(), or the gradient behind the ReLU that it
-/// returned; `relu` is false then.
-/// @param input, saved, weight, bias as there.
-/// @param sums what it returned, added up over ranks.
-/// @param relu computed again from the input.
+/// @param grad_output as in batch_norm_backward_reduce(); or the gradient of the ReLU's input that
+///   it returned, with `relu` false.
+/// @param input, saved, weight, bias as in batch_norm_backward_reduce().
+/// @param sums first value that batch_norm_backward_reduce() returned, added over ranks.
+/// @param relu apply the derivative of the ReLU, recomputed from the input.
 TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output,
                                                    const at::Tensor& input, const at::Tensor& saved,
                                                    const at::Tensor& sums,
@@ -337,18 +335,18 @@ TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output
                                                    bool relu = false);
 
 /// Batch normalization over the batches of all ranks of a group (Ioffe and Szegedy 2015; the
-/// moments of the pooled batch), differentiable twice: one all-reduce of 4 C + 1 doubles forwards
-/// and one of 2 C backwards, whatever the number of ranks. Ranks may have batches of different
-/// sizes, also empty ones. The gradients of weight and bias are those of this rank's outputs:
-/// data-parallel training adds them up.
+/// moments of the pooled batch), differentiable twice: one all-reduce of 4 C + 1 doubles in forward
+/// and one of 2 C in backward, whatever the number of ranks. Ranks may have batches of different
+/// sizes, including empty ones. The gradients of weight and bias are those of this rank's outputs;
+/// data-parallel training adds them.
 ///
 /// @param input, weight, bias, running_mean, running_var, num_batches_tracked, residual, momentum,
-/// eps, relu as in batch_norm_elemt().
-/// @param packed reduced moments of an earlier call with the same input; nothing is exchanged or
-/// observed then.
+///   eps, relu as in batch_norm_elemt().
+/// @param packed reduced moments of an earlier call with the same input: the forward pass then
+///   exchanges nothing and does not update the running statistics.
 /// @param training false: the running statistics are used, if there are any.
 /// @param group name of a process group, as in all_reduce_(); none: this rank's batch alone.
-/// @param caller who asks, for error messages.
+/// @param caller name of the caller in error messages.
 /// @param deterministic as in all_reduce_sum_().
 /// @return output, and the reduced moments (empty with running statistics).
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> sync_batch_norm(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Everything that torchfuse offers to C++ programs.
+// The whole C++ API of torchfuse.
 #pragma once
 
 #include <torchfuse/amp/autocast.h>

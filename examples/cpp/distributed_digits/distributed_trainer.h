@@ -41,7 +41,7 @@ class DistributedTrainer {
 
   /// Writes a checkpoint, complete or not at all.
   void save(const std::filesystem::path& path, std::int64_t epoch);
-  /// Reads a checkpoint; returns the epochs that it has behind it.
+  /// Reads a checkpoint; returns the number of epochs before it.
   std::int64_t load(const std::filesystem::path& path);
 
  private:

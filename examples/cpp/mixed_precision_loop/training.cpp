@@ -77,8 +77,8 @@ torch::Tensor Training::step(const torch::Tensor& images, const torch::Tensor& l
   return loss;
 }
 
-// Up in a few steps, and down to zero at the end: computed from the number of steps so far, so that
-// a checkpoint has nothing more to keep.
+// Rises in a few steps, then falls to zero at the end. Computed from the number of steps so far, so
+// a checkpoint need not store it.
 double Training::learning_rate() const {
   const auto done = static_cast<double>(losses_.size());
   const double up = (done + 1.0) / kWarmUpSteps;
@@ -94,7 +94,7 @@ void Training::run(const digits::Digits& data, std::int64_t steps, const std::st
         torch::randint(data.train_labels.size(0), {kBatchSize}, order_, torch::kLong).to(device_);
     const torch::Tensor loss =
         step(data.train_images.index_select(0, batch), data.train_labels.index_select(0, batch));
-    // For the table. A program that wants speed reads neither of them in every step.
+    // For the table. A faster program reads neither of them in every step.
     losses_.push_back(loss.item<double>());
     scales_.push_back(scaler_.get_scale());
     progress.advance();

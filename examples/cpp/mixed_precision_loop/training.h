@@ -23,14 +23,14 @@ class Training {
   /// The loop, with a progress bar called `name`. The data are on the device.
   void run(const digits::Digits& data, std::int64_t steps, const std::string& name);
 
-  /// Writes all that training changes: leave one out, and the resumed run takes another path.
+  /// Writes all that training changes; without any one of them, a resumed run differs.
   void save(const std::filesystem::path& path) const;
-  /// Goes back to what save() wrote.
+  /// Restores what save() wrote.
   void load(const std::filesystem::path& path);
 
   /// Share of the test images that the network labels correctly, computed in fp32.
   double accuracy(const digits::Digits& data);
-  /// The weights, as copies in one row.
+  /// A copy of all weights in one tensor.
   torch::Tensor weights() const;
   const std::vector<double>& losses() const { return losses_; }
   const std::vector<double>& scales() const { return scales_; }

@@ -27,7 +27,7 @@ using digits::Result;
 
 constexpr double kMinAccuracy = 0.97;
 constexpr int kEpochs = 30;
-// Most processors emulate fp16, ten times slower: a third of the training shows how it goes.
+// Most processors emulate fp16, ten times slower: a third of the training is enough to compare.
 constexpr int kFp16OnCpuPart = 3;
 constexpr double kMinAccuracyOfAPart = 0.93;
 constexpr const char* kUsage =

@@ -26,7 +26,7 @@ class ProgressBar {
 };
 
 /// Peak memory of the code between construction and mib(): of torch's allocator on CUDA, of the
-/// process on a CPU (Linux can reset that peak, which hides what loading libraries needed before).
+/// process on a CPU (Linux can reset that peak, to exclude what loading libraries needed).
 class PeakMemory {
  public:
   explicit PeakMemory(c10::Device device);

@@ -19,7 +19,7 @@ struct Result {
 };
 
 /// Trains the network in "fp32", "bf16" or "fp16" mixed precision and tests it; shows its progress.
-/// Wants a process of its own on a CPU, where peak memory is that of the process.
+/// On a CPU it needs a process of its own, because peak memory is that of the process.
 Result train(const std::string& mode, const Digits& data, torch::Device device, int epochs);
 
 }  // namespace digits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the gradient scaler keeps: the scale in the native object, state dicts, counts, pickles."""
+"""State of the gradient scaler: the scale in the native object, counts, state dicts, pickling."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _STATE_TYPES = {
 
 
 class ScaleHistory(NamedTuple):
-    """What the loss scale did in the last iterations, oldest first; see GradScaler.scale_history.
+    """The loss scale of the last iterations, oldest first, from `GradScaler.scale_history`.
 
     Attributes:
-        step: number of the iteration, from 0 on.
-        scale: the scale that it used.
-        skipped: whether a step was skipped in it.
+        step: number of each iteration, counted from 0.
+        scale: loss scale of each iteration.
+        skipped: whether a step was skipped in each iteration.
 
     Example:
         >>> import torch, torchfuse
@@ -54,7 +54,7 @@ def check_scale(name: str, value: float) -> None:
 
 
 class ScalerState(_TorchGradScaler):
-    """torch's scaler with its tensors in the native object, under torch's private names."""
+    """torch's scaler with its tensors stored in the native object, under torch's private names."""
 
     _core: _C.GradScalerCore
     _extras: dict[str, Any]  # the arguments of the native object
@@ -68,11 +68,11 @@ class ScalerState(_TorchGradScaler):
         self._core.initialize(dev, self._init_scale, self._init_growth_tracker)
 
     def scale(self, outputs: Any) -> Any:
-        """Outputs times the scale, each on its own device. The first call creates the scale.
+        """Multiplies outputs by the scale, each on its own device; the first call creates it.
 
         Args:
             outputs: a tensor, or a list, tuple, namedtuple or other iterable of such outputs. Lists
-                and tuples come back as what they are, other iterables lazily, as in torch.
+                and tuples keep their type; other iterables become a lazy `map`, as in torch.
 
         Raises:
             TypeError: for a mapping.
@@ -93,7 +93,7 @@ class ScalerState(_TorchGradScaler):
             if not isinstance(outputs, Iterable):
                 raise ValueError("outputs must be a Tensor or an iterable of Tensors")
             return map(self.scale, outputs)
-        # Torch's own method reads a copy on the host that may still be on its way.
+        # torch's own method may read a copy on the host before it is complete.
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(outputs.device)
         scale, _ = self._check_scale_growth_tracker("scale")
@@ -109,27 +109,27 @@ class ScalerState(_TorchGradScaler):
 
     @property
     def step_counts(self) -> Tensor | None:
-        """What ``update()`` counts, on the device.
+        """The counts of ``update()`` on the device; None before the first ``scale()``.
 
-        Three numbers of int64, namely iterations, those that skipped a step, and whether the last
-        one did. None before the first ``scale()``.
+        An int64 tensor of shape [3]: number of iterations, number of iterations that skipped a
+        step, and whether the last one did.
         """
         return self._core.step_counts
 
     def last_step_skipped(self) -> bool:
-        """Whether the last iteration, up to ``update()``, skipped a step. Reads the device."""
+        """Whether the last iteration, up to ``update()``, skipped a step; the host waits."""
         return self._enabled and self._core.counts()[2] != 0
 
     def skipped_steps(self) -> int:
-        """Number of iterations in which a step was skipped. Reads the device."""
+        """Returns the number of iterations that skipped a step; the host waits for the device."""
         return self._core.counts()[1] if self._enabled else 0
 
     def scale_history(self) -> ScaleHistory:
-        """The last `history_size` iterations, oldest first. Reads the device.
+        """Returns the last `history_size` iterations; the host waits for the device.
 
         Returns:
-            Their numbers, the scale that each used, and whether it skipped a step. Not saved in
-            state dicts.
+            Number, loss scale and whether a step was skipped, for each iteration, oldest first. The
+            history is not saved in state dicts.
         """
         rows = self._core.scale_history()
         return ScaleHistory(
@@ -139,7 +139,7 @@ class ScalerState(_TorchGradScaler):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as torch's scaler saves it; with hysteresis, also ``_hysteresis_tracker``."""
+        """Returns torch's state dict; with `hysteresis` > 1, also ``_hysteresis_tracker``."""
         state = super().state_dict()
         if state and self._extras["hysteresis"] > 1:
             state["_hysteresis_tracker"] = self._core.hysteresis_tracker()
@@ -149,13 +149,13 @@ class ScalerState(_TorchGradScaler):
         """Loads a state dict of this class or of torch.amp.GradScaler.
 
         Args:
-            state_dict: what ``state_dict()`` returned.
+            state_dict: a result of ``state_dict()``.
 
         Raises:
             RuntimeError: if it is empty.
-            KeyError: if a key is missing; the scaler stays as it was.
-            TypeError: if a value is not a number; the scaler stays as it was.
-            ValueError: if the scale is not positive and finite; the scaler stays as it was.
+            KeyError: if a key is missing; the scaler is unchanged.
+            TypeError: if a value is not a number; the scaler is unchanged.
+            ValueError: if the scale is not positive and finite; the scaler is unchanged.
         """
         if not self._enabled or len(state_dict) == 0:
             super().load_state_dict(dict(state_dict))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch.amp.GradScaler over the native scaler, with the check inside the step of our optimizers."""
+"""torch.amp.GradScaler on the native scaler, with the overflow check inside torchfuse's steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchfuse import _C
 from torchfuse.amp._scaler_state import ScalerState, check_scale
 from torchfuse.optimizers._base import FusedOptimizer
 
-# What the scaler lends to an optimizer of ours for one step.
+# Attributes that the scaler sets on an optimizer of torchfuse during one step.
 _LENT_ATTRIBUTES = ("grad_scale", "found_inf", "_check_inside")
 
 
@@ -23,7 +23,7 @@ def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _grad_device(optimizer: torch.optim.Optimizer) -> torch.device | None:
-    """Device of the first parameter that has a gradient, if there is one."""
+    """Returns the device of the first parameter that has a gradient, or None."""
     for group in optimizer.param_groups:
         for param in group["params"]:
             if param.grad is not None:
@@ -35,35 +35,34 @@ def _grad_device(optimizer: torch.optim.Optimizer) -> torch.device | None:
 class GradScaler(ScalerState):
     r"""Dynamic loss scaling with the rules, defaults and errors of torch.amp.GradScaler.
 
-    With an optimizer of torchfuse, :meth:`step` is the optimizer's one fused step: the check, the
+    With an optimizer of torchfuse, :meth:`step` is one fused step: the overflow check, the
     unscaling by :math:`1 / \text{scale}` and the decision to skip happen on the device, gradients
-    stay as they are, and the host waits for nothing; only gradients on the CPU under a scale on
-    CUDA, as of offloaded parameters, make it wait for the scale. Every other optimizer gets what
-    torch's scaler gives it. The scale and all flags stay in the same tensors from one iteration to
-    the next.
+    are not modified, and the host does not wait. The only exception are gradients on the CPU with a
+    scale on CUDA, as for offloaded parameters: the host waits for the scale. Other optimizers step
+    as with torch's scaler. The scale and all flags keep their tensors between iterations.
 
     Args:
-        device: type of the device, ``"cuda"`` or ``"cpu"``.
-        init_scale: first scale.
+        device: device type, ``"cuda"`` or ``"cpu"``.
+        init_scale: initial scale.
         growth_factor: multiplies the scale after `growth_interval` steps without overflow; above 1.
         backoff_factor: multiplies the scale after an overflow; below 1.
-        growth_interval: number of steps.
-        enabled: False turns all methods into pass-throughs.
-        hysteresis: number of overflows in a row that back the scale off. Each of them skips its
-            step.
-        min_scale: no overflow takes the scale below.
-        max_scale: no growth takes the scale above.
-        dynamic: False keeps the scale at `init_scale`; overflows still skip their steps.
-        allow_fp16_grads: ``unscale_`` takes fp16 gradients, which are rounded once more by it.
+        growth_interval: number of consecutive steps without overflow before the scale grows.
+        enabled: if False, loss scaling is off: ``step`` only calls ``optimizer.step``.
+        hysteresis: number of consecutive overflows after which the scale backs off. Each of them
+            skips its step.
+        min_scale: lower bound when the scale backs off; None: no bound.
+        max_scale: upper bound when the scale grows; None: no bound.
+        dynamic: if False, the scale stays at `init_scale`; overflows still skip their steps.
+        allow_fp16_grads: ``unscale_`` accepts fp16 gradients, which it rounds once more.
         allow_no_grads: ``step`` and ``update`` accept that no parameter has a gradient; the scale
-            stays as it is then.
-        process_group: processes that hold parts of one model and skip a step together, as soon as
-            the gradients of one overflow. All of them call the scaler alike.
-        history_size: number of iterations that ``scale_history()`` remembers.
+            is unchanged then.
+        process_group: processes that hold parts of one model. All of them skip a step if gradients
+            overflow in one of them, so all must make the same calls to the scaler.
+        history_size: number of iterations that ``scale_history()`` returns at most.
 
     Raises:
         AssertionError: for a growth factor of at most 1 or a backoff factor of at least 1.
-        ValueError: for another number out of range.
+        ValueError: for any other number out of range.
 
     Example:
         >>> import torch, torchfuse
@@ -77,12 +76,12 @@ class GradScaler(ScalerState):
         (1024.0, False)
 
     Notes:
-        Different from torch.amp.GradScaler: overflow flags are combined by their maximum, so that
+        Differences from torch.amp.GradScaler: overflow flags are combined by their maximum, so that
         they are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``scale`` keeps
-        namedtuples and refuses mappings, whose values torch's leaves unscaled; ``update`` takes an
-        int, and 1-element tensors of any shape; a scale that is not positive and finite is refused;
+        namedtuples and rejects mappings, whose values torch leaves unscaled; ``update`` accepts
+        ints and 1-element tensors of any shape; the scale must be positive and finite;
         ``load_state_dict`` changes nothing if a key is missing; with hysteresis above 1, the state
-        dict has one key more.
+        dict has an additional key.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class GradScaler(ScalerState):
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
         self._no_overflow: Tensor | None = None  # an argument that only torch's own methods read
-        # Before torch's constructor, which assigns _scale and _growth_tracker: both live in there.
+        # Created before torch's constructor, which assigns _scale and _growth_tracker to it.
         self._core = _C.GradScalerCore(**self._extras)
         if enabled:
             check_scale("init_scale", init_scale)
@@ -126,12 +125,12 @@ class GradScaler(ScalerState):
         """Divides the optimizer's gradients by the scale in place; at most once between updates.
 
         Args:
-            optimizer: its gradients may be dense or sparse, fp32, bf16 or fp64, and fp16 only with
-                `allow_fp16_grads`.
+            optimizer: any optimizer. Its gradients may be dense or sparse, of fp32, bf16 or fp64,
+                and of fp16 with `allow_fp16_grads`.
 
         Raises:
-            RuntimeError: if it was called since the last ``update()``, or after ``step()``.
-            ValueError: for fp16 gradients.
+            RuntimeError: if called twice since the last ``update()``, or after ``step()``.
+            ValueError: for fp16 gradients without `allow_fp16_grads`.
             AssertionError: before the first ``scale()``.
         """
         if not self._enabled:
@@ -147,7 +146,7 @@ class GradScaler(ScalerState):
         inv_scale = self._core.inv_scale()
         if self._no_overflow is None or self._no_overflow.device != inv_scale.device:
             self._no_overflow = torch.zeros_like(inv_scale)
-        # Through torch's private method, which some programs replace.
+        # Called through torch's private method, which some programs replace.
         state["found_inf_per_device"] = self._unscale_grads_(
             optimizer, inv_scale, self._no_overflow, self._allow_fp16_grads
         )
@@ -160,7 +159,7 @@ class GradScaler(ScalerState):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
-        # The flags of the optimizer take the place of copies of found_inf, which is always zero.
+        # The flags of the optimizer replace copies of found_inf, which is always zero.
         flags = self._core.unscale_(id(optimizer), _params(optimizer), inv_scale, allow_fp16)
         return {flag.device: flag for flag in flags}
 
@@ -173,20 +172,21 @@ class GradScaler(ScalerState):
         return recorded
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Unscales the gradients if needed, and steps unless one of them is not finite.
+        """Unscales the gradients if needed, and updates parameters unless a gradient is non-finite.
 
         Args:
-            optimizer: one of torchfuse never makes the host wait here; whether it skipped is its
-                ``last_step_skipped()``.
-            args: passed on to ``optimizer.step``.
-            kwargs: passed on to ``optimizer.step``.
+            optimizer: optimizer to step. One of torchfuse decides on the device; its
+                ``last_step_skipped()`` returns whether the step was skipped.
+            args: passed to ``optimizer.step``.
+            kwargs: passed to ``optimizer.step``.
 
         Returns:
-            What ``optimizer.step`` returns; None where it was not called.
+            The result of ``optimizer.step``; None if it was not called.
 
         Raises:
             RuntimeError: for a closure, and for a second call before ``update()``.
-            AssertionError: before the first ``scale()``, or if another optimizer has no gradient.
+            AssertionError: before the first ``scale()``, or if an optimizer that is not of
+                torchfuse has no gradients and `allow_no_grads` is False.
         """
         if not (
             self._enabled
@@ -194,7 +194,7 @@ class GradScaler(ScalerState):
             and optimizer._step_supports_amp_scaling
         ):
             return self._step_of_another(optimizer, *args, **kwargs)
-        # torch's scaler overlooks a positional closure; some callers pass None in its place.
+        # torch's scaler does not detect a positional closure; some callers pass None as closure.
         if "closure" in kwargs or any(callable(argument) for argument in args):
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
         self._check_scale_growth_tracker("step")
@@ -205,7 +205,7 @@ class GradScaler(ScalerState):
             self._lend(optimizer, state)
             result: float | None = optimizer.step(*args, **kwargs)
         except BaseException:
-            # What a check inside the step has found by then says nothing about the gradients.
+            # The flag of a check inside a failed step says nothing about the gradients.
             if state["stage"] is OptState.READY:
                 state["found_inf_per_device"] = {}
             raise
@@ -218,7 +218,7 @@ class GradScaler(ScalerState):
     def _step_of_another(
         self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
     ) -> float | None:
-        """Torch's own way, but for an optimizer without gradients where that is allowed."""
+        """Steps as torch's scaler does; without gradients, if allowed, only calls the step."""
         nothing_to_check = (
             self._enabled
             and self._allow_no_grads
@@ -235,15 +235,15 @@ class GradScaler(ScalerState):
         return result
 
     def _lend(self, optimizer: FusedOptimizer, state: dict[str, Any]) -> None:
-        """Tells one of our optimizers what its next step has to unscale, to obey and to report."""
+        """Sets what the next step of an optimizer of torchfuse unscales, obeys and reports."""
         own_scale = getattr(optimizer, "grad_scale", None)
         scale, _ = self._check_scale_growth_tracker("step")
-        # Not always the scale's device; and nothing has to be looked at without a gradient.
+        # It may differ from the scale's device; without a gradient there is nothing to check.
         device = _grad_device(optimizer)
         optimizer.grad_scale = own_scale
         optimizer.found_inf = None
         scaled = state["stage"] is OptState.READY
-        # What the processes find together is known before the step only to a check of its own.
+        # Flags combined over processes must be known before the step: they need a separate check.
         check_first = scaled and self._extras["process_group"] is not None
         if check_first:
             self._check_inf_per_device(optimizer)
@@ -262,14 +262,15 @@ class GradScaler(ScalerState):
             optimizer.found_inf = _C.to_device(self._core.combine(flags), device)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Adjusts the scale to the overflows since the last call, on the device.
+        """Updates the scale on the device, from the overflows found since the last call.
 
         Args:
-            new_scale: sets the scale instead; a tensor's value is copied.
+            new_scale: value to set the scale to instead; a tensor's value is copied.
 
         Raises:
-            AssertionError: before the first ``scale()``, if nothing was checked since the last
-                call, or for an unsuitable tensor.
+            AssertionError: before the first ``scale()``; if no gradients were checked since the
+                last call; or for a tensor of several elements, of another device type or that
+                requires a gradient.
             ValueError: for a number that is not positive and finite.
         """
         if not self._enabled:

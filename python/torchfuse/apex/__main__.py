@@ -24,7 +24,7 @@ Runs a Python program with `import apex` resolving to torchfuse.
 
 
 def main() -> None:
-    """Runs the command line; a program ends as it would under `python` itself."""
+    """Runs the command line; the program ends as it would when run by `python` itself."""
     arguments = sys.argv[1:]
     as_module = arguments[:1] == ["-m"]
     program = arguments[1:] if as_module else arguments
@@ -42,7 +42,7 @@ def main() -> None:
         install_in_all_processes()
     except RuntimeError as error:
         _fail(f"{error}\n")
-    atexit.register(_leave_group)  # So it runs after all that the program registers.
+    atexit.register(_leave_group)  # Registered first, so it runs after the program's functions.
     try:
         if as_module:
             runpy.run_module(program[0], run_name="__main__", alter_sys=True)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _run_script(path: str) -> None:
-    """Executes a file as `python` does, which leaves sys.argv[0] as it was typed."""
+    """Executes a file as `python` does, with sys.argv[0] as given on the command line."""
     module = ModuleType("__main__")
     loader = SourceFileLoader("__main__", path)
     vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
@@ -69,10 +69,10 @@ def _run_script(path: str) -> None:
 
 
 def _leave_group() -> None:
-    """Leaves a Gloo group that a program, ended well, has left to the interpreter's end.
+    """Destroys a Gloo process group that a program has left open when it ends without an error.
 
-    Programs for apex rarely call `destroy_process_group()`. Without it the group's threads are
-    there when the interpreter finalizes itself, which aborts the process now and then.
+    Programs for apex rarely call `destroy_process_group()`. Without it, the group's threads still
+    exist when the interpreter finalizes itself, which occasionally aborts the process.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()

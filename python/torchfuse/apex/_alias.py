@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes `apex` resolve to torchfuse in this process, and undoes it."""
+"""Installs and removes the alias that makes `apex` resolve to torchfuse in this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _AliasModule(ModuleType):
 
 
 class _CallableModule(_AliasModule):
-    """apex.parallel.LARC, a module that reads like the class in it."""
+    """The module apex.parallel.LARC, which can be called like the class in it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, _last_name(self.__name__))(*args, **kwargs)
@@ -46,12 +46,12 @@ def _last_name(name: str) -> str:
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and fills the modules named `apex` or below it, where nobody else has them.
+    """Finds and fills `apex` and its submodules, where no other finder has them.
 
     Note [The alias hides nothing]
-    Whatever else Python finds under such a name comes first, also what comes onto sys.path after
-    install(): an apex, with all that is below it, or a module in a folder named apex without an
-    __init__.py. Such a folder alone, a checkout of apex perhaps, stays visible through our modules.
+    Any other module that Python finds under such a name takes precedence, even if it is added to
+    sys.path after install(): an apex with its submodules, or a module in a folder named apex that
+    has no __init__.py. Such a folder, perhaps a checkout of apex, stays visible through the alias.
     """
 
     def find_spec(
@@ -69,7 +69,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname not in names:
             if theirs is not None:
                 return theirs
-            # Under its own name, `from apex import amp` would replace the message.
+            # With the name of the submodule, `from apex import amp` would replace the message.
             raise ModuleNotFoundError(f"{_explanation(fullname)}.", name="apex")
         is_package = any(name.startswith(f"{fullname}.") for name in names)
         spec = ModuleSpec(fullname, self, origin="torchfuse.apex", is_package=is_package)
@@ -82,12 +82,12 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None = None
         if parent:
             above = self._found_by_others(parent)
-            # What is in an apex that came after ours was imported does not fit together with ours.
+            # Submodules of an apex that was added after the alias was imported do not match it.
             if above is None or not _is_folder(above):
                 return None
             path = above.submodule_search_locations
         for finder in sys.meta_path:
-            # As for Python itself, what cannot be asked is no finder.
+            # As in Python itself, entries without find_spec are skipped.
             ask = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = ask(fullname, path) if ask else None
             if spec is not None:
@@ -101,7 +101,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         contents = modules()
         vars(module).update(contents[module.__name__])
-        # apex imports its submodules too: programs say `import apex` and use all of it.
+        # apex imports its submodules too: programs write `import apex` and use all of it.
         children = [name for name in contents if name.rpartition(".")[0] == module.__name__]
         for child in children:
             importlib.import_module(child)
@@ -110,7 +110,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _is_folder(spec: ModuleSpec) -> bool:
-    """Whether it is a folder without an __init__.py: nothing in there can be loaded as such."""
+    """Whether the spec is that of a folder without an __init__.py, which has no loader."""
     return spec.loader is None
 
 
@@ -118,19 +118,18 @@ _FINDER = _AliasFinder()
 
 
 def install() -> None:
-    """Makes `import apex` and the modules below it resolve to torchfuse, in this process.
+    """Makes `import apex` and its submodules resolve to torchfuse, in this process.
 
     `apex.optimizers`, `apex.parallel`, `apex.contrib.clip_grad` and `apex.multi_tensor_apply`, with
-    their submodules, hold what torchfuse itself has. Other names of apex raise ModuleNotFoundError,
-    with a message that says so; `importlib.util.find_spec` raises it for them too. A second call
-    changes nothing.
+    their submodules, provide classes and functions of torchfuse. Other modules of apex raise
+    ModuleNotFoundError with a message that names these; `importlib.util.find_spec` raises it too. A
+    second call has no effect.
 
-    The alias hides no other apex. One that comes onto `sys.path` later is what the first
-    `import apex` finds, and modules in a folder named `apex` without an `__init__.py` stay
-    importable.
+    The alias never hides another apex: one that is added to `sys.path` later is found by the first
+    `import apex`, and modules in a folder named `apex` without an `__init__.py` can be imported.
 
     Raises:
-        RuntimeError: if an apex has been imported or could be.
+        RuntimeError: if another apex has been imported or can be found.
 
     Example:
         >>> import torchfuse.apex
@@ -159,16 +158,16 @@ def install() -> None:
 
 
 def install_in_all_processes() -> None:
-    """As `install()`, here and in every process that `multiprocessing` starts from here."""
+    """Installs the alias here and in every process that `multiprocessing` starts from this one."""
     install()
     _processes.hand_down(install_in_all_processes)
 
 
 def uninstall() -> None:
-    """Undoes `install()`: `import apex` finds again what it found before.
+    """Removes the alias: `import apex` finds what it found before `install()`.
 
     Processes that `multiprocessing` starts afterwards have no alias either. Names that were
-    imported from the alias stay usable. Without an alias, nothing happens.
+    imported from the alias stay usable. Without an alias, this does nothing.
 
     Example:
         >>> import sys
@@ -183,7 +182,7 @@ def uninstall() -> None:
         return
     sys.meta_path.remove(_FINDER)
     _processes.stop_handing_down()
-    # Also what others have below it: a module belongs to the package that it was imported into.
+    # Including submodules from elsewhere: a module belongs to the package it was imported into.
     all_of_it = isinstance(sys.modules.get("apex"), _AliasModule)
     for name, module in list(sys.modules.items()):
         if isinstance(module, _AliasModule) or (all_of_it and name.startswith("apex.")):

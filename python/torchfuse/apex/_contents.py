@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which modules apex has, and what of torchfuse they hold."""
+"""The modules of the alias for apex, and the torchfuse objects in each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIMIZER_MODULES = {
 
 
 def fused_optimizers() -> dict[str, Any]:
-    """The optimizers of torchfuse, all of them: those that apex does not have harm nobody."""
+    """Returns all optimizers of torchfuse, including those that apex does not have."""
     exported = {name: getattr(optimizers, name) for name in optimizers.__all__}
     return {
         name: value
@@ -35,7 +35,7 @@ def fused_optimizers() -> dict[str, Any]:
 
 
 def data_parallel() -> dict[str, Any]:
-    """What apex.parallel shares with apex.parallel.distributed."""
+    """Returns the names that are in both apex.parallel and apex.parallel.distributed."""
     classes = {
         "DistributedDataParallel": parallel.DistributedDataParallel,
         "Reducer": parallel.Reducer,
@@ -44,7 +44,7 @@ def data_parallel() -> dict[str, Any]:
 
 
 def batch_norm() -> dict[str, Any]:
-    """What else is in apex.parallel itself."""
+    """Returns the names of batch normalization in apex.parallel."""
     return {
         "SyncBatchNorm": parallel.SyncBatchNorm,
         "convert_syncbn_model": parallel.convert_syncbn_model,
@@ -53,7 +53,7 @@ def batch_norm() -> dict[str, Any]:
 
 
 def modules() -> Mapping[str, Mapping[str, Any]]:
-    """Contents of each module by its full name; a module below another is not repeated there."""
+    """Returns the contents of each module by its full name, without its submodules."""
     classes = fused_optimizers()
     clipping = {"clip_grad_norm_": clip_grad_norm_}
     apply_class = {"MultiTensorApply": multi_tensor_apply.MultiTensorApply}
@@ -79,7 +79,7 @@ def modules() -> Mapping[str, Mapping[str, Any]]:
             **data_parallel(),
             **{name: getattr(flat, name) for name in flat.__all__},
         },
-        # apex's kernels and its fallback in Python; ours is one class.
+        # In apex, the native class and its fallback in Python; torchfuse has one class.
         "apex.parallel.optimized_sync_batchnorm": {"SyncBatchNorm": parallel.SyncBatchNorm},
         "apex.parallel.sync_batchnorm": {"SyncBatchNorm": parallel.SyncBatchNorm},
     }

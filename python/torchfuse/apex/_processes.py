@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The alias in the processes that `multiprocessing` starts.
+"""Installs the alias in the processes that `multiprocessing` starts.
 
 A process that is not forked imports the main program again, before anything in that program could
-install the alias. First it unpickles what it has to know; an object in there installs the alias.
+install the alias. Before that it unpickles its preparation data, which contains an object that
+installs the alias.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 class _Call:
-    """Calls a function where it is unpickled."""
+    """Calls a function when it is unpickled."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -23,11 +24,11 @@ class _Call:
 
 
 class _WithCall:
-    """multiprocessing's function, with a call at the beginning of what a process has to know."""
+    """Wraps multiprocessing's function; puts a call first in a process's preparation data."""
 
     def __init__(self, inner: Any, function: Callable[[], None]) -> None:
         self.inner = inner
-        # None once it is over: others may have wrapped this in the meantime.
+        # None after removal: other code may have wrapped this object in the meantime.
         self.function: Callable[[], None] | None = function
 
     def __call__(self, name: str) -> dict[str, Any]:
@@ -39,7 +40,7 @@ _handing_down: _WithCall | None = None
 
 
 def hand_down(function: Callable[[], None]) -> None:
-    """Calls `function` first in every process that `multiprocessing` starts; once at a time."""
+    """Calls `function` first in every process that `multiprocessing` starts, until stopped."""
     global _handing_down
     if _handing_down is None:
         _handing_down = _WithCall(multiprocessing.spawn.get_preparation_data, function)
@@ -47,7 +48,7 @@ def hand_down(function: Callable[[], None]) -> None:
 
 
 def stop_handing_down() -> None:
-    """Undoes `hand_down`, also behind a later patch of somebody else's."""
+    """Undoes `hand_down`, even if other code has patched the same function since."""
     global _handing_down
     if _handing_down is None:
         return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoints of optimizers across languages and packages.
+"""Converts optimizer checkpoints between Python, C++ and apex.
 
-`read_cpp_archive` and `write_cpp_archive` move a run between the C++ and the Python classes,
-`convert_checkpoint` does the same from file to file, and `to_apex_state_dict` hands a run over to
-apex. Checkpoints of apex and torch.optim need no conversion: `load_state_dict` of our optimizers
-takes them, and what `state_dict` returns loads into the optimizers of torch.optim.
+`read_cpp_archive` and `write_cpp_archive` convert between state dicts and archives of the C++
+classes, `convert_checkpoint` does so from file to file, and `to_apex_state_dict` returns a state
+dict for apex. Checkpoints of apex and torch.optim need no conversion: `load_state_dict` of
+torchfuse's optimizers accepts them, and torch.optim's optimizers load what `state_dict` returns.
 """
 
 from torchfuse.convert._apex import to_apex_state_dict

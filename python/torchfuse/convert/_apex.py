@@ -16,23 +16,23 @@ _FP16_AND_32 = (torch.float16, torch.float32)
 _ADAM_OPTIONS = ("lr", "bias_correction", "betas", "eps", "weight_decay")
 _LAMB_OPTIONS = (*_ADAM_OPTIONS, "grad_averaging", "max_grad_norm")
 
-# What changes the update and what apex's classes have no word for.
+# Options that change the update and that apex's classes do not have.
 _UNKNOWN_TO_APEX = ("amsgrad", "lr_decay", "maximize", "trust_ratio_bounds")
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What apex stores for one class.
+    """The layout of apex's state dict for one class.
 
     Attributes:
-        states: of each parameter.
-        options: of each group.
-        counts_steps: each group holds the number of its steps.
-        norms: a state of ours with one number per parameter, which the group holds as two vectors
-            under `exp_avg_sq`, for the parameters in fp16 and for those in fp32.
-        fp32_states: states are fp32 for every dtype; else of the parameter's dtype.
+        states: keys of each parameter's state.
+        options: keys of each group.
+        counts_steps: each group holds a step count.
+        norms: a torchfuse state with one number per parameter, which apex's group holds as two
+            vectors under `exp_avg_sq`, one for fp16 and one for fp32 parameters.
+        fp32_states: states are fp32 for every parameter dtype; else of the parameter's dtype.
         device_scalars: `lr` and `step` are tensors.
-        dtypes: parameters that the class takes.
+        dtypes: parameter dtypes that the class accepts.
     """
 
     states: tuple[str, ...]
@@ -75,34 +75,34 @@ _LAYOUTS = {
 
 
 def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """The state of an optimizer in the layout of apex's class of the same name.
+    """Returns the state of an optimizer in the layout of apex's class of the same name.
 
-    apex counts the steps of a group, not of a parameter, and keeps some modes out of its state:
-    give its constructor the same `adam_w_mode`, `use_nvlamb`, `reg_inside_moment` or
-    `wd_after_momentum`. It saves no masters, so those are left out, and a resumed run of apex makes
-    them from its parameters. Its moments have the parameter's dtype, which rounds fp32 moments of
-    16-bit parameters, except in FusedAdam and, for parameters of `reduced_precision_dtype`, in
-    FusedMixedPrecisionLamb. Clipping, `write_back_grads`, `skip_non_finite` and `set_grad_none` are
-    no part of apex's layouts, except LAMB's `max_grad_norm`.
+    apex counts steps per group, not per parameter, and does not save some modes: pass the same
+    `adam_w_mode`, `use_nvlamb`, `reg_inside_moment` or `wd_after_momentum` to its constructor. It
+    saves no masters, so they are omitted, and a resumed run of apex creates them from its
+    parameters. Its moments have the parameter's dtype, so fp32 moments of 16-bit parameters are
+    rounded, except in FusedAdam and, for parameters of `reduced_precision_dtype`, in
+    FusedMixedPrecisionLamb. apex's layouts do not include `write_back_grads`, `skip_non_finite`,
+    `set_grad_none` and, except for LAMB, `max_grad_norm`.
 
-    For the way back, `load_state_dict` of our classes takes the layouts of apex.
+    In the other direction, `load_state_dict` of torchfuse's optimizers accepts apex's layouts.
 
     Args:
         optimizer: FusedAdam, FusedLAMB, FusedMixedPrecisionLamb, FusedSGD, FusedNovoGrad,
             FusedAdagrad, or a subclass of one.
 
     Returns:
-        ``state``: for each parameter that has any, its states. ``param_groups``: hyper-parameters
-        as numbers, and ``step``, an int, for the classes that count steps, in groups that have
-        stepped. In FusedMixedPrecisionLamb ``lr`` is a 0-dim fp32 tensor and ``step`` an int32
-        tensor of shape [1]. In FusedNovoGrad the groups hold ``exp_avg_sq``: two fp32 vectors with
-        the norms of the fp16 and of the fp32 parameters. Tensors that need no other dtype are the
-        optimizer's own, as in ``state_dict()``.
+        A dictionary with ``state``, the states of each parameter that has any, and
+        ``param_groups``, the hyper-parameters as numbers and, for classes that count steps, an int
+        ``step`` in groups that have stepped. In FusedMixedPrecisionLamb ``lr`` is a 0-dim fp32
+        tensor and ``step`` an int32 tensor of shape [1]. In FusedNovoGrad the groups hold
+        ``exp_avg_sq``: two fp32 vectors with the norms of the fp16 and of the fp32 parameters.
+        Tensors whose dtype stays the same share memory with the optimizer, as in ``state_dict()``.
 
     Raises:
-        ValueError: for what apex cannot express: parameters of one group with different step
+        ValueError: for what apex cannot represent: parameters of one group with different step
             counts, `amsgrad`, `maximize`, `lr_decay`, `trust_ratio_bounds`, LAMB without
-            `max_grad_norm`, or a dtype that its class does not take; the message names the group.
+            `max_grad_norm`, or a dtype that its class does not accept; the message names the group.
         TypeError: for a class that apex does not have.
 
     Example:
@@ -125,7 +125,7 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
     ):
         where = f"to_apex_state_dict: expected group {index} of {type(optimizer).__name__}"
         _check_group(layout, group, where)
-        # A parameter without states has not stepped yet; apex has none of it either.
+        # A parameter without states has not stepped yet; apex has no states for it either.
         states = {
             key: (param, packed["state"][key])
             for key, param in zip(saved["params"], group["params"], strict=True)
@@ -134,7 +134,7 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
         for key, (param, own) in states.items():
             dtype = _state_dtype(layout, optimizer, param)
             state[key] = {
-                # A buffer of SGD is None until its first update; apex has none then either.
+                # A buffer of SGD is None until its first update; apex has no buffer then either.
                 name: own[name].to(dtype)
                 for name in layout.states
                 if own.get(name) is not None
@@ -152,7 +152,7 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
 
 def _layout_of(optimizer: FusedOptimizer) -> _Layout:
     for kind in type(optimizer).__mro__:
-        # A user's class may have the name of one of ours.
+        # A user's class may have the same name as a class of torchfuse.
         if kind.__name__ in _LAYOUTS and kind.__module__.startswith("torchfuse."):
             return _LAYOUTS[kind.__name__]
     raise TypeError(
@@ -200,7 +200,7 @@ def _common_step(steps: Sequence[Any], where: str) -> int:
 
 
 def _norms(name: str, states: Any) -> list[Tensor]:
-    """One number per parameter: those of fp16 and those of fp32 parameters, in their order."""
+    """Returns two vectors with one number per parameter: of fp16 and of fp32 parameters."""
     vectors = []
     for dtype in _FP16_AND_32:
         numbers = [own[name].float().reshape(()) for param, own in states if param.dtype == dtype]
@@ -210,7 +210,7 @@ def _norms(name: str, states: Any) -> list[Tensor]:
 
 
 def _number(value: Any) -> Any:
-    """Hyper-parameters may be tensors here; apex computes with numbers."""
+    """Converts a hyper-parameter, which may be a tensor here, to a number, which apex uses."""
     if isinstance(value, tuple | list):
         return tuple(_number(element) for element in value)
     return value.item() if isinstance(value, Tensor) else value

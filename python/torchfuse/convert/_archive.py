@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What reading and writing of C++ archives share.
+"""Functions that reading and writing of C++ archives share.
 
 Note [The native classes describe their archives]
-Which options and states an archive holds, with which types and bounds, is known to the C++ classes
-alone. `_C.OptimizerClass` hands that out, so a new class needs no line here, and what is written
-has passed the checks of the class that will read it.
+Only the C++ classes define which options and states an archive holds, with their types and bounds.
+`_C.OptimizerClass` provides these definitions, so a new class needs no code here, and a written
+archive has passed the checks of the class that will read it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torchfuse.optimizers._checks import check_step
 
 StrPath = str | os.PathLike[str]
 
-#: Options that are one pair, or None, in Python, and two in C++, of which the second may be none.
+#: Options that are a pair or None in Python, and two options in C++, the second of them optional.
 BOUNDS = {"trust_ratio_bounds": ("min_trust_ratio", "max_trust_ratio")}
 
 
 def to_cpp_names(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's options under the names that they have in C++."""
+    """Returns a group's options under their C++ names."""
     options = dict(group)
     for pair, (low, high) in BOUNDS.items():
         if pair in options:
@@ -41,7 +41,7 @@ def to_cpp_names(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_python_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse."""
+    """Returns C++ options under the names of a Python group."""
     group = dict(options)
     for pair, (low, high) in BOUNDS.items():
         if low in group and high in group:
@@ -53,20 +53,20 @@ def to_python_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
-    """A file to write, which then replaces `path`; an error leaves `path` as it was.
+    """Yields a file to write, which then replaces `path`; after an error, `path` is unchanged.
 
-    Where `path` is a symbolic link, the file that it points to is replaced, as by torch.save.
+    If `path` is a symbolic link, the file that it points to is replaced, as by torch.save.
     """
     target = Path(os.path.realpath(path))
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-        # Of the same name: torch writes it into the file.
+        # The name is the same, because torch writes it into the file.
         temporary = Path(folder) / target.name
         yield temporary
         temporary.replace(target)
 
 
 def is_archive(path: StrPath) -> bool:
-    """Whether the file is a TorchScript container, as those that C++ writes."""
+    """Whether the file is a TorchScript container, the format that C++ writes."""
     with open(path, "rb") as file:
         try:
             with zipfile.ZipFile(file) as container:
@@ -78,7 +78,7 @@ def is_archive(path: StrPath) -> bool:
 def check_state(
     saved: Any, optimizer_class: _C.OptimizerClass, required: Sequence[str], where: str
 ) -> None:
-    """Requires the states of one parameter: all that are needed, and no other."""
+    """Checks the state of one parameter: it has all required entries and no unknown ones."""
     if not isinstance(saved, Mapping):
         raise ValueError(f"{where} to be a state, got {type(saved).__name__}.")
     known = ["step", *optimizer_class.states, "master_param", "param_remainder"]
@@ -96,7 +96,7 @@ def check_state(
 
 
 def listed(names: Any, most: int = 12) -> str:
-    """Names for a message, the first of many."""
+    """Formats names for a message; of many names, only the first."""
     ordered = sorted(map(str, names))
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return f"[{', '.join(ordered[:most])}]{more}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoints converted from file to file: `python -m torchfuse convert`."""
+"""Converts checkpoint files, as `python -m torchfuse convert` does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torchfuse.convert._archive import StrPath, is_archive, replacing
 from torchfuse.convert._from_cpp import read_archive
 from torchfuse.convert._to_cpp import archive_of
 
-# What our state dicts say for torch.optim's sake alone.
+# Keys that torchfuse's state dicts hold only for torch.optim.
 _FOR_TORCH = ("capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert_checkpoint` did.
+    """A summary of what `convert_checkpoint` converted.
 
     Attributes:
         optimizer: name of the class, the same in both languages.
@@ -29,7 +29,7 @@ class Conversion:
         groups: number of parameter groups.
         params: number of parameters.
         states: number of parameters with a state.
-        left_out: keys of parameter groups that C++ has no place for.
+        left_out: keys of parameter groups that the C++ class does not have.
 
     Example:
         >>> from torchfuse.convert import Conversion
@@ -56,23 +56,23 @@ class Conversion:
 def convert_checkpoint(
     source: StrPath, target: StrPath, optimizer: str | None = None
 ) -> Conversion:
-    """Converts a C++ archive into a file for Python, or the reverse, whichever `source` is.
+    """Converts a C++ archive to a Python file, or a Python file to a C++ archive.
 
-    A C++ archive is what ``torch::save(optimizer, path)`` wrote. A Python file is what
-    ``torch.save(optimizer.state_dict(), path)`` wrote; it is loaded with ``weights_only=True``.
-    See `read_cpp_archive` and `write_cpp_archive` for what is kept.
+    A C++ archive is written by ``torch::save(optimizer, path)``. A Python file is written by
+    ``torch.save(optimizer.state_dict(), path)``; it is loaded with ``weights_only=True``. See
+    `read_cpp_archive` and `write_cpp_archive` for what is kept.
 
     Args:
-        source: file to read; its contents say which of the two it is.
+        source: file to read; its contents determine the direction of the conversion.
         target: file to write or replace, in one step after everything else.
-        optimizer: name of the C++ class, from Python to C++ only. None: found from the options.
+        optimizer: name of the C++ class, only for a Python file. None: determined from the options.
 
     Returns:
-        What was converted; as text it is the line that the command prints.
+        A summary of the conversion; as a string, it is the line that the command prints.
 
     Raises:
-        ValueError: for a file of neither kind, or values that a class refuses; `target` stays as it
-            was.
+        ValueError: for a file of neither format, or values that a class rejects; `target` is
+            unchanged.
         OSError: if a file cannot be read or written.
 
     Example:
@@ -122,16 +122,16 @@ def _load(path: StrPath) -> dict[str, Any]:
         with open(path, "rb") as file:
             loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
-        if error.filename is not None:  # not there, or not to be read
+        if error.filename is not None:  # missing or not readable
             raise
         raise _foreign(path) from error
-    except Exception as error:  # whatever torch makes of a damaged or foreign file
+    except Exception as error:  # any error of torch for a damaged or foreign file
         raise _foreign(path) from error
     return loaded
 
 
 def _foreign(path: StrPath) -> ValueError:
-    # torch's own words recommend weights_only=False.
+    # torch's own message recommends weights_only=False.
     return ValueError(
         f"torchfuse.convert: expected {os.fspath(path)} to be a C++ archive, written by "
         "torch::save(optimizer, path), or a Python file, written by "

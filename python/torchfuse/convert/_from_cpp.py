@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Archives of the C++ optimizer classes, read as Python state dicts."""
+"""Reads archives of the C++ optimizer classes as Python state dicts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch import Tensor
 from torchfuse import _C
 from torchfuse.convert._archive import StrPath, check_state, is_archive, listed, to_python_names
 
-# Each parameter of a group is listed, with a state or without: a damaged count must not fill the
-# memory. Models have some thousands.
+# Each parameter of a group is listed, with or without state: a damaged count must not fill the
+# memory. Models have some thousands of parameters.
 _MOST_ENTRIES = 1_000_000
 
 
 def read_cpp_archive(path: StrPath) -> dict[str, Any]:
-    """Reads what a C++ program saved with ``torch::save(optimizer, path)`` as a state dict.
+    """Reads an archive that C++ saved with ``torch::save(optimizer, path)`` as a state dict.
 
-    The values are exactly those of the archive, in its order of groups and parameters. Options that
-    only Python has are not in it, so ``load_state_dict`` keeps those of the loading optimizer.
+    The values are exactly those of the archive, in its order of groups and parameters. The archive
+    lacks options that only Python has; ``load_state_dict`` keeps those of the loading optimizer.
 
     Args:
-        path: the archive of one of torchfuse's C++ optimizers.
+        path: archive of one of torchfuse's C++ optimizers.
 
     Returns:
-        A state dict for the Python class of the same name, with all tensors on the CPU: ``state``
+        A state dict for the Python class of the same name, with all tensors on the CPU. ``state``
         maps a parameter's index to ``step`` (0-dim, fp32), its states (of the parameter's shape,
-        unless the class says otherwise) and ``master_param`` (fp32) if it has one.
+        unless the class documents another) and ``master_param`` (fp32) if it has one.
 
     Raises:
-        ValueError: for a file that is no such archive, is damaged, or holds values that its class
-            would refuse; the message names the file and the entry.
+        ValueError: for a file that is not such an archive, is damaged, or holds values that its
+            class rejects; the message names the file and the entry.
         OSError: if the file cannot be read.
 
     Example:
@@ -56,7 +56,7 @@ def read_cpp_archive(path: StrPath) -> dict[str, Any]:
 
 
 def read_archive(path: StrPath) -> tuple[str, dict[str, Any]]:
-    """Name of the class that wrote the archive, and the state dict."""
+    """Returns the name of the class that wrote the archive, and the state dict."""
     where = f"torchfuse.convert: expected {os.fspath(path)}"
     archive = _open(path, where)
     optimizer_class = _class_of(archive, where)
@@ -72,7 +72,7 @@ def read_archive(path: StrPath) -> tuple[str, dict[str, Any]]:
             raise ValueError(
                 f"{where} to hold options of {optimizer_class.name} in group/{index}, got: {error}"
             ) from error
-        # Options that an older archive does not know have their defaults.
+        # Options that are missing from an older archive have their defaults.
         defaults = optimizer_class.default_options()
         known = {key: _option(key, options.get(key, value)) for key, value in defaults.items()}
         count = _count(group, "param_count", "state/", f"{where} in group/{index}")
@@ -94,7 +94,7 @@ def _open(path: StrPath, where: str) -> dict[str, Any]:
         raise ValueError(f"{kind}, got a truncated file or one of another kind.")
     try:
         return _C.read_archive(os.fspath(path))
-    except Exception as error:  # whatever torch makes of a damaged file
+    except Exception as error:  # any error of torch for a damaged file
         first_line = str(error).partition("\n")[0]
         raise ValueError(f"{kind}, got one that torch does not read: {first_line}") from error
 
@@ -114,14 +114,14 @@ def _class_of(archive: Mapping[str, Any], where: str) -> _C.OptimizerClass:
 
 
 def _option(key: str, value: Any) -> Any:
-    """A value of an archive, as a group has it."""
+    """Converts a value of an archive to the type that a group holds."""
     if key.endswith("_dtype") and isinstance(value, str):
         return getattr(torch, value)
     return value
 
 
 def _count(values: Mapping[str, Any], key: str, counted: str, where: str) -> int:
-    """A number of entries, whose names are `counted` with the numbers below it, if they exist."""
+    """Returns a count, after checking that entries named `counted` have numbers below it."""
     count: int = _entry(values, key, int, where)
     if not 0 <= count <= _MOST_ENTRIES:
         raise ValueError(f"{where} to hold a {key} from 0 to {_MOST_ENTRIES}, got {count}.")

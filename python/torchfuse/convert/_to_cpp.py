@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Python state dicts, written as archives of the C++ optimizer classes."""
+"""Writes Python state dicts as archives of the C++ optimizer classes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def write_cpp_archive(
 ) -> None:
     """Writes a state dict as an archive that C++ loads with ``torch::load(optimizer, path)``.
 
-    Tensors are written as they are, bit for bit. Hyper-parameters that are tensors become numbers,
-    and what only Python knows is left out: ``set_grad_none``, ``capturable``, and entries of others
+    Tensors are written bit for bit. Hyper-parameters that are tensors become numbers, and options
+    that only Python has are omitted: ``set_grad_none``, ``capturable``, and entries of other code
     such as a scheduler's ``initial_lr``. `path` is replaced in one step, after everything has been
     checked and written.
 
     Args:
-        state_dict: what ``state_dict()`` of an optimizer of torchfuse returned. Load a checkpoint
-            of torch.optim or apex into such an optimizer first.
+        state_dict: a result of ``state_dict()`` of an optimizer of torchfuse. Load a checkpoint of
+            torch.optim or apex into such an optimizer first.
         path: file to write or replace.
         optimizer: name of the C++ class, such as ``"FusedAdam"``. None: the class whose options and
             states the state dict has.
 
     Raises:
-        ValueError: for a state dict without a key that the class needs, with a state that the class
-            does not know, or with a value that it would refuse; the message names the key. Nothing
-            is written then.
-        TypeError: for values of other types.
+        ValueError: for a state dict without a key that the class requires, with a state that the
+            class does not have, or with a value that it rejects; the message names the key, and
+            nothing is written.
+        TypeError: for a value of an unsupported type.
 
     Example:
         >>> import tempfile
@@ -55,7 +55,7 @@ def write_cpp_archive(
 def archive_of(
     state_dict: Mapping[str, Any], where: str, optimizer: str | None
 ) -> tuple[str, dict[str, Any], list[str]]:
-    """Name of the class, what its archive holds, and the keys of groups that are left out."""
+    """Returns the class name, the contents of its archive, and the omitted keys of groups."""
     groups, state = _parts(state_dict, where)
     optimizer_class = _choose_class(groups, state, where, optimizer)
     defaults = optimizer_class.default_options()
@@ -87,7 +87,7 @@ def archive_of(
 def _parts(
     state_dict: Any, where: str
 ) -> tuple[list[dict[str, Any]], Mapping[Any, Mapping[str, Any]]]:
-    """The groups and the states, which all belong to a group's parameters."""
+    """Returns the groups and the states, after checking that all states belong to parameters."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         got = listed(state_dict) if isinstance(state_dict, Mapping) else type(state_dict).__name__
         raise ValueError(
@@ -126,7 +126,7 @@ def _choose_class(
     keys = set.intersection(*(set(group) for group in groups)) if groups else set()
     states = [saved for saved in state.values() if isinstance(saved, Mapping)]
     state_keys = {key for saved in states for key in saved}
-    # One class may have a part of another's options; its own are the most that fit.
+    # The options of one class may be a part of another's: choose the class with the most.
     fitting = {
         name: len(known.default_options())
         for name, known in classes.items()
@@ -145,7 +145,7 @@ def _choose_class(
 
 
 def _option(value: Any, default: Any, where: str) -> Any:
-    """A value of a group, as the type that its option has in C++."""
+    """Converts a value of a group to the type of the option in C++."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if value is None or isinstance(value, str):
@@ -166,9 +166,9 @@ def _option(value: Any, default: Any, where: str) -> Any:
 
 
 def _begun(saved: Any, required: Sequence[str]) -> Any:
-    """A parameter's state without states that are None: those have not begun, as torch writes it.
+    """Replaces states that are None, which is what torch saves before their first update.
 
-    In C++ they are zeros and the count is 0, or the parameter has no state at all.
+    In C++ they are zeros and the step count is 0, or the parameter has no state at all.
     """
     if (
         not isinstance(saved, Mapping)
@@ -194,7 +194,7 @@ def _archived(saved: Mapping[str, Any], where: str) -> dict[str, Tensor]:
                 "shards first: torch.distributed.checkpoint's state dicts with full_state_dict."
             )
         tensor = value.detach().to("cpu")
-        # A view would take the whole buffer behind it along.
+        # Saving a view would save its whole storage.
         if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
             tensor = tensor.clone()
         tensors[key] = tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's way to call a function on lists of tensors, for programs that use it."""
+"""apex's interface for calling a function on lists of tensors, for programs that use it."""
 
 from torchfuse.multi_tensor_apply.multi_tensor_apply import MultiTensorApply
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Functions with the calling convention of apex's native module, over the ops of torchfuse."""
+"""Functions with the calling convention of apex's native module, based on torchfuse's ops."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def multi_tensor_adam(
     bias_correction: int,
     weight_decay: float,
 ) -> None:
-    """One Adam step on lists of tensors, in place, as apex's function of this name.
+    """Performs one Adam step on lists of tensors in place, as apex's function of the same name.
 
     Args:
-        chunk_size: accepted; the kernels choose theirs.
-        noop_flag: 1 element, any dtype; if not 0, nothing changes.
+        chunk_size: ignored; the kernels choose their own.
+        noop_flag: 1-element tensor of any dtype; if it is not 0, nothing changes.
         tensor_lists: gradients, parameters, first moments, second moments; see
             `torchfuse.ops.fused_adam_` for their dtypes.
         lr: learning rate.
         beta1: decay rate of the first moment.
         beta2: decay rate of the second moment.
         eps: added to the denominator.
-        step: number of this step, from 1.
-        mode: 1 for decoupled weight decay, 0 for L2 regularisation.
-        bias_correction: not 0: correct both moments for their start at zero.
-        weight_decay: weight decay.
+        step: number of this step, starting at 1.
+        mode: 1 for decoupled weight decay, 0 for L2 regularization.
+        bias_correction: if not 0, correct both moments for their initialization at zero.
+        weight_decay: weight decay coefficient.
 
     Raises:
-        ValueError: for another number of lists.
-        RuntimeError: for tensors that do not fit together; nothing has changed.
+        ValueError: if the number of lists is not four.
+        RuntimeError: for tensors that do not match; nothing has been changed then.
     """
     if len(tensor_lists) != 4:
         raise ValueError(
@@ -54,7 +54,7 @@ def multi_tensor_adam(
     if not params and not grads:
         return
     device = params[0].device if params else noop_flag.device
-    # The op advances the counts itself, each in an element of its own.
+    # The op increments the counts itself; each needs a separate element.
     steps = torch.full((len(params),), float(step) - 1.0, dtype=torch.float32, device=device)
     fused_adam_(
         params,

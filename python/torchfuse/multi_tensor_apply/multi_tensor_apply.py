@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The callable that hands lists of tensors to a function of apex's native calling convention."""
+"""The callable that passes lists of tensors to a function with apex's native convention."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TensorLists = Sequence[Sequence[Tensor]]
 
 
 class MultiTensorApply:
-    """Calls `op(chunk_size, noop_flag_buffer, tensor_lists, *args)`, as apex's class of this name.
+    """Calls `op(chunk_size, noop_flag_buffer, tensor_lists, *args)`, as apex's class does.
 
     Args:
-        chunk_size: number of elements, at least 1, that a function of apex treats at a time. The
-            functions of torchfuse take it and choose for themselves: no result depends on it.
+        chunk_size: number of elements, at least 1, that a function of apex processes at a time.
+            The functions of torchfuse ignore it: no result depends on it.
 
     Attributes:
-        available: whether there are functions to call; always true.
-        warned: false; apex sets it once it has warned that there are none.
-        chunk_size: the argument.
+        available: always True; in apex, whether the native module was found.
+        warned: always False; apex sets it after a warning that the native module is missing.
+        chunk_size: the constructor argument.
 
     Raises:
         ValueError: for a chunk size below 1.
@@ -51,9 +51,9 @@ class MultiTensorApply:
         self.chunk_size = chunk_size
 
     def check_avail(self) -> None:
-        """Returns; apex raises RuntimeError here if its native module is missing.
+        """Does nothing; apex's method raises RuntimeError if its native module is missing.
 
-        Without its native library torchfuse cannot be imported, so nothing is left to check.
+        torchfuse cannot be imported without its native library, so there is nothing to check.
         """
 
     def __call__(
@@ -63,15 +63,15 @@ class MultiTensorApply:
         tensor_lists: TensorLists,
         *args: Any,
     ) -> Any:
-        """Calls `op`.
+        """Calls `op` with the chunk size, the flag, the lists and `args`.
 
         Args:
-            op: called with the chunk size, the flag, the lists and `args`.
-            noop_flag_buffer: 1-element int32 on the tensors' device; not 0: `op` shall do nothing.
-            tensor_lists: lists or tuples of equally many tensors.
-            args: further arguments of `op`.
+            op: function to call.
+            noop_flag_buffer: 1-element int32 on the tensors' device; if not 0, `op` does nothing.
+            tensor_lists: lists or tuples of tensors, all of the same length.
+            args: additional arguments of `op`.
 
         Returns:
-            What `op` returns.
+            The result of `op`.
         """
         return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fused optimizers, with apex's class names and torch.optim's behavior."""
+"""Fused optimizers with apex's class names and torch.optim's behavior."""
 
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers.fused_adagrad import FusedAdagrad

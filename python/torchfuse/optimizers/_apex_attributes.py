@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What programs written for apex read from its optimizers, or rely on when they subclass one."""
+"""Attributes that programs written for apex read from its optimizers, or need in subclasses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torchfuse.optimizers._masters import master_of
 
 
 class ApexAttributes(torch.optim.Optimizer):
-    """Attributes of apex's optimizers that are the same for all of them.
+    """Attributes that all of apex's optimizers have.
 
     Note [Subclasses with a step of their own]
-    A step() written for apex takes its gradients as they are: apex's optimizers, unless capturable,
-    let the scaler unscale them. It would ignore what a scaler lends to our step, and update with
-    scaled gradients. So a class outside of this package that defines step() does not advertise
-    that it obeys a scaler, unless it says so itself; both scalers then treat it as any optimizer.
+    A step() written for apex expects unscaled gradients: apex's optimizers, unless capturable, let
+    the scaler unscale them. It would ignore the attributes that a scaler sets for a fused step. So
+    a class outside of this package that defines step() does not advertise support for a scaler,
+    unless it does so itself; both scalers then treat it like any other optimizer.
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -30,16 +30,16 @@ class ApexAttributes(torch.optim.Optimizer):
 
     @functools.cached_property
     def _dummy_overflow_buf(self) -> Tensor:
-        """A flag that says "do not skip", for the functions that a subclass calls: int32, [1]."""
+        """A flag of 0 (do not skip) for functions that a subclass calls: int32, shape [1]."""
         device = next((p.device for group in self.param_groups for p in group["params"]), None)
         return torch.zeros(1, dtype=torch.int32, device=device)
 
     @property
     def param_groups_master(self) -> list[dict[str, list[Tensor]]] | None:
-        """What the step updates in full precision, group by group, in the order of `params`.
+        """The tensors that the step updates in full precision, by group in the order of `params`.
 
-        That is the fp32 master of a 16-bit parameter (a copy, where it is kept as a remainder), and
-        any other parameter itself. None before the step that makes the masters, and without them.
+        These are the fp32 masters of 16-bit parameters (copies, if stored as remainders), and all
+        other parameters. None without masters, and before the step that creates them.
         """
         masters = [
             [master_of(p, self.state.get(p, {})) for p in group["params"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What every fused optimizer shares: the native step, its plan and loss scaling."""
+"""The base of the fused optimizers: the native step, its plan and loss scaling."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from torchfuse.optimizers._step_lock import StepLock, StepWithinStepError
 class FusedOptimizer(Checkpoints):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
-    A subclass names its native algorithm, which has a table of hyper-parameters; a group gives them
-    under its names, unless the subclass says otherwise. State is created for a parameter with its
-    first gradient, under the algorithm's names, which are torch.optim's keys.
+    A subclass names its native algorithm, which defines the hyper-parameters and their keys in a
+    group, unless the subclass overrides them. A parameter's state is created with its first
+    gradient, under the algorithm's state names, which are torch.optim's keys.
 
     Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers: a scaler sets the
     attributes `grad_scale` (a tensor or None) and `found_inf` before it calls `step()`, and deletes
-    them afterwards. Neither that nor clipping makes the host wait for the device.
+    them afterwards. Neither loss scaling nor clipping makes the host wait for the device.
 
-    Parameters and state belong to the program: between steps the native step holds neither. Threads
-    may step one optimizer at the same time; their steps follow one another.
+    Between steps the native step has no references to parameters or state. Threads may step one
+    optimizer at the same time; the steps run one after another.
     """
 
     _step_supports_amp_scaling = True
 
-    # Set by torchfuse.amp.GradScaler around step(): look for non-finite gradients inside the step
+    # Set by torchfuse.amp.GradScaler during step(): check for non-finite gradients inside the step
     # and report them in `found_inf`.
     _check_inside: bool = False
 
@@ -87,14 +87,14 @@ class FusedOptimizer(Checkpoints):
         }
         super().__init__(params, {**defaults, **options})
 
-    # What a subclass may say differently.
+    # What a subclass may override.
 
     def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Values of group `index`, in the order of the algorithm's table."""
+        """Returns the values of group `index`, in the order of the algorithm's table."""
         return values(type(self), index, self._algorithm, group)
 
     def _loss_scale(self) -> Tensor | None:
-        """The scale that the gradients carry, if it is to be taken off inside the step."""
+        """Returns the loss scale that the step has to remove from the gradients, or None."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return scale
 
@@ -113,14 +113,14 @@ class FusedOptimizer(Checkpoints):
             closure: called first, with gradients enabled; its value is returned.
 
         Raises:
-            RuntimeError: for a closure while a gradient scaler drives the step, and for tensors
-                that no longer fit together; the message names them, and nothing has changed.
+            RuntimeError: for a closure when a gradient scaler calls the step, and for tensors that
+                no longer match; the message names them, and nothing has been changed.
         """
         loss: float | None = None
         try:
             if closure is not None:
                 if getattr(self, "found_inf", None) is not None:
-                    # torch's scaler looks for closures too, but overlooks positional ones.
+                    # torch's scaler checks for closures too, but does not detect positional ones.
                     raise RuntimeError(
                         "Closure use is not currently supported if GradScaler is enabled."
                     )
@@ -128,11 +128,11 @@ class FusedOptimizer(Checkpoints):
                     loss = closure()
             self._fused_update()
         except StepWithinStepError:
-            # The request is that of the step around this one.
+            # The scaler's attributes belong to the outer step.
             raise
         except Exception:
-            # torch's scaler leaves its request behind when a step fails; the next step, with or
-            # without a scaler, must not obey it.
+            # torch's scaler does not delete its attributes when a step fails; the next step, with
+            # or without a scaler, must not use them.
             for name in ("grad_scale", "found_inf"):
                 vars(self).pop(name, None)
             raise
@@ -174,19 +174,19 @@ class FusedOptimizer(Checkpoints):
 
     def _scaler_flag(self) -> Tensor | None:
         flag = getattr(self, "found_inf", None)
-        # Without any gradient torch's scaler sets the number 0 here: there is nothing to skip then.
+        # Without any gradient, torch's scaler sets the number 0: there is nothing to skip then.
         return flag if isinstance(flag, Tensor) else None
 
     @torch.no_grad()
     def _plan(self, names: list[tuple[str, ...]]) -> None:
-        """Creates missing state and tells the native step about all parameters."""
+        """Creates missing state and makes a plan of the native step for all parameters."""
         assert self._native is not None
-        # Until the new plan stands, the next step has to make one.
+        # If planning fails, the next step has to plan again.
         self._planned_names = None
         params: list[Tensor] = []
         with_state: list[Tensor] = []
         for index, group in enumerate(self.param_groups):
-            # apex's count, for subclasses that step as apex does: this step does not advance it.
+            # apex's count is for subclasses with apex's step: this step does not update it.
             group.pop("step", None)
             for place, param in enumerate(group["params"]):
                 if param.grad is not None or self.state.get(param):
@@ -210,8 +210,8 @@ class FusedOptimizer(Checkpoints):
         vars(self).setdefault("_lock", StepLock(type(self).__name__))
 
     def _patch_step_function(self) -> None:
-        # torch wraps the class's step for hooks and the profiler. Outside of that, the step is one
-        # clean graph break under torch.compile; here and not at import, which would load dynamo.
+        # torch wraps the class's step for hooks and the profiler. torch.compile is disabled around
+        # that: one graph break for each step. Doing so at import would load dynamo.
         plain = type(self).step
         super()._patch_step_function()
         hooked = type(self).step
@@ -224,37 +224,37 @@ class FusedOptimizer(Checkpoints):
     # What the last step did.
 
     def grad_norm(self) -> Tensor | None:
-        """Norm of the last step's unscaled gradients before clipping, over all groups.
+        """Returns the norm of the last step's unscaled gradients before clipping, over all groups.
 
-        A 0-dim fp32 tensor on the device: NaN if the step neither clipped nor checked inside, 0 if
-        no parameter had a gradient. None before the first step. Reading its value makes the host
-        wait.
+        It is a 0-dim fp32 tensor on the device: NaN if the step neither clipped nor checked for
+        overflow, 0 if no parameter had a gradient. It is None before the first step. Reading the
+        value makes the host wait.
         """
         with self._lock.between_steps:
             return None if self._native is None else self._native.total_norm()
 
     def last_step_skipped(self) -> Tensor | None:
-        """1 if the last step was skipped, else 0, also if no parameter had a gradient.
+        """Returns 1 if the last step was skipped, else 0; None before the first step.
 
-        A 0-dim fp32 tensor on the device; None before the first step.
+        It is a 0-dim fp32 tensor on the device, and 0 if no parameter had a gradient.
         """
         with self._lock.between_steps:
             return None if self._native is None else self._native.skipped()
 
     @torch.no_grad()
     def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
-        """Brings fp32 masters to 16-bit parameters that were written to unseen by autograd.
+        """Updates fp32 masters after writes to 16-bit parameters that a step cannot detect.
 
-        Elements whose master does not round to the parameter's become the parameter's; all others
-        keep their masters' bits. Steps do this by themselves for writes that move the parameter's
+        Master elements that do not round to the parameter's element are replaced with it; all
+        others keep their bits. Steps do this automatically for writes that change the parameter's
         version, such as `p.clamp_()` under no_grad or `model.load_state_dict()`. Writes through
-        `p.data` and inside of a replayed CUDA graph move none: call this after them.
+        `p.data` and by a replayed CUDA graph do not change it: call this method after them.
 
         Args:
             params: parameters of this optimizer. None: all.
 
         Raises:
-            ValueError: for a parameter that the optimizer does not have.
+            ValueError: for a tensor that is not a parameter of this optimizer.
 
         Example:
             >>> import torch, torchfuse
@@ -283,8 +283,8 @@ class FusedOptimizer(Checkpoints):
                     _C.remake_master(local_part(param.detach()), local_part(master))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also called by copy.deepcopy and pickle, which drop the native object."""
+        """Restores the state, also for copy.deepcopy and pickle, which drop the native object."""
         super().__setstate__(state)
         self._make_lock()
-        # The next step plans anew. What the native step works in stays: a graph may know it.
+        # The next step makes a new plan. Native workspaces remain: a CUDA graph may use them.
         self._planned_names = None

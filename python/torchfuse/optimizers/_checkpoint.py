@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes state dicts of our optimizers, and loads those of ours, of torch.optim and of apex.
+"""Creates state dicts, and loads those of torchfuse, torch.optim and apex.
 
 Note [Loading changes all or nothing]
-Everything is checked before the first tensor is converted, and the result is handed over in one
-assignment, so an optimizer that refused a checkpoint goes on as before. Loaded tensors are copies:
-the saved optimizer and the loaded one never share memory.
+Everything is checked before the first tensor is converted, and the result is stored in one
+assignment, so an optimizer that rejects a checkpoint is unchanged. Loaded tensors are copies: the
+saved optimizer and the loaded one never share memory.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from torchfuse.optimizers._saved_state import check_sizes, check_state, count_of
 
 
 class Checkpoints(ParamGroups):
-    """State dicts of all optimizers."""
+    """Saving and loading of state dicts, for all optimizers."""
 
-    # What a subclass may say differently.
+    # What a subclass may override.
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
-        """Rewrites, in place, a group that torch.optim or apex may have saved."""
+        """Converts, in place, a group that torch.optim or apex may have saved."""
         for key in TORCH_ONLY:
             group.pop(key, None)
 
     def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A whole checkpoint as ours, where apex kept states of parameters in their groups.
+        """Returns a checkpoint in torchfuse's layout, if apex stored parameter states in groups.
 
-        `state_dict` is left as it is; only the number of groups and parameters has been checked.
+        `state_dict` is not modified; only its numbers of groups and parameters have been checked.
         """
         return state_dict
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """Rewrites, in place, a parameter's state that torch.optim or apex may have saved.
+        """Converts, in place, a parameter's state that torch.optim or apex may have saved.
 
-        `group` is the normalized group; nothing of `state` has been checked.
+        `group` is the normalized group; `state` has not been checked.
         """
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Adds, in place, what a class of torch.optim looks for; hooks run afterwards."""
+        """Adds, in place, the entries that a class of torch.optim reads; hooks run afterwards."""
 
-    # The same for all.
+    # Common to all optimizers.
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, with all that the class of torch.optim, if there is one, needs to go on."""
+        """Returns the state dict, which the torch.optim class, if there is one, can load too."""
         # torch's own method ends with the hooks, which may replace what they get: all must be in
         # there by then.
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
@@ -70,18 +70,18 @@ class Checkpoints(ParamGroups):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
 
-        The state is copied, moved to the parameters' devices, laid out like them and converted to
-        the dtypes that this optimizer keeps it in; by default it stays fp32 for 16-bit parameters.
-        Options that the checkpoint does not know keep their values. So do those that say how things
-        are stored, such as `state_dtype`, and `master_weights=True`: masters that the checkpoint
-        lacks are made from the parameters in the next step.
+        The state is copied, moved to the parameters' devices, laid out like the parameters and
+        converted to this optimizer's state dtypes; by default it stays fp32 for 16-bit parameters.
+        Options that are missing from the checkpoint keep their values. So do storage options such
+        as `state_dtype`, and `master_weights=True`: masters that are missing from the checkpoint
+        are created from the parameters in the next step.
 
         Args:
-            state_dict: what `state_dict()` returned.
+            state_dict: a result of `state_dict()` of one of these classes.
 
         Raises:
             ValueError: for missing keys, wrong shapes or wrong dtypes, naming the parameter's index
-                and the key; the optimizer stays as it was.
+                and the key; the optimizer is unchanged.
         """
         loaded = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -119,7 +119,7 @@ class Checkpoints(ParamGroups):
         ]
         for index, group in enumerate(groups):
             self._check_group(index, group, groups[0])
-        # Of each key: its parameter, the group, and the count that apex keeps in the group.
+        # For each key: its parameter, the group, and the step count that apex stores in the group.
         places = {
             key: (param, group, saved.get("step"))
             for group, saved in zip(groups, saved_groups, strict=True)
@@ -146,9 +146,9 @@ class Checkpoints(ParamGroups):
     ) -> dict[str, Any]:
         loaded = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
         self._normalize_group(loaded)
-        # `capturable` changes nothing here, and torch's value describes torch's own step.
-        # How things are stored is the loading optimizer's choice: the state is converted. Masters
-        # of the saved run are kept too, by an optimizer that did not ask for them.
+        # `capturable` is not loaded, because torch's value describes torch's own step. Storage
+        # options are those of the loading optimizer: the state is converted. Saved masters are
+        # kept, even by an optimizer without master_weights.
         for key in ("capturable", *self._storage_options()):
             loaded.pop(key, None)
         if group["master_weights"] or group.get("stochastic_rounding"):

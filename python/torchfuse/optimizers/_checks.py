@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks of what users give to an optimizer; every message names the parameter group."""
+"""Checks of an optimizer's arguments; every message names the parameter group."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PARAM_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def has_value(tensor: Tensor) -> bool:
-    """Whether there is something to read: neither in FakeTensorMode nor on the meta device."""
+    """Whether the tensor has values: it is neither a fake tensor nor on the meta device."""
     return not (tensor.is_meta or is_fake(tensor))
 
 
 def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
-    """Refuses parameters that no kernel can update."""
+    """Rejects parameters that no kernel can update."""
     for index, param in enumerate(params):
         where = f"{owner}: expected params[{index}] of group {group} to be"
         if is_dtensor(param):
@@ -50,7 +50,7 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
 
 
 def check_count(owner: str, group: int, place: int, step: Any) -> None:
-    """Requires what a parameter's state holds as its step count to be one number, or None."""
+    """Checks that the step count in a parameter's state is a 1-element tensor or None."""
     if step is None:
         return
     where = f"{owner}.step: expected step of params[{place}] of group {group} to"
@@ -64,7 +64,7 @@ def check_count(owner: str, group: int, place: int, step: Any) -> None:
 
 
 def check_placements(where: str, param: DTensor) -> None:
-    """Refuses a DTensor whose elements exist only as a sum over processes."""
+    """Rejects a DTensor with partial sums, whose elements are sums over processes."""
     if any(placement.is_partial() for placement in param.placements):
         raise ValueError(
             f"{where} sharded or replicated, got the placements {param.placements}. "
@@ -73,13 +73,13 @@ def check_placements(where: str, param: DTensor) -> None:
 
 
 def check_no_amsgrad(owner: str, amsgrad: bool) -> None:
-    """Refuses an argument that is there for apex's positional order alone."""
+    """Rejects True for amsgrad, which is accepted only for apex's positional order."""
     if amsgrad:
         raise RuntimeError(f"{owner}: expected amsgrad to be False, got {amsgrad!r}.")
 
 
 def check_step(expected: str, step: Any) -> None:
-    """Requires a count of steps, as a number or a tensor; `expected` begins the message."""
+    """Checks a step count, a number or a tensor; the message begins with `expected`."""
     is_number = isinstance(step, Real) or (
         isinstance(step, Tensor) and step.numel() == 1 and not step.is_complex()
     )
@@ -89,13 +89,13 @@ def check_step(expected: str, step: Any) -> None:
         if not has_value(step):
             return
         step = step.item()
-    # Counts are kept in fp32. Without a comparison of numbers, int() would raise for a NaN.
+    # Counts are stored in fp32. The comparisons come first, because int() raises for a NaN.
     if not (0 <= step <= torch.finfo(torch.float32).max and step == int(step)):
         raise ValueError(f"{expected} a whole number of at least 0, and finite, got {step}.")
 
 
 def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
-    """Requires None or a number >= 0; infinity asks for the norm without clipping."""
+    """Checks for None or a number >= 0; infinity measures the norm without clipping."""
     if value is None:
         return
     where = f"{owner}: expected max_grad_norm of group {group} to be"
@@ -106,7 +106,7 @@ def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
 
 
 def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> None:
-    """Remainders extend bf16 parameters, and stand for masters."""
+    """Checks that a group with remainders has masters, bf16 parameters and none of fp16."""
     if not group["master_weights"]:
         raise ValueError(
             f"{owner}: expected master_weights of group {index} to be True with "
@@ -129,7 +129,7 @@ def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> 
 
 
 def check_stochastic_rounding(owner: str, index: int, group: Mapping[str, Any]) -> None:
-    """Random rounding is for bf16 parameters that have no master to lose nothing in."""
+    """Checks that a group with stochastic rounding has bf16 parameters without masters."""
     if group["master_weights"]:
         raise ValueError(
             f"{owner}: expected master_weights of group {index} to be False with "
@@ -146,7 +146,7 @@ def check_stochastic_rounding(owner: str, index: int, group: Mapping[str, Any]) 
 
 
 def check_master_dtype(owner: str, index: int, dtype: Any) -> None:
-    """Masters are fp32: other dtypes that TransformerEngine knows are refused by name."""
+    """Rejects dtypes of masters other than fp32, which TransformerEngine supports."""
     if dtype is not torch.float32:
         raise ValueError(
             f"{owner}: expected master_weight_dtype of group {index} to be torch.float32, got "
@@ -156,7 +156,7 @@ def check_master_dtype(owner: str, index: int, dtype: Any) -> None:
 
 
 def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
-    """Refuses a choice of torch's that is not there: of implementations, and of a derivative."""
+    """Rejects torch's choices of an implementation, and of a differentiable step."""
     for key in TORCH_ONLY:
         if given.get(key):
             reason = (
@@ -171,7 +171,7 @@ def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
 
 
 def check_seed(owner: str, index: int, seed: Any) -> None:
-    """Requires a whole number that fits the kernels."""
+    """Checks for a whole number in the range of the kernels."""
     where = f"{owner}: expected seed of group {index} to be"
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise TypeError(f"{where} a whole number, got {type(seed).__name__}.")
@@ -182,7 +182,7 @@ def check_seed(owner: str, index: int, seed: Any) -> None:
 def check_state_dtype(
     owner: str, group: int, name: str, dtype: Any, params: Sequence[Tensor]
 ) -> None:
-    """State of fp64 parameters is fp64; that of others is stored in any of the smaller types."""
+    """Checks the dtype of a state: fp64 for fp64 parameters, else fp32, bf16 or fp16."""
     if dtype is None:
         return
     where = f"{owner}: expected {name} of group {group} to be"

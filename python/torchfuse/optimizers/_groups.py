@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parameter groups: what they may hold, and what programs set in all of them."""
+"""Parameter groups: checks of their values, and options that are set in all of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, checked_fla
 from torchfuse.optimizers._options import TORCH_ONLY, as_tensor
 from torchfuse.optimizers._state_creation import StateCreation
 
-# Options of the whole step: the norm is taken and the step is skipped over all groups at once.
+# Options of the whole step: the norm and the decision to skip are common to all groups.
 _SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
 
 
 def group_option(key: str, kind: type[int], doc: str) -> Any:
-    """A property: the flag `key` of the first group as a `kind`; set, it is so in all groups."""
+    """Returns a property that reads the flag `key` of the first group and sets it in all groups."""
 
     def get(self: ParamGroups) -> int:
         return kind(self.param_groups[0][key])
@@ -39,17 +39,17 @@ def group_option(key: str, kind: type[int], doc: str) -> Any:
 
 
 def decoupled_option(key: str) -> Any:
-    """`group_option` as apex's classes have it for decoupled weight decay: a number."""
+    """Returns a `group_option` for decoupled weight decay, a number as in apex's classes."""
     return group_option(
-        key, int, "1 for decoupled weight decay, 0 for L2 regularisation; of the first group."
+        key, int, "1 for decoupled weight decay, 0 for L2 regularization; of the first group."
     )
 
 
 class ParamGroups(StateCreation):
-    """What all optimizers do with their parameter groups."""
+    """Parameter groups, for all optimizers."""
 
     set_grad_none: bool = group_option(
-        "set_grad_none", bool, "Whether zero_grad() removes gradients, for all groups."
+        "set_grad_none", bool, "Whether zero_grad() sets gradients to None, for all groups."
     )
     master_weights: bool = group_option(
         "master_weights", bool, "Whether 16-bit parameters have fp32 masters; of the first group."
@@ -58,22 +58,22 @@ class ParamGroups(StateCreation):
     def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
         """Raises ValueError or TypeError for a number out of range, naming the group.
 
-        A subclass may check more.
+        A subclass may add checks.
         """
         check_numbers(type(self).__name__, index, self._algorithm, group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a parameter group; values that it does not give are the optimizer's defaults.
+        """Adds a parameter group; the optimizer's defaults replace missing values.
 
         Raises:
             ValueError: for a value out of range or a parameter that cannot be updated, naming the
-                group; the optimizer stays as it was.
-            TypeError: for a value of another type, likewise.
+                group; the optimizer is unchanged.
+            TypeError: for a value of the wrong type, naming the group; the optimizer is unchanged.
         """
         index = len(self.param_groups)
         if isinstance(param_group, dict):
             check_torch_only(type(self).__name__, index, param_group)
-            # Nothing to be kept: there is one value.
+            # Not stored, because it has only one valid value.
             master_dtype = param_group.pop("master_weight_dtype", torch.float32)
             check_master_dtype(type(self).__name__, index, master_dtype)
             for key in TORCH_ONLY:
@@ -118,11 +118,11 @@ class ParamGroups(StateCreation):
             group[key] = value
 
     def make_capturable(self) -> None:
-        """Turns the numbers among all groups' hyper-parameters into tensors beside the parameters.
+        """Converts numeric hyper-parameters of all groups to tensors on the parameters' devices.
 
-        A captured CUDA graph reads them at every replay: change them with `fill_`, as torch's
-        learning-rate schedulers do for a tensor lr. Without this, or `capturable=True` or a tensor
-        lr, a step is not captured; numbers other than lr are constants of the graph, as in torch.
+        A captured CUDA graph reads them in every replay: change them with `fill_`, as torch's
+        learning rate schedulers do for a tensor `lr`. Capturing a step whose `lr` is a number
+        raises RuntimeError; other numbers are constants of the graph, as in torch.
         """
         for group in self.param_groups:
             device = group["params"][0].device if group["params"] else torch.device("cpu")
@@ -133,7 +133,7 @@ class ParamGroups(StateCreation):
                     group[key] = as_tensor(group[key], device)
 
     def _make_lr_capturable(self, group: dict[str, Any]) -> None:
-        """`capturable` asks for a learning rate that a captured graph reads, as in apex."""
+        """Converts `lr` of a `capturable` group to a tensor, which a captured graph reads."""
         if group.get("capturable") and group["params"]:
             group["lr"] = as_tensor(group["lr"], group["params"][0].device)
 
@@ -141,7 +141,7 @@ class ParamGroups(StateCreation):
         """Resets the gradients of all parameters.
 
         Args:
-            set_to_none: remove the gradients instead of filling them with zeros. None: as the
-                constructor's `set_grad_none` says.
+            set_to_none: set gradients to None instead of filling them with zeros. None: the value
+                of the constructor argument `set_grad_none`.
         """
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Hooks of step(), where one step leads to another of the same optimizer."""
+"""Hooks of step(), when a step calls another step of the same optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Stepping(threading.local):
-    """The optimizers, by identity, in whose steps this thread is."""
+    """The ids of the optimizers whose steps this thread is running."""
 
     def __init__(self) -> None:
         self.optimizers: set[int] = set()
@@ -20,16 +20,16 @@ _stepping = _Stepping()
 
 
 def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
-    """`hooked`, and inside of a step of the same optimizer `plain`.
+    """Returns a step that calls `hooked` or, inside a step of the same optimizer, `plain`.
 
     Args:
         plain: step() as its class defines it.
-        hooked: the same with torch's hooks around it.
+        hooked: this step with torch's hooks around it.
 
     Note [Hooks run once]
-    torch puts its hooks around the step of each class of which there is an object. A step that
-    calls that of its base class, or itself through a gradient scaler, would run them twice; which
-    of these happens would depend on what other optimizers the program has made.
+    torch puts its hooks around the step of each class that has been instantiated. A step that calls
+    that of its base class, or itself through a gradient scaler, would run them twice, or not,
+    depending on which other optimizers the program has created.
     """
 
     @functools.wraps(hooked)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The hyper-parameters of a native algorithm, as the parameter groups hold them.
 
-Names, order and ranges are told once, beside the formula; see `torchfuse/hyper_params.h`.
+Names, order and ranges are defined once, with the formula; see `torchfuse/hyper_params.h`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from torchfuse import _C
 
-#: Hyper-parameters that a group holds as a part of a pair: its key, and the place in it.
+#: Hyper-parameters that a group holds in a pair: the key of the pair, and the index in it.
 PARTS: Mapping[str, tuple[str, int]] = {
     "beta1": ("betas", 0),
     "beta2": ("betas", 1),
     "min_trust_ratio": ("trust_ratio_bounds", 0),
     "max_trust_ratio": ("trust_ratio_bounds", 1),
 }
-#: The key of a pair that may be None, and what it is then.
+#: The key of a pair that may be None, and the value that None stands for.
 BOUNDS = "trust_ratio_bounds"
 UNBOUNDED = (0.0, math.inf)
-#: Keys of pairs of numbers, each with the range of one.
+#: Keys of pairs of numbers that have the same range.
 PAIRS = ("betas",)
 #: Keys of flags that no native algorithm has in its table.
 OTHER_FLAGS = (
@@ -43,7 +43,7 @@ OTHER_FLAGS = (
 
 
 class HyperParam(NamedTuple):
-    """A hyper-parameter of a native algorithm; a number stays below `high`."""
+    """A hyper-parameter of a native algorithm; a number must be below `high`."""
 
     algorithm: str
     name: str
@@ -51,26 +51,26 @@ class HyperParam(NamedTuple):
     high: float
 
     def violation(self, value: float) -> str | None:
-        """What a number has to be, where `value` is not: "at least 0 and finite"."""
+        """Returns the requirement that `value` violates, such as "at least 0 and finite"."""
         return _C.hyper_param_violation(self.algorithm, self.name, value)
 
 
 @functools.cache
 def table(algorithm: str) -> tuple[HyperParam, ...]:
-    """The native hyper-parameters, in the order in which the step takes them."""
+    """Returns the native hyper-parameters, in the order in which the step takes them."""
     return tuple(HyperParam(algorithm, *told) for told in _C.hyper_params_of(algorithm))
 
 
 @functools.cache
 def numbers(algorithm: str) -> Mapping[str, HyperParam]:
-    """By a group's key: hyper-parameters that are numbers or 0-dim tensors, or pairs of them."""
+    """Returns, by group key, hyper-parameters that are numbers, 0-dim tensors or pairs of them."""
     infos = {PARTS.get(info.name, (info.name, 0))[0]: info for info in table(algorithm)}
     return {key: info for key, info in infos.items() if not info.is_flag and key != BOUNDS}
 
 
 @functools.cache
 def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """A group's keys in the order of `table`, and the places of those that hold two values."""
+    """Returns a group's keys in the order of `table`, and the indices of those of pairs."""
     keys = tuple(
         dict.fromkeys(PARTS.get(info.name, (info.name, 0))[0] for info in table(algorithm))
     )
@@ -85,10 +85,10 @@ def _no_pair(owner: str, group: int, key: str, value: Any) -> ValueError:
 
 
 def values(owner: type, index: int, algorithm: str, group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The values of group `index` for a step of the class `owner`, in the order of `table`.
+    """Returns the values of group `index` for a step of `owner`, in the order of `table`.
 
     Raises:
-        ValueError: a pair is none.
+        ValueError: if a value that must be a pair is not one.
     """
     keys, pairs = _keys(algorithm)
     found = [group[key] for key in keys]
@@ -105,7 +105,7 @@ def values(owner: type, index: int, algorithm: str, group: Mapping[str, Any]) ->
 
 
 def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam) -> None:
-    """Requires a number, or a 0-dim fp32 or fp64 tensor, in the range of `info`."""
+    """Checks for a number, or a 0-dim fp32 or fp64 tensor, in the range of `info`."""
     where = f"{owner}: expected {name} of group {group} to be"
     if isinstance(value, Tensor):
         if value.dim() != 0 or value.dtype not in (torch.float32, torch.float64):
@@ -121,7 +121,7 @@ def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam
 
 
 def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, Any]) -> None:
-    """Requires each hyper-parameter that is a number to be in its range."""
+    """Checks that each numeric hyper-parameter is in its range."""
     for key, info in numbers(algorithm).items():
         value = given[key]
         if key not in PAIRS:
@@ -134,8 +134,8 @@ def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, An
 
 
 def positional_remedy(key: str, value: Any) -> str:
-    """What to do about a value that is not for the argument `key`."""
-    # Here torch's classes have their betas.
+    """Returns advice on a value that was not meant for the argument `key`."""
+    # torch's classes have their betas at this position.
     in_place = key in ("bias_correction", "step")
     if in_place and isinstance(value, tuple | list) and len(value) == 2:
         return f"Positional arguments are in apex's order: pass betas={value!r}."
@@ -145,11 +145,11 @@ def positional_remedy(key: str, value: Any) -> str:
 def checked_flags(
     owner: str, group: int, algorithm: str, given: Mapping[str, Any]
 ) -> dict[str, bool]:
-    """The flags among a group's values, each of which has to be a bool, or 0 or 1 as in apex."""
+    """Returns the flags of a group as bools; each must be a bool, or 0 or 1 as in apex."""
     native = [info.name for info in table(algorithm) if info.is_flag]
     found = {key: given[key] for key in (*native, *OTHER_FLAGS) if key in given}
     for key, value in found.items():
-        # numpy's is no number.
+        # numpy's bool is not an Integral.
         is_bool = type(value).__name__ in ("bool", "bool_")
         if not is_bool and not (isinstance(value, Integral) and value in (0, 1)):
             raise TypeError(
@@ -160,7 +160,7 @@ def checked_flags(
 
 
 def check_bounds(owner: str, group: int, values: Any) -> None:
-    """Requires None, or a least and a greatest value in order; the latter may be infinite."""
+    """Checks for None, or a lower and an upper bound in order; the upper may be infinite."""
     if values is None:
         return
     where = f"{owner}: expected {BOUNDS} of group {group} to be"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The fp32 masters of 16-bit parameters, whole or as what a bf16 parameter lacks of them."""
+"""The fp32 masters of 16-bit parameters, stored whole or as remainders of bf16 parameters."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from torchfuse import _C
 
-#: Keys of the state, with their dtypes. A parameter has one of them, or none.
+#: Keys of the state, with their dtypes. A parameter has at most one of them.
 MASTER = "master_param"
 REMAINDER = "param_remainder"
 MASTER_DTYPES = {MASTER: torch.float32, REMAINDER: torch.int16}
 
 
 def master_of(param: Tensor, state: Mapping[str, Any]) -> Tensor | None:
-    """The master, or None. Made anew where it is kept as a remainder: not to be written to."""
+    """Returns the master or None; for a remainder, it is a new copy, not to be written to."""
     remainder = state.get(REMAINDER)
     if remainder is None:
         return state.get(MASTER)
@@ -26,13 +26,13 @@ def master_of(param: Tensor, state: Mapping[str, Any]) -> Tensor | None:
 
 
 def drop_master(state: dict[str, Any]) -> None:
-    """Forgets the master; the parameter goes on from its own value."""
+    """Removes the master; updates continue from the parameter's own value."""
     for name in (MASTER, REMAINDER):
         state.pop(name, None)
 
 
 def create_master(param: Tensor, state: dict[str, Any], as_remainder: bool) -> None:
-    """Gives `state` the master, from the one that it holds in the other form or from `param`."""
+    """Adds the master to `state`, from the one that it holds in the other form or from `param`."""
     wanted, other = (REMAINDER, MASTER) if as_remainder else (MASTER, REMAINDER)
     found = state.get(other)
     if wanted not in state:
@@ -41,7 +41,7 @@ def create_master(param: Tensor, state: dict[str, Any], as_remainder: bool) -> N
 
 
 def _converted(param: Tensor, other: Tensor | None, as_remainder: bool) -> Tensor:
-    """The master in one form, from the other form if there is one."""
+    """Returns the master in one form, from the other form if there is one, else from `param`."""
     if not as_remainder:
         return param.to(torch.float32) if other is None else _C.master_of_remainder(param, other)
     if other is not None:

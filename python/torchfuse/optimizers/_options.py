@@ -9,32 +9,30 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-#: Keys of torch.optim's groups that choose among torch's implementations and mean nothing here,
-#: with what torch's classes look for.
+#: Keys of torch.optim's groups that choose among torch's implementations and have no meaning here,
+#: with the values that torch's classes expect.
 TORCH_ONLY: Mapping[str, Any] = {"foreach": None, "fused": None, "differentiable": False}
 
 
 class BasicOptions(TypedDict, total=False):
-    """Options that every fused optimizer takes by keyword alone.
+    """Options that every fused optimizer takes by keyword only.
 
     Attributes:
-        master_weights: keep an fp32 copy of every fp16 and bf16 parameter as
-            `state["master_param"]`, update it, and round it to the parameter. It is made from the
-            parameter in its first step.
-        write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
+        master_weights: keep an fp32 master of every fp16 and bf16 parameter in
+            `state["master_param"]`; the step updates the master and rounds it to the parameter.
+        write_back_grads: store the unscaled and clipped gradients in `.grad`; otherwise gradients
             are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
-        state_dtype: dtype of the states: fp32, bf16 or fp16, whatever the parameter's own; fp64 for
-            fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
-        store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
-            parameter lacks, as `state["param_remainder"]`. Needs `master_weights`.
-        master_weight_dtype: dtype of the masters, for programs written for TransformerEngine:
-            torch.float32, which they are anyway. Others are refused.
+        state_dtype: dtype of the states: fp32, bf16 or fp16; fp64 for fp64 parameters. None: fp32
+            for 16-bit parameters, else the parameter's dtype.
+        store_param_remainders: store only the 16 bits of a bf16 parameter's master that the
+            parameter lacks, in `state["param_remainder"]`. Requires `master_weights`.
+        master_weight_dtype: must be torch.float32; for programs written for TransformerEngine.
         stochastic_rounding: round bf16 parameters without masters at random, without bias.
-        seed: of the random bits of `stochastic_rounding`.
-        fused: torch's argument, False or None: every class here is always fused.
-        foreach: torch's, likewise.
-        differentiable: torch's, likewise: the step has no derivative.
+        seed: seed of `stochastic_rounding`.
+        fused: False or None, for programs written for torch: every class is always fused.
+        foreach: False or None, for programs written for torch.
+        differentiable: False or None, for programs written for torch: the step has no derivative.
     """
 
     master_weights: bool
@@ -51,29 +49,28 @@ class BasicOptions(TypedDict, total=False):
 
 
 class CommonOptions(BasicOptions, total=False):
-    """The same, for classes that apex gave no position to `max_grad_norm`.
+    """`BasicOptions` for classes that do not take `max_grad_norm` by position.
 
     Attributes:
-        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step, as
-            `torch.nn.utils.clip_grad_norm_`. `math.inf` only measures it.
+        max_grad_norm: clip the norm of the unscaled gradients over all groups, inside the step, as
+            `torch.nn.utils.clip_grad_norm_` does. `math.inf` only measures it. None: no clipping.
     """
 
     max_grad_norm: float | None
 
 
 class StepOptions(CommonOptions, total=False):
-    """The same, for classes that apex gave no position to `set_grad_none`.
+    """`CommonOptions` for classes that do not take `set_grad_none` by position.
 
     Attributes:
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros; the
-            default.
+        set_grad_none: `zero_grad()` sets gradients to None (default), not to zeros.
     """
 
     set_grad_none: bool
 
 
 def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:
-    """A hyper-parameter as an fp64 tensor, so that a step computes with the same value."""
+    """Returns a hyper-parameter as a tensor, fp64 for a number, so that no digits are lost."""
     if isinstance(value, Tensor):
         return value.to(device)
     return torch.tensor(value, dtype=torch.float64, device=device)

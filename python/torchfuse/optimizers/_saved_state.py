@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pieces of a state dict, before an optimizer has taken them over."""
+"""The parts of a state dict, and their checks before an optimizer loads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchfuse.optimizers._shards import is_dtensor
 
 
 def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
-    """Groups and state in torch.optim's layout: parameters are numbers in the order of groups."""
+    """Returns groups and state in torch.optim's layout: parameters are numbered across groups."""
     params = chain.from_iterable(group["params"] for group in groups)
     index_of = {id(param): index for index, param in enumerate(params)}
     return {
@@ -35,13 +35,13 @@ def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, 
 
 
 def check_sizes(where: str, groups: list[dict[str, Any]], state_dict: Mapping[str, Any]) -> None:
-    """Requires a state dict for as many groups and parameters as `groups` has."""
+    """Checks that a state dict has as many groups and parameters as `groups`."""
     for key in ("state", "param_groups"):
         if key not in state_dict:
             raise ValueError(
                 f"{where} state_dict to hold '{key}', got the keys {sorted(state_dict)}."
             )
-    # torch.optim's own words: libraries search for them.
+    # torch.optim's own messages: libraries search for them.
     if len(state_dict["param_groups"]) != len(groups):
         raise ValueError("loaded state dict has a different number of parameter groups")
     for group, saved in zip(groups, state_dict["param_groups"], strict=True):
@@ -53,7 +53,7 @@ def check_sizes(where: str, groups: list[dict[str, Any]], state_dict: Mapping[st
 
 
 def moved(value: Any, device: torch.device | None) -> Any:
-    """Moves tensor hyper-parameters to the parameters: kernels read them there."""
+    """Moves tensor hyper-parameters to the parameters' device, where kernels read them."""
     if isinstance(value, Tensor):
         return value.reshape(()).to(device) if value.numel() == 1 else value
     if isinstance(value, tuple | list):
@@ -62,8 +62,8 @@ def moved(value: Any, device: torch.device | None) -> Any:
 
 
 def count_of(saved: Mapping[str, Any], group_step: Any) -> Any:
-    """The step count of a parameter's state, or None."""
-    # A count of the group was advanced last: our own step removes it.
+    """Returns the step count of a parameter's state, or None."""
+    # A group's count is the latest one, because torchfuse's own step removes it.
     return saved.get("step") if group_step is None else group_step
 
 
@@ -74,14 +74,14 @@ def check_state(
     tensors: Mapping[str, bool],
     group_step: Any,
 ) -> None:
-    """Requires the state of one parameter to fit it.
+    """Checks that the state of one parameter matches it.
 
     Args:
-        where: how the message begins.
+        where: beginning of the message.
         param: the parameter.
         saved: its state, normalized.
-        tensors: the names of its tensors, and whether one is a number for the whole parameter.
-        group_step: the count that apex keeps in the group, or None.
+        tensors: names of its tensors, and whether each is one number for the whole parameter.
+        group_step: step count that apex stores in the group, or None.
     """
     for name, whole in tensors.items():
         _check_tensor(f"{where}['{name}']", name, saved[name], param.shape if not whole else ())

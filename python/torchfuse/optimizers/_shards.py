@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""DTensor parameters, as FSDP2 and tensor parallelism make them."""
+"""DTensor parameters, as FSDP2 and tensor parallelism create them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether `tensor` is a DTensor; its package is loaded only where there may be one."""
+    """Whether `tensor` is a DTensor; the package of DTensor is imported only if needed."""
     if not is_traceable_wrapper_subclass(tensor):
         return False
     from torch.distributed.tensor import DTensor
@@ -22,12 +22,12 @@ def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What of a tensor lies in this process: the tensor itself unless it is a DTensor."""
+    """Returns the local shard of a DTensor, or any other tensor itself."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def shard_groups(param: Tensor) -> list[str] | None:
-    """Names of the process groups over whose processes a DTensor is split; None for others."""
+    """Returns the names of the process groups that a DTensor is sharded over; None for others."""
     if not is_dtensor(param):
         return None
     mesh = param.device_mesh

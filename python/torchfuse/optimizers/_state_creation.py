@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The state of a parameter: which tensors it has, how they are stored, and what they begin with."""
+"""The state of a parameter: its tensors, how they are stored, and their initial values."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from torchfuse.optimizers._shards import local_part
 
 @functools.cache
 def _names_of(algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """All states of a native algorithm, and those that are one number for the whole tensor."""
+    """Returns all states of an algorithm, and those that are one number for the whole tensor."""
     native = _C.FusedStep(algorithm)
     return tuple(native.state_names), tuple(native.tensor_state_names)
 
 
 class StateCreation(ApexAttributes):
-    """What all optimizers know of their parameters' states."""
+    """Creation of parameter states, for all optimizers."""
 
-    #: Name of the update for the native step.
+    #: Name of the native algorithm.
     _algorithm: ClassVar[str]
 
-    #: For states whose dtype has an option of its own, its name; the others follow `state_dtype`.
+    #: States with a dtype option of their own, and its name; all others follow `state_dtype`.
     _dtype_options: ClassVar[Mapping[str, str]] = {}
 
-    # What a subclass may say differently.
+    # What a subclass may override.
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """States that a parameter of this group needs."""
+        """Returns the states that a parameter of this group needs."""
         return self._all_state_names()
 
     def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
-        """What the state `name` of a parameter begins with."""
+        """Returns the initial value of the state `name` of a parameter."""
         return self._empty_state(name, param, group).zero_()
 
-    # The same for all.
+    # Common to all optimizers.
 
     def _refuse_capture(self, param: Tensor, group: dict[str, Any]) -> None:
-        """State made in a capture would belong to the graph and begin anew in each replay."""
+        """Raises if a CUDA graph's capture would create state, which each replay would reset."""
         if not param.is_cuda or not torch.cuda.is_current_stream_capturing():
             return
         state = self.state.get(param, {})
@@ -77,10 +77,10 @@ class StateCreation(ApexAttributes):
 
     @torch.no_grad()
     def _step_on_fakes(self) -> bool:
-        """Makes the step if the parameters are fake, and says whether they are.
+        """Performs the step if the parameters are fake tensors, and returns whether they are.
 
-        Estimators of memory run a whole training step under FakeTensorMode and count what it leaves
-        behind. So missing states are created, and there is nothing to compute.
+        Memory estimators run a whole training step under FakeTensorMode and count the tensors that
+        remain. So missing states are created, and nothing is computed.
         """
         first = next((param for group in self.param_groups for param in group["params"]), None)
         if first is None or type(first) is torch.nn.Parameter or not is_fake(first):
@@ -94,7 +94,7 @@ class StateCreation(ApexAttributes):
         return True
 
     def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """These states, and how parameters are kept: what a plan is made for."""
+        """Returns the states and the storage of parameters for which a plan is made."""
         if group.get("stochastic_rounding"):
             return (*self._state_names(group), "stochastic_rounding")
         if not group["master_weights"]:
@@ -103,7 +103,7 @@ class StateCreation(ApexAttributes):
         return (*self._state_names(group), REMAINDER if remainders else MASTER)
 
     def _all_state_names(self) -> tuple[str, ...]:
-        """States that the algorithm knows, needed or not."""
+        """Returns all states of the algorithm, needed or not."""
         return _names_of(self._algorithm)[0]
 
     def _is_tensor_state(self, name: str) -> bool:
@@ -111,7 +111,7 @@ class StateCreation(ApexAttributes):
         return name in _names_of(self._algorithm)[1]
 
     def _empty_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
-        """Memory for a state or a master: laid out like the parameter, or one number for all."""
+        """Allocates a state or a master: laid out like the parameter, or one number for all."""
         if self._is_tensor_state(name):
             wide = param.dtype == torch.float64
             dtype = torch.float64 if wide else torch.float32
@@ -130,5 +130,5 @@ class StateCreation(ApexAttributes):
         return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
 
     def _storage_options(self) -> tuple[str, ...]:
-        """Options that say how state is stored, not what is computed."""
+        """Returns the options that determine how state is stored, not what is computed."""
         return (*self._state_dtype_options(), "store_param_remainders", "stochastic_rounding")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One step of an optimizer at a time."""
+"""A lock that allows one step of an optimizer at a time."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from types import TracebackType
 
 
 class StepWithinStepError(RuntimeError):
-    """A step that was asked for inside of a step of the same optimizer."""
+    """Raised for a step inside a step of the same optimizer."""
 
 
 class StepLock:
-    """Held during a step: other threads wait, and the thread that holds it is refused.
+    """Held during a step: other threads wait, and a second step in the same thread raises.
 
     Note [One step at a time]
-    State creation, planning, check and update are for one thread at a time. Waiting for the lock
-    lets go of Python's own, and the native step does so too: a rank may wait for others with this
-    lock, never with Python's. The thread that has it comes back only from code that runs inside of
-    its step, such as a finalizer; the tensors in use do not bear a second step. A process that is
-    forked while another thread steps begins with a free lock: that thread does not exist there.
+    Only one thread at a time may create state, plan, check and update. Waiting for this lock
+    releases the GIL, and so does the native step: a rank may wait for others while it holds this
+    lock, but not while it holds the GIL. The thread that holds the lock can request it again only
+    from code inside its step, such as a finalizer; the tensors in use do not allow a second step.
+    A process forked during a step of another thread, which it does not have, has a free lock.
 
     Args:
-        owner: whose steps these are, for the message.
+        owner: class of the optimizer, for the message.
     """
 
     def __init__(self, owner: str) -> None:
@@ -57,7 +57,7 @@ class StepLock:
 
     @property
     def between_steps(self) -> threading.RLock:
-        """The lock for what only looks at the last step, which a step may do too."""
+        """The lock for code that only reads results of the last step; a step may do so too."""
         return self._lock
 
 

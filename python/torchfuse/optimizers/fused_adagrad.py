@@ -35,17 +35,17 @@ class FusedAdagrad(FusedOptimizer):
         lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
         eps: added to the denominator, at least 0.
         weight_decay: :math:`\lambda`, at least 0.
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
-        adagrad_w_mode: decoupled weight decay; otherwise L2 regularisation, as torch.optim.Adagrad.
+        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
+        adagrad_w_mode: use decoupled weight decay; otherwise L2 regularization, as in torch.optim.
         lr_decay: decay :math:`\eta` of the learning rate, at least 0.
-        initial_accumulator_value: what :math:`s` begins with, at least 0.
-        maximize: ascend instead of descend.
-        **options: those of every fused optimizer, as :class:`FusedAdam` describes them:
-            `master_weights`, `max_grad_norm`, `write_back_grads`, `skip_non_finite`, `state_dtype`.
+        initial_accumulator_value: initial value of :math:`s`, at least 0.
+        maximize: gradient ascent instead of descent.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`:
+            `master_weights`, `max_grad_norm`, `write_back_grads`, `state_dtype` and others.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
 
     Example:
         >>> import torch
@@ -60,11 +60,11 @@ class FusedAdagrad(FusedOptimizer):
         tensor([0.5000, 1.5000])
 
     Notes:
-        Differences from torch.optim.Adagrad: the order of the positional arguments, which is
-        apex's; sums are fp32 for 16-bit parameters and made with a parameter's first gradient;
-        `found_inf` skips the step whenever it is not 0; complex and sparse tensors are refused.
-        Checkpoints interchange in both directions: `state_dict()` holds a fresh state for
-        parameters that have none yet, because torch expects one.
+        Differences from torch.optim.Adagrad: positional arguments are in apex's order; sums are
+        fp32 for 16-bit parameters and created with a parameter's first gradient; any `found_inf`
+        other than 0 skips the step; complex and sparse tensors are rejected. Checkpoints can be
+        exchanged in both directions: `state_dict()` holds an initial state for parameters that have
+        none yet, because torch expects one.
 
         Differences from apex.optimizers.FusedAdagrad: it also runs on the CPU and with bf16, and
         counts steps. There is no attribute `multi_tensor_adagrad`.
@@ -109,12 +109,12 @@ class FusedAdagrad(FusedOptimizer):
         check_number(type(self).__name__, index, key, group[key], numbers(self._algorithm)["lr"])
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        # apex does not count; without lr_decay, which it does not have either, nobody will look.
+        # apex does not count steps; the count only matters for lr_decay, which apex does not have.
         if "sum" in state:
             state.setdefault("step", 1)
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Parameters without a state get a fresh one here, as torch's have from the beginning.
+        # Parameters without a state get an initial one, which torch creates in the constructor.
         states = state_dict["state"]
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved.update(TORCH_ONLY)

@@ -31,7 +31,7 @@ class FusedAdam(FusedOptimizer):
         p &\leftarrow p - \frac{\gamma}{1 - \beta_1^t}
             \frac{m}{\sqrt{v} / \sqrt{1 - \beta_2^t} + \epsilon}
 
-    Under `amsgrad`, the running maximum of :math:`v` takes its place in the last line.
+    With `amsgrad`, the running maximum of :math:`v` replaces :math:`v` in the last line.
 
     Args:
         params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64; also
@@ -40,46 +40,46 @@ class FusedAdam(FusedOptimizer):
         bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
         betas: decay rates of the moments, in [0, 1).
         eps: added to the denominator.
-        adam_w_mode: decoupled weight decay (AdamW); otherwise L2 regularisation (Adam).
+        adam_w_mode: use decoupled weight decay (AdamW); otherwise L2 regularization (Adam).
         weight_decay: :math:`\lambda`. The default is 0, as in apex; torch's AdamW has 0.01.
         amsgrad: use the running maximum of the second moment.
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
+        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
         capturable: keep `lr` as a tensor on the device, which a captured CUDA graph reads in every
-            replay, as in apex. See `make_capturable()` for the other values.
-        master_weights: keep an fp32 copy of every fp16 and bf16 parameter as
-            `state["master_param"]`, update it, and round it to the parameter. It is made from the
-            parameter in its first step.
-        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step, as
-            `torch.nn.utils.clip_grad_norm_`. `math.inf` only measures it.
-        maximize: ascend instead of descend.
-        write_back_grads: leave the unscaled and clipped gradients in `.grad`; otherwise gradients
+            replay, as in apex. See `make_capturable()` for other hyper-parameters.
+        master_weights: keep an fp32 master of every fp16 and bf16 parameter in
+            `state["master_param"]`; the step updates the master and rounds it to the parameter. It
+            is created from the parameter in the parameter's first step.
+        max_grad_norm: clip the norm of the unscaled gradients over all groups, inside the step, as
+            `torch.nn.utils.clip_grad_norm_` does. `math.inf` only measures it. None: no clipping.
+        maximize: gradient ascent instead of descent.
+        write_back_grads: store the unscaled and clipped gradients in `.grad`; otherwise gradients
             are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
-        state_dtype: dtype of the moments: fp32, bf16 or fp16, whatever the parameter's own; fp64
-            for fp64 parameters. None: fp32 for 16-bit parameters, else the parameter's dtype.
-            Arithmetic is in fp32; moments are rounded when they are stored.
-        exp_avg_dtype: dtype of `exp_avg` alone, as TransformerEngine's. None: as `state_dtype`.
-        exp_avg_sq_dtype: dtype of `exp_avg_sq` and `max_exp_avg_sq`. None: as `state_dtype`.
-        store_param_remainders: keep of each bf16 parameter's master only the 16 bits that the
-            parameter lacks, as `state["param_remainder"]` (int16): half the memory, the same
-            masters bit for bit. The parameter is the master rounded to nearest, ties away from
-            zero instead of to even. Needs `master_weights` and bf16 parameters; fp32 ones beside
-            them are stored as ever. As TransformerEngine's.
-        master_weight_dtype: dtype of the masters, for programs written for TransformerEngine:
-            torch.float32, which they are anyway. Others are refused.
-        stochastic_rounding: round the new values of bf16 parameters at random to one of their two
-            neighbours, so that on average nothing is lost: training without masters. All
-            parameters must be bf16, and `master_weights` off. See Numerics in the documentation.
-        seed: of the random bits, at least 0. They depend on it, on the parameter's place among all
-            groups, its step count and the element, and on nothing else: runs are reproducible, also
-            after a checkpoint, for any number of threads, and alike on CPU and CUDA.
-        fused: torch's argument, False or None: this class is always fused.
-        foreach: torch's, likewise.
-        differentiable: torch's, likewise: the step has no derivative.
+        state_dtype: dtype of the moments: fp32, bf16 or fp16; fp64 for fp64 parameters. None: fp32
+            for 16-bit parameters, else the parameter's dtype. Moments are computed in fp32 (fp64)
+            and rounded when they are stored.
+        exp_avg_dtype: dtype of `exp_avg`, as in TransformerEngine. None: `state_dtype`.
+        exp_avg_sq_dtype: dtype of `exp_avg_sq` and `max_exp_avg_sq`. None: `state_dtype`.
+        store_param_remainders: store only the 16 bits of a bf16 parameter's master that the
+            parameter lacks, in `state["param_remainder"]` (int16): half the memory, and the same
+            masters bit for bit. The parameter is the master rounded to nearest, with ties away from
+            zero instead of to even. Requires `master_weights` and bf16 parameters; it does not
+            affect fp32 parameters of the group. As in TransformerEngine.
+        master_weight_dtype: must be torch.float32, the dtype of all masters; accepted for programs
+            written for TransformerEngine.
+        stochastic_rounding: round new values of bf16 parameters at random to one of the two
+            neighboring bf16 numbers, without bias, for training without masters. Requires bf16
+            parameters and `master_weights=False`. See Numerics in the documentation.
+        seed: seed of stochastic rounding, at least 0. The random bits depend only on the seed, the
+            parameter's position among all groups, its step count and the element: runs are
+            reproducible after a checkpoint, for any number of threads, and on both CPU and CUDA.
+        fused: False or None, for programs written for torch: this class is always fused.
+        foreach: False or None, for programs written for torch.
+        differentiable: False or None, for programs written for torch: the step has no derivative.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
 
     Example:
         >>> import torch
@@ -94,14 +94,14 @@ class FusedAdam(FusedOptimizer):
 
     Notes:
         Differences from torch.optim.Adam and AdamW: moments are fp32 for 16-bit parameters;
-        clipping and unscaling cost no pass of their own; the step never waits for the device;
-        `found_inf` skips the step whenever it is not 0; complex and sparse tensors are refused.
-        Checkpoints interchange in both directions.
+        clipping and unscaling take no separate pass; the step never waits for the device; any
+        `found_inf` other than 0 skips the step; complex and sparse tensors are rejected.
+        Checkpoints can be exchanged in both directions.
 
         Differences from apex.optimizers.FusedAdam: it also runs on the CPU; steps are counted per
         parameter; `amsgrad`, bf16 masters, groups added later and any dense layout work; masters
-        are saved; gradients are not overwritten; a step after `scaler.unscale_` unscales nothing.
-        For subclasses with a step of their own there are apex's `multi_tensor_adam` and
+        are saved; gradients are not overwritten; a step after `scaler.unscale_` does not unscale
+        again. Subclasses that define their own step can use apex's `multi_tensor_adam` and
         `_dummy_overflow_buf`; a gradient scaler unscales before such a step.
     """
 
@@ -185,8 +185,8 @@ class FusedAdam(FusedOptimizer):
         self, closure: Callable[[], float], *removed: Any, **removed_keywords: Any
     ) -> float: ...
 
-    # apex's arguments are not spelled out: torch's scaler takes a parameter named `grad_scaler` for
-    # the protocol that it is about to drop.
+    # apex's arguments are not named in the signature: torch's scaler would use its deprecated
+    # protocol with a parameter named `grad_scaler`.
     def step(
         self,
         closure: Callable[[], float] | None = None,
@@ -197,12 +197,13 @@ class FusedAdam(FusedOptimizer):
 
         Args:
             closure: called first, with gradients enabled; its value is returned.
-            *removed: apex's `grads`, `output_params`, `scale`, `grad_norms` and `grad_scaler`,
-                accepted as None.
-            **removed_keywords: the same by name.
+            *removed: apex's `grads`, `output_params`, `scale`, `grad_norms` and `grad_scaler`, all
+                of which must be None.
+            **removed_keywords: the same arguments by keyword.
 
         Raises:
-            RuntimeError: as for every fused optimizer, and for a removed argument that is not None.
+            RuntimeError: for a closure when a gradient scaler calls the step, for tensors that no
+                longer match, and for a removed argument that is not None.
         """
         if removed or removed_keywords:
             _refuse_removed_arguments(removed, removed_keywords)
@@ -215,7 +216,7 @@ class FusedAdam(FusedOptimizer):
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
         super()._normalize_group(group)
-        # torch's key wins: torch.optim.AdamW passes an older `adam_w_mode` on but sets its own.
+        # torch's key has priority: torch.optim.AdamW keeps an old `adam_w_mode`, but sets its own.
         decoupled = group.pop("decoupled_weight_decay", None)
         if decoupled is not None:
             group["adam_w_mode"] = bool(decoupled)
@@ -227,7 +228,7 @@ class FusedAdam(FusedOptimizer):
 
     @property
     def capturable(self) -> bool:
-        """Whether `lr` is kept as a tensor on the device; of the first group."""
+        """The option `capturable` of the first group; setting it changes all groups."""
         return bool(self.param_groups[0]["capturable"])
 
     @capturable.setter

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FusedLAMB(FusedOptimizer):
-    r"""LAMB: Adam's update of each tensor, scaled to the norm of the tensor.
+    r"""LAMB: Adam's update of each tensor, scaled to the tensor's norm.
 
     With :math:`g` the gradient after clipping (negated under `maximize`), :math:`t` the parameter's
     step count and norms over the whole tensor:
@@ -33,7 +33,7 @@ class FusedLAMB(FusedOptimizer):
         u &\leftarrow u + \lambda p \quad \text{(adam_w_mode=True)} \\
         p &\leftarrow p - \gamma \frac{\lVert p \rVert}{\lVert u \rVert} u
 
-    The ratio of the norms, the trust ratio, is 1 if either norm is 0 and, without `use_nvlamb`, if
+    The ratio of the norms, the trust ratio, is 1 if either norm is 0 or, without `use_nvlamb`, if
     :math:`\lambda` is 0.
 
     Args:
@@ -43,25 +43,25 @@ class FusedLAMB(FusedOptimizer):
         betas: decay rates of the moments, in [0, 1).
         eps: added to the denominator.
         weight_decay: :math:`\lambda`.
-        amsgrad: must be False; for apex's positional order.
-        adam_w_mode: decoupled weight decay; otherwise it is added to the gradient.
-        grad_averaging: the gradient enters the first moment with :math:`1 - \beta_1`; otherwise
-            with 1.
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
-        max_grad_norm: clip the norm of the unscaled gradients, over all groups, inside the step.
+        amsgrad: must be False; accepted for apex's positional order.
+        adam_w_mode: use decoupled weight decay; otherwise add the weight decay to the gradient.
+        grad_averaging: weight the gradient in the first moment by :math:`1 - \beta_1`; otherwise
+            by 1.
+        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
+        max_grad_norm: clip the norm of the unscaled gradients over all groups, inside the step.
             None: no clipping.
-        use_nvlamb: use the trust ratio without weight decay too.
-        maximize: ascend instead of descend.
-        trust_ratio_bounds: least and greatest trust ratio; None leaves it as it is.
-        exp_avg_dtype: dtype of `exp_avg` alone. None: as `state_dtype`.
-        exp_avg_sq_dtype: dtype of `exp_avg_sq` alone, likewise. Small squares are 0 in fp16, and
-            the update divides by their root as it is stored: prefer bf16.
-        **options: those of every fused optimizer.
+        use_nvlamb: use the trust ratio for tensors without weight decay too.
+        maximize: gradient ascent instead of descent.
+        trust_ratio_bounds: lower and upper bound of the trust ratio; None: no bounds.
+        exp_avg_dtype: dtype of `exp_avg`. None: `state_dtype`.
+        exp_avg_sq_dtype: dtype of `exp_avg_sq`. None: `state_dtype`. Prefer bf16 to fp16, in which
+            small squares become 0: the update divides by the root of the stored value.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
-        RuntimeError: for `amsgrad`.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
+        RuntimeError: if `amsgrad` is True.
 
     Example:
         >>> import torch
@@ -74,9 +74,9 @@ class FusedLAMB(FusedOptimizer):
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
 
     Notes:
-        Differences from apex.optimizers.FusedLAMB: it also runs on the CPU and for bf16; moments
+        Differences from apex.optimizers.FusedLAMB: it also runs on the CPU and with bf16; moments
         are fp32 for 16-bit parameters; gradients are not overwritten; `max_grad_norm` may be None,
-        and clipping divides by the norm plus 1e-6, as torch's; steps are counted per parameter.
+        and clipping divides by the norm plus 1e-6, as in torch; steps are counted per parameter.
     """
 
     _algorithm = "lamb"

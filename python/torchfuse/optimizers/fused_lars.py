@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FusedLARS(FusedOptimizer):
-    r"""LARS: momentum SGD whose step for each tensor has a length in proportion to the tensor.
+    r"""LARS: momentum SGD whose step for each tensor is proportional to the tensor's norm.
 
     With :math:`g` the gradient after clipping (negated under `maximize`) and norms over the whole
     tensor:
@@ -37,16 +37,16 @@ class FusedLARS(FusedOptimizer):
         momentum: :math:`\mu`, at least 0.
         weight_decay: :math:`\lambda`, at least 0.
         trust_coefficient: :math:`\eta`, at least 0: a step at a learning rate of 1 moves a tensor
-            by about this share of its norm.
-        eps: :math:`\epsilon`, at least 0. It is not in the paper, and small enough to matter only
-            where gradients vanish.
-        nesterov: Nesterov momentum; needs a momentum above 0.
-        maximize: ascend instead of descend.
-        **options: those of every fused optimizer.
+            by about this fraction of its norm.
+        eps: :math:`\epsilon`, at least 0. It is not in the paper; the default only matters where
+            gradients vanish.
+        nesterov: use Nesterov momentum; requires a momentum above 0.
+        maximize: gradient ascent instead of descent.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
 
     Example:
         >>> import torch
@@ -59,13 +59,13 @@ class FusedLARS(FusedOptimizer):
         tensor([0.9500, 0.9500, 0.9500, 0.9500])
 
     Notes:
-        As in the paper, the learning rate is inside the buffer, so one that falls leaves the steps
-        that are already in the buffer as they are. Under apex's `LARC` around SGD it multiplies the
-        buffer, and all of it at once; while it is constant, with `clip=False` and where no norm is
-        0, the two take the same steps up to rounding.
+        As in the paper, the momentum buffer includes the learning rate, so a change of the learning
+        rate does not affect updates that are already in the buffer. In apex's `LARC` around SGD the
+        learning rate multiplies the whole buffer. With a constant learning rate, `clip=False` and
+        no norm of 0, both take the same steps up to rounding.
 
-        The paper adapts every tensor. Programs that leave biases and the parameters of
-        normalization layers out give them to a `FusedSGD`.
+        The paper adapts every tensor. To exclude biases and the parameters of normalization layers,
+        pass them to a separate `FusedSGD`.
 
         Source: Y. You, I. Gitman and B. Ginsburg, *Large batch training of convolutional networks*,
         2017, Algorithm 1.
@@ -76,7 +76,7 @@ class FusedLARS(FusedOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: Any = required,  # torch's mark: a group without lr is refused in torch's own words
+        lr: Any = required,  # torch's sentinel: torch raises its own error for a group without lr
         momentum: float | Tensor = 0.9,
         weight_decay: float | Tensor = 0.0,
         trust_coefficient: float | Tensor = 0.001,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FusedLion(FusedOptimizer):
-    r"""Lion in one pass over all parameters: the sign of an interpolated momentum.
+    r"""Lion in one pass over all parameters: steps by the sign of an interpolated momentum.
 
     With :math:`g` the gradient (negated under `maximize`):
 
@@ -29,15 +29,15 @@ class FusedLion(FusedOptimizer):
     Args:
         params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
         lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
-        betas: interpolation of the direction and decay rate of the momentum, in [0, 1).
+        betas: interpolation weight of the direction and decay rate of the momentum, in [0, 1).
         weight_decay: :math:`\lambda`, decoupled.
-        maximize: ascend instead of descend.
-        exp_avg_dtype: dtype of the only state, as `state_dtype`.
-        **options: those of every fused optimizer.
+        maximize: gradient ascent instead of descent.
+        exp_avg_dtype: dtype of `exp_avg`, the momentum. None: `state_dtype`.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
 
     Example:
         >>> import torch

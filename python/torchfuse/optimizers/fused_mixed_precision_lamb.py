@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""LAMB with fp32 masters, under the name and signature that apex gives it."""
+"""LAMB with fp32 masters, with apex's name and signature."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 
 
 class FusedMixedPrecisionLamb(FusedLAMB):
-    r"""LAMB as apex.optimizers.FusedMixedPrecisionLamb: 16-bit parameters with fp32 masters.
+    r"""LAMB with fp32 masters of 16-bit parameters, as apex.optimizers.FusedMixedPrecisionLamb.
 
     The formula is that of :class:`FusedLAMB`.
 
     Args:
         params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
         lr: learning rate, a number or a 0-dim fp32 or fp64 tensor.
-        step: steps that were made before; bias correction goes on from there.
-        bias_correction: as in FusedLAMB.
-        betas: as in FusedLAMB.
-        eps: as in FusedLAMB.
-        weight_decay: as in FusedLAMB.
-        amsgrad: must be False.
-        adam_w_mode: as in FusedLAMB.
-        grad_averaging: as in FusedLAMB.
-        max_grad_norm: as in FusedLAMB.
-        use_nvlamb: as in FusedLAMB.
+        step: number of steps that were made before; bias correction continues from it.
+        bias_correction: correct both moments for their initialization at zero.
+        betas: decay rates of the moments, in [0, 1).
+        eps: added to the denominator.
+        weight_decay: weight decay coefficient.
+        amsgrad: must be False; accepted for apex's positional order.
+        adam_w_mode: use decoupled weight decay; otherwise add the weight decay to the gradient.
+        grad_averaging: weight the gradient in the first moment by :math:`1 - \beta_1`, not 1.
+        max_grad_norm: clip the norm of the unscaled gradients in the step. None: no clipping.
+        use_nvlamb: use the trust ratio for tensors without weight decay too.
         reduced_precision_dtype: torch.float16 or torch.bfloat16: 16-bit parameters have fp32
-            masters. None: they have not.
-        set_grad_none: as in FusedLAMB.
-        maximize: ascend instead of descend.
-        trust_ratio_bounds: as in FusedLAMB.
-        exp_avg_dtype: as in FusedLAMB.
-        exp_avg_sq_dtype: as in FusedLAMB.
-        **options: those of every fused optimizer.
+            masters. None: they have no masters.
+        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
+        maximize: gradient ascent instead of descent.
+        trust_ratio_bounds: lower and upper bound of the trust ratio; None: no bounds.
+        exp_avg_dtype: dtype of `exp_avg`. None: `state_dtype`.
+        exp_avg_sq_dtype: dtype of `exp_avg_sq`. None: `state_dtype`.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
-        RuntimeError: for `amsgrad`.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
+        RuntimeError: if `amsgrad` is True.
 
     Example:
         >>> import torch
@@ -61,8 +61,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         tensor([0.9990, 0.9990, 0.9990, 0.9990])
 
     Notes:
-        Differences from apex's: masters are saved in the checkpoint; closures run with gradients
-        enabled; a step after `scaler.unscale_` unscales nothing; groups may differ in dtype.
+        Differences from apex's class: masters are saved in checkpoints; closures run with gradients
+        enabled; a step after `scaler.unscale_` does not unscale again; groups may differ in dtype.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             exp_avg_sq_dtype=exp_avg_sq_dtype,
             **options,
         )
-        # In the groups, so that copies and checkpoints have them.
+        # Stored in the groups, so that copies and checkpoints have them.
         own = {"initial_step": step, "reduced_precision_dtype": reduced_precision_dtype}
         for settings in (self.defaults, *self.param_groups):
             settings.update(own)
@@ -132,17 +132,17 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     @overload
     def step(self, closure: Callable[[], float], **scaler: Any) -> float: ...
 
-    # The scaler is not spelled out: torch's would pass itself to a parameter of that name.
+    # `grad_scaler` is not in the signature: torch's scaler would pass itself to that parameter.
     def step(self, closure: Callable[[], float] | None = None, **scaler: Any) -> float | None:
         """Updates every parameter that has a gradient.
 
         Args:
             closure: called first, with gradients enabled; its value is returned.
-            **scaler: `grad_scaler`, the gradient scaler whose scale the gradients carry:
-                `optimizer.step(grad_scaler=scaler)` is `scaler.step(optimizer)`.
+            **scaler: `grad_scaler`, the gradient scaler that has scaled the loss:
+                `optimizer.step(grad_scaler=scaler)` calls `scaler.step(optimizer)`.
 
         Raises:
-            RuntimeError: as for every fused optimizer, and for a closure with a scaler.
+            RuntimeError: for a closure with a gradient scaler, or tensors that no longer match.
         """
         grad_scaler = scaler.pop("grad_scaler", None)
         if scaler:
@@ -165,13 +165,13 @@ class FusedMixedPrecisionLamb(FusedLAMB):
 
     @property
     def reduced_precision_dtype(self) -> torch.dtype | None:
-        """The constructor's argument; without effect afterwards."""
+        """The constructor argument, as stored in the first group."""
         dtype: torch.dtype | None = self.param_groups[0]["reduced_precision_dtype"]
         return dtype
 
     @property
     def param_groups_full_precision(self) -> list[dict[str, Any]]:
-        """The groups with the masters in the place of parameters that have one."""
+        """The parameter groups, with masters instead of the parameters that have one."""
         masters = self.param_groups_master or [{}] * len(self.param_groups)
         return [
             {**group, "params": list(group["params"]), **updated}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FusedNovoGrad(FusedOptimizer):
-    r"""NovoGrad: momentum of gradients that are divided by a running norm of their tensor.
+    r"""NovoGrad: momentum of gradients, divided by a running norm of each tensor's gradient.
 
     With :math:`g` the gradient after clipping (negated under `maximize`), :math:`t` the parameter's
     step count and :math:`n` one number for the whole tensor:
@@ -30,7 +30,7 @@ class FusedNovoGrad(FusedOptimizer):
         m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
         p &\leftarrow p - \gamma \left( \frac{m / (1 - \beta_1^t)}{d} + \lambda p \right)
 
-    With `reg_inside_moment` the moment is one of normalized gradients:
+    With `reg_inside_moment` the moment is that of normalized gradients:
 
     .. math::
         m &\leftarrow \beta_1 m + (1 - \beta_1) (g / d + \lambda p) \\
@@ -40,25 +40,25 @@ class FusedNovoGrad(FusedOptimizer):
         params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
         lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
         bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
-        betas: decay rates of moment and norm, in [0, 1).
+        betas: decay rates of the moment and of the norm, in [0, 1).
         eps: :math:`\epsilon`, added to the denominator.
         weight_decay: :math:`\lambda`.
-        amsgrad: must be False; for apex's positional order.
-        reg_inside_moment: see above.
-        grad_averaging: the gradient enters the moment with :math:`1 - \beta_1`; otherwise with 1.
-        norm_type: 2; or 0 for the largest magnitude, with
+        amsgrad: must be False; accepted for apex's positional order.
+        reg_inside_moment: normalize gradients and add the weight decay inside the moment.
+        grad_averaging: weight the gradient in the moment by :math:`1 - \beta_1`; otherwise by 1.
+        norm_type: 2 for the L2 norm, or 0 for the largest magnitude, with
             :math:`n \leftarrow \beta_2 n + (1 - \beta_2) \max |g|`.
-        init_zero: the norm begins with 0 and the first step is no exception.
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros.
-        maximize: ascend instead of descend.
-        exp_avg_dtype: dtype of `exp_avg`, as `state_dtype`: the other state has no choice.
-        **options: those of every fused optimizer: `master_weights`, `max_grad_norm`,
-            `write_back_grads`, `skip_non_finite`, `state_dtype`.
+        init_zero: start with a norm of 0, and treat the first step like any other.
+        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
+        maximize: gradient ascent instead of descent.
+        exp_avg_dtype: dtype of `exp_avg`. None: `state_dtype`.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`:
+            `master_weights`, `max_grad_norm`, `write_back_grads`, `state_dtype` and others.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
-        RuntimeError: for `amsgrad`, and for another `norm_type`.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
+        RuntimeError: if `amsgrad` is True, and for another `norm_type`.
 
     Example:
         The paper's own form, with its decay rates:
@@ -78,19 +78,19 @@ class FusedNovoGrad(FusedOptimizer):
         tensor([0.7000, 1.4000])
 
     Notes:
-        The state `exp_avg_norm` is :math:`n` itself, a 0-dim tensor of fp32 (fp64 for fp64
-        parameters) whatever `state_dtype` says: as apex has it, and because the squares of large
-        norms are beyond fp32's range. A tensor whose denominator is 0, which takes an
-        :math:`\epsilon` of 0, moves by its weight decay alone.
+        The state `exp_avg_norm` is :math:`n`, not its square, as in apex: squares of large norms
+        exceed the range of fp32. It is a 0-dim fp32 tensor (fp64 for fp64 parameters), independent
+        of `state_dtype`. A tensor whose denominator is 0, which requires an :math:`\epsilon` of 0,
+        changes by its weight decay only.
 
         With `bias_correction` the first step is about :math:`1 / \sqrt{1 - \beta_2}` times smaller
-        than the later ones, as in apex, because :math:`n` begins with a full norm; with `init_zero`
+        than the later ones, as in apex, because :math:`n` starts with a full norm; with `init_zero`
         it is not.
 
-        Differences from apex.optimizers.FusedNovoGrad: it also runs on the CPU and for bf16; the
-        moment is fp32 for 16-bit parameters; steps are counted for each parameter, and the number
-        of parameters with a gradient may change from step to step; nothing is read back to the
-        host. Its checkpoints load.
+        Differences from apex.optimizers.FusedNovoGrad: it also runs on the CPU and with bf16; the
+        moment is fp32 for 16-bit parameters; steps are counted per parameter, and the number of
+        parameters with a gradient may change from step to step; the host reads nothing back. It
+        loads checkpoints of apex's class.
 
         Source: B. Ginsburg et al., *Stochastic gradient methods with layer-wise adaptive moments
         for training of deep networks*, 2019.
@@ -158,7 +158,7 @@ class FusedNovoGrad(FusedOptimizer):
 
     @property
     def moment_mode(self) -> int:
-        """0 for normalization and decay inside the moment, 1 outside; of the first group."""
+        """0 if the first group normalizes and decays inside the moment, 1 if outside."""
         return 0 if self.param_groups[0]["reg_inside_moment"] else 1
 
     @moment_mode.setter
@@ -167,9 +167,9 @@ class FusedNovoGrad(FusedOptimizer):
 
 
 def _give_out_norms(where: str, group: Mapping[str, Any], states: dict[Any, Any]) -> None:
-    """Gives each parameter of an apex group its norm.
+    """Assigns the norms of an apex group to the group's parameters.
 
-    apex keeps two vectors, for fp16 and for fp32 parameters, with one norm for each parameter that
+    apex stores two vectors, for fp16 and for fp32 parameters, with one norm for each parameter that
     had a gradient, in order. These are the parameters with a moment, which has their dtype.
     """
     halves: list[Any] = []

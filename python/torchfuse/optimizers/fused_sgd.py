@@ -30,7 +30,7 @@ class FusedSGD(FusedOptimizer):
         d &\leftarrow d + \lambda p \quad \text{(wd_after_momentum)} \\
         p &\leftarrow p - \gamma d
 
-    Without momentum there is no :math:`b`, neither in memory nor read, and :math:`d = g`.
+    Without momentum there is no buffer :math:`b`, and :math:`d = g`.
 
     Args:
         params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64; also
@@ -40,25 +40,24 @@ class FusedSGD(FusedOptimizer):
         momentum: :math:`\mu`, at least 0.
         dampening: :math:`\tau`, at least 0.
         weight_decay: :math:`\lambda`, at least 0.
-        nesterov: Nesterov momentum; needs a momentum above 0 and a dampening of 0.
-        wd_after_momentum: add the weight decay behind the momentum, so that it does not enter the
-            buffer; torch.optim.SGD does not know it.
-        materialize_master_grads: accepted for apex, where it steered `apex.amp`; without effect.
-        set_grad_none: `zero_grad()` removes gradients instead of filling them with zeros. The
+        nesterov: use Nesterov momentum; requires a momentum above 0 and a dampening of 0.
+        wd_after_momentum: add the weight decay after the momentum, so that it does not enter the
+            buffer; torch.optim.SGD does not have this option.
+        materialize_master_grads: ignored; accepted for programs written for apex.
+        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros. The
             default is False, as in apex.
-        maximize: ascend instead of descend.
-        **options: those of every fused optimizer, as :class:`FusedAdam` describes them:
-            `master_weights`, `max_grad_norm`, `write_back_grads`, `skip_non_finite`, `state_dtype`.
+        maximize: gradient ascent instead of descent.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`:
+            `master_weights`, `max_grad_norm`, `write_back_grads`, `state_dtype` and others.
 
     Attributes:
-        most_recent_scale: loss scale that the gradients carry, for programs that multiply the loss
-            by themselves: the next step divides by it and sets it back to 1. A gradient scaler's
-            own scale takes precedence.
-        scale_set_by_backward: apex's companion of the former; set to False by every step.
+        most_recent_scale: loss scale of the gradients, for programs that scale the loss themselves:
+            the next step divides by it and resets it to 1. A gradient scaler takes precedence.
+        scale_set_by_backward: an attribute of apex's class; every step sets it to False.
 
     Raises:
-        ValueError: for a value out of range or an unsuitable parameter, naming the group.
-        TypeError: for a value of another type, naming the group.
+        ValueError: for a value out of range or an unsupported parameter, naming the group.
+        TypeError: for a value of the wrong type, naming the group.
 
     Example:
         >>> import torch
@@ -74,16 +73,16 @@ class FusedSGD(FusedOptimizer):
         tensor([0.7500, 0.5000])
 
     Notes:
-        The first step is told by `state["step"]` on the device, so one that a scaler skipped is not
-        it. The count starts over if a buffer is made later, because the momentum became positive.
+        `state["step"]` on the device determines the first step; steps that a scaler skipped do not
+        count. The count restarts if a buffer is created later, when the momentum becomes positive.
 
-        Differences from torch.optim.SGD: the buffer is fp32 for 16-bit parameters; `found_inf`
-        skips the step whenever it is not 0; a negative `dampening` and sparse tensors are refused.
-        Checkpoints interchange in both directions: a buffer without a step count is a running one,
-        and one that has not begun is saved as None.
+        Differences from torch.optim.SGD: the buffer is fp32 for 16-bit parameters; any `found_inf`
+        other than 0 skips the step; a negative `dampening` and sparse tensors are rejected.
+        Checkpoints can be exchanged in both directions: a buffer without a step count has been
+        updated, and a buffer before its first update is saved as None.
 
         Differences from apex.optimizers.FusedSGD: it also runs on the CPU and with bf16; each
-        parameter has a first step of its own; without momentum there are no buffers. There is no
+        parameter has its own first step; without momentum there are no buffers. There is no
         attribute `multi_tensor_sgd`.
     """
 
@@ -95,16 +94,16 @@ class FusedSGD(FusedOptimizer):
     wd_after_momentum: bool = group_option(
         "wd_after_momentum",
         bool,
-        "Whether weight decay is added behind the momentum; of the first group.",
+        "Whether weight decay is added after the momentum; of the first group.",
     )
     materialize_master_grads: bool = group_option(
-        "materialize_master_grads", bool, "The constructor's argument; without effect."
+        "materialize_master_grads", bool, "Ignored; accepted for programs written for apex."
     )
 
     def __init__(
         self,
         params: Any,
-        lr: Any = required,  # torch's mark: a group without lr is refused in torch's own words
+        lr: Any = required,  # torch's sentinel: torch raises its own error for a group without lr
         momentum: float | Tensor = 0,
         dampening: float | Tensor = 0,
         weight_decay: float | Tensor = 0,
@@ -132,7 +131,7 @@ class FusedSGD(FusedOptimizer):
         return ("momentum_buffer",) if _has_momentum(group) else ()
 
     def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
-        # The first step of a buffer is told by the count.
+        # The step count determines the first update of a buffer.
         self.state[param].pop("step", None)
         return super()._begin_state(param, group, name)
 
@@ -169,8 +168,8 @@ class FusedSGD(FusedOptimizer):
             state["step"] = 1
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # A buffer that no update has reached is None, as in torch: its first update takes the whole
-        # gradient. `step` is ours; torch keeps it and does not look at it.
+        # A buffer before its first update is None, as in torch: its first update takes the whole
+        # gradient. torch keeps `step` but does not read it.
         states = state_dict["state"]
         for group in state_dict["param_groups"]:
             group.update(TORCH_ONLY)
@@ -181,7 +180,7 @@ class FusedSGD(FusedOptimizer):
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:
-    """Whether there are buffers. A momentum on the device may become positive at any time."""
+    """Whether there are buffers; a momentum on the device may become positive at any time."""
     momentum = group["momentum"]
     return isinstance(momentum, Tensor) or momentum != 0
 
@@ -191,7 +190,7 @@ def _is_zero(step: Tensor) -> bool:
 
 
 def _was_counted_elsewhere(state: dict[str, Any]) -> bool:
-    """Whether a buffer is running although its count is 0: torch.optim.SGD does not count."""
+    """Whether a buffer has been updated although its count is 0, as torch.optim.SGD's are."""
     step, buffer = state["step"], state["momentum_buffer"]
     if isinstance(step, Tensor):
         step = float(step) if step.numel() == 1 and has_value(step) else None

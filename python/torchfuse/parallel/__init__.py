@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Training on many devices: what processes share, and learning rates for large batches."""
+"""Distributed training: data parallelism, synchronized batch normalization and LARC."""
 
 from torchfuse.parallel.convert_syncbn import (
     convert_syncbn_model,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks of what is given to DistributedDataParallel."""
+"""Checks of the arguments of DistributedDataParallel."""
 
 from __future__ import annotations
 

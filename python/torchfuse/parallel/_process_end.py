@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lets the threads of process groups end before the interpreter does.
+"""Ends the threads of process groups before the interpreter finalizes itself.
 
-A thread of a Gloo group that lets go of a collective's tensors asks for the interpreter's lock.
-Once the interpreter finalizes itself, asking for it ends the process, with the message
-"terminate called without an active exception". The threads are joined when the last reference to
-their group goes. More hold it than a program that calls `destroy_process_group()` knows of: models,
-and functions of torch that were defined while it was the default group.
+A thread of a Gloo group acquires the GIL to release a collective's tensors. Once the interpreter
+finalizes itself, acquiring it ends the process with the message "terminate called without an active
+exception". The threads are joined when the last reference to their group is dropped. After
+`destroy_process_group()` other references may remain: in models, and in functions of torch that
+were defined while it was the default group.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# What has default arguments that are the default group, if there was one when it was imported.
-# Torch imports it with the first optimizer or model of a program.
+# Its functions have the default group as a default argument, if there was one at its import.
+# torch imports it with the first optimizer or model of a program.
 _FUNCTIONS = "torch.distributed.nn.functional"
 
 
 class Engine(DistributedDataParallel):
-    """Torch's class, which lets go of its group in a safe order."""
+    """torch's class, which releases its process group in a safe order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         _engines.add(self)
 
     def release_group(self) -> None:
-        """Ends the use of this object.
+        """Releases the process group; the object cannot be used afterwards.
 
-        The group's Python object goes last, because it gives the interpreter's lock away while the
-        threads are joined. The reducer does not: threads that wait for the lock never end then.
+        The group's Python object is dropped last, because it releases the GIL while the threads are
+        joined. The reducer does not release it, so threads that wait for the GIL would never end.
         """
         group = self.__dict__.pop("process_group", None)
         self.__dict__.pop("logger", None)
@@ -52,7 +52,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _release_groups() -> None:
-    """Drops what still holds groups that the program has destroyed."""
+    """Drops the remaining references to groups that the program has destroyed."""
     if not dist.is_available() or dist.is_initialized():
         return
     for engine in list(_engines):
@@ -60,7 +60,7 @@ def _release_groups() -> None:
     functions = getattr(sys.modules.get(_FUNCTIONS), "__dict__", {}).values()
     held = [function for function in functions if _holds_group(function)]
     if held:
-        gc.collect()  # A model in a cycle goes before the group's last Python object does.
+        gc.collect()  # Frees models in cycles before the group's last Python object.
     for function in held:
         function.__defaults__ = tuple(
             None if isinstance(value, dist.ProcessGroup) else value

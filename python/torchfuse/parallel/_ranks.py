@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the processes of the default group have to agree on before they communicate."""
+"""Checks that the processes of the default group agree before they communicate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def require_group(who: str) -> None:
-    """Refuses to go on without a process group."""
+    """Raises RuntimeError without a process group."""
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             f"{who}: expected torch.distributed to have a process group, got none. "
@@ -21,7 +21,7 @@ def require_group(who: str) -> None:
 
 
 def check_parameters(who: str, module: nn.Module) -> None:
-    """Refuses parameters that the group cannot reduce, or that differ between its processes."""
+    """Rejects parameters that the group cannot reduce, or that differ between its processes."""
     backends = dist.get_backend_config()
     descriptions = []
     for name, parameter in module.named_parameters():
@@ -44,7 +44,7 @@ def check_parameters(who: str, module: nn.Module) -> None:
 
 
 def check_gradients(who: str, named: Mapping[str, Tensor | None]) -> None:
-    """Refuses gradients that differ between processes in more than their values, or are sparse."""
+    """Rejects sparse gradients, and those whose shape, dtype or layout differs between ranks."""
     descriptions = [f"{name}: {_describe(grad)}" for name, grad in named.items()]
     remedy = "Let every process compute the gradients of the same parameters."
     _check_same(f"{who}: expected the gradients", descriptions, remedy)
@@ -63,10 +63,10 @@ def _describe(grad: Tensor | None) -> str:
 
 
 def _check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
-    """Raises in all processes if one has other descriptions than the first.
+    """Raises in all processes if the descriptions of one differ from those of rank 0.
 
-    A checksum of each process is gathered, and read on the host; only if they differ, the
-    descriptions are too.
+    A checksum of each process is gathered and read on the host. The descriptions are gathered only
+    if the checksums differ.
     """
     digest = hashlib.sha256("\n".join(descriptions).encode()).digest()
     mine = torch.tensor(
@@ -88,9 +88,9 @@ def _check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None
 
 
 def _device() -> torch.device:
-    """A device whose tensors every process of the group can send; the CPU where that is possible.
+    """Returns a device that every process of the group can send from; the CPU if possible.
 
-    It must not depend on what the processes might disagree on, such as the devices of tensors.
+    It must not depend on anything that may differ between processes, such as devices of tensors.
     """
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Forward passes that activation checkpointing repeats, known by what checkpointing itself keeps.
+"""Recognizes forward passes that activation checkpointing repeats, and reuses their moments.
 
-`torch.utils.checkpoint` of the kind without reentrance makes one frame for each region that it
-runs. The hooks that it puts around saved tensors hold that frame, those of the repetition too. So a
-pass that has checkpointing's hooks around it leaves its reduced moments with the frame, and the
-n-th pass of a layer in a repetition takes those of the n-th pass of the layer. Tensors are never
-compared. The moments go with the frame, which lives as long as the region's part of the graph.
+Non-reentrant `torch.utils.checkpoint` creates one frame for each region that it runs. Its hooks for
+saved tensors refer to that frame, in the first run and in the recomputation. So a pass inside these
+hooks stores its reduced moments with the frame, and the n-th pass of a layer in a recomputation
+reuses those of the n-th pass of the layer in the first run. Tensors are never compared. The moments
+are freed with the frame, which lives as long as the region's part of the graph.
 
-Where no frame is seen (reentrant checkpointing, regions inside of regions, hooks of others on top)
-nothing is left behind and nothing is found: the repeated pass exchanges again.
+Where no frame is visible (reentrant checkpointing, nested regions, other hooks on top), nothing is
+stored and nothing is found: the repeated pass communicates again.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import _CheckpointFrame
 
-# Moments of each layer's passes in a region, in their order.
+# Moments of each layer's passes in a region, in order.
 _moments: WeakKeyDictionary[Any, dict[nn.Module, list[Tensor]]] = WeakKeyDictionary()
-# How many of them a repetition has taken. Each repetition has a hook of its own.
+# How many of them a recomputation has used. Each recomputation has its own hook.
 _taken: WeakKeyDictionary[Any, dict[nn.Module, int]] = WeakKeyDictionary()
 
 
 def _hook() -> Any:
-    """What is called with the tensors that the innermost region saves; None without one."""
+    """Returns the hook that the innermost region calls with saved tensors; None without one."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]
 
 
 def _held_by(hook: Any) -> Iterator[Any]:
-    # From torch 2.15 on the repetition's hook is wrapped, to be left alone by the compiler.
+    # From torch 2.15 on, the recomputation's hook is wrapped so that the compiler ignores it.
     for cell in getattr(inspect.unwrap(hook), "__closure__", None) or ():
         yield cell.cell_contents
 
 
 def _frame_of_repetition(hook: Any) -> Any:
-    """A repetition's hook refers to the frame weakly."""
+    """Returns the frame to which a recomputation's hook has a weak reference, or None."""
     for held in _held_by(hook):
         if isinstance(held, ReferenceType) and isinstance(held(), _CheckpointFrame):
             return held()
@@ -49,9 +49,9 @@ def _frame_of_repetition(hook: Any) -> Any:
 
 
 def is_repeated() -> bool:
-    """If this pass runs inside of a backward pass, or of a region that is repeated outside of one.
+    """Whether this pass runs in a backward pass, or in a region recomputed outside of one.
 
-    Checkpointing of every kind repeats passes there, also others' than torch's.
+    Every kind of checkpointing repeats passes there, including implementations other than torch's.
     """
     if torch.compiler.is_compiling():
         return False
@@ -59,7 +59,7 @@ def is_repeated() -> bool:
 
 
 def keep(layer: nn.Module, packed: Tensor) -> None:
-    """Leaves what this pass of `layer` reduced to its repetitions, if it may have any."""
+    """Stores the reduced moments of this pass of `layer`, if the pass may be repeated."""
     if torch.compiler.is_compiling():
         return
     for held in _held_by(_hook()):
@@ -68,7 +68,7 @@ def keep(layer: nn.Module, packed: Tensor) -> None:
 
 
 def moments_of_first(layer: nn.Module) -> Tensor | None:
-    """What the pass reduced that this one of `layer` repeats; None if it is not known."""
+    """Returns the moments of the pass that this one of `layer` repeats; None if unknown."""
     if torch.compiler.is_compiling():
         return None
     hook = _hook()

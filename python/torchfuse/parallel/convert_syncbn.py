@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From `nn.BatchNorm*` to `SyncBatchNorm` and back, and process groups for it."""
+"""Converts `nn.BatchNorm*` to `SyncBatchNorm` and back, and creates process groups for it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from torchfuse.parallel.sync_batch_norm import SyncBatchNorm
 
-# The hooks, and what torch notes of how each is to be called.
+# The attributes that hold hooks, and those that say how torch calls each hook.
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hook" in name)
 _SETTINGS = ("num_features", "eps", "momentum", "affine", "track_running_stats", "training")
 _ORIGIN = "_converted_from"
 
 
 class _BatchNormOfAnyDimension(_BatchNorm):
-    """What a layer that was made as `SyncBatchNorm` turns into."""
+    """The reverted form of a layer that was created as `SyncBatchNorm`."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -34,24 +34,24 @@ def convert_syncbn_model(
     own_communicator: bool = False,
     deterministic: bool = False,
 ) -> nn.Module:
-    """Replaces the batch normalization layers of a model by `SyncBatchNorm`.
+    """Replaces the batch normalization layers of a model with `SyncBatchNorm`.
 
-    Parameters, buffers and hooks move over as they are, so that optimizers made before still know
-    the parameters; the training flag, dtype, device and `requires_grad` stay. A layer that occurs
-    twice is replaced by one. Instance normalization stays. Subclasses with a forward of their own
-    (activations, say), layers with modules inside (parametrizations of a weight, say), and lazy
-    layers that have not seen a batch, are left alone with a warning. `revert_syncbn_model` is the
-    way back.
+    The new layers have the same parameter, buffer and hook objects, so existing optimizers stay
+    valid; the training flag, dtype, device and `requires_grad` are kept. A layer that occurs twice
+    is replaced with one. Instance normalization is not changed. Subclasses with their own `forward`
+    (for example an activation), layers that contain modules (for example a parametrization) and
+    lazy layers that have not seen a batch are left unchanged with a warning.
+    `revert_syncbn_model` undoes the conversion.
 
     Args:
         module: the model, changed in place, or a batch normalization layer itself.
-        process_group: whose processes take part; None is the default group, or a
-            `torch.nn.SyncBatchNorm` layer's own.
-        channel_last: as in `SyncBatchNorm`.
-        own_communicator: make a group for these layers, with the processes of `process_group`; all
-            processes must call this function then. Their exchanges do not wait behind those of
-            gradients, and cannot be mixed up with them.
-        deterministic: as in `SyncBatchNorm`.
+        process_group: processes that share statistics; None is the default group, or the group of
+            a `torch.nn.SyncBatchNorm` layer.
+        channel_last: inputs are ``[N, ..., C]`` instead of ``[N, C, ...]``.
+        own_communicator: create a separate process group for these layers, with the processes of
+            `process_group`, all of which must call this function. The layers' communication then
+            does not wait behind that of gradients, and cannot be mixed up with it.
+        deterministic: sum over processes in the order of ranks, at a higher communication cost.
 
     Returns:
         The model, or the new layer if `module` was one.
@@ -82,17 +82,17 @@ def convert_syncbn_model(
 
 
 def revert_syncbn_model(module: nn.Module) -> nn.Module:
-    """Replaces `SyncBatchNorm` layers by the `nn.BatchNorm*` that they were, for export, say.
+    """Replaces `SyncBatchNorm` layers with the original `nn.BatchNorm*`, for example for export.
 
     Args:
-        module: the model, changed in place, or a layer itself.
+        module: the model, changed in place, or a `SyncBatchNorm` layer itself.
 
     Returns:
         The model, or the new layer if `module` was one.
 
     Raises:
-        ValueError: a layer has `fuse_relu` or `channel_last`, which batch normalization lacks, or
-            modules inside, such as parametrizations.
+        ValueError: if a layer has `fuse_relu` or `channel_last`, which `nn.BatchNorm*` lacks, or
+            contains modules, such as parametrizations.
 
     Example:
         >>> import torch
@@ -121,18 +121,18 @@ def revert_syncbn_model(module: nn.Module) -> nn.Module:
 
 
 def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
-    """The group of `group_size` consecutive ranks that this process belongs to.
+    """Creates groups of `group_size` consecutive ranks and returns that of this process.
 
-    All processes must call it. As apex's function of that name.
+    All processes must call this function, which behaves like apex's of the same name.
 
     Args:
-        group_size: processes that share statistics; a divisor of the world size. 0 is all of them.
+        group_size: number of processes that share statistics, a divisor of the world size; 0: all.
 
     Returns:
-        The group; None for 0 and for the world size, which is the default group.
+        The group; None, for the default group, if `group_size` is 0 or the world size.
 
     Raises:
-        ValueError: `group_size` is negative, larger than the world or no divisor of its size.
+        ValueError: if `group_size` is negative or not a divisor of the world size.
 
     Example:
         >>> from torchfuse.parallel import create_syncbn_process_group
@@ -159,7 +159,7 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
 def _is_to_convert(layer: nn.Module, name: str) -> bool:
     if not isinstance(layer, _BatchNorm) or isinstance(layer, SyncBatchNorm):
         return False
-    # Of the class, or set on the layer, as tools that wrap layers do.
+    # The forward of the class, or one that tools which wrap layers have set on the layer.
     forward = getattr(layer.forward, "__func__", layer.forward)
     if forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         reason = "has a forward of its own, which would be lost"
@@ -198,7 +198,7 @@ def _synchronised(
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
-    """Settings, parameters, buffers and hooks of `old`, the same objects."""
+    """Gives `new` the settings, parameters, buffers and hooks of `old`, as the same objects."""
     for setting in _SETTINGS:
         setattr(new, setting, getattr(old, setting))
     new._parameters = old._parameters.copy()

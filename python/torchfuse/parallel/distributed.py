@@ -19,15 +19,15 @@ from torchfuse.parallel.flat import Reducer, broadcast_parameters
 __all__ = ["DistributedDataParallel", "Reducer"]
 
 _NAME = "DistributedDataParallel"
-# How torch's engine begins when a gradient of the backward pass before is missing.
+# How the error of torch's engine begins if a gradient of the previous backward pass is missing.
 _MISSING_GRADIENT = "Expected to have finished reduction in the prior iteration"
 
 
 @dataclasses.dataclass
 class _Reduction:
-    """What is done with each bucket of gradients.
+    """How each bucket of gradients is reduced.
 
-    It does not know the module: that would be a cycle through the engine, which nothing collects.
+    It has no reference to the module: a cycle through the engine would never be collected.
     """
 
     always_fp32: bool
@@ -46,13 +46,13 @@ class _Reduction:
 def _reduce(reduction: _Reduction, bucket: Any) -> Any:
     """Sums a bucket over all processes, in place, and scales it as apex does.
 
-    The engine calls it with a `torch.distributed.GradBucket` for a future of the result.
+    The engine passes a `torch.distributed.GradBucket` and receives a future of the result.
     """
     gradients = bucket.buffer()
     reduction.started = True
     if reduction.retain:
         reduction.buffers[bucket.index()] = gradients
-    if not reduction.enabled:  # since the forward pass
+    if not reduction.enabled:  # disabled after the forward pass
         devices = [] if gradients.device.type == "cpu" else [gradients.device]
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         done.set_result(gradients)
@@ -64,7 +64,7 @@ def _reduce(reduction: _Reduction, bucket: Any) -> Any:
     factor = reduction.predivide_factor / dist.get_world_size()
 
     def finish(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-        # The value of the future, and not `summed`: so it is known to the stream in use here.
+        # The value of the future, not `summed`: torch has prepared it for the current stream.
         result = future.value()[0]
         if reduction.average:
             result.mul_(factor)
@@ -78,51 +78,51 @@ def _reduce(reduction: _Reduction, bucket: Any) -> Any:
 class DistributedDataParallel(nn.Module):
     r"""Averages the gradients of a module over all processes during the backward pass.
 
-    It has the arguments and the behavior of `apex.parallel.DistributedDataParallel`, while
-    `torch.nn.parallel.DistributedDataParallel` does the work, over the default process group. New
-    programs have no reason to prefer it to torch's own.
+    It has the arguments and the behavior of `apex.parallel.DistributedDataParallel`, and is
+    implemented by `torch.nn.parallel.DistributedDataParallel` on the default process group. New
+    programs should use torch's class directly.
 
-    The parameters of rank 0 are broadcast in the constructor. Buffers, such as the running
-    statistics of a batch normalization, never are: each process keeps its own, as with apex.
+    The constructor broadcasts the parameters of rank 0. Buffers, such as the running statistics of
+    batch normalization, are never broadcast: each process keeps its own, as with apex.
 
     A gradient is reduced as
 
     .. math::
         g \leftarrow \frac{f}{n} \sum_{r=1}^{n} \frac{g_r}{f}
 
-    with :math:`n` processes and the `gradient_predivide_factor` :math:`f`. As gradients are when
-    they are reduced, so they are after it: what has been accumulated before counts too.
+    with :math:`n` processes and the `gradient_predivide_factor` :math:`f`. The whole gradient is
+    reduced, including what earlier backward passes have accumulated.
 
     Args:
-        module: the module to train; on one type of device.
-        message_size: a bucket of gradients is sent when it has so many elements of the module's
-            widest dtype; dtypes never share a bucket.
-        delay_allreduce: sends one bucket for each dtype, after the last gradient of it, and takes
+        module: module to train, with parameters on one type of device.
+        message_size: number of elements, of the module's widest dtype, at which a bucket of
+            gradients is sent; a bucket has gradients of one dtype.
+        delay_allreduce: send one bucket for each dtype, after its last gradient, and accept
             parameters without a gradient, in some or all processes.
-        shared_param: None; apex has removed it.
-        allreduce_trigger_params: parameters of the module, or None. No effect: when a bucket is
-            sent does not change its values.
-        retain_allreduce_buffers: gradients become views of the flat `allreduce_buffers`.
-        allreduce_always_fp32: sums 16-bit gradients in fp32, and rounds once.
-        num_allreduce_streams: at least 1, and 1 with `delay_allreduce`. No effect otherwise.
-        allreduce_communicators: None, or a pair of lists, process groups and streams, of
-            `num_allreduce_streams` items each; the groups span all processes. No effect.
-        gradient_average: False leaves out the factor :math:`f / n`.
+        shared_param: must be None; apex has removed this option.
+        allreduce_trigger_params: parameters of the module, or None. Ignored: the time when a bucket
+            is sent does not change its values.
+        retain_allreduce_buffers: make gradients views of the flat `allreduce_buffers`.
+        allreduce_always_fp32: sum 16-bit gradients in fp32, and round once.
+        num_allreduce_streams: ignored; at least 1, and 1 with `delay_allreduce`.
+        allreduce_communicators: ignored; None, or a list of process groups and a list of streams,
+            of `num_allreduce_streams` items each. Each group must span all processes.
+        gradient_average: if False, the factor :math:`f / n` is omitted.
         gradient_predivide_factor: :math:`f`, positive and finite; keeps sums of many fp16
             gradients in range.
-        gradient_average_split_factor: None; `gradient_predivide_factor` has replaced it.
-        prof: no effect; torch's profiler shows the engine by itself.
+        gradient_average_split_factor: must be None; replaced by `gradient_predivide_factor`.
+        prof: ignored; torch's profiler shows the reduction without it.
 
     Attributes:
-        module: the argument. Keys of the state dict begin with `module.`.
+        module: the constructor argument. Keys of the state dict begin with `module.`.
         world_size: number of processes, as a float.
 
     Raises:
-        TypeError: for a module that is none.
+        TypeError: if `module` is not a `torch.nn.Module`.
         ValueError: for a value out of range, arguments that exclude each other, and a parameter
-            that is lazy or on a device that the group does not serve.
+            that is lazy or on a device that the group does not support.
         RuntimeError: without a process group, for parameters that differ between processes, and in
-            `forward` if a parameter got no gradient in the backward pass before.
+            `forward` if a parameter got no gradient in the previous backward pass.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -138,15 +138,15 @@ class DistributedDataParallel(nn.Module):
         >>> dist.destroy_process_group()
 
     Notes:
-        With `delay_allreduce` torch looks for unused parameters in each forward pass. It says so
-        once if there are none; this is no error.
+        With `delay_allreduce`, torch searches for unused parameters in each forward pass. If there
+        are none, it warns once; the warning is harmless.
 
-        Copies and pickles are those of the module and the arguments: the engine is made again in
-        the next forward pass. It is also made again when parameters are frozen, thawed or moved,
-        which all processes have to do together.
+        Copies and pickles contain the module and the arguments; the next forward pass creates the
+        engine again. It also does so after parameters are frozen, unfrozen or moved, which all
+        processes must do together.
 
-        Differences from apex: bf16 and fp64 gradients are reduced as they are; a parameter that is
-        never used needs `delay_allreduce`; copies and pickles work; it runs on the CPU too.
+        Differences from apex: bf16 and fp64 gradients are reduced in their dtype; a parameter that
+        is never used requires `delay_allreduce`; copies and pickles work; it also runs on the CPU.
     """
 
     module: torch.nn.Module
@@ -197,12 +197,12 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def needs_refresh(self) -> bool:
-        """Whether the buckets of the parameters as they are now have not been reduced yet."""
+        """Whether the buckets of the current parameters have not been reduced yet."""
         return not self._reduction.started
 
     @property
     def allreduce_buffers(self) -> list[Tensor]:
-        """Flat gradients of the last backward pass, if `retain_allreduce_buffers`; else empty."""
+        """Flat gradients of the last backward pass with `retain_allreduce_buffers`, else empty."""
         return [buffer for _, buffer in sorted(self._reduction.buffers.items())]
 
     def enable_allreduce(self) -> None:
@@ -210,11 +210,11 @@ class DistributedDataParallel(nn.Module):
         self._reduction.enabled = True
 
     def disable_allreduce(self) -> None:
-        """Keeps backward passes from reducing, from the next one on; gradients accumulate."""
+        """Stops the reduction of gradients from the next backward pass on; they accumulate."""
         self._reduction.enabled = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Calls the module."""
+        """Calls the module with the given arguments and returns its result."""
         trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not (torch.is_grad_enabled() and trainable):
             return self.module(*inputs, **kwargs)
@@ -251,12 +251,12 @@ class DistributedDataParallel(nn.Module):
             gradient_as_bucket_view=self._reduction.retain,
         )
         self._reduction = self._reduction.fresh()
-        # Without annotations: the engine does not take them as text.
+        # A lambda has no annotations; the engine rejects annotations that are strings.
         engine.register_comm_hook(self._reduction, lambda state, bucket: _reduce(state, bucket))
         return engine
 
     def _set_engine(self, engine: _Engine | None, described: list[Any] | None = None) -> None:
-        # As a plain attribute: its module is a child of this one already.
+        # A plain attribute, not a child module: its module is a child of this one already.
         object.__setattr__(self, "_engine", engine)
         self._described = described or []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Collectives over many tensors at once, through one flat copy for each dtype and device."""
+"""Collectives on many tensors at once, through one flat copy for each dtype and device."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torchfuse.parallel._ranks import check_gradients, check_parameters, require
 
 __all__ = ["apply_flat_dist_call", "flat_dist_call", "flatten", "split_by_type", "unflatten"]
 
-# So many elements are copied at once when a whole model is broadcast.
+# Number of elements that are copied at once when a whole model is broadcast.
 _BROADCAST_ELEMENTS = 1 << 26
 
 
 def flatten(bucket: Sequence[Tensor]) -> Tensor:
-    """One tensor of a single dimension with the elements of all, in their logical order.
+    """Copies the elements of all tensors into one 1-dim tensor, in logical order.
 
     Args:
-        bucket: tensors of one dtype and device; at least one.
+        bucket: one or more tensors of one dtype and device.
 
     Returns:
-        A copy.
+        The copy.
 
     Example:
         >>> import torch
@@ -37,11 +37,11 @@ def flatten(bucket: Sequence[Tensor]) -> Tensor:
 
 
 def unflatten(coalesced: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
-    """Views of what `flatten` made, with the shapes of the tensors in `bucket`.
+    """Splits a result of `flatten` into views with the shapes of the tensors in `bucket`.
 
     Args:
-        coalesced: as many elements as the tensors have together, in one dimension.
-        bucket: the tensors whose shapes are wanted.
+        coalesced: 1-dim tensor with as many elements as the tensors have together.
+        bucket: tensors with the shapes of the views.
 
     Returns:
         One view for each tensor.
@@ -60,7 +60,7 @@ def unflatten(coalesced: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
 def split_by_type(
     tensors: Iterable[Tensor],
 ) -> dict[tuple[torch.dtype, torch.device], list[Tensor]]:
-    """The tensors by dtype and device, in order.
+    """Groups tensors by dtype and device, in order.
 
     Example:
         >>> import torch
@@ -78,7 +78,7 @@ def split_by_type(
 def apply_flat_dist_call(
     bucket: Sequence[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
 ) -> None:
-    """As `flat_dist_call`, for tensors of one dtype and device.
+    """Calls a collective on a flat copy of tensors of one dtype and device; see `flat_dist_call`.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -108,14 +108,14 @@ def flat_dist_call(
 ) -> None:
     """Calls a collective of torch.distributed once for each dtype and device, in place.
 
-    The tensors of one dtype and device are copied into a flat one, `call` is applied to it, and
-    they get its result. `torch.distributed.all_reduce` gives the average over the ranks of the
-    group, unless `extra_args` names another operation than the sum.
+    The tensors of one dtype and device are copied into a flat tensor, `call` is applied to it, and
+    its result is copied back. `torch.distributed.all_reduce` computes the average over the ranks of
+    the group, unless `extra_args` specifies an operation other than the sum.
 
     Args:
-        tensors: dense tensors; the same dtypes and numbers of elements in every process.
+        tensors: dense tensors, with the same dtypes and numbers of elements in every process.
         call: a function of torch.distributed that changes its first argument in place.
-        extra_args: further positional arguments of `call`, such as the source of a broadcast.
+        extra_args: additional positional arguments of `call`, such as the source of a broadcast.
 
     Raises:
         RuntimeError: without a process group.
@@ -133,7 +133,7 @@ def flat_dist_call(
 
 
 def broadcast_parameters(who: str, module: nn.Module) -> None:
-    """Gives all processes the parameters of rank 0; no copy of the whole model is made."""
+    """Broadcasts the parameters of rank 0 to all processes, without a copy of the whole model."""
     check_parameters(who, module)
     chunk: list[Tensor] = []
     elements = 0
@@ -147,20 +147,20 @@ def broadcast_parameters(who: str, module: nn.Module) -> None:
 
 
 class Reducer:
-    """Averages gradients over all processes when it is told to, and not during the backward pass.
+    """Averages gradients over all processes when `reduce()` is called, not in the backward pass.
 
-    For programs that accumulate gradients over several backward passes, or have parts of a step
-    that torch's DistributedDataParallel does not know. There is one all-reduce for each dtype and
-    device, over the default process group.
+    It is for programs that accumulate gradients over several backward passes, or whose step has
+    parts that torch's DistributedDataParallel does not support. There is one all-reduce for each
+    dtype and device, over the default process group.
 
     Args:
         module_or_grads_list: a module, whose parameters are broadcast from rank 0 now and whose
-            gradients are averaged later; or tensors, in lists or tuples of any depth, which are
-            averaged in place. Then the caller sees to equal parameters.
+            gradients `reduce()` averages; or tensors in lists or tuples of any depth, which
+            `reduce()` averages in place. With tensors, the caller keeps the parameters equal.
 
     Raises:
-        TypeError: for an item that is no tensor.
-        ValueError: for a parameter that is lazy or on a device that the group does not serve.
+        TypeError: for an item that is not a tensor.
+        ValueError: for a lazy parameter, or one on a device that the group does not support.
         RuntimeError: without a process group, or for parameters that differ between processes.
 
     Example:
@@ -175,11 +175,11 @@ class Reducer:
         >>> dist.destroy_process_group()
 
     Notes:
-        Parameters without a gradient are left out. All processes have to agree on which these are:
+        Parameters without a gradient are skipped. They must be the same in all processes:
         `reduce()` gathers one number from each process and raises before anything is written.
 
-        Differences from apex.parallel.Reducer: bf16 and every other dtype; items that are no
-        tensors are refused, not ignored; disagreeing processes raise, and do not hang.
+        Differences from apex.parallel.Reducer: bf16 and every other dtype work; items that are not
+        tensors are rejected, not ignored; processes that disagree raise an error, and do not hang.
     """
 
     module: nn.Module | None
@@ -196,11 +196,12 @@ class Reducer:
             _collect(module_or_grads_list, "module_or_grads_list", self.grads)
 
     def reduce(self) -> None:
-        """Replaces each gradient, in place, by its average over all processes.
+        """Replaces each gradient in place with its average over all processes.
 
         Raises:
-            ValueError: for a gradient that is sparse.
-            RuntimeError: if another process has gradients of other parameters, shapes or dtypes.
+            ValueError: for a sparse gradient.
+            RuntimeError: without a process group, or if the parameters with a gradient, or shapes
+                or dtypes of gradients, differ between processes.
         """
         require_group("Reducer.reduce")
         named = self._named_grads()
@@ -217,7 +218,7 @@ class Reducer:
 
 
 def _collect(item: Any, name: str, tensors: list[Tensor]) -> None:
-    """Adds the tensors of a nested iterable, in order."""
+    """Appends the tensors of a nested iterable to `tensors`, in order."""
     if isinstance(item, Tensor):
         tensors.append(item)
     elif isinstance(item, Iterable) and not isinstance(item, (str, bytes, dict)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layer-wise adaptive rates (You, Gitman and Ginsburg 2017) around any optimizer."""
+"""Layer-wise adaptive learning rates (You, Gitman and Ginsburg 2017) around any optimizer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch import Tensor
 
 from torchfuse._delegation import attribute_of
 
-# Parameters and gradients of one group, by the dtype to compute in, device and mesh of DTensors.
+# Parameters and gradients of one group, by computation dtype, device and mesh of DTensors.
 _Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[Tensor]]]
 
 
 def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Norms in `dtype`, which is named only where it differs: not every torch shards it."""
+    """Returns norms in `dtype`; not every torch accepts the argument for sharded DTensors."""
     if all(tensor.dtype == dtype for tensor in tensors):
         return torch.stack(torch._foreach_norm(tensors))
     return torch.stack(torch._foreach_norm(tensors, dtype=dtype))
 
 
 class LARC(torch.optim.Optimizer):
-    r"""Gives every parameter a learning rate of its own, from its norm and that of its gradient.
+    r"""Adapts the learning rate of every parameter to its norm and the norm of its gradient.
 
-    Before the step of the optimizer inside, each gradient :math:`g` of a parameter :math:`p` is
-    replaced, in place, by
+    Before the step of the wrapped optimizer, each gradient :math:`g` of a parameter :math:`p` is
+    replaced in place by
 
     .. math::
         \eta &= \tau \frac{\lVert p \rVert}{\lVert g \rVert + \lambda \lVert p \rVert + \epsilon} \\
@@ -38,30 +38,29 @@ class LARC(torch.optim.Optimizer):
         g &\leftarrow \eta \, (g + \lambda p)
 
     with the learning rate :math:`\gamma` and the weight decay :math:`\lambda` of the parameter's
-    group; the optimizer inside makes its step without weight decay. So `clip=True` limits the
-    learning rate to the layer's own, :math:`\min(\gamma, \eta)` (LARC), and `clip=False` scales it,
-    :math:`\gamma \eta` (LARS, "Large batch training of convolutional networks", 2017). A gradient
-    stays as it is if its norm or its parameter's is 0. Under `maximize` the sign before
-    :math:`\lambda p` is a minus.
+    group; the wrapped optimizer steps without weight decay. With `clip=True` the effective learning
+    rate is :math:`\min(\gamma, \eta)` (LARC), with `clip=False` it is :math:`\gamma \eta` (LARS,
+    "Large batch training of convolutional networks", 2017). A gradient is not changed if its norm
+    or the norm of its parameter is 0. Under `maximize`, :math:`\lambda p` is subtracted.
 
-    This is an optimizer like any other: schedulers, gradient scalers and hooks take it. Its
-    `param_groups`, `state` and `defaults` are those of the optimizer inside, and so are its state
-    dicts, which load with and without LARC.
+    LARC is an optimizer itself: schedulers, gradient scalers and hooks accept it. Its
+    `param_groups`, `state`, `defaults` and state dicts are those of the wrapped optimizer, so that
+    checkpoints load with and without LARC.
 
     Args:
-        optimizer: an optimizer whose step needs no closure.
+        optimizer: optimizer to wrap; its step must not require a closure.
         trust_coefficient: :math:`\tau`, above 0.
-        clip: see above.
+        clip: limit the learning rate to :math:`\eta` instead of multiplying it by :math:`\eta`.
         eps: :math:`\epsilon`, at least 0.
 
     Attributes:
-        optim: the optimizer inside.
-        trust_coefficient: the argument; may be changed.
-        clip: the argument; may be changed.
-        eps: the argument; may be changed.
+        optim: the wrapped optimizer.
+        trust_coefficient: the constructor argument; may be changed.
+        clip: the constructor argument; may be changed.
+        eps: the constructor argument; may be changed.
 
     Raises:
-        TypeError: for something else than an optimizer, or one that needs a closure.
+        TypeError: if `optimizer` is not an optimizer, or requires a closure.
         ValueError: for a value out of range.
 
     Example:
@@ -76,17 +75,17 @@ class LARC(torch.optim.Optimizer):
         >>> optimizer.zero_grad()
 
     Notes:
-        Norms are taken in fp32 (fp64 for fp64), and a 16-bit gradient is rounded once. No step
-        reads a value from the device.
+        Norms are computed in fp32 (fp64 for fp64), and a 16-bit gradient is rounded once. The step
+        reads no value from the device.
 
-        With a gradient scaler, give LARC to `scaler.step` and `scaler.unscale_`, never the
-        optimizer inside: its norms are those of unscaled gradients, so the scaler has to unscale
-        first. It does, because LARC does not have the attribute `_step_supports_amp_scaling`, even
-        around an optimizer that has.
+        With a gradient scaler, pass LARC to `scaler.step` and `scaler.unscale_`, never the wrapped
+        optimizer, because norms must be those of unscaled gradients. The scaler unscales before
+        the step, because LARC does not have the attribute `_step_supports_amp_scaling`, even if
+        the wrapped optimizer has it.
 
-        Differences from apex.parallel.LARC: it is a torch.optim.Optimizer; `step` takes a closure;
-        the weight decay is restored also if the step fails; nothing waits for the device; 16-bit
-        norms cannot overflow; `maximize` is obeyed; sparse gradients are refused.
+        Differences from apex.parallel.LARC: it is a torch.optim.Optimizer; `step` accepts a
+        closure; the weight decay is restored even if the step fails; the host does not wait for
+        the device; 16-bit norms cannot overflow; `maximize` works; sparse gradients are rejected.
     """
 
     optim: torch.optim.Optimizer
@@ -94,15 +93,15 @@ class LARC(torch.optim.Optimizer):
     clip: bool
     eps: float
 
-    # They follow the optimizer inside: it replaces its list of groups when it loads a checkpoint.
+    # Properties, because the wrapped optimizer replaces its groups when it loads a checkpoint.
     param_groups: list[dict[str, Any]] = attribute_of(
-        "optim", "param_groups", "Parameter groups of the optimizer inside."
+        "optim", "param_groups", "Parameter groups of the wrapped optimizer."
     )
     state: defaultdict[Tensor, Any] = attribute_of(
-        "optim", "state", "State of the optimizer inside."
+        "optim", "state", "State of the wrapped optimizer."
     )
     defaults: dict[str, Any] = attribute_of(
-        "optim", "defaults", "Defaults of the optimizer inside."
+        "optim", "defaults", "Defaults of the wrapped optimizer."
     )
 
     def __init__(
@@ -124,8 +123,8 @@ class LARC(torch.optim.Optimizer):
             )
         _check_number("trust_coefficient", trust_coefficient, above_zero=True)
         _check_number("eps", eps, above_zero=False)
-        # torch's constructor would make groups and a state of its own. Its way to restore a pickled
-        # optimizer makes only the rest: hooks and the wrapper around step().
+        # torch's constructor would create separate groups and state. Its __setstate__, made for
+        # pickled optimizers, creates only the rest: hooks and the wrapper around step().
         self.__setstate__(
             dict(optim=optimizer, trust_coefficient=trust_coefficient, clip=clip, eps=eps)
         )
@@ -140,14 +139,14 @@ class LARC(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a parameter group to the optimizer inside."""
+        """Adds a parameter group to the wrapped optimizer."""
         self.optim.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Resets the gradients of all parameters.
 
         Args:
-            set_to_none: passed on; None: as the optimizer inside does by itself.
+            set_to_none: passed to the wrapped optimizer; None is that optimizer's default.
         """
         if set_to_none is None:
             self.optim.zero_grad()
@@ -155,7 +154,7 @@ class LARC(torch.optim.Optimizer):
             self.optim.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict of the optimizer inside; the arguments of LARC are not in it."""
+        """Returns the state dict of the wrapped optimizer, without the arguments of LARC."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state_dict: dict[str, Any] = self.optim.state_dict()
@@ -166,10 +165,10 @@ class LARC(torch.optim.Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a checkpoint into the optimizer inside.
+        """Loads a checkpoint into the wrapped optimizer.
 
         Args:
-            state_dict: what `state_dict()` of this or of the optimizer inside returned.
+            state_dict: a result of `state_dict()` of LARC or of the wrapped optimizer.
         """
         loaded = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -190,14 +189,14 @@ class LARC(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Scales all gradients in place, then makes the step of the optimizer inside.
+        """Scales all gradients in place, then calls the step of the wrapped optimizer.
 
         Args:
             closure: called first, with gradients enabled; its value is returned.
 
         Raises:
-            RuntimeError: for a sparse or complex gradient, naming parameter and group; nothing has
-                changed.
+            RuntimeError: for a sparse or complex gradient; the message names the parameter and the
+                group, and nothing has been changed.
         """
         loss: float | None = None
         if closure is not None:
@@ -228,7 +227,7 @@ class LARC(torch.optim.Optimizer):
             rates = (rates / group["lr"]).clamp(max=1.0)
         adapts = (param_norms != 0) & (grad_norms != 0)
         rates = torch.where(adapts, rates, 1.0)
-        # torch negates the gradient of a group that ascends, but not the decay.
+        # Under `maximize`, torch negates the gradient but not the weight decay.
         decays = adapts.to(dtype) * (-weight_decay if group.get("maximize") else weight_decay)
         decays_at_all = isinstance(weight_decay, Tensor) or weight_decay != 0
         for param, grad, rate, decay in zip(
@@ -252,7 +251,7 @@ def _check_number(name: str, value: Any, *, above_zero: bool) -> None:
 
 
 def _layers_of(index: int, group: dict[str, Any]) -> _Layers:
-    """What one group has to scale."""
+    """Returns the parameters and gradients of one group to scale."""
     layers: _Layers = {}
     for position, param in enumerate(group["params"]):
         grad = param.grad
@@ -276,7 +275,7 @@ def _layers_of(index: int, group: dict[str, Any]) -> _Layers:
 
 @contextlib.contextmanager
 def _taken_over_weight_decay(groups: list[dict[str, Any]]) -> Iterator[list[Any]]:
-    """The weight decay of each group, which is 0 in the meantime."""
+    """Yields the weight decay of each group, and sets it to 0 in the groups meanwhile."""
     weight_decays = [group.get("weight_decay", 0.0) for group in groups]
     try:
         for group in groups:

@@ -16,13 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchfuse import _C
 from torchfuse.parallel import _repeated_forward
 
-# What ranks must agree on; a number for each dtype, for the message.
+# Values that must be the same on all ranks; the message has a number for each dtype.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _AGREED = ["num_features", "input.dtype (0 float32, 1 float16, 2 bfloat16, 3 float64)"]
 
 
 def _is_transformed(*tensors: Tensor | None) -> bool:
-    """If torch.func or forward-mode differentiation is at work, which our operators do not know."""
+    """Whether torch.func or forward-mode differentiation is active; the ops support neither."""
     if torch._C._are_functorch_transforms_active():
         return True
     if forward_ad._current_level < 0:
@@ -34,48 +34,48 @@ def _is_transformed(*tensors: Tensor | None) -> bool:
 
 
 class SyncBatchNorm(_BatchNorm):
-    r"""Batch normalization whose mean and variance are those of all processes' batches together.
+    r"""Batch normalization with the mean and variance over the batches of all processes.
 
     .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
 
-    over all dimensions but the second, as `torch.nn.BatchNorm1d`, 2d and 3d compute it on the
-    pooled batch (Ioffe and Szegedy 2015), on the CPU as well as on CUDA. One all-reduce in the
-    forward pass and one in the backward pass, whose sizes do not depend on the number of processes;
-    the host waits for neither on CUDA. Processes may have batches of different sizes, also empty
-    ones; where all are empty, nothing is observed. The state dict is that of `nn.BatchNorm2d`.
+    over all dimensions except the second, as `torch.nn.BatchNorm1d`, `BatchNorm2d` and
+    `BatchNorm3d` compute it on the combined batch (Ioffe and Szegedy 2015), on the CPU and on CUDA.
+    There is one all-reduce in the forward pass and one in the backward pass, whose sizes do not
+    depend on the number of processes; on CUDA the host does not wait for them. Batch sizes may
+    differ between processes and may be 0; if all are 0, the running statistics are not updated. The
+    state dict is that of `nn.BatchNorm2d`.
 
-    In evaluation, or with one process, nothing is exchanged and no process group is needed. The
-    gradients of `weight` and `bias` are those of this process's outputs, which
-    `DistributedDataParallel` averages. Differentiable twice. A forward pass that activation
-    checkpointing repeats observes nothing again.
+    In evaluation mode, or with one process, there is no communication and no process group is
+    needed. The gradients of `weight` and `bias` are those of this process's outputs, which
+    `DistributedDataParallel` averages. The layer can be differentiated twice. A forward pass that
+    activation checkpointing repeats does not update the running statistics again.
 
     Args:
-        num_features: channels C of an input ``[N, C, ...]``.
+        num_features: number of channels C of an input ``[N, C, ...]``.
         eps: added to the variance.
-        momentum: share of the new observation in the running statistics; None averages over all
-            batches.
+        momentum: weight of a new batch in the running statistics; None averages over all batches.
         affine: have `weight` and `bias`.
         track_running_stats: keep running statistics for evaluation; without them evaluation uses
             the statistics of this process's batch.
-        process_group: whose processes take part; None is the default group. All its members must
-            run the same layers in the same order. A group of its own (`own_communicator` of
-            `convert_syncbn_model`) keeps the exchange from waiting behind gradients.
-        channel_last: inputs are ``[N, ..., C]``, as apex has it. A memory format needs no option:
-            `torch.channels_last` inputs are read and written as they lie.
-        fuse_relu: clamp the output at 0, in the same pass.
-        deterministic: add the processes in the order of their ranks, by a gather whose size grows
-            with their number.
-        device: of parameters and buffers.
-        dtype: of parameters and buffers: fp32, or fp16, bf16, fp64. Statistics are summed in fp32
-            and combined in fp64 whatever the input's dtype is.
+        process_group: processes that share statistics; None is the default group. All of them must
+            run the same layers in the same order. With a separate group (`own_communicator` of
+            `convert_syncbn_model`) the communication does not wait behind that of gradients.
+        channel_last: inputs are ``[N, ..., C]``, as in apex. Inputs in the memory format
+            `torch.channels_last` need no option: they are processed in that format.
+        fuse_relu: apply ReLU to the output, in the same pass.
+        deterministic: sum over processes in the order of ranks, with a gather whose size grows with
+            the number of processes.
+        device: device of parameters and buffers.
+        dtype: dtype of parameters and buffers: fp32, fp16, bf16 or fp64. Statistics are summed in
+            fp32 (fp64 for fp64 inputs) and combined in fp64.
 
     Raises:
-        ValueError: the input has less than two dimensions or another number of channels; or one
-            value for each channel, in training with one process.
-        RuntimeError: the input is not of a real floating-point dtype; `z` differs from it in sizes,
-            dtype or device; the layer trains under `torch.func`'s transforms or forward-mode
-            differentiation; processes differ in `num_features` or dtype; one ended or did not come
-            within the group's timeout: the message names this layer and the ranks without a sign.
+        ValueError: if the input has fewer than two dimensions or the wrong number of channels, or
+            one value per channel in training with one process.
+        RuntimeError: if the input is not of a real floating-point dtype; `z` differs from it in
+            size, dtype or device; the layer trains under transforms of `torch.func` or forward-mode
+            differentiation; processes differ in `num_features` or dtype; or one ended or timed out,
+            in which case the message names this layer and the ranks that did not respond.
 
     Example:
         >>> import torch
@@ -109,16 +109,16 @@ class SyncBatchNorm(_BatchNorm):
         self.channel_last = channel_last
         self.fuse_relu = fuse_relu
         self.deterministic = deterministic
-        #: Where the layer stands in its model, for messages; `convert_syncbn_model` sets it.
+        #: Name of the layer in its model, for messages; `convert_syncbn_model` sets it.
         self.layer_name = ""
         self._agreed: tuple[str, torch.dtype] | None = None
 
     def forward(self, input: Tensor, z: Tensor | None = None) -> Tensor:
-        """The normalized input, plus `z` if there is one, clamped at 0 with `fuse_relu`.
+        """Normalizes the input, adds `z` if given, and applies ReLU with `fuse_relu`.
 
         Args:
-            input: fp32, fp16, bf16 or fp64.
-            z: of the same sizes, dtype and device; added before the clamp.
+            input: fp32, fp16, bf16 or fp64; ``[N, C, ...]``, or ``[N, ..., C]`` if `channel_last`.
+            z: tensor of the same shape, dtype and device, added before the ReLU.
         """
         if self.channel_last:
             input = input.movedim(-1, 1)
@@ -172,7 +172,7 @@ class SyncBatchNorm(_BatchNorm):
         return output, packed
 
     def _evaluate_in_torch(self, input: Tensor, z: Tensor | None) -> Tensor:
-        """The layer in torch's own operators. They cannot exchange, so not in training."""
+        """Runs the layer with torch's operators, which cannot communicate: not in training."""
         if self.training:
             raise RuntimeError(
                 f"{self._caller()}: expected training to be False under torch.func's transforms "
@@ -209,7 +209,7 @@ class SyncBatchNorm(_BatchNorm):
         return f"SyncBatchNorm{name}({self.num_features})"
 
     def _group_to_sync(self, input: Tensor) -> str | None:
-        """The group's name, or None where this process is alone."""
+        """Returns the group's name, or None if this process is alone."""
         if not (dist.is_available() and dist.is_initialized()):
             if self.process_group is not None:
                 raise RuntimeError(
@@ -218,7 +218,7 @@ class SyncBatchNorm(_BatchNorm):
                 )
             return None
         group = self.process_group or dist.group.WORLD
-        assert group is not None  # init_process_group made it
+        assert group is not None  # created by init_process_group
         if dist.get_rank(group) < 0:
             raise RuntimeError(
                 f"{self._caller()}: expected this process to be in its process_group, got one "
@@ -232,7 +232,7 @@ class SyncBatchNorm(_BatchNorm):
         return name
 
     def _agree(self, input: Tensor, group: str) -> None:
-        """Once for each group and dtype: processes that differ would exchange nonsense, or hang."""
+        """Checks, once per group and dtype, that processes agree: else they mix data or hang."""
         if self._agreed == (group, input.dtype) or input.dtype not in _DTYPES:
             return
         values = [self.num_features, _DTYPES.index(input.dtype)]
@@ -240,7 +240,7 @@ class SyncBatchNorm(_BatchNorm):
         self._agreed = (group, input.dtype)
 
     def extra_repr(self) -> str:
-        """The arguments, those that apex adds where they are not the default."""
+        """Returns the arguments; options that torch's layer lacks are listed only if True."""
         text: str = super().extra_repr()  # type: ignore[no-untyped-call]
         for name in ("channel_last", "fuse_relu", "deterministic"):
             if getattr(self, name):
@@ -248,7 +248,7 @@ class SyncBatchNorm(_BatchNorm):
         return text
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """A copy in the same process group, which itself cannot be copied."""
+        """Copies the layer, but not its process group, which cannot be copied."""
         memo[id(self.process_group)] = self.process_group
         result = type(self).__new__(type(self))
         memo[id(self)] = result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Oracles, tolerances and the benchmark timer with which torchfuse itself is tested."""
+"""Oracles, tolerances and the benchmark timer that torchfuse's own tests use."""
 
 from torchfuse.testing.asserts import (
     assert_bitwise_equal,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How close two results have to be.
+"""Assertions on the difference between two results.
 
-torch's own implementations of Adam are 2e-4 apart elementwise after 100 steps where the result is
-near zero, but 4e-6 against max(|ref|, 1e-2) and far less in norm. The tolerances follow from that.
+torch's own implementations of Adam differ by 2e-4 elementwise after 100 steps where the result is
+near zero, but by 4e-6 relative to max(|ref|, 1e-2), and by far less in norm. The tolerances follow
+from that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _fp64(tensor: Tensor) -> Tensor:
 
 
 def relative_error(ours: Tensor, reference: Tensor) -> float:
-    """||ours - reference|| / ||reference||, in fp64; the plain norm where the reference is zero."""
+    """||ours - reference|| / ||reference||, in fp64; ||ours|| if the reference is zero."""
     mine, theirs = _fp64(ours), _fp64(reference)
     difference = float(torch.linalg.vector_norm(mine - theirs))
     size = float(torch.linalg.vector_norm(theirs))
@@ -54,19 +55,19 @@ def assert_close_to_torch(
     norm_tolerance: float = NORM_TOLERANCE,
     element_tolerance: float = ELEMENT_TOLERANCE,
 ) -> None:
-    """Compares fp32 parameters after about 100 steps with torch's.
+    """Asserts that fp32 parameters after about 100 steps are close to torch's.
 
-    Per tensor ``norm(ours - ref) <= norm_tolerance * norm(ref)``, and for every element
+    Every tensor must satisfy ``norm(ours - ref) <= norm_tolerance * norm(ref)``, and every element
     ``abs(ours - ref) <= element_tolerance * max(abs(ref), 1e-2)``.
 
     Args:
         ours: a tensor or a list of tensors.
-        reference: what to compare with, of the same shapes.
-        norm_tolerance: see above.
-        element_tolerance: see above.
+        reference: tensor or list of tensors to compare with, of the same shapes.
+        norm_tolerance: largest relative error of a tensor in norm.
+        element_tolerance: largest relative error of an element.
 
     Raises:
-        AssertionError: naming the tensor, the element and both values.
+        AssertionError: if a tolerance is exceeded, naming the tensor or element and the error.
 
     Example:
         >>> import torch
@@ -100,16 +101,16 @@ def assert_error_at_most(
     *,
     factor: float = 1.1,
 ) -> None:
-    """Requires our error against an fp64 oracle to be at most `factor` times torch's.
+    """Asserts that our error against an fp64 oracle is at most `factor` times torch's.
 
     Args:
         ours: a tensor or a list of tensors.
         torch_result: torch's result for the same input.
         oracle: the result in fp64, such as that of :class:`ReferenceAdam`.
-        factor: how much larger than torch's our error may be.
+        factor: largest allowed ratio of our error to torch's.
 
     Raises:
-        AssertionError: naming the tensor and both errors.
+        AssertionError: if an error is too large, naming the tensor and both errors.
 
     Example:
         >>> import torch
@@ -130,14 +131,14 @@ def assert_error_at_most(
 def assert_bitwise_equal(
     ours: Tensor | Sequence[Tensor], reference: Tensor | Sequence[Tensor]
 ) -> None:
-    """Requires equal dtypes and equal bits, NaN payloads and the sign of zero included.
+    """Asserts equal dtypes and equal bits, including NaN payloads and the sign of zero.
 
     Args:
         ours: a tensor or a list of tensors.
-        reference: what to compare with, of the same shapes.
+        reference: tensor or list of tensors to compare with, of the same shapes.
 
     Raises:
-        AssertionError: naming the tensor, the first element that differs and both values.
+        AssertionError: if bits differ, naming the tensor, the first such element and both values.
 
     Example:
         >>> import torch
@@ -158,6 +159,6 @@ def assert_bitwise_equal(
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of each element, in row-major order: [numel, itemsize]."""
+    """Returns the bytes of each element, in row-major order: [numel, itemsize]."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).reshape(flat.numel(), tensor.element_size())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Times several functions against each other on a machine whose speed drifts.
+"""Compares the run times of several functions on a machine whose speed drifts.
 
-Each round runs every case once, in an order that rotates, so that a slow moment hits all of them;
-the ratio of two cases is taken within a round. Identical cases measure 0.99 to 1.01 that way.
+Each round runs every case once, in rotating order, so that a slow moment affects all of them; the
+ratio of two cases is computed within a round. Identical cases measure 0.99 to 1.01 this way.
 
-A CUDA device is kept waiting while the host enqueues a sample's calls, and then runs them without a
-pause: what is timed is the device, and the host's share stands for itself.
+A CUDA device waits while the host enqueues a sample's calls, and then runs them without a pause.
+So a sample is the time of the device alone; the host's time is recorded separately.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 WARMUP_ROUNDS = 2
-#: Of one sample on a CUDA device.
+#: Number of calls in one sample on a CUDA device.
 CALLS = 20
-#: A device that was idle runs at a lower clock for so long.
+#: A device that was idle runs at a lower clock for this time.
 WARMUP_SECONDS = 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.64
 _CYCLES_PER_SECOND = 2e9  # no device has a higher clock, so that a wait is never shorter
@@ -29,11 +29,11 @@ _CYCLES_PER_SECOND = 2e9  # no device has a higher clock, so that a wait is neve
 
 @dataclasses.dataclass
 class HostShare:
-    """What the host did while a CUDA device was timed.
+    """The host's time while a CUDA device was timed.
 
     Attributes:
-        seconds: of enqueuing one call, by case; entry i of each list is from round i.
-        waits: cases that wait for the device themselves. Their time is that of both.
+        seconds: time to enqueue one call, by case; entry i of each list is from round i.
+        waits: cases that wait for the device themselves; their samples include the host's time.
 
     Example:
         >>> from torchfuse.testing import HostShare, interleave
@@ -54,18 +54,18 @@ def interleave(
     device: torch.device | str | None = None,
     host: HostShare | None = None,
 ) -> dict[str, list[float]]:
-    """Runs all cases in turn, `rounds` times after two rounds of warm-up or more.
+    """Runs all cases in turn, `rounds` times, after at least two warm-up rounds.
 
     Args:
-        cases: functions without arguments, by name.
-        rounds: samples of each case.
-        setup: called before every single run, outside of the time.
+        cases: functions without arguments, by name; at least one.
+        rounds: number of samples of each case, at least 1.
+        setup: called before every run, outside of the measured time.
         device: a CUDA device is timed by events on its current stream, any other by the clock.
-        host: filled where a CUDA device is timed.
+        host: receives the host's times if a CUDA device is timed.
 
     Returns:
         Seconds of every run, by case; entry i of each list is from round i. On a CUDA device a
-        sample is the mean of 20 calls, or of one behind a `setup`.
+        sample is the mean of 20 calls, or a single call with `setup`.
 
     Example:
         >>> from torchfuse.testing import interleave
@@ -108,7 +108,7 @@ def _time_on_host(name: str, case: Callable[[], object]) -> tuple[float, float]:
 
 
 class _CudaTimer:
-    """Seconds that the device takes for a call, and the host to enqueue it."""
+    """Measures the seconds that the device takes for a call, and the host to enqueue it."""
 
     def __init__(self, device: torch.device, calls: int, host: HostShare) -> None:
         self._device = device
@@ -117,7 +117,7 @@ class _CudaTimer:
         self._waits: dict[str, float] = {}
 
     def __call__(self, name: str, case: Callable[[], object]) -> tuple[float, float]:
-        """Tries longer waits until the host is done before the device begins."""
+        """Tries longer waits until the host has enqueued all calls before the device begins."""
         with torch.cuda.device(self._device):
             while True:
                 wait = self._waits.get(name, _FIRST_WAIT)
@@ -154,16 +154,16 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def summarize(
     samples: Mapping[str, Sequence[float]], subject: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Medians with quartiles, and how much faster the subject is than every other case.
+    """Returns medians with quartiles, and the speedup of the subject over every other case.
 
     Args:
-        samples: what `interleave` returned.
+        samples: a result of `interleave`.
         subject: the case to compare with; by default the first.
 
     Returns:
-        By case: `seconds` (median, low and high quartile, iqr); for every case but the subject also
-        `ratio_of_medians` (its median / the subject's) and `ratio` (the same per round: median,
-        quartiles, iqr). Above 1 means that the subject is faster.
+        A dictionary for each case with `seconds` (median, low and high quartile, iqr) and, except
+        for the subject, `ratio_of_medians` (its median / the subject's) and `ratio` (the same per
+        round: median, quartiles, iqr). Above 1 means that the subject is faster.
 
     Example:
         >>> from torchfuse.testing import summarize

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One entry per fused optimizer, from which its tests are generated.
 
-`tests/python/optimizers/test_optim_specs.py` is parametrised over `OPTIM_SPECS` and fails for an
+`tests/python/optimizers/test_optim_specs.py` is parametrized over `OPTIM_SPECS` and fails for an
 optimizer without an entry.
 """
 
@@ -31,16 +31,16 @@ HyperParams = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OptimSpec:
-    """What an optimizer has to compute.
+    """The specification of an optimizer for tests.
 
     Attributes:
         optimizer: the class; its op is `fused_<algorithm>_`.
-        update: the formula for one parameter, in fp64. Its states are those of the class, by name.
+        update: the formula for one parameter in fp64, with the state names of the class.
         grid: hyper-parameters to test, by the names that class and formula share.
-        torch_optimizer: the same optimizer of torch.optim, if it has one that should agree; returns
-            None for hyper-parameters that torch's does not have.
-        updates_from_stored_states: the update is computed from the states as they are stored, after
-            they have been rounded to their dtype.
+        torch_optimizer: creates the optimizer of torch.optim that should agree, if there is one;
+            returns None for hyper-parameters that torch's does not have.
+        updates_from_stored_states: the update is computed from the states after they have been
+            rounded to the dtype in which they are stored.
 
     Example:
         >>> from torchfuse.testing import OPTIM_SPECS
@@ -56,7 +56,7 @@ class OptimSpec:
 
     @property
     def algorithm(self) -> str:
-        """Name of the native step."""
+        """Name of the native algorithm."""
         return self.optimizer._algorithm
 
     @property
@@ -67,12 +67,12 @@ class OptimSpec:
     def oracle(
         self, params: Sequence[Tensor], hyper_params: HyperParams, **options: Any
     ) -> ReferenceOptimizer:
-        """The formula as an optimizer of copies of `params`."""
+        """Returns an optimizer of copies of `params` that computes the formula in fp64."""
         return ReferenceOptimizer(params, self.update, **{**hyper_params, **options})
 
 
 def grid(**values: Sequence[Any]) -> tuple[HyperParams, ...]:
-    """Every combination of the given values.
+    """Returns every combination of the given values.
 
     Example:
         >>> grid(lr=[0.1], amsgrad=[False, True])
@@ -131,8 +131,8 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         grid=grid(
             lr=[1e-3],
             betas=[(0.9, 0.999)],
-            # lr * weight_decay is 5e-5: torch rounds 1 minus it to fp32, for most values with more
-            # error than the tolerance.
+            # torch rounds 1 - lr * weight_decay to fp32; for most values other than 5e-5 the error
+            # exceeds the tolerance.
             weight_decay=[0.0, 5e-2],
             amsgrad=[False, True],
             maximize=[False, True],
@@ -183,7 +183,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
                 wd_after_momentum=[False, True],
                 maximize=[False],
             ),
-            # The last one shows which step is the first: it takes the whole gradient.
+            # With dampening the first step differs: it takes the whole gradient.
             *grid(
                 lr=[1e-3],
                 momentum=[0.9],
@@ -217,7 +217,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             *grid(lr=[1e-3], norm_type=[2, 0], reg_inside_moment=[True], weight_decay=[0.01]),
             *grid(lr=[1e-3], norm_type=[2, 0], init_zero=[True], weight_decay=[0.0, 0.01]),
             *grid(lr=[1e-3], norm_type=[2, 0], bias_correction=[False], maximize=[True]),
-            # The paper's own.
+            # The paper's own values.
             *grid(
                 lr=[1e-3],
                 betas=[(0.95, 0.98)],
@@ -250,7 +250,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         update=_lion_update,
         grid=grid(
             lr=[1e-3],
-            # Others may bring an element's direction within a rounding error of 0.
+            # Other values may bring an element's direction within a rounding error of 0.
             betas=[(0.85, 0.97)],
             weight_decay=[0.0, 0.1],
             maximize=[False, True],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Optimizers in plain fp64 PyTorch, written for reading: the oracles of the tests."""
+"""Readable optimizers in plain fp64 PyTorch: the oracles of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 #: One parameter's update in place: ``update(param, grad, state, step, **hyper_params)``. `state`
-#: holds the tensors of the former steps, and is empty in the first; `step` counts from 1.
+#: holds the tensors of previous steps, and is empty in the first; `step` counts from 1.
 Update = Callable[..., None]
 
 
@@ -19,10 +19,10 @@ class ReferenceOptimizer:
     """Any optimizer in fp64, given the update of one parameter.
 
     Args:
-        params: starting values; copied.
-        update: the formula.
+        params: initial values, copied to fp64 on the CPU.
+        update: the formula, a function that updates one parameter in place.
         max_grad_norm: clip the norm of the unscaled gradients, as torch's `clip_grad_norm_`.
-        **hyper_params: passed on to `update`.
+        **hyper_params: passed to `update`.
 
     Attributes:
         params: the parameters, fp64.
@@ -56,11 +56,11 @@ class ReferenceOptimizer:
         self._update = update
 
     def step(self, grads: Sequence[Tensor | None], grad_scale: float = 1.0) -> None:
-        """One step.
+        """Performs one step.
 
         Args:
-            grads: one per parameter, or None to leave it out.
-            grad_scale: loss scale that the gradients carry.
+            grads: one per parameter; None skips the parameter.
+            grad_scale: loss scale of the gradients, which are divided by it.
         """
         unscaled = [
             None if grad is None else grad.detach().to("cpu", torch.float64) / grad_scale
@@ -126,7 +126,7 @@ class ReferenceAdam(ReferenceOptimizer):
     """Adam and AdamW in fp64.
 
     Args:
-        params: starting values; copied.
+        params: initial values, copied to fp64 on the CPU.
         **hyper_params: those of :class:`torchfuse.optimizers.FusedAdam`, and `max_grad_norm`.
 
     Example:

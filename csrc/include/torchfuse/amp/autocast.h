@@ -13,35 +13,35 @@ namespace torchfuse::amp {
 /// Turns autocast on (or off) for the current thread until the end of the scope: the C++
 /// counterpart of `with torch.autocast(device_type, dtype)`.
 ///
-/// Restores the dtype, the enabled flag, the cache flag and the nesting level on exit, exceptions
-/// included, and clears the weight-cast cache when the outermost guard ends. Neither copyable nor
-/// movable: guards end in reverse order of their start.
+/// On exit, also by an exception, the guard restores the dtype, the enabled flag, the cache flag
+/// and the nesting level; the outermost guard also clears the cache of weight casts. Neither
+/// copyable nor movable: guards end in reverse order of their construction.
 ///
 ///     {
 ///       torchfuse::amp::AutocastGuard autocast(torch::kCUDA, torch::kHalf);
 ///       loss = torch::nll_loss(model->forward(data), target);
 ///     }
 ///
-/// As torch's state of autocast, a guard acts on its thread only; a thread that it starts, such as
-/// one of a data-parallel program, needs a guard of its own. Autograd runs backward passes without
-/// one: see CustomForward for functions whose backward has to know.
+/// Like torch's autocast state, a guard applies to its own thread only: a thread that is started
+/// inside the scope needs its own guard. Autograd runs backward passes without a guard; functions
+/// whose backward depends on autocast use CustomForward and CustomBackward.
 class TORCHFUSE_API AutocastGuard {
  public:
   /// @param device_type kCPU or kCUDA.
-  /// @param dtype type of the low-precision ops, kHalf or kBFloat16; by default the device's
-  /// current
+  /// @param dtype dtype of the low-precision ops, kHalf or kBFloat16; default: the device's current
   ///   autocast dtype.
-  /// @param enabled false turns autocast off, as disabled() does; then `dtype` may be any.
-  /// @param cache_enabled keep casts of weights for the whole outermost scope; default: as it is.
+  /// @param enabled false turns autocast off, as disabled() does, and accepts any `dtype`.
+  /// @param cache_enabled whether to keep casts of weights until the outermost guard ends; default:
+  ///   unchanged.
   /// @throws c10::Error for another device type or dtype, before anything is changed.
   [[nodiscard]] explicit AutocastGuard(c10::DeviceType device_type,
                                        std::optional<c10::ScalarType> dtype = std::nullopt,
                                        bool enabled = true,
                                        std::optional<bool> cache_enabled = std::nullopt);
 
-  /// A guard that turns autocast off: an island of full precision within another guard, the
-  /// counterpart of `with torch.autocast(device_type, enabled=False)`. As in Python, tensors that
-  /// come from outside keep their type: cast them.
+  /// Returns a guard that turns autocast off, for full precision inside the scope of another guard:
+  /// the counterpart of `with torch.autocast(device_type, enabled=False)`. As in Python, tensors
+  /// from outside the scope keep their dtype and must be cast explicitly.
   ///
   ///     const auto island = AutocastGuard::disabled(torch::kCUDA);
   ///     const torch::Tensor norm = features.to(torch::kFloat).square().sum();

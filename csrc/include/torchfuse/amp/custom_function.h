@@ -14,9 +14,9 @@
 
 namespace torchfuse::amp {
 
-/// How the forward of an autograd function of your own runs under autocast: the C++ counterpart of
-/// torch.amp.custom_fwd. Make one at the start of forward(), and a CustomBackward at the start of
-/// backward().
+/// Sets how forward() of a custom autograd function runs under autocast: the C++ counterpart of
+/// torch.amp.custom_fwd. Construct one at the start of forward(), and a CustomBackward at the start
+/// of backward().
 ///
 ///     struct Square : torch::autograd::Function<Square> {
 ///       static torch::Tensor forward(torch::autograd::AutogradContext* ctx, torch::Tensor x) {
@@ -32,40 +32,40 @@ namespace torchfuse::amp {
 ///       }
 ///     };
 ///
-/// Without `cast_inputs` the function runs in the state of its caller. With it, and where autocast
-/// is on, forward runs with autocast off, on inputs that it has put through cast(). Where autocast
-/// is off, neither has an effect.
+/// Without `cast_inputs`, the function runs in its caller's autocast state. With `cast_inputs`, and
+/// if autocast is on, forward() runs with autocast off, on the inputs that it passes to cast(). If
+/// autocast is off, cast() returns its inputs unchanged.
 class TORCHFUSE_API CustomForward {
  public:
-  /// @param ctx of forward(); holds the state for backward().
+  /// @param ctx context of forward(); stores the autocast state for backward().
   /// @param device_type kCPU or kCUDA.
-  /// @param cast_inputs a floating-point type for cast(), or none.
-  /// @throws c10::Error for another device type or another kind of type.
+  /// @param cast_inputs floating-point dtype for cast(); none: no casts.
+  /// @throws c10::Error for another device type, or a dtype that is not floating-point.
   [[nodiscard]] CustomForward(torch::autograd::AutogradContext* ctx, c10::DeviceType device_type,
                               std::optional<c10::ScalarType> cast_inputs = std::nullopt);
 
-  /// The tensor in the type `cast_inputs`, where that is asked for and autocast was on: if it is of
-  /// floating point, but not fp64, and on a device of that type. Otherwise the tensor itself. The
-  /// gradient comes back in the tensor's own type.
+  /// Returns the tensor in the dtype `cast_inputs` if that was given, autocast was on, and the
+  /// tensor is fp32, fp16 or bf16 on a device of type `device_type`; otherwise the tensor itself.
+  /// The gradient has the tensor's own dtype.
   at::Tensor cast(const at::Tensor& tensor) const;
-  /// Each of them.
+  /// Returns the result of cast() for each tensor.
   std::vector<at::Tensor> cast(const std::vector<at::Tensor>& tensors) const;
-  /// If there is one.
+  /// Returns the result of cast() for the tensor, or none if there is no tensor.
   std::optional<at::Tensor> cast(const std::optional<at::Tensor>& tensor) const;
 
  private:
   c10::DeviceType device_type_;
-  std::optional<c10::ScalarType> cast_to_;  ///< none: inputs stay as they are
+  std::optional<c10::ScalarType> cast_to_;  ///< none: inputs stay unchanged
   std::optional<AutocastGuard> island_;
 };
 
-/// Puts backward() into the state of autocast that forward() had, on whichever of autograd's
-/// threads it runs: the counterpart of torch.amp.custom_bwd. See CustomForward.
+/// Restores in backward() the autocast state of forward(), on any of autograd's threads: the C++
+/// counterpart of torch.amp.custom_bwd. See CustomForward for an example.
 class TORCHFUSE_API CustomBackward {
  public:
-  /// @param ctx of backward().
-  /// @param device_type that of the forward.
-  /// @throws c10::Error if forward() made no CustomForward for this device type.
+  /// @param ctx context of backward().
+  /// @param device_type device type that CustomForward was given.
+  /// @throws c10::Error if forward() constructed no CustomForward for this device type.
   [[nodiscard]] CustomBackward(torch::autograd::AutogradContext* ctx, c10::DeviceType device_type);
 
  private:

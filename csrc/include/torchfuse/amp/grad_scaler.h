@@ -21,50 +21,50 @@ class FusedOptimizer;
 
 namespace torchfuse::amp {
 
-/// Options of GradScaler; names and defaults as torch.amp.GradScaler. Those from `hysteresis` to
-/// `allow_no_grads` are not in torch; see ScalerExtras.
+/// Options of GradScaler, with the names and defaults of torch.amp.GradScaler. torch does not have
+/// the options from `hysteresis` to `allow_no_grads`; see ScalerExtras.
 struct GradScalerOptions {
-  TORCH_ARG(double, init_scale) = 65536.0;          ///< first scale
-  TORCH_ARG(double, growth_factor) = 2.0;           ///< after growth_interval clean steps; > 1
-  TORCH_ARG(double, backoff_factor) = 0.5;          ///< after an overflow; < 1
+  TORCH_ARG(double, init_scale) = 65536.0;          ///< initial loss scale
+  TORCH_ARG(double, growth_factor) = 2.0;           ///< multiplies the scale when it grows; > 1
+  TORCH_ARG(double, backoff_factor) = 0.5;          ///< multiplies the scale at a backoff; < 1
   TORCH_ARG(std::int64_t, growth_interval) = 2000;  ///< clean steps before the scale grows
-  TORCH_ARG(std::int64_t, hysteresis) = 1;          ///< overflows in a row that back the scale off
-  TORCH_ARG(std::optional<double>, min_scale);      ///< no overflow takes the scale below
-  TORCH_ARG(std::optional<double>, max_scale);      ///< no growth takes the scale above
+  TORCH_ARG(std::int64_t, hysteresis) = 1;          ///< overflows in a row that trigger a backoff
+  TORCH_ARG(std::optional<double>, min_scale);      ///< lower bound at a backoff; none: 0
+  TORCH_ARG(std::optional<double>, max_scale);      ///< upper bound of growth; none: fp32 range
   TORCH_ARG(bool, dynamic) = true;                  ///< false: the scale stays at init_scale
-  TORCH_ARG(bool, allow_fp16_grads) = false;        ///< unscale_ takes fp16 gradients
-  TORCH_ARG(std::optional<std::string>, process_group);  ///< one that overflows makes all skip
-  TORCH_ARG(std::int64_t, history_size) = 0;             ///< updates in scale_history()
-  TORCH_ARG(bool, allow_no_grads) = false;  ///< step and update accept that nothing has a gradient
+  TORCH_ARG(bool, allow_fp16_grads) = false;        ///< unscale_() accepts fp16 gradients
+  TORCH_ARG(std::optional<std::string>, process_group);  ///< group whose ranks skip steps together
+  TORCH_ARG(std::int64_t, history_size) = 0;             ///< updates kept in scale_history()
+  TORCH_ARG(bool, allow_no_grads) = false;  ///< step() and update() work without any gradient
   TORCH_ARG(bool, enabled) = true;          ///< false: all methods pass through
 };
 
-/// What torch.amp.GradScaler.state_dict() holds, and the hysteresis.
+/// The fields of torch.amp.GradScaler.state_dict(), and the hysteresis.
 struct GradScalerState {
   double scale = 65536.0;                          ///< the loss scale
   double growth_factor = 2.0;                      ///< as in GradScalerOptions
   double backoff_factor = 0.5;                     ///< as in GradScalerOptions
   std::int64_t growth_interval = 2000;             ///< as in GradScalerOptions
-  std::int64_t growth_tracker = 0;                 ///< clean steps since the scale last changed
-  std::optional<std::int64_t> hysteresis_tracker;  ///< none: full
+  std::int64_t growth_tracker = 0;                 ///< clean steps since last overflow or growth
+  std::optional<std::int64_t> hysteresis_tracker;  ///< overflows left before a backoff; none: all
 };
 
-/// Dynamic loss scaling for LibTorch training loops, with the rules, defaults and error texts of
-/// torch.amp.GradScaler. step() reads nothing back for optimizers of torchfuse::optim, and one flag
-/// for others.
+/// Dynamic loss scaling for LibTorch training loops, with the rules, defaults and error messages of
+/// torch.amp.GradScaler. For optimizers of torchfuse::optim, step() reads nothing back to the host;
+/// for other optimizers, it reads one flag.
 ///
 ///     torchfuse::amp::GradScaler scaler(device);
 ///     scaler.scale(loss).backward();
 ///     scaler.step(optimizer);
 ///     scaler.update();
 ///
-/// Optimizers are known by their address. Movable, not copyable: two scalers must not share a
+/// An optimizer is identified by its address. Movable, not copyable: two scalers must not share a
 /// scale.
 class TORCHFUSE_API GradScaler {
  public:
-  /// @param device where the scale is used; kCUDA without CUDA warns and disables the scaler, as
-  /// torch's.
-  /// @param options numbers that rule the scale, and whether there is scaling at all.
+  /// @param device device of the training; kCUDA without CUDA warns and disables the scaler.
+  /// @param options see GradScalerOptions.
+  /// @throws c10::Error for options out of range.
   explicit GradScaler(at::Device device, GradScalerOptions options = {});
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
@@ -74,52 +74,53 @@ class TORCHFUSE_API GradScaler {
   GradScaler& operator=(GradScaler&&) noexcept = default;
   ~GradScaler() = default;
 
-  /// Outputs times the scale, on their own device. The first call creates the scale there.
+  /// Returns `outputs` times the scale, on their device. The first call creates the scale there.
   at::Tensor scale(const at::Tensor& outputs);
-  /// The same for several outputs, which may lie on different devices.
+  /// Returns each of the outputs times the scale. The outputs may be on different devices.
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
-  /// Divides the optimizer's gradients by the scale in place; at most once between updates.
+  /// Divides the optimizer's gradients by the scale in place. Throws on a second call before
+  /// update(), after step(), and for fp16 gradients unless `allow_fp16_grads`.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Steps unless a gradient overflowed. Returns what the optimizer's step() returns; undefined
-  /// where it was not called. A closure is refused, unless the scaler is disabled.
+  /// Steps the optimizer unless a gradient overflowed. Returns what the optimizer's step() returns,
+  /// or an undefined tensor if it was not called. Throws for a closure, unless disabled.
   at::Tensor step(torch::optim::Optimizer& optimizer,
                   torch::optim::Optimizer::LossClosure closure = nullptr);
   /// Adjusts the scale; call once per iteration, after all steps.
   void update();
-  /// Sets the scale instead of adjusting it.
+  /// Sets the scale to a positive, finite number instead of adjusting it.
   void update(double new_scale);
-  /// The same with the value of a 1-element tensor, which is copied on the device.
+  /// Sets the scale to the value of a 1-element tensor, which is copied on the device.
   void update(const at::Tensor& new_scale);
 
-  double get_scale() const;            ///< reads the device
-  bool last_step_skipped() const;      ///< in the last iteration, up to update(); reads the device
-  std::int64_t skipped_steps() const;  ///< iterations in which a step was skipped; reads the device
-  /// Three numbers of int64 on the device, written by update(): iterations, those in which a step
-  /// was skipped, and whether the last one was. Undefined before the first scale().
+  double get_scale() const;            ///< the loss scale, 1 if disabled; reads the device
+  bool last_step_skipped() const;      ///< if the last iteration skipped a step; reads the device
+  std::int64_t skipped_steps() const;  ///< iterations that skipped a step; reads the device
+  /// Returns an int64 tensor [3] on the device, written by update(): iterations, iterations that
+  /// skipped a step, and whether the last one did (0 or 1). Undefined before the first scale().
   const at::Tensor& step_counts() const { return core_.step_counts(); }
-  /// The last history_size iterations, oldest first: scale and skips. Reads the device.
+  /// Returns scale and skip of the last `history_size` updates, oldest first. Reads the device.
   std::vector<ScaleHistoryEntry> scale_history() const { return core_.scale_history(); }
-  /// As in GradScalerOptions.
+  /// Returns the growth factor; see GradScalerOptions.
   double get_growth_factor() const { return options_.growth_factor(); }
-  void set_growth_factor(double new_factor);  ///< > 1
-  /// As in GradScalerOptions.
+  void set_growth_factor(double new_factor);  ///< sets the growth factor; throws unless > 1
+  /// Returns the backoff factor; see GradScalerOptions.
   double get_backoff_factor() const { return options_.backoff_factor(); }
-  void set_backoff_factor(double new_factor);  ///< < 1
-  /// As in GradScalerOptions.
+  void set_backoff_factor(double new_factor);  ///< sets the backoff factor; throws unless < 1
+  /// Returns the growth interval; see GradScalerOptions.
   std::int64_t get_growth_interval() const { return options_.growth_interval(); }
-  void set_growth_interval(std::int64_t new_interval);  ///< >= 1
-  std::int64_t get_growth_tracker() const;              ///< reads the device
-  /// False if the options say so, or if CUDA was asked for and is not there.
+  void set_growth_interval(std::int64_t new_interval);  ///< sets the interval; throws unless >= 1
+  std::int64_t get_growth_tracker() const;              ///< see GradScalerState; reads the device
+  /// Returns false if the options say so, or if CUDA was requested and is not available.
   bool is_enabled() const { return options_.enabled(); }
 
-  /// None when disabled. Reads the device; call it after update().
+  /// Returns the state, or none if disabled. Reads the device; call it after update().
   std::optional<GradScalerState> state_dict() const;
-  /// Checks every value before the first one is taken over. Nothing happens when disabled.
+  /// Checks all values of `state` before it replaces the scaler's own. Does nothing if disabled.
   void load_state_dict(const GradScalerState& state);
-  /// Writes what state_dict() returns.
+  /// Writes `enabled` and, unless disabled, what state_dict() returns.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// Leaves the scaler as it was if the archive lacks a field or holds one of another type.
+  /// Reads what save() wrote. On a missing field or wrong type, throws and changes nothing.
   void load(torch::serialize::InputArchive& archive);
 
  private:
@@ -133,7 +134,7 @@ class TORCHFUSE_API GradScaler {
   void require_scale(const char* caller) const;
   ScaleRule rule() const;
   std::vector<at::Tensor> recorded_flags() const;
-  /// Counts an iteration whose scale is set by hand, and begins the next.
+  /// Counts the iteration without adjusting the scale, and begins the next one.
   void count_only();
   at::Tensor step_fused(torchfuse::optim::FusedOptimizer& optimizer, OptimizerState& state);
 
@@ -144,13 +145,14 @@ class TORCHFUSE_API GradScaler {
   std::unordered_map<GradScalerCore::Key, OptimizerState> states_;
 };
 
-/// For torch::save(scaler, ...) and torch::load(scaler, ...).
+/// Writes a scaler to an archive, for torch::save(scaler, ...).
 inline torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                                    const GradScaler& scaler) {
   scaler.save(archive);
   return archive;
 }
 
+/// Reads a scaler from an archive, for torch::load(scaler, ...).
 inline torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
                                                   GradScaler& scaler) {
   scaler.load(archive);

@@ -13,38 +13,38 @@
 
 namespace torchfuse::amp {
 
-/// Numbers that rule how the loss scale moves.
+/// The numbers that control how the loss scale changes.
 struct ScaleRule {
   double growth_factor = 2.0;           ///< multiplies the scale after growth_interval clean steps
   double backoff_factor = 0.5;          ///< multiplies the scale after an overflow
   std::int64_t growth_interval = 2000;  ///< clean steps in a row before the scale grows
 };
 
-/// What a loss scaler does beyond torch.amp.GradScaler; by default nothing.
+/// Options of a loss scaler that torch.amp.GradScaler does not have. The defaults change nothing.
 struct ScalerExtras {
-  std::int64_t hysteresis = 1;      ///< overflows in a row that back the scale off; each skips
-  std::optional<double> min_scale;  ///< no overflow takes the scale below
-  std::optional<double> max_scale;  ///< no growth takes the scale above
-  bool dynamic = true;              ///< false: the scale stays; overflows still skip their steps
-  /// Name of a process group over which overflows are shared: one process that overflows makes all
-  /// skip. Registered as all_reduce_() says; all processes call the scaler alike.
+  std::int64_t hysteresis = 1;      ///< overflows in a row that trigger a backoff; each skips
+  std::optional<double> min_scale;  ///< lower bound at a backoff; none: 0
+  std::optional<double> max_scale;  ///< upper bound of growth; none: the largest fp32 number
+  bool dynamic = true;              ///< false: static scale; overflows still skip their steps
+  /// Name of a process group, registered as for all_reduce_(): an overflow in one process makes all
+  /// skip. All processes must make the same calls of the scaler. None: nothing is exchanged.
   std::optional<std::string> process_group;
-  std::int64_t history_size = 0;  ///< updates that scale_history() remembers
+  std::int64_t history_size = 0;  ///< updates that scale_history() keeps
 };
 
 /// One update of the scale.
 struct ScaleHistoryEntry {
-  std::int64_t step;  ///< its number, from 0 on
-  double scale;       ///< before the update: the scale that the step used
+  std::int64_t step;  ///< number of the update, from 0
+  double scale;       ///< scale before the update, which the step used
   bool skipped;       ///< whether an optimizer's gradients overflowed
 };
 
 /// The device side of a loss scaler, for any host language: the scale, its trackers and counts, and
-/// one found_inf flag per optimizer and device, all persistent tensors, so that a captured graph
-/// finds them again. GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when
-/// each call is allowed. Optimizers are known by an opaque key. Only hysteresis_tracker(), counts()
-/// and scale_history() read the device, torch's coalesce() of sparse fp16 gradients, and what is
-/// copied to gradients on the CPU from a scale on CUDA.
+/// one found_inf flag per optimizer and device. All are persistent tensors, which a captured graph
+/// can use again. GradScaler (C++) and torchfuse.amp.GradScaler (Python) add the rules on when each
+/// call is allowed. Optimizers are identified by an opaque key. The device is read only by
+/// hysteresis_tracker(), counts() and scale_history(), by torch's coalesce() of sparse fp16
+/// gradients, and by copies of a scale on CUDA for gradients on the CPU.
 class TORCHFUSE_API GradScalerCore {
  public:
   using Key = std::uint64_t;  ///< an optimizer's identity, such as its address
@@ -53,67 +53,66 @@ class TORCHFUSE_API GradScalerCore {
   explicit GradScalerCore(ScalerExtras extras = {});
 
   bool initialized() const { return scale_.defined(); }  ///< whether there is a scale
-  /// Creates scale and growth tracker on `device`, with these values.
+  /// Creates the scale and the growth tracker on `device`. Throws in a CUDA graph capture.
   void initialize(const at::Device& device, double scale, std::int64_t growth_tracker);
 
-  /// The scale, 1 element of fp32; undefined before initialize().
+  /// Returns the scale (1 element, fp32); undefined before initialize().
   const at::Tensor& scale() const { return scale_; }
-  /// Clean steps since the scale last changed, 1 element of int32; undefined before initialize().
+  /// Returns the number of clean steps since the last overflow or growth (1 element, int32);
+  /// undefined before initialize().
   const at::Tensor& growth_tracker() const { return growth_tracker_; }
-  /// Replaces the persistent scale (1 element, fp32); an undefined tensor forgets it.
+  /// Replaces the persistent scale (1 element, fp32); an undefined tensor removes it.
   void set_scale(at::Tensor scale);
-  /// Replaces the persistent growth tracker (1 element, int32); an undefined tensor forgets it.
+  /// Replaces the persistent growth tracker (1 element, int32); an undefined tensor removes it.
   void set_growth_tracker(at::Tensor growth_tracker);
 
-  const ScalerExtras& extras() const { return extras_; }  ///< as given
+  const ScalerExtras& extras() const { return extras_; }  ///< options given to the constructor
 
-  /// Overflows in a row that are left before the scale backs off. Reads the device.
+  /// Returns how many more overflows in a row trigger a backoff. Reads the device.
   std::int64_t hysteresis_tracker() const;
-  /// Sets that count, on the device if there is a scale.
+  /// Sets the value of hysteresis_tracker(), on the device if there is a scale.
   void set_hysteresis_tracker(std::int64_t value);
 
-  /// Updates, updates with an overflow, and whether the last one had one: 3 elements of int64;
-  /// undefined before initialize().
+  /// Returns the number of updates, the number of updates with an overflow, and whether the last
+  /// update had one (3 elements, int64); undefined before initialize().
   const at::Tensor& step_counts() const { return counts_; }
-  /// The same as numbers. Reads the device.
+  /// Returns the values of step_counts() as numbers. Reads the device.
   std::vector<std::int64_t> counts() const;
-  /// Sets them.
+  /// Sets the 3 values of step_counts().
   void set_counts(const std::vector<std::int64_t>& counts);
-  /// The last history_size updates, oldest first. Reads the device.
+  /// Returns the last `history_size` updates, oldest first. Reads the device.
   std::vector<ScaleHistoryEntry> scale_history() const;
 
-  /// 1 / scale, rounded once, always in the same tensor.
+  /// Returns 1 / scale (0-dim, fp32), rounded once, always in the same tensor.
   const at::Tensor& inv_scale();
 
-  /// The optimizer's found_inf flag on `device`, set to zero: a 0-dim fp32 tensor.
+  /// Sets the optimizer's found_inf flag on `device` to zero and returns it (0-dim, fp32).
   at::Tensor clear_found_inf(Key optimizer, const at::Device& device);
 
-  /// Multiplies the gradients of `params` by `inv_scale` in place and returns the flags, one per
-  /// device that holds gradients, each non-zero if one of its gradients held a non-finite element;
-  /// with a process group one flag in all, shared by the processes. Sparse gradients are unscaled
-  /// through their values; fp16 ones are coalesced first, because adding up duplicates can
-  /// overflow.
+  /// Multiplies the gradients of `params` by `inv_scale` in place. Sparse gradients are unscaled
+  /// through their values; fp16 ones are coalesced first, because sums of duplicates can overflow.
+  /// @return one flag per device that holds gradients, non-zero if one of them held a non-finite
+  ///   element; with a process group, one flag in all, shared by the processes.
   /// @throws c10::ValueError for fp16 gradients unless `allow_fp16`, before anything is written.
   std::vector<at::Tensor> unscale_(Key optimizer, const std::vector<at::Tensor>& params,
                                    const at::Tensor& inv_scale, bool allow_fp16 = false);
 
-  /// As unscale_, but looks only: dense gradients are read once and not written.
+  /// Returns the flags of unscale_() without unscaling: dense gradients are read once, not written.
   std::vector<at::Tensor> check(Key optimizer, const std::vector<at::Tensor>& params);
 
-  /// The maximum of one or more flags, on the scale's device. Several are combined in one tensor
-  /// that the next call overwrites.
+  /// Returns the maximum of one or more flags, on the scale's device. For several flags, the result
+  /// is in a tensor that the next call overwrites.
   at::Tensor combine(const std::vector<at::Tensor>& flags);
 
-  /// Counts and adjusts scale and trackers to the overflow that `flags` recorded (one or more).
-  /// `adjust` false only counts.
+  /// Counts an update, and adjusts the scale and its trackers to the overflow that `flags` (one or
+  /// more) recorded. With `adjust` false, only counts.
   void update(const std::vector<at::Tensor>& flags, const ScaleRule& rule, bool adjust = true);
 
  private:
-  /// The optimizer's flag on `device` within this check, cleared when the check first meets the
-  /// device.
+  /// Returns the optimizer's flag on `device`; if `recorded` lacks it, clears it and adds it.
   at::Tensor& record_found_inf(Key optimizer, const at::Device& device,
                                std::vector<at::Tensor>& recorded);
-  /// What the processes of the group have found together; `recorded` itself without a group.
+  /// Returns the combined flag of all processes of the group, or `recorded` without a group.
   std::vector<at::Tensor> share(Key optimizer, std::vector<at::Tensor> recorded);
   void ensure_state();
 

@@ -12,26 +12,26 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedAdagrad; names and defaults as torch::optim::Adagrad and
+/// Hyper-parameters of FusedAdagrad, with the names and defaults of torch::optim::Adagrad and
 /// apex.optimizers.FusedAdagrad.
 struct TORCHFUSE_API FusedAdagradOptions : public FusedOptionsOf<FusedAdagradOptions> {
-  /// Converts from the learning rate, as torch's options.
+  /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedAdagradOptions(double lr = 1e-2) : FusedOptionsOf(lr) {}
 
   TORCH_ARG(double, lr_decay) = 0.0;                   ///< lr / (1 + (step - 1) lr_decay), >= 0
   TORCH_ARG(double, eps) = 1e-10;                      ///< added to the denominator, >= 0
-  TORCH_ARG(double, weight_decay) = 0.0;               ///< >= 0
-  TORCH_ARG(double, initial_accumulator_value) = 0.0;  ///< what sums begin with, >= 0
+  TORCH_ARG(double, weight_decay) = 0.0;               ///< weight decay, >= 0
+  TORCH_ARG(double, initial_accumulator_value) = 0.0;  ///< initial value of `sum`, >= 0
   TORCH_ARG(bool,
             adagrad_w_mode) = false;  ///< decoupled decay; false: L2, as torch::optim::Adagrad
   TORCH_ARG(bool, maximize) = false;  ///< ascend instead of descend
 };
 
-/// State of one parameter; names as torch.optim.Adagrad.
+/// State of one parameter, with the names of torch.optim.Adagrad.
 struct TORCHFUSE_API FusedAdagradParamState
     : public FusedParamStateOf<FusedAdagradParamState, FusedAdagradOptions> {
-  TORCH_ARG(torch::Tensor, sum) = {};  ///< sum of the gradients' squares
+  TORCH_ARG(torch::Tensor, sum) = {};  ///< sum of the squared gradients
 };
 
 extern template struct FusedOptionsOf<FusedAdagradOptions>;
@@ -39,7 +39,7 @@ extern template struct FusedParamStateOf<FusedAdagradParamState, FusedAdagradOpt
 extern template class FusedOptimizerOf<FusedAdagradOptions, FusedAdagradParamState>;
 
 /// Adagrad in one fused pass; see torchfuse::fused_adagrad_() for the formula. Sums are fp32 for
-/// fp16 and bf16 parameters, unless the options say otherwise.
+/// fp16 and bf16 parameters, unless `state_dtype` is set.
 ///
 ///     using torchfuse::optim::FusedAdagrad;
 ///     using torchfuse::optim::FusedAdagradOptions;

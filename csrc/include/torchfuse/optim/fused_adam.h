@@ -14,41 +14,41 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedAdam; names and defaults as apex.optimizers.FusedAdam.
+/// Hyper-parameters of FusedAdam, with the names and defaults of apex.optimizers.FusedAdam.
 struct TORCHFUSE_API FusedAdamOptions : public FusedOptionsOf<FusedAdamOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
-  /// Converts from the learning rate, as torch's options.
+  /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedAdamOptions(double lr = 1e-3) : FusedOptionsOf(lr) {}
 
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);  ///< moment decay rates, in [0, 1)
   TORCH_ARG(double, eps) = 1e-8;                            ///< added to the denominator, >= 0
-  TORCH_ARG(double, weight_decay) = 0.0;                    ///< >= 0
+  TORCH_ARG(double, weight_decay) = 0.0;                    ///< weight decay, >= 0
   TORCH_ARG(bool, bias_correction) = true;                  ///< divide the moments by 1 - beta^step
   TORCH_ARG(bool, adam_w_mode) = true;  ///< decoupled decay; false: L2, as torch::optim::Adam
   TORCH_ARG(bool, amsgrad) = false;     ///< running maximum of the second moment
   TORCH_ARG(bool, maximize) = false;    ///< ascend instead of descend
-  /// Of exp_avg alone; none: as state_dtype.
+  /// Dtype of exp_avg. None: `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
-  /// Of exp_avg_sq and max_exp_avg_sq; none: as state_dtype.
+  /// Dtype of exp_avg_sq and max_exp_avg_sq. None: `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_sq_dtype) = std::nullopt;
 };
 
-/// State of one parameter; names as torch.optim.Adam.
+/// State of one parameter, with the names of torch.optim.Adam.
 struct TORCHFUSE_API FusedAdamParamState
     : public FusedParamStateOf<FusedAdamParamState, FusedAdamOptions> {
   TORCH_ARG(torch::Tensor, exp_avg) = {};         ///< decaying mean of the gradients
-  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};      ///< decaying mean of their squares
-  TORCH_ARG(torch::Tensor, max_exp_avg_sq) = {};  ///< with amsgrad only
+  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};      ///< decaying mean of the squared gradients
+  TORCH_ARG(torch::Tensor, max_exp_avg_sq) = {};  ///< maximum of exp_avg_sq, with amsgrad only
 };
 
 extern template struct FusedOptionsOf<FusedAdamOptions>;
 extern template struct FusedParamStateOf<FusedAdamParamState, FusedAdamOptions>;
 extern template class FusedOptimizerOf<FusedAdamOptions, FusedAdamParamState>;
 
-/// Adam and AdamW in one fused pass; see torchfuse::fused_adam_() for the formula. Moments
-/// are fp32 for fp16 and bf16 parameters, unless the options say otherwise.
+/// Adam and AdamW in one fused pass; see torchfuse::fused_adam_() for the formula. Moments are fp32
+/// for fp16 and bf16 parameters, unless the dtype options are set.
 ///
 ///     using torchfuse::optim::FusedAdam;
 ///     using torchfuse::optim::FusedAdamOptions;

@@ -14,45 +14,45 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedLAMB; names and defaults as apex.optimizers.FusedLAMB, so that
-/// max_grad_norm is 1.
+/// Hyper-parameters of FusedLAMB, with the names and defaults of apex.optimizers.FusedLAMB; the
+/// default of max_grad_norm is 1.
 struct TORCHFUSE_API FusedLAMBOptions : public FusedOptionsOf<FusedLAMBOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
-  /// Converts from the learning rate, as torch's options.
+  /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedLAMBOptions(double lr = 1e-3) : FusedOptionsOf(lr) { max_grad_norm(1.0); }
 
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);  ///< moment decay rates, in [0, 1)
   TORCH_ARG(double, eps) = 1e-6;                            ///< added to the denominator, >= 0
-  TORCH_ARG(double, weight_decay) = 0.01;                   ///< >= 0
-  TORCH_ARG(double, min_trust_ratio) = 0.0;                 ///< >= 0
-  /// Not below min_trust_ratio; none: no limit.
+  TORCH_ARG(double, weight_decay) = 0.01;                   ///< weight decay, >= 0
+  TORCH_ARG(double, min_trust_ratio) = 0.0;                 ///< trust ratio's lower bound, >= 0
+  /// Upper bound of the trust ratio, at least `min_trust_ratio`. None: no bound.
   TORCH_ARG(std::optional<double>, max_trust_ratio) = std::nullopt;
   TORCH_ARG(bool, bias_correction) = true;  ///< divide the moments by 1 - beta^step
   TORCH_ARG(bool, adam_w_mode) = true;      ///< decoupled decay; false: L2
-  TORCH_ARG(bool, grad_averaging) = true;   ///< the gradient enters with 1 - beta1; false: with 1
-  TORCH_ARG(bool, use_nvlamb) = false;      ///< trust ratio without weight decay too
+  TORCH_ARG(bool, grad_averaging) = true;   ///< weight gradients by 1 - betas[0]; false: by 1
+  TORCH_ARG(bool, use_nvlamb) = false;      ///< use the trust ratio also without weight decay
   TORCH_ARG(bool, maximize) = false;        ///< ascend instead of descend
-  /// Of exp_avg alone; none: as state_dtype.
+  /// Dtype of exp_avg. None: `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
-  /// Of exp_avg_sq; none: as state_dtype.
+  /// Dtype of exp_avg_sq. None: `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_sq_dtype) = std::nullopt;
 };
 
-/// State of one parameter; names as torch.optim.Adam.
+/// State of one parameter, with the names of torch.optim.Adam.
 struct TORCHFUSE_API FusedLAMBParamState
     : public FusedParamStateOf<FusedLAMBParamState, FusedLAMBOptions> {
   TORCH_ARG(torch::Tensor, exp_avg) = {};     ///< decaying mean of the gradients
-  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};  ///< decaying mean of their squares
+  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};  ///< decaying mean of the squared gradients
 };
 
 extern template struct FusedOptionsOf<FusedLAMBOptions>;
 extern template struct FusedParamStateOf<FusedLAMBParamState, FusedLAMBOptions>;
 extern template class FusedOptimizerOf<FusedLAMBOptions, FusedLAMBParamState>;
 
-/// LAMB; see torchfuse::fused_lamb_() for the formula. Moments are fp32 for fp16 and bf16
-/// parameters, unless the options say otherwise.
+/// The LAMB optimizer; see torchfuse::fused_lamb_() for the formula. Moments are fp32 for fp16 and
+/// bf16 parameters, unless the dtype options are set.
 ///
 ///     using torchfuse::optim::FusedLAMB;
 ///     using torchfuse::optim::FusedLAMBOptions;

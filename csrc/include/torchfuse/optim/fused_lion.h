@@ -17,14 +17,14 @@ namespace torchfuse::optim {
 struct TORCHFUSE_API FusedLionOptions : public FusedOptionsOf<FusedLionOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
-  /// Converts from the learning rate, as torch's options.
+  /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedLionOptions(double lr = 1e-4) : FusedOptionsOf(lr) {}
 
-  TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.99);  ///< direction, momentum; in [0, 1)
-  TORCH_ARG(double, weight_decay) = 0.0;                   ///< decoupled, >= 0
+  TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.99);  ///< direction and momentum, in [0, 1)
+  TORCH_ARG(double, weight_decay) = 0.0;                   ///< decoupled weight decay, >= 0
   TORCH_ARG(bool, maximize) = false;                       ///< ascend instead of descend
-  /// Of exp_avg, the only state; none: as state_dtype.
+  /// Dtype of exp_avg, the only state. None: `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
 };
 
@@ -39,7 +39,7 @@ extern template struct FusedParamStateOf<FusedLionParamState, FusedLionOptions>;
 extern template class FusedOptimizerOf<FusedLionOptions, FusedLionParamState>;
 
 /// Lion in one fused pass; see torchfuse::fused_lion_() for the formula. The momentum is fp32 for
-/// fp16 and bf16 parameters, unless the options say otherwise.
+/// fp16 and bf16 parameters, unless the dtype options are set.
 ///
 /// @throws c10::Error for options out of range, naming the option and the group.
 class TORCHFUSE_API FusedLion : public FusedOptimizerOf<FusedLionOptions, FusedLionParamState> {

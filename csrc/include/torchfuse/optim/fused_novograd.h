@@ -14,24 +14,24 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedNovoGrad; names as apex.optimizers.FusedNovoGrad.
+/// Hyper-parameters of FusedNovoGrad, with the names of apex.optimizers.FusedNovoGrad.
 struct TORCHFUSE_API FusedNovoGradOptions : public FusedOptionsOf<FusedNovoGradOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
-  /// Converts from the learning rate, as torch's options.
+  /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedNovoGradOptions(double lr = 1e-3) : FusedOptionsOf(lr) {}
 
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);  ///< decay rates, in [0, 1)
   TORCH_ARG(double, eps) = 1e-8;                            ///< added to the denominator, >= 0
-  TORCH_ARG(double, weight_decay) = 0.0;                    ///< >= 0
-  TORCH_ARG(bool, bias_correction) = true;                  ///< divide by the terms in beta^step
+  TORCH_ARG(double, weight_decay) = 0.0;                    ///< weight decay, >= 0
+  TORCH_ARG(bool, bias_correction) = true;                  ///< correct moments and norms for bias
   TORCH_ARG(bool, reg_inside_moment) = false;  ///< normalize and decay before the moment
-  TORCH_ARG(bool, grad_averaging) = true;      ///< gradients enter with 1 - betas[0], else with 1
-  TORCH_ARG(std::int64_t, norm_type) = 2;      ///< 2, or 0 for the largest magnitude
-  TORCH_ARG(bool, init_zero) = false;          ///< begin with a norm of 0, not the first gradient's
+  TORCH_ARG(bool, grad_averaging) = true;      ///< weight gradients by 1 - betas[0]; false: by 1
+  TORCH_ARG(std::int64_t, norm_type) = 2;      ///< 2: L2 norm; 0: largest magnitude
+  TORCH_ARG(bool, init_zero) = false;          ///< start with norm 0, not the first gradient's
   TORCH_ARG(bool, maximize) = false;           ///< ascend instead of descend
-  /// Of exp_avg alone; none: as state_dtype.
+  /// Dtype of exp_avg. None: `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
 };
 
@@ -49,7 +49,7 @@ extern template class FusedOptimizerOf<FusedNovoGradOptions, FusedNovoGradParamS
 
 /// NovoGrad in two fused passes, with one running norm for each tensor; see
 /// torchfuse::fused_novograd_() for the formula. Moments are fp32 for fp16 and bf16 parameters,
-/// unless the options say otherwise; they leave the norms as they are.
+/// unless the dtype options are set, which do not apply to the norms.
 ///
 ///     using torchfuse::optim::FusedNovoGrad;
 ///     using torchfuse::optim::FusedNovoGradOptions;

@@ -19,25 +19,25 @@ class GradScaler;
 
 namespace torchfuse::optim {
 
-/// What a scaler asks of the next step of a fused optimizer. Set by amp::GradScaler around step().
+/// Scaling that one step of a fused optimizer must apply. amp::GradScaler sets it around step().
 struct ScalingRequest {
-  std::optional<at::Tensor> grad_scale;  ///< loss scale still on the gradients
-  std::optional<at::Tensor> found_inf;   ///< flag to obey, and to set where `check` finds overflow
+  std::optional<at::Tensor> grad_scale;  ///< loss scale of the gradients
+  std::optional<at::Tensor> found_inf;   ///< non-zero skips the step; set if `check` finds overflow
   bool check = false;                    ///< look for non-finite gradients inside the step
 };
 
 /// Base of all fused optimizers: a torch::optim::Optimizer whose step() is one FusedStep call.
 ///
 /// amp::GradScaler recognizes optimizers by this base class and drives them without reading
-/// anything back to the host. State tensors may be replaced and options edited between steps: both
-/// are looked at again in every step, and nothing that was replaced is kept alive.
+/// anything back to the host. State tensors may be replaced and options edited between steps: every
+/// step reads them again, and tensors that were replaced are not kept alive.
 ///
-/// Threads may call step(), grad_norm() and last_step_skipped() at the same time: one waits for the
-/// other. Everything else, and edits of parameters, states and options, is for one thread at a
-/// time and not during a step.
+/// Several threads may call step(), grad_norm() and last_step_skipped() at the same time: each call
+/// waits for the others. All other calls, and edits of parameters, states and options, are allowed
+/// from one thread at a time and not during a step.
 class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
  public:
-  /// Groups keep the options that they come with; those without any get `defaults`.
+  /// Constructs an optimizer. Groups keep their own options; groups without any get `defaults`.
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
   ~FusedOptimizer() override;
@@ -46,69 +46,68 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Movable, not copyable.
   FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
 
-  /// Adds a group with the options that it comes with, or with the defaults. Call it on the fused
-  /// optimizer: through a reference to the base class torch 2.15 gives the group the
-  /// defaults, because it does not know our options.
+  /// Adds a group with its own options, or with the defaults if it has none. Call it on the fused
+  /// optimizer: through a reference to the base class, torch 2.15 gives the group the defaults,
+  /// because it does not know the options of torchfuse.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
-  /// One update of every parameter that has a gradient. `closure` is called first, with gradients
-  /// enabled; its value is returned. Refused while a scaler drives the step.
-  /// @throws c10::Error for options out of range, for tensors that no step can be taken with,
-  /// naming
-  ///   the parameter's group and place, and for a step within a step of the same optimizer.
+  /// Updates every parameter that has a gradient. Calls `closure` first, with gradients enabled,
+  /// and returns its value; throws for a closure while a scaler drives the step.
+  /// @throws c10::Error for options out of range, for invalid tensors, naming the parameter's group
+  ///   and index, and for a step within a step of the same optimizer.
   torch::Tensor step(LossClosure closure = nullptr) final;
 
-  /// Brings the fp32 masters to 16-bit parameters that were written to in a way that autograd does
-  /// not see, as through `.data()`: see torchfuse::remake_master(). Other writes need no call.
+  /// Updates the fp32 masters of 16-bit parameters after writes that autograd does not track, such
+  /// as writes through `.data()`: see torchfuse::remake_master(). Other writes need no call.
   void remake_masters();
 
-  /// True norm of the last step's unscaled gradients (0-dim fp32, on the device): NaN if the step
-  /// neither clipped nor checked, 0 if there were no gradients. Undefined before the first step.
+  /// Returns the L2 norm of the last step's unscaled gradients (0-dim fp32, on the device): NaN if
+  /// the step neither clipped nor checked, else 0 without gradients. Undefined before a step.
   at::Tensor grad_norm() const;
-  /// 1 if the last step was skipped, else 0 (0-dim fp32, on the device). Undefined before a step.
+  /// Returns 1 after a skipped step, else 0 (0-dim fp32, on the device). Undefined before a step.
   at::Tensor last_step_skipped() const;
 
  protected:
   friend class torchfuse::amp::GradScaler;
 
-  /// Name of the class, for error messages.
+  /// Returns the name of the class, for error messages.
   virtual const char* name() const = 0;
-  /// Algorithm name for FusedStep.
+  /// Returns the name of the algorithm, for FusedStep.
   virtual const char* algorithm() const = 0;
   /// Throws if options are out of range, of another optimizer's type, or differ from the defaults
   /// where the option is optimizer-wide. `group` is the group's index, none for the defaults.
   virtual void check_options(const torch::optim::OptimizerOptions& options,
                              std::optional<std::size_t> group) const = 0;
-  /// Values in FusedStep::hyper_params() order for one parameter group.
+  /// Returns the values for one parameter group, in the order of FusedStep::hyper_params().
   virtual std::vector<HyperParam> hyper_params(
       const torch::optim::OptimizerOptions& options) const = 0;
-  /// Optimizer-wide options of a step without a scaler.
+  /// Returns the optimizer-wide options of a step without a scaler.
   virtual FusedStepOptions step_options() const = 0;
 
-  /// A slot with the tensors of `state` (null: none yet); tensors that it lacks are created, `step`
-  /// may stay undefined.
+  /// Returns a slot with the tensors of `state` (null: no state yet). Creates missing tensors, but
+  /// `step` may stay undefined.
   virtual FusedSlot make_slot(const at::Tensor& param,
                               const torch::optim::OptimizerParamState* state,
                               const torch::optim::OptimizerOptions& options) const = 0;
-  /// Puts the slot's tensors into the parameter's state.
+  /// Stores the slot's tensors in the parameter's state.
   virtual void store_slot(const FusedSlot& slot) = 0;
-  /// The tensors of `state` that `options` ask for. False if one is missing, or if there is a
-  /// master that they do not ask for.
+  /// Fills `slot` with the tensors of `state` that `options` require. Returns false if one is
+  /// missing, or if there is a master that `options` do not require.
   virtual bool borrow_state(const at::Tensor& param, const torch::optim::OptimizerParamState& state,
                             const torch::optim::OptimizerOptions& options,
                             SlotTensors& slot) const = 0;
-  /// Whether parameters with these options are rounded at random.
+  /// Returns whether parameters with these options are rounded stochastically.
   virtual bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const = 0;
 
-  /// For those who replace the whole state: the next step plans afresh.
+  /// Makes the next step build a new plan; call it after replacing the whole state.
   void invalidate_plan();
-  /// "param_groups[<group>]", or "defaults".
+  /// Returns "param_groups[<group>]", or "defaults" for none.
   static std::string options_name(std::optional<std::size_t> group);
-  /// Returns its argument; throws if a group holds an undefined tensor.
+  /// Returns `param_groups`; throws if a group holds an undefined tensor.
   static const std::vector<torch::optim::OptimizerParamGroup>& checked_groups(
       const char* name, const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
 
-  /// Set by the scaler that drives the current step, and removed afterwards.
+  /// Request of the scaler that drives the current step; none outside such a step.
   std::optional<ScalingRequest> scaling_;
 
  private:
@@ -121,8 +120,8 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A fused optimizer with options and per-parameter states of these types: all that its class needs
-/// but these two. Defined for the optimizers of torchfuse.
+/// Implementation of a fused optimizer with given types of options and per-parameter states.
+/// Defined for the optimizers of torchfuse only.
 template <class Options, class State>
 class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
  public:
@@ -131,13 +130,13 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
   /// @throws c10::Error for options out of range, naming the option and the group.
   explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                             Options defaults = {});
-  /// The same for one group.
+  /// Constructs an optimizer of one group of parameters. Throws for options out of range.
   explicit FusedOptimizerOf(std::vector<torch::Tensor> params, Options defaults = {});
 
-  /// Options and states in the order of the groups' parameters.
+  /// Writes options and states, in the order of the groups' parameters.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Checks everything the archive holds before any of it replaces the optimizer's own. The
-  /// optimizer-wide options of the archive become the defaults' too.
+  /// Checks everything in the archive before any of it replaces the optimizer's own. The archive's
+  /// optimizer-wide options also replace those of the defaults.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
@@ -156,7 +155,7 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
                     SlotTensors& slot) const override;
   bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const override;
 
-  /// Makes the class one of optimizer_classes() when the library is loaded.
+  /// Adds the class to optimizer_classes() when the library is loaded.
   static const bool listed_;
 };
 

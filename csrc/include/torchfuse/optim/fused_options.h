@@ -11,7 +11,7 @@
 
 #include <torchfuse/export.h>
 
-/// As TORCH_ARG, for a base class: what sets the value returns the class itself, `Self`.
+/// TORCH_ARG for a base class: the setter returns the derived class, `Self`.
 #define TORCHFUSE_ARG(T, name)                             \
  public:                                                   \
   Self& name(T value) {                                    \
@@ -26,10 +26,10 @@
 
 namespace torchfuse::optim {
 
-/// The options that all fused optimizers share. `Self` is the struct that adds the optimizer's own.
+/// Options that all fused optimizers share. `Self` is the struct that adds the optimizer's own.
 ///
-/// A parameter group without options of its own gets the optimizer's; one with options uses them as
-/// they are. Optimizer-wide options must be the same in all groups.
+/// A parameter group without options of its own gets the optimizer's; a group with options uses
+/// them unchanged. Optimizer-wide options must be the same in all groups.
 template <class Self>
 struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOptions<Self> {
   TORCHFUSE_ARG(double, lr) = 0.0;              ///< learning rate, >= 0
@@ -37,46 +37,46 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   /// Clip the global norm of the unscaled gradients inside the step; none: no clipping.
   /// Optimizer-wide.
   TORCHFUSE_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
-  /// Leave unscaled and clipped gradients in .grad(). Optimizer-wide.
+  /// Store the unscaled and clipped gradients in .grad(). Optimizer-wide.
   TORCHFUSE_ARG(bool, write_back_grads) = false;
   /// Skip steps with non-finite gradients, with or without a scaler. Optimizer-wide.
   TORCHFUSE_ARG(bool, skip_non_finite) = false;
-  /// Dtype of all states: kFloat, kBFloat16 or kHalf, whatever the parameter's own; kDouble for
-  /// kDouble. None: fp32 for 16-bit parameters, else the parameter's.
+  /// Dtype of all states: kFloat, kBFloat16 or kHalf for any parameter but a kDouble one, which
+  /// requires kDouble. None: fp32 for 16-bit parameters, else the parameter's dtype.
   TORCHFUSE_ARG(std::optional<at::ScalarType>, state_dtype) = std::nullopt;
-  /// Keep of bf16 parameters' masters only the 16 bits that the parameters lack: see
-  /// master_of_remainder(). Needs master_weights.
+  /// Store masters of bf16 parameters as int16 remainders, the 16 bits that the parameters lack:
+  /// see master_of_remainder(). Requires master_weights.
   TORCHFUSE_ARG(bool, store_param_remainders) = false;
-  /// Round bf16 parameters without masters at random, without bias, instead of to nearest.
+  /// Round bf16 parameters stochastically, without bias, not to nearest. Excludes master_weights.
   TORCHFUSE_ARG(bool, stochastic_rounding) = false;
-  /// Of those random bits, >= 0; they also depend on the parameter's place among all groups, its
-  /// step count and the element, and on nothing else. Optimizer-wide.
+  /// Seed of stochastic rounding, >= 0. The random bits depend only on the seed, the parameter's
+  /// index among all groups, its step count and the element. Optimizer-wide.
   TORCHFUSE_ARG(std::int64_t, seed) = 0;
 
  public:
   /// Throws, naming `owner` and the option, if a value is out of range.
   virtual void check(const std::string& owner) const;
 
-  /// Options of a later version than the archive's get their defaults.
-  /// @throws c10::Error if the archive lacks another option; `*this` stays as it was.
+  /// Reads the options. Options of a later version than the archive's get their defaults.
+  /// @throws c10::Error if the archive lacks another option; `*this` stays unchanged.
   void serialize(torch::serialize::InputArchive& archive) override;
   /// Writes every option under its name.
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  double get_lr() const override;   ///< for torch's schedulers
-  void set_lr(double lr) override;  ///< for torch's schedulers
+  double get_lr() const override;   ///< learning rate, for torch's schedulers
+  void set_lr(double lr) override;  ///< sets the learning rate, for torch's schedulers
 
  protected:
-  /// With the class's own default.
+  /// Constructs options with the default learning rate of the derived class.
   explicit FusedOptionsOf(double lr) : lr_(lr) {}
 };
 
-/// The state of one parameter that all fused optimizers share. `Self` is the struct that adds the
-/// optimizer's own, and `Options` are its options.
+/// State of one parameter that all fused optimizers share. `Self` is the struct that adds the
+/// optimizer's own states, and `Options` are the optimizer's options.
 template <class Self, class Options>
 struct TORCHFUSE_API FusedParamStateOf : public torch::optim::OptimizerCloneableParamState<Self> {
-  TORCHFUSE_ARG(torch::Tensor, step) = {};          ///< 0-dim fp32 view into the optimizer's buffer
-  TORCHFUSE_ARG(torch::Tensor, master_param) = {};  ///< with master_weights, 16-bit parameters
-  /// In its place: with store_param_remainders, for bf16 parameters.
+  TORCHFUSE_ARG(torch::Tensor, step) = {};          ///< step count, 0-dim fp32 view into a buffer
+  TORCHFUSE_ARG(torch::Tensor, master_param) = {};  ///< fp32 master of a 16-bit parameter, or none
+  /// int16 remainder that replaces master_param for bf16 parameters with store_param_remainders.
   TORCHFUSE_ARG(torch::Tensor, param_remainder) = {};
 
  public:

@@ -12,34 +12,34 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedSGD; names as torch::optim::SGD and apex.optimizers.FusedSGD.
+/// Hyper-parameters of FusedSGD, with the names of torch::optim::SGD and apex.optimizers.FusedSGD.
 struct TORCHFUSE_API FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
-  /// Converts from the learning rate, as torch's options.
+  /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedSGDOptions(double lr = 1e-3) : FusedOptionsOf(lr) {}
 
   TORCH_ARG(double, momentum) = 0.0;           ///< decay rate of the buffer, >= 0; 0: no buffer
-  TORCH_ARG(double, dampening) = 0.0;          ///< takes this share from the gradient, >= 0
-  TORCH_ARG(double, weight_decay) = 0.0;       ///< L2 regularisation, >= 0
-  TORCH_ARG(bool, nesterov) = false;           ///< needs a momentum, and no dampening
-  TORCH_ARG(bool, wd_after_momentum) = false;  ///< decay behind the momentum instead of before it
+  TORCH_ARG(double, dampening) = 0.0;          ///< gradients are weighted by 1 - dampening; >= 0
+  TORCH_ARG(double, weight_decay) = 0.0;       ///< L2 regularization, >= 0
+  TORCH_ARG(bool, nesterov) = false;           ///< requires momentum > 0 and dampening 0
+  TORCH_ARG(bool, wd_after_momentum) = false;  ///< add the decay after the momentum, not before it
   TORCH_ARG(bool, maximize) = false;           ///< ascend instead of descend
 };
 
-/// State of one parameter; names as torch.optim.SGD.
+/// State of one parameter, with the names of torch.optim.SGD.
 struct TORCHFUSE_API FusedSGDParamState
     : public FusedParamStateOf<FusedSGDParamState, FusedSGDOptions> {
-  TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< with momentum only
+  TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< decaying sum of gradients, if momentum > 0
 };
 
 extern template struct FusedOptionsOf<FusedSGDOptions>;
 extern template struct FusedParamStateOf<FusedSGDParamState, FusedSGDOptions>;
 extern template class FusedOptimizerOf<FusedSGDOptions, FusedSGDParamState>;
 
-/// SGD with momentum in one fused pass; see torchfuse::fused_sgd_() for the formula. The buffer is
-/// fp32 for fp16 and bf16 parameters, unless the options say otherwise, and there is none while the
-/// momentum is 0. `step` starts over with a buffer that is made later, whose first update takes the
-/// whole gradient.
+/// SGD with momentum in one fused pass; see torchfuse::fused_sgd_() for the formula. The momentum
+/// buffer is fp32 for fp16 and bf16 parameters, unless `state_dtype` is set; with momentum 0 there
+/// is none. If it is created later, `step` starts again at 0, so that the buffer's first update
+/// takes the whole gradient.
 ///
 ///     using torchfuse::optim::FusedSGD;
 ///     using torchfuse::optim::FusedSGDOptions;

@@ -10,14 +10,14 @@
 
 namespace torchfuse::parallel {
 
-/// Attaches a process group to all nn::SyncBatchNorm layers of a model, `model` itself among them.
-/// C++ holds layers in typed members, so that a torch::nn::BatchNorm cannot become another class:
-/// each one that is found is named in a warning.
+/// Attaches a process group to all nn::SyncBatchNorm layers of a model, including `model` itself.
+/// C++ holds layers in typed members, so that a torch::nn::BatchNorm cannot become another class: a
+/// warning names each one that is found.
 ///
 /// @param model any module.
-/// @param group name of the group, which must stay alive as long as the layers are used; an empty
-/// name makes the layers plain batch normalization again.
-/// @return how many layers were attached.
+/// @param group name of the group, which must stay alive while the layers are used; an empty name
+///   makes the layers plain batch normalization again.
+/// @return number of layers that were attached.
 TORCHFUSE_API std::int64_t convert_sync_batch_norm(torch::nn::Module& model,
                                                    const std::string& group);
 

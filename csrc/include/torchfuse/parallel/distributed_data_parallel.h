@@ -22,24 +22,24 @@ namespace torchfuse::parallel {
 struct DistributedDataParallelOptions {
   /// Size of the bucket that is reduced first, in bytes; small, so that communication starts early.
   TORCH_ARG(std::int64_t, first_bucket_bytes) = std::int64_t{1} << 20;
-  /// Size of the others, in bytes. A bucket is closed by the parameter that reaches the size.
+  /// Size of all other buckets, in bytes. The parameter that reaches the size closes the bucket.
   TORCH_ARG(std::int64_t, bucket_bytes) = std::int64_t{25} << 20;
-  /// Accept parameters that get no gradient, at the cost of one more small collective. One that no
-  /// rank used keeps the gradient it had, or none.
+  /// Accept parameters without a gradient, at the cost of one more small collective. A parameter
+  /// that no rank used keeps the gradient it had, or none.
   TORCH_ARG(bool, find_unused_parameters) = false;
-  /// A forward() that records gradients starts with rank 0's buffers, outside of no_sync(), unless
-  /// the one before it still waits for its backward().
+  /// Broadcast rank 0's buffers at the start of each forward() that records gradients, except in
+  /// no_sync() or while the previous forward() still waits for its backward().
   TORCH_ARG(bool, broadcast_buffers) = true;
-  /// Modules whose own buffers are broadcast at construction only, as those of a SyncBatchNorm,
-  /// which are equal on all ranks anyway.
+  /// Returns true for modules whose own buffers are broadcast at construction only, such as a
+  /// SyncBatchNorm, whose buffers are equal on all ranks anyway.
   TORCH_ARG(std::function<bool(const torch::nn::Module&)>, keeps_buffers);
 };
 
-/// Keeps gradients local for as long as it lives; DataParallelBase::no_sync() returns it.
+/// Keeps gradients local until the end of its scope; DataParallelBase::no_sync() returns it.
 class TORCHFUSE_API NoSync {
  public:
   ~NoSync();
-  /// Neither copied nor moved: it ends with its scope.
+  /// Neither copyable nor movable: it ends with its scope.
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
@@ -50,7 +50,7 @@ class TORCHFUSE_API NoSync {
   bool before_;
 };
 
-/// What DistributedDataParallel does whatever the module's type.
+/// The part of DistributedDataParallel that does not depend on the module's type.
 class TORCHFUSE_API DataParallelBase {
  public:
   ~DataParallelBase();
@@ -61,8 +61,8 @@ class TORCHFUSE_API DataParallelBase {
   DataParallelBase(const DataParallelBase&) = delete;
   DataParallelBase& operator=(const DataParallelBase&) = delete;
 
-  /// For gradient accumulation: the backward of a forward() in its scope reduces nothing, and the
-  /// next one outside of it reduces the sums.
+  /// For gradient accumulation: the backward() of a forward() in its scope reduces nothing, and the
+  /// next backward() of a forward() outside of it reduces the sums.
   ///
   ///     {
   ///       const auto local = model.no_sync();
@@ -70,9 +70,9 @@ class TORCHFUSE_API DataParallelBase {
   ///     }
   ///     model.forward(second).sum().backward();  // averages both
   [[nodiscard]] NoSync no_sync();
-  /// Gives all ranks rank 0's buffers; a collective. For evaluation or a checkpoint of other ranks.
+  /// Copies rank 0's buffers to all ranks, for evaluation or checkpoints on them; a collective.
   void sync_buffers();
-  /// Names of the parameters in each bucket, in the order in which buckets are reduced.
+  /// Returns the parameters' names in each bucket, in the order in which buckets are reduced.
   std::vector<std::vector<std::string>> buckets() const;
 
  protected:
@@ -80,7 +80,7 @@ class TORCHFUSE_API DataParallelBase {
   DataParallelBase(const torch::nn::Module& module,
                    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                    const DistributedDataParallelOptions& options);
-  void before_forward();  ///< of the module, each time
+  void before_forward();  ///< must be called before each forward() of the module
 
  private:
   struct Replica;
@@ -101,19 +101,19 @@ class TORCHFUSE_API DataParallelBase {
 ///     }
 ///
 /// The constructor checks that all ranks have the same parameters and buffers, by name, shape and
-/// dtype, and gives them the values of rank 0. The module must be on its device by then, and its
+/// dtype, and gives them the values of rank 0. The module must already be on its device, and its
 /// parameters must keep their shape, dtype and device. The module itself stays the caller's: save,
 /// load and evaluate it.
 ///
-/// Gradients are views into buckets, one list of buckets for each dtype and device. A gradient that
-/// is replaced by another tensor, as after `zero_grad()`, is copied into its bucket when backward
-/// reaches the parameter, and a view takes its place; what refers to the other tensor does not see
-/// the average. Buckets are reduced in one order on all ranks, as soon as they are complete; after
-/// the first backward they are formed anew in the order in which rank 0's gradients arrived.
+/// Gradients are views into buckets; each dtype and device has its own list of buckets. If a
+/// gradient was replaced by another tensor, as after `zero_grad()`, that tensor is copied into the
+/// bucket when backward reaches the parameter, and a view replaces it; other references to the
+/// tensor do not see the average. Buckets are reduced in one order on all ranks, as soon as they
+/// are complete; after the first backward they are rebuilt in the order of rank 0's gradients.
 ///
-/// Errors of the loop are exceptions: a backward() without a forward() of this object, parameters
-/// that get no gradient (unless `find_unused_parameters`), a parameter reached twice, sparse
-/// gradients, and ranks that do not come within the group's timeout. `create_graph` is not
+/// Throws for a backward() without a forward() of this object, for parameters that get no gradient
+/// (unless `find_unused_parameters`), for a parameter that backward reaches twice, for sparse
+/// gradients, and if a rank does not arrive within the group's timeout. `create_graph` is not
 /// supported: averages have no graph.
 ///
 /// @tparam Module a class derived from torch::nn::Module with a `forward` function.
@@ -121,41 +121,41 @@ template <class Module>
 class DistributedDataParallel : public DataParallelBase {
  public:
   /// @param module a module that all ranks built alike.
-  /// @param group whose ranks train together; it must outlive this object.
+  /// @param group group whose ranks train together; it must outlive this object.
   /// @param options see DistributedDataParallelOptions.
   DistributedDataParallel(std::shared_ptr<Module> module, const ProcessGroup& group,
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(std::move(module), group.get(), options) {}
-  /// The same with a group of c10d.
+  /// Constructs it with a process group of c10d.
   DistributedDataParallel(std::shared_ptr<Module> module,
                           const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                           const DistributedDataParallelOptions& options = {})
       : DataParallelBase(*module, group, options), module_(std::move(module)) {}
-  /// The same with a module holder, as TORCH_MODULE defines it.
+  /// Constructs it with a module holder, as TORCH_MODULE defines it.
   template <class Group>
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, const Group& group,
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.ptr(), group, options) {}
 
-  /// The module's forward, whose backward averages the gradients.
+  /// Calls the module's forward(); the backward() of its result averages the gradients.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
     before_forward();
     return module_->forward(std::forward<Args>(args)...);
   }
-  /// The same as forward().
+  /// Calls forward().
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
-  /// The module that was given.
+  /// Returns the module that the constructor was given.
   const std::shared_ptr<Module>& module() const { return module_; }
 
  private:
   std::shared_ptr<Module> module_;
 };
 
-/// A module holder stands for its module.
+/// Deduces the type of the module from a module holder.
 template <class Module, class Group>
 DistributedDataParallel(const torch::nn::ModuleHolder<Module>&, const Group&,
                         const DistributedDataParallelOptions& = {})

@@ -16,20 +16,19 @@
 
 namespace torchfuse::parallel {
 
-/// Options of DistributedSampler; names and defaults as torch.utils.data.DistributedSampler.
+/// Options of DistributedSampler; names and defaults as in torch.utils.data.DistributedSampler.
 struct DistributedSamplerOptions {
   TORCH_ARG(std::int64_t, num_replicas) = 1;  ///< number of processes
-  TORCH_ARG(std::int64_t, rank) = 0;          ///< of this process, below num_replicas
-  TORCH_ARG(bool, shuffle) = true;            ///< a new order in each epoch
-  TORCH_ARG(std::int64_t, seed) = 0;          ///< of the order; the same in all processes
-  /// Drop the last samples where the size is not a multiple of num_replicas, rather than repeat the
-  /// first.
+  TORCH_ARG(std::int64_t, rank) = 0;          ///< rank of this process, below num_replicas
+  TORCH_ARG(bool, shuffle) = true;            ///< use a new order in each epoch
+  TORCH_ARG(std::int64_t, seed) = 0;          ///< seed of the order; the same in all processes
+  /// If the size is not a multiple of num_replicas, drop the last samples; false: repeat the first.
   TORCH_ARG(bool, drop_last) = false;
 };
 
-/// The part of a data set that one process sees: a sampler for torch::data, with the indices of
-/// Python's torch.utils.data.DistributedSampler, number for number. LibTorch's own distributed
-/// samplers shuffle by another generator and give each process a contiguous part.
+/// A sampler for torch::data that gives each process its part of a data set, with the same indices
+/// as Python's torch.utils.data.DistributedSampler. LibTorch's own distributed samplers shuffle by
+/// another generator and give each process a contiguous part.
 ///
 ///     DistributedSampler sampler(
 ///         size, DistributedSamplerOptions().num_replicas(group.world_size()).rank(group.rank()));
@@ -42,26 +41,26 @@ struct DistributedSamplerOptions {
 /// A data loader keeps a copy of its sampler: copies share the epoch, not the position.
 class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  /// @param size of the data set, at least 1.
+  /// @param size number of samples in the data set, at least 1.
   /// @param options see DistributedSamplerOptions.
   explicit DistributedSampler(std::size_t size, const DistributedSamplerOptions& options = {});
 
-  /// Which order reset() takes; a data loader calls that where an epoch begins.
+  /// Sets the epoch whose order reset() uses; a data loader calls reset() when an epoch begins.
   void set_epoch(std::int64_t epoch) { *epoch_ = epoch; }
-  /// As set by set_epoch(); 0 at first.
+  /// Returns the epoch that set_epoch() set, 0 at first.
   std::int64_t epoch() const { return *epoch_; }
-  /// Number of indices in an epoch, the same in all processes.
+  /// Returns the number of indices in an epoch, the same in all processes.
   std::size_t size() const;
-  /// This process's indices in the epoch that reset() began.
+  /// Returns this process's indices in the epoch that reset() began.
   const std::vector<std::size_t>& indices() const { return indices_; }
 
-  /// Begins an epoch, of a data set of `new_size` if given.
+  /// Begins an epoch, of a data set of `new_size` samples if given.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// The next `batch_size` indices, fewer at the end, then none.
+  /// Returns the next `batch_size` indices, fewer at the end of the epoch, then none.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
-  /// Writes epoch and position.
+  /// Writes the epoch and the position.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Goes on where the saved sampler was.
+  /// Continues at the epoch and the position of the saved sampler.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

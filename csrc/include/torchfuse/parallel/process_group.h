@@ -16,61 +16,61 @@
 
 namespace torchfuse::parallel {
 
-/// Options of init_process_group. What is not given comes from the variables that torchrun sets.
+/// Options of init_process_group(). Missing values come from the variables that torchrun sets.
 struct ProcessGroupOptions {
   /// "gloo" or "nccl"; none: nccl if this build has it and torch finds a GPU, else gloo.
   TORCH_ARG(std::optional<std::string>, backend);
-  /// Of joining and of every collective.
+  /// Timeout of joining and of every collective.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(10);
-  /// How long a process that is done waits for the others to be done as well.
+  /// How long a process that leaves the group waits for the others to leave as well.
   TORCH_ARG(std::chrono::milliseconds, leave_timeout) = std::chrono::seconds(10);
-  TORCH_ARG(std::optional<std::int64_t>, rank);         ///< instead of RANK
-  TORCH_ARG(std::optional<std::int64_t>, world_size);   ///< instead of WORLD_SIZE
-  TORCH_ARG(std::optional<std::int64_t>, local_rank);   ///< instead of LOCAL_RANK; else the rank
-  TORCH_ARG(std::optional<std::string>, master_addr);   ///< instead of MASTER_ADDR
-  TORCH_ARG(std::optional<std::int64_t>, master_port);  ///< instead of MASTER_PORT
-  /// Under which the group is registered; also the prefix of its keys in the store.
+  TORCH_ARG(std::optional<std::int64_t>, rank);         ///< replaces RANK
+  TORCH_ARG(std::optional<std::int64_t>, world_size);   ///< replaces WORLD_SIZE
+  TORCH_ARG(std::optional<std::int64_t>, local_rank);   ///< replaces LOCAL_RANK; neither: rank
+  TORCH_ARG(std::optional<std::string>, master_addr);   ///< replaces MASTER_ADDR
+  TORCH_ARG(std::optional<std::int64_t>, master_port);  ///< replaces MASTER_PORT
+  /// Name under which the group is registered; also the prefix of its keys in the store.
   TORCH_ARG(std::string, name) = "torchfuse";
 };
 
-/// Owns a process group of c10d. The group is registered under its name, so that
+/// Owns a process group of c10d. While this object lives, the group is registered under its name:
 /// torchfuse::all_reduce_, `amp::GradScalerOptions().process_group(name)` and torch's functional
-/// collectives find it, for as long as this object lives.
+/// collectives find it.
 ///
-/// The destructor, or close(), leaves in order: first the groups made by new_group(), then it waits
-/// until all ranks are about to leave (up to ProcessGroupOptions::leave_timeout), removes the name,
-/// shuts the backend down and lets go of the store. While an exception unwinds the stack it does
-/// not wait, and aborts the backend. Movable, not copyable.
+/// The destructor, or close(), first closes the groups made by new_group(). It then waits until all
+/// ranks are about to leave (up to ProcessGroupOptions::leave_timeout), removes the name, shuts the
+/// backend down and releases the store. While an exception unwinds the stack it does not wait, and
+/// aborts the backend. Movable, not copyable.
 class TORCHFUSE_API ProcessGroup {
  public:
   ~ProcessGroup();
   /// Movable, not copyable.
   ProcessGroup(ProcessGroup&& other) noexcept;
-  /// Movable, not copyable. Leaves the group that was held before.
+  /// Movable, not copyable. Closes the group that was held before.
   ProcessGroup& operator=(ProcessGroup&& other) noexcept;
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  std::int64_t rank() const;                  ///< of this process in this group
+  std::int64_t rank() const;                  ///< rank of this process in this group
   std::int64_t world_size() const;            ///< number of processes in this group
-  std::int64_t local_rank() const;            ///< of this process on its machine; which GPU it uses
-  const std::string& name() const;            ///< under which it is registered
+  std::int64_t local_rank() const;            ///< rank on this machine: index of the GPU to use
+  const std::string& name() const;            ///< name under which the group is registered
   const std::string& backend() const;         ///< "gloo" or "nccl"
-  std::chrono::milliseconds timeout() const;  ///< of every collective
-  bool is_open() const noexcept;  ///< false after close(), also of the group it came from
-  /// The group itself, for torch's own functions.
+  std::chrono::milliseconds timeout() const;  ///< timeout of every collective
+  bool is_open() const noexcept;  ///< false after close(), also of the group that made this one
+  /// Returns the group itself, for torch's own functions.
   const c10::intrusive_ptr<c10d::ProcessGroup>& get() const;
 
-  /// A group of some of this group's processes, with connections of its own. All processes of this
-  /// group call it, with the same `ranks`, in the same order.
-  /// @param ranks ranks within this group, without duplicates; they are sorted, and the place of a
-  /// rank in the sorted list is its rank in the new group.
-  /// @return none in a process that is not in `ranks`.
+  /// Makes a group of some of this group's processes, with its own connections. All processes of
+  /// this group must call it with the same `ranks`, in the same order.
+  /// @param ranks ranks within this group, without duplicates; they are sorted, and the index of a
+  ///   rank in the sorted list is its rank in the new group.
+  /// @return the new group; none in a process that is not in `ranks`.
   std::optional<ProcessGroup> new_group(std::vector<std::int64_t> ranks);
 
-  /// Returns once all processes of this group have called it.
+  /// Returns when all processes of this group have called it. Throws after the timeout.
   void barrier();
-  /// Leaves the group; see the class. A second call does nothing.
+  /// Leaves the group, as ProcessGroup describes. A second call does nothing.
   void close();
 
  private:
@@ -89,16 +89,16 @@ class TORCHFUSE_API ProcessGroup {
 ///     auto group = torchfuse::parallel::init_process_group();
 ///
 /// Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK, TORCHELASTIC_USE_AGENT_STORE and
-/// TORCHELASTIC_RESTART_COUNT. Without torchrun rank 0 serves the store at
+/// TORCHELASTIC_RESTART_COUNT. Without torchrun, rank 0 serves the store at
 /// `MASTER_ADDR:MASTER_PORT`.
 ///
 /// Throws within the timeout if a variable is missing or not a number, if the port is in use or
-/// nobody answers, if a rank does not come, comes twice or was started with another world size, and
+/// nobody answers, if a rank does not join, joins twice or was started with another world size, and
 /// if the backend is unknown or not part of this build.
 TORCHFUSE_API ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 
-/// The same through a store of the caller's, whose keys start with the group's name. Reads no
-/// variables: rank and world_size must be given.
+/// Joins a group through the caller's store, with keys that start with the group's name. Reads no
+/// environment variables: `rank` and `world_size` must be given.
 TORCHFUSE_API ProcessGroup init_process_group(c10::intrusive_ptr<c10d::Store> store,
                                               const ProcessGroupOptions& options);
 
