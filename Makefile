@@ -46,7 +46,7 @@ endif
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
-	@echo "make distributed-demo  the same in two processes, with synchronised batch normalisation"
+	@echo "make distributed-demo  the same in two processes, with synchronized batch normalization"
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
 	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
@@ -187,7 +187,7 @@ test-asan: .venv/.requirements
 	cmake --build --preset asan-ubsan
 	ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1 ctest --preset asan-ubsan
 
-# The thread sanitizer cannot map its shadow under the widest address randomisation.
+# The thread sanitizer cannot map its shadow under the widest address randomization.
 test-tsan: .venv/.requirements
 	$(MAKE) --no-print-directory build/tsan/build.ninja
 	cmake --build --preset tsan

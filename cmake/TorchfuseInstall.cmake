@@ -29,7 +29,7 @@ install(
     "${PROJECT_SOURCE_DIR}/cmake/torch_search_path.py"
   DESTINATION "${package_dir}"
 )
-# A wheel has the licence among its metadata.
+# A wheel has the license among its metadata.
 if(NOT TORCHFUSE_BUILD_PYTHON)
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 endif()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Applies docs/adding_an_optimizer.md to a copy of the tree, builds the copy without CUDA, and runs the
 # tests that the new optimizer has got. Where there is nvcc, its CUDA kernels are compiled too, for one
-# architecture. Incremental: a second run rebuilds what changed. What wraps the kernels is not optimised,
+# architecture. Incremental: a second run rebuilds what changed. What wraps the kernels is not optimized,
 # which saves time; the kernels have flags of their own.
 #
 #   tools/test_walkthrough.sh [python]

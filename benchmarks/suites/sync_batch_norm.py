@@ -56,7 +56,7 @@ class Case:
         return operands * self.dtype.itemsize
 
     def load(self) -> ParameterSet:
-        """The one tensor that the layer normalises."""
+        """The one tensor that the layer normalizes."""
         return ParameterSet(self.name, (self.shape,), offset=0, moments={}, zero_grads=False)
 
     def prepare(self, device: torch.device, seed: int) -> Prepared:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalisation in two passes with room for a sum over ranks between them: local statistics,
+// Batch normalization in two passes with room for a sum over ranks between them: local statistics,
 // then the output. Backwards: batch_norm_backward.h.
 #pragma once
 
@@ -130,7 +130,7 @@ void batch_norm_elemt_cpu(CpuIsa isa, const BatchNormElemtArgs& args, std::int64
 
 /// Device memory that the CUDA kernels share out among their blocks.
 struct BatchNormWorkspace {
-  double* partials = nullptr;         ///< batch_norm_workspace_partials(); need not be initialised
+  double* partials = nullptr;         ///< batch_norm_workspace_partials(); need not be initialized
   std::uint32_t* arrivals = nullptr;  ///< batch_norm_workspace_arrivals(); zero before and after
   int multiprocessors = 1;            ///< of the device
 };

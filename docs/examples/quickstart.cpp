@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <optional>
 
-// 512 random points, labelled by the sign of their sum.
+// 512 random points, labeled by the sign of their sum.
 class Points : public torch::data::datasets::Dataset<Points> {
  public:
   torch::data::Example<> get(std::size_t index) override {

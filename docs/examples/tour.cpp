@@ -94,7 +94,7 @@ static torch::Tensor iterate_folded(torch::nn::Linear& model, const torch::Tenso
 }
 
 // Layers that share batch statistics over a process group; with an empty name they do not.
-static bool normalise(const std::string& group_name) {
+static bool normalize(const std::string& group_name) {
   SyncBatchNorm norm(SyncBatchNormOptions(64).fuse_relu(true));
   torch::nn::Sequential model(norm);
   convert_sync_batch_norm(*model, group_name);
@@ -133,5 +133,5 @@ int main() {
 
   const bool stepped = optimizer.last_step_skipped().item<float>() == 0.0F;
   std::printf("tour.cpp: norm %.3f, %s\n", norm.item<double>(), stepped ? "stepped" : "skipped");
-  return stepped && clipped && normalise("") && norm.item<double>() > 0.0 ? 0 : 1;
+  return stepped && clipped && normalize("") && norm.item<double>() > 0.0 ? 0 : 1;
 }

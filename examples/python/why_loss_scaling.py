@@ -96,8 +96,8 @@ def histogram(axes: Axes, gradient: Tensor) -> None:
     axes.axvspan(low, SMALLEST_FP16 - 1, color=tutorial.ORANGE, alpha=0.15, linewidth=0)
     axes.axvspan(16, high, color=tutorial.GREY, alpha=0.25, linewidth=0)
     scaled = exponents + math.log2(INIT_SCALE)
-    for values, colour in ((exponents, tutorial.ORANGE), (scaled, tutorial.BLUE)):
-        axes.hist(values.tolist(), bins=range(low, high + 1), color=colour, alpha=0.8)
+    for values, color in ((exponents, tutorial.ORANGE), (scaled, tutorial.BLUE)):
+        axes.hist(values.tolist(), bins=range(low, high + 1), color=color, alpha=0.8)
     half = 0.6 * axes.get_ylim()[1]
     style: dict[str, Any] = {"weight": "bold", "va": "center"}
     axes.text(-42, half, "unscaled", color=tutorial.ORANGE, ha="right", **style)
@@ -114,7 +114,7 @@ def histogram(axes: Axes, gradient: Tensor) -> None:
 
 def sweep(axes: Axes, runs: Sequence[Run]) -> None:
     """The accuracy over the number of elements in the mean."""
-    for mode, colour, marker in (
+    for mode, color, marker in (
         ("unscaled", tutorial.ORANGE, "o"),
         ("scaled", tutorial.BLUE, "s"),
     ):
@@ -122,7 +122,7 @@ def sweep(axes: Axes, runs: Sequence[Run]) -> None:
         axes.plot(
             [run.log2_elements for run in chosen],
             [100 * run.accuracy for run in chosen],
-            color=colour,
+            color=color,
             marker=marker,
             label=MODES[mode],
         )

@@ -196,7 +196,7 @@ def group_that_was_destroyed() -> None:
     layers[0](torch.ones(2, 3))
 
 
-def normalised(*sizes: int, z: torch.Tensor | None = None, **options: Any) -> None:
+def normalized(*sizes: int, z: torch.Tensor | None = None, **options: Any) -> None:
     SyncBatchNorm(3)(torch.ones(sizes, **options), z)
 
 
@@ -252,12 +252,12 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: in_a_group(lambda: DistributedDataParallel(torch.nn.Linear(2, 1), shared_param=True)),
     lambda: in_a_group(unused_parameter),
     lambda: in_a_group(sparse_gradient_reduced),
-    lambda: normalised(3),
-    lambda: normalised(2, 4),
-    lambda: normalised(1, 3),
-    lambda: normalised(2, 3, dtype=torch.int64),
-    lambda: normalised(2, 3, z=torch.ones(2, 1)),
-    lambda: normalised(2, 3, z=torch.ones(2, 3, dtype=torch.float16)),
+    lambda: normalized(3),
+    lambda: normalized(2, 4),
+    lambda: normalized(1, 3),
+    lambda: normalized(2, 3, dtype=torch.int64),
+    lambda: normalized(2, 3, z=torch.ones(2, 1)),
+    lambda: normalized(2, 3, z=torch.ones(2, 3, dtype=torch.float16)),
     lambda: SyncBatchNorm(3, device="meta")(torch.ones(2, 3)),
     lambda: torch.func.vmap(SyncBatchNorm(3))(torch.ones(2, 4, 3)),
     group_that_was_destroyed,

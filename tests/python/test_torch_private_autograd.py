@@ -22,7 +22,7 @@ PIECES = Pieces()
     "_python_dispatch.is_traceable_wrapper_subclass",
     breaks="DTensor and other wrappers, whose data pointer is 0, would reach the kernels",
 )
-def _wrappers_are_recognised() -> None:
+def _wrappers_are_recognized() -> None:
     class Wrapper(torch.Tensor):
         def __tensor_flatten__(self) -> tuple[list[str], None]:
             return [], None
@@ -31,9 +31,9 @@ def _wrappers_are_recognised() -> None:
         def __tensor_unflatten__(*arguments: Any) -> torch.Tensor:
             return torch.ones(1)
 
-    recognises = _python_dispatch.is_traceable_wrapper_subclass
-    assert recognises(torch.ones(1).as_subclass(Wrapper))
-    assert not recognises(torch.nn.Parameter(torch.ones(1)))
+    recognizes = _python_dispatch.is_traceable_wrapper_subclass
+    assert recognizes(torch.ones(1).as_subclass(Wrapper))
+    assert not recognizes(torch.nn.Parameter(torch.ones(1)))
 
 
 @PIECES.relies_on(
@@ -92,7 +92,7 @@ def _transforms_are_seen() -> None:
 @PIECES.relies_on(
     "batchnorm._BatchNorm",
     "batchnorm._LazyNormBase",
-    breaks="conversion would not find a model's batch normalisation, or convert a lazy one",
+    breaks="conversion would not find a model's batch normalization, or convert a lazy one",
 )
 def _classes_of_batch_norm() -> None:
     plain = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)

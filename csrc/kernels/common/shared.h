@@ -10,7 +10,7 @@ namespace torchfuse::kernels {
 
 #if defined(__CUDACC__)
 
-/// The block's one object of type T, uninitialised. All calls with the same T give the same object,
+/// The block's one object of type T, uninitialized. All calls with the same T give the same object,
 /// so every use has a struct of its own.
 template <class T>
 __device__ __forceinline__ T& block_shared() {
@@ -19,7 +19,7 @@ __device__ __forceinline__ T& block_shared() {
   return object;
 }
 
-/// The launch's dynamic shared memory, 16-byte aligned and uninitialised, as an array of T.
+/// The launch's dynamic shared memory, 16-byte aligned and uninitialized, as an array of T.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
   static_assert(std::is_trivially_default_constructible_v<T> && alignof(T) <= 16);

@@ -2,7 +2,7 @@
 // Rounding to bf16 at random, without bias and reproducibly.
 //
 // Note [Stochastic rounding]
-// A value between two neighbouring bf16 values becomes the one farther from zero with a probability
+// A value between two neighboring bf16 values becomes the one farther from zero with a probability
 // that equals its distance from the other, in units of theirs: on average it keeps its size, so
 // changes too small for the format are not lost, they happen more rarely. A bf16 is the upper half
 // of a float, and a sum of the float's bits and 16 random ones carries into that half with
@@ -69,7 +69,7 @@ TORCHFUSE_HOST_DEVICE std::uint32_t random_16(RoundingKey key, std::uint64_t ele
 }
 
 /// One of the two bf16 values next to `value`. Values of the format stay, infinities too; a NaN
-/// becomes 0x7fc0; beyond the largest bf16 the farther neighbour is infinite.
+/// becomes 0x7fc0; beyond the largest bf16 the farther neighbor is infinite.
 TORCHFUSE_HOST_DEVICE BFloat16 round_stochastically(float value, std::uint32_t random) {
   const std::uint32_t bits = float_bits(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return BFloat16{0x7fc0};

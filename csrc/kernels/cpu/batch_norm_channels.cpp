@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The parts of batch normalisation that handle one number for each channel, in fp64.
+// The parts of batch normalization that handle one number for each channel, in fp64.
 #include "kernels/batch_norm.h"
 #include "kernels/batch_norm_backward.h"
 #include "kernels/cpu/batch_norm_split.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How the sums of a batch normalisation are cut into items: by the shape alone.
+// How the sums of a batch normalization are cut into items: by the shape alone.
 #pragma once
 
 #include <cstdint>

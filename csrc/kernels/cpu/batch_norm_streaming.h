@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Results of batch normalisation that go past the caches.
+// Results of batch normalization that go past the caches.
 #pragma once
 
 #include "kernels/cpu/batch_norm_vectors.h"

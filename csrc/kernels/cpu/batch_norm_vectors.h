@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the batch normalisation passes share: operands of one storage type, gates, terms by channel.
+// What the batch normalization passes share: operands of one storage type, gates, terms by channel.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of batch normalisation's backward pass: gradient sums, then the input's gradient.
+// The kernels of batch normalization's backward pass: gradient sums, then the input's gradient.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How the passes of batch normalisation are spread over a grid.
+// How the passes of batch normalization are spread over a grid.
 //
 // Note [Windows]
 // A thread reads one window at a time: 16 bytes. Channels first, the windows of a plane begin at
 // multiples of 16 bytes in one tensor, so that the first and the last of a plane may reach over its
 // ends and are then accessed element by element; other tensors are accessed as widely as their
-// addresses allow. Channels last, a window holds neighbouring channels of a row.
+// addresses allow. Channels last, a window holds neighboring channels of a row.
 //
 // A block has `columns` * `lanes` * `rows` threads. The lanes share a plane, each column is another
 // plane (channels last: another window of a row), and rows work on different units: `lanes` windows
-// of one channel of one sample. Columns are neighbours in memory, so a warp reads contiguous bytes
+// of one channel of one sample. Columns are neighbors in memory, so a warp reads contiguous bytes
 // even where planes are small. The columns of a block are a tile of channels; a tile's units are
 // cut into slices, one block each, as many as fill the device once. So the partition follows from
 // shape, strides and the number of multiprocessors, and with it the bits of every sum.

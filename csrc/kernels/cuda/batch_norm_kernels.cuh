@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of batch normalisation: statistics, then the output.
+// The kernels of batch normalization: statistics, then the output.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -78,7 +78,7 @@ struct BatchNormElemtLaunch {
   std::uint32_t* arrivals;  ///< one
 };
 
-/// What the calling thread's channel is normalised with.
+/// What the calling thread's channel is normalized with.
 struct ChannelStatistics {
   double mean;
   double invstd;

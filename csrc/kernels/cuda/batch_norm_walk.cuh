@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a thread of batch normalisation reads and writes. See Note [Windows].
+// What a thread of batch normalization reads and writes. See Note [Windows].
 #pragma once
 
 #include <cuda_runtime.h>

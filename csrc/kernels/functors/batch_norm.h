@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalisation, one channel at a time: what is summed, what travels between ranks, what
+// Batch normalization, one channel at a time: what is summed, what travels between ranks, what
 // every element is multiplied with.
 //
 // Note [Moments that add up]

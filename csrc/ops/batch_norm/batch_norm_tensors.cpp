@@ -36,7 +36,7 @@ c10::SymInt pixels_of(const at::Tensor& tensor) {
   return pixels;
 }
 
-/// The distance between neighbouring pixels, if the channels of each are contiguous.
+/// The distance between neighboring pixels, if the channels of each are contiguous.
 c10::SymInt pixel_stride(const at::Tensor& tensor) {
   for (std::int64_t d = tensor.dim() - 1; d >= kSpatial; --d) {
     if (tensor.sym_size(d) != 1) return tensor.sym_stride(d);

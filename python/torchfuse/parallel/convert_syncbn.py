@@ -71,7 +71,7 @@ def convert_syncbn_model(
     def convert(layer: nn.Module, name: str) -> nn.Module:
         if _is_to_convert(layer, name):
             group = process_group or getattr(layer, "process_group", None)
-            return _synchronised(layer, name, group, channel_last, deterministic)
+            return _synchronized(layer, name, group, channel_last, deterministic)
         for child_name, child in layer.named_children():
             if child not in done:
                 done[child] = convert(child, f"{name}.{child_name}" if name else child_name)
@@ -176,7 +176,7 @@ def _is_to_convert(layer: nn.Module, name: str) -> bool:
     return False
 
 
-def _synchronised(
+def _synchronized(
     layer: nn.Module,
     name: str,
     process_group: dist.ProcessGroup | None,

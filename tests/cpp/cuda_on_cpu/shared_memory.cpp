@@ -20,7 +20,7 @@ namespace cuda_on_cpu {
 namespace {
 
 /// As a floating-point number of any width a NaN, as an integer large.
-constexpr int kUninitialised = 0xff;
+constexpr int kUninitialized = 0xff;
 constexpr std::size_t kAlignment = 64;
 /// Distinct objects of a block; each has up to two alignments of guarded space behind it.
 constexpr std::size_t kMaxObjects = 16;
@@ -33,7 +33,7 @@ SharedMemory::SharedMemory(std::size_t dynamic_bytes)
     : memory_bytes_(kMaxStaticBytes + dynamic_bytes + (2 * kMaxObjects + 3) * kAlignment),
       dynamic_bytes_(dynamic_bytes) {
   memory_ = std::make_unique_for_overwrite<std::byte[]>(memory_bytes_);
-  std::memset(memory_.get(), kUninitialised, memory_bytes_);
+  std::memset(memory_.get(), kUninitialized, memory_bytes_);
   objects_.reserve(kMaxObjects);
   ASAN_POISON_MEMORY_REGION(memory_.get(), memory_bytes_);
   if (dynamic_bytes != 0) dynamic_ = take(dynamic_bytes);

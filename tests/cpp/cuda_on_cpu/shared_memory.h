@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The shared memory of one block, filled with a pattern, because a device gives it uninitialised.
+// The shared memory of one block, filled with a pattern, because a device gives it uninitialized.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalisation of tensors of more than 2^32 elements: the few blocks that stand where
+// Batch normalization of tensors of more than 2^32 elements: the few blocks that stand where
 // indices or byte offsets of 32 bits, signed or unsigned, would wrap.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalisation on the CPU, without torch: values, equal bits at every instruction level and
+// Batch normalization on the CPU, without torch: values, equal bits at every instruction level and
 // for every division of the work, and no access outside of a tensor.
 #include "kernels/batch_norm.h"
 

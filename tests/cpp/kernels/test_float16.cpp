@@ -44,7 +44,7 @@ TEST(Half, NarrowsEveryEncodingBack) {
   }
 }
 
-TEST(Half, RoundsToNearestEvenBetweenNeighbours) {
+TEST(Half, RoundsToNearestEvenBetweenNeighbors) {
   for (int bits = 0; bits < 0x7bff; ++bits) {
     const auto low = static_cast<std::uint16_t>(bits);
     const auto high = static_cast<std::uint16_t>(bits + 1);
@@ -78,7 +78,7 @@ TEST(BFloat16, WidensAndNarrowsEveryEncoding) {
   }
 }
 
-TEST(BFloat16, RoundsToNearestEvenBetweenNeighbours) {
+TEST(BFloat16, RoundsToNearestEvenBetweenNeighbors) {
   for (std::uint32_t bits = 0; bits < 0x7f80; ++bits) {
     const float middle = bits_to_float((bits << 16) | 0x8000u);
     ASSERT_EQ(to_bfloat16(middle).bits, (bits & 1) == 0 ? bits : bits + 1) << bits;

@@ -58,7 +58,7 @@ TEST(StochasticRounding, RandomNumbersAreUniformInEveryDirection) {
   }
 }
 
-TEST(StochasticRounding, NeighboursAreIndependent) {
+TEST(StochasticRounding, NeighborsAreIndependent) {
   const auto pair = [](std::uint32_t a, std::uint32_t b) { return (a >> 12) << 4 | b >> 12; };
   const RoundingKey key = rounding_key(1, 2, 3);
   const RoundingKey next_step = rounding_key(1, 2, 4);

@@ -33,15 +33,15 @@ void check_casts() {
   torch::optim::SGD other(weights, torch::optim::SGDOptions(0.1));
   torch::optim::Optimizer* const base = &ours;
   torch::optim::Optimizer* const stranger = &other;
-  EXPECT(dynamic_cast<FusedOptimizer*>(base) != nullptr, "ours is not recognised");
-  EXPECT(dynamic_cast<FusedAdam*>(base) != nullptr, "ours is not recognised");
+  EXPECT(dynamic_cast<FusedOptimizer*>(base) != nullptr, "ours is not recognized");
+  EXPECT(dynamic_cast<FusedAdam*>(base) != nullptr, "ours is not recognized");
   EXPECT(dynamic_cast<FusedOptimizer*>(stranger) == nullptr, "SGD is taken for ours");
   torch::optim::OptimizerOptions& options = base->param_groups().front().options();
   EXPECT(dynamic_cast<FusedAdamOptions*>(&options) != nullptr, "options of another type");
 }
 
-/// The scaler lives in the library and recognises a class that does not; torch calls its override.
-void check_scaler_recognises() {
+/// The scaler lives in the library and recognizes a class that does not; torch calls its override.
+void check_scaler_recognizes() {
   std::vector<at::Tensor> weights{at::ones({4}).requires_grad_()};
   CountingAdam optimizer(weights, FusedAdamOptions(0.1));
   torchfuse::amp::GradScaler scaler(at::Device(at::kCPU));
@@ -73,6 +73,6 @@ void check_exceptions() {
 
 void check_extension() {
   check_casts();
-  check_scaler_recognises();
+  check_scaler_recognizes();
   check_exceptions();
 }

@@ -53,7 +53,7 @@ def libtorch() -> Path:
 
 @pytest.fixture(scope="module")
 def installed(without_python: dict[str, str], libtorch: Path) -> Path:
-    """The README's line for C++ without Python; without CUDA and optimisation, to save time."""
+    """The README's line for C++ without Python; without CUDA and optimization, to save time."""
     prefix = WORK / "libtorch-prefix"
     shutil.rmtree(prefix, ignore_errors=True)
     configure(
@@ -112,7 +112,7 @@ def test_the_readme_says_the_same() -> None:
 
 
 @pytest.mark.full_build
-def test_archive_holds_headers_library_package_and_licence(archive: Path) -> None:
+def test_archive_holds_headers_library_package_and_license(archive: Path) -> None:
     with tarfile.open(archive) as content:
         files = {m.name.partition("/")[2] for m in content.getmembers() if m.isfile()}
     public = ROOT / "csrc/include"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from environments import (
-    TEMPORARY,
     WORK,
     Environment,
     Plain,
@@ -22,7 +21,7 @@ from environments import (
 def checkout() -> Path:
     """A copy of the working tree. Its build folder is shared by all installs from it."""
     shutil.rmtree(WORK, ignore_errors=True)
-    TEMPORARY.mkdir(parents=True)
+    WORK.mkdir(parents=True)
     return copy_checkout(WORK / "checkout")
 
 

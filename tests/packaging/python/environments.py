@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[3]
 #: Beside the checkout's other build folders, so that torch's files can be linked instead of copied.
 WORK = ROOT / "build/packaging"
-TEMPORARY = WORK / "tmp"
 
 # The host compiler's optimizer off: for builds whose point is not the machine code.
 FAST_BUILD = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
+#: For another build from the same sources. A compiler cache has the objects of the first one, made with
+#: the same options; without a cache less is compiled, and faster.
+ANOTHER_BUILD: Mapping[str, str] = (
+    {}
+    if os.environ.get("CMAKE_CUDA_COMPILER_LAUNCHER")
+    else {"CMAKE_ARGS": FAST_BUILD, "TORCHFUSE_WITH_CUDA": "OFF"}
+)
 
 _STEP = """
 import torch, torchfuse
@@ -43,8 +49,8 @@ def run(command: Sequence[str | Path], *, cwd: Path = WORK, **variables: str | N
     """Runs a command and returns all that it printed; variables that are None are removed."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PWD": str(cwd)}
     # pip builds in a new folder each time. A compiler cache, where there is one, knows files by
-    # their place below WORK.
-    environment |= {"TMPDIR": str(TEMPORARY), "CCACHE_BASEDIR": str(WORK)}
+    # their places relative to the build folder, and those are the same as in the checkout beside it.
+    environment |= {"TMPDIR": str(WORK), "CCACHE_BASEDIR": str(WORK)}
     # Nothing is activated: not even the environment that runs the tests.
     folders = os.environ["PATH"].split(os.pathsep)
     outside = [x for x in folders if not Path(x).parent.joinpath("pyvenv.cfg").exists()]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from environments import (
-    FAST_BUILD,
+    ANOTHER_BUILD,
     WORK,
     Environment,
     Plain,
@@ -147,7 +147,7 @@ def test_sdist_contents(sdist: Path) -> None:
 
 def test_sdist_installs(linked_environment: Environment, sdist: Path, checkout: Path) -> None:
     before = linked_environment.files()
-    linked_environment.pip("install", sdist, CMAKE_ARGS=FAST_BUILD, TORCHFUSE_WITH_CUDA="OFF")
+    linked_environment.pip("install", sdist, **ANOTHER_BUILD)
     check_installed_since(linked_environment, before, checkout)
     assert Path(linked_environment.step()) == linked_environment.site_packages / "torchfuse"
     linked_environment.pip("uninstall", "--yes", "torchfuse")
@@ -161,8 +161,6 @@ def test_git_url(linked_environment: Environment, checkout: Path) -> None:
     for command in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "All"]):
         run(["git", *command], cwd=repository)
     before = linked_environment.files()
-    linked_environment.pip(
-        "install", f"git+file://{repository}", CMAKE_ARGS=FAST_BUILD, TORCHFUSE_WITH_CUDA="OFF"
-    )
+    linked_environment.pip("install", f"git+file://{repository}", **ANOTHER_BUILD)
     check_installed_since(linked_environment, before, checkout)
     assert Path(linked_environment.step()) == linked_environment.site_packages / "torchfuse"

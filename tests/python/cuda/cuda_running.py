@@ -143,7 +143,7 @@ class _NoValueRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def no_host_wait(device: str) -> Iterator[None]:
-    """Fails where the host would wait for the device, by torch's synchronisation check.
+    """Fails where the host would wait for the device, by torch's synchronization check.
 
     On the CPU: where a tensor's value is read, which on CUDA is a wait. Copies between host and
     device are waits that only CUDA shows.

@@ -210,7 +210,7 @@ def test_parameter_with_a_later_first_gradient(device: str) -> None:
 def test_host_runs_ahead_of_the_device(options: dict[str, Any], unscale: bool, device: str) -> None:
     """A step behind a long kernel returns before that kernel is done.
 
-    torch's check knows its own synchronising calls only; this sees any. On the CPU there is nothing
+    torch's check knows its own synchronizing calls only; this sees any. On the CPU there is nothing
     to be ahead of: the body is checked.
     """
     problem = warm_problem(device, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch.library.opcheck on the operators of batch normalisation, and their errors."""
+"""torch.library.opcheck on the operators of batch normalization, and their errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What goes wrong in apex's optimizers and must not here, for every optimizer.
 
-Each test would fail on apex's behaviour. Those about states, masters and checkpoints are in
+Each test would fail on apex's behavior. Those about states, masters and checkpoints are in
 test_apex_defects_state.py; what concerns one optimizer alone is tested with it, in
 test_fused_lamb.py, test_fused_sgd.py and test_fused_novograd.py.
 """

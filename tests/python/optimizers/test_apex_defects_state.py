@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What goes wrong with the states of apex's optimizers, their masters and checkpoints.
 
-As in test_apex_defects.py, each test would fail on apex's behaviour.
+As in test_apex_defects.py, each test would fail on apex's behavior.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def test_a_scaler_unscales_before_a_step_that_does_not_know_it(scaler_type: Any)
     params, reference = make_params(), make_params()
     optimizer, plain = GroupSteppingAdam(params, lr=1e-2), FusedAdam(reference, lr=1e-2)
     scaler = scaler_type("cpu", init_scale=2.0**16)
-    # Far below eps without the scale, so that Adam does not normalise a forgotten one away.
+    # Far below eps without the scale, so that Adam does not normalize a forgotten one away.
     for seed in range(3):
         grads = random_grads(params, seed, scale=1e-8)
         scaler.scale(torch.ones(()))

@@ -33,7 +33,7 @@ def words(tensor: Tensor) -> Tensor:
     return tensor.detach().view(torch.int16).to(torch.int64) & 0xFFFF
 
 
-def test_each_value_is_one_of_the_two_neighbours(device: str) -> None:
+def test_each_value_is_one_of_the_two_neighbors(device: str) -> None:
     """A master tells what was rounded, from the same parameter, gradient and moments."""
     params = make_params(SHAPES, BF16, device)
     twins = copy.deepcopy(params)
@@ -103,7 +103,7 @@ def test_non_finite_and_largest_values(device: str) -> None:
     optimizer.step()
     assert param.isnan().tolist() == [True, False, False, False, False]
     assert param.tolist()[1:] == [largest, -largest, 0.0, 0.0]
-    # Past the largest value one of the neighbours is infinite.
+    # Past the largest value one of the neighbors is infinite.
     many = torch.nn.Parameter(torch.full((4096,), largest, device=device).to(BF16))
     optimizer = FusedAdam([many], lr=2.0**118, maximize=True, eps=0.0, stochastic_rounding=True)
     many.grad = torch.ones_like(many)

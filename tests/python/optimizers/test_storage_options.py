@@ -101,7 +101,7 @@ def test_stochastic_rounding_depends_on_the_seed_alone(spec: OptimSpec, device: 
 
 
 @every_optimizer
-def test_stochastic_rounding_gives_one_of_the_two_neighbours(spec: OptimSpec, device: str) -> None:
+def test_stochastic_rounding_gives_one_of_the_two_neighbors(spec: OptimSpec, device: str) -> None:
     params = make_params(SHAPES, BF16, device)
     twins = copy.deepcopy(params)
     exact = make(spec, twins, **MASTERS)

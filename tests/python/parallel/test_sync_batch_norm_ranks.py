@@ -92,7 +92,7 @@ SPLITS = [[16], [8, 8], [5, 11], [1, 1, 14], [4, 4, 4, 4], [0, 16], [7, 0, 9], [
 @pytest.mark.parametrize("sizes", SPLITS, ids=str)
 def test_equals_the_pooled_batch(sizes: list[int], dtype: torch.dtype, mean: float) -> None:
     if dtype == torch.float16 and mean != 0.0:
-        mean = 64.0  # at 1e4 neighbouring numbers are 8 apart
+        mean = 64.0  # at 1e4 neighboring numbers are 8 apart
     for channels_last in (False, True):
         for fused in (False, True):
             problem = make_problem(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch's DistributedDataParallel and FSDP2 with our optimizer, scaler and batch normalisation.
+"""torch's DistributedDataParallel and FSDP2 with our optimizer, scaler and batch normalization.
 
 In some iterations one of two processes overflows: no process may step then, all halve the scale,
 and the steps that are made are those of one process on the pooled batch.
@@ -34,7 +34,7 @@ STEPS = 6
 OVERFLOWS = {1: 0, 4: 1}
 
 
-#: With clipping by the optimizer; with a batch normalisation over both processes.
+#: With clipping by the optimizer; with a batch normalization over both processes.
 VARIANTS = ("plain", "clipped", "normalized")
 
 
@@ -42,7 +42,7 @@ def _model(variant: str) -> nn.Sequential:
     torch.manual_seed(0)
     if variant != "normalized":
         return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-    # No bias before a normalisation: its gradient would be rounding noise, which Adam amplifies.
+    # No bias before a normalization: its gradient would be rounding noise, which Adam amplifies.
     first = nn.Linear(5, 7, bias=False)
     return nn.Sequential(first, nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3))
 

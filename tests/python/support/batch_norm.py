@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batch normalisation in fp64 torch, and layers fed with what it is fed with."""
+"""Batch normalization in fp64 torch, and layers fed with what it is fed with."""
 
 from __future__ import annotations
 

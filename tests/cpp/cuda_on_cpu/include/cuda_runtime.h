@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What the kernels' source sees of CUDA when g++ compiles it: this file stands in for the toolkit's
-// <cuda_runtime.h>. Behaviour is in engine.h, the rules are in ../README.md.
+// <cuda_runtime.h>. Behavior is in engine.h, the rules are in ../README.md.
 #pragma once
 
 #include <cstddef>

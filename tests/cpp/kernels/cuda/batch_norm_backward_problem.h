@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The backward pass of batch normalisation on the device: its input, and a call of the launch that
+// The backward pass of batch normalization on the device: its input, and a call of the launch that
 // reduces.
 #pragma once
 

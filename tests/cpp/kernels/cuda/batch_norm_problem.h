@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalisation on the device: tensors of both layouts, workspaces, and one call for each of
+// Batch normalization on the device: tensors of both layouts, workspaces, and one call for each of
 // the four launches.
 #pragma once
 
@@ -211,7 +211,7 @@ inline ChannelMoments moments_of_packed(const std::vector<double>& packed, std::
 /// Relative error of sums of a dtype's elements: up to 64 additions in the compute type.
 inline double sum_error(DType dtype) { return dtype == DType::kFloat64 ? 1e-14 : 4e-6; }
 
-/// Distance of neighbouring numbers near 1.
+/// Distance of neighboring numbers near 1.
 inline double epsilon_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:

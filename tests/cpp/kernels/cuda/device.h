@@ -36,7 +36,7 @@ void set_order(const Order& order);
 /// the CPU, by a changed margin on a GPU. Starts filled with 0xff bytes, a NaN in every format.
 /// On a GPU with TORCHFUSE_EXACT_ALLOCATIONS=1 neither, so that compute-sanitizer sees what
 /// happens: an access outside is one outside of every allocation, and what was not written is not
-/// initialised.
+/// initialized.
 class DeviceMemory {
  public:
   /// Which end is as near to an inaccessible page as the alignment allows (on the CPU).

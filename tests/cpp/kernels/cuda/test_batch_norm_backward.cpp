@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The backward pass of batch normalisation: gradient sums against fp64, the input's gradient as its
+// The backward pass of batch normalization: gradient sums against fp64, the input's gradient as its
 // functor gives it, every element read once and written once.
 #include <gtest/gtest.h>
 

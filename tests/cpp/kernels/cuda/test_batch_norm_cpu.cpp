@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalisation by the CPU's kernels and by the CUDA kernels: what is computed element by
+// Batch normalization by the CPU's kernels and by the CUDA kernels: what is computed element by
 // element has equal bits, statistics and sums are as near to each other as both are to fp64.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The outputs of batch normalisation: the bits that its functor gives for the saved statistics,
+// The outputs of batch normalization: the bits that its functor gives for the saved statistics,
 // which are near the formula in fp64; every element read once and written once.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The statistics of batch normalisation: every element counted once, exact at any mean, the same
+// The statistics of batch normalization: every element counted once, exact at any mean, the same
 // bits always, and sums that ranks can add.
 #include <gtest/gtest.h>
 

@@ -168,7 +168,7 @@ TEST(CudaFusedUpdate, AnyNumberOfGroups) {
   }
 }
 
-TEST(CudaFusedUpdate, TensorsOfOneGroupNeedNotBeNeighbours) {
+TEST(CudaFusedUpdate, TensorsOfOneGroupNeedNotBeNeighbors) {
   const UpdateGroups groups = UpdateGroups::distinct(60);
   std::mt19937 random(13);
   std::vector<UpdateTensor> tensors;
