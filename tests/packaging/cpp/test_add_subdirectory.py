@@ -6,12 +6,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from cmake_project import ROOT, TORCH, WORK, configure, run, run_consumer
+from cmake_project import BUILD, ROOT, TORCH, WORK, configure, run, run_consumer
 
 
 @pytest.mark.full_build
 def test_add_subdirectory(checks: str) -> None:
-    build = WORK / "subdirectory"
+    build = BUILD.parent / "subdirectory"  # a compiler cache knows the kernels there
     # The consumer's CMake code says what is left behind. Not fresh: this compiles everything.
     configure(
         ROOT / "tests/packaging/consumer",

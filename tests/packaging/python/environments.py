@@ -50,7 +50,7 @@ def run(command: Sequence[str | Path], *, cwd: Path = WORK, **variables: str | N
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PWD": str(cwd)}
     # pip builds in a new folder each time. A compiler cache, where there is one, knows files by
     # their places relative to the build folder, and those are the same as in the checkout beside it.
-    environment |= {"TMPDIR": str(WORK), "CCACHE_BASEDIR": str(WORK)}
+    environment["TMPDIR"] = str(WORK)
     # Nothing is activated: not even the environment that runs the tests.
     folders = os.environ["PATH"].split(os.pathsep)
     outside = [x for x in folders if not Path(x).parent.joinpath("pyvenv.cfg").exists()]

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from environments import FAST_BUILD, WORK, CommandError, Environment, hard_link_torch, one_line
+from environments import CommandError, Environment, hard_link_torch, one_line
 
 
 def folders_with_nvcc() -> list[str]:
@@ -25,8 +25,8 @@ def test_named_packages_build_the_kernels(checkout: Path) -> None:
     variables: dict[str, str | None] = {
         "TORCHFUSE_WITH_CUDA": "ON",
         "TORCH_CUDA_ARCH_LIST": "9.0",
-        "TORCHFUSE_BUILD_DIR": str(WORK / "cuda-from-pypi-build"),
-        "CMAKE_ARGS": shlex.join([FAST_BUILD, f"-DCMAKE_IGNORE_PATH={hidden}"]),
+        "TORCHFUSE_BUILD_DIR": str(checkout / "build/cuda-from-pypi"),
+        "CMAKE_ARGS": f"-DCMAKE_IGNORE_PATH={hidden}",
         **dict.fromkeys(("CUDA_HOME", "CUDA_PATH", "CUDACXX", "LIBRARY_PATH")),
     }
     with pytest.raises(CommandError) as failure:
