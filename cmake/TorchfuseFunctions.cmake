@@ -73,6 +73,23 @@ macro(torchfuse_add_fused_optimizer name functor)
   endif()
 endmacro()
 
+# Writes the op of an optimizer, and the C++ function that calls it as it is declared in ops.h.
+function(torchfuse_generate_fused_op NAME FUNCTOR source)
+  file(READ "${PROJECT_SOURCE_DIR}/csrc/include/torchfuse/ops.h" declarations)
+  if(NOT declarations MATCHES "TORCHFUSE_API void fused_${NAME}_\\(([^()]*)\\);")
+    message(
+      FATAL_ERROR
+      "torchfuse_add_fused_optimizer(${NAME} ${FUNCTOR}): expected csrc/include/torchfuse/ops.h to declare "
+      "void fused_${NAME}_(...), got no such function. Declare it, or correct the name in "
+      "cmake/TorchfuseOps.cmake."
+    )
+  endif()
+  string(REGEX REPLACE " = [^,]*" "" PARAMETERS "${CMAKE_MATCH_1}")
+  string(REGEX REPLACE "[^,]* ([a-z0-9_]+)(,|$)" "\\1\\2 " ARGUMENTS "${PARAMETERS}")
+  string(STRIP "${ARGUMENTS}" ARGUMENTS)
+  configure_file("${PROJECT_SOURCE_DIR}/csrc/ops/fused_step/fused_op.cpp.in" "${source}" @ONLY)
+endfunction()
+
 # Language level, visibility, warnings and sanitizers: the same for every target of ours.
 function(torchfuse_set_defaults target)
   set_target_properties(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Callable
 
 import torch
@@ -30,7 +31,8 @@ TOLERANCE = 1e-6
 @functools.cache
 def _mesh(device_type: str) -> DeviceMesh:
     backend = "nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    store = f"file://{tempfile.mkdtemp()}/store"
+    dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
     return init_device_mesh(device_type, (1,))
 
 

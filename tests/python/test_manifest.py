@@ -24,7 +24,7 @@ def run(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
         f'set(PROJECT_SOURCE_DIR "{ROOT}")\n'
         f'include("{ROOT}/cmake/TorchfuseFunctions.cmake")\n'
         f"{line}\n"
-        'message("classes: ${TORCHFUSE_OPTIMIZER_CLASSES}; ops: ${TORCHFUSE_OPS}")\n',
+        'message("classes: ${TORCHFUSE_OPTIMIZER_CLASSES}; all: ${TORCHFUSE_OPTIMIZERS}")\n',
         encoding="utf-8",
     )
     return subprocess.run(["cmake", "-P", str(script)], capture_output=True, text=True, check=False)
@@ -35,7 +35,19 @@ def run(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
 )
 def test_an_optimizer_is_recorded(tmp_path: Path, suffix: str, classes: str) -> None:
     result = run(tmp_path, f"torchfuse_add_fused_optimizer(adam Adam{suffix})")
-    assert f"classes: {classes}; ops: optimizers/fused_adam" in result.stderr
+    assert f"classes: {classes}; all: adam" in result.stderr
+
+
+def test_the_function_of_an_op_is_made_from_its_declaration(tmp_path: Path) -> None:
+    source = tmp_path / "fused_lamb.cpp"
+    result = run(tmp_path, f'torchfuse_generate_fused_op(lamb Lamb "{source}")')
+    assert result.returncode == 0, result.stderr
+    text = re.sub(r"\s+", " ", source.read_text(encoding="utf-8"))
+    assert "void fused_lamb_(at::TensorList params, at::TensorList grads, " in text
+    assert "double eps, double min_trust_ratio, std::optional<double> max_trust_ratio, " in text
+    assert 'ops::call_op<fused_lamb_>("torchfuse::fused_lamb_", params, grads, exp_avgs, ' in text
+    assert "maximize, lr_tensor, grad_scale, found_inf); }" in text
+    assert "TORCHFUSE_REGISTER_FUSED_OPTIMIZER(lamb, Lamb);" in text
 
 
 @pytest.mark.parametrize(
@@ -49,9 +61,13 @@ def test_an_optimizer_is_recorded(tmp_path: Path, suffix: str, classes: str) -> 
             "torchfuse_add_fused_optimizer(none None)",
             "expected the file csrc/kernels/functors/none.h to exist",
         ),
+        (
+            "torchfuse_generate_fused_op(none None none.cpp)",
+            "expected csrc/include/torchfuse/ops.h to declare void fused_none_(...), got no such",
+        ),
         ("torchfuse_add_op(none)", "expected the file csrc/kernels/none.h to exist"),
     ],
-    ids=["keyword", "optimizer-file", "op-file"],
+    ids=["keyword", "optimizer-file", "declaration", "op-file"],
 )
 def test_a_line_that_does_not_fit_is_refused(tmp_path: Path, line: str, message: str) -> None:
     result = run(tmp_path, line)
