@@ -26,8 +26,8 @@
 
 namespace torchfuse::optim {
 
-/// What is particular to the class with these options. Each class specializes it in its own file, as
-/// a struct that is Named<> and says more:
+/// What is particular to the class with these options. Each class specializes it in its own file,
+/// as a struct that is Named<> and says more:
 ///
 ///     // every option that FusedOptionsOf does not have; a hyper-parameter by its name, or a pair
 ///     TORCHFUSE_FIELDS(options, ...)

@@ -19,8 +19,8 @@ WORK = ROOT / "build/packaging"
 
 # The host compiler's optimizer off: for builds whose point is not the machine code.
 FAST_BUILD = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
-#: For another build from the same sources. A compiler cache has the objects of the first one, made with
-#: the same options; without a cache less is compiled, and faster.
+#: For another build from the same sources. A compiler cache has the objects of the first one, made
+#: with the same options; without a cache less is compiled, and faster.
 ANOTHER_BUILD: Mapping[str, str] = (
     {}
     if os.environ.get("CMAKE_CUDA_COMPILER_LAUNCHER")
@@ -49,7 +49,7 @@ def run(command: Sequence[str | Path], *, cwd: Path = WORK, **variables: str | N
     """Runs a command and returns all that it printed; variables that are None are removed."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PWD": str(cwd)}
     # pip builds in a new folder each time. A compiler cache, where there is one, knows files by
-    # their places relative to the build folder, and those are the same as in the checkout beside it.
+    # their places relative to the build folder: the same here as in the checkout beside it.
     environment["TMPDIR"] = str(WORK)
     # Nothing is activated: not even the environment that runs the tests.
     folders = os.environ["PATH"].split(os.pathsep)

@@ -9,9 +9,9 @@
 
 namespace torchfuse::kernels::testing {
 
-/// Measures and updates on the device, and compares the norms with those of `host`, whose phases have
-/// run. They are summed in another order there, so the update gets the host's. `norms` become the
-/// device's.
+/// Measures and updates on the device, and compares the norms with those of `host`, whose phases
+/// have run. They are summed in another order there, so the update gets the host's. `norms` become
+/// the device's.
 template <class Functor, class HostProblem, class DeviceProblem>
 void step_on_device(const HostProblem& host, DeviceProblem& device, const StepScalars& scalars,
                     std::uint64_t seed, std::vector<double>& norms) {
