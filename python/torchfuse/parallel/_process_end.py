@@ -2,10 +2,10 @@
 """Ends the threads of process groups before the interpreter finalizes itself.
 
 A thread of a Gloo group acquires the GIL to release a collective's tensors. Once the interpreter
-finalizes itself, acquiring it ends the process with the message "terminate called without an active
-exception". The threads are joined when the last reference to their group is dropped. After
-`destroy_process_group()` other references may remain: in models, and in functions of torch that
-were defined while it was the default group.
+finalizes itself, acquiring it ends the process:
+"terminate called without an active exception". The threads are joined when the last reference to
+their group is dropped. After `destroy_process_group()` other references may remain: in models, and
+in functions of torch that were defined while it was the default group.
 """
 
 from __future__ import annotations
