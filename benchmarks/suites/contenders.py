@@ -140,7 +140,8 @@ class Contender:
 TOLERANCES = {torch.float32: (5e-6, 5e-6), torch.bfloat16: (1e-2, 2e-2)}
 
 
-def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in norm."""
     norm = expected.detach().float().norm()
     error = (actual.detach().float() - expected.detach().float()).norm()
     return 0.0 if error == 0 else float(error / norm)
@@ -163,8 +164,8 @@ def verify(contenders: list[Contender], dtype: torch.dtype) -> dict[str, float]:
         pairs = zip(contender.params, reference.params, strict=True)
         for index, (param, expected) in enumerate(pairs):
             differences = {
-                "params": _difference(param, expected),
-                "exp_avg": _difference(
+                "params": difference(param, expected),
+                "exp_avg": difference(
                     contender.optimizer.state[param]["exp_avg"],
                     reference.optimizer.state[expected]["exp_avg"],
                 ),

@@ -17,14 +17,12 @@ ROOT = Path(__file__).resolve().parents[3]
 #: Beside the checkout's other build folders, so that torch's files can be linked instead of copied.
 WORK = ROOT / "build/packaging"
 
-# The host compiler's optimizer off: for builds whose point is not the machine code.
-FAST_BUILD = "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
 #: For another build from the same sources. A compiler cache has the objects of the first one, made
-#: with the same options; without a cache less is compiled, and faster.
+#: with the same options; without a cache less is compiled, and without the optimizer.
 ANOTHER_BUILD: Mapping[str, str] = (
     {}
     if os.environ.get("CMAKE_CUDA_COMPILER_LAUNCHER")
-    else {"CMAKE_ARGS": FAST_BUILD, "TORCHFUSE_WITH_CUDA": "OFF"}
+    else {"CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O0", "TORCHFUSE_WITH_CUDA": "OFF"}
 )
 
 _STEP = """
