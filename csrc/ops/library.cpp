@@ -113,13 +113,34 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor? packed=None, *, bool training, float? momentum, float eps, bool relu=False, "
       "str? group=None, str caller=\"sync_batch_norm\", bool deterministic=False) "
       "-> (Tensor output, Tensor packed)");
+
+  // Layer or RMS normalization over the last `normalized_dims` dimensions, and the statistics of
+  // each row.
+  m.def(
+      "layer_norm_forward(Tensor input, int normalized_dims, Tensor? weight, Tensor? bias, *, "
+      "float eps, bool rms=False, ScalarType? dtype=None) "
+      "-> (Tensor output, Tensor mean, Tensor rstd)");
+
+  // The gradients of input, weight and bias, by the input or by the output.
+  m.def(
+      "layer_norm_backward(Tensor grad_output, Tensor source, int normalized_dims, Tensor? mean, "
+      "Tensor rstd, Tensor? weight, Tensor? bias, *, bool rms=False, bool from_output=False, "
+      "ScalarType? dtype=None, bool[3] output_mask=[True, True, True]) "
+      "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+
+  // Both, with autograd.
+  m.def(
+      "layer_norm(Tensor input, int normalized_dims, Tensor? weight=None, Tensor? bias=None, *, "
+      "float eps, bool rms=False, ScalarType? dtype=None, bool memory_efficient=False, "
+      "str caller=\"layer_norm\") -> Tensor");
 }
 
 // What these return depends on their inputs in a way that autograd has no formula for here. As with
 // torch's own operators of that kind, it requires grad, and a backward pass through it raises.
 TORCH_LIBRARY_IMPL(torchfuse, Autograd, m) {
   for (const char* name : {"multi_tensor_l2_norm", "batch_norm_stats", "batch_norm_elemt",
-                           "batch_norm_backward_reduce", "batch_norm_backward_elemt"}) {
+                           "batch_norm_backward_reduce", "batch_norm_backward_elemt",
+                           "layer_norm_forward", "layer_norm_backward"}) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }

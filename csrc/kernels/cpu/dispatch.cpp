@@ -2,6 +2,8 @@
 // Chooses the instruction level of the ops that are not templates.
 #include "kernels/batch_norm.h"
 #include "kernels/batch_norm_backward.h"
+#include "kernels/layer_norm.h"
+#include "kernels/layer_norm_backward.h"
 #include "kernels/multi_tensor_l2_norm.h"
 #include "kernels/multi_tensor_unscale.h"
 
@@ -15,6 +17,8 @@ namespace torchfuse::kernels {
   void batch_norm_elemt(const BatchNormElemtArgs&, std::int64_t, std::int64_t);                    \
   void batch_norm_backward_reduce(const BatchNormBackwardReduceArgs&, std::int64_t, std::int64_t); \
   void batch_norm_backward_elemt(const BatchNormBackwardElemtArgs&, std::int64_t, std::int64_t);   \
+  void layer_norm(const LayerNormArgs&, std::int64_t, std::int64_t);                               \
+  void layer_norm_backward(const LayerNormBackwardArgs&, std::int64_t, std::int64_t);              \
   }
 TORCHFUSE_DECLARE_LEVEL(baseline)
 TORCHFUSE_DECLARE_LEVEL(avx2)
@@ -60,6 +64,15 @@ void batch_norm_backward_reduce_cpu(CpuIsa isa, const BatchNormBackwardReduceArg
 void batch_norm_backward_elemt_cpu(CpuIsa isa, const BatchNormBackwardElemtArgs& args,
                                    std::int64_t begin, std::int64_t end) {
   TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_elemt, args, begin, end);
+}
+
+void layer_norm_cpu(CpuIsa isa, const LayerNormArgs& args, std::int64_t begin, std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, layer_norm, args, begin, end);
+}
+
+void layer_norm_backward_cpu(CpuIsa isa, const LayerNormBackwardArgs& args, std::int64_t begin,
+                             std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, layer_norm_backward, args, begin, end);
 }
 
 #undef TORCHFUSE_CALL_LEVEL

@@ -4,13 +4,11 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <cstdint>
 #include <string>
 #include <utility>
+
+#include "ops/huge_pages.h"
 
 namespace torchfuse::ops {
 
@@ -59,27 +57,6 @@ bool are_planes(const at::Tensor& tensor) {
   // Samples that lie between the channels would need an output with the same order.
   return tensor.sym_size(0) == 1 || tensor.sym_size(1) == 1 ||
          tensor.sym_stride(0) >= tensor.sym_stride(1) * tensor.sym_size(1);
-}
-
-// Note [Huge pages]
-// A large tensor is fresh memory of the system every time, and its first write takes a fault for
-// each 4 KB: as long as all the arithmetic of a pass. Where the system hands out huge pages to
-// those who ask, asking costs nothing and leaves one fault in 512. (torch's allocator does so for
-// all tensors under THP_MEM_ALLOC_ENABLE=1.)
-constexpr std::size_t kWorthHugePages = std::size_t{4} << 20;
-
-void ask_for_huge_pages(const at::Tensor& tensor) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kPage = 4096;
-  if (!tensor.is_cpu() || tensor.nbytes() < kWorthHugePages) return;
-  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-  const std::uintptr_t end = (begin + tensor.nbytes()) / kPage * kPage;
-  // Advice: systems without huge pages say no, and nothing is lost.
-  static_cast<void>(madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE));
-#else
-  static_cast<void>(tensor);
-#endif
 }
 
 }  // namespace

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The output of layer normalization: a row is read from memory once, and from the cache for its
+// variance and again for the output. Two passes lose no digits where the mean is large.
+#include "kernels/layer_norm.h"
+
+#include "kernels/cpu/layer_norm_rows.h"
+
+namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
+
+namespace {
+
+template <class T>
+struct RowStatistics {
+  T mean;
+  T rstd;
+};
+
+template <DType kInput, bool kRms>
+TORCHFUSE_INLINE RowStatistics<ComputeOf<kInput>> statistics_of(const ElementOf<kInput>* x,
+                                                                std::int64_t columns, double eps) {
+  using T = ComputeOf<kInput>;
+  using V = VectorOf<kInput>;
+  const double count = static_cast<double>(columns);
+  V sums[kSumVectors<T>];
+  T mean(0);
+  if constexpr (!kRms) {
+    clear(sums);
+    for_each_summed_vector<T>(
+        columns,
+        [&](std::int64_t v, std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
+          sums[v] = sums[v] + load_some<kInput>(x + i, elements, V(T(0)));
+        });
+    mean = static_cast<T>(sum_lanes<T>(sums) / count);
+  }
+  clear(sums);
+  const V center(mean);
+  for_each_summed_vector<T>(
+      columns,
+      [&](std::int64_t v, std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
+        V deviation = load_some<kInput>(x + i, elements, center);
+        if constexpr (!kRms) deviation = deviation - center;
+        sums[v] = fma(deviation, deviation, sums[v]);
+      });
+  return {mean, static_cast<T>(row_rstd(sum_lanes<T>(sums), count, eps))};
+}
+
+template <DType kInput, DType kOutput, bool kRms>
+__attribute__((noinline)) void normalize_rows(const LayerNormArgs& args, std::int64_t begin,
+                                              std::int64_t end) {
+  using T = ComputeOf<kInput>;
+  using V = VectorOf<kInput>;
+  const std::int64_t columns = args.shape.columns;
+  const T* weight = static_cast<const T*>(args.terms);
+  const T* bias = weight + padded_columns(columns);
+  for (std::int64_t row = begin; row < end; ++row) {
+    const auto* x = static_cast<const ElementOf<kInput>*>(args.input) + row * columns;
+    auto* y = static_cast<ElementOf<kOutput>*>(args.output) + row * columns;
+    const RowStatistics<T> row_is = statistics_of<kInput, kRms>(x, columns, args.eps);
+    if constexpr (!kRms) static_cast<T*>(args.mean)[row] = row_is.mean;
+    static_cast<T*>(args.rstd)[row] = row_is.rstd;
+    for_each_element<kWidthOf<kInput>>(
+        columns,
+        [&](std::int64_t i) __attribute__((always_inline)) {
+          const V x_hat =
+              x_hat_of_input(load_vector<kInput>(x + i), V(row_is.mean), V(row_is.rstd));
+          store_vector<kOutput>(
+              y + i, layer_norm_output(x_hat, load_terms(weight + i), load_terms(bias + i)));
+        },
+        [&](std::int64_t i) __attribute__((always_inline)) {
+          const T x_hat = x_hat_of_input(load_one(x + i), row_is.mean, row_is.rstd);
+          store_one(y + i, layer_norm_output(x_hat, weight[i], bias[i]));
+        });
+  }
+}
+
+}  // namespace
+
+void layer_norm(const LayerNormArgs& args, std::int64_t begin, std::int64_t end) {
+  with_dtypes(args.shape, [&]<DType kInput, DType kOutput>() __attribute__((always_inline)) {
+    if (args.shape.rms) return normalize_rows<kInput, kOutput, true>(args, begin, end);
+    normalize_rows<kInput, kOutput, false>(args, begin, end);
+  });
+}
+
+}  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Layer and RMS normalization. A team of threads handles a row at a time: a warp where the row fits
+// its registers (8 teams in a block), else a block of 256. Bytes per element: the input's, read
+// once for rows that fit the registers, and the output's.
+#include "kernels/layer_norm.h"
+
+#include "kernels/cuda/layer_norm_rows.cuh"
+
+namespace torchfuse::kernels {
+
+namespace cuda {
+
+constexpr int kForwardKept = 4;
+constexpr int kForwardBlocks = 4;  ///< resident on a multiprocessor
+
+template <class S, class O, std::uint32_t kThreads>
+__global__ void __launch_bounds__(kRowThreads, kForwardBlocks)
+    layer_norm_kernel(const LayerNormArgs __grid_constant__ launch) {
+  using T = RowCompute<S>;
+  constexpr int kVec = kRowVec<S>;
+  const LayerNormShape& shape = launch.shape;
+  const auto columns = static_cast<std::uint32_t>(shape.columns);
+  const T count = static_cast<T>(columns);
+  RowTeam<kThreads> team;
+  for (std::int64_t row = team.first_row(); row < shape.rows; row += team.row_step()) {
+    const RowVectors<S, kVec, kForwardKept, kThreads> x(launch.input, row * shape.columns, columns,
+                                                        team.lane);
+    T mean(0);
+    if (!shape.rms) {
+      T sum[1] = {T(0)};
+      x.for_each([&](std::uint32_t, const RawVec<S, kVec>& raw) {
+#pragma unroll
+        for (int pair = 0; pair < kVec / 2; ++pair) {
+          T two[2];
+          get_pair(raw, pair, two);
+          sum[0] = sum[0] + (two[0] + two[1]);
+        }
+      });
+      team.sum(sum);
+      mean = sum[0] / count;
+    }
+    T sum_sq[1] = {T(0)};
+    x.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
+#pragma unroll
+      for (int pair = 0; pair < kVec / 2; ++pair) {
+        T two[2];
+        get_pair(raw, pair, two);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const T deviation = two[i] - mean;
+          // Zeros behind the row's end are no elements.
+          const std::uint32_t column = vector * kVec + static_cast<std::uint32_t>(2 * pair + i);
+          if (column < columns) sum_sq[0] = fma(deviation, deviation, sum_sq[0]);
+        }
+      }
+    });
+    team.sum(sum_sq);
+    const T rstd = row_rstd(sum_sq[0], count, static_cast<T>(launch.eps));
+    if (team.lane == 0) {
+      if (!shape.rms) static_cast<T*>(launch.mean)[row] = mean;
+      static_cast<T*>(launch.rstd)[row] = rstd;
+    }
+    const RowOperand<O, kVec> output(launch.output, row * shape.columns, columns);
+    x.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
+      T weight[kVec];
+      T bias[kVec];
+      load_columns<S>(launch.weight, columns, vector, T(1), weight);
+      load_columns<S>(launch.bias, columns, vector, T(0), bias);
+      RawVec<O, kVec> result;
+#pragma unroll
+      for (int pair = 0; pair < kVec / 2; ++pair) {
+        T two[2];
+        get_pair(raw, pair, two);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          two[i] = layer_norm_output(x_hat_of_input(two[i], mean, rstd), weight[2 * pair + i],
+                                     bias[2 * pair + i]);
+        }
+        set_pair(result, pair, two);
+      }
+      output.store(vector, result);
+    });
+  }
+}
+
+}  // namespace cuda
+
+Status layer_norm_cuda(const LayerNormArgs& args, int multiprocessors, Stream stream) {
+  using namespace cuda;
+  constexpr const char* kWhat = "launch of layer_norm_kernel";
+  return dispatch_rows(args.shape, kWhat, [&]<class S, class O>(S, O) {
+    const auto run = [&](auto kernel, std::uint32_t teams) {
+      const std::uint32_t blocks =
+          row_blocks(args.shape.rows, teams, multiprocessors, kForwardBlocks);
+      return launch(kernel, args, blocks, kRowThreads, stream, kWhat);
+    };
+    constexpr std::int64_t kWarpColumns = kRowWarpThreads * kRowVec<S> * kForwardKept;
+    if (args.shape.columns <= kWarpColumns) {
+      return run(layer_norm_kernel<S, O, kRowWarpThreads>, RowTeam<kRowWarpThreads>::kTeams);
+    }
+    return run(layer_norm_kernel<S, O, kRowThreads>, RowTeam<kRowThreads>::kTeams);
+  });
+}
+
+}  // namespace torchfuse::kernels

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How a team of threads walks along a row: a warp where the row fits its registers, else a block.
+//
+// Note [Rows in registers]
+// A row is read in vectors, as many of each operand at a time as fill 16 bytes or more, thread by
+// thread in turn. Each thread keeps its first kKept vectors, so that rows of up to
+// kKept * threads * elements are read from memory once; longer ones are read again, mostly from the
+// caches. The last vector of a row may be incomplete and is then read element by element. Rows may
+// begin at any address: accesses are as wide as the row's own address allows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/vec.cuh"
+#include "kernels/common/shared.h"
+#include "kernels/layer_norm.h"
+
+namespace torchfuse::kernels::cuda {
+
+constexpr std::uint32_t kRowThreads = 256;
+constexpr std::uint32_t kRowWarpThreads = 32;
+constexpr std::uint32_t kRowWarps = kRowThreads / kRowWarpThreads;
+
+/// fp64 for fp64, fp32 otherwise.
+template <class S>
+using RowCompute = decltype(widen(S{}));
+
+/// Elements of a vector: 16 bytes of the narrower of the types that a row is read and written in.
+template <class S>
+constexpr int kRowVec = 16 / static_cast<int>(sizeof(S));
+
+/// The team that works on a row.
+template <std::uint32_t kThreads>
+struct RowTeam {
+  static constexpr std::uint32_t kTeams = kRowThreads / kThreads;  ///< in a block
+  std::uint32_t lane = threadIdx.x % kThreads;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ std::int64_t first_row() const {
+    return static_cast<std::int64_t>(blockIdx.x) * kTeams + threadIdx.x / kThreads;
+  }
+  __device__ __forceinline__ static std::int64_t row_step() {
+    return static_cast<std::int64_t>(gridDim.x) * kTeams;
+  }
+
+  /// Every thread gets the sums over the team, in an order that depends on thread numbers alone.
+  template <class T, int kCount>
+  __device__ __forceinline__ void sum(T (&values)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int distance = kRowWarpThreads / 2; distance > 0; distance /= 2) {
+        values[i] = values[i] + __shfl_xor_sync(0xffffffffu, values[i], distance);
+      }
+    }
+    if constexpr (kThreads > kRowWarpThreads) sum_warps(values);
+  }
+
+ private:
+  template <class T, int kCount>
+  struct Shared {
+    T sums[2][kRowWarps][kCount];
+  };
+
+  /// Two buffers in turn: whoever writes one has passed a barrier behind everybody's reads of it.
+  template <class T, int kCount>
+  __device__ __forceinline__ void sum_warps(T (&values)[kCount]) {
+    auto& buffer = block_shared<Shared<T, kCount>>().sums[parity];
+    parity ^= 1u;
+    if (threadIdx.x % kRowWarpThreads == 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) buffer[threadIdx.x / kRowWarpThreads][i] = values[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      values[i] = buffer[0][i];
+#pragma unroll
+      for (std::uint32_t warp = 1; warp < kRowWarps; ++warp) values[i] = values[i] + buffer[warp][i];
+    }
+  }
+};
+
+/// Elements of storage type S that lie one behind the other: a row, or the weights of its columns.
+template <class S, int kVec>
+struct RowOperand {
+  unsigned char* address;
+  std::uint32_t columns;
+  std::uint32_t width;  ///< of accesses
+
+  __device__ __forceinline__ RowOperand(const void* data, std::int64_t first, std::uint32_t count)
+      : address(static_cast<unsigned char*>(const_cast<void*>(data)) +
+                first * static_cast<std::int64_t>(sizeof(S))),
+        columns(count),
+        width(legal_width(reinterpret_cast<std::uintptr_t>(address))) {}
+
+  __device__ __forceinline__ bool is_whole(std::uint32_t vector) const {
+    return (vector + 1) * kVec <= columns;
+  }
+
+  /// Zeros behind the row's end.
+  __device__ __forceinline__ RawVec<S, kVec> load(std::uint32_t vector) const {
+    RawVec<S, kVec> raw;
+    if (is_whole(vector)) {
+      load_vec<Keep::kNormal>(raw, address + byte_offset<S>(vector * kVec), width);
+      return raw;
+    }
+    S elements[kVec];
+    memset(elements, 0, sizeof elements);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const std::uint32_t column = vector * kVec + static_cast<std::uint32_t>(i);
+      if (column < columns) elements[i] = reinterpret_cast<const S*>(address)[column];
+    }
+    memcpy(raw.words, elements, sizeof elements);
+    return raw;
+  }
+
+  __device__ __forceinline__ void store(std::uint32_t vector, const RawVec<S, kVec>& raw) const {
+    if (is_whole(vector)) {
+      store_vec<Keep::kNormal>(address + byte_offset<S>(vector * kVec), raw, width);
+      return;
+    }
+    S elements[kVec];
+    memcpy(elements, raw.words, sizeof elements);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const std::uint32_t column = vector * kVec + static_cast<std::uint32_t>(i);
+      if (column < columns) reinterpret_cast<S*>(address)[column] = elements[i];
+    }
+  }
+};
+
+/// The calling thread's vectors of a row, the first kKept of them in registers.
+template <class S, int kVec, int kKept, std::uint32_t kThreads>
+struct RowVectors {
+  RowOperand<S, kVec> operand;
+  std::uint32_t lane;
+  RawVec<S, kVec> kept[kKept];
+
+  __device__ __forceinline__ RowVectors(const void* data, std::int64_t first, std::uint32_t columns,
+                                        std::uint32_t thread)
+      : operand(data, first, columns), lane(thread) {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      const std::uint32_t vector = lane + static_cast<std::uint32_t>(k) * kThreads;
+      if (vector * kVec < columns) kept[k] = operand.load(vector);
+    }
+  }
+
+  /// Calls body(vector, its elements).
+  template <class Body>
+  __device__ __forceinline__ void for_each(const Body& body) const {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      const std::uint32_t vector = lane + static_cast<std::uint32_t>(k) * kThreads;
+      if (vector * kVec < operand.columns) body(vector, kept[k]);
+    }
+    for (std::uint32_t vector = lane + kKept * kThreads; vector * kVec < operand.columns;
+         vector += kThreads) {
+      body(vector, operand.load(vector));
+    }
+  }
+};
+
+/// Calls body(vector, its elements in the first row, those in the second) for two rows of the same
+/// columns.
+template <class A, class B, int kVec, int kKept, std::uint32_t kThreads, class Body>
+__device__ __forceinline__ void for_each_of_two(const RowVectors<A, kVec, kKept, kThreads>& a,
+                                                const RowVectors<B, kVec, kKept, kThreads>& b,
+                                                const Body& body) {
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    const std::uint32_t vector = a.lane + static_cast<std::uint32_t>(k) * kThreads;
+    if (vector * kVec < a.operand.columns) body(vector, a.kept[k], b.kept[k]);
+  }
+  for (std::uint32_t vector = a.lane + kKept * kThreads; vector * kVec < a.operand.columns;
+       vector += kThreads) {
+    body(vector, a.operand.load(vector), b.operand.load(vector));
+  }
+}
+
+/// Weights or biases of a vector's columns; `otherwise` where there are none.
+template <class S, class T, int kVec>
+__device__ __forceinline__ void load_columns(const ChannelInput& input, std::uint32_t columns,
+                                             std::uint32_t vector, T otherwise, T (&values)[kVec]) {
+  if (input.data == nullptr) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) values[i] = otherwise;
+  } else if (sizeof(S) == sizeof(T) || input.dtype == DType::kFloat32) {
+    const RowOperand<T, kVec> operand(input.data, 0, columns);
+    const RawVec<T, kVec> raw = operand.load(vector);
+    memcpy(values, raw.words, sizeof values);
+  } else {
+    const RowOperand<S, kVec> operand(input.data, 0, columns);
+    const RawVec<S, kVec> raw = operand.load(vector);
+#pragma unroll
+    for (int pair = 0; pair < kVec / 2; ++pair) {
+      T two[2];
+      get_pair(raw, pair, two);
+      values[2 * pair] = two[0];
+      values[2 * pair + 1] = two[1];
+    }
+  }
+}
+
+/// Blocks that fill the device `resident` times over each multiprocessor, but no more than there is
+/// work for.
+inline std::uint32_t row_blocks(std::int64_t rows, std::uint32_t teams, int multiprocessors,
+                                int resident) {
+  const std::int64_t wanted = (rows + teams - 1) / teams;
+  const std::int64_t most = static_cast<std::int64_t>(multiprocessors) * resident;
+  return static_cast<std::uint32_t>(wanted < most ? wanted : most);
+}
+
+/// Calls run(S{}, O{}) for the storage types of input and output.
+template <class Run>
+Status dispatch_rows(const LayerNormShape& shape, const char* what, const Run& run) {
+  const bool widened = shape.output == DType::kFloat32;
+  switch (shape.input) {
+    case DType::kFloat32:
+      return run(float{}, float{});
+    case DType::kFloat64:
+      return run(double{}, double{});
+    case DType::kFloat16:
+      return widened ? run(Half{}, float{}) : run(Half{}, Half{});
+    case DType::kBFloat16:
+      return widened ? run(BFloat16{}, float{}) : run(BFloat16{}, BFloat16{});
+  }
+  return Status{cudaErrorInvalidValue, what};
+}
+
+}  // namespace torchfuse::kernels::cuda

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ops/huge_pages.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+namespace torchfuse::ops {
+
+namespace {
+
+constexpr std::size_t kWorthHugePages = std::size_t{4} << 20;
+
+}  // namespace
+
+void ask_for_huge_pages(const at::Tensor& tensor) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kPage = 4096;
+  if (!tensor.is_cpu() || tensor.nbytes() < kWorthHugePages) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+  const std::uintptr_t end = (begin + tensor.nbytes()) / kPage * kPage;
+  // Advice: systems without huge pages say no, and nothing is lost.
+  static_cast<void>(madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE));
+#else
+  static_cast<void>(tensor);
+#endif
+}
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Layer and RMS normalization with autograd.
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+#include <torchfuse/layer_norm.h>
+
+#include <string>
+
+#include "ops/layer_norm/row_tensors.h"
+
+namespace torchfuse {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<at::Tensor>;
+
+/// What a call consists of beside its tensors.
+struct LayerNormCall {
+  std::int64_t normalized_dims = 1;
+  double eps = 1e-5;
+  bool rms = false;
+  std::optional<at::ScalarType> dtype;
+  bool memory_efficient = false;
+  std::string caller;
+};
+
+OptionalTensor optional(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+void check_call(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                const LayerNormCall& call) {
+  const char* caller = call.caller.c_str();
+  ops::dtype_of({caller, "input"}, input);
+  ops::check_normalized_dims(caller, input, call.normalized_dims);
+  ops::output_type(caller, input.scalar_type(), call.dtype);
+  if (weight) ops::check_columns({caller, "weight"}, *weight, input, call.normalized_dims);
+  if (bias) ops::check_columns({caller, "bias"}, *bias, input, call.normalized_dims);
+}
+
+/// The layer in torch's operators.
+at::Tensor composite(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                     const LayerNormCall& call) {
+  const at::ScalarType compute = ops::compute_type(input.scalar_type());
+  std::vector<std::int64_t> dims;
+  for (std::int64_t d = 1; d <= call.normalized_dims; ++d) dims.push_back(-d);
+  at::Tensor x = input.to(compute);
+  if (!call.rms) x = x - x.mean(dims, /*keepdim=*/true);
+  at::Tensor y = x * (x.square().mean(dims, /*keepdim=*/true) + call.eps).rsqrt();
+  if (weight.defined()) y = y * weight.to(compute);
+  if (bias.defined()) y = y + bias.to(compute);
+  return y.to(call.dtype.value_or(input.scalar_type()));
+}
+
+class LayerNorm : public torch::autograd::Function<LayerNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input,
+                            const OptionalTensor& weight, const OptionalTensor& bias,
+                            const LayerNormCall& call) {
+    const auto [output, mean, rstd] = layer_norm_forward(input, call.normalized_dims, weight, bias,
+                                                         call.eps, call.rms, call.dtype);
+    const at::Tensor none;
+    ctx->save_for_backward({call.memory_efficient ? output : input, weight.value_or(none),
+                            bias.value_or(none), mean, rstd});
+    ctx->saved_data["normalized_dims"] = call.normalized_dims;
+    ctx->saved_data["eps"] = call.eps;
+    ctx->saved_data["rms"] = call.rms;
+    ctx->saved_data["dtype"] = call.dtype;
+    ctx->saved_data["memory_efficient"] = call.memory_efficient;
+    ctx->saved_data["caller"] = call.caller;
+    ctx->saved_data["input_type"] = input.scalar_type();
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    LayerNormCall call;
+    call.normalized_dims = ctx->saved_data["normalized_dims"].toInt();
+    call.eps = ctx->saved_data["eps"].toDouble();
+    call.rms = ctx->saved_data["rms"].toBool();
+    call.dtype = ctx->saved_data["dtype"].toOptional<at::ScalarType>();
+    call.memory_efficient = ctx->saved_data["memory_efficient"].toBool();
+    call.caller = ctx->saved_data["caller"].toStringRef();
+    const at::ScalarType input_type = ctx->saved_data["input_type"].toScalarType();
+    // Edges are counted over the tensors that were there.
+    std::size_t edge = 0;
+    std::array<bool, 3> mask{true, saved[1].defined(), saved[2].defined()};
+    for (bool& wanted : mask) wanted = wanted && ctx->needs_input_grad(edge++);
+    if (at::GradMode::is_enabled()) {
+      return differentiable(saved, grads[0].to(call.dtype.value_or(input_type)), mask, call);
+    }
+    const auto [grad_input, grad_weight, grad_bias] = layer_norm_backward(
+        grads[0].to(call.dtype.value_or(input_type)), saved[0], call.normalized_dims,
+        call.rms ? std::nullopt : optional(saved[3]), saved[4], optional(saved[1]),
+        optional(saved[2]), call.rms, call.memory_efficient, input_type, mask);
+    return {grad_input, grad_weight, grad_bias, at::Tensor()};
+  }
+
+ private:
+  /// Gradients that can be differentiated again: those of the composite, evaluated once more.
+  static variable_list differentiable(const variable_list& saved, const at::Tensor& grad_output,
+                                      const std::array<bool, 3>& mask, const LayerNormCall& call) {
+    TORCH_CHECK(!call.memory_efficient, call.caller,
+                ": expected memory_efficient to be false for gradients of gradients, got true. The "
+                "input was not kept.");
+    variable_list sources;
+    for (std::size_t i = 0; i < mask.size(); ++i) {
+      if (mask[i]) sources.push_back(saved[i]);
+    }
+    const variable_list grads = torch::autograd::grad(
+        {composite(saved[0], saved[1], saved[2], call)}, sources, {grad_output},
+        /*retain_graph=*/true, /*create_graph=*/true);
+    variable_list result(4);
+    for (std::size_t i = 0, next = 0; i < mask.size(); ++i) {
+      if (mask[i]) result[i] = grads[next++];
+    }
+    return result;
+  }
+};
+
+at::Tensor layer_norm_impl(const at::Tensor& input, std::int64_t normalized_dims,
+                           const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                           bool rms, std::optional<at::ScalarType> dtype, bool memory_efficient,
+                           c10::string_view caller) {
+  const LayerNormCall call{normalized_dims, eps,          rms, dtype, memory_efficient,
+                           std::string(caller)};
+  check_call(input, weight, bias, call);
+  return LayerNorm::apply(input, weight, bias, call);
+}
+
+}  // namespace
+
+at::Tensor layer_norm(const at::Tensor& input, std::int64_t normalized_dims,
+                      const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                      bool rms, std::optional<at::ScalarType> dtype, bool memory_efficient,
+                      const std::string& caller) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("torchfuse::layer_norm", "")
+                             .typed<decltype(layer_norm_impl)>();
+  return op.call(input, normalized_dims, weight, bias, eps, rms, dtype, memory_efficient, caller);
+}
+
+TORCH_LIBRARY_IMPL(torchfuse, CompositeImplicitAutograd, m) {
+  m.impl("layer_norm", layer_norm_impl);
+}
+
+}  // namespace torchfuse

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ops/layer_norm/row_tensors.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <string>
+
+#include "ops/backend.h"
+
+#if defined(TORCHFUSE_WITH_CUDA)
+#include <cuda_runtime_api.h>
+#endif
+
+namespace torchfuse::ops {
+
+namespace {
+
+#if defined(TORCHFUSE_WITH_CUDA)
+int multiprocessors_of(const char* op, const c10::Device& device) {
+  int count = 1;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index());
+  check_status(op, {static_cast<int>(error), "cudaDeviceGetAttribute"});
+  return count;
+}
+#endif
+
+/// Rows that a thread takes at least.
+std::int64_t rows_grain(std::int64_t columns) {
+  return std::max<std::int64_t>(kGrainSize / std::max<std::int64_t>(columns, 1), 1);
+}
+
+}  // namespace
+
+at::ScalarType compute_type(at::ScalarType type) {
+  return type == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+at::ScalarType output_type(const char* op, at::ScalarType input,
+                           std::optional<at::ScalarType> dtype) {
+  if (!dtype || *dtype == input || *dtype == compute_type(input)) return dtype.value_or(input);
+  fail({op, "dtype"}, c10::str("be ", input, ", the input's, or ", compute_type(input)),
+       c10::str(*dtype), "Convert the result with to().");
+}
+
+void check_normalized_dims(const char* op, const at::Tensor& input, std::int64_t normalized_dims) {
+  if (normalized_dims >= 1 && normalized_dims <= input.dim()) return;
+  fail({op, "normalized_dims"}, c10::str("be from 1 to ", input.dim(), ", the input's dimensions"),
+       c10::str(normalized_dims));
+}
+
+void check_columns(const Argument& argument, const at::Tensor& vector, const at::Tensor& input,
+                   std::int64_t normalized_dims) {
+  if (vector.device() != input.device()) {
+    fail(argument, c10::str("be on the device of input, ", input.device()),
+         c10::str(vector.device()), "Move the module to the device of its input.");
+  }
+  const auto expected = input.sym_sizes().slice(
+      static_cast<std::size_t>(input.dim() - normalized_dims));
+  if (vector.sym_sizes() == expected) return;
+  fail(argument, c10::str("be of shape ", expected, ", the last dimensions of input"),
+       c10::str(vector.sym_sizes()), "normalized_shape must be that of the input's last dimensions.");
+}
+
+RowSource::RowSource(const char* op, const char* name, const at::Tensor& tensor,
+                     std::int64_t normalized_dims)
+    : op_(op), normalized_dims_(normalized_dims) {
+  check_tensor({op, name}, tensor);
+  check_backend(op, tensor.device());
+  check_normalized_dims(op, tensor, normalized_dims);
+  tensor_ = tensor.resolve_neg().contiguous();
+  const std::int64_t leading = tensor.dim() - normalized_dims;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    (d < leading ? rows_ : columns_) *= tensor.size(d);
+  }
+}
+
+kernels::ChannelInput RowSource::columns_input(const char* name,
+                                               const std::optional<at::Tensor>& vector,
+                                               at::Tensor& holder) const {
+  if (!vector) return {};
+  const Argument argument{op_, name};
+  check_tensor(argument, *vector);
+  check_columns(argument, *vector, tensor_, normalized_dims_);
+  const at::ScalarType own = tensor_.scalar_type();
+  const bool readable =
+      vector->scalar_type() == own || vector->scalar_type() == compute_type(own);
+  holder = (readable ? *vector : vector->to(compute_type(own))).resolve_neg().contiguous();
+  return {holder.const_data_ptr(), dtype_of(argument, holder)};
+}
+
+const void* RowSource::statistics(const char* name, const at::Tensor& tensor) const {
+  const Argument argument{op_, name};
+  check_tensor(argument, tensor);
+  check_same_device(argument, tensor, device(), "the gradient");
+  const at::ScalarType expected = compute_type(tensor_.scalar_type());
+  if (tensor.scalar_type() != expected || tensor.numel() != rows_ || !tensor.is_contiguous()) {
+    fail(argument, c10::str("be a contiguous ", expected, " tensor of ", rows_, " elements"),
+         c10::str(tensor.scalar_type(), " of shape ", tensor.sizes()),
+         "Pass what layer_norm_forward returned.");
+  }
+  return tensor.const_data_ptr();
+}
+
+void run_layer_norm(const char* op, const RowSource& source, kernels::LayerNormArgs& args) {
+  if (source.device().is_cpu()) {
+    const std::int64_t padded = kernels::padded_columns(source.columns());
+    const at::Tensor terms =
+        at::empty({kernels::kLayerNormTerms * padded}, source.compute_options());
+    args.terms = terms.mutable_data_ptr();
+    kernels::layer_norm_terms_cpu(args);
+    const kernels::CpuIsa isa = current_cpu_isa();
+    return at::parallel_for(0, source.rows(), rows_grain(source.columns()),
+                            [&](std::int64_t begin, std::int64_t end) {
+                              kernels::layer_norm_cpu(isa, args, begin, end);
+                            });
+  }
+#if defined(TORCHFUSE_WITH_CUDA)
+  check_status(op, kernels::layer_norm_cuda(args, multiprocessors_of(op, source.device()),
+                                            current_stream(source.device())));
+#else
+  check_backend(op, source.device());
+#endif
+}
+
+void run_layer_norm_backward(const char* op, const RowSource& source,
+                             kernels::LayerNormBackwardArgs& args) {
+  const bool sums = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
+  const at::Tensor partials = at::empty(
+      {sums ? kernels::layer_norm_partials(args.shape) : 0}, source.compute_options());
+  args.partials = sums ? partials.mutable_data_ptr() : nullptr;
+  if (source.device().is_cpu()) {
+    const std::int64_t padded = kernels::padded_columns(source.columns());
+    const at::Tensor terms =
+        at::empty({kernels::kLayerNormBackwardTerms * padded}, source.compute_options());
+    args.terms = terms.mutable_data_ptr();
+    kernels::layer_norm_backward_terms_cpu(args);
+    const kernels::CpuIsa isa = current_cpu_isa();
+    const std::int64_t grain =
+        std::max<std::int64_t>(rows_grain(source.columns()) / kernels::kLayerNormItemRows, 1);
+    at::parallel_for(0, kernels::layer_norm_items(args.shape), grain,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       kernels::layer_norm_backward_cpu(isa, args, begin, end);
+                     });
+    if (!sums) return;
+    const std::int64_t columns_grain =
+        std::max<std::int64_t>(kGrainSize / (2 * kernels::layer_norm_items(args.shape)), 64);
+    return at::parallel_for(0, source.columns(), columns_grain,
+                            [&](std::int64_t begin, std::int64_t end) {
+                              kernels::layer_norm_backward_sum_cpu(args, begin, end);
+                            });
+  }
+#if defined(TORCHFUSE_WITH_CUDA)
+  check_status(op, kernels::layer_norm_backward_cuda(args, multiprocessors_of(op, source.device()),
+                                                     current_stream(source.device())));
+#else
+  check_backend(op, source.device());
+#endif
+}
+
+}  // namespace torchfuse::ops

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the ops of layer normalization make of their tensors: rows of contiguous elements, and one
+// number per column or row.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/layer_norm.h"
+#include "kernels/layer_norm_backward.h"
+#include "ops/check.h"
+
+namespace torchfuse::ops {
+
+/// fp64 for fp64, else fp32: what rows are computed in.
+at::ScalarType compute_type(at::ScalarType type);
+
+/// `dtype`, or the input's, after a check: a 16-bit input can have an fp32 output.
+at::ScalarType output_type(const char* op, at::ScalarType input,
+                           std::optional<at::ScalarType> dtype);
+
+/// `normalized_dims` is at least 1 and at most the number of dimensions.
+void check_normalized_dims(const char* op, const at::Tensor& input, std::int64_t normalized_dims);
+
+/// Has the sizes of the input's last `normalized_dims` dimensions, and is on its device. Sizes may
+/// be symbolic.
+void check_columns(const Argument& argument, const at::Tensor& vector, const at::Tensor& input,
+                   std::int64_t normalized_dims);
+
+/// A tensor as rows: contiguous, copied where it is not.
+class RowSource {
+ public:
+  RowSource(const char* op, const char* name, const at::Tensor& tensor,
+            std::int64_t normalized_dims);
+
+  const at::Tensor& tensor() const { return tensor_; }
+  c10::Device device() const { return tensor_.device(); }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t columns() const { return columns_; }
+  bool is_empty() const { return rows_ == 0 || columns_ == 0; }
+  at::TensorOptions compute_options() const {
+    return tensor_.options().dtype(compute_type(tensor_.scalar_type()));
+  }
+
+  /// One number for each column. It is converted, into `holder`, if it is not contiguous or of a
+  /// type that the kernels do not read.
+  kernels::ChannelInput columns_input(const char* name, const std::optional<at::Tensor>& vector,
+                                      at::Tensor& holder) const;
+  /// The statistics of the rows, as the forward pass returned them.
+  const void* statistics(const char* name, const at::Tensor& tensor) const;
+
+ private:
+  const char* op_;
+  std::int64_t normalized_dims_;
+  at::Tensor tensor_;
+  std::int64_t rows_ = 1;
+  std::int64_t columns_ = 1;
+};
+
+void run_layer_norm(const char* op, const RowSource& source, kernels::LayerNormArgs& args);
+void run_layer_norm_backward(const char* op, const RowSource& source,
+                             kernels::LayerNormBackwardArgs& args);
+
+}  // namespace torchfuse::ops
