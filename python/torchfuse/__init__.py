@@ -3,7 +3,8 @@
 
 `torchfuse.optimizers` has the optimizers and `torchfuse.amp` the gradient scaler; `clip_grad_norm_`
 and `clip_grad_value_` clip gradients. `torchfuse.parallel` has data parallelism, synchronized batch
-normalization and LARC, `torchfuse.convert` converts checkpoints between Python, C++ and apex,
+normalization and LARC, `torchfuse.normalization` layer and RMS normalization,
+`torchfuse.convert` converts checkpoints between Python, C++ and apex,
 `torchfuse.ops` has typed functions for operators in `torch.ops.torchfuse`, `torchfuse.testing` has
 oracles and benchmark timers, and `torchfuse.apex` runs programs written for apex.
 """
@@ -19,7 +20,15 @@ except ImportError:
     if not _loader.runs_as_program():
         raise
 else:
-    from torchfuse import amp, convert, multi_tensor_apply, ops, optimizers, parallel
+    from torchfuse import (
+        amp,
+        convert,
+        multi_tensor_apply,
+        normalization,
+        ops,
+        optimizers,
+        parallel,
+    )
     from torchfuse._loader import cmake_prefix_path
     from torchfuse.clip_grad import (
         clip_grad_norm_,
@@ -40,6 +49,7 @@ __all__ = [
     "convert",
     "get_total_norm",
     "multi_tensor_apply",
+    "normalization",
     "ops",
     "optimizers",
     "parallel",

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include <torchfuse/export.h>
+#include <torchfuse/layer_norm.h>
 
 namespace torchfuse {
 

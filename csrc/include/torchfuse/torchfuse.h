@@ -10,8 +10,10 @@
 #include <torchfuse/cpu_isa.h>
 #include <torchfuse/device_copy.h>
 #include <torchfuse/fused_step.h>
+#include <torchfuse/layer_norm.h>
 #include <torchfuse/masters.h>
 #include <torchfuse/missing_ranks.h>
+#include <torchfuse/nn/fused_layer_norm.h>
 #include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/ops.h>
 #include <torchfuse/optim/fused_adagrad.h>

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Layer and RMS normalization as modules, with the names and arguments of apex's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchfuse.normalization._functions import Shape, as_shape, normalize
+
+
+class _Normalization(nn.Module):
+    """The parameters of a normalization of the last dimensions, and its forward pass."""
+
+    _rms = False
+    _weight_dtype_out = False
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float,
+        elementwise_affine: bool,
+        memory_efficient: bool,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = as_shape(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        self.memory_efficient = memory_efficient
+
+        def parameter(wanted: bool) -> nn.Parameter | None:
+            if not wanted:
+                return None
+            return nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
+
+        self.register_parameter("weight", parameter(elementwise_affine))
+        if not self._rms:
+            self.register_parameter("bias", parameter(elementwise_affine and bias))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the weight to 1 and the bias to 0."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalizes the last dimensions of `input`, which have the shape `normalized_shape`.
+
+        Under autocast, an fp32 input is converted to autocast's dtype first, as in apex's modules.
+        """
+        kind = input.device.type
+        if input.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+            input = input.to(torch.get_autocast_dtype(kind))
+        weight = self.weight
+        weight_dtype = weight.dtype if weight is not None and self._weight_dtype_out else None
+        return normalize(
+            type(self).__name__,
+            input,
+            self.normalized_shape,
+            weight,
+            self.bias,
+            eps=self.eps,
+            rms=self._rms,
+            memory_efficient=self.memory_efficient,
+            dtype=weight_dtype,
+        )
+
+    def extra_repr(self) -> str:
+        """Describes the module for `repr`."""
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}"
+        )
+
+
+class FusedLayerNorm(_Normalization):
+    r"""Layer normalization (Ba, Kiros and Hinton 2016), one kernel each way, on the CPU and on CUDA.
+
+    .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
+
+    over the last dimensions, as `torch.nn.LayerNorm`, whose state dict it has. Moments are computed
+    in fp32, and in fp64 for fp64 inputs; the variance is computed about the mean. Gradients of
+    weight and bias have the same bits on every run and, on the CPU, for every number of threads.
+
+    Args:
+        normalized_shape: a size or sizes of the last dimensions.
+        eps: :math:`\epsilon`, added to the biased variance.
+        elementwise_affine: have `weight` :math:`\gamma` and `bias` :math:`\beta`.
+        memory_efficient: keep the output for the backward pass instead of the input; see
+            `fused_layer_norm_affine`. Gradients cannot be differentiated again.
+        bias: have `bias`, as in torch.
+        device: device of the parameters.
+        dtype: dtype of the parameters; it may differ from the input's, which the output has.
+
+    Raises:
+        ValueError: in the forward pass, if the input does not end in `normalized_shape`.
+        RuntimeError: in the forward pass, for an input of another dtype or device.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.normalization import FusedLayerNorm
+        >>> norm = FusedLayerNorm(4)
+        >>> norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).detach()
+        tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
+    """
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            normalized_shape, eps, elementwise_affine, memory_efficient, bias, device, dtype
+        )
+
+
+class FusedRMSNorm(_Normalization):
+    r"""RMS normalization (Zhang and Sennrich 2019), one kernel each way, on the CPU and on CUDA.
+
+    .. math:: y = \frac{x}{\sqrt{\mathrm{E}[x^2] + \epsilon}} \gamma
+
+    over the last dimensions, as `torch.nn.RMSNorm`, whose state dict it has. It has no bias. The
+    arguments and errors are those of :class:`FusedLayerNorm`; torch's default for `eps` is the
+    spacing of the input's dtype at 1.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.normalization import FusedRMSNorm
+        >>> FusedRMSNorm(2)(torch.tensor([[3.0, 4.0]])).detach()
+        tensor([[0.8485, 1.1314]])
+    """
+
+    _rms = True
+    bias = None
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            normalized_shape, eps, elementwise_affine, memory_efficient, False, device, dtype
+        )
+
+
+def _check_affine(owner: str, options: dict[str, Any]) -> None:
+    if not options.pop("elementwise_affine", True):
+        raise RuntimeError(
+            f"{owner}: expected elementwise_affine to be True, got False. "
+            f"Use {owner.removeprefix('Mixed')}."
+        )
+
+
+class MixedFusedLayerNorm(FusedLayerNorm):
+    """:class:`FusedLayerNorm` with an output in the dtype of the weight, as apex's for Megatron.
+
+    Args:
+        normalized_shape: a size or sizes of the last dimensions.
+        eps: added to the biased variance.
+        memory_efficient: as in :class:`FusedLayerNorm`.
+        **options: `bias`, `device` and `dtype` as in :class:`FusedLayerNorm`; `elementwise_affine`
+            must be True.
+
+    Raises:
+        RuntimeError: if `elementwise_affine` is False.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.normalization import MixedFusedLayerNorm
+        >>> MixedFusedLayerNorm(4)(torch.ones(2, 4, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+
+    _weight_dtype_out = True
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        *,
+        memory_efficient: bool = False,
+        **options: Any,
+    ) -> None:
+        _check_affine(type(self).__name__, options)
+        super().__init__(normalized_shape, eps, True, memory_efficient, **options)
+
+
+class MixedFusedRMSNorm(FusedRMSNorm):
+    """:class:`FusedRMSNorm` with an output in the dtype of the weight.
+
+    Arguments and errors are those of :class:`MixedFusedLayerNorm`; there is no bias.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.normalization import MixedFusedRMSNorm
+        >>> MixedFusedRMSNorm(4)(torch.ones(2, 4, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+
+    _weight_dtype_out = True
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        *,
+        memory_efficient: bool = False,
+        **options: Any,
+    ) -> None:
+        _check_affine(type(self).__name__, options)
+        super().__init__(normalized_shape, eps, True, memory_efficient, **options)
