@@ -13,6 +13,7 @@ torchfuse_add_op(batch_norm/batch_norm SIMD)
 torchfuse_add_op(batch_norm/batch_norm_backward SIMD)
 torchfuse_add_op(layer_norm/layer_norm SIMD)
 torchfuse_add_op(layer_norm/layer_norm_backward SIMD)
+torchfuse_add_op(losses/softmax_cross_entropy SIMD)
 
 # kernels/functors/<name>.h; the instantiations are configured from kernels/instantiate/update_*.in, and
 # the op from ops/fused_step/fused_op.cpp.in and its declaration in include/torchfuse/ops.h. CPP_CLASS:

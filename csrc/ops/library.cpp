@@ -133,6 +133,21 @@ TORCH_LIBRARY(torchfuse, m) {
       "layer_norm(Tensor input, int normalized_dims, Tensor? weight=None, Tensor? bias=None, *, "
       "float eps, bool rms=False, ScalarType? dtype=None, bool memory_efficient=False, "
       "str caller=\"layer_norm\") -> Tensor");
+
+  // Cross entropy of the softmax of each row, and log(sum(exp(row))).
+  m.def(
+      "softmax_cross_entropy_forward(Tensor logits, Tensor labels, *, float smoothing=0.0, "
+      "int? ignore_index=None, ScalarType? dtype=None) -> (Tensor losses, Tensor log_sum_exp)");
+
+  // The gradient of the logits.
+  m.def(
+      "softmax_cross_entropy_backward(Tensor grad_losses, Tensor logits, Tensor log_sum_exp, "
+      "Tensor labels, *, float smoothing=0.0, int? ignore_index=None) -> Tensor");
+
+  // Both, with autograd.
+  m.def(
+      "softmax_cross_entropy(Tensor logits, Tensor labels, *, float smoothing=0.0, "
+      "int? ignore_index=None, ScalarType? dtype=None) -> Tensor");
 }
 
 // What these return depends on their inputs in a way that autograd has no formula for here. As with
@@ -140,7 +155,8 @@ TORCH_LIBRARY(torchfuse, m) {
 TORCH_LIBRARY_IMPL(torchfuse, Autograd, m) {
   for (const char* name : {"multi_tensor_l2_norm", "batch_norm_stats", "batch_norm_elemt",
                            "batch_norm_backward_reduce", "batch_norm_backward_elemt",
-                           "layer_norm_forward", "layer_norm_backward"}) {
+                           "layer_norm_forward", "layer_norm_backward",
+                           "softmax_cross_entropy_forward", "softmax_cross_entropy_backward"}) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }

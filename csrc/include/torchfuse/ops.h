@@ -11,6 +11,7 @@
 
 #include <torchfuse/export.h>
 #include <torchfuse/layer_norm.h>
+#include <torchfuse/softmax_cross_entropy.h>
 
 namespace torchfuse {
 

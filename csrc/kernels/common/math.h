@@ -85,6 +85,12 @@ TORCHFUSE_HOST_DEVICE T sign(T a) {
   return a > T(0) ? T(1) : a < T(0) ? T(-1) : a * T(0);
 }
 
+/// `value` where a ReLU of `gate` lets a gradient pass, as torch's: 0 where gate <= 0.
+template <class T>
+TORCHFUSE_HOST_DEVICE T pass_where_positive(T gate, T value) {
+  return gate <= T(0) ? T(0) : value;
+}
+
 /// A number that is computed in fp64, rounded to T. As a float it is a zero below the smallest
 /// normal one. So is that of nvcc with -ftz=true, which looks at the number before it is rounded;
 /// x86, which looks at the result, would keep what is rounded up to that one.

@@ -17,28 +17,6 @@ constexpr std::int64_t kWriteBlock = 2;
 /// How far ahead sums of rows are prefetched: a tile's part of the next row may lie in another
 /// page, which the processor does not foresee.
 constexpr std::int64_t kRowsAhead = 4;
-/// `value` where a ReLU of `gate` lets a gradient pass, as torch's: not where gate <= 0.
-template <class T>
-TORCHFUSE_INLINE T pass_where_positive(T gate, T value) {
-  return gate <= T(0) ? T(0) : value;
-}
-#if defined(__AVX512F__)
-TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
-  return VecF(
-      _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate.v, _mm512_setzero_ps(), _CMP_NLE_UQ), value.v));
-}
-TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
-  return VecD(
-      _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(gate.v, _mm512_setzero_pd(), _CMP_NLE_UQ), value.v));
-}
-#elif defined(__AVX2__)
-TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
-  return VecF(_mm256_and_ps(_mm256_cmp_ps(gate.v, _mm256_setzero_ps(), _CMP_NLE_UQ), value.v));
-}
-TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
-  return VecD(_mm256_and_pd(_mm256_cmp_pd(gate.v, _mm256_setzero_pd(), _CMP_NLE_UQ), value.v));
-}
-#endif
 
 /// Row `row` of the terms, from channel `c` on.
 template <class T>

@@ -6,6 +6,7 @@
 #include "kernels/layer_norm_backward.h"
 #include "kernels/multi_tensor_l2_norm.h"
 #include "kernels/multi_tensor_unscale.h"
+#include "kernels/softmax_cross_entropy.h"
 
 namespace torchfuse::kernels {
 
@@ -19,6 +20,9 @@ namespace torchfuse::kernels {
   void batch_norm_backward_elemt(const BatchNormBackwardElemtArgs&, std::int64_t, std::int64_t);   \
   void layer_norm(const LayerNormArgs&, std::int64_t, std::int64_t);                               \
   void layer_norm_backward(const LayerNormBackwardArgs&, std::int64_t, std::int64_t);              \
+  void softmax_cross_entropy(const CrossEntropyArgs&, std::int64_t, std::int64_t);                 \
+  void softmax_cross_entropy_backward(const CrossEntropyBackwardArgs&, std::int64_t,               \
+                                      std::int64_t);                                               \
   }
 TORCHFUSE_DECLARE_LEVEL(baseline)
 TORCHFUSE_DECLARE_LEVEL(avx2)
@@ -73,6 +77,16 @@ void layer_norm_cpu(CpuIsa isa, const LayerNormArgs& args, std::int64_t begin, s
 void layer_norm_backward_cpu(CpuIsa isa, const LayerNormBackwardArgs& args, std::int64_t begin,
                              std::int64_t end) {
   TORCHFUSE_CALL_LEVEL(isa, layer_norm_backward, args, begin, end);
+}
+
+void softmax_cross_entropy_cpu(CpuIsa isa, const CrossEntropyArgs& args, std::int64_t begin,
+                               std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy, args, begin, end);
+}
+
+void softmax_cross_entropy_backward_cpu(CpuIsa isa, const CrossEntropyBackwardArgs& args,
+                                        std::int64_t begin, std::int64_t end) {
+  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy_backward, args, begin, end);
 }
 
 #undef TORCHFUSE_CALL_LEVEL

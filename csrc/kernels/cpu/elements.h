@@ -12,6 +12,7 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 // Beside those for vectors, for the elements that fill none.
 using kernels::max;
+using kernels::pass_where_positive;
 
 /// Partial sums of a run of elements: element i in lane i % 32, at every vector width.
 constexpr std::int64_t kSumLanes = 32;
@@ -139,6 +140,24 @@ TORCHFUSE_INLINE void for_each_lane_vector(std::int64_t count, const Full& full,
     }
   }
 }
+
+#if defined(__AVX512F__)
+TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
+  return VecF(
+      _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate.v, _mm512_setzero_ps(), _CMP_NLE_UQ), value.v));
+}
+TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
+  return VecD(
+      _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(gate.v, _mm512_setzero_pd(), _CMP_NLE_UQ), value.v));
+}
+#elif defined(__AVX2__)
+TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
+  return VecF(_mm256_and_ps(_mm256_cmp_ps(gate.v, _mm256_setzero_ps(), _CMP_NLE_UQ), value.v));
+}
+TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
+  return VecD(_mm256_and_pd(_mm256_cmp_pd(gate.v, _mm256_setzero_pd(), _CMP_NLE_UQ), value.v));
+}
+#endif
 
 /// Sums of `x[i]` lanes in fp64, in lane order.
 template <class T, class V>

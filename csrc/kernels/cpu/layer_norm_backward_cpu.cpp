@@ -3,7 +3,7 @@
 // sums, and from the cache again for its gradient.
 #include "kernels/layer_norm_backward.h"
 
-#include "kernels/cpu/layer_norm_rows.h"
+#include "kernels/cpu/layer_norm_types.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 

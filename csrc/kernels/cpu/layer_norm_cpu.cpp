@@ -3,7 +3,7 @@
 // variance and again for the output. Two passes lose no digits where the mean is large.
 #include "kernels/layer_norm.h"
 
-#include "kernels/cpu/layer_norm_rows.h"
+#include "kernels/cpu/layer_norm_types.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 

@@ -11,12 +11,6 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// `value` where a ReLU of `gate` lets a gradient pass: not where gate <= 0.
-template <class T>
-__device__ __forceinline__ T pass_where_positive(T gate, T value) {
-  return gate <= T(0) ? T(0) : value;
-}
-
 /// The terms that a channel's outputs were computed with.
 template <class T>
 __device__ __forceinline__ NormalizeTerms<T> forward_terms(const double* saved,

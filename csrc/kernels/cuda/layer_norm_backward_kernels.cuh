@@ -7,7 +7,7 @@
 #include <bit>
 #include <type_traits>
 
-#include "kernels/cuda/layer_norm_rows.cuh"
+#include "kernels/cuda/layer_norm_types.cuh"
 #include "kernels/layer_norm_backward.h"
 
 namespace torchfuse::kernels::cuda {

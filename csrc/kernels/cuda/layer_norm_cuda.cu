@@ -4,7 +4,7 @@
 // once for rows that fit the registers, and the output's.
 #include "kernels/layer_norm.h"
 
-#include "kernels/cuda/layer_norm_rows.cuh"
+#include "kernels/cuda/layer_norm_types.cuh"
 
 namespace torchfuse::kernels {
 

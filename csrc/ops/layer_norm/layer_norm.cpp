@@ -8,7 +8,7 @@
 #include <torchfuse/layer_norm.h>
 
 #include "ops/huge_pages.h"
-#include "ops/layer_norm/row_tensors.h"
+#include "ops/rows.h"
 
 namespace torchfuse {
 
@@ -31,6 +31,17 @@ Results empty_results(const at::Tensor& input, std::int64_t normalized_dims, boo
                                                                   dtype))),
           rms ? at::empty({0}, statistics) : at::empty_symint(leading, statistics),
           at::empty_symint(leading, statistics)};
+}
+
+void run(const ops::RowSource& source, kernels::LayerNormArgs& args) {
+  if (!source.device().is_cpu()) {
+    return ops::launch_over_rows(kForward, source, kernels::layer_norm_cuda, args);
+  }
+  const std::int64_t padded = kernels::padded_columns(source.columns());
+  const at::Tensor terms = at::empty({kernels::kLayerNormTerms * padded}, source.compute_options());
+  args.terms = terms.mutable_data_ptr();
+  kernels::layer_norm_terms_cpu(args);
+  ops::parallel_over_rows(source, kernels::layer_norm_cpu, args);
 }
 
 Results forward_impl(const at::Tensor& input, std::int64_t normalized_dims,
@@ -62,7 +73,7 @@ Results forward_impl(const at::Tensor& input, std::int64_t normalized_dims,
   args.output = output.mutable_data_ptr();
   args.mean = mean.mutable_data_ptr();
   args.rstd = rstd.mutable_data_ptr();
-  ops::run_layer_norm(kForward, source, args);
+  run(source, args);
   return results;
 }
 

@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "ops/layer_norm/row_tensors.h"
+#include "ops/rows.h"
 
 namespace torchfuse {
 

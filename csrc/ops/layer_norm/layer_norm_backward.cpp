@@ -7,8 +7,10 @@
 #include <torch/library.h>
 #include <torchfuse/layer_norm.h>
 
+#include <algorithm>
+
 #include "ops/huge_pages.h"
-#include "ops/layer_norm/row_tensors.h"
+#include "ops/rows.h"
 
 namespace torchfuse {
 
@@ -66,6 +68,33 @@ kernels::LayerNormShape shape_of(const ops::RowSource& grad, const ops::RowSourc
   return shape;
 }
 
+void run(const ops::RowSource& source, kernels::LayerNormBackwardArgs& args) {
+  const bool sums = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
+  const at::Tensor partials = at::empty({sums ? kernels::layer_norm_partials(args.shape) : 0},
+                                        source.compute_options());
+  args.partials = sums ? partials.mutable_data_ptr() : nullptr;
+  if (!source.device().is_cpu()) {
+    return ops::launch_over_rows(kBackward, source, kernels::layer_norm_backward_cuda, args);
+  }
+  const std::int64_t padded = kernels::padded_columns(source.columns());
+  const at::Tensor terms =
+      at::empty({kernels::kLayerNormBackwardTerms * padded}, source.compute_options());
+  args.terms = terms.mutable_data_ptr();
+  kernels::layer_norm_backward_terms_cpu(args);
+  const std::int64_t items = kernels::layer_norm_items(args.shape);
+  const std::int64_t grain = std::max<std::int64_t>(
+      ops::rows_grain(source.columns()) / kernels::kLayerNormItemRows, 1);
+  const kernels::CpuIsa isa = ops::current_cpu_isa();
+  at::parallel_for(0, items, grain, [&](std::int64_t begin, std::int64_t end) {
+    kernels::layer_norm_backward_cpu(isa, args, begin, end);
+  });
+  if (!sums) return;
+  const std::int64_t columns_grain = std::max<std::int64_t>(ops::kGrainSize / (2 * items), 64);
+  at::parallel_for(0, source.columns(), columns_grain, [&](std::int64_t begin, std::int64_t end) {
+    kernels::layer_norm_backward_sum_cpu(args, begin, end);
+  });
+}
+
 Results backward_impl(const at::Tensor& grad_output, const at::Tensor& source_tensor,
                       std::int64_t normalized_dims, const OptionalTensor& mean,
                       const at::Tensor& rstd, const OptionalTensor& weight,
@@ -102,7 +131,7 @@ Results backward_impl(const at::Tensor& grad_output, const at::Tensor& source_te
     ops::ask_for_huge_pages(grad_input);
     args.grad_input = grad_input.mutable_data_ptr();
   }
-  ops::run_layer_norm_backward(kBackward, source, args);
+  run(source, args);
   return results;
 }
 

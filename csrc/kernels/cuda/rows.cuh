@@ -14,10 +14,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/common/channel_vector.h"
+#include "kernels/common/shared.h"
+#include "kernels/common/status.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vec.cuh"
-#include "kernels/common/shared.h"
-#include "kernels/layer_norm.h"
 
 namespace torchfuse::kernels::cuda {
 
@@ -57,19 +58,36 @@ struct RowTeam {
         values[i] = values[i] + __shfl_xor_sync(0xffffffffu, values[i], distance);
       }
     }
-    if constexpr (kThreads > kRowWarpThreads) sum_warps(values);
+    if constexpr (kThreads > kRowWarpThreads) {
+      across_warps(values, [](T a, T b) { return a + b; });
+    }
+  }
+
+  /// The same for the largest number; NaN if one is.
+  template <class T>
+  __device__ __forceinline__ T largest(T value) {
+#pragma unroll
+    for (int distance = kRowWarpThreads / 2; distance > 0; distance /= 2) {
+      value = kernels::max(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    }
+    if constexpr (kThreads > kRowWarpThreads) {
+      T values[1] = {value};
+      across_warps(values, [](T a, T b) { return kernels::max(a, b); });
+      value = values[0];
+    }
+    return value;
   }
 
  private:
   template <class T, int kCount>
   struct Shared {
-    T sums[2][kRowWarps][kCount];
+    T values[2][kRowWarps][kCount];
   };
 
   /// Two buffers in turn: whoever writes one has passed a barrier behind everybody's reads of it.
-  template <class T, int kCount>
-  __device__ __forceinline__ void sum_warps(T (&values)[kCount]) {
-    auto& buffer = block_shared<Shared<T, kCount>>().sums[parity];
+  template <class T, int kCount, class Combine>
+  __device__ __forceinline__ void across_warps(T (&values)[kCount], const Combine& combine) {
+    auto& buffer = block_shared<Shared<T, kCount>>().values[parity];
     parity ^= 1u;
     if (threadIdx.x % kRowWarpThreads == 0) {
 #pragma unroll
@@ -80,7 +98,9 @@ struct RowTeam {
     for (int i = 0; i < kCount; ++i) {
       values[i] = buffer[0][i];
 #pragma unroll
-      for (std::uint32_t warp = 1; warp < kRowWarps; ++warp) values[i] = values[i] + buffer[warp][i];
+      for (std::uint32_t warp = 1; warp < kRowWarps; ++warp) {
+        values[i] = combine(values[i], buffer[warp][i]);
+      }
     }
   }
 };
@@ -215,23 +235,6 @@ inline std::uint32_t row_blocks(std::int64_t rows, std::uint32_t teams, int mult
   const std::int64_t wanted = (rows + teams - 1) / teams;
   const std::int64_t most = static_cast<std::int64_t>(multiprocessors) * resident;
   return static_cast<std::uint32_t>(wanted < most ? wanted : most);
-}
-
-/// Calls run(S{}, O{}) for the storage types of input and output.
-template <class Run>
-Status dispatch_rows(const LayerNormShape& shape, const char* what, const Run& run) {
-  const bool widened = shape.output == DType::kFloat32;
-  switch (shape.input) {
-    case DType::kFloat32:
-      return run(float{}, float{});
-    case DType::kFloat64:
-      return run(double{}, double{});
-    case DType::kFloat16:
-      return widened ? run(Half{}, float{}) : run(Half{}, Half{});
-    case DType::kBFloat16:
-      return widened ? run(BFloat16{}, float{}) : run(BFloat16{}, BFloat16{});
-  }
-  return Status{cudaErrorInvalidValue, what};
 }
 
 }  // namespace torchfuse::kernels::cuda

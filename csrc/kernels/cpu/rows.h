@@ -1,26 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What both passes of layer normalization share: storage types, and walks along a row.
+// Walks along a row of elements.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cpu/elements.h"
-#include "kernels/layer_norm.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
-
-/// Calls body.operator()<input, output>() with denormals flushed, except for fp64.
-template <class Body>
-TORCHFUSE_INLINE void with_dtypes(const LayerNormShape& shape, const Body& body) {
-  with_dtype(shape.input, [&]<DType kInput>() __attribute__((always_inline)) {
-    if constexpr (kInput == DType::kFloat16 || kInput == DType::kBFloat16) {
-      if (shape.output == DType::kFloat32) {
-        return body.template operator()<kInput, DType::kFloat32>();
-      }
-    }
-    body.template operator()<kInput, kInput>();
-  });
-}
 
 /// Calls body(lane vector, offset, elements) for vectors that together have each of `count`
 /// elements, element i in lane i % kSumLanes. `elements` is the width but for the last vector.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ops/layer_norm/row_tensors.h"
+#include "ops/rows.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/StringUtil.h>
@@ -7,32 +7,11 @@
 #include <algorithm>
 #include <string>
 
-#include "ops/backend.h"
-
 #if defined(TORCHFUSE_WITH_CUDA)
 #include <cuda_runtime_api.h>
 #endif
 
 namespace torchfuse::ops {
-
-namespace {
-
-#if defined(TORCHFUSE_WITH_CUDA)
-int multiprocessors_of(const char* op, const c10::Device& device) {
-  int count = 1;
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index());
-  check_status(op, {static_cast<int>(error), "cudaDeviceGetAttribute"});
-  return count;
-}
-#endif
-
-/// Rows that a thread takes at least.
-std::int64_t rows_grain(std::int64_t columns) {
-  return std::max<std::int64_t>(kGrainSize / std::max<std::int64_t>(columns, 1), 1);
-}
-
-}  // namespace
 
 at::ScalarType compute_type(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
@@ -104,60 +83,18 @@ const void* RowSource::statistics(const char* name, const at::Tensor& tensor) co
   return tensor.const_data_ptr();
 }
 
-void run_layer_norm(const char* op, const RowSource& source, kernels::LayerNormArgs& args) {
-  if (source.device().is_cpu()) {
-    const std::int64_t padded = kernels::padded_columns(source.columns());
-    const at::Tensor terms =
-        at::empty({kernels::kLayerNormTerms * padded}, source.compute_options());
-    args.terms = terms.mutable_data_ptr();
-    kernels::layer_norm_terms_cpu(args);
-    const kernels::CpuIsa isa = current_cpu_isa();
-    return at::parallel_for(0, source.rows(), rows_grain(source.columns()),
-                            [&](std::int64_t begin, std::int64_t end) {
-                              kernels::layer_norm_cpu(isa, args, begin, end);
-                            });
-  }
-#if defined(TORCHFUSE_WITH_CUDA)
-  check_status(op, kernels::layer_norm_cuda(args, multiprocessors_of(op, source.device()),
-                                            current_stream(source.device())));
-#else
-  check_backend(op, source.device());
-#endif
+std::int64_t rows_grain(std::int64_t columns) {
+  return std::max<std::int64_t>(kGrainSize / std::max<std::int64_t>(columns, 1), 1);
 }
 
-void run_layer_norm_backward(const char* op, const RowSource& source,
-                             kernels::LayerNormBackwardArgs& args) {
-  const bool sums = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
-  const at::Tensor partials = at::empty(
-      {sums ? kernels::layer_norm_partials(args.shape) : 0}, source.compute_options());
-  args.partials = sums ? partials.mutable_data_ptr() : nullptr;
-  if (source.device().is_cpu()) {
-    const std::int64_t padded = kernels::padded_columns(source.columns());
-    const at::Tensor terms =
-        at::empty({kernels::kLayerNormBackwardTerms * padded}, source.compute_options());
-    args.terms = terms.mutable_data_ptr();
-    kernels::layer_norm_backward_terms_cpu(args);
-    const kernels::CpuIsa isa = current_cpu_isa();
-    const std::int64_t grain =
-        std::max<std::int64_t>(rows_grain(source.columns()) / kernels::kLayerNormItemRows, 1);
-    at::parallel_for(0, kernels::layer_norm_items(args.shape), grain,
-                     [&](std::int64_t begin, std::int64_t end) {
-                       kernels::layer_norm_backward_cpu(isa, args, begin, end);
-                     });
-    if (!sums) return;
-    const std::int64_t columns_grain =
-        std::max<std::int64_t>(kGrainSize / (2 * kernels::layer_norm_items(args.shape)), 64);
-    return at::parallel_for(0, source.columns(), columns_grain,
-                            [&](std::int64_t begin, std::int64_t end) {
-                              kernels::layer_norm_backward_sum_cpu(args, begin, end);
-                            });
-  }
 #if defined(TORCHFUSE_WITH_CUDA)
-  check_status(op, kernels::layer_norm_backward_cuda(args, multiprocessors_of(op, source.device()),
-                                                     current_stream(source.device())));
-#else
-  check_backend(op, source.device());
-#endif
+int multiprocessors_of(const char* op, const c10::Device& device) {
+  int count = 1;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index());
+  check_status(op, {static_cast<int>(error), "cudaDeviceGetAttribute"});
+  return count;
 }
+#endif
 
 }  // namespace torchfuse::ops

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the ops of layer normalization make of their tensors: rows of contiguous elements, and one
-// number per column or row.
+// Tensors as rows of contiguous elements, with one number per column or row, and work on rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +7,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "kernels/layer_norm.h"
-#include "kernels/layer_norm_backward.h"
+#include "kernels/common/channel_vector.h"
+#include "ops/backend.h"
 #include "ops/check.h"
 
 namespace torchfuse::ops {
@@ -59,8 +58,31 @@ class RowSource {
   std::int64_t columns_ = 1;
 };
 
-void run_layer_norm(const char* op, const RowSource& source, kernels::LayerNormArgs& args);
-void run_layer_norm_backward(const char* op, const RowSource& source,
-                             kernels::LayerNormBackwardArgs& args);
+/// Rows that a thread takes at least.
+std::int64_t rows_grain(std::int64_t columns);
+
+/// Multiprocessors of a CUDA device.
+int multiprocessors_of(const char* op, const c10::Device& device);
+
+/// Runs kernel(isa, args, begin, end) over all rows on torch's threads.
+template <class Kernel, class Args>
+void parallel_over_rows(const RowSource& source, const Kernel& kernel, const Args& args) {
+  const kernels::CpuIsa isa = current_cpu_isa();
+  at::parallel_for(
+      0, source.rows(), rows_grain(source.columns()),
+      [&](std::int64_t begin, std::int64_t end) { kernel(isa, args, begin, end); });
+}
+
+/// Calls launcher(args, multiprocessors, stream); throws in a build without CUDA.
+template <class Launcher, class Args>
+void launch_over_rows([[maybe_unused]] const char* op, [[maybe_unused]] const RowSource& source,
+                      [[maybe_unused]] const Launcher& launcher, [[maybe_unused]] const Args& args) {
+#if defined(TORCHFUSE_WITH_CUDA)
+  check_status(op, launcher(args, multiprocessors_of(op, source.device()),
+                            current_stream(source.device())));
+#else
+  check_backend(op, source.device());
+#endif
+}
 
 }  // namespace torchfuse::ops

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Cross entropy with autograd.
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+#include <torchfuse/softmax_cross_entropy.h>
+
+namespace torchfuse {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
+                            const at::Tensor& labels, double smoothing,
+                            std::optional<std::int64_t> ignore_index,
+                            std::optional<at::ScalarType> dtype) {
+    const auto [losses, log_sum_exp] =
+        softmax_cross_entropy_forward(logits, labels, smoothing, ignore_index, dtype);
+    ctx->save_for_backward({logits, labels, log_sum_exp});
+    ctx->saved_data["smoothing"] = smoothing;
+    ctx->saved_data["ignore_index"] = ignore_index;
+    return losses;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const double smoothing = ctx->saved_data["smoothing"].toDouble();
+    const auto ignore_index = ctx->saved_data["ignore_index"].toOptional<std::int64_t>();
+    const at::Tensor grad =
+        at::GradMode::is_enabled()
+            ? differentiable(grads[0], saved[0], saved[1], smoothing, ignore_index)
+            : softmax_cross_entropy_backward(grads[0], saved[0], saved[2], saved[1], smoothing,
+                                             ignore_index);
+    return {grad, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  /// A gradient that can be differentiated again, in torch's operators.
+  static at::Tensor differentiable(const at::Tensor& grad_losses, const at::Tensor& logits,
+                                   const at::Tensor& labels, double smoothing,
+                                   std::optional<std::int64_t> ignore_index) {
+    const auto compute = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    at::Tensor kept = at::ones_like(labels, at::TensorOptions(compute));
+    if (ignore_index) kept = labels.ne(*ignore_index).to(compute);
+    const at::Tensor index = ignore_index ? labels.masked_fill(labels.eq(*ignore_index), 0) : labels;
+    const at::Tensor softmax = at::softmax(logits.to(compute), 1);
+    const at::Tensor target =
+        at::full_like(softmax, smoothing / static_cast<double>(logits.size(1)))
+            .scatter_add(1, index.unsqueeze(1),
+                         at::full({labels.size(0), 1}, 1.0 - smoothing, softmax.options()));
+    const at::Tensor grad = (softmax - target) * (grad_losses.to(compute) * kept).unsqueeze(1);
+    return grad.to(logits.scalar_type());
+  }
+};
+
+at::Tensor impl(const at::Tensor& logits, const at::Tensor& labels, double smoothing,
+                std::optional<std::int64_t> ignore_index, std::optional<at::ScalarType> dtype) {
+  return SoftmaxCrossEntropy::apply(logits, labels, smoothing, ignore_index, dtype);
+}
+
+}  // namespace
+
+at::Tensor softmax_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                                 double smoothing, std::optional<std::int64_t> ignore_index,
+                                 std::optional<at::ScalarType> dtype) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("torchfuse::softmax_cross_entropy", "")
+                             .typed<decltype(impl)>();
+  return op.call(logits, labels, smoothing, ignore_index, dtype);
+}
+
+TORCH_LIBRARY_IMPL(torchfuse, CompositeImplicitAutograd, m) {
+  m.impl("softmax_cross_entropy", impl);
+}
+
+}  // namespace torchfuse
