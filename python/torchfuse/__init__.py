@@ -3,10 +3,11 @@
 
 `torchfuse.optimizers` has the optimizers and `torchfuse.amp` the gradient scaler; `clip_grad_norm_`
 and `clip_grad_value_` clip gradients. `torchfuse.parallel` has data parallelism, synchronized batch
-normalization and LARC, `torchfuse.normalization` layer and RMS normalization,
-`torchfuse.convert` converts checkpoints between Python, C++ and apex,
-`torchfuse.ops` has typed functions for operators in `torch.ops.torchfuse`, `torchfuse.testing` has
-oracles and benchmark timers, and `torchfuse.apex` runs programs written for apex.
+normalization and LARC; `torchfuse.normalization` has layer and RMS normalization, and
+`torchfuse.losses` cross entropy. `torchfuse.convert` converts checkpoints between Python, C++ and
+apex, `torchfuse.ops` has typed functions for operators in `torch.ops.torchfuse`,
+`torchfuse.testing` has oracles and benchmark timers, and `torchfuse.apex` runs programs written for
+apex.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ else:
     from torchfuse import (
         amp,
         convert,
+        losses,
         multi_tensor_apply,
         normalization,
         ops,
@@ -48,6 +50,7 @@ __all__ = [
     "cmake_prefix_path",
     "convert",
     "get_total_norm",
+    "losses",
     "multi_tensor_apply",
     "normalization",
     "ops",

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from torchfuse._transforms import is_transformed
 
 Shape = int | Sequence[int]
 
@@ -50,6 +53,8 @@ def normalize(
             f"got an input of shape {list(input.shape)}."
         )
     wanted = input.dtype if dtype is None else dtype
+    if is_transformed(input, weight, bias):
+        return _normalize_in_torch(input, shape, weight, bias, eps, rms).to(wanted)
     # The op writes the input's dtype or fp32.
     written = wanted if wanted in (input.dtype, torch.float32) else input.dtype
     if input.dtype == torch.float64:
@@ -66,6 +71,23 @@ def normalize(
         caller=caller,
     )
     return output.to(wanted)
+
+
+def _normalize_in_torch(
+    input: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    rms: bool,
+) -> Tensor:
+    """The same in torch's operators, which transforms and forward-mode differentiation know."""
+    compute = torch.promote_types(input.dtype, torch.float32)
+    weight = None if weight is None else weight.to(compute)
+    if rms:
+        return functional.rms_norm(input.to(compute), shape, weight, eps)
+    bias = None if bias is None else bias.to(compute)
+    return functional.layer_norm(input.to(compute), shape, weight, bias, eps)
 
 
 def fused_layer_norm_affine(

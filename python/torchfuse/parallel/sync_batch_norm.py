@@ -9,28 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse import _C
+from torchfuse._transforms import is_transformed
 from torchfuse.parallel import _repeated_forward
 
 # Values that must be the same on all ranks; the message has a number for each dtype.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _AGREED = ["num_features", "input.dtype (0 float32, 1 float16, 2 bfloat16, 3 float64)"]
-
-
-def _is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether torch.func or forward-mode differentiation is active; the ops support neither."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    if forward_ad._current_level < 0:
-        return False
-    return any(
-        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
-        for tensor in tensors
-    )
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -124,7 +112,7 @@ class SyncBatchNorm(_BatchNorm):
             input = input.movedim(-1, 1)
             z = None if z is None else z.movedim(-1, 1)
         self._check_input_dim(input)
-        if _is_transformed(input, z, self.weight, self.bias):
+        if is_transformed(input, z, self.weight, self.bias):
             output = self._evaluate_in_torch(input, z)
             return output.movedim(1, -1) if self.channel_last else output
         batch_statistics = self.training or self.running_mean is None

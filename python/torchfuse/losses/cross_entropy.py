@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Cross entropy of softmax, without a softmax or an fp32 copy of the logits in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def softmax_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    smoothing: float = 0.0,
+    ignore_index: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Returns the cross entropy of each row's softmax, on the CPU and on CUDA.
+
+    With a row's logits :math:`x`, its label :math:`y` and label smoothing :math:`s`:
+
+    .. math:: \log \sum_c e^{x_c} - (1 - s) \, x_y - s \, \mathrm{E}[x]
+
+    as `torch.nn.functional.cross_entropy` with `reduction="none"`. The backward pass recomputes the
+    softmax from the logits. Sums are in fp32, and in fp64 for fp64 logits.
+
+    Args:
+        logits: ``[N, C]``, fp32, fp16, bf16 or fp64.
+        labels: ``[N]``, int64, from 0 to C - 1. On CUDA, where the host does not read them, another
+            label gives a loss and gradients of NaN.
+        smoothing: :math:`s`, share of the target that is spread over all classes, in [0, 1].
+        ignore_index: label of rows whose loss and gradients are 0. None: there is no such label.
+        dtype: dtype of the losses: the logits', or fp32 for 16-bit logits. None: the logits'.
+
+    Returns:
+        Losses ``[N]``.
+
+    Raises:
+        RuntimeError: for a tensor of the wrong shape, dtype or device, for a smoothing out of
+            range, and on the CPU for a label out of range, naming it.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.losses import softmax_cross_entropy
+        >>> softmax_cross_entropy(torch.zeros(2, 4), torch.tensor([1, 3]), ignore_index=3)
+        tensor([1.3863, 0.0000])
+    """
+    losses: Tensor = torch.ops.torchfuse.softmax_cross_entropy(
+        logits, labels, smoothing=smoothing, ignore_index=ignore_index, dtype=dtype
+    )
+    return losses
+
+
+class FusedCrossEntropyLoss(nn.Module):
+    """`torch.nn.CrossEntropyLoss` for class labels, by `softmax_cross_entropy`.
+
+    Args:
+        ignore_index: label of elements that do not count.
+        reduction: "mean" over the elements that count, "sum", or "none".
+        label_smoothing: share of the target that is spread over all classes, in [0, 1].
+
+    Raises:
+        ValueError: for another reduction.
+
+    Notes:
+        Differences from torch's class: there are no class weights and no probabilities as targets;
+        the mean and the sum of 16-bit logits are computed from fp32 losses, and have the logits'
+        dtype.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.losses import FusedCrossEntropyLoss
+        >>> FusedCrossEntropyLoss()(torch.zeros(2, 4), torch.tensor([1, 3]))
+        tensor(1.3863)
+    """
+
+    def __init__(
+        self, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+    ) -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(
+                "FusedCrossEntropyLoss: expected reduction to be 'mean', 'sum' or 'none', "
+                f"got {reduction!r}."
+            )
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Returns the loss.
+
+        Args:
+            input: logits ``[C]``, ``[N, C]`` or ``[N, C, ...]``.
+            target: labels ``[]``, ``[N]`` or ``[N, ...]``, int64.
+        """
+        classes_last = input.movedim(1, -1) if input.dim() > 1 else input
+        losses = softmax_cross_entropy(
+            classes_last.reshape(-1, classes_last.shape[-1]),
+            target.reshape(-1),
+            smoothing=self.label_smoothing,
+            ignore_index=self.ignore_index,
+            dtype=torch.promote_types(input.dtype, torch.float32),
+        )
+        if self.reduction == "none":
+            return losses.reshape(target.shape).to(input.dtype)
+        total = losses.sum()
+        if self.reduction == "mean":
+            total = total / (target != self.ignore_index).sum()
+        return total.to(input.dtype)
+
+    def extra_repr(self) -> str:
+        """Describes the module for `repr`."""
+        return (
+            f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
+            f"label_smoothing={self.label_smoothing}"
+        )

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Cross entropy: losses and gradients by torch's in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchfuse.losses import FusedCrossEntropyLoss, softmax_cross_entropy
+
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+TOLERANCE = {F32: 2e-6, F16: 1e-3, BF16: 8e-3, F64: 1e-13}
+INF = float("inf")
+
+
+def reference(
+    logits: Tensor, labels: Tensor, grad: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    x = logits.detach().double().requires_grad_()
+    losses = functional.cross_entropy(x, labels, reduction="none", **options)
+    (dx,) = torch.autograd.grad(losses, x, grad.double())
+    return losses.detach(), dx
+
+
+def run(logits: Tensor, labels: Tensor, grad: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    x = logits.detach().requires_grad_()
+    losses = softmax_cross_entropy(x, labels, **options)
+    (dx,) = torch.autograd.grad(losses, x, grad.to(losses.dtype))
+    return losses.detach(), dx
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (7, 32), (3, 1000), (70, 33), (2, 4099)])
+def test_losses_and_gradients(
+    dtype: torch.dtype, smoothing: float, shape: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(shape, dtype=F64) * 3).to(dtype)
+    labels = torch.randint(shape[1], shape[:1])
+    grad = torch.randn(shape[0], dtype=F64).to(dtype)
+    losses, dx = run(logits, labels, grad, smoothing=smoothing)
+    expected, expected_dx = reference(logits, labels, grad, label_smoothing=smoothing)
+    assert losses.dtype == dx.dtype == dtype
+    scale = 1 + expected.abs()
+    assert ((losses.double() - expected).abs() / scale).max() <= TOLERANCE[dtype]
+    assert (dx.double() - expected_dx).abs().max() <= TOLERANCE[dtype] * (1 + grad.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_fp32_losses_of_16_bit_logits(dtype: torch.dtype) -> None:
+    logits = torch.randn(6, 50).to(dtype)
+    labels = torch.randint(50, (6,))
+    losses, dx = run(logits, labels, torch.ones(6), dtype=F32)
+    expected, _ = reference(logits, labels, torch.ones(6))
+    assert losses.dtype == F32
+    assert dx.dtype == dtype
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_ignored_rows_have_neither_loss_nor_gradient() -> None:
+    logits = torch.randn(4, 6)
+    labels = torch.tensor([1, -7, 3, -7])
+    losses, dx = run(logits, labels, torch.ones(4), ignore_index=-7)
+    assert torch.equal(losses[1::2], torch.zeros(2))
+    assert torch.equal(dx[1::2], torch.zeros(2, 6))
+    assert (dx[::2] != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+def test_infinite_and_large_logits(dtype: torch.dtype) -> None:
+    logits = torch.tensor(
+        [
+            [-INF, 0.0, 1.0, -INF],
+            [1e4, -1e4, 0.0, 1.0],
+            [-300.0, -100.0, -INF, 0.0],
+            [-INF, -INF, -INF, -INF],
+            [0.0, INF, 0.0, 0.0],
+            [0.0, float("nan"), 0.0, 0.0],
+        ]
+    ).to(dtype)
+    labels = torch.tensor([2, 0, 3, 0, 0, 0])
+    losses, dx = run(logits, labels, torch.ones(6))
+    expected, expected_dx = reference(logits, labels, torch.ones(6))
+    torch.testing.assert_close(losses[:3].double(), expected[:3], rtol=1e-2, atol=1e-2)
+    assert losses[3:].isnan().all() or torch.equal(losses[3:].isnan(), expected[3:].isnan())
+    torch.testing.assert_close(dx[:3].double(), expected_dx[:3], rtol=1e-2, atol=1e-2)
+    assert torch.equal(dx[0, 0], torch.zeros((), dtype=dtype))
+    assert dx[3:].isnan().any(dim=1).all()
+
+
+def test_gradients_of_gradients() -> None:
+    logits = torch.randn(4, 5, dtype=F64, requires_grad=True)
+    labels = torch.tensor([0, 4, 9, 2])
+
+    def function(x: Tensor) -> Tensor:
+        return softmax_cross_entropy(x, labels, smoothing=0.2, ignore_index=9)
+
+    assert torch.autograd.gradcheck(function, logits)
+    assert torch.autograd.gradgradcheck(function, logits)
+
+
+def test_the_bits_do_not_depend_on_threads() -> None:
+    logits, labels = torch.randn(64, 1001), torch.randint(1001, (64,))
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(run(logits, labels, torch.ones(64), smoothing=0.1))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_strided_logits() -> None:
+    logits, labels = torch.randn(5, 4).t(), torch.tensor([0, 1, 2, 3])
+    losses, dx = run(logits, labels, torch.ones(4))
+    expected, expected_dx = reference(logits, labels, torch.ones(4))
+    torch.testing.assert_close(losses.double(), expected)
+    torch.testing.assert_close(dx.double(), expected_dx, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 5, 4), (2, 5, 4, 3)])
+def test_the_module_is_torchs(reduction: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(shape, requires_grad=True)
+    labels = torch.randint(5, shape[:1] + shape[2:]) if len(shape) > 1 else torch.tensor(3)
+    if labels.dim() > 0:
+        labels.view(-1)[0] = -100
+    options: dict[str, Any] = {"reduction": reduction, "label_smoothing": 0.1}
+    found = FusedCrossEntropyLoss(**options)(logits, labels)
+    expected = torch.nn.CrossEntropyLoss(**options)(logits, labels)
+    torch.testing.assert_close(found, expected)
+    (dx,) = torch.autograd.grad(found.sum(), logits)
+    (expected_dx,) = torch.autograd.grad(expected.sum(), logits)
+    torch.testing.assert_close(dx, expected_dx)
+
+
+def test_an_empty_batch() -> None:
+    losses, dx = run(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    assert losses.shape == (0,)
+    assert dx.shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "options", "message"),
+    [
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0, 3]),
+            {},
+            r"softmax_cross_entropy_forward: expected labels\[1\] to be from 0 to 2, or "
+            r"ignore_index, got 3",
+        ),
+        (torch.zeros(2, 3), torch.tensor([0, -1]), {}, r"expected labels\[1\] to be from 0 to 2"),
+        (
+            torch.zeros(2, 3, 4),
+            torch.tensor([0, 1]),
+            {},
+            r"expected logits to be of shape \[N, C\] with at least one class, got \[2, 3, 4\]",
+        ),
+        (torch.zeros(2, 0), torch.tensor([0, 0]), {}, r"with at least one class, got \[2, 0\]"),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0]),
+            {},
+            r"expected labels to be an int64 tensor of shape \[2\], got Long of shape \[1\]",
+        ),
+        (torch.zeros(2, 3), torch.zeros(2), {}, r"expected labels to be an int64 tensor"),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0, 1]),
+            {"smoothing": 1.5},
+            r"expected smoothing to be from 0 to 1, got 1\.5",
+        ),
+        (torch.zeros(2, 3), torch.tensor([0, 1]), {"dtype": F16}, r"expected dtype to be Float"),
+    ],
+)
+def test_bad_input(logits: Tensor, labels: Tensor, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        softmax_cross_entropy(logits, labels, **options)
+
+
+def test_an_unknown_reduction() -> None:
+    with pytest.raises(ValueError, match=r"expected reduction to be 'mean', 'sum' or 'none'"):
+        FusedCrossEntropyLoss(reduction="average")

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Layer and RMS normalization: values and gradients by torch's formula in fp64."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchfuse.normalization import (
+    FusedLayerNorm,
+    FusedRMSNorm,
+    MixedFusedLayerNorm,
+    MixedFusedRMSNorm,
+    fused_layer_norm,
+    fused_rms_norm,
+)
+
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+#: Of results that are rounded once to a dtype, relative to their size or 1.
+TOLERANCE = {F32: 3e-6, F16: 2e-3, BF16: 1.6e-2, F64: 1e-12}
+CLASSES = [FusedLayerNorm, FusedRMSNorm]
+SHAPES = [((4, 16), 1), ((3, 5, 33), 2), ((2, 1024), 1), ((65, 7), 1), ((1, 4099), 1)]
+
+
+def reference(module: Any, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """Output and gradients in fp64."""
+    rms = isinstance(module, FusedRMSNorm)
+    leaves = {"x": x.double().detach().requires_grad_()}
+    for name, parameter in module.named_parameters():
+        leaves[name] = parameter.detach().double().requires_grad_()
+    if rms:
+        y = functional.rms_norm(
+            leaves["x"], module.normalized_shape, leaves.get("weight"), module.eps
+        )
+    else:
+        y = functional.layer_norm(
+            leaves["x"],
+            module.normalized_shape,
+            leaves.get("weight"),
+            leaves.get("bias"),
+            module.eps,
+        )
+    grads = torch.autograd.grad(y, list(leaves.values()), dy.double())
+    return {"y": y.detach(), **dict(zip(leaves, grads, strict=True))}
+
+
+def run(module: Any, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    x = x.detach().requires_grad_()
+    y = module(x)
+    leaves = {"x": x, **dict(module.named_parameters())}
+    grads = torch.autograd.grad(y, list(leaves.values()), dy.to(y.dtype))
+    return {"y": y.detach(), **dict(zip(leaves, grads, strict=True))}
+
+
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], factor: float = 1.0) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        scale = expected[name].abs().clamp_min(1.0)
+        if name in ("weight", "bias"):
+            # Sums over rows of numbers that were rounded to the output's dtype.
+            scale = scale + expected[name].abs().max()
+        error = ((tensor.double() - expected[name]).abs() / scale).max().item()
+        assert error <= TOLERANCE[tensor.dtype] * factor, (name, error)
+
+
+def problem(cls: Any, shape: tuple[int, ...], dims: int, dtype: torch.dtype, **options: Any) -> Any:
+    torch.manual_seed(0)
+    module = cls(shape[-dims:], **options)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape).to(parameter.dtype))
+    x = (torch.randn(shape, dtype=F64) * 2 + 0.5).to(dtype)
+    dy = torch.randn(shape, dtype=F64).to(dtype)
+    return module, x, dy
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("shape", "dims"), SHAPES)
+@pytest.mark.parametrize("affine", [True, False])
+def test_values_and_gradients(
+    cls: Any, dtype: torch.dtype, shape: tuple[int, ...], dims: int, affine: bool
+) -> None:
+    options = {"dtype": dtype, "elementwise_affine": affine}
+    module, x, dy = problem(cls, shape, dims, dtype, **options)
+    found = run(module, x, dy)
+    assert found["y"].dtype == dtype
+    assert_near(found, reference(module, x, dy))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_fp32_parameters_with_16_bit_inputs(cls: Any, dtype: torch.dtype) -> None:
+    module, x, dy = problem(cls, (6, 40), 1, dtype)
+    found = run(module, x, dy)
+    assert found["y"].dtype == dtype
+    assert found["weight"].dtype == F32
+    assert_near(found, reference(module, x, dy))
+
+
+@pytest.mark.parametrize("cls", [MixedFusedLayerNorm, MixedFusedRMSNorm])
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype"), [(F16, F32), (BF16, F32), (F32, BF16), (F32, F32), (BF16, F16)]
+)
+def test_mixed_modules_give_the_weights_dtype(
+    cls: Any, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    module, x, dy = problem(cls, (6, 40), 1, dtype, dtype=weight_dtype)
+    # The gradient of an output that was cast is rounded to the input's dtype on its way.
+    dy = dy.to(weight_dtype).to(dtype)
+    found = run(module, x, dy)
+    assert found["y"].dtype == weight_dtype
+    assert_near(found, reference(module, x, dy), factor=4.0)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_memory_efficient_keeps_the_output_alone(cls: Any, dtype: torch.dtype) -> None:
+    module, x, dy = problem(cls, (9, 65), 1, dtype, dtype=dtype, memory_efficient=True)
+    assert_near(run(module, x, dy), reference(module, x, dy), factor=16.0)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = module(x.requires_grad_())
+    storages = {tensor.untyped_storage().data_ptr() for tensor in kept}
+    assert y.untyped_storage().data_ptr() in storages
+    assert x.untyped_storage().data_ptr() not in storages
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_gradients_of_gradients(cls: Any) -> None:
+    module, x, _ = problem(cls, (3, 5), 1, F64, dtype=F64)
+    leaves = (x.requires_grad_(), *module.parameters())
+
+    def function(*tensors: Tensor) -> Any:
+        named = dict(zip([name for name, _ in module.named_parameters()], tensors[1:], strict=True))
+        return torch.func.functional_call(module, named, (tensors[0],))
+
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+
+
+def test_no_gradients_of_gradients_without_the_input() -> None:
+    module, x, dy = problem(FusedLayerNorm, (3, 5), 1, F32, memory_efficient=True)
+    y = module(x.requires_grad_())
+    with pytest.raises(
+        RuntimeError, match=r"FusedLayerNorm: expected memory_efficient to be false"
+    ):
+        torch.autograd.grad(y, x, dy, create_graph=True)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_strided_inputs_and_gradients(cls: Any) -> None:
+    module, x, dy = problem(cls, (6, 4, 8), 1, F32)
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    expanded = dy[:1].expand(6, 4, 8)
+    assert not strided.is_contiguous()
+    assert_near(run(module, strided, expanded), reference(module, x, expanded))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0, 0)])
+def test_empty_inputs(cls: Any, shape: tuple[int, ...]) -> None:
+    module = cls(shape[-1])
+    x = torch.zeros(shape, requires_grad=True)
+    y = module(x)
+    y.sum().backward()
+    assert y.shape == x.shape
+    assert x.grad is not None
+    assert torch.equal(module.weight.grad, torch.zeros(shape[-1]))
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_the_bits_do_not_depend_on_threads(dtype: torch.dtype, threads: int) -> None:
+    module, x, dy = problem(FusedLayerNorm, (1000, 130), 1, dtype)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            results.append(run(module, x, dy))
+    finally:
+        torch.set_num_threads(before)
+    for name, tensor in results[0].items():
+        assert torch.equal(tensor, results[1][name]), name
+
+
+@pytest.mark.parametrize(("ours", "torchs"), [(FusedLayerNorm, nn.LayerNorm), (FusedRMSNorm, nn.RMSNorm)])
+def test_states_are_torchs(ours: Any, torchs: Any) -> None:
+    module, x, _ = problem(ours, (4, 6), 1, F32)
+    twin = torchs(6, eps=module.eps)
+    twin.load_state_dict(module.state_dict())
+    torch.testing.assert_close(module(x), twin(x))
+    module.load_state_dict(twin.state_dict())
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(again(x), module(x))
+
+
+def test_a_layer_without_bias() -> None:
+    module, x, dy = problem(FusedLayerNorm, (4, 6), 1, F32, bias=False)
+    assert module.bias is None
+    assert_near(run(module, x, dy), reference(module, x, dy))
+
+
+def test_autocast_converts_fp32_inputs() -> None:
+    module, x, _ = problem(FusedLayerNorm, (4, 6), 1, F32)
+    with torch.autocast("cpu", dtype=BF16):
+        y = module(x)
+    assert y.dtype == BF16
+    assert torch.equal(y, module(x.bfloat16()))
+
+
+def test_transforms_and_forward_mode() -> None:
+    module, x, dy = problem(FusedLayerNorm, (4, 6), 1, F64, dtype=F64)
+    rows = torch.func.vmap(module)(x)
+    torch.testing.assert_close(rows, module(x))
+    _, tangent = torch.func.jvp(module, (x,), (dy,))
+    _, expected = torch.func.jvp(
+        lambda t: functional.layer_norm(t, (6,), module.weight, module.bias, module.eps), (x,), (dy,)
+    )
+    torch.testing.assert_close(tangent, expected)
+
+
+def test_functions_without_parameters() -> None:
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(fused_layer_norm(x, 8), functional.layer_norm(x, (8,), eps=1e-6))
+    torch.testing.assert_close(fused_rms_norm(x, (8,)), functional.rms_norm(x, (8,), eps=1e-6))
+
+
+def test_fake_tensors_have_the_results_shape() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        module = FusedLayerNorm((3, 4))
+        y = module(torch.empty(2, 3, 4))
+        assert y.shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: FusedLayerNorm(8)(torch.zeros(2, 7)),
+            ValueError,
+            r"FusedLayerNorm: expected input to end in the dimensions normalized_shape=\[8\], "
+            r"got an input of shape \[2, 7\]",
+        ),
+        (
+            lambda: FusedRMSNorm((2, 8))(torch.zeros(8)),
+            ValueError,
+            r"FusedRMSNorm: expected input to end in the dimensions normalized_shape=\[2, 8\]",
+        ),
+        (
+            lambda: FusedLayerNorm(8)(torch.zeros(2, 8, dtype=torch.int64)),
+            RuntimeError,
+            r"FusedLayerNorm: expected input to be of dtype",
+        ),
+        (
+            lambda: MixedFusedLayerNorm(8, elementwise_affine=False),
+            RuntimeError,
+            r"MixedFusedLayerNorm: expected elementwise_affine to be True, got False\. "
+            r"Use FusedLayerNorm\.",
+        ),
+        (
+            lambda: torch.ops.torchfuse.layer_norm(
+                torch.zeros(2, 8), 1, torch.zeros(7), None, eps=1e-5
+            ),
+            RuntimeError,
+            r"layer_norm: expected weight to be of shape \[8\], the last dimensions of input, "
+            r"got \[7\]",
+        ),
+        (
+            lambda: torch.ops.torchfuse.layer_norm(torch.zeros(2, 8), 3, eps=1e-5),
+            RuntimeError,
+            r"layer_norm: expected normalized_dims to be from 1 to 2, the input's dimensions, got 3",
+        ),
+        (
+            lambda: torch.ops.torchfuse.layer_norm(torch.zeros(2, 8), 1, eps=1e-5, dtype=F16),
+            RuntimeError,
+            r"layer_norm: expected dtype to be Float, the input's, or Float, got Half",
+        ),
+    ],
+)
+def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
