@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""apex's native module of layer and RMS normalization, in its positional order, on every device.
+
+Statistics are fp32, or fp64 for fp64 inputs, one number for each row. `input_or_output` is the
+output where `memory_efficient` is True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "backward",
+    "backward_affine",
+    "forward",
+    "forward_affine",
+    "forward_affine_mixed_dtypes",
+    "rms_backward",
+    "rms_backward_affine",
+    "rms_forward",
+    "rms_forward_affine",
+    "rms_forward_affine_mixed_dtypes",
+]
+
+Shape = Sequence[int]
+
+
+def _forward(
+    input: Tensor,
+    shape: Shape,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    rms: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    output, mean, rstd = torch.ops.torchfuse.layer_norm_forward(
+        input, len(shape), weight, bias, eps=eps, rms=rms, dtype=dtype
+    )
+    return output, mean.flatten(), rstd.flatten()
+
+
+def _backward(
+    dout: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor,
+    source: Tensor,
+    shape: Shape,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    from_output: bool,
+    rms: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torchfuse.layer_norm_backward(
+        dout, source, len(shape), mean, rstd, weight, bias, rms=rms, from_output=from_output
+    )
+    return grads
+
+
+def forward(input: Tensor, shape: Shape, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns output, mean and 1 / sqrt(variance + eps) of layer normalization."""
+    return _forward(input, shape, None, None, eps)
+
+
+def forward_affine(
+    input: Tensor, shape: Shape, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`forward` with weight and bias."""
+    return _forward(input, shape, weight, bias, eps)
+
+
+def forward_affine_mixed_dtypes(
+    input: Tensor, shape: Shape, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`forward_affine` with an output in the weight's dtype: the input's, or fp32."""
+    return _forward(input, shape, weight, bias, eps, dtype=weight.dtype)
+
+
+def backward(
+    dout: Tensor,
+    mean: Tensor,
+    invvar: Tensor,
+    input_or_output: Tensor,
+    shape: Shape,
+    eps: float,
+    memory_efficient: bool = False,
+) -> Tensor:
+    """Returns the gradient of the input of `forward`."""
+    return _backward(
+        dout, mean, invvar, input_or_output, shape, None, None, from_output=memory_efficient
+    )[0]
+
+
+def backward_affine(
+    dout: Tensor,
+    mean: Tensor,
+    invvar: Tensor,
+    input_or_output: Tensor,
+    shape: Shape,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    memory_efficient: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of input, weight and bias of `forward_affine`."""
+    return _backward(
+        dout, mean, invvar, input_or_output, shape, weight, bias, from_output=memory_efficient
+    )
+
+
+def rms_forward(input: Tensor, shape: Shape, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns output and 1 / sqrt(mean square + eps) of RMS normalization."""
+    return _forward(input, shape, None, None, eps, rms=True)[::2]  # type: ignore[return-value]
+
+
+def rms_forward_affine(
+    input: Tensor, shape: Shape, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`rms_forward` with a weight."""
+    return _forward(input, shape, weight, None, eps, rms=True)[::2]  # type: ignore[return-value]
+
+
+def rms_forward_affine_mixed_dtypes(
+    input: Tensor, shape: Shape, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`rms_forward_affine` with an output in the weight's dtype: the input's, or fp32."""
+    results = _forward(input, shape, weight, None, eps, rms=True, dtype=weight.dtype)
+    return results[::2]  # type: ignore[return-value]
+
+
+def rms_backward(
+    dout: Tensor,
+    invvar: Tensor,
+    input_or_output: Tensor,
+    shape: Shape,
+    eps: float,
+    memory_efficient: bool = False,
+) -> Tensor:
+    """Returns the gradient of the input of `rms_forward`."""
+    return _backward(
+        dout,
+        None,
+        invvar,
+        input_or_output,
+        shape,
+        None,
+        None,
+        from_output=memory_efficient,
+        rms=True,
+    )[0]
+
+
+def rms_backward_affine(
+    dout: Tensor,
+    invvar: Tensor,
+    input_or_output: Tensor,
+    shape: Shape,
+    weight: Tensor,
+    eps: float,
+    memory_efficient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of input and weight of `rms_forward_affine`."""
+    grads = _backward(
+        dout,
+        None,
+        invvar,
+        input_or_output,
+        shape,
+        weight,
+        None,
+        from_output=memory_efficient,
+        rms=True,
+    )
+    return grads[:2]

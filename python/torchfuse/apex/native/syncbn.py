@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""apex's native module of batch normalization, in its positional order, on every device.
+
+Inputs are ``[N, C, ...]``, those of functions in `_c_last` ``[..., C]``. Vectors of channels are
+fp32. The kernels are those of `torchfuse.parallel.SyncBatchNorm`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "batchnorm_backward",
+    "batchnorm_backward_c_last",
+    "batchnorm_forward",
+    "batchnorm_forward_c_last",
+    "reduce_bn",
+    "reduce_bn_c_last",
+    "relu_bw_c_last",
+    "welford_mean_var",
+    "welford_mean_var_c_last",
+    "welford_parallel",
+]
+
+_ops = torch.ops.torchfuse
+
+
+def _first(tensor: Tensor) -> Tensor:
+    """The channels of a channels-last tensor in dimension 1."""
+    return tensor.movedim(-1, 1)
+
+
+def _last(tensor: Tensor) -> Tensor:
+    return tensor.movedim(1, -1)
+
+
+def _saved(mean: Tensor, inv_std: Tensor, count: Tensor | float) -> Tensor:
+    """What the backward ops read: mean, 1 / sqrt(variance + eps) and elements per channel."""
+    numbers = torch.as_tensor(count, dtype=torch.float64, device=mean.device).sum().reshape(1)
+    return torch.cat([mean.double(), inv_std.double(), numbers])
+
+
+def welford_mean_var(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and biased variance of each channel."""
+    total, total_rest, square, square_rest = _ops.batch_norm_stats(input)[:-1].chunk(4)
+    count = max(input.numel() // input.size(1), 1)
+    mean = (total + total_rest) / count
+    variance = ((square + square_rest) - mean * (total + total_rest)) / count
+    return mean.float(), variance.clamp_min(0).float()
+
+
+def welford_mean_var_c_last(input: Tensor) -> tuple[Tensor, Tensor]:
+    """`welford_mean_var` for channels in the last dimension."""
+    return welford_mean_var(_first(input))
+
+
+def welford_parallel(
+    mean: Tensor, biased_var: Tensor, count: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Combines the statistics of W processes.
+
+    Args:
+        mean: ``[W, C]``.
+        biased_var: ``[W, C]``.
+        count: ``[W]``, elements per channel, int32.
+        eps: added to the biased variance under the root.
+
+    Returns:
+        Mean, unbiased variance and 1 / sqrt(biased variance + eps), ``[C]``.
+    """
+    weights = count.double().unsqueeze(1)
+    total = weights.sum()
+    combined = (mean.double() * weights).sum(0) / total
+    shift = mean.double() - combined
+    squares = ((biased_var.double() + shift.square()) * weights).sum(0)
+    inv_std = (squares / total + eps).rsqrt()
+    return combined.float(), (squares / (total - 1)).float(), inv_std.float()
+
+
+def _forward(
+    input: Tensor,
+    z: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    weight: Tensor | None,
+    shift: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    # As running statistics, which the op takes in the place of moments.
+    variance = inv_std.double().square().reciprocal()
+    output: Tensor = _ops.batch_norm_elemt(
+        input, weight, shift, None, mean, variance, None, z, momentum=None, eps=0.0, relu=relu
+    )[0]
+    return output
+
+
+def batchnorm_forward(
+    input: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor | None, shift: Tensor | None
+) -> Tensor:
+    """Returns (input - mean) * inv_std * weight + shift."""
+    return _forward(input, None, mean, inv_std, weight, shift, relu=False)
+
+
+def batchnorm_forward_c_last(
+    input: Tensor,
+    z: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    weight: Tensor | None,
+    shift: Tensor | None,
+    fuse_relu: bool,
+) -> Tensor:
+    """`batchnorm_forward` for channels in the last dimension, plus `z`, then ReLU if asked."""
+    residual = None if z is None else _first(z)
+    return _last(_forward(_first(input), residual, mean, inv_std, weight, shift, fuse_relu))
+
+
+def reduce_bn(
+    grad_output: Tensor, input: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns this process's sums of dy and of dy * (x - mean), and the gradients of weight and bias.
+
+    The gradients have no elements if `weight` is None.
+    """
+    count = max(input.numel() // input.size(1), 1)
+    sums, grad_weight, grad_bias, _ = _ops.batch_norm_backward_reduce(
+        grad_output, input, _saved(mean, inv_std, count), weight, weight, None
+    )
+    sum_dy, sum_dy_x_hat = sums.chunk(2)
+    sum_dy_xmu = sum_dy_x_hat / inv_std.double()
+    if weight is None:
+        grad_weight = grad_bias = input.new_empty(0)
+    return sum_dy.float(), sum_dy_xmu.float(), grad_weight, grad_bias
+
+
+def reduce_bn_c_last(
+    grad_output: Tensor, input: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`reduce_bn` for channels in the last dimension."""
+    return reduce_bn(_first(grad_output), _first(input), mean, inv_std, weight)
+
+
+def batchnorm_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    inv_std: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """Returns the gradient of the input.
+
+    Args:
+        grad_output: of the input's shape.
+        input: as given to the forward pass.
+        mean: of all processes, ``[C]``.
+        inv_std: of all processes, ``[C]``.
+        weight: as given to the forward pass.
+        sum_dy: sum over all processes of the first result of `reduce_bn`.
+        sum_dy_xmu: sum over all processes of its second result.
+        count: ``[W]``, elements per channel of each process.
+    """
+    sums = torch.cat([sum_dy.double(), sum_dy_xmu.double() * inv_std.double()])
+    grad: Tensor = _ops.batch_norm_backward_elemt(
+        grad_output, input, _saved(mean, inv_std, count), sums, weight, None
+    )
+    return grad
+
+
+def batchnorm_backward_c_last(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    inv_std: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """`batchnorm_backward` for channels in the last dimension."""
+    return _last(
+        batchnorm_backward(
+            _first(grad_output), _first(input), mean, inv_std, weight, sum_dy, sum_dy_xmu, count
+        )
+    )
+
+
+def relu_bw_c_last(
+    grad_output: Tensor,
+    input: Tensor,
+    z: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    weight: Tensor | None,
+    shift: Tensor | None,
+) -> Tensor:
+    """Returns `grad_output` where the output before the ReLU was positive, and 0 elsewhere."""
+    output = batchnorm_forward_c_last(input, z, mean, inv_std, weight, shift, True)
+    return torch.where(output > 0, grad_output, torch.zeros_like(grad_output))
