@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Rows of logits with labels, and their losses and gradients by the formula in fp64.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernel_test.h"
+#include "kernels/softmax_cross_entropy.h"
+
+namespace torchfuse::kernels::testing {
+
+struct CrossEntropyCase {
+  CrossEntropyShape shape;
+  double smoothing = 0.0;
+  bool ignores = false;
+};
+
+inline constexpr std::int64_t kIgnoredLabel = -100;
+
+inline std::string name_of(const CrossEntropyCase& c) {
+  return std::to_string(c.shape.rows) + "x" + std::to_string(c.shape.classes) + " dtype " +
+         std::to_string(static_cast<int>(c.shape.logits)) + " smoothing " +
+         std::to_string(c.smoothing) + (c.ignores ? " ignores" : "");
+}
+
+struct CrossEntropyInputs {
+  Buffer logits, grad_losses;
+  std::vector<std::int64_t> labels;
+
+  explicit CrossEntropyInputs(const CrossEntropyCase& c, std::int64_t offset = 0)
+      : logits(c.shape.logits, c.shape.rows * c.shape.classes, offset),
+        grad_losses(DType::kFloat32, c.shape.rows),
+        labels(static_cast<std::size_t>(c.shape.rows)) {
+    std::mt19937 random(3);
+    logits.fill_normal(random, 3.0);
+    grad_losses.fill_normal(random);
+    for (std::size_t row = 0; row < labels.size(); ++row) {
+      labels[row] = static_cast<std::int64_t>(random() % static_cast<unsigned>(c.shape.classes));
+      if (c.ignores && row % 3 == 1) labels[row] = kIgnoredLabel;
+    }
+  }
+};
+
+struct CrossEntropyResults {
+  Buffer losses, log_sum_exp, grad_logits;
+
+  explicit CrossEntropyResults(const CrossEntropyCase& c)
+      : losses(c.shape.logits == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32, c.shape.rows),
+        log_sum_exp(losses.dtype(), c.shape.rows),
+        grad_logits(c.shape.logits, c.shape.rows * c.shape.classes) {}
+
+  bool operator==(const CrossEntropyResults& other) const = default;
+};
+
+inline void expect_right(const CrossEntropyCase& c, const CrossEntropyInputs& in,
+                         const CrossEntropyResults& r) {
+  const auto classes = static_cast<double>(c.shape.classes);
+  const bool wide = c.shape.logits == DType::kFloat64;
+  const double rounding = wide ? 1e-13 : 2e-6;
+  const double stored = wide                                ? 1e-13
+                        : c.shape.logits == DType::kFloat32 ? 2e-6
+                        : c.shape.logits == DType::kFloat16 ? 1e-3
+                                                            : 8e-3;
+  for (std::int64_t row = 0; row < c.shape.rows; ++row) {
+    const auto x = [&](std::int64_t j) { return in.logits.get(row * c.shape.classes + j); };
+    double largest = x(0);
+    double mean = 0.0;
+    double sum = 0.0;
+    for (std::int64_t j = 0; j < c.shape.classes; ++j) largest = std::max(largest, x(j));
+    for (std::int64_t j = 0; j < c.shape.classes; ++j) sum += std::exp(x(j) - largest);
+    for (std::int64_t j = 0; j < c.shape.classes; ++j) mean += x(j) / classes;
+    const double lse = largest + std::log(sum);
+    const std::int64_t label = in.labels[static_cast<std::size_t>(row)];
+    const bool ignored = label == kIgnoredLabel;
+    const double loss =
+        ignored ? 0.0 : lse - (1.0 - c.smoothing) * x(label) - c.smoothing * mean;
+    ASSERT_NEAR(r.log_sum_exp.get(row), lse, rounding * (1.0 + std::abs(lse)));
+    ASSERT_NEAR(r.losses.get(row), loss, rounding * (4.0 + std::abs(loss)));
+    const double grad = ignored ? 0.0 : in.grad_losses.get(row);
+    for (std::int64_t j = 0; j < c.shape.classes; ++j) {
+      const double target = c.smoothing / classes + (j == label ? 1.0 - c.smoothing : 0.0);
+      const double dx = ignored ? 0.0 : (std::exp(x(j) - lse) - target) * grad;
+      ASSERT_NEAR(r.grad_logits.get(row * c.shape.classes + j), dx,
+                  stored * (1.0 + std::abs(grad)))
+          << "row " << row << ", class " << j;
+    }
+  }
+}
+
+/// Every storage type, with smoothing and ignored rows in turn.
+inline std::vector<CrossEntropyCase> cross_entropy_cases(
+    const std::vector<std::pair<std::int64_t, std::int64_t>>& shapes) {
+  std::vector<CrossEntropyCase> all;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+    for (const auto& [rows, classes] : shapes) {
+      all.push_back({{rows, classes, dtype}, all.size() % 2 == 0 ? 0.0 : 0.1, all.size() % 3 == 0});
+    }
+  }
+  return all;
+}
+
+}  // namespace torchfuse::kernels::testing

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Cross entropy on the device: values by the formula in fp64; every logit read once each way and
+// every gradient written once; equal bits in every order of the threads.
+#include <gtest/gtest.h>
+
+#include "../cross_entropy_problem.h"
+#include "device.h"
+
+namespace torchfuse::kernels {
+namespace {
+
+using namespace testing;
+
+constexpr int kMultiprocessors = 2;
+
+void expect_ok(const Status& status) {
+  ASSERT_TRUE(status.ok()) << status.what << " " << status.error;
+  synchronize();
+}
+
+CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
+                        std::int64_t offset) {
+  CrossEntropyResults r(c);
+  const DeviceTensor logits(in.logits, offset), grad_losses(in.grad_losses);
+  const DeviceArray<std::int64_t> labels(in.labels);
+  const auto unwritten = [](const Buffer& host, std::int64_t at) {
+    return DeviceTensor::unwritten(host.dtype(), host.numel(), at);
+  };
+  const DeviceTensor losses = unwritten(r.losses, 0), lse = unwritten(r.log_sum_exp, 0),
+                     grad_logits = unwritten(r.grad_logits, offset);
+  CrossEntropyArgs args;
+  args.shape = c.shape;
+  args.logits = logits.data();
+  args.labels = {labels.data(), c.ignores, kIgnoredLabel};
+  args.smoothing = c.smoothing;
+  args.losses = {losses.data(), losses.dtype()};
+  args.log_sum_exp = lse.data();
+  expect_ok(softmax_cross_entropy_cuda(args, kMultiprocessors, stream()));
+  losses.expect_accesses(0, 1);
+  lse.expect_accesses(0, 1);
+
+  const DeviceTensor again(in.logits, offset), sums(lse.to_host());
+  CrossEntropyBackwardArgs backward;
+  backward.shape = c.shape;
+  backward.logits = again.data();
+  backward.labels = args.labels;
+  backward.smoothing = c.smoothing;
+  backward.grad_losses = {grad_losses.data(), grad_losses.dtype()};
+  backward.log_sum_exp = sums.data();
+  backward.grad_logits = grad_logits.data();
+  expect_ok(softmax_cross_entropy_backward_cuda(backward, kMultiprocessors, stream()));
+  again.expect_accesses(1, 0);
+  grad_logits.expect_accesses(0, 1);
+  for (const DeviceTensor* tensor : {&logits, &losses, &lse, &grad_logits}) {
+    tensor->expect_margins_intact();
+  }
+  losses.download(r.losses.data());
+  lse.download(r.log_sum_exp.data());
+  grad_logits.download(r.grad_logits.data());
+  return r;
+}
+
+void expect_right_and_ordered(const CrossEntropyCase& c, std::int64_t offset) {
+  SCOPED_TRACE(name_of(c) + " offset " + std::to_string(offset));
+  const CrossEntropyInputs in(c);
+  const bool flush = c.shape.logits != DType::kFloat64;
+  set_order({0, 2, flush});
+  const CrossEntropyResults first = run(c, in, offset);
+  expect_right(c, in, first);
+  set_order({5, 2, flush});
+  EXPECT_TRUE(run(c, in, offset) == first);
+  set_order({});
+}
+
+TEST(CudaSoftmaxCrossEntropy, SmallRowsOfAWarp) {
+  for (const CrossEntropyCase& c : cross_entropy_cases({{19, 37}, {5, 64}, {3, 1}})) {
+    expect_right_and_ordered(c, 0);
+    expect_right_and_ordered(c, 1);
+  }
+}
+
+TEST(CudaSoftmaxCrossEntropy, RowsOfABlock) {
+  for (const CrossEntropyCase& c : cross_entropy_cases({{3, 1288}, {2, 9001}})) {
+    expect_right_and_ordered(c, 0);
+    expect_right_and_ordered(c, 3);
+  }
+}
+
+TEST(CudaSoftmaxCrossEntropy, InfinitelySmallLogitsOfAThreadAddNothing) {
+  const CrossEntropyCase c{{2, 100, DType::kFloat32}};
+  CrossEntropyInputs in(c);
+  for (std::int64_t j = 0; j < 64; ++j) in.logits.set(j, -std::numeric_limits<double>::infinity());
+  in.labels = {80, 3};
+  set_order({});
+  expect_right(c, in, run(c, in, 0));
+}
+
+TEST(CudaSoftmaxCrossEntropy, LabelsOutsideOfTheClassesGiveNaN) {
+  const CrossEntropyCase c{{3, 40, DType::kFloat32}};
+  CrossEntropyInputs in(c);
+  in.labels = {40, -1, 7};
+  set_order({});
+  const CrossEntropyResults r = run(c, in, 0);
+  for (std::int64_t row = 0; row < 3; ++row) {
+    EXPECT_EQ(std::isnan(r.losses.get(row)), row < 2);
+    EXPECT_EQ(std::isnan(r.grad_logits.get(row * 40)), row < 2);
+  }
+}
+
+}  // namespace
+}  // namespace torchfuse::kernels
