@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 #include "bindings/py_fused_step.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
@@ -14,6 +15,21 @@
 #include <torchfuse/fused_step.h>
 
 namespace torchfuse::bindings {
+
+namespace {
+
+/// A bool, "unscaled" or "clipped".
+WriteBackGrads write_back_choice(const py::object& value) {
+  if (!py::isinstance<py::str>(value)) return py::cast<bool>(value);
+  const auto name = py::cast<std::string>(value);
+  TORCH_CHECK_VALUE(name == "unscaled" || name == "clipped",
+                    "FusedStep.step: expected write_back_grads to be a bool, 'unscaled' or "
+                    "'clipped', got '",
+                    name, "'.");
+  return name == "unscaled" ? WriteBackGrads::kUnscaled : WriteBackGrads::kClipped;
+}
+
+}  // namespace
 
 void bind_optim(py::module_& module) {
   module.def(
@@ -49,13 +65,14 @@ void bind_optim(py::module_& module) {
           [](PyFusedStep& self, const py::list& param_lists, const py::dict& owner,
              const py::list& groups, const std::optional<at::Tensor>& grad_scale,
              const std::optional<at::Tensor>& found_inf, bool check_inside,
-             std::optional<double> max_grad_norm, bool write_back_grads, std::int64_t seed) {
+             std::optional<double> max_grad_norm, const py::object& write_back_grads,
+             std::int64_t seed) {
             FusedStepOptions options;
             options.grad_scale = grad_scale;
             options.found_inf = found_inf;
             options.check_inside = check_inside;
             options.max_grad_norm = max_grad_norm;
-            options.write_back_grads = write_back_grads;
+            options.write_back_grads = write_back_choice(write_back_grads);
             options.seed = seed;
             return self.step(param_lists, owner, groups, options);
           },

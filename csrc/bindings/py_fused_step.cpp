@@ -258,7 +258,7 @@ bool PyFusedStep::step(const py::list& param_lists, const py::dict& owner, const
     done = native_.step(borrowed_.slots, values, options);
   }
   if (!done) return false;
-  if (options.write_back_grads) {
+  if (options.writes_grads()) {
     for (c10::TensorImpl* grad : borrowed_.grad_wrappers) grad->bump_version();
   }
   return true;

@@ -59,7 +59,7 @@ class FusedStep:
         found_inf: Tensor | None = None,
         check_inside: bool = False,
         max_grad_norm: float | None = None,
-        write_back_grads: bool = False,
+        write_back_grads: bool | str = False,
         seed: int = 0,
     ) -> bool:
         """Updates all parameters that have a gradient.

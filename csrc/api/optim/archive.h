@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
+#include <torchfuse/write_back_grads.h>
 
 #include <cstdint>
 #include <optional>
@@ -108,6 +109,16 @@ inline void read_into(torch::serialize::InputArchive& archive, const std::string
                     " to be float32, float16, bfloat16 or float64, got ", name, ".");
 }
 
+/// kNo and kClipped are bools, as before there was a third choice.
+inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
+                      const std::string& key, WriteBackGrads& choice) {
+  const c10::IValue value = read_value(
+      archive, owner, key, "a bool or \"unscaled\"", [](const c10::IValue& value) {
+        return value.isBool() || (value.isString() && value.toStringRef() == "unscaled");
+      });
+  choice = value.isBool() ? WriteBackGrads(value.toBool()) : WriteBackGrads::kUnscaled;
+}
+
 /// An option as archives hold it.
 template <typename Value>
 c10::IValue to_archive(const Value& value) {
@@ -115,6 +126,11 @@ c10::IValue to_archive(const Value& value) {
 }
 inline c10::IValue to_archive(const std::optional<at::ScalarType>& dtype) {
   return dtype ? c10::IValue(name_of(*dtype)) : c10::IValue();
+}
+
+inline c10::IValue to_archive(const WriteBackGrads& choice) {
+  if (choice == WriteBackGrads::kUnscaled) return c10::IValue("unscaled");
+  return c10::IValue(choice == WriteBackGrads::kClipped);
 }
 
 inline std::string read_string(torch::serialize::InputArchive& archive, const std::string& owner,

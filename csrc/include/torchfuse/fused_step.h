@@ -12,6 +12,7 @@
 
 #include <torchfuse/export.h>
 #include <torchfuse/hyper_params.h>
+#include <torchfuse/write_back_grads.h>
 
 namespace torchfuse {
 
@@ -67,10 +68,14 @@ struct FusedStepOptions {
   bool check_inside = false;
   /// Clip the global L2 norm of the unscaled gradients, over all groups and devices. None: do not.
   std::optional<double> max_grad_norm;
-  /// Store the unscaled and clipped gradients in .grad; otherwise gradients are never modified.
-  bool write_back_grads = false;
+  /// What to store in .grad; by default gradients are never modified.
+  WriteBackGrads write_back_grads = WriteBackGrads::kNo;
   /// Seed of stochastic rounding, at least 0.
   std::int64_t seed = 0;
+
+  /// Whether the step stores gradients: not where there is no scale to take off and no norm to clip
+  /// to.
+  TORCHFUSE_API bool writes_grads() const;
 };
 
 /// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step

@@ -33,3 +33,4 @@
 #include <torchfuse/softmax_cross_entropy.h>
 #include <torchfuse/step_views.h>
 #include <torchfuse/version.h>
+#include <torchfuse/write_back_grads.h>

@@ -5,12 +5,20 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <utility>
 
 #include "ops/check.h"
 #include "ops/fused_step/step_engine.h"
 
 namespace torchfuse {
+
+bool FusedStepOptions::writes_grads() const {
+  if (write_back_grads == WriteBackGrads::kNo) return false;
+  const bool clips = write_back_grads == WriteBackGrads::kClipped && max_grad_norm &&
+                     std::isfinite(*max_grad_norm);
+  return grad_scale.has_value() || clips;
+}
 
 struct FusedStep::Impl {
   Impl(const std::string& algorithm, std::string caller)

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "ops/check.h"
+#include "ops/multi_tensor/unscale_bucket.h"
 
 namespace torchfuse::ops {
 
@@ -98,14 +99,27 @@ void StepEngine::set_groups(const std::vector<std::vector<HyperParam>>& groups,
 
 void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
                         const FusedStepOptions& options) {
+  const bool unscales = options.write_back_grads == WriteBackGrads::kUnscaled;
   for (DeviceWork& work : work_) {
     if (work.buckets.empty()) continue;
     const c10::OptionalDeviceGuard guard(work.device);
     if (work.device != groups_device_) set_groups(groups, work.device);
     for (Bucket* bucket : work.buckets) {
       bucket->seed = static_cast<std::uint64_t>(options.seed);
-      algorithm_->update(*bucket, work.scalars_ptr(), options.write_back_grads);
+      algorithm_->update(*bucket, work.scalars_ptr(), options.writes_grads() && !unscales);
     }
+    if (unscales) unscale(work);
+  }
+}
+
+/// The gradients without their loss scale, whether the step was skipped or not: after the update,
+/// which knows them without the rounding that 16-bit gradients suffer here.
+void StepEngine::unscale(const DeviceWork& work) {
+  if (!work.grad_scale.defined()) return;
+  const at::Tensor inverse_scale = work.grad_scale.reciprocal();
+  const at::Tensor found_inf = at::empty_like(inverse_scale);
+  for (const Bucket* bucket : work.buckets) {
+    unscale_bucket(caller(), *bucket, work.device, found_inf, inverse_scale);
   }
 }
 
@@ -119,14 +133,14 @@ void StepEngine::finish(const FusedStepOptions& options) {
       mark_written(written);
     }
     for (c10::TensorImpl* state : tensors.states) mark_written(state);
-    if (options.write_back_grads) mark_written(tensors.grad);
+    if (options.writes_grads()) mark_written(tensors.grad);
   };
   at::parallel_for(0, static_cast<std::int64_t>(active_.size()), kSlotsPerThread,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) mark(active_[i]);
                    });
   if (has_masters_) note_written();
-  if (!options.write_back_grads) return;
+  if (!options.writes_grads()) return;
   for (auto& [original, copy] : converted_) original.copy_(copy);
 }
 
@@ -172,7 +186,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
     active_.clear();
     converted_.clear();
   });
-  if (!planned_.empty() && !gather(groups, options.write_back_grads)) return false;
+  if (!planned_.empty() && !gather(groups, options.writes_grads())) return false;
   check_capture(groups);
   ran_ = true;
   measured_ = options.check_inside || options.max_grad_norm.has_value();

@@ -177,6 +177,7 @@ class StepEngine {
   void share_partials();
   void run_prologues(const FusedStepOptions& options, bool has_norm);
   void update(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
+  void unscale(const DeviceWork& work);
   void finish(const FusedStepOptions& options);
   at::Tensor scalar_of_last_step(std::int64_t index, double without_gradients) const;
 

@@ -10,9 +10,34 @@
 
 #include "ops/backend.h"
 #include "ops/multi_tensor/tensor_list.h"
+#include "ops/multi_tensor/unscale_bucket.h"
 #include "ops/registration.h"
 
 namespace torchfuse {
+
+namespace ops {
+
+void unscale_bucket([[maybe_unused]] const char* op, const Bucket& bucket,
+                    const c10::Device& device, const at::Tensor& found_inf,
+                    const at::Tensor& inv_scale) {
+  const kernels::UnscaleArgs args{bucket.table(), inv_scale.const_data_ptr<float>(),
+                                  found_inf.mutable_data_ptr<float>()};
+  if (device.is_cpu()) {
+    std::atomic<bool> found{false};
+    parallel_over_elements(args.tensors.total(),
+                           [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                             if (kernels::multi_tensor_unscale_cpu(isa, args, begin, end))
+                               found = true;
+                           });
+    if (found) *args.found_inf = 1.0f;
+    return;
+  }
+#if defined(TORCHFUSE_WITH_CUDA)
+  check_status(op, kernels::multi_tensor_unscale_cuda(args, current_stream(device)));
+#endif
+}
+
+}  // namespace ops
 
 namespace {
 
@@ -32,22 +57,7 @@ void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
   ops::check_same_device({kUnscale, "inv_scale"}, inv_scale, list.device(), "tensors");
   const c10::OptionalDeviceGuard guard(list.device());
   for (const ops::Bucket& bucket : list.buckets()) {
-    const kernels::UnscaleArgs args{bucket.table(), inv_scale.const_data_ptr<float>(),
-                                    found_inf.mutable_data_ptr<float>()};
-    if (list.device().is_cpu()) {
-      std::atomic<bool> found{false};
-      ops::parallel_over_elements(args.tensors.total(),
-                                  [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
-                                    if (kernels::multi_tensor_unscale_cpu(isa, args, begin, end))
-                                      found = true;
-                                  });
-      if (found) *args.found_inf = 1.0f;
-      continue;
-    }
-#if defined(TORCHFUSE_WITH_CUDA)
-    ops::check_status(kUnscale,
-                      kernels::multi_tensor_unscale_cuda(args, ops::current_stream(list.device())));
-#endif
+    ops::unscale_bucket(kUnscale, bucket, list.device(), found_inf, inv_scale);
   }
   list.copy_back();
   for (const at::Tensor& tensor : tensors) ops::mark_written(tensor);

@@ -15,7 +15,7 @@ from torchfuse.optimizers._checks import check_count, check_master_dtype, check_
 from torchfuse.optimizers._hooks import hooked_once
 from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER
-from torchfuse.optimizers._options import StepOptions
+from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import local_part, shard_groups
 from torchfuse.optimizers._step_lock import StepLock, StepWithinStepError
 
@@ -50,6 +50,9 @@ class FusedOptimizer(Checkpoints):
     grad_scale: Tensor | None
     found_inf: Tensor | None
 
+    #: What None stands for; the classes of torchfuse.apex leave unscaled gradients, as apex does.
+    _write_back_default: ClassVar[WriteBackGrads] = False
+
     def __init__(
         self,
         params: Any,
@@ -58,7 +61,7 @@ class FusedOptimizer(Checkpoints):
         set_grad_none: bool = True,
         master_weights: bool = False,
         max_grad_norm: float | None = None,
-        write_back_grads: bool = False,
+        write_back_grads: WriteBackGrads | None = None,
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
         store_param_remainders: bool = False,
@@ -78,7 +81,9 @@ class FusedOptimizer(Checkpoints):
             "set_grad_none": set_grad_none,
             "master_weights": master_weights,
             "max_grad_norm": max_grad_norm,
-            "write_back_grads": write_back_grads,
+            "write_back_grads": (
+                self._write_back_default if write_back_grads is None else write_back_grads
+            ),
             "skip_non_finite": skip_non_finite,
             "state_dtype": state_dtype,
             "store_param_remainders": store_param_remainders,

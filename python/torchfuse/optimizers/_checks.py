@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -168,6 +168,19 @@ def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
                 f"{owner}: expected {key} of group {index} to be False or None, "
                 f"got {given[key]!r}. {reason}"
             )
+
+
+def checked_write_back(owner: str, index: int, value: Any) -> bool | str:
+    """Returns what a step stores in gradients: a bool, "unscaled" or "clipped"."""
+    if isinstance(value, str) and value in ("unscaled", "clipped"):
+        return value
+    is_bool = type(value).__name__ in ("bool", "bool_")  # numpy's is another type
+    if is_bool or (isinstance(value, Integral) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(
+        f"{owner}: expected write_back_grads of group {index} to be a bool, 'unscaled' or "
+        f"'clipped', got {value!r}."
+    )
 
 
 def check_seed(owner: str, index: int, seed: Any) -> None:

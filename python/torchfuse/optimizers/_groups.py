@@ -16,6 +16,7 @@ from torchfuse.optimizers._checks import (
     check_state_dtype,
     check_stochastic_rounding,
     check_torch_only,
+    checked_write_back,
 )
 from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, checked_flags, numbers
 from torchfuse.optimizers._options import TORCH_ONLY, as_tensor
@@ -91,6 +92,7 @@ class ParamGroups(StateCreation):
     def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
         name = type(self).__name__
         group.update(checked_flags(name, index, self._algorithm, group))
+        group["write_back_grads"] = checked_write_back(name, index, group["write_back_grads"])
         check_params(name, index, group["params"])
         check_max_grad_norm(name, index, group["max_grad_norm"])
         for key in self._state_dtype_options():

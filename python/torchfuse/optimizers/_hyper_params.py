@@ -33,7 +33,6 @@ PAIRS = ("betas",)
 OTHER_FLAGS = (
     "set_grad_none",
     "master_weights",
-    "write_back_grads",
     "skip_non_finite",
     "store_param_remainders",
     "stochastic_rounding",

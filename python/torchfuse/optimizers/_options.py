@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
+
+#: What a step stores in gradients. True stands for "clipped".
+WriteBackGrads = bool | Literal["unscaled", "clipped"]
 
 #: Keys of torch.optim's groups that choose among torch's implementations and have no meaning here,
 #: with the values that torch's classes expect.
@@ -20,8 +23,8 @@ class BasicOptions(TypedDict, total=False):
     Attributes:
         master_weights: keep an fp32 master of every fp16 and bf16 parameter in
             `state["master_param"]`; the step updates the master and rounds it to the parameter.
-        write_back_grads: store the unscaled and clipped gradients in `.grad`; otherwise gradients
-            are never modified.
+        write_back_grads: store gradients in `.grad`: "unscaled" or, with "clipped" or True, also
+            clipped. False or None: gradients are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
         state_dtype: dtype of the states: fp32, bf16 or fp16; fp64 for fp64 parameters. None: fp32
             for 16-bit parameters, else the parameter's dtype.
@@ -36,7 +39,7 @@ class BasicOptions(TypedDict, total=False):
     """
 
     master_weights: bool
-    write_back_grads: bool
+    write_back_grads: WriteBackGrads | None
     skip_non_finite: bool
     state_dtype: torch.dtype | None
     store_param_remainders: bool

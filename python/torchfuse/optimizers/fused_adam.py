@@ -12,7 +12,7 @@ from torch import Tensor
 from torchfuse.multi_tensor_apply._native import multi_tensor_adam
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._groups import decoupled_option
-from torchfuse.optimizers._options import TORCH_ONLY
+from torchfuse.optimizers._options import TORCH_ONLY, WriteBackGrads
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
 _REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
@@ -52,8 +52,11 @@ class FusedAdam(FusedOptimizer):
         max_grad_norm: clip the norm of the unscaled gradients over all groups, inside the step, as
             `torch.nn.utils.clip_grad_norm_` does. `math.inf` only measures it. None: no clipping.
         maximize: gradient ascent instead of descent.
-        write_back_grads: store the unscaled and clipped gradients in `.grad`; otherwise gradients
-            are never modified.
+        write_back_grads: store gradients in `.grad`. "unscaled": without the loss scale, also in a
+            step that is skipped, as torch's scaler leaves them; this takes a pass over the
+            gradients. "clipped" or True: unscaled and clipped, unless the step is skipped. Nothing
+            is stored where there is no scale to take off and no norm to clip to. False or None:
+            gradients are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
         state_dtype: dtype of the moments: fp32, bf16 or fp16; fp64 for fp64 parameters. None: fp32
             for 16-bit parameters, else the parameter's dtype. Moments are computed in fp32 (fp64)
@@ -133,7 +136,7 @@ class FusedAdam(FusedOptimizer):
         *,
         max_grad_norm: float | None = None,
         maximize: bool = False,
-        write_back_grads: bool = False,
+        write_back_grads: WriteBackGrads | None = None,
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
         exp_avg_dtype: torch.dtype | None = None,

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <torchfuse/export.h>
+#include <torchfuse/write_back_grads.h>
 
 /// TORCH_ARG for a base class: the setter returns the derived class, `Self`.
 #define TORCHFUSE_ARG(T, name)                             \
@@ -37,8 +38,9 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   /// Clip the global norm of the unscaled gradients inside the step; none: no clipping.
   /// Optimizer-wide.
   TORCHFUSE_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
-  /// Store the unscaled and clipped gradients in .grad(). Optimizer-wide.
-  TORCHFUSE_ARG(bool, write_back_grads) = false;
+  /// Store the unscaled (kUnscaled) or the unscaled and clipped gradients (kClipped, or true) in
+  /// .grad(). Optimizer-wide.
+  TORCHFUSE_ARG(WriteBackGrads, write_back_grads) = WriteBackGrads::kNo;
   /// Skip steps with non-finite gradients, with or without a scaler. Optimizer-wide.
   TORCHFUSE_ARG(bool, skip_non_finite) = false;
   /// Dtype of all states: kFloat, kBFloat16 or kHalf for any parameter but a kDouble one, which
