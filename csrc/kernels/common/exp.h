@@ -58,10 +58,20 @@ struct ExpConstants<double> {
 };
 
 /// 1 / k!.
-constexpr double inverse_factorial(int k) {
-  double factorial = 1.0;
-  for (int i = 2; i <= k; ++i) factorial *= i;
-  return 1.0 / factorial;
+template <int k>
+constexpr double kInverseFactorial = kInverseFactorial<k - 1> / k;
+template <>
+inline constexpr double kInverseFactorial<0> = 1.0;
+
+/// The sum of r^i / i! over i from k on, divided by r^k.
+template <int k, class T, class V>
+TORCHFUSE_HOST_DEVICE V taylor_of_exp(V r) {
+  const V coefficient(static_cast<T>(kInverseFactorial<k>));
+  if constexpr (k == ExpConstants<T>::kDegree) {
+    return coefficient;
+  } else {
+    return fma(taylor_of_exp<k + 1, T>(r), r, coefficient);
+  }
 }
 
 /// exp(x) for x <= 0: 0 below ExpConstants<T>::kLeast, NaN for NaN. V: T or a vector of T. See
@@ -75,17 +85,8 @@ TORCHFUSE_HOST_DEVICE V exp_of_negative(V x) {
   const V n = shifted - V(Constants::kShift);
   V r = fma(n, V(-Constants::kLog2High), kept);
   r = fma(n, V(-Constants::kLog2Low), r);
-  V sum(static_cast<T>(inverse_factorial(Constants::kDegree)));
-#if defined(__CUDACC__)
-#pragma unroll
-#else
-#pragma GCC unroll 16
-#endif
-  for (int k = Constants::kDegree - 1; k >= 0; --k) {
-    sum = fma(sum, r, V(static_cast<T>(inverse_factorial(k))));
-  }
   // The exponent of a NaN is no number to add to: n - n is NaN then, and else 0.
-  return pass_where_positive(x - least, times_power_of_two(sum, shifted) + (n - n));
+  return pass_where_positive(x - least, times_power_of_two(taylor_of_exp<0, T>(r), shifted) + (n - n));
 }
 
 }  // namespace torchfuse::kernels
