@@ -135,5 +135,13 @@ TEST(CudaLayerNorm, SumsOfManyRows) {
   }
 }
 
+TEST(CudaLayerNorm, AnUnknownTypeIsAnError) {
+  LayerNormArgs forward;
+  LayerNormBackwardArgs backward;
+  forward.shape = backward.shape = {1, 1, false, static_cast<DType>(9), DType::kFloat32};
+  EXPECT_FALSE(layer_norm_cuda(forward, kMultiprocessors, stream()).ok());
+  EXPECT_FALSE(layer_norm_backward_cuda(backward, kMultiprocessors, stream()).ok());
+}
+
 }  // namespace
 }  // namespace torchfuse::kernels

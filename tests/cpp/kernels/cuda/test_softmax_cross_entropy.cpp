@@ -107,5 +107,13 @@ TEST(CudaSoftmaxCrossEntropy, LabelsOutsideOfTheClassesGiveNaN) {
   }
 }
 
+TEST(CudaSoftmaxCrossEntropy, AnUnknownTypeIsAnError) {
+  CrossEntropyArgs args;
+  CrossEntropyBackwardArgs backward;
+  args.shape = backward.shape = {1, 1, static_cast<DType>(9)};
+  EXPECT_FALSE(softmax_cross_entropy_cuda(args, kMultiprocessors, stream()).ok());
+  EXPECT_FALSE(softmax_cross_entropy_backward_cuda(backward, kMultiprocessors, stream()).ok());
+}
+
 }  // namespace
 }  // namespace torchfuse::kernels
