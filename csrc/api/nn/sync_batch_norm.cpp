@@ -9,7 +9,7 @@
 #include <utility>
 
 #include <torchfuse/collectives.h>
-#include <torchfuse/ops.h>
+#include <torchfuse/batch_norm.h>
 
 namespace torchfuse::nn {
 

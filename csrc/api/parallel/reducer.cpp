@@ -72,7 +72,7 @@ void Reducer::before_forward(bool sync) {
     phase_ = Phase::kLocal;
     return;
   }
-  if (!observed_order_.empty()) form_buckets_anew();
+  if (!observed_order_.empty()) rebuild_buckets();
   phase_ = Phase::kForwarded;
   awaits_backward_ = true;
 }

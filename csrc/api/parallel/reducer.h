@@ -79,7 +79,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish();
 
   void form_buckets(const std::vector<std::size_t>& order);
-  void form_buckets_anew();
+  void rebuild_buckets();
   void launch_complete_buckets();
   void wait_for_buckets();
   void bring_gradient(std::size_t index);

@@ -31,7 +31,7 @@ void Reducer::form_buckets(const std::vector<std::size_t>& order) {
   }
 }
 
-void Reducer::form_buckets_anew() {
+void Reducer::rebuild_buckets() {
   std::vector<std::int64_t> order(observed_order_.begin(), observed_order_.end());
   const c10::Device device = parameters_.front().device();
   const at::Tensor shared = at::tensor(order, at::kLong).to(device);

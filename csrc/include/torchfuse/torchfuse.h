@@ -5,6 +5,7 @@
 #include <torchfuse/amp/autocast.h>
 #include <torchfuse/amp/custom_function.h>
 #include <torchfuse/amp/grad_scaler.h>
+#include <torchfuse/batch_norm.h>
 #include <torchfuse/clip_grad.h>
 #include <torchfuse/collectives.h>
 #include <torchfuse/cpu_isa.h>

@@ -5,7 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
-#include <torchfuse/ops.h>
+#include <torchfuse/batch_norm.h>
 
 #include "ops/backend.h"
 #include "ops/batch_norm/batch_norm_backend.h"

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 #include <torchfuse/collectives.h>
-#include <torchfuse/ops.h>
+#include <torchfuse/batch_norm.h>
 
 #include <string>
 

@@ -52,7 +52,7 @@ def check_gradients(who: str, named: Mapping[str, Tensor | None]) -> None:
         if grad is not None and grad.layout is not torch.strided:
             raise ValueError(
                 f"{who}: expected {name} to be dense, got layout {grad.layout}. "
-                "Reduce it by itself with torch.distributed.all_reduce."
+                "Reduce it separately with torch.distributed.all_reduce."
             )
 
 

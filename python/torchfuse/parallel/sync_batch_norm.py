@@ -202,7 +202,7 @@ class SyncBatchNorm(_BatchNorm):
             if self.process_group is not None:
                 raise RuntimeError(
                     f"{self._caller()}: expected process_group to exist, got one that was "
-                    "destroyed. Make the layer's group anew after init_process_group."
+                    "destroyed. Create the layer's group again after init_process_group."
                 )
             return None
         group = self.process_group or dist.group.WORLD

@@ -149,6 +149,28 @@ def test_parameters_of_one_buffer_share_a_version() -> None:
     assert_same_bits(kept, torch.full_like(kept, 7.0), "master")
 
 
+@pytest.mark.parametrize("module_half", [False, True], ids=["data", "module"])
+def test_an_fp32_run_goes_on_in_16_bits_with_all_its_bits(module_half: bool) -> None:
+    """The recipe of docs/checkpoints.md: masters are set before the parameters are rounded."""
+    p, whole = _trained({}, torch.float32)
+    module = torch.nn.Module()
+    module.q = torch.nn.Parameter(p.detach().clone())
+    resumed = FusedAdam(module.parameters(), lr=1e-3, master_weights=True)
+    resumed.load_state_dict(whole.state_dict())
+    resumed.state[module.q]["master_param"] = module.q.detach().clone()
+    if module_half:
+        module.bfloat16()
+    else:
+        module.q.data = module.q.data.bfloat16()
+    for _ in range(3):
+        grad = torch.randn(200).bfloat16()
+        p.grad, module.q.grad = grad.float(), grad
+        whole.step()
+        resumed.step()
+        assert_same_bits(_master(module.q, resumed), p.detach(), "master")
+        assert_same_bits(module.q.detach(), p.detach().bfloat16(), "parameter")
+
+
 @pytest.mark.parametrize(("options", "dtype"), MODES)
 def test_swapped_parameters_stay_swapped(options: dict[str, Any], dtype: torch.dtype) -> None:
     """Stepped equally often, both have one version: it does not tell them apart."""

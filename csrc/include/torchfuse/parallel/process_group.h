@@ -66,9 +66,11 @@ class TORCHFUSE_API ProcessGroup {
   /// @param ranks ranks within this group, without duplicates; they are sorted, and the index of a
   ///   rank in the sorted list is its rank in the new group.
   /// @return the new group; none in a process that is not in `ranks`.
+  /// @throws c10::ValueError for ranks that are empty, duplicate or not in this group.
   std::optional<ProcessGroup> new_group(std::vector<std::int64_t> ranks);
 
-  /// Returns when all processes of this group have called it. Throws after the timeout.
+  /// Returns when all processes of this group have called it.
+  /// @throws c10::Error after the timeout, naming the group.
   void barrier();
   /// Leaves the group, as ProcessGroup describes. A second call does nothing.
   void close();
@@ -92,13 +94,15 @@ class TORCHFUSE_API ProcessGroup {
 /// TORCHELASTIC_RESTART_COUNT. Without torchrun, rank 0 serves the store at
 /// `MASTER_ADDR:MASTER_PORT`.
 ///
-/// Throws within the timeout if a variable is missing or not a number, if the port is in use or
-/// nobody answers, if a rank does not join, joins twice or was started with another world size, and
-/// if the backend is unknown or not part of this build.
+/// @throws c10::ValueError naming the variable or option that is missing or out of range, and for a
+///   backend that is unknown or not part of this build.
+/// @throws c10::Error within the timeout if the port is in use or nobody answers, and if a rank
+///   does not join, joins twice or was started with another world size.
 TORCHFUSE_API ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 
 /// Joins a group through the caller's store, with keys that start with the group's name. Reads no
 /// environment variables: `rank` and `world_size` must be given.
+/// @throws c10::ValueError and c10::Error as above, and c10::ValueError without a store.
 TORCHFUSE_API ProcessGroup init_process_group(c10::intrusive_ptr<c10d::Store> store,
                                               const ProcessGroupOptions& options);
 

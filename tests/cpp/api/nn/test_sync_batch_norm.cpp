@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/nn/sync_batch_norm.h>
-#include <torchfuse/ops.h>
+#include <torchfuse/batch_norm.h>
 #include <torchfuse/parallel/convert_sync_batch_norm.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the CPU drivers know of one tensor's operands, and copies of those that are shorter than a
+// vector.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_random.h"
+#include "kernels/fused_optimizer.h"
+
+namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
+
+/// The operands of one tensor, with their storage types.
+struct Operands {
+  const void* param_in;  ///< the master where there is one
+  void* param;
+  void* master;
+  std::int16_t* remainder;
+  void* grad;
+  void* state[kMaxStates];
+  DType param_in_dtype;
+  DType param_dtype;
+  DType grad_dtype;
+  DType state_dtype[kMaxStates];
+  bool write_back;
+  bool stochastic;
+  RoundingKey rounding;
+  std::int64_t first;  ///< element of the tensor at which the operands begin
+};
+
+template <class Functor>
+TORCHFUSE_INLINE Operands operands_of(const UpdateArgs<Functor>& args, const TensorRow& row) {
+  const TensorTable& table = args.tensors;
+  Operands operands{};
+  operands.param_in = table.has_master ? row.master : row.param;
+  operands.param_in_dtype = table.has_master ? DType::kFloat32 : table.param;
+  operands.param = row.param;
+  operands.param_dtype = table.param;
+  operands.master = table.has_master ? row.master : nullptr;
+  operands.remainder = table.has_remainder ? static_cast<std::int16_t*>(row.master) : nullptr;
+  operands.grad = row.grad;
+  operands.grad_dtype = table.grad;
+  operands.write_back = args.write_back_grads && !kStatesInMeasure<Functor>;
+  operands.stochastic = table.stochastic;
+  if (table.stochastic) {
+    operands.rounding = rounding_key(table.seed, static_cast<std::uint64_t>(row.index),
+                                     static_cast<std::uint64_t>(*row.step));
+  }
+  for (int k = 0; k < Functor::kNumStates; ++k) {
+    const bool used = Functor::uses_state(args.groups[row.group], k);
+    operands.state[k] = used ? row.state[k] : nullptr;
+    operands.state_dtype[k] = table.state[k];
+  }
+  return operands;
+}
+
+template <std::size_t kSize>
+TORCHFUSE_INLINE void copy_block(char*& to, const char*& from) {
+  memcpy(to, from, kSize);
+  to += kSize;
+  from += kSize;
+}
+
+/// Copies an even number of bytes, as elements of every storage type have.
+TORCHFUSE_INLINE void copy_bytes(void* to, const void* from, std::int64_t bytes) {
+  char* target = static_cast<char*>(to);
+  const char* source = static_cast<const char*>(from);
+  for (std::int64_t left = bytes; left >= 16; left -= 16) copy_block<16>(target, source);
+  if ((bytes & 8) != 0) copy_block<8>(target, source);
+  if ((bytes & 4) != 0) copy_block<4>(target, source);
+  if ((bytes & 2) != 0) copy_block<2>(target, source);
+}
+
+/// A stretch shorter than a vector goes through the same vector code on zero-filled copies, so that
+/// every element is computed by the same instructions wherever ranges are split.
+template <int kNumStates, std::int64_t kBytes>
+struct TailCopy {
+  alignas(64) char memory[4 + kMaxStates][kBytes] = {};
+  const Operands& whole;
+  std::int64_t begin;
+  std::int64_t count;
+  Operands operands;  ///< the copies
+
+  TORCHFUSE_INLINE TailCopy(const Operands& all, std::int64_t first, std::int64_t elements)
+      : whole(all), begin(first), count(elements), operands(all) {
+    operands.first = begin;
+    fetch(0, whole.param_in, whole.param_in_dtype);
+    fetch(1, whole.grad, whole.grad_dtype);
+    operands.param_in = memory[0];
+    operands.grad = memory[1];
+    operands.param = memory[2];
+    if (whole.master != nullptr) operands.master = memory[3];
+    if (whole.remainder != nullptr) {
+      fetch(3, whole.remainder, DType::kBFloat16);
+      operands.remainder = reinterpret_cast<std::int16_t*>(memory[3]);
+    }
+    for (int k = 0; k < kNumStates; ++k) {
+      if (whole.state[k] == nullptr) continue;
+      fetch(4 + k, whole.state[k], whole.state_dtype[k]);
+      operands.state[k] = memory[4 + k];
+    }
+  }
+
+  TORCHFUSE_INLINE void fetch(int place, const void* operand, DType dtype) {
+    const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
+    copy_bytes(memory[place], static_cast<const char*>(operand) + begin * size, count * size);
+  }
+  TORCHFUSE_INLINE void put_back(int place, void* operand, DType dtype) {
+    const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
+    copy_bytes(static_cast<char*>(operand) + begin * size, memory[place], count * size);
+  }
+  TORCHFUSE_INLINE void put_back_source() {
+    put_back(2, whole.param, whole.param_dtype);
+    if (whole.master != nullptr) put_back(3, whole.master, DType::kFloat32);
+    if (whole.remainder != nullptr) put_back(3, whole.remainder, DType::kBFloat16);
+  }
+  TORCHFUSE_INLINE void put_back_states() {
+    if (whole.write_back) put_back(1, whole.grad, whole.grad_dtype);
+    for (int k = 0; k < kNumStates; ++k) {
+      if (whole.state[k] != nullptr) put_back(4 + k, whole.state[k], whole.state_dtype[k]);
+    }
+  }
+};
+
+}  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE
