@@ -44,6 +44,8 @@ INSTEAD: Mapping[str, str] = {
     "apex.mlp": "torch.nn.Linear and torch.nn.ReLU, with torch.compile",
     "apex.normalization": "torch.nn.LayerNorm and torch.nn.RMSNorm",
     "apex.parallel.multiproc": "torchrun",
+    "apex.parallel.optimized_sync_batchnorm_kernel": "apex.parallel.SyncBatchNorm",
+    "apex.parallel.sync_batchnorm_kernel": "apex.parallel.SyncBatchNorm",
     "apex.reparameterization": "torch.nn.utils.parametrizations.weight_norm",
     "apex.transformer": "megatron.core",
     # apex's native modules.

@@ -1,34 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lists of parameters that have fp32 masters, as the ops take them."""
+"""fp32 masters, and the parameters that receive their rounded values."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_HALF = (torch.float16, torch.bfloat16)
 
-
-def master_arguments(
-    function: str, params: list[Tensor], masters: list[Tensor], name: str = "masters"
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns an op's `params` and `master_params`.
-
-    The ops have masters of 16-bit parameters only. For others the op updates the masters as its
-    parameters, and the caller copies them. `name` is that of the masters' list, for the message.
-    """
+def check_masters(function: str, name: str, masters: list[Tensor]) -> None:
+    """Checks that masters are fp32; `name` is that of their list."""
     for index, master in enumerate(masters):
         if master.dtype != torch.float32:
             raise ValueError(
                 f"{function}: expected {name}[{index}] to be torch.float32, got {master.dtype}."
             )
-    if not masters or params[0].dtype in _HALF:
-        return params, masters
-    return masters, []
 
 
 def copy_unless(noop_flag: Tensor, params: list[Tensor], masters: list[Tensor]) -> None:
-    """Copies the masters to their parameters, unless the flag is set."""
+    """Rounds the masters to their parameters, unless the flag is set.
+
+    The ops' own masters are not used: those follow writes to their parameters, but apex's functions
+    do not read these parameters.
+    """
+    # composed of torch's ops: no kernel of its own yet
     skip = noop_flag.reshape(()).ne(0)
     for param, master in zip(params, masters, strict=True):
-        param.copy_(torch.where(skip, param, master))
+        param.copy_(torch.where(skip, param, master.to(param.dtype)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.apex.native._lists import TensorLists, check_wide_states, checked_lists
-from torchfuse.apex.native._masters import copy_unless, master_arguments
+from torchfuse.apex.native._masters import check_masters, copy_unless
 from torchfuse.apex.native._scalars import (
     Scalar,
     as_flag,
@@ -70,7 +70,7 @@ def multi_tensor_adam(
     """
     lists = checked_lists("multi_tensor_adam", noop_flag, tensor_lists, _LISTS)
     settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
-    _adam("multi_tensor_adam", lists, lr, step, [], **settings)
+    _adam("multi_tensor_adam", lists, lr, step, **settings)
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def multi_tensor_adam_capturable(
     function = "multi_tensor_adam_capturable"
     lists = checked_lists(function, noop_flag, tensor_lists, _LISTS)
     settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
-    _scaled_adam(function, noop_flag, lists, lr, step, inv_scale, [], settings)
+    _scaled_adam(function, noop_flag, lists, lr, step, inv_scale, settings)
 
 
 @torch.no_grad()
@@ -179,8 +179,12 @@ def multi_tensor_adam_capturable_master(
     """
     function = "multi_tensor_adam_capturable_master"
     lists = checked_lists(function, noop_flag, tensor_lists, (*_LISTS, "masters"))
+    grads, params, exp_avgs, exp_avg_sqs, masters = lists
+    check_masters(function, "masters", masters)
     settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
-    _scaled_adam(function, noop_flag, lists[:4], lr, step, inv_scale, lists[4], settings)
+    updated = [grads, masters, exp_avgs, exp_avg_sqs]
+    _scaled_adam(function, noop_flag, updated, lr, step, inv_scale, settings)
+    copy_unless(noop_flag, params, masters)
 
 
 def _settings(
@@ -206,7 +210,6 @@ def _adam(
     lists: list[list[Tensor]],
     lr: Scalar,
     step: Scalar,
-    masters: list[Tensor],
     **options: Any,
 ) -> None:
     grads, params, exp_avgs, exp_avg_sqs = lists
@@ -215,7 +218,7 @@ def _adam(
         return
     counts = counts_before(step, params)
     options.update(learning_rate(lr, params[0].device))
-    fused_adam_(params, grads, exp_avgs, exp_avg_sqs, [], counts, masters, **options)
+    fused_adam_(params, grads, exp_avgs, exp_avg_sqs, [], counts, [], **options)
 
 
 def _scaled_adam(
@@ -225,19 +228,13 @@ def _scaled_adam(
     lr: Scalar,
     step: Scalar,
     inv_scale: Scalar,
-    masters: list[Tensor],
     settings: dict[str, Any],
 ) -> None:
     """Takes a step unless the flag is set, and unscales the gradients afterwards."""
-    grads, params, *moments = lists
-    updated, op_masters = master_arguments(function, params, masters)
-    if not params:
-        return
     factor = on_device(inv_scale, noop_flag.device)
     scaling = {"grad_scale": factor.reciprocal(), "found_inf": as_flag(noop_flag)}
-    _adam(function, [grads, updated, *moments], lr, step, op_masters, **settings, **scaling)
-    if updated is not params:
-        copy_unless(noop_flag, params, updated)
+    _adam(function, lists, lr, step, **settings, **scaling)
     # Afterwards, so that the step has the product in fp32 and not as rounded to the gradient.
     unused = torch.zeros_like(factor)
-    multi_tensor_unscale_(grads, unused, factor.masked_fill(noop_flag.reshape(()).ne(0), 1.0))
+    skipped = noop_flag.reshape(()).ne(0)
+    multi_tensor_unscale_(lists[0], unused, factor.masked_fill(skipped, 1.0))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.apex.native._lists import TensorLists, check_wide_states, checked_lists
-from torchfuse.apex.native._masters import copy_unless, master_arguments
+from torchfuse.apex.native._masters import check_masters, copy_unless
 from torchfuse.apex.native._scalars import (
     Scalar,
     as_flag,
@@ -173,20 +173,19 @@ def multi_tensor_lamb_mp(
     lists = checked_lists(function, noop_flag, tensor_lists, _LISTS, optional="copies")
     grads, params, exp_avgs, exp_avg_sqs, *copies = lists
     check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
-    updated, masters = (
-        master_arguments(function, copies[0], params, "params") if copies else (params, [])
-    )
+    if copies:
+        check_masters(function, "params", params)
     if not params:
         return
     device = params[0].device
     divisor = clip_divisor(global_grad_norm, max_grad_norm, device)
     torch.ops.torchfuse.fused_lamb_(
-        updated,
+        params,
         grads,
         exp_avgs,
         exp_avg_sqs,
         counts_before(step, params),
-        masters,
+        [],
         beta1=float(beta1),
         beta2=float(beta2),
         weight_decay=float(weight_decay),
@@ -199,5 +198,5 @@ def multi_tensor_lamb_mp(
         found_inf=as_flag(noop_flag),
         **learning_rate(lr, device),
     )
-    if copies and not masters:
+    if copies:
         copy_unless(noop_flag, copies[0], params)

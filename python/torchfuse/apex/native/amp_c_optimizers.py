@@ -15,7 +15,7 @@ from torchfuse.apex.native._lists import (
     check_wide_states,
     checked_lists,
 )
-from torchfuse.apex.native._masters import copy_unless, master_arguments
+from torchfuse.apex.native._masters import check_masters, copy_unless
 from torchfuse.apex.native._scalars import (
     Scalar,
     as_flag,
@@ -74,18 +74,17 @@ def multi_tensor_sgd(
     lists = checked_lists(function, noop_flag, tensor_lists, names, optional="copies")
     grads, params, buffers, *copies = lists
     check_wide_states(function, params, momentum_buffers=buffers)
-    updated, masters = (
-        master_arguments(function, copies[0], params, "params") if copies else (params, [])
-    )
+    if copies:
+        check_masters(function, "params", params)
     if not params:
         return
     device = params[0].device
     torch.ops.torchfuse.fused_sgd_(
-        updated,
+        params,
         grads,
         buffers,
         counts_before(1 if first_run else 2, params),
-        masters,
+        [],
         momentum=float(momentum),
         dampening=float(dampening),
         weight_decay=float(weight_decay),
@@ -95,7 +94,7 @@ def multi_tensor_sgd(
         found_inf=as_flag(noop_flag),
         **learning_rate(lr, device),
     )
-    if copies and not masters:
+    if copies:
         copy_unless(noop_flag, copies[0], params)
 
 
