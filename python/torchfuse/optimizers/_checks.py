@@ -56,6 +56,8 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
 
 def _fills_its_memory(tensor: Tensor) -> bool:
     """Whether the elements lie side by side, in any order of the dimensions."""
+    if tensor.numel() == 0:
+        return True
     extent = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

@@ -141,8 +141,7 @@ def test_one_element_tensors_of_every_form_are_numbers(
 
 @pytest.mark.parametrize("case", FIRST_CASES, ids=str)
 def test_parameters_with_gaps_or_overlap_are_refused_at_once(case: Case) -> None:
-    with_gaps, overlapping = torch.ones(4, 4)[:, :2], torch.ones(1).expand(3)
-    for bad in (with_gaps, overlapping, torch.ones(4, 4)[:, :0]):
+    for bad in (torch.ones(4, 4)[:, :2], torch.ones(4, 4)[::2, 0], torch.ones(1).expand(3)):
         params = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(bad)]
         name, sizes = case.spec.optimizer.__name__, re.escape(str(tuple(bad.shape)))
         message = (
@@ -155,6 +154,8 @@ def test_parameters_with_gaps_or_overlap_are_refused_at_once(case: Case) -> None
 
 def test_other_layouts_without_gaps_are_taken() -> None:
     images = torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    for good in (torch.ones(3, 4).t(), images, torch.ones(4, 4)[:2], torch.ones(0, 3)):
-        case = FIRST_CASES[0]
-        case.ours([torch.nn.Parameter(good)])
+    for good in (torch.ones(3, 4).t(), images, torch.ones(4, 4)[:2], torch.ones(4, 4)[:, :0]):
+        params = [torch.nn.Parameter(good)]
+        optimizer = FIRST_CASES[0].ours(params)
+        set_grads(params, random_grads(params, 1))
+        optimizer.step()
