@@ -139,7 +139,7 @@ def load_scaler() -> None:
 def part_of_apex_that_is_not_there() -> None:
     torchfuse.apex.install()
     try:
-        importlib.import_module("apex.amp")
+        importlib.import_module("apex.mlp")
     finally:
         torchfuse.apex.uninstall()
 

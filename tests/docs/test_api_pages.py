@@ -27,6 +27,8 @@ MODULES = (
     "torchfuse.parallel",
     "torchfuse.parallel.flat",
     "torchfuse.apex",
+    "torchfuse.apex.native.amp_c",
+    "torchfuse.apex.native.apex_c",
     "torchfuse.multi_tensor_apply",
     "torchfuse.testing",
 )

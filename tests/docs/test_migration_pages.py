@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-import torchfuse.apex._contents as contents
+from torchfuse.apex._registry import modules
+from torchfuse.apex.native import amp_c
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FROM_TORCH, FROM_APEX = ((DOCS / f"from_{name}.md").read_text() for name in ("torch", "apex"))
@@ -53,15 +54,24 @@ def test_the_diff_from_apex_trains_without_apex() -> None:
 
 def test_the_alias_has_the_modules_that_the_page_lists() -> None:
     section = FROM_APEX.partition("## The alias")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`apex\..*?) \| ", section, re.MULTILINE)
-    listed = {name for row in rows for name in re.findall(r"`(apex[\w.]+)`", row)}
+    table = section.partition("| module |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
     assert len(listed) > 5
-    assert listed <= set(contents.modules())
+    assert {"amp_C", "apex.optimizers"} <= listed <= set(modules)
 
 
 def test_the_page_lists_no_part_as_missing_that_the_alias_has() -> None:
     section = FROM_APEX.partition("## What is there")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.*?) \| no\b", section, re.MULTILINE)
-    missing = {name for row in rows for name in re.findall(r"`(apex[\w.]+)`", row)}
-    assert "apex.amp" in missing
-    assert missing & set(contents.modules()) == {"apex.contrib"}  # "the rest of"
+    missing = {name for row in rows for name in re.findall(r"`(apex[\w.]+|\w+_cuda)`", row)}
+    assert "apex.mlp" in missing
+    assert missing & set(modules) == {"apex.contrib"}  # "the rest of"
+
+
+def test_the_page_lists_every_function_of_amp_c() -> None:
+    section = FROM_APEX.partition("### amp_C and apex_C")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`\w.*?) \| ", section, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    short = {f"multi_tensor{name}" if name.startswith("_") else name for name in listed}
+    assert short == set(amp_c.__all__)

@@ -13,51 +13,75 @@ from types import ModuleType
 from typing import Any
 
 from torchfuse.apex import _processes
-from torchfuse.apex._contents import fused_optimizers, modules
+from torchfuse.apex._registry import children, explanation, is_absent_module, modules, roots
+
+_IMPORTLIB = vars(sys.modules["_frozen_importlib"])
 
 
-def _explanation(name: str) -> str:
-    parallel = {*modules()["apex.parallel"], "LARC"}
-    return (
-        f"torchfuse does not provide {name} yet, only apex.optimizers "
-        f"({', '.join(sorted(fused_optimizers()))}), apex.parallel "
-        f"({', '.join(sorted(parallel))}), apex.contrib.clip_grad and apex.multi_tensor_apply. "
-        "Its page on migration names what to use instead"
-    )
+def _asked_by(function: str) -> bool:
+    """Whether importlib's `function` called the function that calls this one.
+
+    Note [Who asks]
+    Python asks the same question for an import and for a probe, but their answers differ: an import
+    of what is not there raises our sentence, while `importlib.util.find_spec` returns None and
+    `hasattr` False. With an importlib that has other functions, Python's own message replaces
+    ours.
+    """
+    frame = sys._getframe(2)
+    while frame.f_globals is _IMPORTLIB:
+        if frame.f_code.co_name == function:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 class _AliasModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
+        fullname = f"{self.__name__}.{name}"
         message = f"module {self.__name__!r} has no attribute {name!r}"
-        if not name.startswith("_"):
-            message = f"{message}: {_explanation(f'{self.__name__}.{name}')}"
-        raise AttributeError(message)
+        if fullname in modules:
+            # apex imports its submodules itself: programs write `import apex` and use all of it.
+            if sys.modules.get(self.__name__) is self:
+                return importlib.import_module(fullname)
+            message = f"{message}: the alias has been uninstalled"
+        elif not name.startswith("_"):
+            sentence = explanation(fullname)
+            if _asked_by("_handle_fromlist"):  # by `from module import name`
+                if is_absent_module(fullname):
+                    raise ModuleNotFoundError(f"{sentence}.", name=fullname)
+                raise ImportError(f"{sentence}.", name=self.__name__)
+            message = f"{message}: {sentence}"
+        raise AttributeError(message, name=name, obj=self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *vars(self)["__all__"]})
 
 
 class _CallableModule(_AliasModule):
-    """The module apex.parallel.LARC, which can be called like the class in it."""
+    """A module that can be called like the class in it, as apex.parallel.LARC."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, _last_name(self.__name__))(*args, **kwargs)
-
-
-def _last_name(name: str) -> str:
-    return name.rpartition(".")[2]
+        call = modules[self.__name__].call
+        assert call is not None
+        return getattr(self, call)(*args, **kwargs)
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and fills `apex` and its submodules, where no other finder has them.
+    """Finds and fills the modules of apex, where no other finder has them.
 
     Note [The alias hides nothing]
     Any other module that Python finds under such a name takes precedence, even if it is added to
-    sys.path after install(): an apex with its submodules, or a module in a folder named apex that
-    has no __init__.py. Such a folder, perhaps a checkout of apex, stays visible through the alias.
+    sys.path after install(): an apex with its submodules, a native module of apex, or a module in a
+    folder named apex that has no __init__.py. Such a folder, perhaps a checkout of apex, stays
+    visible through the alias.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != "apex":
+        if fullname.partition(".")[0] not in roots:
             return None
         parent = fullname.rpartition(".")[0]
         if parent and not isinstance(sys.modules.get(parent), _AliasModule):
@@ -65,14 +89,12 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         theirs = self._found_by_others(fullname)
         if theirs is not None and not _is_folder(theirs):
             return theirs
-        names = modules()
-        if fullname not in names:
-            if theirs is not None:
-                return theirs
-            # With the name of the submodule, `from apex import amp` would replace the message.
-            raise ModuleNotFoundError(f"{_explanation(fullname)}.", name="apex")
-        is_package = any(name.startswith(f"{fullname}.") for name in names)
-        spec = ModuleSpec(fullname, self, origin="torchfuse.apex", is_package=is_package)
+        if fullname not in modules:
+            if theirs is None and _asked_by("_find_and_load_unlocked"):  # by an import
+                raise ModuleNotFoundError(f"{explanation(fullname)}.", name=fullname)
+            return theirs
+        # All are packages: only in a package does Python ask for a name as a submodule, too.
+        spec = ModuleSpec(fullname, self, origin="torchfuse.apex", is_package=True)
         if theirs is not None:
             spec.submodule_search_locations = theirs.submodule_search_locations
         return spec
@@ -95,18 +117,13 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        reads_like_a_class = _last_name(spec.name) in modules()[spec.name]
-        return (_CallableModule if reads_like_a_class else _AliasModule)(spec.name)
+        kind = _AliasModule if modules[spec.name].call is None else _CallableModule
+        return kind(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        contents = modules()
-        vars(module).update(contents[module.__name__])
-        # apex imports its submodules too: programs write `import apex` and use all of it.
-        children = [name for name in contents if name.rpartition(".")[0] == module.__name__]
-        for child in children:
-            importlib.import_module(child)
-        public = [*contents[module.__name__], *map(_last_name, children)]
-        vars(module)["__all__"] = sorted(public)
+        objects = modules[module.__name__].objects()
+        vars(module).update(objects)
+        vars(module)["__all__"] = sorted({*objects, *children(module.__name__)})
 
 
 def _is_folder(spec: ModuleSpec) -> bool:
@@ -118,12 +135,12 @@ _FINDER = _AliasFinder()
 
 
 def install() -> None:
-    """Makes `import apex` and its submodules resolve to torchfuse, in this process.
+    """Makes `import apex`, its submodules and its native modules resolve to torchfuse.
 
-    `apex.optimizers`, `apex.parallel`, `apex.contrib.clip_grad` and `apex.multi_tensor_apply`, with
-    their submodules, provide classes and functions of torchfuse. Other modules of apex raise
-    ModuleNotFoundError with a message that names these; `importlib.util.find_spec` raises it too. A
-    second call has no effect.
+    Modules such as `apex.optimizers`, `apex.parallel` and `amp_C` provide classes and functions of
+    torchfuse. Other modules of apex raise ModuleNotFoundError with what to use instead, and
+    `importlib.util.find_spec` returns None for them. The alias is that of this process. A second
+    call has no effect.
 
     The alias never hides another apex: one that is added to `sys.path` later is found by the first
     `import apex`, and modules in a folder named `apex` without an `__init__.py` can be imported.

@@ -67,7 +67,7 @@ class MultiTensorApply:
 
         Args:
             op: function to call.
-            noop_flag_buffer: 1-element int32 on the tensors' device; if not 0, `op` does nothing.
+            noop_flag_buffer: 1-element int32 on the tensors' device, which `op` reads or sets.
             tensor_lists: lists or tuples of tensors, all of the same length.
             args: additional arguments of `op`.
 

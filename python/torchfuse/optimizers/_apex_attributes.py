@@ -4,12 +4,35 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchfuse.optimizers._masters import master_of
+
+
+class NativeFunction:
+    """A function of apex's amp_C that apex's class has as an attribute, for subclasses.
+
+    It is imported when it is read, because `import torchfuse` does not import torchfuse.apex.
+
+    Args:
+        name: name in amp_C. None: that of the attribute.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = self._name or name
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        from torchfuse.apex.native import amp_c
+
+        function: Callable[..., Any] = getattr(amp_c, str(self._name))
+        return function
 
 
 class ApexAttributes(torch.optim.Optimizer):

@@ -71,8 +71,11 @@ class FusedOptimizer(Checkpoints):
         fused: bool | None = None,
         foreach: bool | None = None,
         differentiable: bool | None = None,
+        **unknown: Any,
     ) -> None:
         name = type(self).__name__
+        for key in unknown:
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}")
         check_master_dtype(name, 0, master_weight_dtype)
         choices = {"fused": fused, "foreach": foreach, "differentiable": differentiable}
         check_torch_only(name, 0, choices)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchfuse.optimizers._options import TORCH_ONLY
-from torchfuse.optimizers._shards import is_dtensor
+from torchfuse.optimizers._shards import is_dtensor, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -42,11 +42,29 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
             raise ValueError(f"{where} dense, got layout {param.layout}.")
         if param.dtype not in PARAM_DTYPES:
             raise ValueError(f"{where} fp32, fp16, bf16 or fp64, got {param.dtype}.")
+        if not _fills_its_memory(local_part(param)):
+            raise ValueError(
+                f"{where} without gaps or overlap in memory, got sizes {tuple(param.shape)} with "
+                f"strides {param.stride()}. Make it of a copy, such as tensor.contiguous()."
+            )
     if len({id(param) for param in params}) != len(params):
         raise ValueError(
             f"{owner}: expected each parameter of group {group} to be listed once, "
             "got a parameter twice. Remove the duplicate."
         )
+
+
+def _fills_its_memory(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side, in any order of the dimensions."""
+    if tensor.numel() == 0:
+        return True
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
 
 
 def check_count(owner: str, group: int, place: int, step: Any) -> None:

@@ -40,6 +40,9 @@ OTHER_FLAGS = (
     "materialize_master_grads",
 )
 
+# Dtypes that kernels read.
+_NATIVE_DTYPES = (torch.float32, torch.float64)
+
 
 class HyperParam(NamedTuple):
     """A hyper-parameter of a native algorithm; a number must be below `high`."""
@@ -62,7 +65,7 @@ def table(algorithm: str) -> tuple[HyperParam, ...]:
 
 @functools.cache
 def numbers(algorithm: str) -> Mapping[str, HyperParam]:
-    """Returns, by group key, hyper-parameters that are numbers, 0-dim tensors or pairs of them."""
+    """Returns, by group key, hyper-parameters that are numbers, tensors or pairs of them."""
     infos = {PARTS.get(info.name, (info.name, 0))[0]: info for info in table(algorithm)}
     return {key: info for key, info in infos.items() if not info.is_flag and key != BOUNDS}
 
@@ -100,20 +103,27 @@ def values(owner: type, index: int, algorithm: str, group: Mapping[str, Any]) ->
             caller = f"{owner.__name__}.step"
             raise _no_pair(caller, index, keys[place], found[place]) from None
         found[place : place + 1] = (first, second)
-    return tuple(found)
+    return tuple(_as_native(value) if isinstance(value, Tensor) else value for value in found)
+
+
+def _as_native(value: Tensor) -> Tensor:
+    """Returns a 1-element tensor as a 0-dim one of fp32 or fp64, without a host read."""
+    if value.is_floating_point() and value.dtype not in _NATIVE_DTYPES:
+        value = value.detach().to(torch.float32)
+    return value.detach().reshape(()) if value.dim() != 0 and value.numel() == 1 else value
 
 
 def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam) -> None:
-    """Checks for a number, or a 0-dim fp32 or fp64 tensor, in the range of `info`."""
+    """Checks for a number, or a 1-element tensor of a floating dtype, in the range of `info`."""
     where = f"{owner}: expected {name} of group {group} to be"
     if isinstance(value, Tensor):
-        if value.dim() != 0 or value.dtype not in (torch.float32, torch.float64):
+        if value.numel() != 1 or not value.is_floating_point():
             raise ValueError(
-                f"{where} a number or a 0-dim fp32 or fp64 tensor, "
+                f"{where} a number or a 1-element tensor of a floating dtype, "
                 f"got a {value.dtype} tensor of shape {list(value.shape)}."
             )
     elif not isinstance(value, Real):
-        raise TypeError(f"{where} a number or a 0-dim tensor, got {type(value).__name__}.")
+        raise TypeError(f"{where} a number or a 1-element tensor, got {type(value).__name__}.")
     expected = info.violation(float(value))
     if expected is not None:
         raise ValueError(f"{where} {expected}, got {float(value)}.")

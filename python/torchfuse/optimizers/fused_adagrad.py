@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._hyper_params import check_number, numbers
@@ -30,9 +31,9 @@ class FusedAdagrad(FusedOptimizer):
         p &\leftarrow p - \frac{\gamma}{1 + (t - 1) \eta} d
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64; also
-            `named_parameters()`.
-        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or
+            fp64; also `named_parameters()`.
+        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
         eps: added to the denominator, at least 0.
         weight_decay: :math:`\lambda`, at least 0.
         set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
@@ -67,12 +68,15 @@ class FusedAdagrad(FusedOptimizer):
         none yet, because torch expects one.
 
         Differences from apex.optimizers.FusedAdagrad: it also runs on the CPU and with bf16, and
-        counts steps. There is no attribute `multi_tensor_adagrad`.
+        counts steps. Subclasses can use apex's `multi_tensor_adagrad`.
     """
 
     _algorithm = "adagrad"
 
     adagrad_w_mode: int = decoupled_option("adagrad_w_mode")
+
+    #: A step as a function on lists of tensors, called by subclasses written for apex.
+    multi_tensor_adagrad = NativeFunction()
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from torchfuse.multi_tensor_apply._native import multi_tensor_adam
+from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._options import TORCH_ONLY, WriteBackGrads
@@ -34,9 +34,9 @@ class FusedAdam(FusedOptimizer):
     With `amsgrad`, the running maximum of :math:`v` replaces :math:`v` in the last line.
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64; also
-            `named_parameters()`.
-        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or
+            fp64; also `named_parameters()`.
+        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
         bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
         betas: decay rates of the moments, in [0, 1).
         eps: added to the denominator.
@@ -104,7 +104,8 @@ class FusedAdam(FusedOptimizer):
         Differences from apex.optimizers.FusedAdam: it also runs on the CPU; steps are counted per
         parameter; `amsgrad`, bf16 masters, groups added later and any dense layout work; masters
         are saved; gradients are not overwritten; a step after `scaler.unscale_` does not unscale
-        again. Subclasses that define their own step can use apex's `multi_tensor_adam` and
+        again. Subclasses that define their own step can use apex's `multi_tensor_adam`,
+        `multi_tensor_adam_capturable`, `multi_tensor_adam_capturable_master` and
         `_dummy_overflow_buf`; a gradient scaler unscales before such a step.
     """
 
@@ -117,8 +118,10 @@ class FusedAdam(FusedOptimizer):
 
     adam_w_mode: int = decoupled_option("adam_w_mode")
 
-    #: The step as a function on lists of tensors, called by subclasses written for apex.
-    multi_tensor_adam = staticmethod(multi_tensor_adam)
+    #: Steps as functions on lists of tensors, called by subclasses written for apex.
+    multi_tensor_adam = NativeFunction()
+    multi_tensor_adam_capturable = NativeFunction()
+    multi_tensor_adam_capturable_master = NativeFunction()
 
     def __init__(
         self,

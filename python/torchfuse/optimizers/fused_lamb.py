@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import check_no_amsgrad
 from torchfuse.optimizers._groups import decoupled_option, group_option
@@ -37,8 +38,8 @@ class FusedLAMB(FusedOptimizer):
     :math:`\lambda` is 0.
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
         bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
         betas: decay rates of the moments, in [0, 1).
         eps: added to the denominator.
@@ -91,6 +92,10 @@ class FusedLAMB(FusedOptimizer):
         bool,
         "Whether tensors without weight decay have a trust ratio; of the first group.",
     )
+
+    #: Functions on lists of tensors, called by subclasses written for apex.
+    multi_tensor_lamb = NativeFunction()
+    multi_tensor_l2norm = NativeFunction()
 
     def __init__(
         self,

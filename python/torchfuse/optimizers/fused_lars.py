@@ -31,8 +31,8 @@ class FusedLARS(FusedOptimizer):
     The local rate :math:`\ell` is 1 if either norm is 0.
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor. Required, here or
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor. Required, here or
             in every group.
         momentum: :math:`\mu`, at least 0.
         weight_decay: :math:`\lambda`, at least 0.

@@ -27,8 +27,8 @@ class FusedLion(FusedOptimizer):
         p &\leftarrow p - \gamma \lambda p - \gamma \, \mathrm{sign}(c)
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
         betas: interpolation weight of the direction and decay rate of the momentum, in [0, 1).
         weight_decay: :math:`\lambda`, decoupled.
         maximize: gradient ascent instead of descent.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._checks import HALF_DTYPES
 from torchfuse.optimizers._hyper_params import positional_remedy
 from torchfuse.optimizers._options import BasicOptions
@@ -24,8 +25,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     The formula is that of :class:`FusedLAMB`.
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
-        lr: learning rate, a number or a 0-dim fp32 or fp64 tensor.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
+        lr: learning rate, a number or a 1-element float tensor.
         step: number of steps that were made before; bias correction continues from it.
         bias_correction: correct both moments for their initialization at zero.
         betas: decay rates of the moments, in [0, 1).
@@ -65,6 +66,10 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         enabled; a step after `scaler.unscale_` does not unscale again; groups may differ in dtype.
     """
 
+    # apex's names on this class; those of FusedLAMB are other functions.
+    multi_tensor_lamb = NativeFunction("multi_tensor_lamb_mp")
+    multi_tensor_l2norm = NativeFunction("multi_tensor_l2norm_mp")
+
     def __init__(
         self,
         params: Any,
@@ -89,11 +94,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         **options: Unpack[BasicOptions],
     ) -> None:
         name = type(self).__name__
-        if reduced_precision_dtype is not None and reduced_precision_dtype not in HALF_DTYPES:
-            raise ValueError(
-                f"{name}: expected reduced_precision_dtype to be None, torch.float16 or "
-                f"torch.bfloat16, got {reduced_precision_dtype}."
-            )
+        _check_reduced_dtype(name, reduced_precision_dtype)
         if not isinstance(step, int):
             raise TypeError(
                 f"{name}: expected step to be an int of at least 0, got {step!r}. "
@@ -165,9 +166,25 @@ class FusedMixedPrecisionLamb(FusedLAMB):
 
     @property
     def reduced_precision_dtype(self) -> torch.dtype | None:
-        """The constructor argument, as stored in the first group."""
+        """The constructor argument, as stored in the first group.
+
+        It can be set until the first step, for all groups: the step after it creates the masters.
+        """
         dtype: torch.dtype | None = self.param_groups[0]["reduced_precision_dtype"]
         return dtype
+
+    @reduced_precision_dtype.setter
+    def reduced_precision_dtype(self, dtype: torch.dtype | None) -> None:
+        name = type(self).__name__
+        _check_reduced_dtype(name, dtype)
+        if any(self.state.values()):
+            raise RuntimeError(
+                f"{name}: expected reduced_precision_dtype to be set before the first step, got a "
+                "change after it. Give it to the constructor."
+            )
+        changed = {"reduced_precision_dtype": dtype, "master_weights": dtype is not None}
+        for settings in (self.defaults, *self.param_groups):
+            settings.update(changed)
 
     @property
     def param_groups_full_precision(self) -> list[dict[str, Any]]:
@@ -177,3 +194,11 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             {**group, "params": list(group["params"]), **updated}
             for group, updated in zip(self.param_groups, masters, strict=True)
         ]
+
+
+def _check_reduced_dtype(owner: str, dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in HALF_DTYPES:
+        raise ValueError(
+            f"{owner}: expected reduced_precision_dtype to be None, torch.float16 or "
+            f"torch.bfloat16, got {dtype}."
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import check_no_amsgrad
 from torchfuse.optimizers._options import CommonOptions
@@ -37,8 +38,8 @@ class FusedNovoGrad(FusedOptimizer):
         p &\leftarrow p - \gamma \, m / (1 - \beta_1^t)
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
+        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
         bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
         betas: decay rates of the moment and of the norm, in [0, 1).
         eps: :math:`\epsilon`, added to the denominator.
@@ -98,6 +99,9 @@ class FusedNovoGrad(FusedOptimizer):
 
     _algorithm = "novograd"
     _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
+
+    #: A step as a function on lists of tensors, called by subclasses written for apex.
+    multi_tensor_novograd = NativeFunction()
 
     def __init__(
         self,

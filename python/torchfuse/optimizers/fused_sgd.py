@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import required
 
+from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import has_value
 from torchfuse.optimizers._groups import group_option
@@ -33,9 +34,9 @@ class FusedSGD(FusedOptimizer):
     Without momentum there is no buffer :math:`b`, and :math:`d = g`.
 
     Args:
-        params: parameters or parameter groups, dense, of fp32, fp16, bf16 or fp64; also
-            `named_parameters()`.
-        lr: learning rate :math:`\gamma`, a number or a 0-dim fp32 or fp64 tensor. Required, here or
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or
+            fp64; also `named_parameters()`.
+        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor. Required, here or
             in every group.
         momentum: :math:`\mu`, at least 0.
         dampening: :math:`\tau`, at least 0.
@@ -82,11 +83,14 @@ class FusedSGD(FusedOptimizer):
         updated, and a buffer before its first update is saved as None.
 
         Differences from apex.optimizers.FusedSGD: it also runs on the CPU and with bf16; each
-        parameter has its own first step; without momentum there are no buffers. There is no
-        attribute `multi_tensor_sgd`.
+        parameter has its own first step; without momentum there are no buffers. Subclasses can use
+        apex's `multi_tensor_sgd`.
     """
 
     _algorithm = "sgd"
+
+    #: A step as a function on lists of tensors, called by subclasses written for apex.
+    multi_tensor_sgd = NativeFunction()
 
     most_recent_scale: float = 1.0
     scale_set_by_backward: bool = False
@@ -156,6 +160,14 @@ class FusedSGD(FusedOptimizer):
         super()._fused_update()
         self.most_recent_scale = 1.0
         self.scale_set_by_backward = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state for copy.deepcopy and pickle, with the scale of the next step."""
+        return {
+            **super().__getstate__(),
+            "most_recent_scale": self.most_recent_scale,
+            "scale_set_by_backward": self.scale_set_by_backward,
+        }
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         if "momentum_buffer" not in state:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The name apex, for the time of a test."""
+"""The names of apex and its native modules, for the time of a test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import torchfuse.apex
+from torchfuse.apex._registry import roots
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def installed() -> Iterator[None]:
 def _nothing_stays() -> Iterator[None]:
     before, finders = set(sys.modules), list(sys.meta_path)
     yield
-    left = {name for name in set(sys.modules) - before if name.partition(".")[0] == "apex"}
+    left = {name for name in set(sys.modules) - before if name.partition(".")[0] in roots}
     for name in left:
         del sys.modules[name]
     stayed = sys.meta_path != finders

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import torch
 import torchfuse
 import torchfuse.apex
 from torchfuse import optimizers
+from torchfuse.apex._registry import is_absent_module, modules
+from torchfuse.apex.native import amp_c, apex_c
 from torchfuse.parallel import (
     LARC,
     DistributedDataParallel,
@@ -144,47 +146,143 @@ def test_a_class_appears_as_soon_as_torchfuse_has_it(
 
 
 @pytest.mark.usefixtures("installed")
-def test_probing_for_apex_finds_it() -> None:
-    for name in ("apex", "apex.optimizers", "apex.parallel.LARC"):
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.origin == "torchfuse.apex"
-    assert "torchfuse.apex" in repr(importlib.import_module("apex"))
-
-
-# What it does not hold.
-
-MISSING = ["apex.amp", "apex.normalization", "apex.contrib.xentropy", "apex.optimizers.FusedNone"]
+@pytest.mark.parametrize(
+    ("statements", "name", "expected"),
+    [
+        ("import amp_C; x = amp_C.multi_tensor_adam", "x", amp_c.multi_tensor_adam),
+        ("from amp_C import multi_tensor_l2norm as x", "x", amp_c.multi_tensor_l2norm),
+        ("import apex_C as c; x = c.flatten", "x", apex_c.flatten),
+        ("from apex_C import *; x = unflatten", "x", apex_c.unflatten),
+    ],
+)
+def test_native_modules_are_there_at_top_level(statements: str, name: str, expected: Any) -> None:
+    assert run(statements)[name] is expected
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", MISSING)
-def test_other_names_are_refused_by_name(name: str) -> None:
+def test_a_bare_import_has_every_module_at_the_first_access() -> None:
+    apex = run("import apex")["apex"]
+    assert "apex.parallel.LARC" not in sys.modules
+    assert apex.parallel.LARC.LARC is LARC
+    assert sys.modules["apex.parallel.LARC"] is apex.parallel.LARC
+    for name in modules:
+        if name.startswith("apex."):
+            found = apex
+            for part in name.split(".")[1:]:
+                assert part in dir(found)
+                found = getattr(found, part)
+            assert found is sys.modules[name]
+
+
+def test_modules_that_were_not_used_go_away_with_the_alias() -> None:
+    torchfuse.apex.install()
+    apex = run("import apex; apex.optimizers")["apex"]
+    torchfuse.apex.uninstall()
+    assert apex.optimizers.FusedAdam is optimizers.FusedAdam
+    with pytest.raises(AttributeError, match="attribute 'parallel': the alias has been uninstall"):
+        _ = apex.parallel
+
+
+# The registry.
+
+
+def test_every_module_of_the_registry_can_be_imported() -> None:
+    torchfuse.apex.install()
+    try:
+        for name, module in modules.items():
+            found = importlib.import_module(name)
+            assert set(module.names()) <= set(found.__dict__["__all__"])
+            assert set(module.names()) <= set(vars(found))
+            parent = name.rpartition(".")[0]
+            assert not parent or parent in modules
+    finally:
+        torchfuse.apex.uninstall()
+
+
+def test_no_module_is_both_there_and_absent() -> None:
+    for name in modules:
+        assert not is_absent_module(name), f"delete the line of {name} in _absent.py"
+
+
+# What it does not hold. These modules stay absent.
+
+MISSING_MODULES = {
+    "apex.mlp": "apex.mlp; use torch.nn.Linear and torch.nn.ReLU, with torch.compile.",
+    "apex.RNN": "apex.RNN; use torch.nn.LSTM and torch.nn.GRU.",
+    "apex.contrib.fmha": "apex.contrib.fmha; use torch.nn.functional.scaled_dot_product_attention.",
+    "apex.parallel.multiproc": "apex.parallel.multiproc; use torchrun.",
+    "mlp_cuda": "mlp_cuda; use torch.nn.Linear and torch.nn.ReLU, with torch.compile.",
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", MISSING_MODULES)
+def test_an_absent_module_is_refused_by_name(name: str) -> None:
     parent, _, last = name.rpartition(".")
-    message = (
-        rf"torchfuse does not provide {name} yet, only apex.optimizers \(.*FusedAdam.*\), "
-        r"apex.parallel \(DistributedDataParallel, LARC, .*Reducer.*\), apex.contrib.clip_grad "
-        r"and apex.multi_tensor_apply"
-    )
-    for statement in (f"import {name}", f"from {parent} import {last}"):
-        with pytest.raises(ModuleNotFoundError, match=message) as caught:
+    statements = [f"import {name}", f"import {name} as x", f"from {name} import anything"]
+    if parent:
+        statements.append(f"from {parent} import {last}")
+    for statement in statements:
+        with pytest.raises(ModuleNotFoundError) as caught:
             run(statement)
-        assert caught.value.name == "apex"
-    with pytest.raises(ModuleNotFoundError, match=message):
-        importlib.util.find_spec(name)
+        assert caught.value.name == name
+        assert str(caught.value) == f"torchfuse does not provide {MISSING_MODULES[name]}"
 
 
 @pytest.mark.usefixtures("installed")
-def test_other_attributes_are_missing_as_attributes_are() -> None:
+def test_the_first_absent_module_of_a_path_is_named_as_by_python() -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        run("from apex.contrib.multihead_attn.self_multihead_attn import SelfMultiheadAttn")
+    assert caught.value.name == "apex.contrib.multihead_attn"
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_unknown_module_is_answered_with_what_there_is() -> None:
+    for statement in ("import apex.moe", "import apex.contrib.moe"):
+        name = statement.split()[1]
+        with pytest.raises(ModuleNotFoundError) as caught:
+            run(statement)
+        assert caught.value.name == name
+        start, _, listed = str(caught.value).partition("; of apex it provides ")
+        assert start == f"torchfuse does not provide {name}"
+        assert {"amp_C", "apex.contrib.clip_grad", "apex.optimizers", "apex.parallel"} <= set(
+            re.split(r", | and ", listed.rstrip("."))
+        )
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("module", "name", "there"),
+    [
+        ("apex.optimizers", "FusedNone", "apex.optimizers has FusedAdagrad, FusedAdam, FusedLAMB"),
+        ("apex.optimizers.fused_adam", "FusedNone", "apex.optimizers.fused_adam has FusedAdam"),
+        ("apex.parallel", "Nothing", "apex.parallel has DistributedDataParallel, LARC, Reduce"),
+        ("apex_C", "nothing", "apex_C has flatten and unflatten"),
+        ("apex", "nothing", "of apex it provides amp_C, "),
+    ],
+)
+def test_an_absent_name_is_refused_with_the_names_there_are(
+    module: str, name: str, there: str
+) -> None:
+    sentence = re.escape(f"torchfuse does not provide {module}.{name}; {there}")
+    with pytest.raises(ImportError, match=f"^{sentence}") as caught:
+        run(f"from {module} import {name}")
+    assert type(caught.value) is ImportError
+    assert caught.value.name == module
+    found = importlib.import_module(module)
+    with pytest.raises(
+        AttributeError, match=f"^module '{module}' has no attribute '{name}': {sentence}"
+    ):
+        getattr(found, name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_private_names_are_missing_as_python_says() -> None:
     apex = importlib.import_module("apex")
-    assert not hasattr(apex, "amp")
-    assert not hasattr(apex, "__version__")
-    with pytest.raises(AttributeError, match=r"no attribute 'amp': torchfuse does not provide ap"):
-        _ = apex.amp
-    with pytest.raises(AttributeError, match=r"torchfuse does not provide apex.parallel.multipro"):
-        _ = apex.parallel.multiproc
     with pytest.raises(AttributeError, match=r"^module 'apex' has no attribute '__version__'$"):
         _ = apex.__version__
+    with pytest.raises(ImportError, match="cannot import name '__version__' from 'apex'"):
+        run("from apex import __version__")
 
 
 @pytest.mark.usefixtures("installed")

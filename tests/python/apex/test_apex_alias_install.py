@@ -97,10 +97,10 @@ def test_an_apex_that_comes_after_the_import_is_not_mixed_in(
 ) -> None:
     assert run("import apex")["apex"].optimizers.FusedAdam is optimizers.FusedAdam
     write(tmp_path / "apex" / "__init__.py", "")
-    write(tmp_path / "apex" / "normalization.py", "")
+    write(tmp_path / "apex" / "mlp.py", "")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match=r"torchfuse does not provide apex.normalizat"):
-        run("import apex.normalization")
+    with pytest.raises(ModuleNotFoundError, match=r"torchfuse does not provide apex.mlp; use"):
+        run("import apex.mlp")
 
 
 @pytest.mark.parametrize("when", ["before install", "after install", "after import"])
@@ -126,8 +126,8 @@ def test_modules_in_a_folder_of_that_name_are_not_hidden(
     assert names["found"] == (1, 2, 3)
     assert names["FusedAdam"] is optimizers.FusedAdam
     assert names["clip_grad_norm_"] is torchfuse.clip_grad_norm_
-    with pytest.raises(ModuleNotFoundError, match=r"torchfuse does not provide apex.amp yet"):
-        run("import apex.amp")
+    with pytest.raises(ModuleNotFoundError, match=r"torchfuse does not provide apex.mlp; use"):
+        run("import apex.mlp")
     torchfuse.apex.uninstall()
     assert run("import apex.mine; found = apex.mine.f()")["found"] == 1
     assert importlib.util.find_spec("apex.optimizers") is None
@@ -144,6 +144,40 @@ def test_a_module_in_a_folder_comes_before_ours(
     names = run("import apex.optimizers as theirs; from apex.parallel import Reducer")
     assert names["theirs"].real
     assert names["Reducer"] is Reducer
+
+
+@pytest.mark.parametrize("when", ["before install", "after install"])
+def test_native_modules_of_another_apex_are_not_hidden(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "amp_C.py", "real = True\n")
+    write(tmp_path / "syncbn.py", "real = True\n")
+    write(tmp_path / "mlp_cuda.py", "real = True\n")
+    if when == "before install":
+        monkeypatch.syspath_prepend(tmp_path)
+        run("import amp_C")
+    torchfuse.apex.install()
+    if when == "after install":
+        monkeypatch.syspath_prepend(tmp_path)
+    names = run("import amp_C, apex_C, mlp_cuda, syncbn")
+    assert names["amp_C"].real
+    assert names["mlp_cuda"].real
+    assert names["syncbn"].real
+    assert "torchfuse" in repr(names["apex_C"])
+    torchfuse.apex.uninstall()
+    assert sys.modules["amp_C"].real
+    assert "apex_C" not in sys.modules
+    for name in ("amp_C", "mlp_cuda", "syncbn"):
+        del sys.modules[name]
+
+
+def test_without_the_alias_native_modules_are_missing_as_python_says() -> None:
+    torchfuse.apex.install()
+    run("import amp_C")
+    torchfuse.apex.uninstall()
+    for name in ("amp_C", "apex_C", "syncbn", "mlp_cuda"):
+        with pytest.raises(ModuleNotFoundError, match=f"^No module named '{name}'$"):
+            run(f"import {name}")
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

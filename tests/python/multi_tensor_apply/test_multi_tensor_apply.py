@@ -77,33 +77,7 @@ def test_adam_equals_the_class(
         assert_same_bits(exp_avg, optimizer.state[other]["exp_avg"])
 
 
-def test_adam_obeys_the_flag(device: str) -> None:
-    params = make_params([(5,)], device=device)
-    set_grads(params, random_grads(params, 0))
-    before = clone_params(params)
-    for value in (2, 1, 0):
-        flag = torch.tensor([value], dtype=torch.int32, device=device)
-        FusedAdam.multi_tensor_adam(
-            333, flag, lists_of(params), 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0
-        )
-        assert torch.equal(params[0], before[0]) == (value != 0)
-
-
 def test_adam_without_tensors_does_nothing() -> None:
     flag = torch.zeros(1, dtype=torch.int32)
     arguments = (0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
     assert multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, [[]] * 4, *arguments) is None
-
-
-def test_adam_refuses_other_lists() -> None:
-    flag, tensors = torch.zeros(1, dtype=torch.int32), [torch.ones(3)]
-    arguments = (0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
-    with pytest.raises(ValueError, match="multi_tensor_adam: expected tensor_lists to be"):
-        multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, [tensors] * 3, *arguments)
-    for index, name in enumerate(("grads", "params", "exp_avgs", "exp_avg_sqs")):
-        lists: list[list[torch.Tensor]] = [[torch.ones(3)] for _ in range(4)]
-        lists[index] = [torch.ones(3), torch.ones(3)] if name != "params" else []
-        with pytest.raises((RuntimeError, ValueError), match="fused_adam_: expected"):
-            multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, lists, *arguments)
-        untouched = [t for other, ts in enumerate(lists) if other != index for t in ts]
-        assert all(torch.equal(t, torch.ones(3)) for t in untouched)

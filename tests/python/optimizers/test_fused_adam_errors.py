@@ -48,10 +48,10 @@ def test_hyper_parameters_of_the_wrong_type(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "lr", [torch.tensor([1e-3, 1e-3]), torch.tensor(1), torch.tensor(1e-3, dtype=torch.float16)]
+    "lr", [torch.tensor([1e-3, 1e-3]), torch.tensor(1), torch.tensor(1e-3, dtype=torch.complex64)]
 )
 def test_tensor_lr_of_the_wrong_form(lr: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="expected lr of group 0 to be a number or a 0-dim"):
+    with pytest.raises(ValueError, match="expected lr of group 0 to be a number or a 1-element"):
         FusedAdam(make_params(), lr=lr)
 
 

@@ -102,3 +102,60 @@ def test_a_pair_may_be_any_two_values(case: Case) -> None:
     train(edited, others, [1])
     for param, other in zip(params, others, strict=True):
         assert_same_bits(other.detach(), param.detach())
+
+
+ONE_ELEMENT_SHAPES = ((), (1,), (1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", ONE_ELEMENT_SHAPES, ids=str)
+@pytest.mark.parametrize("case", FIRST_CASES, ids=str)
+def test_one_element_tensors_of_every_form_are_numbers(
+    case: Case, shape: tuple[int, ...], dtype: torch.dtype, device: str
+) -> None:
+    # Powers of two: every dtype holds them.
+    values: dict[str, Any] = {"lr": 0.125}
+    if "betas" in numbers(case.spec.algorithm):
+        values["betas"] = (0.5, 0.75)
+    params, others = make_params(device=device), make_params(device=device)
+
+    def as_tensor(value: float) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=device)
+
+    tensors = {
+        key: tuple(map(as_tensor, value)) if key == "betas" else as_tensor(value)
+        for key, value in values.items()
+    }
+    optimizer = Case(case.spec, {**case.hyper, **values}).ours(params)
+    with_tensors = Case(case.spec, {**case.hyper, **tensors}).ours(others)
+    # The tensor itself stays in the group: a schedule may write to it.
+    assert with_tensors.param_groups[0]["lr"] is tensors["lr"]
+    train(optimizer, params, [1])
+    train(with_tensors, others, [1])
+    optimizer.param_groups[0]["lr"] = 0.25
+    tensors["lr"].fill_(0.25)
+    train(optimizer, params, [2])
+    train(with_tensors, others, [2])
+    assert_all_same_bits(snapshot(with_tensors), snapshot(optimizer))
+
+
+@pytest.mark.parametrize("case", FIRST_CASES, ids=str)
+def test_parameters_with_gaps_or_overlap_are_refused_at_once(case: Case) -> None:
+    for bad in (torch.ones(4, 4)[:, :2], torch.ones(4, 4)[::2, 0], torch.ones(1).expand(3)):
+        params = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(bad)]
+        name, sizes = case.spec.optimizer.__name__, re.escape(str(tuple(bad.shape)))
+        message = (
+            rf"{name}: expected params\[1\] of group 0 to be without gaps or overlap in memory, "
+            rf"got sizes {sizes} with strides"
+        )
+        with pytest.raises(ValueError, match=message):
+            case.ours(params)
+
+
+def test_other_layouts_without_gaps_are_taken() -> None:
+    images = torch.ones(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    for good in (torch.ones(3, 4).t(), images, torch.ones(4, 4)[:2], torch.ones(4, 4)[:, :0]):
+        params = [torch.nn.Parameter(good)]
+        optimizer = FIRST_CASES[0].ours(params)
+        set_grads(params, random_grads(params, 1))
+        optimizer.step()

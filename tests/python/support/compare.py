@@ -102,7 +102,8 @@ def assert_rounded(actual: Tensor, exact: Tensor, what: str, slack: float = 1e-6
     ulp = info.eps * torch.exp2(torch.maximum(exponent, smallest.to(exact.device)))
     allowed = 0.5 * ulp + slack * exact.abs() + 0.1 * slack * exact.abs().max()
     error = (values - exact).abs()
-    bad = (error > allowed).nonzero()
+    # Written so that a NaN is bad, and an infinity only where another value is exact.
+    bad = (~((error <= allowed) | (values == exact))).nonzero()
     assert len(bad) == 0, (
         f"{what}: {len(bad)} elements are not the rounded exact value, first at "
         f"{bad[0].tolist()}: {values[tuple(bad[0])].item()!r} for {exact[tuple(bad[0])].item()!r}"

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checks of the flag and the lists of tensors; every message names the function, list and index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+TensorLists = Sequence[Sequence[Tensor]]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def checked_lists(
+    function: str,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    names: Sequence[str],
+    *,
+    optional: str | None = None,
+) -> list[list[Tensor]]:
+    """Checks everything that the functions of amp_C have in common; nothing has been written yet.
+
+    Args:
+        function: name that the messages begin with.
+        noop_flag: 1-element int32 tensor on the tensors' device.
+        tensor_lists: lists or tuples of tensors.
+        names: names of the lists, in order.
+        optional: name of one more list that may follow.
+
+    Returns:
+        The lists. Entries of one index that have different shapes are 1-dim views in all lists.
+
+    Raises:
+        TypeError: for an entry that is not a tensor, and for a flag of another dtype.
+        ValueError: for lists that do not match.
+    """
+    if optional is not None and len(tensor_lists) == len(names) + 1:
+        names = (*names, optional)
+    if len(tensor_lists) != len(names):
+        also = "" if optional is None else f", and optionally {optional}"
+        raise ValueError(
+            f"{function}: expected tensor_lists to have {len(names)} lists, {', '.join(names)}"
+            f"{also}, got {len(tensor_lists)}."
+        )
+    lists = [list(tensors) for tensors in tensor_lists]
+    for name, tensors in zip(names, lists, strict=True):
+        if len(tensors) != len(lists[0]):
+            raise ValueError(
+                f"{function}: expected {name} to have as many tensors as {names[0]}, "
+                f"{len(lists[0])}, got {len(tensors)}."
+            )
+        for index, tensor in enumerate(tensors):
+            _check_tensor(f"{function}: expected {name}[{index}] to be", tensor)
+    for name, tensors in zip(names, lists, strict=True):
+        for index, tensor in enumerate(tensors):
+            where = f"{function}: expected {name}[{index}] to"
+            _check_like(where, name, tensor, tensors[0])
+            _check_beside(where, names[0], index, tensor, lists[0])
+    check_flag(function, noop_flag, lists[0][0].device if lists[0] else None)
+    return _with_equal_shapes(lists)
+
+
+def check_flag(function: str, noop_flag: Tensor, device: torch.device | None) -> None:
+    """Checks for a 1-element int32 tensor of any shape, on `device` unless that is None."""
+    where = f"{function}: expected noop_flag to be"
+    if not isinstance(noop_flag, Tensor) or noop_flag.dtype != torch.int32:
+        got = noop_flag.dtype if isinstance(noop_flag, Tensor) else type(noop_flag).__name__
+        raise TypeError(f"{where} a tensor of torch.int32, got {got}.")
+    if noop_flag.numel() != 1:
+        raise ValueError(f"{where} of one element, got shape {list(noop_flag.shape)}.")
+    if device is not None and noop_flag.device != device:
+        raise ValueError(
+            f"{where} on {device}, the device of the tensors, got {noop_flag.device}. "
+            "Make one flag for each device."
+        )
+
+
+def check_vector(function: str, name: str, vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Checks for a 1-dim fp32 tensor with one element for each of `tensors`, on their device."""
+    where = f"{function}: expected {name} to be"
+    if not isinstance(vector, Tensor) or vector.dtype != torch.float32:
+        got = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
+        raise TypeError(f"{where} a tensor of torch.float32, got {got}.")
+    if vector.shape != (len(tensors),):
+        raise ValueError(f"{where} of shape [{len(tensors)}], got {list(vector.shape)}.")
+    if tensors and vector.device != tensors[0].device:
+        raise ValueError(f"{where} on {tensors[0].device}, got {vector.device}.")
+
+
+def check_wide_states(function: str, params: Sequence[Tensor], **states: Sequence[Tensor]) -> None:
+    """Checks that the states of fp64 parameters, and only theirs, are fp64."""
+    for name, tensors in states.items():
+        for index, (param, state) in enumerate(zip(params, tensors, strict=True)):
+            if (param.dtype == torch.float64) != (state.dtype == torch.float64):
+                raise ValueError(
+                    f"{function}: expected {name}[{index}] to be torch.float64 exactly if "
+                    f"params[{index}] is, got {state.dtype} beside {param.dtype}."
+                )
+
+
+def _check_tensor(where: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{where} a tensor, got {type(tensor).__name__}.")
+    if tensor.dtype not in _DTYPES:
+        raise ValueError(f"{where} fp32, fp16, bf16 or fp64, got {tensor.dtype}.")
+    if not _is_dense(tensor):
+        got = f"strides {tensor.stride()}" if tensor.layout == torch.strided else tensor.layout
+        raise ValueError(
+            f"{where} contiguous, or in torch.channels_last, got sizes {tuple(tensor.shape)} and "
+            f"{got}. Pass tensor.contiguous()."
+        )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    if tensor.layout != torch.strided:
+        return False
+    if tensor.is_contiguous():
+        return True
+    memory_format = _CHANNELS_LAST.get(tensor.dim())
+    return memory_format is not None and tensor.is_contiguous(memory_format=memory_format)
+
+
+def _check_like(where: str, name: str, tensor: Tensor, first: Tensor) -> None:
+    for what in ("dtype", "device"):
+        expected, found = getattr(first, what), getattr(tensor, what)
+        if found != expected:
+            raise ValueError(
+                f"{where} have the {what} of {name}[0], {expected}, got {found}. "
+                f"Make one call for each {what}."
+            )
+
+
+def _check_beside(
+    where: str, name: str, index: int, tensor: Tensor, others: Sequence[Tensor]
+) -> None:
+    """Compares `tensor` with the tensor of the same index in the first list."""
+    other = others[index]
+    if tensor.device != other.device:
+        raise ValueError(
+            f"{where} be on {other.device}, the device of {name}[{index}], got {tensor.device}."
+        )
+    if tensor.numel() != other.numel():
+        raise ValueError(
+            f"{where} have {other.numel()} elements as {name}[{index}], got {tensor.numel()}."
+        )
+    if not (tensor.is_contiguous() and other.is_contiguous()) and (
+        tensor.shape != other.shape or tensor.stride() != other.stride()
+    ):
+        raise ValueError(
+            f"{where} be stored as {name}[{index}], with strides {other.stride()}, got "
+            f"{tensor.stride()}. Pass both with .contiguous()."
+        )
+
+
+def _with_equal_shapes(lists: list[list[Tensor]]) -> list[list[Tensor]]:
+    for index in range(len(lists[0])):
+        if len({tensors[index].shape for tensors in lists}) > 1:
+            for tensors in lists:
+                tensors[index] = tensors[index].view(-1)
+    return lists

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Numbers among the arguments, each a float or a 1-element tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Scalar = float | Tensor
+
+
+def on_device(value: Scalar, device: torch.device) -> Tensor:
+    """Returns a 0-dim fp32 tensor on `device`; the host reads only a tensor of another device."""
+    if isinstance(value, Tensor) and value.device == device:
+        return value.detach().reshape(()).to(torch.float32)
+    return torch.full((), float(value), dtype=torch.float32, device=device)
+
+
+def learning_rate(lr: Scalar, device: torch.device) -> dict[str, Any]:
+    """Returns the arguments of an optimizer's op for `lr`, without a host read on `device`."""
+    if isinstance(lr, Tensor) and lr.device == device and device.type != "cpu":
+        wide = lr.dtype == torch.float64
+        return {"lr": 0.0, "lr_tensor": lr.reshape(()) if wide else on_device(lr, device)}
+    return {"lr": float(lr)}
+
+
+def counts_before(step: Scalar, params: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Returns a step count for each parameter, below `step` by 1; the ops count this step."""
+    before = on_device(step, params[0].device) - 1.0
+    return before.repeat(len(params)).unbind()
+
+
+def as_flag(noop_flag: Tensor) -> Tensor:
+    """Returns the flag as the ops read it: a 0-dim fp32 tensor."""
+    return noop_flag.reshape(()).to(torch.float32)
+
+
+def clip_divisor(norm: Scalar, limit: Scalar, device: torch.device) -> Tensor:
+    """Returns norm / limit where the norm is larger, else 1."""
+    norm, limit = on_device(norm, device), on_device(limit, device)
+    return torch.where(norm > limit, norm / limit, 1.0)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The Adam steps of apex's amp_C.
+
+Moments may be fp32, fp16 or bf16, and are fp64 for fp64 parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse.apex.native._lists import TensorLists, check_wide_states, checked_lists
+from torchfuse.apex.native._masters import check_masters, copy_unless
+from torchfuse.apex.native._scalars import (
+    Scalar,
+    as_flag,
+    counts_before,
+    learning_rate,
+    on_device,
+)
+from torchfuse.ops import fused_adam_, multi_tensor_unscale_
+
+_LISTS = ("grads", "params", "exp_avgs", "exp_avg_sqs")
+
+
+@torch.no_grad()
+def multi_tensor_adam(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    lr: Scalar,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
+    """Performs one Adam step on lists of tensors in place.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32, ignored as in apex: gradients that are not finite propagate.
+        tensor_lists: gradients, parameters, first moments, second moments.
+        lr: learning rate.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        eps: added to the denominator.
+        step: number of this step, starting at 1.
+        mode: 1 for decoupled weight decay, 0 for L2 regularization.
+        bias_correction: if not 0, correct both moments for their initialization at zero.
+        weight_decay: weight decay coefficient.
+
+    Raises:
+        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        ValueError: for tensors that do not match, naming list and index.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_adam
+        >>> flag = torch.zeros(1, dtype=torch.int32)
+        >>> grad, param = torch.ones(2, 3).unbind()
+        >>> lists = [[grad], [param], [torch.zeros(3)], [torch.zeros(3)]]
+        >>> multi_tensor_adam(65536, flag, lists, 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+        >>> param
+        tensor([0.9000, 0.9000, 0.9000])
+    """
+    lists = checked_lists("multi_tensor_adam", noop_flag, tensor_lists, _LISTS)
+    settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
+    _adam("multi_tensor_adam", lists, lr, step, **settings)
+
+
+@torch.no_grad()
+def multi_tensor_adam_capturable(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    lr: Scalar,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: Scalar,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+    inv_scale: Scalar,
+) -> None:
+    """Performs one Adam step on lists of tensors in place, without a host read.
+
+    As in apex, the gradients are multiplied by `inv_scale` in place.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32; if it is not 0, nothing changes.
+        tensor_lists: gradients, parameters, first moments, second moments.
+        lr: learning rate, a 1-element tensor.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        eps: added to the denominator.
+        step: number of this step, starting at 1, a 1-element tensor.
+        mode: 1 for decoupled weight decay, 0 for L2 regularization.
+        bias_correction: if not 0, correct both moments for their initialization at zero.
+        weight_decay: weight decay coefficient.
+        inv_scale: reciprocal of the loss scale, a 1-element tensor.
+
+    Raises:
+        TypeError, ValueError: as `multi_tensor_adam`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_adam_capturable
+        >>> flag, step = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        >>> grad, param = torch.ones(2, 3).unbind()
+        >>> lists = [[grad], [param], [torch.zeros(3)], [torch.zeros(3)]]
+        >>> lr, inv_scale = torch.tensor(0.1), torch.tensor([0.5])
+        >>> multi_tensor_adam_capturable(
+        ...     65536, flag, lists, lr, 0.9, 0.999, 1e-8, step, 1, 1, 0.0, inv_scale
+        ... )
+        >>> param, grad
+        (tensor([0.9000, 0.9000, 0.9000]), tensor([0.5000, 0.5000, 0.5000]))
+    """
+    function = "multi_tensor_adam_capturable"
+    lists = checked_lists(function, noop_flag, tensor_lists, _LISTS)
+    settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
+    _scaled_adam(function, noop_flag, lists, lr, step, inv_scale, settings)
+
+
+@torch.no_grad()
+def multi_tensor_adam_capturable_master(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    lr: Scalar,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: Scalar,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+    inv_scale: Scalar,
+) -> None:
+    """Performs one Adam step on fp32 masters and rounds them to the parameters, in place.
+
+    As in apex, the gradients are multiplied by `inv_scale` in place.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32; if it is not 0, nothing changes.
+        tensor_lists: gradients, parameters, first moments, second moments, fp32 masters.
+        lr: learning rate, a 1-element tensor.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        eps: added to the denominator.
+        step: number of this step, starting at 1, a 1-element tensor.
+        mode: 1 for decoupled weight decay, 0 for L2 regularization.
+        bias_correction: if not 0, correct both moments for their initialization at zero.
+        weight_decay: weight decay coefficient.
+        inv_scale: reciprocal of the loss scale, a 1-element tensor.
+
+    Raises:
+        TypeError, ValueError: as `multi_tensor_adam`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_adam_capturable_master
+        >>> flag, step = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        >>> grad, param = torch.ones(2, 3, dtype=torch.bfloat16).unbind()
+        >>> lists = [[grad], [param], [torch.zeros(3)], [torch.zeros(3)], [torch.ones(3)]]
+        >>> lr, inv_scale = torch.tensor(0.1), torch.tensor([1.0])
+        >>> multi_tensor_adam_capturable_master(
+        ...     65536, flag, lists, lr, 0.9, 0.999, 1e-8, step, 1, 1, 0.0, inv_scale
+        ... )
+        >>> param, lists[4][0]
+        (tensor([0.8984, 0.8984, 0.8984], dtype=torch.bfloat16), tensor([0.9000, 0.9000, 0.9000]))
+    """
+    function = "multi_tensor_adam_capturable_master"
+    lists = checked_lists(function, noop_flag, tensor_lists, (*_LISTS, "masters"))
+    grads, params, exp_avgs, exp_avg_sqs, masters = lists
+    check_masters(function, "masters", masters)
+    settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
+    updated = [grads, masters, exp_avgs, exp_avg_sqs]
+    _scaled_adam(function, noop_flag, updated, lr, step, inv_scale, settings)
+    copy_unless(noop_flag, params, masters)
+
+
+def _settings(
+    beta1: float,
+    beta2: float,
+    eps: float,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> dict[str, Any]:
+    return {
+        "beta1": float(beta1),
+        "beta2": float(beta2),
+        "eps": float(eps),
+        "weight_decay": float(weight_decay),
+        "adam_w_mode": bool(mode),
+        "bias_correction": bool(bias_correction),
+    }
+
+
+def _adam(
+    function: str,
+    lists: list[list[Tensor]],
+    lr: Scalar,
+    step: Scalar,
+    **options: Any,
+) -> None:
+    grads, params, exp_avgs, exp_avg_sqs = lists
+    check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
+    if not params:
+        return
+    counts = counts_before(step, params)
+    options.update(learning_rate(lr, params[0].device))
+    fused_adam_(params, grads, exp_avgs, exp_avg_sqs, [], counts, [], **options)
+
+
+def _scaled_adam(
+    function: str,
+    noop_flag: Tensor,
+    lists: list[list[Tensor]],
+    lr: Scalar,
+    step: Scalar,
+    inv_scale: Scalar,
+    settings: dict[str, Any],
+) -> None:
+    """Takes a step unless the flag is set, and unscales the gradients afterwards."""
+    factor = on_device(inv_scale, noop_flag.device)
+    scaling = {"grad_scale": factor.reciprocal(), "found_inf": as_flag(noop_flag)}
+    _adam(function, lists, lr, step, **settings, **scaling)
+    # Afterwards, so that the step has the product in fp32 and not as rounded to the gradient.
+    unused = torch.zeros_like(factor)
+    skipped = noop_flag.reshape(()).ne(0)
+    multi_tensor_unscale_(lists[0], unused, factor.masked_fill(skipped, 1.0))

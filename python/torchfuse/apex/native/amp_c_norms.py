@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The norms of apex's amp_C.
+
+Differences from apex: sums of squares cannot overflow in the norm over all tensors; a norm is
+defined whatever the flag was before; the flag is set by elements that are not finite, and by a norm
+that is not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchfuse.apex.native._lists import TensorLists, checked_lists
+from torchfuse.apex.native._scalars import Scalar, on_device
+from torchfuse.apex.native.amp_c_scale import scale_into, set_flag
+from torchfuse.ops import multi_tensor_l2_norm
+
+
+@torch.no_grad()
+def multi_tensor_l2norm(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    per_tensor: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns the L2 norm over all tensors and, on request, of each tensor.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32, not read; set to 1 if an element or the norm is not finite.
+        tensor_lists: one list of tensors of fp32, fp16, bf16 or fp64.
+        per_tensor: whether to compute the norm of each tensor, too. None: False.
+
+    Returns:
+        The norm, fp32 of shape ``[1]``, and the norms of all T tensors, fp32 of shape ``[T]``, or
+        of shape ``[0]`` unless `per_tensor`. Without tensors the norm is 0.
+
+    Raises:
+        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        ValueError: for tensors that do not match, naming the index.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_l2norm
+        >>> flag = torch.zeros(1, dtype=torch.int32)
+        >>> multi_tensor_l2norm(65536, flag, [[torch.tensor([3.0]), torch.tensor([4.0])]], True)
+        (tensor([5.]), tensor([3., 4.]))
+    """
+    (tensors,) = checked_lists("multi_tensor_l2norm", noop_flag, tensor_lists, ["tensors"])
+    return _norms(noop_flag, tensors, per_tensor)
+
+
+@torch.no_grad()
+def multi_tensor_l2norm_mp(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    per_tensor: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns what `multi_tensor_l2norm` returns.
+
+    apex's function returns uninitialized memory if the flag is not 0; this one computes the norms.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32; set to 1 if an element or the norm is not finite.
+        tensor_lists: one list of tensors of fp32, fp16, bf16 or fp64.
+        per_tensor: whether to compute the norm of each tensor, too. None: False.
+
+    Returns:
+        The norm and the norms of the tensors, as `multi_tensor_l2norm`.
+
+    Raises:
+        TypeError, ValueError: as `multi_tensor_l2norm`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_l2norm_mp
+        >>> flag = torch.ones(1, dtype=torch.int32)
+        >>> multi_tensor_l2norm_mp(65536, flag, [[torch.tensor([3.0, 4.0])]])
+        (tensor([5.]), tensor([]))
+    """
+    (tensors,) = checked_lists("multi_tensor_l2norm_mp", noop_flag, tensor_lists, ["tensors"])
+    return _norms(noop_flag, tensors, per_tensor)
+
+
+@torch.no_grad()
+def multi_tensor_unscale_l2norm(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    inv_scale: Tensor,
+    per_tensor: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns the norms of all tensors times `inv_scale`; the tensors stay as they are.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32, not read; set to 1 if an element or the norm is not finite.
+        tensor_lists: one list of tensors of fp32, fp16, bf16 or fp64.
+        inv_scale: factor of every element, a 1-element tensor.
+        per_tensor: whether to compute the norm of each tensor, too. None: False.
+
+    Returns:
+        The norm and the norms of the tensors, as `multi_tensor_l2norm`.
+
+    Raises:
+        TypeError, ValueError: as `multi_tensor_l2norm`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_unscale_l2norm
+        >>> flag = torch.zeros(1, dtype=torch.int32)
+        >>> grads = [torch.tensor([6.0, 8.0])]
+        >>> multi_tensor_unscale_l2norm(65536, flag, [grads], torch.tensor([0.5]))
+        (tensor([5.]), tensor([]))
+    """
+    (tensors,) = checked_lists("multi_tensor_unscale_l2norm", noop_flag, tensor_lists, ["tensors"])
+    factor = on_device(inv_scale, noop_flag.device).abs()
+    return _norms(noop_flag, tensors, per_tensor, factor)
+
+
+@torch.no_grad()
+def multi_tensor_l2norm_scale(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    scale: Scalar,
+    per_tensor: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Writes all tensors times `scale` to others, and returns the norms before the scaling.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32, not read; set to 1 if an element or the norm is not finite.
+        tensor_lists: inputs and outputs, each of fp32, fp16, bf16 or fp64; an output may be its
+            input. Every output is written.
+        scale: factor of every element, a number or a 1-element tensor.
+        per_tensor: whether to compute the norm of each tensor, too. None: False.
+
+    Returns:
+        The norm and the norms of the inputs, as `multi_tensor_l2norm`.
+
+    Raises:
+        TypeError, ValueError: as `multi_tensor_l2norm`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_l2norm_scale
+        >>> flag, out = torch.zeros(1, dtype=torch.int32), torch.empty(2)
+        >>> multi_tensor_l2norm_scale(65536, flag, [[torch.tensor([3.0, 4.0])], [out]], 2.0)
+        (tensor([5.]), tensor([]))
+        >>> out
+        tensor([6., 8.])
+    """
+    inputs, outputs = checked_lists(
+        "multi_tensor_l2norm_scale", noop_flag, tensor_lists, ["inputs", "outputs"]
+    )
+    norms = _norms(noop_flag, inputs, per_tensor)
+    scale_into(outputs, inputs, scale)
+    return norms
+
+
+def _norms(
+    noop_flag: Tensor,
+    tensors: list[Tensor],
+    per_tensor: bool | None,
+    factor: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Computes the norms, times `factor`, and sets the flag."""
+    device = noop_flag.device
+    if not tensors:
+        return torch.zeros(1, device=device), torch.zeros(0, device=device)
+    total, non_finite = multi_tensor_l2_norm(tensors)
+    each = _norm_of_each(tensors) if per_tensor else torch.zeros(0, device=device)
+    if factor is not None:
+        total, each = total * factor, each * factor
+    set_flag(noop_flag, non_finite.ne(0) | ~total.isfinite())
+    return total.reshape(1), each
+
+
+def _norm_of_each(tensors: list[Tensor]) -> Tensor:
+    # composed of torch's foreach ops: no kernel of its own yet
+    wide = tensors[0].dtype == torch.float64
+    norms = torch._foreach_norm(tensors, 2.0, None if wide else torch.float32)
+    return torch.stack(norms).to(torch.float32)
