@@ -19,7 +19,7 @@ from torchfuse.apex._contents import fused_optimizers, modules
 def _explanation(name: str) -> str:
     parallel = {*modules()["apex.parallel"], "LARC"}
     return (
-        f"torchfuse does not provide {name} yet, only apex.optimizers "
+        f"torchfuse does not provide {name} yet, only apex.amp, apex.fp16_utils, apex.optimizers "
         f"({', '.join(sorted(fused_optimizers()))}), apex.parallel "
         f"({', '.join(sorted(parallel))}), apex.contrib.clip_grad and apex.multi_tensor_apply. "
         "Its page on migration names what to use instead"
@@ -105,6 +105,8 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         children = [name for name in contents if name.rpartition(".")[0] == module.__name__]
         for child in children:
             importlib.import_module(child)
+        # The state object apex.amp._amp_state hides the submodule of this name.
+        vars(module).update(contents[module.__name__])
         public = [*contents[module.__name__], *map(_last_name, children)]
         vars(module)["__all__"] = sorted(public)
 
@@ -120,10 +122,10 @@ _FINDER = _AliasFinder()
 def install() -> None:
     """Makes `import apex` and its submodules resolve to torchfuse, in this process.
 
-    `apex.optimizers`, `apex.parallel`, `apex.contrib.clip_grad` and `apex.multi_tensor_apply`, with
-    their submodules, provide classes and functions of torchfuse. Other modules of apex raise
-    ModuleNotFoundError with a message that names these; `importlib.util.find_spec` raises it too. A
-    second call has no effect.
+    `apex.amp`, `apex.fp16_utils`, `apex.optimizers`, `apex.parallel`, `apex.contrib.clip_grad` and
+    `apex.multi_tensor_apply`, with their submodules, provide classes and functions of torchfuse.
+    Other modules of apex raise ModuleNotFoundError with a message that names these;
+    `importlib.util.find_spec` raises it too. A second call has no effect.
 
     The alias never hides another apex: one that is added to `sys.path` later is found by the first
     `import apex`, and modules in a folder named `apex` without an `__init__.py` can be imported.

@@ -9,6 +9,8 @@ from typing import Any
 import torch.distributed as dist
 
 from torchfuse import clip_grad_norm_, multi_tensor_apply, optimizers, parallel
+from torchfuse.apex._amp_contents import amp_modules
+from torchfuse.apex.fp16_utils import FP16_Optimizer
 from torchfuse.parallel import flat
 
 # apex's submodule of each class.
@@ -58,6 +60,7 @@ def modules() -> Mapping[str, Mapping[str, Any]]:
     clipping = {"clip_grad_norm_": clip_grad_norm_}
     apply_class = {"MultiTensorApply": multi_tensor_apply.MultiTensorApply}
     return {
+        **amp_modules(),
         "apex": {},
         "apex.contrib": {},
         "apex.contrib.clip_grad": clipping,
@@ -67,7 +70,7 @@ def modules() -> Mapping[str, Mapping[str, Any]]:
             "multi_tensor_applier": multi_tensor_apply.multi_tensor_applier,
         },
         "apex.multi_tensor_apply.multi_tensor_apply": apply_class,
-        "apex.optimizers": classes,
+        "apex.optimizers": {**classes, "FP16_Optimizer": FP16_Optimizer},
         **{
             f"apex.optimizers.{module}": {name: classes[name]}
             for module, name in _OPTIMIZER_MODULES.items()
