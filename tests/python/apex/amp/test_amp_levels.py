@@ -132,7 +132,8 @@ def test_dtypes(amp: Any, level: str) -> None:
     assert model(torch.ones(2, 6)).dtype == torch.float32
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32, torch.int64}
     # Masters come with the first scaled loss.
-    assert [p is q for p, q in zip(amp.master_params(optimizer), model.parameters(), strict=True)]
+    pairs = zip(amp.master_params(optimizer), model.parameters(), strict=True)
+    assert all(ours is the_models for ours, the_models in pairs)
     train_with(amp, model, optimizer, make_batches(1))
     master = torch.float16 if level == "O3" else torch.float32
     assert {param.dtype for param in amp.master_params(optimizer)} == {master}
