@@ -188,7 +188,9 @@ def _class_with_casts(base: type[nn.Module]) -> type[nn.Module]:
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        casts: ForwardCasts = vars(self)[_KEY]
+        casts: ForwardCasts | None = vars(self).get(_KEY)
+        if casts is None:  # created by a method of the model, such as a slice of a Sequential
+            return base.forward(self, *args, **kwargs)
         return casts.run(self, functools.partial(base.forward, self), args, kwargs)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
@@ -204,7 +206,7 @@ def _class_with_casts(base: type[nn.Module]) -> type[nn.Module]:
         "__qualname__": base.__qualname__,
         "__reduce_ex__": __reduce_ex__,
         "forward": forward,
-        _KEY: None,  # each instance has its own
+        _KEY: None,  # marks the class; a model has its own
     }
     metaclass: Any = type(base)
     created: type[nn.Module] = metaclass(base.__name__, (base,), namespace)
