@@ -15,6 +15,7 @@ import torch
 import torchfuse
 import torchfuse.apex
 from torchfuse import optimizers
+from torchfuse.apex import amp, fp16_utils
 from torchfuse.parallel import (
     LARC,
     DistributedDataParallel,
@@ -47,6 +48,16 @@ def run(statements: str) -> dict[str, Any]:
         ("from apex import optimizers; x = optimizers.FusedAdam", "x", optimizers.FusedAdam),
         ("from apex.optimizers import *; x = FusedAdam", "x", optimizers.FusedAdam),
         ("from apex import *; x = optimizers.FusedAdam", "x", optimizers.FusedAdam),
+        ("from apex import amp; x = amp.initialize", "x", amp.initialize),
+        ("import apex; x = apex.amp.scale_loss", "x", amp.scale_loss),
+        ("import apex.amp as a; x = a.master_params", "x", amp.master_params),
+        ("from apex.amp import _amp_state as x", "x", amp._amp_state),
+        ("from apex.fp16_utils import *; x = FP16_Optimizer", "x", fp16_utils.FP16_Optimizer),
+        ("from apex.optimizers import FP16_Optimizer as x", "x", fp16_utils.FP16_Optimizer),
+        (
+            "from apex.contrib.optimizers import FP16_Optimizer as x",
+            *("x", fp16_utils.FP16_Optimizer),
+        ),
         ("from apex.parallel.LARC import LARC as x", "x", LARC),
         ("import apex; x = apex.parallel.LARC.LARC", "x", LARC),
         ("from apex.parallel import LARC; x = LARC.LARC", "x", LARC),
@@ -154,7 +165,7 @@ def test_probing_for_apex_finds_it() -> None:
 
 # What it does not hold.
 
-MISSING = ["apex.amp", "apex.normalization", "apex.contrib.xentropy", "apex.optimizers.FusedNone"]
+MISSING = ["apex.RNN", "apex.normalization", "apex.contrib.xentropy", "apex.optimizers.FusedNone"]
 
 
 @pytest.mark.usefixtures("installed")
@@ -162,7 +173,8 @@ MISSING = ["apex.amp", "apex.normalization", "apex.contrib.xentropy", "apex.opti
 def test_other_names_are_refused_by_name(name: str) -> None:
     parent, _, last = name.rpartition(".")
     message = (
-        rf"torchfuse does not provide {name} yet, only apex.optimizers \(.*FusedAdam.*\), "
+        rf"torchfuse does not provide {name} yet, only apex.amp, apex.fp16_utils, "
+        r"apex.optimizers \(.*FusedAdam.*\), "
         r"apex.parallel \(DistributedDataParallel, LARC, .*Reducer.*\), apex.contrib.clip_grad "
         r"and apex.multi_tensor_apply"
     )
@@ -177,10 +189,10 @@ def test_other_names_are_refused_by_name(name: str) -> None:
 @pytest.mark.usefixtures("installed")
 def test_other_attributes_are_missing_as_attributes_are() -> None:
     apex = importlib.import_module("apex")
-    assert not hasattr(apex, "amp")
+    assert not hasattr(apex, "RNN")
     assert not hasattr(apex, "__version__")
-    with pytest.raises(AttributeError, match=r"no attribute 'amp': torchfuse does not provide ap"):
-        _ = apex.amp
+    with pytest.raises(AttributeError, match=r"no attribute 'RNN': torchfuse does not provide ap"):
+        _ = apex.RNN
     with pytest.raises(AttributeError, match=r"torchfuse does not provide apex.parallel.multipro"):
         _ = apex.parallel.multiproc
     with pytest.raises(AttributeError, match=r"^module 'apex' has no attribute '__version__'$"):
