@@ -226,7 +226,7 @@ def test_a_closure_with_masters_is_refused(amp: Any) -> None:
 
 
 def test_an_overflow_in_the_other_parameters_of_a_group_counts(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2")
+    _, optimizer = prepared(amp, "O2")
     extra = torch.nn.Parameter(torch.ones(3))
     optimizer.add_param_group({"params": [extra]})
     with amp.scale_loss((extra * 1e35).sum(), optimizer) as scaled_loss:

@@ -118,7 +118,7 @@ def test_the_options_are_printed(amp: Any, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_scale_can_be_set(amp: Any) -> None:
-    model, optimizer = prepared(amp)
+    _, optimizer = prepared(amp)
     scaler = amp._amp_state.loss_scalers[0]
     scaler._loss_scale = 2.0**8
     with amp.scale_loss(torch.ones(()), optimizer) as scaled_loss:
