@@ -57,11 +57,11 @@ def scale_loss(
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-        >>> loss = model(torch.ones(4, 2)).mean()
+        >>> loss = 0.5 * model(torch.ones(4, 2)).mean()
         >>> with amp.scale_loss(loss, optimizer) as scaled_loss:
         ...     scaled_loss.backward()
         >>> model.bias.grad
-        tensor([1.])
+        tensor([0.5000])
         >>> optimizer.step()
     """
     state = initialized("amp.scale_loss")

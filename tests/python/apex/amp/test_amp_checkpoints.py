@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import Any
 
 import pytest
 import torch
-from support.amp import LEVELS, make_batches, make_model, tensors_of, train_with
+from support.amp import LEVELS, ByHand, make_batches, make_model, tensors_of, train_with
 from support.compare import assert_all_same_bits
+from torch.nn.functional import cross_entropy
 
 from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedSGD
 
@@ -143,6 +145,40 @@ def test_masters_follow_a_model_that_is_loaded_in_training(amp: Any) -> None:
     assert torch.equal(master[0], torch.full((6,), 7.0))
     assert torch.equal(master[1:], exact[1:])
     assert not torch.equal(exact, exact.half().float())
+
+
+def test_masters_do_not_replace_a_model_with_other_values(amp: Any) -> None:
+    """Only the optimizer is loaded."""
+    model, optimizer = prepared(amp, "O2", FusedSGD)
+    train_with(amp, model, optimizer, BATCHES[:2])
+    state_dict = copy.deepcopy(optimizer.state_dict())
+    model, optimizer = prepared(amp, "O2", FusedSGD)
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+    optimizer.load_state_dict(state_dict)
+    with amp.scale_loss(model(BATCHES[0][0]).sum() * 0.0, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    assert torch.equal(next(amp.master_params(optimizer)), torch.full((8, 6), 0.5))
+
+
+@pytest.mark.parametrize("name", ["FusedAdam", "FusedSGD", "Adam"])
+def test_state_from_before_initialize_goes_on_with_the_masters(amp: Any, name: str) -> None:
+    model = make_model()
+    optimizer = OPTIMIZERS[name](model.parameters(), lr=1e-2)
+    cross_entropy(model(BATCHES[0][0]), BATCHES[0][1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    states = [copy.deepcopy(optimizer.state[param]) for param in model.parameters()]
+    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    by_hand = ByHand("O2", lambda params: OPTIMIZERS[name](params, lr=1e-2), 2.0**16, True)
+    by_hand.model.load_state_dict(model.state_dict())
+    for param, master, state in zip(by_hand.params, by_hand.masters, states, strict=True):
+        master.data.copy_(param)
+        by_hand.optimizer.state[master] = state
+    train_with(amp, model, optimizer, BATCHES[1:3])
+    by_hand.train(BATCHES[1:3])
+    expected = tensors_of(by_hand.model, by_hand.masters, by_hand.optimizer)
+    assert_all_same_bits(all_tensors(amp, model, optimizer), expected)
 
 
 def test_masters_of_another_model_are_refused(amp: Any) -> None:

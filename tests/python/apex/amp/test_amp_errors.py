@@ -153,7 +153,7 @@ def test_other_objects_as_models(amp: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_models_that_are_not_fp32(amp: Any, dtype: torch.dtype) -> None:
     model = make_model()
-    model[3].to(dtype)  # type: ignore[index, operator]
+    model[3].to(dtype)
     message = (
         rf"models\[1\] to be in fp32, got {dtype} for '3\.weight'\. Omit \.half\(\): .*To accept "
         r"it, set amp\._amp_state\.allow_incoming_model_not_fp32 = True\."
@@ -161,7 +161,7 @@ def test_models_that_are_not_fp32(amp: Any, dtype: torch.dtype) -> None:
     refused(amp, RuntimeError, message, [model])
     amp._amp_state.allow_incoming_model_not_fp32 = True
     amp.initialize(model, opt_level="O2", verbosity=0)
-    assert model[3].weight.dtype == torch.float16  # type: ignore[index]
+    assert model[3].weight.dtype == torch.float16
 
 
 def test_a_model_in_fp16_that_has_been_here(amp: Any) -> None:
@@ -208,15 +208,15 @@ def test_optimizers_that_initialize_has_not_seen(amp: Any, level: str) -> None:
     model = make_model()
     known, other = FusedAdam(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)
     amp.initialize(model, known, opt_level=level, verbosity=0)
-    model[0].weight.grad = torch.ones_like(model[0].weight)  # type: ignore[index, arg-type]
-    kept = model[0].weight.grad  # type: ignore[index]
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    kept = model[0].weight.grad
     for optimizers, name in ((other, "optimizers"), ([known, other], r"optimizers\[1\]")):
         message = rf"amp\.scale_loss: expected {name} to have been through amp\.initialize, got"
         with pytest.raises(ValueError, match=message), amp.scale_loss(torch.ones(()), optimizers):
             pass
     with pytest.raises(TypeError, match="to be an optimizer, got str"):
         amp.scale_loss(torch.ones(()), "adam").__enter__()
-    assert model[0].weight.grad is kept  # type: ignore[index]
+    assert model[0].weight.grad is kept
 
 
 @pytest.mark.parametrize("loss_id", [1, -1, None, 0.5])

@@ -84,6 +84,28 @@ def test_nan_is_an_overflow(amp: Any) -> None:
     assert amp._amp_state.loss_scalers[0].loss_scale() == 2.0**15
 
 
+def test_a_loss_in_fp16_is_scaled_in_fp32(amp: Any) -> None:
+    _, optimizer = prepared(amp, "O1")
+    loss = torch.ones((), dtype=torch.float16)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        assert (scaled_loss.dtype, scaled_loss.item()) == (torch.float32, 2.0**16)
+
+
+@pytest.mark.parametrize("to_none", [None, True, False])
+@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD, torch.optim.SGD])
+def test_zero_grad_reaches_model_and_masters(amp: Any, kind: Any, to_none: bool | None) -> None:
+    model, optimizer = prepared(amp, "O2", kind)
+    with amp.scale_loss(model(BATCHES[0][0]).mean(), optimizer) as scaled_loss:
+        scaled_loss.backward()
+    assert all(param.grad is not None for param in model.parameters())
+    optimizer.zero_grad(**({} if to_none is None else {"set_to_none": to_none}))
+    for param in optimizer._amp_stash.all_fp32_from_fp16_params:
+        assert param.grad is None
+    for param in optimizer._amp_stash.all_fp16_params:
+        assert (param.grad is None) == (to_none is not False)
+        assert param.grad is None or not param.grad.any()
+
+
 @pytest.mark.parametrize(("options", "lowest"), [({}, 2.0**-24), ({"min_loss_scale": 128.0}, 128)])
 def test_the_scale_has_a_floor(amp: Any, options: dict[str, Any], lowest: float) -> None:
     model, optimizer = prepared(amp, "O1", **options)

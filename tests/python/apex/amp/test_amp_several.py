@@ -56,7 +56,7 @@ class ByHand:
         self.models = [make_model(), make_model()]
         if level == "O2":
             for model in self.models:
-                model.half()[1].float()  # type: ignore[index]
+                model.half()[1].float()
         self.params = [list(model.parameters()) for model in self.models]
         self.masters = [
             [nn.Parameter(p.detach().float()) if p.dtype == torch.float16 else p for p in params]
@@ -156,7 +156,7 @@ def test_one_loss_for_two_optimizers(amp: Any, level: str) -> None:
         for optimizer in optimizers:
             optimizer.step()
         moved = [
-            not torch.equal(model[0].weight, before["model.0.weight"])  # type: ignore[index, arg-type]
+            not torch.equal(model[0].weight, before["model.0.weight"])
             for model, before in zip(models, start, strict=True)
         ]
         assert moved == [not overflow] * 2
@@ -204,6 +204,19 @@ def test_two_losses_of_one_optimizer_have_their_own_scales(amp: Any) -> None:
     ]
 
 
+def test_an_optimizer_that_is_named_twice_counts_once(amp: Any) -> None:
+    grads = []
+    for count in (1, 2):
+        model = make_model()
+        optimizer = FusedAdam(model.parameters())
+        amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        for _ in range(2):
+            with amp.scale_loss(small(model(DATA)), [optimizer] * count) as scaled_loss:
+                scaled_loss.backward()
+        grads.append(model[0].weight.grad)
+    assert torch.equal(*grads)
+
+
 # One call after the other, as for each fold of a cross-validation.
 
 
@@ -242,7 +255,7 @@ def test_disabled(amp: Any) -> None:
     assert amp.initialize(model, enabled=False) is model
     result = amp.initialize([model], optimizer, enabled=False, opt_level="O2")
     assert result == ([model], optimizer)
-    assert (type(model), model[0].weight.dtype) == (kind, torch.float32)  # type: ignore[index]
+    assert (type(model), model[0].weight.dtype) == (kind, torch.float32)
     assert (optimizer.step, hasattr(optimizer, "_amp_stash")) == (step, False)
     loss = small(model(DATA))
     with amp.scale_loss(loss, optimizer) as scaled_loss:

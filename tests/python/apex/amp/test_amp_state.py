@@ -194,7 +194,7 @@ def test_masters_can_be_made_and_set_early(amp: Any) -> None:
 
 def test_lists_of_parameters(amp: Any) -> None:
     model = make_model()
-    layers = [list(model[0].parameters()), [*model[1].parameters(), *model[3].parameters()]]  # type: ignore[index, misc]
+    layers = [list(model[0].parameters()), [*model[1].parameters(), *model[3].parameters()]]
     optimizer: Any = FusedAdam([{"params": params} for params in layers])
     amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
     train_with(amp, model, optimizer, BATCHES[:1])
@@ -203,7 +203,7 @@ def test_lists_of_parameters(amp: Any) -> None:
     assert [id(p) for p in stash.all_fp16_params] == [id(p) for p in short]
     for param, master in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True):
         assert torch.equal(master.half(), param)
-    norm = [id(p) for p in model[1].parameters()]  # type: ignore[index]
+    norm = [id(p) for p in model[1].parameters()]
     assert [id(p) for p in stash.all_fp32_from_fp32_params] == norm
     assert [len(group) for group in stash.fp16_groups] == [2, 2]
     assert [len(group) for group in stash.fp32_from_fp16_groups] == [2, 2]

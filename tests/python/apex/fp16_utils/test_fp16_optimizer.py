@@ -106,7 +106,7 @@ def test_zero_grad(to_none: bool) -> None:
     optimizer.backward(model.loss(*BATCHES[0]))
     optimizer.zero_grad(set_grads_to_None=to_none)
     for param in model.model.parameters():
-        assert (param.grad is None) if to_none else not param.grad.any()  # type: ignore[union-attr]
+        assert (param.grad is None) if to_none else not param.grad.any()
     assert all(master.grad is None for master in optimizer.fp32_from_fp16_groups[0])
 
 
@@ -120,6 +120,8 @@ def test_a_closure_runs_again_after_an_overflow() -> None:
 
     def closure() -> Any:
         calls.append(optimizer.loss_scale)
+        pairs = zip(optimizer.fp16_groups[0], optimizer.fp32_from_fp16_groups[0], strict=True)
+        assert all(torch.equal(param, master.half()) for param, master in pairs)
         optimizer.zero_grad()
         loss = model.loss(*BATCHES[0])
         optimizer.backward(loss, update_master_grads=False)
@@ -177,7 +179,7 @@ def test_apexs_pickled_scaler_is_read() -> None:
 
 def test_bad_input() -> None:
     with pytest.raises(TypeError, match="FP16_Optimizer: expected init_optimizer to be a"):
-        FP16_Optimizer(nn.Linear(1, 1))  # type: ignore[arg-type]
+        FP16_Optimizer(nn.Linear(1, 1))
     model, optimizer = prepared(adam, **DYNAMIC)
     train(model, optimizer, BATCHES[:1])
     before = all_tensors(model, optimizer)
