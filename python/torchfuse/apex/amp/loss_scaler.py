@@ -90,9 +90,10 @@ class LossScaler:
         device = with_grad[0].device
         inverse = torch.full((), 1.0 / self._loss_scale, dtype=torch.float32, device=device)
         for flag in self._core.unscale_(0, with_grad, inverse, True):
-            if self._overflow_buf.device != device:
-                self._overflow_buf = torch.zeros(1, dtype=torch.int32, device=device)
-            self._overflow_buf.logical_or_(_C.to_device(flag, device))
+            # It stays where it is then: it may have the flag of another optimizer.
+            if self._overflow_buf.device.type == "cpu":
+                self._overflow_buf = self._overflow_buf.to(device)
+            self._overflow_buf.logical_or_(_C.to_device(flag, self._overflow_buf.device))
 
     def update_scale(self) -> bool:
         """Adjusts a dynamic scale; the host waits once to read whether there was an overflow.

@@ -91,15 +91,15 @@ def _wrappers() -> tuple[type, ...]:
 
 
 def _check_fp32(where: str, model: nn.Module) -> None:
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+    for name, param in model.named_parameters():
+        if param.is_floating_point() and param.dtype != torch.float32:
             hint = (
                 "It has been through amp.initialize before."
                 if _KEY in vars(model)
                 else "Omit .half(): amp.initialize casts the model."
             )
             raise RuntimeError(
-                f"{where} in fp32, got {tensor.dtype} for {name!r}. {hint} To accept it, set "
+                f"{where} in fp32, got {param.dtype} for {name!r}. {hint} To accept it, set "
                 "amp._amp_state.allow_incoming_model_not_fp32 = True."
             )
 
