@@ -105,6 +105,21 @@ def _classes_of_batch_norm() -> None:
 
 
 @PIECES.relies_on(
+    "Module._version",  # found by its name; it is that of tensors
+    breaks="masters of apex.amp would not follow a model that is loaded between two steps",
+)
+def _versions_count_writes() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    versions = [param._version]
+    with torch.no_grad():
+        param.copy_(torch.zeros(2))
+        versions.append(param._version)
+        torch._foreach_copy_([param], [torch.ones(2)])
+        versions.append(param._version)
+    assert versions == sorted(set(versions))
+
+
+@PIECES.relies_on(
     "Module._parameters",
     "Module._buffers",
     "Module._modules",

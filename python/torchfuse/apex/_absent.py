@@ -8,16 +8,12 @@ from collections.abc import Mapping
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 _CONVOLUTION = "torch.nn.Conv2d with torch.compile"
 _SOFTMAX = "torch.softmax with torch.compile"
-_AMP = "torch.autocast and torchfuse.amp.GradScaler"
-_LAYER_NORM = "torch.nn.functional.layer_norm and rms_norm"
-_CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 _SHARDED = "torch.distributed.fsdp.fully_shard with a class of torchfuse.optimizers"
 _SYMMETRIC_MEMORY = "torch.distributed and its symmetric memory"
 
 #: A module stands for all that is inside it. Delete its line when torchfuse provides it.
 INSTEAD: Mapping[str, str] = {
     "apex.RNN": "torch.nn.LSTM and torch.nn.GRU",
-    "apex.amp": _AMP,
     "apex.contrib.bottleneck": _CONVOLUTION,
     "apex.contrib.conv_bias_relu": _CONVOLUTION,
     "apex.contrib.cudnn_gbn": "apex.parallel.SyncBatchNorm",
@@ -27,22 +23,22 @@ INSTEAD: Mapping[str, str] = {
     "apex.contrib.group_norm": "torch.nn.GroupNorm",
     "apex.contrib.groupbn": "apex.parallel.SyncBatchNorm",
     "apex.contrib.index_mul_2d": "indexing and a product, with torch.compile",
-    "apex.contrib.layer_norm": "torch.nn.LayerNorm",
     "apex.contrib.multihead_attn": _ATTENTION,
     "apex.contrib.nccl_allocator": "torch.cuda.MemPool",
     "apex.contrib.nccl_p2p": _SYMMETRIC_MEMORY,
     "apex.contrib.openfold_triton": _ATTENTION,
-    "apex.contrib.optimizers": f"torchfuse.optimizers, or {_SHARDED}",
+    "apex.contrib.optimizers.distributed_fused_adam": _SHARDED,
+    "apex.contrib.optimizers.distributed_fused_lamb": _SHARDED,
+    "apex.contrib.optimizers.fused_adam": "torchfuse.optimizers.FusedAdam",
+    "apex.contrib.optimizers.fused_lamb": "torchfuse.optimizers.FusedLAMB",
+    "apex.contrib.optimizers.fused_sgd": "torchfuse.optimizers.FusedSGD",
     "apex.contrib.peer_memory": _SYMMETRIC_MEMORY,
     "apex.contrib.sparsity": "torch.sparse.to_sparse_semi_structured",
     "apex.contrib.torchsched": "torch.compile",
     "apex.contrib.transducer": "torchaudio.functional.rnnt_loss",
-    "apex.contrib.xentropy": _CROSS_ENTROPY,
     "apex.distributed_testing": "torchrun and pytest",
-    "apex.fp16_utils": _AMP,
     "apex.fused_dense": "torch.nn.Linear and torch.nn.GELU, with torch.compile",
     "apex.mlp": "torch.nn.Linear and torch.nn.ReLU, with torch.compile",
-    "apex.normalization": "torch.nn.LayerNorm and torch.nn.RMSNorm",
     "apex.parallel.multiproc": "torchrun",
     "apex.parallel.optimized_sync_batchnorm_kernel": "apex.parallel.SyncBatchNorm",
     "apex.parallel.sync_batchnorm_kernel": "apex.parallel.SyncBatchNorm",
@@ -63,7 +59,6 @@ INSTEAD: Mapping[str, str] = {
     "fused_dense_cuda": "torch.nn.Linear and torch.nn.GELU, with torch.compile",
     "fused_index_mul_2d": "indexing and a product, with torch.compile",
     "fused_lamb_cuda": "amp_C.multi_tensor_lamb or torchfuse.optimizers.FusedLAMB",
-    "fused_layer_norm_cuda": _LAYER_NORM,
     "fused_rotary_positional_embedding": "a product and torch.roll, with torch.compile",
     "fused_weight_gradient_mlp_cuda": "torch.addmm",
     "generic_scaled_masked_softmax_cuda": _SOFTMAX,
@@ -75,8 +70,6 @@ INSTEAD: Mapping[str, str] = {
     "scaled_masked_softmax_cuda": _SOFTMAX,
     "scaled_softmax_cuda": _SOFTMAX,
     "scaled_upper_triang_masked_softmax_cuda": _SOFTMAX,
-    "syncbn": "apex.parallel.SyncBatchNorm",
     "transducer_joint_cuda": "torchaudio.functional.rnnt_loss",
     "transducer_loss_cuda": "torchaudio.functional.rnnt_loss",
-    "xentropy_cuda": _CROSS_ENTROPY,
 }

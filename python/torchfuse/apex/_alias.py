@@ -55,6 +55,12 @@ class _AliasModule(ModuleType):
             message = f"{message}: {sentence}"
         raise AttributeError(message, name=name, obj=self)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # importlib binds a submodule to its name in its parent. apex.amp has an object of the name
+        # of its submodule _amp_state, and programs want that.
+        if not isinstance(value, _AliasModule) or name not in modules[self.__name__].names():
+            super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *vars(self)["__all__"]})
 

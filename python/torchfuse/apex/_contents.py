@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from torchfuse import optimizers
+from torchfuse.apex import _optimizers
+from torchfuse.apex._amp_contents import AMP_MODULES, FP16_OPTIMIZER
 from torchfuse.apex._entry import AliasModule, Names, names_of
 
 _CLIPPING = names_of("torchfuse.clip_grad", "clip_grad_norm_")
@@ -16,16 +17,8 @@ _FLAT = names_of(
 )
 
 
-def _optimizers() -> Names:
-    """All optimizers of torchfuse, including those that apex does not have."""
-    exported = {name: getattr(optimizers, name) for name in optimizers.__all__}
-    base = optimizers.FusedOptimizer
-    classes = [
-        name
-        for name, value in exported.items()
-        if isinstance(value, type) and issubclass(value, base) and value is not base
-    ]
-    return names_of("torchfuse.optimizers", *classes)
+def _all_optimizers() -> Names:
+    return {**names_of(_optimizers.__name__, *_optimizers.names()), **FP16_OPTIMIZER}
 
 
 def _data_parallel() -> Names:
@@ -43,8 +36,25 @@ def _distributed() -> Names:
     return {**_data_parallel(), **_FLAT}
 
 
+_NORMS = "torchfuse.apex._normalization"
+_NORM_CLASSES = names_of(
+    "torchfuse.normalization",
+    *("FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm"),
+)
+
+
+def _norms() -> Names:
+    functions = (
+        *("FusedLayerNormAffineFunction", "FusedLayerNormAffineMixedDtypesFunction"),
+        *("FusedLayerNormFunction", "FusedRMSNormAffineFunction"),
+        *("FusedRMSNormAffineMixedDtypesFunction", "FusedRMSNormFunction", "manual_rms_norm"),
+    )
+    ours = AliasModule("", "torchfuse.normalization").names()
+    return {**ours, **names_of(_NORMS, *functions)}
+
+
 def _one_optimizer(module: str, name: str) -> AliasModule:
-    return AliasModule(f"apex.optimizers.{module}", names_of("torchfuse.optimizers", name))
+    return AliasModule(f"apex.optimizers.{module}", names_of(_optimizers.__name__, name))
 
 
 MODULES = (
@@ -57,7 +67,7 @@ MODULES = (
         "apex.multi_tensor_apply.multi_tensor_apply",
         names_of("torchfuse.multi_tensor_apply", "MultiTensorApply"),
     ),
-    AliasModule("apex.optimizers", _optimizers),
+    AliasModule("apex.optimizers", _all_optimizers),
     _one_optimizer("fused_adagrad", "FusedAdagrad"),
     _one_optimizer("fused_adam", "FusedAdam"),
     _one_optimizer("fused_lamb", "FusedLAMB"),
@@ -70,7 +80,19 @@ MODULES = (
     # In apex, the native class and its fallback in Python; torchfuse has one class.
     AliasModule("apex.parallel.optimized_sync_batchnorm", _BATCH_NORM),
     AliasModule("apex.parallel.sync_batchnorm", _BATCH_NORM),
+    *AMP_MODULES,
+    AliasModule("apex.normalization", _NORM_CLASSES),
+    AliasModule("apex.normalization.fused_layer_norm", _norms),
+    AliasModule("apex.contrib.layer_norm", names_of(_NORMS, "FastLayerNorm")),
+    AliasModule(
+        "apex.contrib.layer_norm.layer_norm", names_of(_NORMS, "FastLayerNorm", "FastLayerNormFN")
+    ),
+    AliasModule("apex.contrib.xentropy", names_of(_NORMS, "SoftmaxCrossEntropyLoss")),
+    AliasModule("apex.contrib.xentropy.softmax_xentropy", names_of(_NORMS, "SoftmaxCrossEntropyLoss")),
     # apex's native modules.
     AliasModule("amp_C", "torchfuse.apex.native.amp_c"),
     AliasModule("apex_C", "torchfuse.apex.native.apex_c"),
+    AliasModule("fused_layer_norm_cuda", "torchfuse.apex.native.fused_layer_norm_cuda"),
+    AliasModule("syncbn", "torchfuse.apex.native.syncbn"),
+    AliasModule("xentropy_cuda", "torchfuse.apex.native.xentropy_cuda"),
 )

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`initialize`: prepares models and optimizers for an optimization level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchfuse.apex.amp.loss_scaler import LossScaler
+from torchfuse.apex.amp.models import (
+    ForwardCasts,
+    add_casts,
+    check_models,
+    convert_all,
+    convert_network,
+    save_in_fp32,
+)
+from torchfuse.apex.amp.optimizers import check_optimizers, prepare_optimizer
+from torchfuse.apex.amp.options import Properties, chosen_options
+from torchfuse.apex.amp.state import Handle, _amp_state, maybe_print
+
+
+def initialize(
+    models: Any,
+    optimizers: Any = None,
+    enabled: bool = True,
+    opt_level: str = "O1",
+    cast_model_type: torch.dtype | None = None,
+    patch_torch_functions: bool | None = None,
+    keep_batchnorm_fp32: bool | str | None = None,
+    master_weights: bool | None = None,
+    loss_scale: float | str | None = None,
+    cast_model_outputs: torch.dtype | None = None,
+    num_losses: int = 1,
+    verbosity: int = 1,
+    min_loss_scale: float | None = None,
+    max_loss_scale: float = 2.0**24,
+    *,
+    patch_torch_functions_type: torch.dtype | None = None,
+) -> Any:
+    """Prepares models and optimizers for mixed precision, in place.
+
+    | level | parameters | forward pass | masters | loss scale |
+    |---|---|---|---|---|
+    | O0 | fp32 | fp32 | no | 1 |
+    | O1 | fp32 | under `torch.autocast` in fp16; 16-bit outputs become fp32 | no | dynamic |
+    | O2 | fp16, batch normalization fp32 | inputs fp16, outputs fp32 | fp32 | dynamic |
+    | O3 | fp16 | inputs fp16, outputs fp32 | no | 1 |
+
+    For bf16 instead of fp16, pass `patch_torch_functions_type=torch.bfloat16` with O1 and
+    `cast_model_type=torch.bfloat16` with O2 and O3; the loss scale is 1 then.
+
+    Models may be on the CPU or an accelerator. Call this before wrapping a model in
+    `DistributedDataParallel` or `DataParallel`. More calls with other optimizers are allowed; each
+    replaces the loss scales.
+
+    Args:
+        models: model, or list of models. Parameters must be fp32.
+        optimizers: optimizer, list of optimizers, or None.
+        enabled: if False, nothing is changed, and `scale_loss` yields the loss.
+        opt_level: "O0", "O1", "O2" or "O3", with the letter O.
+        cast_model_type: dtype of parameters and inputs, instead of the level's.
+        patch_torch_functions: autocast in the forward pass, instead of the level's.
+        keep_batchnorm_fp32: keep batch normalization with parameters in fp32; also "True", "False".
+        master_weights: keep fp32 masters of 16-bit parameters, instead of the level's.
+        loss_scale: "dynamic", or a number, also as a string, instead of the level's.
+        cast_model_outputs: dtype of floating-point outputs of the models; None: as in the table.
+        num_losses: number of losses with a scale of their own, see `scale_loss(loss_id=...)`.
+        verbosity: 0 to print nothing.
+        min_loss_scale: lower bound of a dynamic loss scale. None: 2**-24.
+        max_loss_scale: upper bound of a dynamic loss scale.
+        patch_torch_functions_type: dtype of O1's autocast, torch.float16 or torch.bfloat16.
+
+    Returns:
+        The models, and the optimizers if they are not None; each a list if it was a list.
+
+    Raises:
+        RuntimeError: for an unknown level, an option that it excludes, a model in 16 bits or in a
+            wrapper, or an optimizer that has been here before.
+        TypeError: for other objects than models and optimizers, naming the index.
+        ValueError: for a value that an option cannot have. After an error, nothing is changed.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex import amp
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = FusedAdam(model.parameters())
+        >>> model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        >>> model.weight.dtype, model(torch.ones(1, 4)).dtype
+        (torch.float16, torch.float32)
+    """
+    if not enabled:
+        _disable()
+        return models if optimizers is None else (models, optimizers)
+    overrides = {
+        "cast_model_type": cast_model_type,
+        "patch_torch_functions": patch_torch_functions,
+        "patch_torch_functions_type": patch_torch_functions_type,
+        "keep_batchnorm_fp32": keep_batchnorm_fp32,
+        "master_weights": master_weights,
+        "loss_scale": loss_scale,
+    }
+    properties = chosen_options(opt_level, overrides)
+    model_list = _as_list("models", models, torch.nn.Module)
+    optimizer_list = _as_list("optimizers", optimizers, torch.optim.Optimizer)
+    check_models(model_list)
+    check_optimizers(optimizer_list)
+    _check_outputs(cast_model_outputs)
+    _check_count(num_losses)
+    scalers = [
+        LossScaler(
+            properties.loss_scale, min_loss_scale=min_loss_scale, max_loss_scale=max_loss_scale
+        )
+        for _ in range(num_losses)
+    ]
+    # Everything is checked: from here on, nothing fails.
+    _amp_state.verbosity = verbosity
+    _amp_state.min_loss_scale = min_loss_scale
+    _amp_state.max_loss_scale = max_loss_scale
+    _amp_state.opt_properties = properties
+    _amp_state.loss_scalers = scalers
+    dtype = properties.patch_torch_functions_type or torch.float16
+    autocast = dtype if properties.patch_torch_functions else None
+    _amp_state.handle = Handle(autocast)
+    _print_options(properties, overrides)
+    for model in model_list:
+        _prepare_model(model, properties, autocast, cast_model_outputs)
+    for optimizer in optimizer_list:
+        is_dynamic = properties.loss_scale == "dynamic"
+        prepare_optimizer(optimizer, bool(properties.master_weights), is_dynamic)
+    return models if optimizers is None else (models, optimizers)
+
+
+def _disable() -> None:
+    _amp_state.opt_properties = Properties()
+    _amp_state.loss_scalers = []
+    _amp_state.handle = Handle()
+
+
+def _as_list(name: str, value: Any, kind: type) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if value is None and name == "optimizers":
+        return []
+    if not isinstance(value, kind) and isinstance(value, tuple | dict | set):
+        raise TypeError(
+            f"amp.initialize: expected {name} to be one object or a list, got "
+            f"{type(value).__name__}. Pass list(...)."
+        )
+    return [value]
+
+
+def _check_outputs(dtype: Any) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(
+            f"amp.initialize: expected cast_model_outputs to be a floating-point dtype, got "
+            f"{dtype!r}."
+        )
+
+
+def _check_count(num_losses: Any) -> None:
+    if not isinstance(num_losses, int) or num_losses < 1:
+        raise ValueError(
+            f"amp.initialize: expected num_losses to be an int of at least 1, got {num_losses!r}."
+        )
+
+
+def _prepare_model(
+    model: torch.nn.Module,
+    properties: Properties,
+    autocast: torch.dtype | None,
+    outputs: torch.dtype | None,
+) -> None:
+    dtype = properties.cast_model_type
+    if dtype is not None:
+        (convert_network if properties.keep_batchnorm_fp32 else convert_all)(model, dtype)
+        outputs = outputs or torch.float32
+    add_casts(model, ForwardCasts(inputs=dtype, autocast=autocast, outputs=outputs))
+    if dtype not in (None, torch.float32):
+        save_in_fp32(model)
+
+
+def _print_options(properties: Properties, overrides: Mapping[str, Any]) -> None:
+    lines = [f"apex.amp by torchfuse: opt_level {properties.opt_level}"]
+    for name, value in properties.options.items():
+        origin = "" if overrides.get(name) is None else "  (set by the program)"
+        lines.append(f"  {name:27}: {value}{origin}")
+    maybe_print("\n".join(lines), rank0=True)

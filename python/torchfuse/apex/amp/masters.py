@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""fp32 masters in place of an optimizer's 16-bit parameters, for any optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse import _C
+from torchfuse.apex.amp.containers import SHORT_DTYPES
+from torchfuse.apex.amp.loss_scaler import LossScaler
+from torchfuse.apex.amp.stash import AmpStash
+
+#: Key of an optimizer's state dict: the masters by the number of the parameter.
+KEY = "master_params"
+
+_UNKNOWN = -1  # as a tensor's version: the model may differ from the master
+
+
+class MasterStash(AmpStash):
+    """`AmpStash` with masters.
+
+    Note [Masters stand in the parameter groups]
+    The groups hold the masters, as in apex: programs clip, average and save what is in them, with
+    fp32 gradients. Masters in the optimizer's state, which the fused optimizers also have, would
+    leave the gradients in 16 bits, where the small ones vanish when they are unscaled. The
+    optimizer is thus one of fp32 parameters, whichever class it is.
+
+    Attributes:
+        all_fp32_from_fp16_params: the masters, in the order of `all_fp16_params`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)  # a step without scaling is an error here, not a warning
+        self.lazy_init_called = False
+        self._models: list[Tensor] = []
+        self.all_fp32_from_fp16_params: list[Tensor] = []
+        self._versions: list[int] = []
+        self._loaded: Mapping[int, Tensor] = {}
+
+    @property
+    def all_fp16_params(self) -> list[Tensor]:
+        """The model's parameters that have masters."""
+        return self._models
+
+    @property
+    def all_fp32_from_fp32_params(self) -> list[Tensor]:
+        """fp32 parameters of the model, which need no master."""
+        masters = set(map(id, self.all_fp32_from_fp16_params))
+        return [param for param in self.all_fp32_params if id(param) not in masters]
+
+    @property
+    def fp16_groups(self) -> list[list[Tensor]]:
+        """`all_fp16_params` by parameter group."""
+        model_of = dict(zip(map(id, self.all_fp32_from_fp16_params), self._models, strict=True))
+        return [
+            [model_of[id(param)] for param in group["params"] if id(param) in model_of]
+            for group in self.optimizer.param_groups
+        ]
+
+    @property
+    def fp32_from_fp16_groups(self) -> list[list[Tensor]]:
+        """The masters by parameter group."""
+        masters = set(map(id, self.all_fp32_from_fp16_params))
+        return [
+            [param for param in group["params"] if id(param) in masters]
+            for group in self.optimizer.param_groups
+        ]
+
+    # Creation.
+
+    @torch.no_grad()
+    def make_masters(self) -> None:
+        """Replaces 16-bit parameters in the groups by masters; follows changes of the model."""
+        self.lazy_init_called = True
+        for group in self.optimizer.param_groups:
+            for place, param in enumerate(group["params"]):
+                if param.requires_grad and param.dtype in SHORT_DTYPES:
+                    group["params"][place] = self._new_master(param)
+        for place, (model, version) in enumerate(zip(self._models, self._versions, strict=True)):
+            if model._version != version:
+                _C.remake_master(model.detach(), self.all_fp32_from_fp16_params[place].detach())
+                self._versions[place] = model._version
+
+    def _new_master(self, param: Tensor) -> Tensor:
+        master = torch.nn.Parameter(param.detach().to(torch.float32))
+        self._models.append(param)
+        self.all_fp32_from_fp16_params.append(master)
+        self._versions.append(param._version)
+        if param in self.optimizer.state:
+            state = self.optimizer.state.pop(param)
+            self.optimizer.state[master] = {key: _in_fp32(value) for key, value in state.items()}
+        return master
+
+    # Around a backward pass.
+
+    def prepare(self, loss_scale: float, seen: set[int]) -> bool:
+        """Makes masters, and sets gradients aside."""
+        self.make_masters()
+        if self.scaled_by is None:
+            for model in self._models:
+                model.grad = None
+        return super().prepare(loss_scale, seen)
+
+    def _scaled_grads(self) -> list[Tensor]:
+        models = [model.grad for model in self._models if model.grad is not None]
+        return [*models, *super()._scaled_grads()]
+
+    def restore(self) -> None:
+        """Returns to the gradients before the first `prepare`, after a failed backward pass."""
+        for model in self._models:
+            model.grad = None
+        super().restore()
+
+    @torch.no_grad()
+    def finish(self, scaler: LossScaler) -> None:
+        """Copies gradients to the masters in fp32, and unscales them there."""
+        wide: list[Tensor] = []
+        short: list[Tensor] = []
+        for model, master in zip(self._models, self.all_fp32_from_fp16_params, strict=True):
+            grad = model.grad
+            if grad is None:
+                continue
+            if grad.layout is not torch.strided:
+                master.grad = grad.to(torch.float32)
+                continue
+            master.grad = torch.empty_like(grad, dtype=torch.float32)
+            wide.append(master.grad)
+            short.append(grad)
+        if wide:
+            torch._foreach_copy_(wide, short)
+        super().finish(scaler)
+
+    # Around a step.
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Checks that the masters have the gradients of the model."""
+        super().before_step()
+        if self.had_backward:
+            return
+        sources = self._models if self.lazy_init_called else list(self.params())
+        for param in sources:
+            if param.dtype in SHORT_DTYPES and param.grad is not None and param.grad.any():
+                raise RuntimeError(
+                    f"{type(self.optimizer).__name__}.step: expected gradients from "
+                    "amp.scale_loss, got some of the model alone, which the masters do not have. "
+                    "Call backward() within 'with amp.scale_loss(loss, optimizer) as scaled_loss'."
+                )
+        self.make_masters()
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Rounds the masters to the model, after a step that was not skipped."""
+        super().after_step()
+        if self._models:
+            torch._foreach_copy_(self._models, self.all_fp32_from_fp16_params)
+        self._versions = [model._version for model in self._models]
+
+    def drop_master_grads(self) -> None:
+        """Drops gradients that `model.zero_grad()` does not reach."""
+        for master in self.all_fp32_from_fp16_params:
+            master.grad = None
+
+    def zero_model_grads(self, set_to_none: bool) -> None:
+        """Resets the gradients that `optimizer.zero_grad()` does not reach."""
+        for model in self._models:
+            if model.grad is not None and not set_to_none:
+                model.grad.detach_().zero_()
+            else:
+                model.grad = None
+
+    # Checkpoints.
+
+    def save(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """Adds the masters to a state dict of the optimizer."""
+        masters = set(map(id, self.all_fp32_from_fp16_params))
+        state_dict[KEY] = {
+            number: param.detach()
+            for number, param in enumerate(self.params())
+            if id(param) in masters
+        }
+
+    def check_loaded(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """Makes masters before the optimizer loads, so that its state stays fp32."""
+        self._loaded = {}
+        saved: Mapping[int, Tensor] = state_dict.get(KEY, {})
+        params = list(self.params())
+        where = f"{type(self.optimizer).__name__}.load_state_dict: expected state_dict['{KEY}']"
+        for number, master in saved.items():
+            if not 0 <= number < len(params) or master.shape != params[number].shape:
+                raise ValueError(
+                    f"{where} to fit the optimizer's {len(params)} parameters, got number {number} "
+                    f"of shape {list(master.shape)}. The checkpoint belongs to another model."
+                )
+        self.make_masters()
+        self._loaded = saved
+
+    @torch.no_grad()
+    def load(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copies loaded masters; before they are used, they follow the model that is loaded."""
+        masters = set(map(id, self.all_fp32_from_fp16_params))
+        for number, param in enumerate(self.params()):
+            if number in self._loaded and id(param) in masters:
+                param.copy_(self._loaded[number])
+        if self._loaded:
+            # The model may be loaded after the optimizer.
+            self._versions = [_UNKNOWN] * len(self._models)
+        self._loaded = {}
+
+
+def _in_fp32(value: Any) -> Any:
+    is_short = isinstance(value, Tensor) and value.dtype in SHORT_DTYPES
+    return value.to(torch.float32) if is_short else value

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Optimizers: their step, and what amp attaches to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+
+from torchfuse.apex.amp.masters import MasterStash
+from torchfuse.apex.amp.stash import AmpStash
+from torchfuse.apex.amp.state import _amp_state, maybe_print
+from torchfuse.parallel import LARC
+
+
+def check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Checks what `initialize` gets as optimizers, before anything is changed."""
+    from torchfuse.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
+
+    seen: set[int] = set()
+    for index, optimizer in enumerate(optimizers):
+        where = f"amp.initialize: expected optimizers[{index}] to be"
+        if isinstance(optimizer, FP16_Optimizer):
+            raise RuntimeError(
+                f"{where} the optimizer itself, got an FP16_Optimizer. Pass the optimizer that it "
+                "wraps: amp scales the loss and keeps masters."
+            )
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"{where} a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+        if find_stash(optimizer) is not None or id(optimizer) in seen:
+            raise RuntimeError(
+                f"{where} passed to amp.initialize once, got this {type(optimizer).__name__} a "
+                "second time. Create a new optimizer, or keep the one that was returned."
+            )
+        seen.add(id(optimizer))
+
+
+def find_stash(optimizer: Any) -> AmpStash | None:
+    """Returns what amp keeps for an optimizer, or None if `initialize` has not seen it."""
+    stash: AmpStash | None = vars(optimizer).get("_amp_stash")
+    if stash is None and isinstance(optimizer, LARC):
+        return find_stash(optimizer.optim)
+    return stash
+
+
+def prepare_optimizer(
+    optimizer: torch.optim.Optimizer, master_weights: bool, expects_scaling: bool
+) -> None:
+    """Attaches what `scale_loss` and the step need.
+
+    Args:
+        optimizer: the optimizer.
+        master_weights: whether 16-bit parameters get masters.
+        expects_scaling: whether to warn of a step without `scale_loss`.
+    """
+    stash = MasterStash(optimizer) if master_weights else AmpStash(optimizer, expects_scaling)
+    attributes: Any = optimizer
+    attributes._amp_stash = stash
+    attributes._lazy_init_maybe_master_weights = stash.make_masters
+    attributes.step = MethodType(_amp_step(optimizer.step), optimizer)
+    if isinstance(stash, MasterStash):
+        attributes.zero_grad = MethodType(_zero_grad(optimizer.zero_grad), optimizer)
+        optimizer.register_state_dict_post_hook(stash.save)
+        optimizer.register_load_state_dict_pre_hook(stash.check_loaded)
+        optimizer.register_load_state_dict_post_hook(stash.load)
+
+
+def _amp_step(step: Any) -> Any:
+    # A learning rate scheduler marks the step that it has wrapped, and looks for the mark.
+    @functools.wraps(step)
+    def amp_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        stash: AmpStash = optimizer._amp_stash
+        with_masters = isinstance(stash, MasterStash)
+        if with_masters and any(callable(value) for value in (*args, *kwargs.values())):
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step: expected no closure with master weights, got "
+                "one. Compute the gradients first, within amp.scale_loss."
+            )
+        if stash.skip_next_step:
+            _skip(optimizer, stash)
+            return None
+        stash.before_step()
+        result = step(*args, **kwargs)
+        stash.after_step()
+        if isinstance(stash, MasterStash):
+            stash.drop_master_grads()
+        return result
+
+    return amp_step
+
+
+def _skip(optimizer: Any, stash: AmpStash) -> None:
+    stash.skip_next_step = False
+    stash.had_backward = False
+    optimizer._opt_called = True  # else a scheduler warns that there was no step before its own
+    if isinstance(stash, MasterStash):
+        stash.drop_master_grads()
+    scale = _amp_state.loss_scalers[stash.loss_id].loss_scale()
+    maybe_print(
+        f"Gradient overflow: skipped a step of {type(optimizer).__name__}; the loss scale of loss "
+        f"scaler {stash.loss_id} is now {scale}.",
+        rank0=True,
+    )
+
+
+def _zero_grad(zero_grad: Any) -> Any:
+    @functools.wraps(zero_grad)
+    def amp_zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
+        stash: MasterStash = optimizer._amp_stash
+        if set_to_none is None:
+            zero_grad()
+        else:
+            zero_grad(set_to_none=set_to_none)
+        stash.drop_master_grads()
+        stash.zero_model_grads(set_to_none is not False)
+
+    return amp_zero_grad

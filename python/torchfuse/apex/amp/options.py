@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The optimization levels O0 to O3, and the options that a program may override."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchfuse.apex.amp.state import warn_or_err
+
+#: What the levels set. Options of `initialize` that are not None override them.
+LEVELS: Mapping[str, Mapping[str, Any]] = {
+    "O0": {
+        "cast_model_type": torch.float32,
+        "patch_torch_functions": False,
+        "patch_torch_functions_type": None,
+        "keep_batchnorm_fp32": None,
+        "master_weights": False,
+        "loss_scale": 1.0,
+    },
+    "O1": {
+        "cast_model_type": None,
+        "patch_torch_functions": True,
+        "patch_torch_functions_type": torch.float16,
+        "keep_batchnorm_fp32": None,
+        "master_weights": None,
+        "loss_scale": "dynamic",
+    },
+    "O2": {
+        "cast_model_type": torch.float16,
+        "patch_torch_functions": False,
+        "patch_torch_functions_type": None,
+        "keep_batchnorm_fp32": True,
+        "master_weights": True,
+        "loss_scale": "dynamic",
+    },
+    "O3": {
+        "cast_model_type": torch.float16,
+        "patch_torch_functions": False,
+        "patch_torch_functions_type": None,
+        "keep_batchnorm_fp32": False,
+        "master_weights": False,
+        "loss_scale": 1.0,
+    },
+}
+_NAMES = ("enabled", "opt_level", *LEVELS["O0"])
+_MODEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_SHORT_TYPES = (torch.float16, torch.bfloat16)
+
+
+class Properties:
+    """The options in force, as `options` and as attributes: `amp._amp_state.opt_properties`.
+
+    Assigning an attribute checks it as `initialize` does.
+    """
+
+    options: dict[str, Any]
+
+    def __init__(self) -> None:
+        vars(self)["options"] = dict.fromkeys(_NAMES)
+        self.options["enabled"] = False
+
+    def __getattr__(self, name: str) -> Any:
+        options = vars(self).get("options", {})
+        if name in options:
+            return options[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.options:
+            super().__setattr__(name, value)
+            return
+        check = _CHECKS.get(name)
+        self.options[name] = value if check is None else check(self.options["opt_level"], value)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.options]
+
+
+def chosen_options(opt_level: str, overrides: Mapping[str, Any]) -> Properties:
+    """Returns the options of a level with a program's overrides.
+
+    Args:
+        opt_level: "O0", "O1", "O2" or "O3", with the letter O.
+        overrides: options by name; None is no override.
+
+    Raises:
+        RuntimeError: for an unknown level, and an option that the level excludes.
+        ValueError: for a value that the option cannot have.
+    """
+    if opt_level not in LEVELS:
+        raise RuntimeError(
+            f"amp.initialize: expected opt_level to be one of {', '.join(map(repr, LEVELS))}, got "
+            f"{opt_level!r}. The first character is the letter O, not the number zero."
+        )
+    properties = Properties()
+    properties.options.update(LEVELS[opt_level], enabled=True, opt_level=opt_level)
+    for name, value in overrides.items():
+        if value is not None:
+            setattr(properties, name, value)
+    short = properties.patch_torch_functions_type or properties.cast_model_type
+    # bf16 has the exponents of fp32: gradients do not underflow.
+    if overrides.get("loss_scale") is None and short is torch.bfloat16:
+        properties.loss_scale = 1.0
+    return properties
+
+
+def _expected(name: str, what: str, value: Any) -> ValueError:
+    return ValueError(f"amp.initialize: expected {name} to be {what}, got {value!r}.")
+
+
+def _model_type(level: str, value: Any) -> Any:
+    if value is False:
+        value = None
+    if value is not None and value not in _MODEL_TYPES:
+        what = "torch.float32, torch.float16 or torch.bfloat16"
+        raise _expected("cast_model_type", what, value)
+    if level == "O1" and value not in (None, torch.float32):
+        warn_or_err(
+            f"amp.initialize: expected no cast_model_type with opt_level 'O1', got {value}. O1 "
+            "keeps fp32 parameters and casts inside the forward pass: its dtype is "
+            "patch_torch_functions_type. To cast the parameters, choose opt_level 'O2' or 'O3'."
+        )
+    return value
+
+
+def _patches(level: str, value: Any) -> bool:
+    if level != "O1" and value:
+        warn_or_err(
+            "amp.initialize: expected patch_torch_functions=True only with opt_level 'O1', got "
+            f"{level!r}. Choose opt_level 'O1'."
+        )
+    return bool(value)
+
+
+def _patches_type(level: str, value: Any) -> Any:
+    if value not in _SHORT_TYPES:
+        what = "torch.float16 or torch.bfloat16"
+        raise _expected("patch_torch_functions_type", what, value)
+    if level != "O1":
+        warn_or_err(
+            "amp.initialize: expected patch_torch_functions_type only with opt_level 'O1', got "
+            f"{level!r}. The dtype of 'O2' and 'O3' is cast_model_type."
+        )
+    return value
+
+
+def _keeps_batch_norm(level: str, value: Any) -> Any:
+    if level == "O1" and value is not None:
+        warn_or_err(
+            "amp.initialize: expected no keep_batchnorm_fp32 with opt_level 'O1', got "
+            f"{value!r}. O1 keeps all parameters in fp32: leave the option out."
+        )
+    named = {"True": True, "False": False}
+    value = named.get(value, value) if isinstance(value, str) else value
+    if value not in (None, True, False):
+        raise _expected("keep_batchnorm_fp32", "a bool, 'True', 'False' or None", value)
+    return value
+
+
+def _master_weights(level: str, value: Any) -> Any:
+    if level == "O1" and value is not None:
+        warn_or_err(
+            f"amp.initialize: expected no master_weights with opt_level 'O1', got {value!r}. O1 "
+            "keeps fp32 parameters, which need no masters: leave the option out."
+        )
+    return None if value is None else bool(value)
+
+
+def _loss_scale(level: str, value: Any) -> Any:
+    if value == "dynamic":
+        return value
+    try:
+        scale = float(value)
+    except (TypeError, ValueError):
+        scale = math.nan
+    if not (math.isfinite(scale) and scale > 0.0):
+        what = "'dynamic' or a number that is positive and finite"
+        raise _expected("loss_scale", what, value)
+    return scale
+
+
+_CHECKS = {
+    "cast_model_type": _model_type,
+    "patch_torch_functions": _patches,
+    "patch_torch_functions_type": _patches_type,
+    "keep_batchnorm_fp32": _keeps_batch_norm,
+    "master_weights": _master_weights,
+    "loss_scale": _loss_scale,
+}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`scale_loss`: the backward pass of a scaled loss."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse.apex.amp.loss_scaler import LossScaler
+from torchfuse.apex.amp.masters import MasterStash
+from torchfuse.apex.amp.optimizers import find_stash
+from torchfuse.apex.amp.stash import AmpStash
+from torchfuse.apex.amp.state import initialized
+
+
+@contextlib.contextmanager
+def scale_loss(
+    loss: Tensor,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    loss_id: int = 0,
+    model: Any = None,
+    delay_unscale: bool = False,
+    delay_overflow_check: bool = False,
+) -> Iterator[Tensor]:
+    """Yields the loss times the loss scale; afterwards, gradients are unscaled.
+
+    At the end of the block, the gradients of the optimizers' parameters are divided by the scale
+    and added to those from before the block. With a dynamic scale, an element that is not finite
+    halves the scale, and the next step of these optimizers is skipped: it leaves everything as it
+    is and prints one line on rank 0. The host waits for the device once. If the block raises, the
+    gradients are those from before it.
+
+    Args:
+        loss: loss; it is yielded in fp32.
+        optimizers: optimizer or optimizers whose parameters get gradients of this loss, as
+            `amp.initialize` has returned them.
+        loss_id: index of the loss among `num_losses`, each of which has a scale.
+        model: ignored, as in apex.
+        delay_unscale: leave the gradients scaled, for more backward passes before a step. The last
+            one before the step must unscale.
+        delay_overflow_check: unscale but do not adjust the scale nor skip a step. The program calls
+            `amp._amp_state.loss_scalers[loss_id].update_scale()` itself.
+
+    Raises:
+        RuntimeError: before `amp.initialize`.
+        TypeError: if the loss is not a tensor.
+        ValueError: for an optimizer that `amp.initialize` has not seen, or a `loss_id` out of
+            range.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex import amp
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        >>> loss = 0.5 * model(torch.ones(4, 2)).mean()
+        >>> with amp.scale_loss(loss, optimizer) as scaled_loss:
+        ...     scaled_loss.backward()
+        >>> model.bias.grad
+        tensor([0.5000])
+        >>> optimizer.step()
+    """
+    state = initialized("amp.scale_loss")
+    if not state.opt_properties.enabled:
+        yield loss
+        return
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"amp.scale_loss: expected loss to be a tensor, got {type(loss).__name__}.")
+    scaler = _scaler(state.loss_scalers, loss_id)
+    stashes = _stashes(optimizers)
+    scale = scaler.loss_scale()
+    has_masters = any(isinstance(stash, MasterStash) for stash in stashes)
+    if not scaler.dynamic and scale == 1.0 and not has_masters:
+        yield loss.float()
+        return
+    seen: set[int] = set()
+    fresh = [stash for stash in stashes if stash.prepare(scale, seen)]
+    try:
+        yield loss.float() * scale
+    except BaseException:
+        for stash in fresh:
+            stash.restore()
+        raise
+    if not delay_unscale:
+        _finish(stashes, scaler, loss_id, delay_overflow_check)
+
+
+def _finish(
+    stashes: list[AmpStash], scaler: LossScaler, loss_id: int, delay_overflow_check: bool
+) -> None:
+    scaler.clear_overflow_state()
+    for stash in stashes:
+        stash.finish(scaler)
+    if not delay_overflow_check and scaler.update_scale():
+        for stash in stashes:
+            stash.skip_next_step = True
+            stash.loss_id = loss_id
+
+
+def _scaler(scalers: list[LossScaler], loss_id: int) -> LossScaler:
+    if not isinstance(loss_id, int) or not 0 <= loss_id < len(scalers):
+        raise ValueError(
+            f"amp.scale_loss: expected loss_id to be in range({len(scalers)}), got {loss_id!r}. "
+            "Pass the number of losses to amp.initialize as num_losses."
+        )
+    return scalers[loss_id]
+
+
+def _stashes(optimizers: Any) -> list[AmpStash]:
+    is_list = isinstance(optimizers, list | tuple)
+    found: list[AmpStash] = []
+    for index, optimizer in enumerate(optimizers if is_list else [optimizers]):
+        name = f"optimizers[{index}]" if is_list else "optimizers"
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"amp.scale_loss: expected {name} to be an optimizer, got "
+                f"{type(optimizer).__name__}."
+            )
+        stash = find_stash(optimizer)
+        if stash is None:
+            raise ValueError(
+                f"amp.scale_loss: expected {name} to have been through amp.initialize, got another "
+                f"{type(optimizer).__name__}. Pass it to amp.initialize with the model."
+            )
+        if not any(stash is other for other in found):
+            found.append(stash)
+    return found

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`apex.fp16_utils`: fp16 by hand, for programs written before `apex.amp`."""
+
+from torchfuse.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
+from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, to_python_float
+from torchfuse.apex.fp16_utils.master_lists import (
+    clip_grad_norm,
+    master_params_to_model_params,
+    model_grads_to_master_grads,
+    prep_param_lists,
+)
+from torchfuse.apex.fp16_utils.networks import (
+    BN_convert_float,
+    FP16Model,
+    convert_module,
+    convert_network,
+    network_to_half,
+    tofp16,
+)
+
+__all__ = [
+    "BN_convert_float",
+    "DynamicLossScaler",
+    "FP16Model",
+    "FP16_Optimizer",
+    "LossScaler",
+    "clip_grad_norm",
+    "convert_module",
+    "convert_network",
+    "master_params_to_model_params",
+    "model_grads_to_master_grads",
+    "network_to_half",
+    "prep_param_lists",
+    "to_python_float",
+    "tofp16",
+]

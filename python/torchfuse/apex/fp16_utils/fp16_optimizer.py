@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""An optimizer with fp32 masters and a loss scale, from before `apex.amp`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse import clip_grad_norm_
+from torchfuse._delegation import attribute_of
+from torchfuse.apex.amp.containers import SHORT_DTYPES
+from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, unscale_
+from torchfuse.apex.fp16_utils.master_lists import (
+    master_params_to_model_params,
+    model_grads_to_master_grads,
+)
+
+_KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_this_step")
+
+
+class FP16_Optimizer:
+    """Wraps an optimizer of 16-bit and fp32 parameters: fp32 masters and a loss scale.
+
+    The masters replace the 16-bit parameters in the parameter groups of the optimizer.
+
+    Args:
+        init_optimizer: optimizer to wrap.
+        static_loss_scale: constant loss scale.
+        dynamic_loss_scale: use a `DynamicLossScaler` instead.
+        dynamic_loss_args: its arguments by name.
+        verbose: print when a step is skipped.
+
+    Attributes:
+        optimizer: the wrapped optimizer.
+        overflow: whether the last backward pass had a gradient that is not finite.
+        loss_scaler: the `LossScaler` or `DynamicLossScaler`.
+
+    Raises:
+        TypeError: if `init_optimizer` is not an optimizer.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.fp16_utils import FP16_Optimizer
+        >>> model = torch.nn.Linear(2, 1).half()
+        >>> inside = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = FP16_Optimizer(inside, static_loss_scale=128.0)
+        >>> optimizer.zero_grad()
+        >>> optimizer.backward(model(torch.ones(3, 2).half()).float().sum())
+        >>> optimizer.step()
+        >>> optimizer.fp32_from_fp16_groups[0][1].dtype
+        torch.float32
+    """
+
+    state: Any = attribute_of("optimizer", "state", "State of the wrapped optimizer.")
+    param_groups: Any = attribute_of(
+        "optimizer", "param_groups", "Parameter groups of the wrapped optimizer, with masters."
+    )
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: Mapping[str, Any] | None = None,
+        verbose: bool = True,
+    ) -> None:
+        if not isinstance(init_optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                "FP16_Optimizer: expected init_optimizer to be a torch.optim.Optimizer, got "
+                f"{type(init_optimizer).__name__}."
+            )
+        self.optimizer = init_optimizer
+        self.verbose = verbose
+        self.overflow = False
+        self.first_closure_call_this_step = True
+        self.dynamic_loss_scale = dynamic_loss_scale
+        self.loss_scaler = (
+            DynamicLossScaler(**(dynamic_loss_args or {}))
+            if dynamic_loss_scale
+            else LossScaler(static_loss_scale)
+        )
+        self.fp16_groups: list[list[Tensor]] = []
+        self.fp32_from_fp16_groups: list[list[Tensor]] = []
+        self.fp32_from_fp32_groups: list[list[Tensor]] = []
+        for group in init_optimizer.param_groups:
+            self._make_masters(group)
+        # State that already exists becomes that of fp32 parameters.
+        init_optimizer.load_state_dict(init_optimizer.state_dict())
+
+    def _make_masters(self, group: dict[str, Any]) -> None:
+        models: list[Tensor] = []
+        masters: list[Tensor] = []
+        others: list[Tensor] = []
+        for place, param in enumerate(group["params"]):
+            if not param.requires_grad:
+                continue
+            if param.dtype not in SHORT_DTYPES:
+                others.append(param)
+                continue
+            master = torch.nn.Parameter(param.detach().to(torch.float32))
+            group["params"][place] = master
+            if param in self.optimizer.state:
+                self.optimizer.state[master] = self.optimizer.state.pop(param)
+            models.append(param)
+            masters.append(master)
+        self.fp16_groups.append(models)
+        self.fp32_from_fp16_groups.append(masters)
+        self.fp32_from_fp32_groups.append(others)
+
+    def _params(self) -> list[Tensor]:
+        return [param for group in self.optimizer.param_groups for param in group["params"]]
+
+    @property
+    def loss_scale(self) -> float:
+        """The current loss scale; assigning it changes a constant scale."""
+        return self.loss_scaler.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self.loss_scaler.cur_scale = value
+
+    def zero_grad(self, set_grads_to_None: bool = False) -> None:
+        """Resets the gradients of the model and of the masters.
+
+        Args:
+            set_grads_to_None: set the gradients of the model to None instead of zeros.
+        """
+        for masters in self.fp32_from_fp16_groups:
+            for master in masters:
+                master.grad = None
+        for params in (*self.fp16_groups, *self.fp32_from_fp32_groups):
+            for param in params:
+                if param.grad is not None and not set_grads_to_None:
+                    param.grad.detach_().zero_()
+                else:
+                    param.grad = None
+
+    def backward(
+        self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False
+    ) -> None:
+        """Runs the backward pass of the scaled loss, and unscales the masters' gradients.
+
+        Args:
+            loss: loss; it is computed in fp32.
+            update_master_grads: False to accumulate several losses: call `update_master_grads()`
+                after the last one.
+            retain_graph: as for `Tensor.backward`.
+        """
+        self.loss_scaler.backward(loss.float(), retain_graph=retain_graph)
+        if update_master_grads:
+            self.update_master_grads()
+
+    def update_master_grads(self) -> None:
+        """Copies the model's gradients to the masters and unscales them, unless they overflow."""
+        models = [param for group in self.fp16_groups for param in group]
+        others = [param for group in self.fp32_from_fp32_groups for param in group]
+        self.overflow = self.loss_scaler.has_overflow([*models, *others])
+        if self.overflow:
+            return
+        masters = [param for group in self.fp32_from_fp16_groups for param in group]
+        model_grads_to_master_grads(models, masters)
+        unscale_([*masters, *others], self.loss_scale)
+
+    def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Tensor | float:
+        """Clips the unscaled gradients, and returns their norm; -1 after an overflow."""
+        return -1 if self.overflow else clip_grad_norm_(self._params(), max_norm, norm_type)
+
+    def inspect_master_grad_data(self) -> list[list[Tensor | None]] | None:
+        """Returns the masters' gradients by group; None after an overflow, with a line printed."""
+        if self.overflow:
+            print("FP16_Optimizer: no gradients to inspect, because they overflowed.")
+            return None
+        return [
+            [None if param.grad is None else param.grad.detach() for param in group["params"]]
+            for group in self.optimizer.param_groups
+        ]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Adjusts the loss scale, and updates masters and model unless there was an overflow.
+
+        Args:
+            closure: computes the loss and calls `optimizer.backward(loss)` of this object. It is
+                called again, with a lower scale, as long as the gradients overflow.
+        """
+        scale = self.loss_scaler.loss_scale
+        self.loss_scaler.update_scale(self.overflow)
+        if self.overflow:
+            if self.verbose:
+                print(
+                    "Gradient overflow: skipped a step of FP16_Optimizer. The loss scale was "
+                    f"{scale} and is now {self.loss_scaler.loss_scale}."
+                )
+            return None
+        result = self._step_with(closure) if closure is not None else self.optimizer.step()
+        self._masters_to_model()
+        return result
+
+    def _step_with(self, closure: Callable[[], Any]) -> Any:
+        def scaled_closure() -> Any:
+            if self.first_closure_call_this_step:
+                self.first_closure_call_this_step = False
+            else:
+                self._masters_to_model()
+            loss = closure()
+            while self.overflow:
+                self.loss_scaler.update_scale(True)
+                loss = closure()
+            return loss
+
+        result = self.optimizer.step(scaled_closure)
+        self.first_closure_call_this_step = True
+        return result
+
+    def _masters_to_model(self) -> None:
+        for models, masters in zip(self.fp16_groups, self.fp32_from_fp16_groups, strict=True):
+            master_params_to_model_params(models, masters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state dict, of tensors and numbers: `torch.load` needs no pickled classes."""
+        return {
+            "loss_scaler": self.loss_scaler.state_dict(),
+            "dynamic_loss_scale": self.dynamic_loss_scale,
+            "overflow": self.overflow,
+            "first_closure_call_this_step": self.first_closure_call_this_step,
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "fp32_from_fp16": [
+                [master.detach() for master in masters] for masters in self.fp32_from_fp16_groups
+            ],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state dict of this class, or of apex with its pickled loss scaler.
+
+        Raises:
+            KeyError: if a key is missing; nothing is changed.
+            ValueError: for masters of other shapes; nothing is changed.
+        """
+        for key in (*_KEYS, "optimizer_state_dict", "fp32_from_fp16"):
+            if key not in state_dict:
+                raise KeyError(
+                    f"FP16_Optimizer.load_state_dict: expected state_dict to have {key!r}, got "
+                    f"only {sorted(state_dict)}."
+                )
+        saved = state_dict["fp32_from_fp16"]
+        shapes = [[list(param.shape) for param in group] for group in saved]
+        own = [[list(param.shape) for param in group] for group in self.fp32_from_fp16_groups]
+        if shapes != own:
+            raise ValueError(
+                "FP16_Optimizer.load_state_dict: expected state_dict['fp32_from_fp16'] to have the "
+                f"shapes {own}, got {shapes}. The checkpoint belongs to another model."
+            )
+        self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
+        scaler = state_dict["loss_scaler"]
+        numbers = scaler if isinstance(scaler, Mapping) else vars(scaler)
+        self.dynamic_loss_scale = state_dict["dynamic_loss_scale"]
+        self.loss_scaler = DynamicLossScaler() if self.dynamic_loss_scale else LossScaler()
+        self.loss_scaler.load_state_dict(dict(numbers))
+        self.overflow = state_dict["overflow"]
+        self.first_closure_call_this_step = state_dict["first_closure_call_this_step"]
+        for masters, loaded in zip(self.fp32_from_fp16_groups, saved, strict=True):
+            for master, value in zip(masters, loaded, strict=True):
+                master.copy_(value)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Lists of model parameters and their fp32 masters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_ as clip_grad_norm
+
+from torchfuse.parallel.flat import flatten, unflatten
+
+__all__ = [
+    "clip_grad_norm",
+    "master_params_to_model_params",
+    "model_grads_to_master_grads",
+    "prep_param_lists",
+]
+
+
+def prep_param_lists(
+    model: nn.Module, flat_master: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns a model's trainable parameters, and fp32 masters of them.
+
+    Args:
+        model: model with parameters of any dtype.
+        flat_master: make one flat master of all parameters, which must have one dtype.
+
+    Returns:
+        The parameters, and as many masters, or one flat master with a gradient of zeros.
+
+    Raises:
+        ValueError: for parameters of several dtypes with `flat_master`.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.fp16_utils import prep_param_lists
+        >>> params, masters = prep_param_lists(torch.nn.Linear(3, 2).half(), flat_master=True)
+        >>> len(params), masters[0].shape, masters[0].dtype
+        (2, torch.Size([8]), torch.float32)
+    """
+    params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
+    if not flat_master:
+        return params, [nn.Parameter(param.detach().clone().float()) for param in params]
+    dtypes = {param.dtype for param in params}
+    if len(dtypes) > 1:
+        raise ValueError(
+            "prep_param_lists: expected parameters of one dtype with flat_master=True, got "
+            f"{sorted(map(str, dtypes))}. Leave flat_master out."
+        )
+    master = nn.Parameter(flatten([param.detach() for param in params]).float())
+    master.grad = torch.zeros_like(master)
+    return params, [master]
+
+
+@torch.no_grad()
+def model_grads_to_master_grads(
+    model_params: Sequence[Tensor], master_params: Sequence[Tensor], flat_master: bool = False
+) -> None:
+    """Copies the gradients of model parameters to their masters, in fp32.
+
+    Args:
+        model_params: parameters, as `prep_param_lists` has returned them.
+        master_params: their masters.
+        flat_master: whether there is one flat master; then every parameter must have a gradient.
+    """
+    if flat_master:
+        grads = flatten([_grad_of(index, param) for index, param in enumerate(model_params)])
+        master = master_params[0]
+        if master.grad is None:
+            master.grad = torch.empty_like(master)
+        master.grad.copy_(grads)
+        return
+    for param, master in zip(model_params, master_params, strict=True):
+        if param.grad is None:
+            master.grad = None
+        elif master.grad is None:
+            master.grad = param.grad.to(master.dtype, copy=True)
+        else:
+            master.grad.copy_(param.grad)
+
+
+def _grad_of(index: int, param: Tensor) -> Tensor:
+    if param.grad is None:
+        raise ValueError(
+            f"model_grads_to_master_grads: expected model_params[{index}] to have a gradient, "
+            "as a flat master needs, got None."
+        )
+    return param.grad
+
+
+@torch.no_grad()
+def master_params_to_model_params(
+    model_params: Sequence[Tensor], master_params: Sequence[Tensor], flat_master: bool = False
+) -> None:
+    """Rounds masters to their model parameters.
+
+    Args:
+        model_params: parameters, as `prep_param_lists` has returned them.
+        master_params: their masters.
+        flat_master: whether there is one flat master.
+    """
+    sources = unflatten(master_params[0], list(model_params)) if flat_master else master_params
+    for param, master in zip(model_params, sources, strict=True):
+        param.copy_(master)

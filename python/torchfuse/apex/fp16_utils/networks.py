@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Networks in fp16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchfuse.apex.amp.containers import converted, to_dtype
+from torchfuse.apex.amp.models import convert_module, convert_network
+
+__all__ = [
+    "BN_convert_float",
+    "FP16Model",
+    "convert_module",
+    "convert_network",
+    "network_to_half",
+    "tofp16",
+]
+
+
+class tofp16(nn.Module):
+    """A module that casts its input to fp16.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.fp16_utils import tofp16
+        >>> tofp16()(torch.ones(2)).dtype
+        torch.float16
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the input in fp16."""
+        return input.half()
+
+
+def BN_convert_float(module: nn.Module) -> nn.Module:
+    """Casts batch normalization with parameters to fp32, in a module and its submodules.
+
+    Args:
+        module: module to change.
+
+    Returns:
+        The module.
+    """
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and layer.affine:
+            convert_module(layer, torch.float32)
+    return module
+
+
+def network_to_half(network: nn.Module) -> nn.Module:
+    """Casts a network to fp16, except batch normalization with parameters, and its input.
+
+    Args:
+        network: network, which is changed.
+
+    Returns:
+        `torch.nn.Sequential(tofp16(), network)`.
+    """
+    return nn.Sequential(tofp16(), BN_convert_float(network.half()))
+
+
+class FP16Model(nn.Module):
+    """A network in fp16, except batch normalization with parameters, with inputs cast to fp16.
+
+    Args:
+        network: network, which is changed.
+
+    Attributes:
+        network: the network.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.fp16_utils import FP16Model
+        >>> FP16Model(torch.nn.Linear(2, 2))(torch.ones(1, 2)).dtype
+        torch.float16
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = convert_network(network, torch.float16)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Calls the network with floating-point inputs in fp16."""
+        return self.network(*converted(inputs, to_dtype(torch.float16)))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Functions that cast their arguments under O1."""
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import Any
+
+import pytest
+import torch
+from support.amp import make_model
+from torch import Tensor
+
+HALF, SHORT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+NUMBERS = {dtype: torch.ones(2, 2, dtype=dtype) for dtype in (HALF, SHORT, FLOAT, DOUBLE)}
+
+
+def first_two(a: Any, b: Any) -> list[torch.dtype]:
+    return [a.dtype, b.dtype]
+
+
+def under_o1(amp: Any, **options: Any) -> Any:
+    return amp.initialize(make_model(), opt_level="O1", verbosity=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "given", "expected"),
+    [
+        ("half_function", (FLOAT, HALF), (HALF, HALF)),
+        ("half_function", (DOUBLE, SHORT), (DOUBLE, HALF)),
+        ("float_function", (FLOAT, HALF), (FLOAT, FLOAT)),
+        ("float_function", (DOUBLE, SHORT), (DOUBLE, FLOAT)),
+        ("promote_function", (FLOAT, HALF), (FLOAT, FLOAT)),
+        ("promote_function", (HALF, HALF), (HALF, HALF)),
+        ("promote_function", (HALF, SHORT), (FLOAT, FLOAT)),
+        ("promote_function", (DOUBLE, HALF), (DOUBLE, DOUBLE)),
+    ],
+)
+def test_arguments_are_cast(
+    amp: Any, decorator: str, given: tuple[Any, ...], expected: tuple[Any, ...]
+) -> None:
+    decorated = getattr(amp, decorator)(first_two)
+    a, b = (NUMBERS[dtype] for dtype in given)
+    assert decorated(a, b) == list(given)  # not initialized
+    for level in ("O0", "O2", "O3"):
+        amp.initialize(make_model(), opt_level=level, verbosity=0)
+        assert decorated(a, b=b) == list(given)
+    under_o1(amp)
+    assert decorated(a, b) == decorated(a, b=b) == decorated(b=b, a=a) == list(expected)
+    with amp.disable_casts():
+        assert decorated(a, b) == list(given)
+    amp.initialize(make_model(), enabled=False)
+    assert decorated(a, b) == list(given)
+
+
+def test_bf16(amp: Any) -> None:
+    under_o1(amp, patch_torch_functions_type=SHORT)
+    assert amp.half_function(first_two)(NUMBERS[FLOAT], NUMBERS[HALF]) == [SHORT, SHORT]
+
+
+def test_nested_arguments_and_others(amp: Any) -> None:
+    under_o1(amp)
+    integers = torch.ones(2, dtype=torch.int64)
+
+    @amp.half_function
+    def look(values: Any, *, flag: bool) -> Any:
+        """Documented."""
+        return values["a"][0].dtype, values["b"] is integers, flag
+
+    assert look({"a": [NUMBERS[FLOAT]], "b": integers}, flag=True) == (HALF, True, True)
+    assert (look.__name__, look.__doc__) == ("look", "Documented.")
+    assert amp.promote_function(lambda x: x)(3) == 3
+
+
+def test_gradients_pass_the_casts(amp: Any) -> None:
+    under_o1(amp)
+    x = torch.ones(3, requires_grad=True)
+    amp.half_function(lambda t: t * 2)(x).float().sum().backward()
+    assert x.grad is not None
+    assert (x.grad.dtype, x.grad.tolist()) == (FLOAT, [2.0, 2.0, 2.0])
+
+
+def test_autocast_inside(amp: Any) -> None:
+    """On inside functions of the program, off in fp32 functions and around torch's own."""
+    under_o1(amp)
+    enabled: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        enabled.append(torch.is_autocast_enabled("cpu"))
+        return torch.mm(x, x)
+
+    for decorator, dtype in (
+        (amp.half_function, HALF),
+        (amp.float_function, FLOAT),
+        (amp.promote_function, HALF),
+    ):
+        assert decorator(look)(NUMBERS[FLOAT]).dtype == dtype
+    assert enabled == [True, False, True]
+    with torch.autocast("cpu", dtype=SHORT):
+        assert amp.float_function(torch.mm)(NUMBERS[HALF], NUMBERS[HALF]).dtype == FLOAT
+        assert (
+            amp.half_function(torch.nn.functional.mse_loss)(NUMBERS[FLOAT], NUMBERS[FLOAT]).dtype
+            == HALF
+        )
+
+
+@pytest.mark.parametrize("kind", ["half", "float", "promote"])
+def test_registration(amp: Any, kind: str) -> None:
+    register, decorate = getattr(amp, f"register_{kind}_function"), getattr(amp, f"{kind}_function")
+    module = types.SimpleNamespace(__name__="layers", look=first_two)
+    register(module, "look")
+    given = NUMBERS[FLOAT], NUMBERS[HALF]
+    assert module.look(*given) == [FLOAT, HALF]
+    under_o1(amp)
+    assert module.look(*given) == decorate(first_two)(*given)
+    # The last registration counts.
+    amp.register_half_function(module, "look")
+    assert module.look(*given) == [HALF, HALF]
+    assert module.look.__wrapped__ is first_two
+    for name in ("missing", "__name__"):
+        message = (
+            rf"amp.register_{kind}_function: expected 'layers' to have a function '{name}', got"
+        )
+        with pytest.raises(ValueError, match=message):
+            register(module, name)
+
+
+def test_a_function_of_torch_may_be_registered(amp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "einsum", torch.einsum)  # restores it
+    amp.register_half_function(torch, "einsum")
+    args = "ij,jk->ik", NUMBERS[FLOAT], NUMBERS[FLOAT]
+    assert torch.einsum(*args).dtype == FLOAT
+    under_o1(amp)
+    assert torch.einsum(*args).dtype == HALF
+
+
+def test_methods(amp: Any) -> None:
+    class Pooler:
+        @amp.float_function
+        def pool(self, x: Tensor) -> torch.dtype:
+            return x.dtype
+
+    under_o1(amp)
+    assert Pooler().pool(NUMBERS[HALF]) == FLOAT
+
+
+def test_disabled_casts_reach_into_models_and_threads(amp: Any) -> None:
+    dtypes: list[torch.dtype] = []
+    model = under_o1(amp)
+    model[0].register_forward_hook(lambda *given: dtypes.append(given[2].dtype))
+
+    def run() -> None:
+        model(torch.ones(2, 6))
+
+    run()
+    with amp.disable_casts():
+        run()
+        with amp.disable_casts():
+            run()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    run()
+    assert dtypes == [HALF, FLOAT, FLOAT, FLOAT, HALF]
+    with torch.autocast("cpu", dtype=HALF), amp.disable_casts():
+        assert torch.mm(NUMBERS[FLOAT], NUMBERS[FLOAT]).dtype == FLOAT
+    with pytest.raises(KeyError), amp.disable_casts():
+        raise KeyError
+    assert amp._amp_state.handle.is_active()
