@@ -158,7 +158,7 @@ def install() -> None:
         >>> import torchfuse.apex
         >>> torchfuse.apex.install()
         >>> from apex.optimizers import FusedAdam
-        >>> FusedAdam
+        >>> FusedAdam.__mro__[1]
         <class 'torchfuse.optimizers.fused_adam.FusedAdam'>
         >>> torchfuse.apex.uninstall()
     """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch
 
 import torchfuse
 import torchfuse.apex
-from torchfuse import optimizers
+from torchfuse import normalization, optimizers
+from torchfuse.apex import _normalization, _optimizers, amp, fp16_utils
 from torchfuse.apex._registry import is_absent_module, modules
-from torchfuse.apex.native import amp_c, apex_c
+from torchfuse.apex.native import amp_c, apex_c, fused_layer_norm_cuda, syncbn, xentropy_cuda
 from torchfuse.parallel import (
     LARC,
     DistributedDataParallel,
@@ -42,13 +44,13 @@ def run(statements: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("statements", "name", "expected"),
     [
-        ("from apex.optimizers import FusedAdam as x", "x", optimizers.FusedAdam),
-        ("from apex.optimizers.fused_adam import FusedAdam as x", "x", optimizers.FusedAdam),
-        ("import apex; x = apex.optimizers.FusedAdam", "x", optimizers.FusedAdam),
-        ("import apex.optimizers as o; x = o.FusedAdam", "x", optimizers.FusedAdam),
-        ("from apex import optimizers; x = optimizers.FusedAdam", "x", optimizers.FusedAdam),
-        ("from apex.optimizers import *; x = FusedAdam", "x", optimizers.FusedAdam),
-        ("from apex import *; x = optimizers.FusedAdam", "x", optimizers.FusedAdam),
+        ("from apex.optimizers import FusedAdam as x", "x", _optimizers.FusedAdam),
+        ("from apex.optimizers.fused_adam import FusedAdam as x", "x", _optimizers.FusedAdam),
+        ("import apex; x = apex.optimizers.FusedAdam", "x", _optimizers.FusedAdam),
+        ("import apex.optimizers as o; x = o.FusedAdam", "x", _optimizers.FusedAdam),
+        ("from apex import optimizers; x = optimizers.FusedAdam", "x", _optimizers.FusedAdam),
+        ("from apex.optimizers import *; x = FusedAdam", "x", _optimizers.FusedAdam),
+        ("from apex import *; x = optimizers.FusedAdam", "x", _optimizers.FusedAdam),
         ("from apex.parallel.LARC import LARC as x", "x", LARC),
         ("import apex; x = apex.parallel.LARC.LARC", "x", LARC),
         ("from apex.parallel import LARC; x = LARC.LARC", "x", LARC),
@@ -96,6 +98,30 @@ def run(statements: str) -> dict[str, Any]:
             "from apex.multi_tensor_apply.multi_tensor_apply import MultiTensorApply as x",
             *("x", torchfuse.multi_tensor_apply.MultiTensorApply),
         ),
+        ("from apex import amp; x = amp.initialize", "x", amp.initialize),
+        ("import apex; x = apex.amp.scale_loss", "x", amp.scale_loss),
+        ("import apex.amp as a; x = a.master_params", "x", amp.master_params),
+        ("from apex.amp import _amp_state as x", "x", amp._amp_state),
+        ("import apex.amp._amp_state; x = apex.amp._amp_state", "x", amp._amp_state),
+        ("from apex.fp16_utils import *; x = FP16_Optimizer", "x", fp16_utils.FP16_Optimizer),
+        ("from apex.optimizers import FP16_Optimizer as x", "x", fp16_utils.FP16_Optimizer),
+        (
+            "from apex.contrib.optimizers import FP16_Optimizer as x",
+            *("x", fp16_utils.FP16_Optimizer),
+        ),
+        ("from apex.normalization import FusedLayerNorm as x", "x", normalization.FusedLayerNorm),
+        (
+            "from apex.normalization.fused_layer_norm import fused_rms_norm_affine as x",
+            *("x", normalization.fused_rms_norm_affine),
+        ),
+        (
+            "from apex.contrib.layer_norm import FastLayerNorm as x",
+            *("x", _normalization.FastLayerNorm),
+        ),
+        (
+            "from apex.contrib.xentropy import SoftmaxCrossEntropyLoss as x",
+            *("x", _normalization.SoftmaxCrossEntropyLoss),
+        ),
     ],
 )
 def test_names_are_torchfuses_own(statements: str, name: str, expected: Any) -> None:
@@ -139,8 +165,9 @@ def test_a_class_appears_as_soon_as_torchfuse_has_it(
     monkeypatch.setattr(optimizers, "__all__", [*optimizers.__all__, name])
     torchfuse.apex.install()
     try:
-        assert importlib.import_module("apex.optimizers").__dict__[name] is marker
-        assert importlib.import_module(f"apex.optimizers.{module}").__dict__[name] is marker
+        found = importlib.import_module("apex.optimizers").__dict__[name]
+        assert issubclass(found, marker)
+        assert importlib.import_module(f"apex.optimizers.{module}").__dict__[name] is found
     finally:
         torchfuse.apex.uninstall()
 
@@ -153,6 +180,12 @@ def test_a_class_appears_as_soon_as_torchfuse_has_it(
         ("from amp_C import multi_tensor_l2norm as x", "x", amp_c.multi_tensor_l2norm),
         ("import apex_C as c; x = c.flatten", "x", apex_c.flatten),
         ("from apex_C import *; x = unflatten", "x", apex_c.unflatten),
+        ("from syncbn import welford_parallel as x", "x", syncbn.welford_parallel),
+        ("import xentropy_cuda; x = xentropy_cuda.forward", "x", xentropy_cuda.forward),
+        (
+            "import fused_layer_norm_cuda as n; x = n.rms_forward_affine",
+            *("x", fused_layer_norm_cuda.rms_forward_affine),
+        ),
     ],
 )
 def test_native_modules_are_there_at_top_level(statements: str, name: str, expected: Any) -> None:
@@ -178,9 +211,22 @@ def test_modules_that_were_not_used_go_away_with_the_alias() -> None:
     torchfuse.apex.install()
     apex = run("import apex; apex.optimizers")["apex"]
     torchfuse.apex.uninstall()
-    assert apex.optimizers.FusedAdam is optimizers.FusedAdam
+    assert issubclass(apex.optimizers.FusedAdam, optimizers.FusedAdam)
     with pytest.raises(AttributeError, match="attribute 'parallel': the alias has been uninstall"):
         _ = apex.parallel
+
+
+@pytest.mark.usefixtures("installed")
+def test_optimizers_leave_unscaled_gradients_and_can_be_pickled() -> None:
+    cls = run("from apex.optimizers import FusedAdam as x")["x"]
+    assert issubclass(cls, optimizers.FusedAdam)
+    assert cls.__name__ == "FusedAdam"
+    param = torch.nn.Parameter(torch.ones(2))
+    for optimizer in (cls([param]), pickle.loads(pickle.dumps(cls([param])))):
+        assert optimizer.param_groups[0]["write_back_grads"] == "unscaled"
+        assert type(optimizer) is cls
+    assert cls([param], write_back_grads=False).param_groups[0]["write_back_grads"] is False
+    assert optimizers.FusedAdam([param]).param_groups[0]["write_back_grads"] is False
 
 
 # The registry.
