@@ -17,9 +17,9 @@ namespace torchfuse::kernels {
 struct LayerNormShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  bool rms = false;                 ///< RMS normalization: nothing is subtracted
-  DType input = DType::kFloat32;    ///< of the input and its gradient
-  DType output = DType::kFloat32;   ///< the input's, or fp32 for 16-bit input
+  bool rms = false;                ///< RMS normalization: nothing is subtracted
+  DType input = DType::kFloat32;   ///< of the input and its gradient
+  DType output = DType::kFloat32;  ///< the input's, or fp32 for 16-bit input
 };
 
 /// Statistics are in the compute type, fp64 for fp64 and fp32 otherwise. Weight and bias: the

@@ -153,10 +153,10 @@ TORCH_LIBRARY(torchfuse, m) {
 // What these return depends on their inputs in a way that autograd has no formula for here. As with
 // torch's own operators of that kind, it requires grad, and a backward pass through it raises.
 TORCH_LIBRARY_IMPL(torchfuse, Autograd, m) {
-  for (const char* name : {"multi_tensor_l2_norm", "batch_norm_stats", "batch_norm_elemt",
-                           "batch_norm_backward_reduce", "batch_norm_backward_elemt",
-                           "layer_norm_forward", "layer_norm_backward",
-                           "softmax_cross_entropy_forward", "softmax_cross_entropy_backward"}) {
+  for (const char* name :
+       {"multi_tensor_l2_norm", "batch_norm_stats", "batch_norm_elemt",
+        "batch_norm_backward_reduce", "batch_norm_backward_elemt", "layer_norm_forward",
+        "layer_norm_backward", "softmax_cross_entropy_forward", "softmax_cross_entropy_backward"}) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }

@@ -36,11 +36,12 @@ void check_columns(const Argument& argument, const at::Tensor& vector, const at:
     fail(argument, c10::str("be on the device of input, ", input.device()),
          c10::str(vector.device()), "Move the module to the device of its input.");
   }
-  const auto expected = input.sym_sizes().slice(
-      static_cast<std::size_t>(input.dim() - normalized_dims));
+  const auto expected =
+      input.sym_sizes().slice(static_cast<std::size_t>(input.dim() - normalized_dims));
   if (vector.sym_sizes() == expected) return;
   fail(argument, c10::str("be of shape ", expected, ", the last dimensions of input"),
-       c10::str(vector.sym_sizes()), "normalized_shape must be that of the input's last dimensions.");
+       c10::str(vector.sym_sizes()),
+       "normalized_shape must be that of the input's last dimensions.");
 }
 
 RowSource::RowSource(const char* op, const char* name, const at::Tensor& tensor,
@@ -64,8 +65,7 @@ kernels::ChannelInput RowSource::columns_input(const char* name,
   check_tensor(argument, *vector);
   check_columns(argument, *vector, tensor_, normalized_dims_);
   const at::ScalarType own = tensor_.scalar_type();
-  const bool readable =
-      vector->scalar_type() == own || vector->scalar_type() == compute_type(own);
+  const bool readable = vector->scalar_type() == own || vector->scalar_type() == compute_type(own);
   holder = (readable ? *vector : vector->to(compute_type(own))).resolve_neg().contiguous();
   return {holder.const_data_ptr(), dtype_of(argument, holder)};
 }

@@ -68,18 +68,18 @@ int multiprocessors_of(const char* op, const c10::Device& device);
 template <class Kernel, class Args>
 void parallel_over_rows(const RowSource& source, const Kernel& kernel, const Args& args) {
   const kernels::CpuIsa isa = current_cpu_isa();
-  at::parallel_for(
-      0, source.rows(), rows_grain(source.columns()),
-      [&](std::int64_t begin, std::int64_t end) { kernel(isa, args, begin, end); });
+  at::parallel_for(0, source.rows(), rows_grain(source.columns()),
+                   [&](std::int64_t begin, std::int64_t end) { kernel(isa, args, begin, end); });
 }
 
 /// Calls launcher(args, multiprocessors, stream); throws in a build without CUDA.
 template <class Launcher, class Args>
 void launch_over_rows([[maybe_unused]] const char* op, [[maybe_unused]] const RowSource& source,
-                      [[maybe_unused]] const Launcher& launcher, [[maybe_unused]] const Args& args) {
+                      [[maybe_unused]] const Launcher& launcher,
+                      [[maybe_unused]] const Args& args) {
 #if defined(TORCHFUSE_WITH_CUDA)
-  check_status(op, launcher(args, multiprocessors_of(op, source.device()),
-                            current_stream(source.device())));
+  check_status(
+      op, launcher(args, multiprocessors_of(op, source.device()), current_stream(source.device())));
 #else
   check_backend(op, source.device());
 #endif

@@ -30,10 +30,11 @@ void fill(const at::Tensor& parameter, double value) {
 FusedNormalization::FusedNormalization(const char* name, FusedLayerNormOptions options_)
     : options(std::move(options_)), name_(name) {
   const auto& shape = options.normalized_shape();
-  TORCH_CHECK(!shape.empty() && std::all_of(shape.begin(), shape.end(),
-                                            [](std::int64_t size) { return size >= 0; }),
-              name_, ": expected normalized_shape to have at least one size, and none below 0, got ",
-              at::IntArrayRef(shape), ".");
+  TORCH_CHECK(
+      !shape.empty() &&
+          std::all_of(shape.begin(), shape.end(), [](std::int64_t size) { return size >= 0; }),
+      name_, ": expected normalized_shape to have at least one size, and none below 0, got ",
+      at::IntArrayRef(shape), ".");
 }
 
 at::Tensor FusedNormalization::empty_parameter() const {
@@ -44,8 +45,9 @@ at::Tensor FusedNormalization::normalize(const at::Tensor& input, const at::Tens
                                          bool rms) const {
   const at::IntArrayRef shape = options.normalized_shape();
   TORCH_CHECK(input.defined(), name_, ": expected input to be a tensor, got none.");
-  const bool fits = static_cast<std::size_t>(input.dim()) >= shape.size() &&
-                    input.sizes().slice(static_cast<std::size_t>(input.dim()) - shape.size()) == shape;
+  const bool fits =
+      static_cast<std::size_t>(input.dim()) >= shape.size() &&
+      input.sizes().slice(static_cast<std::size_t>(input.dim()) - shape.size()) == shape;
   TORCH_CHECK(fits, name_, ": expected input to end in the dimensions normalized_shape = ", shape,
               ", got an input of shape ", input.sizes(), ".");
   return layer_norm(input, static_cast<std::int64_t>(shape.size()), optional(weight),

@@ -8,8 +8,8 @@
 #include <array>
 #include <utility>
 
-#include <torchfuse/collectives.h>
 #include <torchfuse/batch_norm.h>
+#include <torchfuse/collectives.h>
 
 namespace torchfuse::nn {
 

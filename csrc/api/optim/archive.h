@@ -112,8 +112,8 @@ inline void read_into(torch::serialize::InputArchive& archive, const std::string
 /// kNo and kClipped are bools, as before there was a third choice.
 inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
                       const std::string& key, WriteBackGrads& choice) {
-  const c10::IValue value = read_value(
-      archive, owner, key, "a bool or \"unscaled\"", [](const c10::IValue& value) {
+  const c10::IValue value =
+      read_value(archive, owner, key, "a bool or \"unscaled\"", [](const c10::IValue& value) {
         return value.isBool() || (value.isString() && value.toStringRef() == "unscaled");
       });
   choice = value.isBool() ? WriteBackGrads(value.toBool()) : WriteBackGrads::kUnscaled;

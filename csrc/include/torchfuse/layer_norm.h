@@ -35,17 +35,19 @@ namespace torchfuse {
 /// @param caller name of the caller in error messages.
 /// @return output, contiguous, of input's sizes.
 /// @throws c10::Error naming `caller` and the argument.
-TORCHFUSE_API at::Tensor layer_norm(
-    const at::Tensor& input, std::int64_t normalized_dims,
-    const std::optional<at::Tensor>& weight = std::nullopt,
-    const std::optional<at::Tensor>& bias = std::nullopt, double eps = 1e-5, bool rms = false,
-    std::optional<at::ScalarType> dtype = std::nullopt, bool memory_efficient = false,
-    const std::string& caller = "layer_norm");
+TORCHFUSE_API at::Tensor layer_norm(const at::Tensor& input, std::int64_t normalized_dims,
+                                    const std::optional<at::Tensor>& weight = std::nullopt,
+                                    const std::optional<at::Tensor>& bias = std::nullopt,
+                                    double eps = 1e-5, bool rms = false,
+                                    std::optional<at::ScalarType> dtype = std::nullopt,
+                                    bool memory_efficient = false,
+                                    const std::string& caller = "layer_norm");
 
 /// The forward pass of layer_norm().
 ///
 /// @param input, normalized_dims, weight, bias, eps, rms, dtype as in layer_norm().
-/// @return output; mean of each row (empty with `rms`); and 1 / sqrt(mean square + eps) of each row:
+/// @return output; mean of each row (empty with `rms`); and 1 / sqrt(mean square + eps) of each
+/// row:
 ///   fp32, or fp64 for fp64, of the shape of the dimensions that are not normalized.
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(

@@ -10,9 +10,9 @@ class WriteBackGrads {
  public:
   enum Value : std::uint8_t {
     kNo,        ///< nothing: gradients keep the loss scale
-    kUnscaled,  ///< gradients without the loss scale, as torch's scaler leaves them; if there is none,
-                ///< nothing. Also in a step that is skipped.
-    kClipped,   ///< unscaled and clipped gradients; nothing in a step that is skipped
+    kUnscaled,  ///< gradients without the loss scale, as torch's scaler leaves them; if there is
+                ///< none, nothing. Also in a step that is skipped.
+    kClipped,  ///< unscaled and clipped gradients; nothing in a step that is skipped
   };
   constexpr WriteBackGrads(Value value) noexcept : value_(value) {}  // NOLINT
   constexpr WriteBackGrads(bool clipped) noexcept                    // NOLINT

@@ -86,7 +86,8 @@ TORCHFUSE_HOST_DEVICE V exp_of_negative(V x) {
   V r = fma(n, V(-Constants::kLog2High), kept);
   r = fma(n, V(-Constants::kLog2Low), r);
   // The exponent of a NaN is no number to add to: n - n is NaN then, and else 0.
-  return pass_where_positive(x - least, times_power_of_two(taylor_of_exp<0, T>(r), shifted) + (n - n));
+  return pass_where_positive(x - least,
+                             times_power_of_two(taylor_of_exp<0, T>(r), shifted) + (n - n));
 }
 
 }  // namespace torchfuse::kernels

@@ -103,8 +103,8 @@ TORCHFUSE_INLINE void differentiate(const Pass& pass, std::int64_t row,
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
   RowTerms<T> rows[kRows];
   for (std::int64_t r = 0; r < kRows; ++r) rows[r] = terms_of(pass, row + r);
-  const auto at_columns = [&](std::int64_t c, std::int64_t elements)
-      __attribute__((always_inline)) {
+  const auto at_columns = [&](std::int64_t c,
+                              std::int64_t elements) __attribute__((always_inline)) {
     const V weight = load_terms(pass.weight + c);
     V weight_sum(T(0));
     V bias_sum(T(0));
@@ -116,10 +116,9 @@ TORCHFUSE_INLINE void differentiate(const Pass& pass, std::int64_t row,
       weight_sum = fma(dy, x_hat, weight_sum);
       bias_sum = bias_sum + dy;
       if (pass.grad_input == nullptr) continue;
-      store_some<Pass::kGrad>(
-          pass.grad_input + (row + r) * pass.columns + c, elements,
-          layer_norm_grad_input(dy * weight, x_hat, V(terms.mean_g), V(terms.minus_mean_g_x_hat),
-                                V(terms.rstd)));
+      store_some<Pass::kGrad>(pass.grad_input + (row + r) * pass.columns + c, elements,
+                              layer_norm_grad_input(dy * weight, x_hat, V(terms.mean_g),
+                                                    V(terms.minus_mean_g_x_hat), V(terms.rstd)));
     }
     if (weight_sums == nullptr) return;
     store_terms(weight_sums + c, load_terms(weight_sums + c) + weight_sum);
@@ -137,7 +136,8 @@ __attribute__((noinline)) void backward_items(const LayerNormBackwardArgs& args,
   const Pass<kInput, kOutput, kFromOutput> pass(args);
   const std::int64_t padded = padded_columns(pass.columns);
   for (std::int64_t item = begin; item < end; ++item) {
-    T* sums = args.partials == nullptr ? nullptr : static_cast<T*>(args.partials) + item * 2 * padded;
+    T* sums =
+        args.partials == nullptr ? nullptr : static_cast<T*>(args.partials) + item * 2 * padded;
     if (sums != nullptr) {
       for (std::int64_t c = 0; c < 2 * padded; ++c) sums[c] = T(0);
     }

@@ -25,22 +25,20 @@ TORCHFUSE_INLINE RowStatistics<ComputeOf<kInput>> statistics_of(const ElementOf<
   T mean(0);
   if constexpr (!kRms) {
     clear(sums);
-    for_each_summed_vector<T>(
-        columns,
-        [&](std::int64_t v, std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
-          sums[v] = sums[v] + load_some<kInput>(x + i, elements, V(T(0)));
-        });
+    for_each_summed_vector<T>(columns, [&](std::int64_t v, std::int64_t i,
+                                           std::int64_t elements) __attribute__((always_inline)) {
+      sums[v] = sums[v] + load_some<kInput>(x + i, elements, V(T(0)));
+    });
     mean = static_cast<T>(sum_lanes<T>(sums) / count);
   }
   clear(sums);
   const V center(mean);
-  for_each_summed_vector<T>(
-      columns,
-      [&](std::int64_t v, std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
-        V deviation = load_some<kInput>(x + i, elements, center);
-        if constexpr (!kRms) deviation = deviation - center;
-        sums[v] = fma(deviation, deviation, sums[v]);
-      });
+  for_each_summed_vector<T>(columns, [&](std::int64_t v, std::int64_t i, std::int64_t elements)
+                                         __attribute__((always_inline)) {
+                                           V deviation = load_some<kInput>(x + i, elements, center);
+                                           if constexpr (!kRms) deviation = deviation - center;
+                                           sums[v] = fma(deviation, deviation, sums[v]);
+                                         });
   return {mean, static_cast<T>(row_rstd(sum_lanes<T>(sums), count, eps))};
 }
 

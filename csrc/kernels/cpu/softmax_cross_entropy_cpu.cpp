@@ -37,30 +37,27 @@ TORCHFUSE_INLINE RowSums<ComputeOf<kDType>> sums_of(const ElementOf<kDType>* x,
 #pragma GCC unroll 32
   for (V& vector : largest) vector = first;
   clear(sums);
-  for_each_summed_vector<T>(
-      classes,
-      [&](std::int64_t v, std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
-        largest[v] = max(largest[v], load_some<kDType>(x + i, elements, first));
-      });
+  for_each_summed_vector<T>(classes, [&](std::int64_t v, std::int64_t i,
+                                         std::int64_t elements) __attribute__((always_inline)) {
+    largest[v] = max(largest[v], load_some<kDType>(x + i, elements, first));
+  });
   RowSums<T> result{max_lane<T>(largest), 0.0, 0.0};
   const V center(result.largest);
   // Behind the row's end: an exponential of 0.
   const V least(ExpConstants<T>::kLeast);
   const V nothing = center + (least + least);
-  for_each_summed_vector<T>(
-      classes,
-      [&](std::int64_t v, std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
-        const V x_i = load_some<kDType>(x + i, elements, nothing);
-        sums[v] = sums[v] + exp_of_negative<T>(x_i - center);
-      });
+  for_each_summed_vector<T>(classes, [&](std::int64_t v, std::int64_t i,
+                                         std::int64_t elements) __attribute__((always_inline)) {
+    const V x_i = load_some<kDType>(x + i, elements, nothing);
+    sums[v] = sums[v] + exp_of_negative<T>(x_i - center);
+  });
   result.exponentials = sum_lanes<T>(sums);
   if (!with_logits) return result;
   clear(sums);
-  for_each_summed_vector<T>(
-      classes,
-      [&](std::int64_t v, std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
-        sums[v] = sums[v] + load_some<kDType>(x + i, elements, V(T(0)));
-      });
+  for_each_summed_vector<T>(classes, [&](std::int64_t v, std::int64_t i,
+                                         std::int64_t elements) __attribute__((always_inline)) {
+    sums[v] = sums[v] + load_some<kDType>(x + i, elements, V(T(0)));
+  });
   result.logits = sum_lanes<T>(sums);
   return result;
 }

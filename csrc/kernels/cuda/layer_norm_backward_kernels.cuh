@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks)
 struct ColumnSumsLaunch {
   LayerNormBackwardArgs args;
   std::int64_t slice_rows;
-  std::uint32_t tiles;        ///< of `lanes` vectors of columns
-  std::uint32_t lanes;        ///< threads beside each other in a row, a power of two
+  std::uint32_t tiles;  ///< of `lanes` vectors of columns
+  std::uint32_t lanes;  ///< threads beside each other in a row, a power of two
 };
 
 /// Each thread's sums, then each column's over the block.

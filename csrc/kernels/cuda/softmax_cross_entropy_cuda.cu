@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     T sums[2] = {sum.exponentials, sum.logits};
     team.sum(sums);
     if (team.lane != 0) continue;
-    const double lse =
-        log_sum_exp(static_cast<double>(sum.largest), static_cast<double>(sums[0]));
+    const double lse = log_sum_exp(static_cast<double>(sum.largest), static_cast<double>(sums[0]));
     static_cast<T*>(launch.log_sum_exp)[row] = static_cast<T>(lse);
     const std::int64_t label = launch.labels.labels[row];
     if (launch.labels.is_ignored(row)) {

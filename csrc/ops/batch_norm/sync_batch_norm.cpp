@@ -4,8 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-#include <torchfuse/collectives.h>
 #include <torchfuse/batch_norm.h>
+#include <torchfuse/collectives.h>
 
 #include <string>
 

@@ -26,9 +26,8 @@ Results empty_results(const at::Tensor& input, std::int64_t normalized_dims, boo
   const auto leading =
       input.sym_sizes().slice(0, static_cast<std::size_t>(input.dim() - normalized_dims));
   const auto statistics = input.options().dtype(ops::compute_type(input.scalar_type()));
-  return {at::empty_symint(input.sym_sizes(),
-                           input.options().dtype(ops::output_type(kForward, input.scalar_type(),
-                                                                  dtype))),
+  return {at::empty_symint(input.sym_sizes(), input.options().dtype(ops::output_type(
+                                                  kForward, input.scalar_type(), dtype))),
           rms ? at::empty({0}, statistics) : at::empty_symint(leading, statistics),
           at::empty_symint(leading, statistics)};
 }

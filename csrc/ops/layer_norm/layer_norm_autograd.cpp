@@ -128,8 +128,7 @@ at::Tensor layer_norm_impl(const at::Tensor& input, std::int64_t normalized_dims
                            const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                            bool rms, std::optional<at::ScalarType> dtype, bool memory_efficient,
                            c10::string_view caller) {
-  const LayerNormCall call{normalized_dims, eps,          rms, dtype, memory_efficient,
-                           std::string(caller)};
+  const LayerNormCall call{normalized_dims, eps, rms, dtype, memory_efficient, std::string(caller)};
   check_call(input, weight, bias, call);
   return LayerNorm::apply(input, weight, bias, call);
 }

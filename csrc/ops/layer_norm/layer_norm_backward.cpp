@@ -34,8 +34,8 @@ Results empty_results(const at::Tensor& source, const OptionalTensor& weight,
   const auto contiguous = at::MemoryFormat::Contiguous;
   Results results;
   if (mask[0]) {
-    std::get<0>(results) = at::empty_symint(source.sym_sizes(),
-                                            source.options().dtype(input_type(source, dtype)));
+    std::get<0>(results) =
+        at::empty_symint(source.sym_sizes(), source.options().dtype(input_type(source, dtype)));
   }
   if (mask[1] && weight) std::get<1>(results) = at::empty_like(*weight, {}, contiguous);
   if (mask[2] && bias) std::get<2>(results) = at::empty_like(*bias, {}, contiguous);
@@ -70,8 +70,8 @@ kernels::LayerNormShape shape_of(const ops::RowSource& grad, const ops::RowSourc
 
 void run(const ops::RowSource& source, kernels::LayerNormBackwardArgs& args) {
   const bool sums = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
-  const at::Tensor partials = at::empty({sums ? kernels::layer_norm_partials(args.shape) : 0},
-                                        source.compute_options());
+  const at::Tensor partials =
+      at::empty({sums ? kernels::layer_norm_partials(args.shape) : 0}, source.compute_options());
   args.partials = sums ? partials.mutable_data_ptr() : nullptr;
   if (!source.device().is_cpu()) {
     return ops::launch_over_rows(kBackward, source, kernels::layer_norm_backward_cuda, args);
@@ -82,8 +82,8 @@ void run(const ops::RowSource& source, kernels::LayerNormBackwardArgs& args) {
   args.terms = terms.mutable_data_ptr();
   kernels::layer_norm_backward_terms_cpu(args);
   const std::int64_t items = kernels::layer_norm_items(args.shape);
-  const std::int64_t grain = std::max<std::int64_t>(
-      ops::rows_grain(source.columns()) / kernels::kLayerNormItemRows, 1);
+  const std::int64_t grain =
+      std::max<std::int64_t>(ops::rows_grain(source.columns()) / kernels::kLayerNormItemRows, 1);
   const kernels::CpuIsa isa = ops::current_cpu_isa();
   at::parallel_for(0, items, grain, [&](std::int64_t begin, std::int64_t end) {
     kernels::layer_norm_backward_cpu(isa, args, begin, end);
@@ -104,8 +104,7 @@ Results backward_impl(const at::Tensor& grad_output, const at::Tensor& source_te
   const ops::RowSource source(kBackward, "source", source_tensor, normalized_dims);
   const c10::OptionalDeviceGuard guard(source.device());
   kernels::LayerNormBackwardArgs args;
-  args.shape =
-      shape_of(grad, source, from_output, rms, input_type(source.tensor(), dtype));
+  args.shape = shape_of(grad, source, from_output, rms, input_type(source.tensor(), dtype));
   at::Tensor weight_holder;
   at::Tensor bias_holder;
   args.weight = source.columns_input("weight", weight, weight_holder);

@@ -48,7 +48,8 @@ class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy
     const auto compute = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor kept = at::ones_like(labels, at::TensorOptions(compute));
     if (ignore_index) kept = labels.ne(*ignore_index).to(compute);
-    const at::Tensor index = ignore_index ? labels.masked_fill(labels.eq(*ignore_index), 0) : labels;
+    const at::Tensor index =
+        ignore_index ? labels.masked_fill(labels.eq(*ignore_index), 0) : labels;
     const at::Tensor softmax = at::softmax(logits.to(compute), 1);
     const at::Tensor target =
         at::full_like(softmax, smoothing / static_cast<double>(logits.size(1)))

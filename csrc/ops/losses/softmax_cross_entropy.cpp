@@ -79,8 +79,7 @@ Losses empty_losses(const at::Tensor& logits, std::optional<at::ScalarType> dtyp
 }
 
 Losses forward_impl(const at::Tensor& logits, const at::Tensor& labels, double smoothing,
-                    std::optional<std::int64_t> ignore_index,
-                    std::optional<at::ScalarType> dtype) {
+                    std::optional<std::int64_t> ignore_index, std::optional<at::ScalarType> dtype) {
   const Problem problem(kForward, logits, labels, smoothing, ignore_index);
   const c10::OptionalDeviceGuard guard(logits.device());
   Losses result = empty_losses(logits, dtype);

@@ -88,7 +88,9 @@ MODULES = (
         "apex.contrib.layer_norm.layer_norm", names_of(_NORMS, "FastLayerNorm", "FastLayerNormFN")
     ),
     AliasModule("apex.contrib.xentropy", names_of(_NORMS, "SoftmaxCrossEntropyLoss")),
-    AliasModule("apex.contrib.xentropy.softmax_xentropy", names_of(_NORMS, "SoftmaxCrossEntropyLoss")),
+    AliasModule(
+        "apex.contrib.xentropy.softmax_xentropy", names_of(_NORMS, "SoftmaxCrossEntropyLoss")
+    ),
     # apex's native modules.
     AliasModule("amp_C", "torchfuse.apex.native.amp_c"),
     AliasModule("apex_C", "torchfuse.apex.native.apex_c"),

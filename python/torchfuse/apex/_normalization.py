@@ -123,9 +123,7 @@ class FastLayerNorm(FusedLayerNorm):
         memory_efficient: as in :class:`FusedLayerNorm`.
     """
 
-    def __init__(
-        self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False
-    ) -> None:
+    def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
         super().__init__(hidden_size, eps, memory_efficient=memory_efficient)
 
     @property

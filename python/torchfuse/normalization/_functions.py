@@ -34,13 +34,10 @@ def normalize(
     memory_efficient: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Normalizes the last dimensions of `input` in one op; see `fused_layer_norm_affine`.
+    """Normalizes the last dimensions of `input` in one op, as `fused_layer_norm_affine`.
 
-    Args:
-        caller: name of the caller in error messages.
-        dtype: dtype of the output; None: the input's.
-        input, normalized_shape, weight, bias, eps, memory_efficient: as in the functions below.
-        rms: subtract no mean.
+    `caller` is named in error messages, `rms` subtracts no mean, and `dtype` is that of the output,
+    the input's for None.
 
     Raises:
         ValueError: if `normalized_shape` is not the shape of the input's last dimensions.

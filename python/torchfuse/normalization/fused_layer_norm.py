@@ -78,13 +78,12 @@ class _Normalization(nn.Module):
     def extra_repr(self) -> str:
         """Describes the module for `repr`."""
         return (
-            f"{self.normalized_shape}, eps={self.eps}, "
-            f"elementwise_affine={self.elementwise_affine}"
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
         )
 
 
 class FusedLayerNorm(_Normalization):
-    r"""Layer normalization (Ba, Kiros and Hinton 2016), one kernel each way, on the CPU and on CUDA.
+    r"""Layer normalization (Ba, Kiros and Hinton 2016), one kernel each way, on CPU and CUDA.
 
     .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
 

@@ -75,16 +75,14 @@ inline void expect_right(const CrossEntropyCase& c, const CrossEntropyInputs& in
     const double lse = largest + std::log(sum);
     const std::int64_t label = in.labels[static_cast<std::size_t>(row)];
     const bool ignored = label == kIgnoredLabel;
-    const double loss =
-        ignored ? 0.0 : lse - (1.0 - c.smoothing) * x(label) - c.smoothing * mean;
+    const double loss = ignored ? 0.0 : lse - (1.0 - c.smoothing) * x(label) - c.smoothing * mean;
     ASSERT_NEAR(r.log_sum_exp.get(row), lse, rounding * (1.0 + std::abs(lse)));
     ASSERT_NEAR(r.losses.get(row), loss, rounding * (4.0 + std::abs(loss)));
     const double grad = ignored ? 0.0 : in.grad_losses.get(row);
     for (std::int64_t j = 0; j < c.shape.classes; ++j) {
       const double target = c.smoothing / classes + (j == label ? 1.0 - c.smoothing : 0.0);
       const double dx = ignored ? 0.0 : (std::exp(x(j) - lse) - target) * grad;
-      ASSERT_NEAR(r.grad_logits.get(row * c.shape.classes + j), dx,
-                  stored * (1.0 + std::abs(grad)))
+      ASSERT_NEAR(r.grad_logits.get(row * c.shape.classes + j), dx, stored * (1.0 + std::abs(grad)))
           << "row " << row << ", class " << j;
     }
   }

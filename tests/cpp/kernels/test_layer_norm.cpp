@@ -52,7 +52,8 @@ LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, CpuIsa i
   }
   backward.terms = terms.data();
   layer_norm_backward_terms_cpu(backward);
-  in_steps(layer_norm_items(s), [&](auto i, auto j) { layer_norm_backward_cpu(isa, backward, i, j); });
+  in_steps(layer_norm_items(s),
+           [&](auto i, auto j) { layer_norm_backward_cpu(isa, backward, i, j); });
   if (c.affine) {
     in_steps(s.columns, [&](auto i, auto j) { layer_norm_backward_sum_cpu(backward, i, j); });
   }

@@ -36,9 +36,7 @@ def run(logits: Tensor, labels: Tensor, grad: Tensor, **options: Any) -> tuple[T
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (7, 32), (3, 1000), (70, 33), (2, 4099)])
-def test_losses_and_gradients(
-    dtype: torch.dtype, smoothing: float, shape: tuple[int, int]
-) -> None:
+def test_losses_and_gradients(dtype: torch.dtype, smoothing: float, shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     logits = (torch.randn(shape, dtype=F64) * 3).to(dtype)
     labels = torch.randint(shape[1], shape[:1])

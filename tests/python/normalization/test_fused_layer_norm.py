@@ -196,7 +196,9 @@ def test_the_bits_do_not_depend_on_threads(dtype: torch.dtype, threads: int) -> 
         assert torch.equal(tensor, results[1][name]), name
 
 
-@pytest.mark.parametrize(("ours", "torchs"), [(FusedLayerNorm, nn.LayerNorm), (FusedRMSNorm, nn.RMSNorm)])
+@pytest.mark.parametrize(
+    ("ours", "torchs"), [(FusedLayerNorm, nn.LayerNorm), (FusedRMSNorm, nn.RMSNorm)]
+)
 def test_states_are_torchs(ours: Any, torchs: Any) -> None:
     module, x, _ = problem(ours, (4, 6), 1, F32)
     twin = torchs(6, eps=module.eps)
@@ -227,7 +229,9 @@ def test_transforms_and_forward_mode() -> None:
     torch.testing.assert_close(rows, module(x))
     _, tangent = torch.func.jvp(module, (x,), (dy,))
     _, expected = torch.func.jvp(
-        lambda t: functional.layer_norm(t, (6,), module.weight, module.bias, module.eps), (x,), (dy,)
+        lambda t: functional.layer_norm(t, (6,), module.weight, module.bias, module.eps),
+        (x,),
+        (dy,),
     )
     torch.testing.assert_close(tangent, expected)
 
@@ -283,7 +287,7 @@ def test_fake_tensors_have_the_results_shape() -> None:
         (
             lambda: torch.ops.torchfuse.layer_norm(torch.zeros(2, 8), 3, eps=1e-5),
             RuntimeError,
-            r"layer_norm: expected normalized_dims to be from 1 to 2, the input's dimensions, got 3",
+            r"layer_norm: expected normalized_dims to be from 1 to 2, the input's dim",
         ),
         (
             lambda: torch.ops.torchfuse.layer_norm(torch.zeros(2, 8), 1, eps=1e-5, dtype=F16),

@@ -47,9 +47,7 @@ def test_unscaled_gradients_are_torchs_and_the_step_is_the_same(
     _, params = stepped(cls, "unscaled", grads, max_grad_norm=max_grad_norm)
     found_inf = torch.zeros(())
     expected = [grad.clone() for grad in grads]
-    torch._amp_foreach_non_finite_check_and_unscale_(
-        expected, found_inf, torch.tensor(1.0 / SCALE)
-    )
+    torch._amp_foreach_non_finite_check_and_unscale_(expected, found_inf, torch.tensor(1.0 / SCALE))
     for param, untouched, grad, before in zip(params, plain, expected, grads, strict=True):
         assert param.grad is not None
         assert untouched.grad is not None

@@ -119,7 +119,7 @@ def batchnorm_forward_c_last(
 def reduce_bn(
     grad_output: Tensor, input: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns this process's sums of dy and of dy * (x - mean), and the gradients of weight and bias.
+    """Returns this process's sums of dy and dy * (x - mean), and the gradients of weight and bias.
 
     The gradients have no elements if `weight` is None.
     """

@@ -3,8 +3,8 @@
 // other rank of the group is a backend that puts its own sums into each exchange.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/batch_norm.h>
+#include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/parallel/convert_sync_batch_norm.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>

@@ -13,7 +13,6 @@ using namespace testing;
 
 constexpr int kMultiprocessors = 2;
 
-
 void expect_ok(const Status& status) {
   ASSERT_TRUE(status.ok()) << status.what << " " << status.error;
   synchronize();
@@ -29,7 +28,8 @@ LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, std::int
   const auto unwritten = [&](const Buffer& host) {
     return DeviceTensor::unwritten(host.dtype(), host.numel(), offset);
   };
-  const DeviceTensor output = unwritten(r.output), mean = unwritten(r.mean), rstd = unwritten(r.rstd);
+  const DeviceTensor output = unwritten(r.output), mean = unwritten(r.mean),
+                     rstd = unwritten(r.rstd);
   LayerNormArgs forward;
   forward.shape = s;
   forward.input = x.data();
