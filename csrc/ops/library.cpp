@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+// Steps of optimizers.
 TORCH_LIBRARY(torchfuse, m) {
   // One Adam or AdamW step over lists of tensors, step counts included.
   m.def(
@@ -64,7 +65,10 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
       "float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+}
 
+// Lists of tensors, loss scales, sums over ranks.
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
   // tensors *= inv_scale, with found_inf set to 1 if an element was not finite.
   m.def(
       "multi_tensor_unscale_(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()");
@@ -83,7 +87,10 @@ TORCH_LIBRARY(torchfuse, m) {
   // Sum of a tensor over the ranks of a process group, in place.
   m.def(
       "all_reduce_sum_(Tensor(a!) tensor, str group, str caller, bool deterministic=False) -> ()");
+}
 
+// Batch normalization.
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
   // The moments of each channel of one rank's input, in a form that adds up over ranks.
   m.def("batch_norm_stats(Tensor input) -> Tensor");
 
@@ -113,7 +120,10 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor? packed=None, *, bool training, float? momentum, float eps, bool relu=False, "
       "str? group=None, str caller=\"sync_batch_norm\", bool deterministic=False) "
       "-> (Tensor output, Tensor packed)");
+}
 
+// Rows.
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
   // Layer or RMS normalization over the last `normalized_dims` dimensions, and the statistics of
   // each row.
   m.def(

@@ -4,6 +4,7 @@
 #include "kernels/softmax_cross_entropy.h"
 
 #include "kernels/cpu/rows.h"
+#include "kernels/cpu/simd_exp.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 

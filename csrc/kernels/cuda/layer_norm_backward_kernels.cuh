@@ -48,51 +48,67 @@ __device__ __forceinline__ T mean_of_row(const LayerNormBackwardArgs& args, std:
 constexpr int kBackwardKept = 2;
 constexpr int kBackwardBlocks = 3;  ///< resident on a multiprocessor
 
+/// Gradient and source of a row, as a thread has them.
+template <class S, class O, bool kFromOutput, std::uint32_t kThreads>
+struct RowGradients {
+  using T = RowCompute<S>;
+  using RowXHat = XHat<S, O, kFromOutput>;
+  static constexpr int kVec = kRowVec<S>;
+  const LayerNormBackwardArgs& args;
+  std::uint32_t columns;
+  T mean;
+  T rstd;
+  RowVectors<O, kVec, kBackwardKept, kThreads> dy;
+  RowVectors<typename RowXHat::Source, kVec, kBackwardKept, kThreads> source;
+
+  __device__ __forceinline__ RowGradients(const LayerNormBackwardArgs& launch, std::int64_t row,
+                                          std::uint32_t lane)
+      : args(launch),
+        columns(static_cast<std::uint32_t>(launch.shape.columns)),
+        mean(mean_of_row<T, kFromOutput>(launch, row)),
+        rstd(static_cast<const T*>(launch.rstd)[row]),
+        dy(launch.grad_output, row * launch.shape.columns, columns, lane),
+        source(launch.source, row * launch.shape.columns, columns, lane) {}
+
+  /// Calls body(i, g, x_hat) for each element of a vector, then at_end(vector).
+  template <class Body, class AtEnd>
+  __device__ __forceinline__ void for_each(const Body& body, const AtEnd& at_end) const {
+    for_each_of_two(dy, source, [&](std::uint32_t vector, const auto& dy_raw, const auto& raw) {
+      const RowXHat x_hat(args, columns, vector);
+      T weight[kVec];
+      load_columns<S>(args.weight, columns, vector, T(1), weight);
+#pragma unroll
+      for (int pair = 0; pair < kVec / 2; ++pair) {
+        T grads[2];
+        T values[2];
+        get_pair(dy_raw, pair, grads);
+        get_pair(raw, pair, values);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int j = 2 * pair + i;
+          body(j, grads[i] * weight[j], x_hat(values[i], j, mean, rstd));
+        }
+      }
+      at_end(vector);
+    });
+  }
+};
+
 // A team of threads handles a row at a time. Bytes per element: gradient and source, read once for
 // rows that fit the registers, and the gradient that is written.
 template <class S, class O, bool kFromOutput, std::uint32_t kThreads>
 __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks)
     layer_norm_grad_input_kernel(const LayerNormBackwardArgs __grid_constant__ launch) {
   using T = RowCompute<S>;
-  using RowXHat = XHat<S, O, kFromOutput>;
-  using Source = typename RowXHat::Source;
   constexpr int kVec = kRowVec<S>;
   const LayerNormShape& shape = launch.shape;
-  const auto columns = static_cast<std::uint32_t>(shape.columns);
-  const T count = static_cast<T>(columns);
+  const T count = static_cast<T>(shape.columns);
   RowTeam<kThreads> team;
   for (std::int64_t row = team.first_row(); row < shape.rows; row += team.row_step()) {
-    const std::int64_t first = row * shape.columns;
-    const RowVectors<O, kVec, kBackwardKept, kThreads> dy(launch.grad_output, first, columns,
-                                                          team.lane);
-    const RowVectors<Source, kVec, kBackwardKept, kThreads> source(launch.source, first, columns,
-                                                                   team.lane);
-    const T mean = mean_of_row<T, kFromOutput>(launch, row);
-    const T rstd = static_cast<const T*>(launch.rstd)[row];
-    /// Calls body(vector, i, g, x_hat) for each element, and at_end(vector) after each vector.
-    const auto for_each_element = [&](const auto& body, const auto& at_end) {
-      for_each_of_two(dy, source, [&](std::uint32_t vector, const auto& dy_raw, const auto& raw) {
-        const RowXHat x_hat(launch, columns, vector);
-        T weight[kVec];
-        load_columns<S>(launch.weight, columns, vector, T(1), weight);
-#pragma unroll
-        for (int pair = 0; pair < kVec / 2; ++pair) {
-          T grads[2];
-          T values[2];
-          get_pair(dy_raw, pair, grads);
-          get_pair(raw, pair, values);
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int j = 2 * pair + i;
-            body(vector, j, grads[i] * weight[j], x_hat(values[i], j, mean, rstd));
-          }
-        }
-        at_end(vector);
-      });
-    };
+    const RowGradients<S, O, kFromOutput, kThreads> gradients(launch, row, team.lane);
     T sums[2] = {T(0), T(0)};
-    for_each_element(
-        [&](std::uint32_t, int, T g, T x_hat) {
+    gradients.for_each(
+        [&](int, T g, T x_hat) {
           // Behind the row's end the gradient is 0.
           sums[0] = sums[0] + g;
           sums[1] = fma(g, x_hat, sums[1]);
@@ -101,11 +117,11 @@ __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks)
     team.sum(sums);
     const T mean_g = shape.rms ? T(0) : sums[0] / count;
     const T minus_mean_g_x_hat = -sums[1] / count;
-    const RowOperand<S, kVec> grad_input(launch.grad_input, first, columns);
+    const RowOperand<S, kVec> grad_input(launch.grad_input, row * shape.columns, gradients.columns);
     T result[kVec];
-    for_each_element(
-        [&](std::uint32_t, int j, T g, T x_hat) {
-          result[j] = layer_norm_grad_input(g, x_hat, mean_g, minus_mean_g_x_hat, rstd);
+    gradients.for_each(
+        [&](int j, T g, T x_hat) {
+          result[j] = layer_norm_grad_input(g, x_hat, mean_g, minus_mean_g_x_hat, gradients.rstd);
         },
         [&](std::uint32_t vector) {
           RawVec<S, kVec> raw;

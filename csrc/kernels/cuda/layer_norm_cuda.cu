@@ -13,6 +13,52 @@ namespace cuda {
 constexpr int kForwardKept = 4;
 constexpr int kForwardBlocks = 4;  ///< resident on a multiprocessor
 
+template <class T>
+struct RowStatistics {
+  T mean;
+  T rstd;
+};
+
+/// Calls body(element, its column) for the elements of a row that a thread has; for zeros behind
+/// the row's end as well.
+template <class S, class Row, class Body>
+__device__ __forceinline__ void for_each_element(const Row& row, const Body& body) {
+  constexpr int kVec = kRowVec<S>;
+  row.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
+#pragma unroll
+    for (int pair = 0; pair < kVec / 2; ++pair) {
+      RowCompute<S> two[2];
+      get_pair(raw, pair, two);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        body(two[i], vector * kVec + static_cast<std::uint32_t>(2 * pair + i));
+      }
+    }
+  });
+}
+
+template <class S, class Row, class Team>
+__device__ __forceinline__ RowStatistics<RowCompute<S>> statistics_of(const Row& row, Team& team,
+                                                                      const LayerNormArgs& args) {
+  using T = RowCompute<S>;
+  const std::uint32_t columns = row.operand.columns;
+  const T count = static_cast<T>(columns);
+  T mean(0);
+  if (!args.shape.rms) {
+    T sum[1] = {T(0)};
+    for_each_element<S>(row, [&](T x, std::uint32_t) { sum[0] = sum[0] + x; });
+    team.sum(sum);
+    mean = sum[0] / count;
+  }
+  T sum_sq[1] = {T(0)};
+  for_each_element<S>(row, [&](T x, std::uint32_t column) {
+    const T deviation = x - mean;
+    if (column < columns) sum_sq[0] = fma(deviation, deviation, sum_sq[0]);
+  });
+  team.sum(sum_sq);
+  return {mean, row_rstd(sum_sq[0], count, static_cast<T>(args.eps))};
+}
+
 template <class S, class O, std::uint32_t kThreads>
 __global__ void __launch_bounds__(kRowThreads, kForwardBlocks)
     layer_norm_kernel(const LayerNormArgs __grid_constant__ launch) {
@@ -20,45 +66,14 @@ __global__ void __launch_bounds__(kRowThreads, kForwardBlocks)
   constexpr int kVec = kRowVec<S>;
   const LayerNormShape& shape = launch.shape;
   const auto columns = static_cast<std::uint32_t>(shape.columns);
-  const T count = static_cast<T>(columns);
   RowTeam<kThreads> team;
   for (std::int64_t row = team.first_row(); row < shape.rows; row += team.row_step()) {
     const RowVectors<S, kVec, kForwardKept, kThreads> x(launch.input, row * shape.columns, columns,
                                                         team.lane);
-    T mean(0);
-    if (!shape.rms) {
-      T sum[1] = {T(0)};
-      x.for_each([&](std::uint32_t, const RawVec<S, kVec>& raw) {
-#pragma unroll
-        for (int pair = 0; pair < kVec / 2; ++pair) {
-          T two[2];
-          get_pair(raw, pair, two);
-          sum[0] = sum[0] + (two[0] + two[1]);
-        }
-      });
-      team.sum(sum);
-      mean = sum[0] / count;
-    }
-    T sum_sq[1] = {T(0)};
-    x.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
-#pragma unroll
-      for (int pair = 0; pair < kVec / 2; ++pair) {
-        T two[2];
-        get_pair(raw, pair, two);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const T deviation = two[i] - mean;
-          // Zeros behind the row's end are no elements.
-          const std::uint32_t column = vector * kVec + static_cast<std::uint32_t>(2 * pair + i);
-          if (column < columns) sum_sq[0] = fma(deviation, deviation, sum_sq[0]);
-        }
-      }
-    });
-    team.sum(sum_sq);
-    const T rstd = row_rstd(sum_sq[0], count, static_cast<T>(launch.eps));
+    const RowStatistics<T> is = statistics_of<S>(x, team, launch);
     if (team.lane == 0) {
-      if (!shape.rms) static_cast<T*>(launch.mean)[row] = mean;
-      static_cast<T*>(launch.rstd)[row] = rstd;
+      if (!shape.rms) static_cast<T*>(launch.mean)[row] = is.mean;
+      static_cast<T*>(launch.rstd)[row] = is.rstd;
     }
     const RowOperand<O, kVec> output(launch.output, row * shape.columns, columns);
     x.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
@@ -73,7 +88,7 @@ __global__ void __launch_bounds__(kRowThreads, kForwardBlocks)
         get_pair(raw, pair, two);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          two[i] = layer_norm_output(x_hat_of_input(two[i], mean, rstd), weight[2 * pair + i],
+          two[i] = layer_norm_output(x_hat_of_input(two[i], is.mean, is.rstd), weight[2 * pair + i],
                                      bias[2 * pair + i]);
         }
         set_pair(result, pair, two);

@@ -18,70 +18,100 @@ void expect_ok(const Status& status) {
   synchronize();
 }
 
-/// Both passes on the device, tensors `offset` elements behind a 16-byte boundary.
-LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, std::int64_t offset,
-                     bool counts = false) {
-  const LayerNormShape& s = c.shape;
-  const DeviceTensor x(in.x, offset), dy(in.dy, offset), weight(in.weight, offset),
-      bias(in.bias, offset);
-  LayerNormResults r(c);
-  const auto unwritten = [&](const Buffer& host) {
+/// A case's inputs on the device, `offset` elements behind a 16-byte boundary.
+struct OnDevice {
+  const LayerNormCase& c;
+  std::int64_t offset;
+  bool counts;  ///< rows fit the registers: every element is read once
+  DeviceTensor x, dy, weight, bias;
+
+  OnDevice(const LayerNormCase& layer, const LayerNormInputs& in, std::int64_t at, bool counted)
+      : c(layer),
+        offset(at),
+        counts(counted),
+        x(in.x, at),
+        dy(in.dy, at),
+        weight(in.weight, at),
+        bias(in.bias, at) {}
+
+  DeviceTensor unwritten(const Buffer& host) const {
     return DeviceTensor::unwritten(host.dtype(), host.numel(), offset);
-  };
-  const DeviceTensor output = unwritten(r.output), mean = unwritten(r.mean),
-                     rstd = unwritten(r.rstd);
-  LayerNormArgs forward;
-  forward.shape = s;
-  forward.input = x.data();
-  if (c.affine) forward.weight = {weight.data(), c.params};
-  if (c.affine) forward.bias = {bias.data(), c.params};
-  forward.output = output.data();
-  forward.mean = mean.data();
-  forward.rstd = rstd.data();
-  expect_ok(layer_norm_cuda(forward, kMultiprocessors, stream()));
-  if (counts) x.expect_accesses(1, 0);
+  }
+  ChannelInput weights() const {
+    return c.affine ? ChannelInput{weight.data(), c.params} : ChannelInput{};
+  }
+  ChannelInput biases() const {
+    return c.affine ? ChannelInput{bias.data(), c.params} : ChannelInput{};
+  }
+};
+
+void run_forward(const OnDevice& on, LayerNormResults& r) {
+  const bool rms = on.c.shape.rms;
+  const DeviceTensor output = on.unwritten(r.output), mean = on.unwritten(r.mean),
+                     rstd = on.unwritten(r.rstd);
+  LayerNormArgs args;
+  args.shape = on.c.shape;
+  args.input = on.x.data();
+  args.weight = on.weights();
+  args.bias = on.biases();
+  args.output = output.data();
+  args.mean = mean.data();
+  args.rstd = rstd.data();
+  expect_ok(layer_norm_cuda(args, kMultiprocessors, stream()));
+  if (on.counts) on.x.expect_accesses(1, 0);
   output.expect_accesses(0, 1);
   rstd.expect_accesses(0, 1);
-  mean.expect_accesses(0, s.rms ? 0 : 1);
-  for (const DeviceTensor* tensor : {&x, &output, &mean, &rstd}) tensor->expect_margins_intact();
+  mean.expect_accesses(0, rms ? 0 : 1);
+  for (const DeviceTensor* tensor : {&on.x, &output, &mean, &rstd}) tensor->expect_margins_intact();
+  output.download(r.output.data());
+  if (!rms) mean.download(r.mean.data());
+  rstd.download(r.rstd.data());
+}
 
-  const DeviceTensor y(output.to_host(), offset), means(mean.to_host()), rstds(rstd.to_host());
-  const DeviceTensor grad_input = unwritten(r.grad_input), grad_weight = unwritten(r.grad_weight),
-                     grad_bias = unwritten(r.grad_bias);
+void run_backward(const OnDevice& on, LayerNormResults& r) {
+  const LayerNormShape& s = on.c.shape;
+  const DeviceTensor y(r.output, on.offset), mean(r.mean), rstd(r.rstd);
+  const DeviceTensor grad_input = on.unwritten(r.grad_input),
+                     grad_weight = on.unwritten(r.grad_weight),
+                     grad_bias = on.unwritten(r.grad_bias);
   const DeviceTensor partials =
       DeviceTensor::unwritten(compute_dtype(s.input), layer_norm_partials(s));
-  const DeviceTensor& source = c.from_output ? y : x;
-  LayerNormBackwardArgs backward;
-  backward.shape = s;
-  backward.grad_output = dy.data();
-  backward.source = source.data();
-  backward.from_output = c.from_output;
-  backward.weight = forward.weight;
-  backward.bias = forward.bias;
-  backward.mean = means.data();
-  backward.rstd = rstds.data();
-  backward.grad_input = grad_input.data();
-  expect_ok(layer_norm_backward_cuda(backward, kMultiprocessors, stream()));
-  if (counts) dy.expect_accesses(1, 0);
+  LayerNormBackwardArgs args;
+  args.shape = s;
+  args.grad_output = on.dy.data();
+  args.source = on.c.from_output ? y.data() : on.x.data();
+  args.from_output = on.c.from_output;
+  args.weight = on.weights();
+  args.bias = on.biases();
+  args.mean = mean.data();
+  args.rstd = rstd.data();
+  args.grad_input = grad_input.data();
+  expect_ok(layer_norm_backward_cuda(args, kMultiprocessors, stream()));
+  if (on.counts) on.dy.expect_accesses(1, 0);
   grad_input.expect_accesses(0, 1);
   grad_input.expect_margins_intact();
-  if (c.affine) {
-    backward.grad_input = nullptr;
-    backward.grad_weight = {grad_weight.data(), c.params};
-    backward.grad_bias = {grad_bias.data(), c.params};
-    backward.partials = partials.data();
-    expect_ok(layer_norm_backward_cuda(backward, kMultiprocessors, stream()));
-    if (counts) dy.expect_accesses(2, 0);
-    grad_weight.expect_accesses(0, 1);
-    grad_bias.expect_accesses(0, 1);
-    partials.expect_margins_intact();
-    grad_weight.download(r.grad_weight.data());
-    grad_bias.download(r.grad_bias.data());
-  }
-  output.download(r.output.data());
-  if (!s.rms) mean.download(r.mean.data());
-  rstd.download(r.rstd.data());
   grad_input.download(r.grad_input.data());
+  if (!on.c.affine) return;
+  args.grad_input = nullptr;
+  args.grad_weight = {grad_weight.data(), on.c.params};
+  args.grad_bias = {grad_bias.data(), on.c.params};
+  args.partials = partials.data();
+  expect_ok(layer_norm_backward_cuda(args, kMultiprocessors, stream()));
+  if (on.counts) on.dy.expect_accesses(2, 0);
+  grad_weight.expect_accesses(0, 1);
+  grad_bias.expect_accesses(0, 1);
+  partials.expect_margins_intact();
+  grad_weight.download(r.grad_weight.data());
+  grad_bias.download(r.grad_bias.data());
+}
+
+/// Both passes on the device.
+LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, std::int64_t offset,
+                     bool counts = false) {
+  LayerNormResults r(c);
+  const OnDevice on(c, in, offset, counts);
+  run_forward(on, r);
+  run_backward(on, r);
   return r;
 }
 
