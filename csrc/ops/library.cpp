@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
-// Steps of optimizers.
+// Steps of elementwise optimizers.
 TORCH_LIBRARY(torchfuse, m) {
   // One Adam or AdamW step over lists of tensors, step counts included.
   m.def(
@@ -12,17 +12,6 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor(e!)[] state_steps, Tensor(f!)[] master_params, *, "
       "float lr, float beta1, float beta2, float weight_decay, float eps, "
       "bool amsgrad=False, bool maximize=False, bool adam_w_mode=True, bool bias_correction=True, "
-      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
-
-  // One LAMB step over lists of tensors, step counts included.
-  m.def(
-      "fused_lamb_(Tensor(a!)[] params, Tensor[] grads, "
-      "Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
-      "Tensor(d!)[] state_steps, Tensor(e!)[] master_params, *, "
-      "float lr, float beta1, float beta2, float weight_decay, float eps, "
-      "float min_trust_ratio=0.0, float? max_trust_ratio=None, bool bias_correction=True, "
-      "bool adam_w_mode=True, bool grad_averaging=True, bool use_nvlamb=False, "
-      "bool maximize=False, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 
   // One SGD step over lists of tensors, step counts included. No buffers without momentum.
@@ -41,6 +30,27 @@ TORCH_LIBRARY(torchfuse, m) {
       "bool adagrad_w_mode=False, bool maximize=False, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 
+  // One Lion step over lists of tensors, step counts included.
+  m.def(
+      "fused_lion_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
+      "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
+      "float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+}
+
+// Steps of layerwise optimizers.
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  // One LAMB step over lists of tensors, step counts included.
+  m.def(
+      "fused_lamb_(Tensor(a!)[] params, Tensor[] grads, "
+      "Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+      "Tensor(d!)[] state_steps, Tensor(e!)[] master_params, *, "
+      "float lr, float beta1, float beta2, float weight_decay, float eps, "
+      "float min_trust_ratio=0.0, float? max_trust_ratio=None, bool bias_correction=True, "
+      "bool adam_w_mode=True, bool grad_averaging=True, bool use_nvlamb=False, "
+      "bool maximize=False, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
   // One NovoGrad step over lists of tensors, step counts included. exp_avg_norms: one number each.
   m.def(
       "fused_novograd_(Tensor(a!)[] params, Tensor[] grads, "
@@ -57,13 +67,6 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
       "float lr, float momentum, float weight_decay, float trust_coefficient, float eps, "
       "bool nesterov=False, bool maximize=False, "
-      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
-
-  // One Lion step over lists of tensors, step counts included.
-  m.def(
-      "fused_lion_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
-      "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
-      "float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 }
 

@@ -109,7 +109,7 @@ inline void read_into(torch::serialize::InputArchive& archive, const std::string
                     " to be float32, float16, bfloat16 or float64, got ", name, ".");
 }
 
-/// kNo and kClipped are bools, as before there was a third choice.
+/// kNothing and kClipped are bools, as before there was a third choice.
 inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
                       const std::string& key, WriteBackGrads& choice) {
   const c10::IValue value =

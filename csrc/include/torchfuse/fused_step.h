@@ -69,7 +69,7 @@ struct FusedStepOptions {
   /// Clip the global L2 norm of the unscaled gradients, over all groups and devices. None: do not.
   std::optional<double> max_grad_norm;
   /// What to store in .grad; by default gradients are never modified.
-  WriteBackGrads write_back_grads = WriteBackGrads::kNo;
+  WriteBackGrads write_back_grads = WriteBackGrads::kNothing;
   /// Seed of stochastic rounding, at least 0.
   std::int64_t seed = 0;
 

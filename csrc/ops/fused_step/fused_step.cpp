@@ -14,7 +14,7 @@
 namespace torchfuse {
 
 bool FusedStepOptions::writes_grads() const {
-  if (write_back_grads == WriteBackGrads::kNo) return false;
+  if (write_back_grads == WriteBackGrads::kNothing) return false;
   const bool clips = write_back_grads == WriteBackGrads::kClipped && max_grad_norm &&
                      std::isfinite(*max_grad_norm);
   return grad_scale.has_value() || clips;

@@ -31,6 +31,8 @@ def inputs(device: str) -> Inputs:
         "packed": packed,
         "saved": saved,
         "sums": torch.ones(2 * CHANNELS, dtype=torch.float64, device=device),
+        "rows": torch.ones(4, device=device),
+        "labels": torch.tensor([0, 2, 1, 2], device=device),
     }
 
 
@@ -50,9 +52,23 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "sync_batch_norm": lambda t: OPS.sync_batch_norm(
         t["x"], t["weight"], t["bias"], t["mean"], t["var"], t["batches"], training=True, **RULE
     ),
+    "layer_norm_forward": lambda t: OPS.layer_norm_forward(
+        t["x"], 1, t["weight"], t["bias"], eps=1e-5
+    ),
+    "layer_norm_backward": lambda t: OPS.layer_norm_backward(
+        t["grad"], t["x"], 1, t["rows"], t["rows"], t["weight"], t["bias"]
+    ),
+    "layer_norm": lambda t: OPS.layer_norm(t["x"], 1, t["weight"], t["bias"], eps=1e-5),
+    "softmax_cross_entropy_forward": lambda t: OPS.softmax_cross_entropy_forward(
+        t["x"], t["labels"]
+    ),
+    "softmax_cross_entropy_backward": lambda t: OPS.softmax_cross_entropy_backward(
+        t["grad"][:, 0], t["x"], t["rows"], t["labels"]
+    ),
+    "softmax_cross_entropy": lambda t: OPS.softmax_cross_entropy(t["x"], t["labels"]),
 }
-#: The only one with a derivative; of its output, not of the moments beside it.
-DIFFERENTIABLE = "sync_batch_norm"
+#: Those with a derivative; of the output, not of the moments beside it.
+DIFFERENTIABLE = ("sync_batch_norm", "layer_norm", "softmax_cross_entropy")
 
 
 def returned_by(name: str, given: Inputs) -> list[Tensor]:
@@ -64,7 +80,7 @@ def test_every_operator_that_returns_tensors_is_listed_here() -> None:
     assert sorted(CALLS) == sorted(name for name, schema in registered().items() if schema.returns)
 
 
-@pytest.mark.parametrize("name", sorted({*CALLS} - {DIFFERENTIABLE}))
+@pytest.mark.parametrize("name", sorted({*CALLS} - {*DIFFERENTIABLE}))
 def test_a_backward_pass_raises_as_through_torchs_igamma(name: str, device: str) -> None:
     given = inputs(device)
     oracle = torch.igamma(given["x"], torch.ones_like(given["x"]))
@@ -79,7 +95,7 @@ def test_a_backward_pass_raises_as_through_torchs_igamma(name: str, device: str)
     assert all(tensor.grad is None for tensor in given.values() if tensor.requires_grad)
 
 
-@pytest.mark.parametrize("name", sorted({*CALLS} - {DIFFERENTIABLE}))
+@pytest.mark.parametrize("name", sorted({*CALLS} - {*DIFFERENTIABLE}))
 def test_without_gradients_nothing_is_recorded(name: str, device: str) -> None:
     given = inputs(device)
     with torch.no_grad():
@@ -96,7 +112,7 @@ def test_without_gradients_nothing_is_recorded(name: str, device: str) -> None:
         assert torch.equal(recorded[key], given[key])
 
 
-@pytest.mark.parametrize("name", sorted({*CALLS} - {DIFFERENTIABLE}))
+@pytest.mark.parametrize("name", sorted({*CALLS} - {*DIFFERENTIABLE}))
 def test_forward_derivatives_raise_too(name: str, device: str) -> None:
     given = {key: tensor.detach() for key, tensor in inputs(device).items()}
     with torch.autograd.forward_ad.dual_level():
@@ -107,7 +123,7 @@ def test_forward_derivatives_raise_too(name: str, device: str) -> None:
 
 def test_the_moments_of_sync_batch_norm_are_constants(device: str) -> None:
     given = inputs(device)
-    output, packed = returned_by(DIFFERENTIABLE, given)
+    output, packed = returned_by("sync_batch_norm", given)
     assert output.requires_grad
     assert not packed.requires_grad
     output.square().sum().backward()

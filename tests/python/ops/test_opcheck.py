@@ -96,3 +96,30 @@ def test_amp_update_scale_with_counts_and_history(device: str) -> None:
     }
     arguments = (scale, torch.zeros((), dtype=torch.int32, device=device), found_inf)
     opcheck(torch.ops.torchfuse.amp_update_scale_.default, arguments, {**SCALE_RULE, **extra})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rms", [False, True])
+def test_layer_norm(dtype: torch.dtype, rms: bool, device: str) -> None:
+    x, grad = (torch.randn(4, 5, 6, device=device).to(dtype) for _ in range(2))
+    weight, bias = torch.ones(5, 6, device=device), torch.zeros(5, 6, device=device)
+    ops = torch.ops.torchfuse
+    opcheck(ops.layer_norm_forward.default, (x, 2, weight, bias), {"eps": 1e-5, "rms": rms})
+    _, mean, rstd = ops.layer_norm_forward(x, 2, weight, bias, eps=1e-5, rms=rms)
+    arguments = (grad, x, 2, None if rms else mean, rstd, weight, bias)
+    opcheck(ops.layer_norm_backward.default, arguments, {"rms": rms})
+    leaves = (x.requires_grad_(), 2, weight.requires_grad_(), bias.requires_grad_())
+    opcheck(ops.layer_norm.default, leaves, {"eps": 1e-5, "rms": rms})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_softmax_cross_entropy(dtype: torch.dtype, device: str) -> None:
+    logits = torch.randn(4, 7, device=device).to(dtype)
+    labels = torch.tensor([0, 6, 3, -1], device=device)
+    options: dict[str, Any] = {"smoothing": 0.1, "ignore_index": -1}
+    ops = torch.ops.torchfuse
+    opcheck(ops.softmax_cross_entropy_forward.default, (logits, labels), options)
+    losses, log_sum_exp = ops.softmax_cross_entropy_forward(logits, labels, **options)
+    arguments = (torch.ones_like(losses), logits, log_sum_exp, labels)
+    opcheck(ops.softmax_cross_entropy_backward.default, arguments, options)
+    opcheck(ops.softmax_cross_entropy.default, (logits.requires_grad_(), labels), options)

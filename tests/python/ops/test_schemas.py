@@ -37,7 +37,7 @@ EXPECTED = {
     ),
 }
 
-# What torchfuse.parallel.SyncBatchNorm consists of: its methods are the wrappers.
+# What modules and functions consist of, which are the wrappers.
 PARTS = {
     "all_reduce_sum_": (
         "(Tensor(a!) tensor, str group, str caller, bool deterministic=False) -> ()"
@@ -64,9 +64,36 @@ PARTS = {
         'str? group=None, str caller="sync_batch_norm", bool deterministic=False) '
         "-> (Tensor output, Tensor packed)"
     ),
+    "layer_norm_forward": (
+        "(Tensor input, int normalized_dims, Tensor? weight, Tensor? bias, *, float eps, "
+        "bool rms=False, ScalarType? dtype=None) -> (Tensor output, Tensor mean, Tensor rstd)"
+    ),
+    "layer_norm_backward": (
+        "(Tensor grad_output, Tensor source, int normalized_dims, Tensor? mean, Tensor rstd, "
+        "Tensor? weight, Tensor? bias, *, bool rms=False, bool from_output=False, "
+        "ScalarType? dtype=None, bool[3] output_mask=[True, True, True]) "
+        "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)"
+    ),
+    "layer_norm": (
+        "(Tensor input, int normalized_dims, Tensor? weight=None, Tensor? bias=None, *, "
+        "float eps, bool rms=False, ScalarType? dtype=None, bool memory_efficient=False, "
+        'str caller="layer_norm") -> Tensor'
+    ),
+    "softmax_cross_entropy_forward": (
+        "(Tensor logits, Tensor labels, *, float smoothing=0.0, int? ignore_index=None, "
+        "ScalarType? dtype=None) -> (Tensor losses, Tensor log_sum_exp)"
+    ),
+    "softmax_cross_entropy_backward": (
+        "(Tensor grad_losses, Tensor logits, Tensor log_sum_exp, Tensor labels, *, "
+        "float smoothing=0.0, int? ignore_index=None) -> Tensor"
+    ),
+    "softmax_cross_entropy": (
+        "(Tensor logits, Tensor labels, *, float smoothing=0.0, int? ignore_index=None, "
+        "ScalarType? dtype=None) -> Tensor"
+    ),
 }
-# Traced as what it consists of.
-COMPOSITE = "sync_batch_norm"
+# Traced as what they consist of.
+COMPOSITES = ("layer_norm", "softmax_cross_entropy", "sync_batch_norm")
 
 OPTIMIZER_OPS = {spec.op: spec for spec in OPTIM_SPECS}
 ALL = sorted({*EXPECTED, *PARTS, *OPTIMIZER_OPS})
@@ -121,7 +148,7 @@ def test_registered_from_the_schema_file(name: str) -> None:
 @pytest.mark.parametrize("key", ["CPU", "CUDA", "Meta"])
 def test_every_operator_has_a_kernel(name: str, key: str) -> None:
     """CUDA also in a CPU-only build, where the kernel says how to rebuild."""
-    if name == COMPOSITE:
+    if name in COMPOSITES:
         key = "CompositeImplicitAutograd"
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchfuse::{name}", key)
 

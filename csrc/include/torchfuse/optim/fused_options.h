@@ -40,7 +40,7 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   TORCHFUSE_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
   /// Store the unscaled (kUnscaled) or the unscaled and clipped gradients (kClipped, or true) in
   /// .grad(). Optimizer-wide.
-  TORCHFUSE_ARG(WriteBackGrads, write_back_grads) = WriteBackGrads::kNo;
+  TORCHFUSE_ARG(WriteBackGrads, write_back_grads) = WriteBackGrads::kNothing;
   /// Skip steps with non-finite gradients, with or without a scaler. Optimizer-wide.
   TORCHFUSE_ARG(bool, skip_non_finite) = false;
   /// Dtype of all states: kFloat, kBFloat16 or kHalf for any parameter but a kDouble one, which

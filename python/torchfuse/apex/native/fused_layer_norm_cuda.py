@@ -45,7 +45,7 @@ def _forward(
 
 
 def _backward(
-    dout: Tensor,
+    grad_output: Tensor,
     mean: Tensor | None,
     rstd: Tensor,
     source: Tensor,
@@ -57,7 +57,7 @@ def _backward(
     rms: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torchfuse.layer_norm_backward(
-        dout, source, len(shape), mean, rstd, weight, bias, rms=rms, from_output=from_output
+        grad_output, source, len(shape), mean, rstd, weight, bias, rms=rms, from_output=from_output
     )
     return grads
 
@@ -82,7 +82,7 @@ def forward_affine_mixed_dtypes(
 
 
 def backward(
-    dout: Tensor,
+    grad_output: Tensor,
     mean: Tensor,
     invvar: Tensor,
     input_or_output: Tensor,
@@ -92,12 +92,12 @@ def backward(
 ) -> Tensor:
     """Returns the gradient of the input of `forward`."""
     return _backward(
-        dout, mean, invvar, input_or_output, shape, None, None, from_output=memory_efficient
+        grad_output, mean, invvar, input_or_output, shape, None, None, from_output=memory_efficient
     )[0]
 
 
 def backward_affine(
-    dout: Tensor,
+    grad_output: Tensor,
     mean: Tensor,
     invvar: Tensor,
     input_or_output: Tensor,
@@ -109,7 +109,14 @@ def backward_affine(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of input, weight and bias of `forward_affine`."""
     return _backward(
-        dout, mean, invvar, input_or_output, shape, weight, bias, from_output=memory_efficient
+        grad_output,
+        mean,
+        invvar,
+        input_or_output,
+        shape,
+        weight,
+        bias,
+        from_output=memory_efficient,
     )
 
 
@@ -134,7 +141,7 @@ def rms_forward_affine_mixed_dtypes(
 
 
 def rms_backward(
-    dout: Tensor,
+    grad_output: Tensor,
     invvar: Tensor,
     input_or_output: Tensor,
     shape: Shape,
@@ -143,7 +150,7 @@ def rms_backward(
 ) -> Tensor:
     """Returns the gradient of the input of `rms_forward`."""
     return _backward(
-        dout,
+        grad_output,
         None,
         invvar,
         input_or_output,
@@ -156,7 +163,7 @@ def rms_backward(
 
 
 def rms_backward_affine(
-    dout: Tensor,
+    grad_output: Tensor,
     invvar: Tensor,
     input_or_output: Tensor,
     shape: Shape,
@@ -166,7 +173,7 @@ def rms_backward_affine(
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of input and weight of `rms_forward_affine`."""
     grads = _backward(
-        dout,
+        grad_output,
         None,
         invvar,
         input_or_output,
