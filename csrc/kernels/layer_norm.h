@@ -6,6 +6,7 @@
 
 #include "kernels/common/channel_vector.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/macros.h"
 #include "kernels/common/status.h"
 #include "kernels/common/stream.h"
 #include "kernels/cpu/isa.h"
@@ -41,7 +42,9 @@ constexpr std::int64_t kLayerNormTerms = 2;
 constexpr std::int64_t kLayerNormBackwardTerms = 3;
 
 /// Columns in terms and partial sums: whole vectors at every instruction level.
-constexpr std::int64_t padded_columns(std::int64_t columns) { return (columns + 15) / 16 * 16; }
+TORCHFUSE_HOST_DEVICE constexpr std::int64_t padded_columns(std::int64_t columns) {
+  return (columns + 15) / 16 * 16;
+}
 
 /// Fills args.terms; once before the rows.
 void layer_norm_terms_cpu(const LayerNormArgs& args);

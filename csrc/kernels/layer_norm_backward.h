@@ -30,11 +30,11 @@ struct LayerNormBackwardArgs {
 /// are added in fp64, in order: the result depends neither on threads nor on instruction levels.
 constexpr std::int64_t kLayerNormItemRows = 64;
 
-constexpr std::int64_t layer_norm_items(const LayerNormShape& shape) {
+TORCHFUSE_HOST_DEVICE constexpr std::int64_t layer_norm_items(const LayerNormShape& shape) {
   return (shape.rows + kLayerNormItemRows - 1) / kLayerNormItemRows;
 }
 /// Numbers in the partial sums: of dy * x_hat and of dy, for every item and column.
-constexpr std::int64_t layer_norm_partials(const LayerNormShape& shape) {
+TORCHFUSE_HOST_DEVICE constexpr std::int64_t layer_norm_partials(const LayerNormShape& shape) {
   return layer_norm_items(shape) * 2 * padded_columns(shape.columns);
 }
 

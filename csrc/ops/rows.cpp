@@ -2,9 +2,11 @@
 #include "ops/rows.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #if defined(TORCHFUSE_WITH_CUDA)
@@ -85,6 +87,12 @@ const void* RowSource::statistics(const char* name, const at::Tensor& tensor) co
 
 std::int64_t rows_grain(std::int64_t columns) {
   return std::max<std::int64_t>(kGrainSize / std::max<std::int64_t>(columns, 1), 1);
+}
+
+void check_row_length(const char* op, const RowSource& source) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  TORCH_CHECK(source.columns() <= kMost, op, ": expected rows of at most ", kMost,
+              " elements on CUDA, got ", source.columns(), ". Split them.");
 }
 
 #if defined(TORCHFUSE_WITH_CUDA)

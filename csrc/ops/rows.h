@@ -72,14 +72,16 @@ void parallel_over_rows(const RowSource& source, const Kernel& kernel, const Arg
                    [&](std::int64_t begin, std::int64_t end) { kernel(isa, args, begin, end); });
 }
 
-/// Calls launcher(args, multiprocessors, stream); throws in a build without CUDA.
-template <class Launcher, class Args>
-void launch_over_rows([[maybe_unused]] const char* op, [[maybe_unused]] const RowSource& source,
-                      [[maybe_unused]] const Launcher& launcher,
-                      [[maybe_unused]] const Args& args) {
+/// Fails for rows that 32-bit indices do not reach.
+void check_row_length(const char* op, const RowSource& source);
+
+/// Calls kLauncher(args, multiprocessors, stream); throws in a build without CUDA.
+template <auto kLauncher, class Args>
+void launch_over_rows(const char* op, const RowSource& source, [[maybe_unused]] const Args& args) {
 #if defined(TORCHFUSE_WITH_CUDA)
-  check_status(
-      op, launcher(args, multiprocessors_of(op, source.device()), current_stream(source.device())));
+  check_row_length(op, source);
+  check_status(op, kLauncher(args, multiprocessors_of(op, source.device()),
+                             current_stream(source.device())));
 #else
   check_backend(op, source.device());
 #endif

@@ -15,7 +15,7 @@ namespace torchfuse::nn {
 
 namespace {
 
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
@@ -50,8 +50,8 @@ at::Tensor FusedNormalization::normalize(const at::Tensor& input, const at::Tens
       input.sizes().slice(static_cast<std::size_t>(input.dim()) - shape.size()) == shape;
   TORCH_CHECK(fits, name_, ": expected input to end in the dimensions normalized_shape = ", shape,
               ", got an input of shape ", input.sizes(), ".");
-  return layer_norm(input, static_cast<std::int64_t>(shape.size()), optional(weight),
-                    optional(bias), options.eps(), rms, std::nullopt, options.memory_efficient(),
+  return layer_norm(input, static_cast<std::int64_t>(shape.size()), if_defined(weight),
+                    if_defined(bias), options.eps(), rms, std::nullopt, options.memory_efficient(),
                     name_);
 }
 

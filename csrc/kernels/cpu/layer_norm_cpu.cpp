@@ -39,7 +39,8 @@ TORCHFUSE_INLINE RowStatistics<ComputeOf<kInput>> statistics_of(const ElementOf<
                                            if constexpr (!kRms) deviation = deviation - center;
                                            sums[v] = fma(deviation, deviation, sums[v]);
                                          });
-  return {mean, static_cast<T>(row_rstd(sum_lanes<T>(sums), count, eps))};
+  // NaN for an infinite mean, whether or not the last vector had lanes to spare.
+  return {mean, static_cast<T>(row_rstd(sum_lanes<T>(sums), count, eps)) + (mean - mean)};
 }
 
 template <DType kInput, DType kOutput, bool kRms>

@@ -44,9 +44,8 @@ TORCHFUSE_INLINE RowSums<ComputeOf<kDType>> sums_of(const ElementOf<kDType>* x,
   });
   RowSums<T> result{max_lane<T>(largest), 0.0, 0.0};
   const V center(result.largest);
-  // Behind the row's end: an exponential of 0.
-  const V least(ExpConstants<T>::kLeast);
-  const V nothing = center + (least + least);
+  // Behind the row's end: an exponential of 0; NaN only where the row's sum is NaN anyway.
+  const V nothing(static_cast<T>(-__builtin_huge_val()));
   for_each_summed_vector<T>(classes, [&](std::int64_t v, std::int64_t i,
                                          std::int64_t elements) __attribute__((always_inline)) {
     const V x_i = load_some<kDType>(x + i, elements, nothing);

@@ -32,8 +32,11 @@ struct XHat {
   }
 
   __device__ __forceinline__ T operator()(T source, int i, T mean, T rstd) const {
-    if constexpr (kFromOutput) return x_hat_of_output(source, bias[i], inverse[i]);
-    return x_hat_of_input(source, mean, rstd);
+    if constexpr (kFromOutput) {
+      return x_hat_of_output(source, bias[i], inverse[i]);
+    } else {
+      return x_hat_of_input(source, mean, rstd);
+    }
   }
 };
 
@@ -86,7 +89,9 @@ struct RowGradients {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int j = 2 * pair + i;
-          body(j, grads[i] * weight[j], x_hat(values[i], j, mean, rstd));
+          // Behind the row's end 0 times infinity would be NaN.
+          const bool inside = vector * kVec + static_cast<std::uint32_t>(j) < columns;
+          body(j, grads[i] * weight[j], inside ? x_hat(values[i], j, mean, rstd) : T(0));
         }
       }
       at_end(vector);

@@ -126,7 +126,7 @@ struct RowOperand {
   __device__ __forceinline__ RawVec<S, kVec> load(std::uint32_t vector) const {
     RawVec<S, kVec> raw;
     if (is_whole(vector)) {
-      load_vec<Keep::kNormal>(raw, address + byte_offset<S>(vector * kVec), width);
+      load_vec<Keep::kNormal>(raw, address + std::size_t{vector} * (kVec * sizeof(S)), width);
       return raw;
     }
     S elements[kVec];
@@ -142,7 +142,7 @@ struct RowOperand {
 
   __device__ __forceinline__ void store(std::uint32_t vector, const RawVec<S, kVec>& raw) const {
     if (is_whole(vector)) {
-      store_vec<Keep::kNormal>(address + byte_offset<S>(vector * kVec), raw, width);
+      store_vec<Keep::kNormal>(address + std::size_t{vector} * (kVec * sizeof(S)), raw, width);
       return;
     }
     S elements[kVec];

@@ -16,25 +16,25 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr const char* kForward = "layer_norm_forward";
+constexpr const char* kLayerNormForward = "layer_norm_forward";
 
-using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using ForwardResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// Uninitialized: output, mean and rstd; no mean for RMS normalization. Sizes may be symbolic.
-Results empty_results(const at::Tensor& input, std::int64_t normalized_dims, bool rms,
-                      std::optional<at::ScalarType> dtype) {
+ForwardResults empty_forward_results(const at::Tensor& input, std::int64_t normalized_dims,
+                                     bool rms, std::optional<at::ScalarType> dtype) {
   const auto leading =
       input.sym_sizes().slice(0, static_cast<std::size_t>(input.dim() - normalized_dims));
   const auto statistics = input.options().dtype(ops::compute_type(input.scalar_type()));
   return {at::empty_symint(input.sym_sizes(), input.options().dtype(ops::output_type(
-                                                  kForward, input.scalar_type(), dtype))),
+                                                  kLayerNormForward, input.scalar_type(), dtype))),
           rms ? at::empty({0}, statistics) : at::empty_symint(leading, statistics),
           at::empty_symint(leading, statistics)};
 }
 
-void run(const ops::RowSource& source, kernels::LayerNormArgs& args) {
+void run_forward(const ops::RowSource& source, kernels::LayerNormArgs& args) {
   if (!source.device().is_cpu()) {
-    return ops::launch_over_rows(kForward, source, kernels::layer_norm_cuda, args);
+    return ops::launch_over_rows<kernels::layer_norm_cuda>(kLayerNormForward, source, args);
   }
   const std::int64_t padded = kernels::padded_columns(source.columns());
   const at::Tensor terms = at::empty({kernels::kLayerNormTerms * padded}, source.compute_options());
@@ -43,23 +43,24 @@ void run(const ops::RowSource& source, kernels::LayerNormArgs& args) {
   ops::parallel_over_rows(source, kernels::layer_norm_cpu, args);
 }
 
-Results forward_impl(const at::Tensor& input, std::int64_t normalized_dims,
-                     const OptionalTensor& weight, const OptionalTensor& bias, double eps, bool rms,
-                     std::optional<at::ScalarType> dtype) {
-  const ops::RowSource source(kForward, "input", input, normalized_dims);
+ForwardResults layer_norm_forward_impl(const at::Tensor& input, std::int64_t normalized_dims,
+                                       const OptionalTensor& weight, const OptionalTensor& bias,
+                                       double eps, bool rms, std::optional<at::ScalarType> dtype) {
+  const ops::RowSource source(kLayerNormForward, "input", input, normalized_dims);
   const c10::OptionalDeviceGuard guard(source.device());
   at::Tensor weight_holder;
   at::Tensor bias_holder;
   kernels::LayerNormArgs args;
   args.weight = source.columns_input("weight", weight, weight_holder);
   args.bias = source.columns_input("bias", bias, bias_holder);
-  const Results results = empty_results(source.tensor(), normalized_dims, rms, dtype);
+  const ForwardResults results =
+      empty_forward_results(source.tensor(), normalized_dims, rms, dtype);
   const auto& [output, mean, rstd] = results;
   args.shape.rows = source.rows();
   args.shape.columns = source.columns();
   args.shape.rms = rms;
-  args.shape.input = ops::dtype_of({kForward, "input"}, source.tensor());
-  args.shape.output = ops::dtype_of({kForward, "output"}, output);
+  args.shape.input = ops::dtype_of({kLayerNormForward, "input"}, source.tensor());
+  args.shape.output = ops::dtype_of({kLayerNormForward, "output"}, output);
   if (source.is_empty()) {
     // Rows without columns have no moments.
     mean.zero_();
@@ -72,33 +73,34 @@ Results forward_impl(const at::Tensor& input, std::int64_t normalized_dims,
   args.output = output.mutable_data_ptr();
   args.mean = mean.mutable_data_ptr();
   args.rstd = rstd.mutable_data_ptr();
-  run(source, args);
+  run_forward(source, args);
   return results;
 }
 
-Results forward_meta(const at::Tensor& input, std::int64_t normalized_dims,
-                     const OptionalTensor& /*weight*/, const OptionalTensor& /*bias*/,
-                     double /*eps*/, bool rms, std::optional<at::ScalarType> dtype) {
-  ops::check_normalized_dims(kForward, input, normalized_dims);
-  return empty_results(input, normalized_dims, rms, dtype);
+ForwardResults layer_norm_forward_meta(const at::Tensor& input, std::int64_t normalized_dims,
+                                       const OptionalTensor& /*weight*/,
+                                       const OptionalTensor& /*bias*/, double /*eps*/, bool rms,
+                                       std::optional<at::ScalarType> dtype) {
+  ops::check_normalized_dims(kLayerNormForward, input, normalized_dims);
+  return empty_forward_results(input, normalized_dims, rms, dtype);
 }
 
 }  // namespace
 
-Results layer_norm_forward(const at::Tensor& input, std::int64_t normalized_dims,
-                           const OptionalTensor& weight, const OptionalTensor& bias, double eps,
-                           bool rms, std::optional<at::ScalarType> dtype) {
+ForwardResults layer_norm_forward(const at::Tensor& input, std::int64_t normalized_dims,
+                                  const OptionalTensor& weight, const OptionalTensor& bias,
+                                  double eps, bool rms, std::optional<at::ScalarType> dtype) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torchfuse::layer_norm_forward", "")
-                             .typed<decltype(forward_impl)>();
+                             .typed<decltype(layer_norm_forward_impl)>();
   return op.call(input, normalized_dims, weight, bias, eps, rms, dtype);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("layer_norm_forward", forward_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("layer_norm_forward", forward_impl); }
+TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("layer_norm_forward", layer_norm_forward_impl); }
+TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("layer_norm_forward", layer_norm_forward_impl); }
 TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("layer_norm_forward", forward_impl);
+  m.impl("layer_norm_forward", layer_norm_forward_impl);
 }
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) { m.impl("layer_norm_forward", forward_meta); }
+TORCH_LIBRARY_IMPL(torchfuse, Meta, m) { m.impl("layer_norm_forward", layer_norm_forward_meta); }
 
 }  // namespace torchfuse

@@ -30,12 +30,12 @@ struct LayerNormCall {
   std::string caller;
 };
 
-OptionalTensor optional(const at::Tensor& tensor) {
+OptionalTensor optional_of(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-void check_call(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-                const LayerNormCall& call) {
+void check_layer_norm(const at::Tensor& input, const OptionalTensor& weight,
+                      const OptionalTensor& bias, const LayerNormCall& call) {
   const char* caller = call.caller.c_str();
   ops::dtype_of({caller, "input"}, input);
   ops::check_normalized_dims(caller, input, call.normalized_dims);
@@ -97,8 +97,8 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
     }
     const auto [grad_input, grad_weight, grad_bias] = layer_norm_backward(
         grads[0].to(call.dtype.value_or(input_type)), saved[0], call.normalized_dims,
-        call.rms ? std::nullopt : optional(saved[3]), saved[4], optional(saved[1]),
-        optional(saved[2]), call.rms, call.memory_efficient, input_type, mask);
+        call.rms ? std::nullopt : optional_of(saved[3]), saved[4], optional_of(saved[1]),
+        optional_of(saved[2]), call.rms, call.memory_efficient, input_type, mask);
     return {grad_input, grad_weight, grad_bias, at::Tensor()};
   }
 
@@ -129,7 +129,7 @@ at::Tensor layer_norm_impl(const at::Tensor& input, std::int64_t normalized_dims
                            bool rms, std::optional<at::ScalarType> dtype, bool memory_efficient,
                            c10::string_view caller) {
   const LayerNormCall call{normalized_dims, eps, rms, dtype, memory_efficient, std::string(caller)};
-  check_call(input, weight, bias, call);
+  check_layer_norm(input, weight, bias, call);
   return LayerNorm::apply(input, weight, bias, call);
 }
 

@@ -17,64 +17,69 @@ namespace torchfuse {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
-using Mask = std::array<bool, 3>;
-using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using OutputMask = std::array<bool, 3>;
+using BackwardResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-constexpr const char* kBackward = "layer_norm_backward";
+constexpr const char* kLayerNormBackward = "layer_norm_backward";
 
 /// The type of the input: that of the source, but for an fp32 output of a 16-bit input.
-at::ScalarType input_type(const at::Tensor& source, std::optional<at::ScalarType> dtype) {
+at::ScalarType layer_norm_input_type(const at::Tensor& source,
+                                     std::optional<at::ScalarType> dtype) {
   return dtype.value_or(source.scalar_type());
 }
 
 /// Uninitialized; undefined where not wanted.
-Results empty_results(const at::Tensor& source, const OptionalTensor& weight,
-                      const OptionalTensor& bias, std::optional<at::ScalarType> dtype,
-                      const Mask& mask) {
+BackwardResults empty_backward_results(const at::Tensor& source, const OptionalTensor& weight,
+                                       const OptionalTensor& bias,
+                                       std::optional<at::ScalarType> dtype,
+                                       const OutputMask& mask) {
   const auto contiguous = at::MemoryFormat::Contiguous;
-  Results results;
+  BackwardResults results;
   if (mask[0]) {
-    std::get<0>(results) =
-        at::empty_symint(source.sym_sizes(), source.options().dtype(input_type(source, dtype)));
+    std::get<0>(results) = at::empty_symint(
+        source.sym_sizes(), source.options().dtype(layer_norm_input_type(source, dtype)));
   }
   if (mask[1] && weight) std::get<1>(results) = at::empty_like(*weight, {}, contiguous);
   if (mask[2] && bias) std::get<2>(results) = at::empty_like(*bias, {}, contiguous);
   return results;
 }
 
-kernels::ChannelOutput columns_output(const char* name, const at::Tensor& vector) {
+kernels::ChannelOutput layer_norm_columns_output(const char* name, const at::Tensor& vector) {
   if (!vector.defined()) return {};
-  return {vector.mutable_data_ptr(), ops::dtype_of({kBackward, name}, vector)};
+  return {vector.mutable_data_ptr(), ops::dtype_of({kLayerNormBackward, name}, vector)};
 }
 
 /// The tensor whose elements x_hat is computed from, and the gradient of the output, in one layout.
-kernels::LayerNormShape shape_of(const ops::RowSource& grad, const ops::RowSource& source,
-                                 bool from_output, bool rms, at::ScalarType input) {
+kernels::LayerNormShape backward_shape(const ops::RowSource& grad, const ops::RowSource& source,
+                                       bool from_output, bool rms, at::ScalarType input) {
   const at::ScalarType output = grad.tensor().scalar_type();
-  ops::check_same_device({kBackward, "source"}, source.tensor(), grad.device(), "grad_output");
-  ops::check_same_sizes({kBackward, "source"}, source.tensor(), grad.tensor(), "grad_output");
-  ops::output_type(kBackward, input, output);
+  ops::check_same_device({kLayerNormBackward, "source"}, source.tensor(), grad.device(),
+                         "grad_output");
+  ops::check_same_sizes({kLayerNormBackward, "source"}, source.tensor(), grad.tensor(),
+                        "grad_output");
+  ops::output_type(kLayerNormBackward, input, output);
   const at::ScalarType expected = from_output ? output : input;
   if (source.tensor().scalar_type() != expected) {
-    ops::fail({kBackward, "source"}, c10::str("be of dtype ", expected),
+    ops::fail({kLayerNormBackward, "source"}, c10::str("be of dtype ", expected),
               c10::str(source.tensor().scalar_type()));
   }
   kernels::LayerNormShape shape;
   shape.rows = source.rows();
   shape.columns = source.columns();
   shape.rms = rms;
-  shape.input = ops::dtype_of({kBackward, "source"}, at::empty({0}, input));
-  shape.output = ops::dtype_of({kBackward, "grad_output"}, grad.tensor());
+  shape.input = ops::dtype_of({kLayerNormBackward, "source"}, at::empty({0}, input));
+  shape.output = ops::dtype_of({kLayerNormBackward, "grad_output"}, grad.tensor());
   return shape;
 }
 
-void run(const ops::RowSource& source, kernels::LayerNormBackwardArgs& args) {
+void run_backward(const ops::RowSource& source, kernels::LayerNormBackwardArgs& args) {
   const bool sums = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
   const at::Tensor partials =
       at::empty({sums ? kernels::layer_norm_partials(args.shape) : 0}, source.compute_options());
   args.partials = sums ? partials.mutable_data_ptr() : nullptr;
   if (!source.device().is_cpu()) {
-    return ops::launch_over_rows(kBackward, source, kernels::layer_norm_backward_cuda, args);
+    return ops::launch_over_rows<kernels::layer_norm_backward_cuda>(kLayerNormBackward, source,
+                                                                    args);
   }
   const std::int64_t padded = kernels::padded_columns(source.columns());
   const at::Tensor terms =
@@ -95,26 +100,30 @@ void run(const ops::RowSource& source, kernels::LayerNormBackwardArgs& args) {
   });
 }
 
-Results backward_impl(const at::Tensor& grad_output, const at::Tensor& source_tensor,
-                      std::int64_t normalized_dims, const OptionalTensor& mean,
-                      const at::Tensor& rstd, const OptionalTensor& weight,
-                      const OptionalTensor& bias, bool rms, bool from_output,
-                      std::optional<at::ScalarType> dtype, Mask mask) {
-  const ops::RowSource grad(kBackward, "grad_output", grad_output, normalized_dims);
-  const ops::RowSource source(kBackward, "source", source_tensor, normalized_dims);
+BackwardResults layer_norm_backward_impl(const at::Tensor& grad_output,
+                                         const at::Tensor& source_tensor,
+                                         std::int64_t normalized_dims, const OptionalTensor& mean,
+                                         const at::Tensor& rstd, const OptionalTensor& weight,
+                                         const OptionalTensor& bias, bool rms, bool from_output,
+                                         std::optional<at::ScalarType> dtype, OutputMask mask) {
+  const ops::RowSource grad(kLayerNormBackward, "grad_output", grad_output, normalized_dims);
+  const ops::RowSource source(kLayerNormBackward, "source", source_tensor, normalized_dims);
   const c10::OptionalDeviceGuard guard(source.device());
   kernels::LayerNormBackwardArgs args;
-  args.shape = shape_of(grad, source, from_output, rms, input_type(source.tensor(), dtype));
+  args.shape =
+      backward_shape(grad, source, from_output, rms, layer_norm_input_type(source.tensor(), dtype));
   at::Tensor weight_holder;
   at::Tensor bias_holder;
   args.weight = source.columns_input("weight", weight, weight_holder);
   args.bias = source.columns_input("bias", bias, bias_holder);
   if (!rms && !from_output) {
-    if (!mean) ops::fail({kBackward, "mean"}, "be a tensor without rms and from_output", "none");
+    if (!mean)
+      ops::fail({kLayerNormBackward, "mean"}, "be a tensor without rms and from_output", "none");
     args.mean = source.statistics("mean", *mean);
   }
   args.rstd = source.statistics("rstd", rstd);
-  const Results results = empty_results(source.tensor(), weight, bias, dtype, mask);
+  const BackwardResults results =
+      empty_backward_results(source.tensor(), weight, bias, dtype, mask);
   const auto& [grad_input, grad_weight, grad_bias] = results;
   if (source.is_empty()) {
     if (grad_weight.defined()) grad_weight.zero_();
@@ -124,44 +133,46 @@ Results backward_impl(const at::Tensor& grad_output, const at::Tensor& source_te
   args.grad_output = grad.tensor().const_data_ptr();
   args.source = source.tensor().const_data_ptr();
   args.from_output = from_output;
-  args.grad_weight = columns_output("grad_weight", grad_weight);
-  args.grad_bias = columns_output("grad_bias", grad_bias);
+  args.grad_weight = layer_norm_columns_output("grad_weight", grad_weight);
+  args.grad_bias = layer_norm_columns_output("grad_bias", grad_bias);
   if (grad_input.defined()) {
     ops::ask_for_huge_pages(grad_input);
     args.grad_input = grad_input.mutable_data_ptr();
   }
-  run(source, args);
+  run_backward(source, args);
   return results;
 }
 
-Results backward_meta(const at::Tensor& /*grad_output*/, const at::Tensor& source,
-                      std::int64_t normalized_dims, const OptionalTensor& /*mean*/,
-                      const at::Tensor& /*rstd*/, const OptionalTensor& weight,
-                      const OptionalTensor& bias, bool /*rms*/, bool /*from_output*/,
-                      std::optional<at::ScalarType> dtype, Mask mask) {
-  ops::check_normalized_dims(kBackward, source, normalized_dims);
-  return empty_results(source, weight, bias, dtype, mask);
+BackwardResults layer_norm_backward_meta(const at::Tensor& /*grad_output*/,
+                                         const at::Tensor& source, std::int64_t normalized_dims,
+                                         const OptionalTensor& /*mean*/, const at::Tensor& /*rstd*/,
+                                         const OptionalTensor& weight, const OptionalTensor& bias,
+                                         bool /*rms*/, bool /*from_output*/,
+                                         std::optional<at::ScalarType> dtype, OutputMask mask) {
+  ops::check_normalized_dims(kLayerNormBackward, source, normalized_dims);
+  return empty_backward_results(source, weight, bias, dtype, mask);
 }
 
 }  // namespace
 
-Results layer_norm_backward(const at::Tensor& grad_output, const at::Tensor& source,
-                            std::int64_t normalized_dims, const OptionalTensor& mean,
-                            const at::Tensor& rstd, const OptionalTensor& weight,
-                            const OptionalTensor& bias, bool rms, bool from_output,
-                            std::optional<at::ScalarType> dtype, std::array<bool, 3> output_mask) {
+BackwardResults layer_norm_backward(const at::Tensor& grad_output, const at::Tensor& source,
+                                    std::int64_t normalized_dims, const OptionalTensor& mean,
+                                    const at::Tensor& rstd, const OptionalTensor& weight,
+                                    const OptionalTensor& bias, bool rms, bool from_output,
+                                    std::optional<at::ScalarType> dtype,
+                                    std::array<bool, 3> output_mask) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torchfuse::layer_norm_backward", "")
-                             .typed<decltype(backward_impl)>();
+                             .typed<decltype(layer_norm_backward_impl)>();
   return op.call(grad_output, source, normalized_dims, mean, rstd, weight, bias, rms, from_output,
                  dtype, output_mask);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("layer_norm_backward", backward_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("layer_norm_backward", backward_impl); }
+TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("layer_norm_backward", layer_norm_backward_impl); }
+TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("layer_norm_backward", layer_norm_backward_impl); }
 TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("layer_norm_backward", backward_impl);
+  m.impl("layer_norm_backward", layer_norm_backward_impl);
 }
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) { m.impl("layer_norm_backward", backward_meta); }
+TORCH_LIBRARY_IMPL(torchfuse, Meta, m) { m.impl("layer_norm_backward", layer_norm_backward_meta); }
 
 }  // namespace torchfuse

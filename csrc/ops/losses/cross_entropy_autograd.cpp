@@ -7,6 +7,8 @@
 #include <torch/library.h>
 #include <torchfuse/softmax_cross_entropy.h>
 
+#include <limits>
+
 namespace torchfuse {
 
 namespace {
@@ -46,22 +48,23 @@ class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy
                                    const at::Tensor& labels, double smoothing,
                                    std::optional<std::int64_t> ignore_index) {
     const auto compute = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    at::Tensor kept = at::ones_like(labels, at::TensorOptions(compute));
-    if (ignore_index) kept = labels.ne(*ignore_index).to(compute);
-    const at::Tensor index =
-        ignore_index ? labels.masked_fill(labels.eq(*ignore_index), 0) : labels;
+    const at::Tensor unknown = labels.lt(0).logical_or(labels.ge(logits.size(1)));
+    const at::Tensor index = labels.masked_fill(unknown, 0);
     const at::Tensor softmax = at::softmax(logits.to(compute), 1);
     const at::Tensor target =
         at::full_like(softmax, smoothing / static_cast<double>(logits.size(1)))
             .scatter_add(1, index.unsqueeze(1),
                          at::full({labels.size(0), 1}, 1.0 - smoothing, softmax.options()));
-    const at::Tensor grad = (softmax - target) * (grad_losses.to(compute) * kept).unsqueeze(1);
+    at::Tensor grad = (softmax - target) * grad_losses.to(compute).unsqueeze(1);
+    grad = grad.masked_fill(unknown.unsqueeze(1), std::numeric_limits<double>::quiet_NaN());
+    if (ignore_index) grad = grad.masked_fill(labels.eq(*ignore_index).unsqueeze(1), 0);
     return grad.to(logits.scalar_type());
   }
 };
 
-at::Tensor impl(const at::Tensor& logits, const at::Tensor& labels, double smoothing,
-                std::optional<std::int64_t> ignore_index, std::optional<at::ScalarType> dtype) {
+at::Tensor softmax_cross_entropy_impl(const at::Tensor& logits, const at::Tensor& labels,
+                                      double smoothing, std::optional<std::int64_t> ignore_index,
+                                      std::optional<at::ScalarType> dtype) {
   return SoftmaxCrossEntropy::apply(logits, labels, smoothing, ignore_index, dtype);
 }
 
@@ -72,12 +75,12 @@ at::Tensor softmax_cross_entropy(const at::Tensor& logits, const at::Tensor& lab
                                  std::optional<at::ScalarType> dtype) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torchfuse::softmax_cross_entropy", "")
-                             .typed<decltype(impl)>();
+                             .typed<decltype(softmax_cross_entropy_impl)>();
   return op.call(logits, labels, smoothing, ignore_index, dtype);
 }
 
 TORCH_LIBRARY_IMPL(torchfuse, CompositeImplicitAutograd, m) {
-  m.impl("softmax_cross_entropy", impl);
+  m.impl("softmax_cross_entropy", softmax_cross_entropy_impl);
 }
 
 }  // namespace torchfuse

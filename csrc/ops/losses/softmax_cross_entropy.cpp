@@ -17,8 +17,8 @@ namespace {
 
 using Losses = std::tuple<at::Tensor, at::Tensor>;
 
-constexpr const char* kForward = "softmax_cross_entropy_forward";
-constexpr const char* kBackward = "softmax_cross_entropy_backward";
+constexpr const char* kEntropyForward = "softmax_cross_entropy_forward";
+constexpr const char* kEntropyBackward = "softmax_cross_entropy_backward";
 
 void check_smoothing(const char* op, double smoothing) {
   if (smoothing >= 0.0 && smoothing <= 1.0) return;
@@ -74,13 +74,14 @@ struct Problem {
 Losses empty_losses(const at::Tensor& logits, std::optional<at::ScalarType> dtype) {
   const at::ScalarType own = logits.scalar_type();
   return {at::empty_symint({logits.sym_size(0)},
-                           logits.options().dtype(ops::output_type(kForward, own, dtype))),
+                           logits.options().dtype(ops::output_type(kEntropyForward, own, dtype))),
           at::empty_symint({logits.sym_size(0)}, logits.options().dtype(ops::compute_type(own)))};
 }
 
-Losses forward_impl(const at::Tensor& logits, const at::Tensor& labels, double smoothing,
-                    std::optional<std::int64_t> ignore_index, std::optional<at::ScalarType> dtype) {
-  const Problem problem(kForward, logits, labels, smoothing, ignore_index);
+Losses entropy_forward_impl(const at::Tensor& logits, const at::Tensor& labels, double smoothing,
+                            std::optional<std::int64_t> ignore_index,
+                            std::optional<at::ScalarType> dtype) {
+  const Problem problem(kEntropyForward, logits, labels, smoothing, ignore_index);
   const c10::OptionalDeviceGuard guard(logits.device());
   Losses result = empty_losses(logits, dtype);
   const auto& [losses, log_sum_exp] = result;
@@ -90,22 +91,23 @@ Losses forward_impl(const at::Tensor& logits, const at::Tensor& labels, double s
   args.logits = problem.logits.tensor().const_data_ptr();
   args.labels = problem.kernel_labels;
   args.smoothing = smoothing;
-  args.losses = {losses.mutable_data_ptr(), ops::dtype_of({kForward, "losses"}, losses)};
+  args.losses = {losses.mutable_data_ptr(), ops::dtype_of({kEntropyForward, "losses"}, losses)};
   args.log_sum_exp = log_sum_exp.mutable_data_ptr();
   if (logits.is_cpu()) {
     ops::parallel_over_rows(problem.logits, kernels::softmax_cross_entropy_cpu, args);
   } else {
-    ops::launch_over_rows(kForward, problem.logits, kernels::softmax_cross_entropy_cuda, args);
+    ops::launch_over_rows<kernels::softmax_cross_entropy_cuda>(kEntropyForward, problem.logits,
+                                                               args);
   }
   return result;
 }
 
-at::Tensor backward_impl(const at::Tensor& grad_losses, const at::Tensor& logits,
-                         const at::Tensor& log_sum_exp, const at::Tensor& labels, double smoothing,
-                         std::optional<std::int64_t> ignore_index) {
-  const Problem problem(kBackward, logits, labels, smoothing, ignore_index);
+at::Tensor entropy_backward_impl(const at::Tensor& grad_losses, const at::Tensor& logits,
+                                 const at::Tensor& log_sum_exp, const at::Tensor& labels,
+                                 double smoothing, std::optional<std::int64_t> ignore_index) {
+  const Problem problem(kEntropyBackward, logits, labels, smoothing, ignore_index);
   const c10::OptionalDeviceGuard guard(logits.device());
-  const ops::Argument argument{kBackward, "grad_losses"};
+  const ops::Argument argument{kEntropyBackward, "grad_losses"};
   ops::check_tensor(argument, grad_losses);
   ops::check_same_sizes(argument, grad_losses, problem.labels, "labels");
   ops::check_same_device(argument, grad_losses, logits.device(), "logits");
@@ -124,22 +126,23 @@ at::Tensor backward_impl(const at::Tensor& grad_losses, const at::Tensor& logits
   if (logits.is_cpu()) {
     ops::parallel_over_rows(problem.logits, kernels::softmax_cross_entropy_backward_cpu, args);
   } else {
-    ops::launch_over_rows(kBackward, problem.logits, kernels::softmax_cross_entropy_backward_cuda,
-                          args);
+    ops::launch_over_rows<kernels::softmax_cross_entropy_backward_cuda>(kEntropyBackward,
+                                                                        problem.logits, args);
   }
   return result;
 }
 
-Losses forward_meta(const at::Tensor& logits, const at::Tensor& /*labels*/, double smoothing,
-                    std::optional<std::int64_t> /*ignore_index*/,
-                    std::optional<at::ScalarType> dtype) {
-  check_smoothing(kForward, smoothing);
+Losses entropy_forward_meta(const at::Tensor& logits, const at::Tensor& /*labels*/,
+                            double smoothing, std::optional<std::int64_t> /*ignore_index*/,
+                            std::optional<at::ScalarType> dtype) {
+  check_smoothing(kEntropyForward, smoothing);
   return empty_losses(logits, dtype);
 }
 
-at::Tensor backward_meta(const at::Tensor& /*grad_losses*/, const at::Tensor& logits,
-                         const at::Tensor& /*log_sum_exp*/, const at::Tensor& /*labels*/,
-                         double /*smoothing*/, std::optional<std::int64_t> /*ignore_index*/) {
+at::Tensor entropy_backward_meta(const at::Tensor& /*grad_losses*/, const at::Tensor& logits,
+                                 const at::Tensor& /*log_sum_exp*/, const at::Tensor& /*labels*/,
+                                 double /*smoothing*/,
+                                 std::optional<std::int64_t> /*ignore_index*/) {
   return at::empty_symint(logits.sym_sizes(), logits.options());
 }
 
@@ -150,7 +153,7 @@ Losses softmax_cross_entropy_forward(const at::Tensor& logits, const at::Tensor&
                                      std::optional<at::ScalarType> dtype) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torchfuse::softmax_cross_entropy_forward", "")
-                             .typed<decltype(forward_impl)>();
+                             .typed<decltype(entropy_forward_impl)>();
   return op.call(logits, labels, smoothing, ignore_index, dtype);
 }
 
@@ -160,25 +163,25 @@ at::Tensor softmax_cross_entropy_backward(const at::Tensor& grad_losses, const a
                                           std::optional<std::int64_t> ignore_index) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torchfuse::softmax_cross_entropy_backward", "")
-                             .typed<decltype(backward_impl)>();
+                             .typed<decltype(entropy_backward_impl)>();
   return op.call(grad_losses, logits, log_sum_exp, labels, smoothing, ignore_index);
 }
 
 TORCH_LIBRARY_IMPL(torchfuse, CPU, m) {
-  m.impl("softmax_cross_entropy_forward", forward_impl);
-  m.impl("softmax_cross_entropy_backward", backward_impl);
+  m.impl("softmax_cross_entropy_forward", entropy_forward_impl);
+  m.impl("softmax_cross_entropy_backward", entropy_backward_impl);
 }
 TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) {
-  m.impl("softmax_cross_entropy_forward", forward_impl);
-  m.impl("softmax_cross_entropy_backward", backward_impl);
+  m.impl("softmax_cross_entropy_forward", entropy_forward_impl);
+  m.impl("softmax_cross_entropy_backward", entropy_backward_impl);
 }
 TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("softmax_cross_entropy_forward", forward_impl);
-  m.impl("softmax_cross_entropy_backward", backward_impl);
+  m.impl("softmax_cross_entropy_forward", entropy_forward_impl);
+  m.impl("softmax_cross_entropy_backward", entropy_backward_impl);
 }
 TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("softmax_cross_entropy_forward", forward_meta);
-  m.impl("softmax_cross_entropy_backward", backward_meta);
+  m.impl("softmax_cross_entropy_forward", entropy_forward_meta);
+  m.impl("softmax_cross_entropy_backward", entropy_backward_meta);
 }
 
 }  // namespace torchfuse

@@ -53,7 +53,7 @@ def normalize(
     if is_transformed(input, weight, bias):
         return _normalize_in_torch(input, shape, weight, bias, eps, rms).to(wanted)
     # The op writes the input's dtype or fp32.
-    written = wanted if wanted in (input.dtype, torch.float32) else input.dtype
+    written = wanted if wanted == input.dtype else torch.float32
     if input.dtype == torch.float64:
         written = torch.float64
     output: Tensor = torch.ops.torchfuse.layer_norm(

@@ -65,6 +65,15 @@ TEST(SoftmaxCrossEntropy, LabelsOutsideOfTheClassesGiveNaN) {
   }
 }
 
+TEST(SoftmaxCrossEntropy, HugeLogitsAreNotJoinedByThePadding) {
+  const CrossEntropyCase c{{1, 37, DType::kFloat32}};
+  CrossEntropyInputs in(c);
+  for (std::int64_t j = 0; j < 37; ++j) in.logits.set(j, -std::ldexp(1.0, 40));
+  for (const CpuIsa isa : levels_here()) {
+    EXPECT_NEAR(run(c, in, isa, 1).losses.get(0), std::log(37.0), 1e-3) << name_of(isa);
+  }
+}
+
 /// The exponential, in units in the last place of the result.
 template <class T>
 double exp_error(T x) {

@@ -17,17 +17,16 @@ SCALE = 1024.0
 
 
 def stepped(
-    cls: Any, write_back: Any, grads: list[Tensor], *, scaled: bool = True, **options: Any
+    cls: Any, write_back: Any, grads: list[Tensor], *, start: float = 1.0, **options: Any
 ) -> tuple[Any, list[Tensor]]:
-    params = [torch.nn.Parameter(torch.ones_like(grad)) for grad in grads]
+    params = [torch.nn.Parameter(torch.full_like(grad, start)) for grad in grads]
     options.setdefault("max_grad_norm", None)
     optimizer = cls(params, lr=0.1, write_back_grads=write_back, **options)
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
-    if scaled:
-        optimizer.grad_scale = torch.tensor(SCALE)
-        optimizer.found_inf = torch.zeros(())
-        optimizer._check_inside = True
+    optimizer.grad_scale = torch.tensor(SCALE)
+    optimizer.found_inf = torch.zeros(())
+    optimizer._check_inside = True
     optimizer.step()
     return optimizer, params
 
@@ -96,11 +95,9 @@ def test_nothing_is_written_where_there_is_nothing_to_take_off(write_back: Any) 
 def test_16_bit_gradients_are_used_before_they_are_rounded() -> None:
     """Unscaled they are below fp16's smallest number; the step sees them in fp32."""
     grads = [torch.full((9,), 2.0**-20, dtype=torch.float16)]
-    scale = {"master_weights": True}
-    _, params = stepped(FusedSGD, "unscaled", grads, **scale)
-    optimizer, _ = stepped(FusedSGD, "unscaled", grads, **scale)
-    master = optimizer.state[optimizer.param_groups[0]["params"][0]]["master_param"]
-    assert_same_bits(master, torch.full((9,), 1.0 - 0.1 * 2.0**-30), "master")
+    optimizer, params = stepped(FusedSGD, "unscaled", grads, start=0.0, master_weights=True)
+    master = optimizer.state[params[0]]["master_param"]
+    assert_same_bits(master, torch.full((9,), -0.1 * 2.0**-30), "master")
     assert params[0].grad is not None
     assert torch.equal(params[0].grad, torch.zeros(9, dtype=torch.float16))
 
