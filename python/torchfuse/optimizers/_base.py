@@ -138,13 +138,19 @@ class FusedOptimizer(Checkpoints):
         except StepWithinStepError:
             # The scaler's attributes belong to the outer step.
             raise
-        except Exception:
-            # torch's scaler does not delete its attributes when a step fails; the next step, with
-            # or without a scaler, must not use them.
-            for name in ("grad_scale", "found_inf"):
-                vars(self).pop(name, None)
+        except BaseException:
+            self._forget_scale()
             raise
         return loss
+
+    def _forget_scale(self) -> None:
+        """Drops what a scaler has set.
+
+        torch's scaler does not delete its attributes when a step fails; the next step, with or
+        without a scaler, must not use them.
+        """
+        for name in ("grad_scale", "found_inf"):
+            vars(self).pop(name, None)
 
     def _fused_update(self) -> None:
         with self._lock:
@@ -191,6 +197,9 @@ class FusedOptimizer(Checkpoints):
         assert self._native is not None
         # If planning fails, the next step has to plan again.
         self._planned_names = None
+        # Before a state is created or dropped: a program may have edited a group.
+        for index, group in enumerate(self.param_groups):
+            self._check_storage(index, group)
         params: list[Tensor] = []
         with_state: list[Tensor] = []
         for index, group in enumerate(self.param_groups):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from torchfuse.optimizers._hyper_params import as_float
 from torchfuse.optimizers._options import TORCH_ONLY
 from torchfuse.optimizers._shards import is_dtensor, local_part
 
@@ -119,8 +120,9 @@ def check_max_grad_norm(owner: str, group: int, value: Any) -> None:
     where = f"{owner}: expected max_grad_norm of group {group} to be"
     if not isinstance(value, Real):
         raise TypeError(f"{where} None or a number, got {type(value).__name__}.")
-    if not float(value) >= 0.0:
-        raise ValueError(f"{where} None or at least 0, got {float(value)}.")
+    number = as_float(where, value)
+    if not number >= 0.0:
+        raise ValueError(f"{where} None or at least 0, got {number}.")
 
 
 def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> None:

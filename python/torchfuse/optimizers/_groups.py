@@ -84,32 +84,37 @@ class ParamGroups(StateCreation):
         super().add_param_group(param_group)
         try:
             self._check_group(index, self.param_groups[index], self.param_groups[0])
-        except (RuntimeError, TypeError, ValueError):
+        except Exception:
             self.param_groups.pop()
             raise
         self._make_lr_capturable(self.param_groups[index])
 
     def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
         name = type(self).__name__
-        group.update(checked_flags(name, index, self._algorithm, group))
-        group["write_back_grads"] = checked_write_back(name, index, group["write_back_grads"])
         check_params(name, index, group["params"])
         check_max_grad_norm(name, index, group["max_grad_norm"])
+        self._check_storage(index, group)
+        check_seed(name, index, group["seed"])
+        self._check_hyper_params(index, group)
+        self._check_shared_options(index, group, first)
+
+    def _check_storage(self, index: int, group: dict[str, Any]) -> None:
+        """Checks flags, and what decides which states there are; reads no tensor."""
+        name = type(self).__name__
+        group.update(checked_flags(name, index, self._algorithm, group))
+        group["write_back_grads"] = checked_write_back(name, index, group["write_back_grads"])
         for key in self._state_dtype_options():
             check_state_dtype(name, index, key, group.get(key), group["params"])
         if group.get("store_param_remainders"):
             check_param_remainders(name, index, group)
         if group.get("stochastic_rounding"):
             check_stochastic_rounding(name, index, group)
-        check_seed(name, index, group["seed"])
-        self._check_hyper_params(index, group)
-        self._check_shared_options(index, group, first)
 
     def _check_shared_options(
         self, index: int, group: dict[str, Any], first: dict[str, Any]
     ) -> None:
         for key in _SHARED_OPTIONS:
-            if group[key] != first[key]:
+            if group is not first and group[key] != first[key]:
                 raise ValueError(
                     f"{type(self).__name__}: expected {key} of group {index} to be {first[key]} as "
                     f"in group 0, got {group[key]}. The option belongs to the whole step."

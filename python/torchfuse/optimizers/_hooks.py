@@ -40,6 +40,9 @@ def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
         try:
             _stepping.optimizers.add(key)
             return hooked(self, *args, **kwargs)
+        except BaseException:
+            self._forget_scale()  # a hook may have failed
+            raise
         finally:
             _stepping.optimizers.discard(key)
 

@@ -124,9 +124,22 @@ def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam
             )
     elif not isinstance(value, Real):
         raise TypeError(f"{where} a number or a 1-element tensor, got {type(value).__name__}.")
-    expected = info.violation(float(value))
+    number = as_float(where, value)
+    expected = info.violation(number)
     if expected is not None:
-        raise ValueError(f"{where} {expected}, got {float(value)}.")
+        raise ValueError(f"{where} {expected}, got {number}.")
+
+
+def as_float(where: str, value: Any) -> float:
+    """Returns a number as a float; the message of an error begins with `where`.
+
+    Raises:
+        ValueError: if it is too large, or not a number at all.
+    """
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where} a number that a float can hold: {error}.") from None
 
 
 def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, Any]) -> None:
@@ -175,6 +188,6 @@ def check_bounds(owner: str, group: int, values: Any) -> None:
     where = f"{owner}: expected {BOUNDS} of group {group} to be"
     if not isinstance(values, tuple | list) or len(values) != 2:
         raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")
-    low, high = (float(value) for value in values)
+    low, high = (as_float(where, value) for value in values)
     if not 0.0 <= low <= high or low == math.inf:
         raise ValueError(f"{where} None or two numbers of at least 0 in order, got {values!r}.")
