@@ -12,7 +12,7 @@ from torch import Tensor
 from torchfuse import _C
 from torchfuse.optimizers._checkpoint import Checkpoints
 from torchfuse.optimizers._checks import check_count, check_master_dtype, check_torch_only
-from torchfuse.optimizers._hooks import hooked_once
+from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
@@ -139,18 +139,9 @@ class FusedOptimizer(Checkpoints):
             # The scaler's attributes belong to the outer step.
             raise
         except BaseException:
-            self._forget_scale()
+            forget_scale(self)
             raise
         return loss
-
-    def _forget_scale(self) -> None:
-        """Drops what a scaler has set.
-
-        torch's scaler does not delete its attributes when a step fails; the next step, with or
-        without a scaler, must not use them.
-        """
-        for name in ("grad_scale", "found_inf"):
-            vars(self).pop(name, None)
 
     def _fused_update(self) -> None:
         with self._lock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Hooks of step(), when a step calls another step of the same optimizer."""
+"""Hooks of step(), when a step calls another step of the same optimizer, and when one fails."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ class _Stepping(threading.local):
 
 
 _stepping = _Stepping()
+
+
+def forget_scale(optimizer: Any) -> None:
+    """Drops what a scaler has set.
+
+    torch's scaler does not delete its attributes when a step fails; the next step, with or without
+    a scaler, must not use them.
+    """
+    for name in ("grad_scale", "found_inf"):
+        vars(optimizer).pop(name, None)
 
 
 def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +51,7 @@ def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
             _stepping.optimizers.add(key)
             return hooked(self, *args, **kwargs)
         except BaseException:
-            self._forget_scale()  # a hook may have failed
+            forget_scale(self)  # a hook may have failed
             raise
         finally:
             _stepping.optimizers.discard(key)
