@@ -122,14 +122,14 @@ def backward_affine(
 
 def rms_forward(input: Tensor, shape: Shape, eps: float) -> tuple[Tensor, Tensor]:
     """Returns output and 1 / sqrt(mean square + eps) of RMS normalization."""
-    return _forward(input, shape, None, None, eps, rms=True)[::2]  # type: ignore[return-value]
+    return _forward(input, shape, None, None, eps, rms=True)[::2]
 
 
 def rms_forward_affine(
     input: Tensor, shape: Shape, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """`rms_forward` with a weight."""
-    return _forward(input, shape, weight, None, eps, rms=True)[::2]  # type: ignore[return-value]
+    return _forward(input, shape, weight, None, eps, rms=True)[::2]
 
 
 def rms_forward_affine_mixed_dtypes(
@@ -137,7 +137,7 @@ def rms_forward_affine_mixed_dtypes(
 ) -> tuple[Tensor, Tensor]:
     """`rms_forward_affine` with an output in the weight's dtype: the input's, or fp32."""
     results = _forward(input, shape, weight, None, eps, rms=True, dtype=weight.dtype)
-    return results[::2]  # type: ignore[return-value]
+    return results[::2]
 
 
 def rms_backward(
