@@ -9,7 +9,7 @@ from torchfuse.normalization._functions import (
     mixed_dtype_fused_layer_norm_affine,
     mixed_dtype_fused_rms_norm_affine,
 )
-from torchfuse.normalization.fused_layer_norm import (
+from torchfuse.normalization.modules import (
     FusedLayerNorm,
     FusedRMSNorm,
     MixedFusedLayerNorm,

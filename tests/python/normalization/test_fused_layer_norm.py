@@ -69,14 +69,16 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], factor: f
         assert error <= TOLERANCE[tensor.dtype] * factor, (name, error)
 
 
-def problem(cls: Any, shape: tuple[int, ...], dims: int, dtype: torch.dtype, **options: Any) -> Any:
+def problem(
+    cls: Any, shape: tuple[int, ...], dims: int, x_dtype: torch.dtype, **options: Any
+) -> Any:
     torch.manual_seed(0)
     module = cls(shape[-dims:], **options)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape).to(parameter.dtype))
-    x = (torch.randn(shape, dtype=F64) * 2 + 0.5).to(dtype)
-    dy = torch.randn(shape, dtype=F64).to(dtype)
+    x = (torch.randn(shape, dtype=F64) * 2 + 0.5).to(x_dtype)
+    dy = torch.randn(shape, dtype=F64).to(x_dtype)
     return module, x, dy
 
 
