@@ -82,8 +82,9 @@ def test_a_bare_import_has_every_module_at_the_first_access() -> None:
     assert "apex.parallel.LARC" not in sys.modules
     assert apex.parallel.LARC.LARC is LARC
     assert sys.modules["apex.parallel.LARC"] is apex.parallel.LARC
+    hidden = "apex.amp._amp_state"  # by an object of that name
     for name in modules:
-        if name.startswith("apex."):
+        if name.startswith("apex.") and name != hidden:
             found = apex
             for part in name.split(".")[1:]:
                 assert part in dir(found)
@@ -184,7 +185,7 @@ def test_an_unknown_module_is_answered_with_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "there"),
     [
-        ("apex.optimizers", "FusedNone", "apex.optimizers has FusedAdagrad, FusedAdam, FusedLAMB"),
+        ("apex.optimizers", "FusedNone", "apex.optimizers has FP16_Optimizer, FusedAdagrad, Fus"),
         ("apex.optimizers.fused_adam", "FusedNone", "apex.optimizers.fused_adam has FusedAdam"),
         ("apex.parallel", "Nothing", "apex.parallel has DistributedDataParallel, LARC, Reduce"),
         ("apex_C", "nothing", "apex_C has flatten and unflatten"),
