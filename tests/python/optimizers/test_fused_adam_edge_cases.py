@@ -136,6 +136,7 @@ def test_version_counters_bump(write_back_grads: bool) -> None:
     for seed in range(2):
         set_grads(params, random_grads(params, seed))
         versions = [(p._version, p.grad._version) for p in params]
+        optimizer.grad_scale = torch.tensor(2.0, device=params[0].device)
         optimizer.step()
         for index, (p, (param, grad)) in enumerate(zip(params, versions, strict=True)):
             assert p._version > param, f"params[{index}]: the update is invisible to autograd"
