@@ -170,10 +170,11 @@ def _norms(
 ) -> tuple[Tensor, Tensor]:
     """Computes the norms, times `factor`, and sets the flag."""
     device = noop_flag.device
+    none = torch.zeros(0, device=device, dtype=torch.float32)
     if not tensors:
-        return torch.zeros(1, device=device), torch.zeros(0, device=device)
+        return torch.zeros(1, device=device, dtype=torch.float32), none
     total, non_finite = multi_tensor_l2_norm(tensors)
-    each = _norm_of_each(tensors) if per_tensor else torch.zeros(0, device=device)
+    each = _norm_of_each(tensors) if per_tensor else none
     if factor is not None:
         total, each = total * factor, each * factor
     set_flag(noop_flag, non_finite.ne(0) | ~total.isfinite())

@@ -175,7 +175,8 @@ def scale_into(outputs: list[Tensor], inputs: list[Tensor], scale: Scalar) -> Te
     if not inputs:
         return None
     device = inputs[0].device
-    found, factor = torch.zeros((), device=device), on_device(scale, device)
+    found = torch.zeros((), device=device, dtype=torch.float32)
+    factor = on_device(scale, device)
     same = all(out is tensor for out, tensor in zip(outputs, inputs, strict=True))
     wide, narrow = outputs[0].dtype, inputs[0].dtype
     if same:

@@ -39,9 +39,9 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
             if found != expected:
                 raise ValueError(
                     f"flatten: expected tensors[{index}] to have the {what} of tensors[0], "
-                    f"{expected}, got {found}. Flatten the tensors of each {what} by themselves."
+                    f"{expected}, got {found}. Flatten the tensors of each {what} separately."
                 )
-    return flat.flatten(tensors) if tensors else torch.empty(0)
+    return flat.flatten(tensors) if tensors else torch.empty(0, device="cpu", dtype=torch.float32)
 
 
 def unflatten(flat_tensor: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
