@@ -124,7 +124,7 @@ struct RowOperand {
 
   /// Zeros behind the row's end.
   __device__ __forceinline__ RawVec<S, kVec> load(std::uint32_t vector) const {
-    RawVec<S, kVec> raw;
+    RawVec<S, kVec> raw = {};
     if (is_whole(vector)) {
       load_vec<Keep::kNormal>(raw, address + std::size_t{vector} * (kVec * sizeof(S)), width);
       return raw;
