@@ -74,7 +74,7 @@ TORCHFUSE_HOST_DEVICE V taylor_of_exp(V r) {
   }
 }
 
-/// exp(x) for x <= 0: 0 below ExpConstants<T>::kLeast, NaN for NaN. V: T or a vector of T. See
+/// exp(x) for x <= 0: 0 from ExpConstants<T>::kLeast down, NaN for NaN. V: T or a vector of T. See
 /// Note [Exponential].
 template <class T, class V>
 TORCHFUSE_HOST_DEVICE V exp_of_negative(V x) {

@@ -75,7 +75,8 @@ inline void expect_right(const CrossEntropyCase& c, const CrossEntropyInputs& in
     const double lse = largest + std::log(sum);
     const std::int64_t label = in.labels[static_cast<std::size_t>(row)];
     const bool ignored = label == kIgnoredLabel;
-    const double loss = ignored ? 0.0 : lse - (1.0 - c.smoothing) * x(label) - c.smoothing * mean;
+    const double smoothed = c.smoothing == 0.0 ? 0.0 : c.smoothing * mean;
+    const double loss = ignored ? 0.0 : lse - (1.0 - c.smoothing) * x(label) - smoothed;
     ASSERT_NEAR(r.log_sum_exp.get(row), lse, rounding * (1.0 + std::abs(lse)));
     ASSERT_NEAR(r.losses.get(row), loss, rounding * (4.0 + std::abs(loss)));
     const double grad = ignored ? 0.0 : in.grad_losses.get(row);
