@@ -8,17 +8,23 @@ namespace torchfuse {
 /// What a step stores in the gradients. A bool stands for kClipped or kNothing.
 class WriteBackGrads {
  public:
+  /// The choices.
   enum Value : std::uint8_t {
-    kNothing,   ///< nothing: gradients keep the loss scale
-    kUnscaled,  ///< gradients without the loss scale, as torch's scaler leaves them; if there is
-                ///< none, nothing. Also in a step that is skipped.
-    kClipped,   ///< unscaled and clipped gradients; nothing in a step that is skipped
+    kNothing,  ///< gradients keep the loss scale
+    /// Gradients without the loss scale, as torch's scaler leaves them, also in a step that is
+    /// skipped; nothing where there is no scale.
+    kUnscaled,
+    kClipped,  ///< unscaled and clipped gradients; nothing in a step that is skipped
   };
+  /// Converts a choice.
   constexpr WriteBackGrads(Value value) noexcept : value_(value) {}  // NOLINT
-  constexpr WriteBackGrads(bool clipped) noexcept                    // NOLINT
+  /// Converts true to kClipped, and false to kNothing.
+  constexpr WriteBackGrads(bool clipped) noexcept  // NOLINT
       : value_(clipped ? kClipped : kNothing) {}
 
+  /// Returns the choice.
   constexpr Value value() const noexcept { return value_; }
+  /// Compares the choices.
   constexpr bool operator==(const WriteBackGrads&) const noexcept = default;
 
  private:

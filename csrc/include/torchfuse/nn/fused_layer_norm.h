@@ -36,9 +36,13 @@ class TORCHFUSE_API FusedNormalization {
   at::Tensor weight;              ///< of normalized_shape; undefined without `elementwise_affine`
 
  protected:
+  /// `name` is that of the layer in messages. Throws for a normalized_shape without sizes.
   FusedNormalization(const char* name, FusedLayerNormOptions options_);
+  /// Checks the input's shape, and calls layer_norm().
   at::Tensor normalize(const at::Tensor& input, const at::Tensor& bias, bool rms) const;
+  /// Writes the layer and its options to a stream.
   void print(std::ostream& stream) const;
+  /// Returns uninitialized memory of normalized_shape; undefined without `elementwise_affine`.
   at::Tensor empty_parameter() const;
 
  private:
