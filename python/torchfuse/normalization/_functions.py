@@ -12,10 +12,8 @@ from torch.nn import functional
 
 from torchfuse._transforms import is_transformed
 
-Shape = int | Sequence[int]
 
-
-def as_shape(normalized_shape: Shape) -> tuple[int, ...]:
+def as_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     """Returns a number or a sequence of sizes as a tuple."""
     if isinstance(normalized_shape, numbers.Integral):
         return (int(normalized_shape),)
@@ -25,7 +23,7 @@ def as_shape(normalized_shape: Shape) -> tuple[int, ...]:
 def normalize(
     caller: str,
     input: Tensor,
-    normalized_shape: Shape,
+    normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     *,
@@ -91,7 +89,7 @@ def fused_layer_norm_affine(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    normalized_shape: Shape,
+    normalized_shape: int | Sequence[int],
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
@@ -135,7 +133,10 @@ def fused_layer_norm_affine(
 
 
 def fused_layer_norm(
-    input: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
 ) -> Tensor:
     """`fused_layer_norm_affine` without weight and bias."""
     return normalize(
@@ -147,7 +148,7 @@ def mixed_dtype_fused_layer_norm_affine(
     input: Tensor,
     weight: Tensor,
     bias: Tensor,
-    normalized_shape: Shape,
+    normalized_shape: int | Sequence[int],
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
@@ -167,7 +168,7 @@ def mixed_dtype_fused_layer_norm_affine(
 def fused_rms_norm_affine(
     input: Tensor,
     weight: Tensor | None,
-    normalized_shape: Shape,
+    normalized_shape: int | Sequence[int],
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
@@ -195,7 +196,10 @@ def fused_rms_norm_affine(
 
 
 def fused_rms_norm(
-    input: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
 ) -> Tensor:
     """`fused_rms_norm_affine` without a weight."""
     return normalize(
@@ -211,7 +215,7 @@ def fused_rms_norm(
 def mixed_dtype_fused_rms_norm_affine(
     input: Tensor,
     weight: Tensor,
-    normalized_shape: Shape,
+    normalized_shape: int | Sequence[int],
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:

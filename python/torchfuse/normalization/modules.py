@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchfuse.normalization._functions import Shape, as_shape, normalize
+from torchfuse.normalization._functions import as_shape, normalize
 
 
 class _Normalization(nn.Module):
@@ -22,7 +23,7 @@ class _Normalization(nn.Module):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: int | Sequence[int],
         eps: float,
         elementwise_affine: bool,
         memory_efficient: bool,
@@ -115,7 +116,7 @@ class FusedLayerNorm(_Normalization):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         memory_efficient: bool = False,
@@ -150,7 +151,7 @@ class FusedRMSNorm(_Normalization):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         memory_efficient: bool = False,
@@ -195,7 +196,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
         *,
         memory_efficient: bool = False,
@@ -221,7 +222,7 @@ class MixedFusedRMSNorm(FusedRMSNorm):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
         *,
         memory_efficient: bool = False,

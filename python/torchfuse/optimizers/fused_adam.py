@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._groups import decoupled_option
-from torchfuse.optimizers._options import TORCH_ONLY, WriteBackGrads
+from torchfuse.optimizers._options import TORCH_ONLY
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
 _REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
@@ -139,7 +139,7 @@ class FusedAdam(FusedOptimizer):
         *,
         max_grad_norm: float | None = None,
         maximize: bool = False,
-        write_back_grads: WriteBackGrads | None = None,
+        write_back_grads: bool | Literal["unscaled", "clipped"] | None = None,
         skip_non_finite: bool = False,
         state_dtype: torch.dtype | None = None,
         exp_avg_dtype: torch.dtype | None = None,

@@ -42,12 +42,12 @@ def initialize(
 ) -> Any:
     """Prepares models and optimizers for mixed precision, in place.
 
-    | level | parameters | forward pass | masters | loss scale |
-    |---|---|---|---|---|
-    | O0 | fp32 | fp32 | no | 1 |
-    | O1 | fp32 | under `torch.autocast` in fp16; 16-bit outputs become fp32 | no | dynamic |
-    | O2 | fp16, batch normalization fp32 | inputs fp16, outputs fp32 | fp32 | dynamic |
-    | O3 | fp16 | inputs fp16, outputs fp32 | no | 1 |
+    * O0: parameters, inputs and outputs in fp32, and a loss scale of 1.
+    * O1: fp32 parameters; the forward pass runs under `torch.autocast` in fp16, and 16-bit outputs
+      become fp32. Dynamic loss scale.
+    * O2: fp16 parameters with fp32 masters, batch normalization in fp32; inputs become fp16 and
+      outputs fp32. Dynamic loss scale.
+    * O3: fp16 parameters without masters; inputs become fp16 and outputs fp32. A loss scale of 1.
 
     For bf16 instead of fp16, pass `patch_torch_functions_type=torch.bfloat16` with O1 and
     `cast_model_type=torch.bfloat16` with O2 and O3; the loss scale is 1 then.
