@@ -34,7 +34,8 @@ def test_layer_norm(affine: bool, memory_efficient: bool) -> None:
     weight, bias = randn(3, 4, seed=2) + 2.0, randn(3, 4, seed=3)
     parameters = (weight, bias) if affine else ()
     leaves = [tensor.clone().requires_grad_() for tensor in (x, *parameters)]
-    y = functional.layer_norm(leaves[0], (3, 4), *leaves[1:], eps=EPS)
+    given: list[Any] = [*leaves, None, None]
+    y = functional.layer_norm(given[0], (3, 4), given[1], given[2], EPS)
     name = "_affine" if affine else ""
     output, mean, invvar = getattr(fused_layer_norm_cuda, f"forward{name}")(
         x, (3, 4), *parameters, EPS
@@ -55,7 +56,8 @@ def test_rms_norm(affine: bool, memory_efficient: bool) -> None:
     x, dy, weight = randn(7, 3, 4), randn(7, 3, 4, seed=1), randn(3, 4, seed=2) + 2.0
     parameters = (weight,) if affine else ()
     leaves = [tensor.clone().requires_grad_() for tensor in (x, *parameters)]
-    y = functional.rms_norm(leaves[0], (3, 4), *leaves[1:], eps=EPS)
+    given: list[Any] = [*leaves, None]
+    y = functional.rms_norm(given[0], (3, 4), given[1], EPS)
     name = "_affine" if affine else ""
     output, invvar = getattr(fused_layer_norm_cuda, f"rms_forward{name}")(
         x, (3, 4), *parameters, EPS
@@ -92,10 +94,11 @@ def test_batch_norm_of_two_processes(last: str, affine: bool) -> None:
     x, dy = randn(8, CHANNELS, 3, 4) + 1.0, randn(8, CHANNELS, 3, 4, seed=1)
     weight, bias = (randn(CHANNELS, seed=2), randn(CHANNELS, seed=3)) if affine else (None, None)
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias) if t is not None]
-    y = functional.batch_norm(leaves[0], None, None, *leaves[1:], training=True, eps=EPS)
+    given: list[Any] = [*leaves, None, None]
+    y = functional.batch_norm(given[0], None, None, given[1], given[2], True, eps=EPS)
     expected = torch.autograd.grad(y, leaves, dy)
 
-    parts, grads = ([placed(part) for part in whole.split([3, 5])] for whole in (x, dy))
+    parts, grads = ([placed(part) for part in torch.split(whole, [3, 5])] for whole in (x, dy))
     own = [call("welford_mean_var", part) for part in parts]
     count = torch.tensor([3 * 12, 5 * 12], dtype=torch.int32)
     means, variances = (torch.stack(column) for column in zip(*own, strict=True))
