@@ -43,7 +43,17 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
             raise ValueError(f"{where} dense, got layout {param.layout}.")
         if param.dtype not in PARAM_DTYPES:
             raise ValueError(f"{where} fp32, fp16, bf16 or fp64, got {param.dtype}.")
-        if not _fills_its_memory(local_part(param)):
+        local = local_part(param)
+        if local.is_neg() or local._is_zerotensor():
+            raise ValueError(
+                f"{owner}: expected params[{index}] of group {group} to hold its own values, got "
+                + (
+                    "a view with the negative bit. Pass tensor.resolve_neg()."
+                    if local.is_neg()
+                    else "zeros without memory. Pass tensor.clone()."
+                )
+            )
+        if not _fills_its_memory(local):
             raise ValueError(
                 f"{where} without gaps or overlap in memory, got sizes {tuple(param.shape)} with "
                 f"strides {param.stride()}. Make it of a copy, such as tensor.contiguous()."
