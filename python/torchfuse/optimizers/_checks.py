@@ -65,6 +65,27 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
         )
 
 
+def check_listed_once(owner: str, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that the groups list tensors, and each of them once.
+
+    torch checks this only for groups that are added, not for lists that a program edits.
+    """
+    places: dict[int, str] = {}
+    for index, group in enumerate(groups):
+        for position, param in enumerate(group["params"]):
+            place = f"params[{position}] of group {index}"
+            if not isinstance(param, Tensor):
+                raise TypeError(
+                    f"{owner}: expected {place} to be a tensor, got {type(param).__name__}."
+                )
+            first = places.setdefault(id(param), place)
+            if first != place:
+                raise ValueError(
+                    f"{owner}: expected each parameter to be listed once, got {place}, which is "
+                    f"{first} too. Remove the duplicate."
+                )
+
+
 def _fills_its_memory(tensor: Tensor) -> bool:
     """Whether the elements lie side by side, in any order of the dimensions."""
     if tensor.numel() == 0:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import pytest
@@ -54,6 +55,9 @@ class Waits:
         self.entered.set()
         assert self.leave.wait(timeout=60)
         return 1e-3
+
+
+Real.register(Waits)
 
 
 def test_threads_share_an_optimizer() -> None:
