@@ -104,6 +104,11 @@ class ParamGroups(StateCreation):
                 group; the optimizer is unchanged.
             TypeError: for a value of the wrong type, naming the group; the optimizer is unchanged.
         """
+        # The index of the group is known only while no other thread adds one.
+        with self._lock.between_steps:
+            self._add_group(param_group)
+
+    def _add_group(self, param_group: dict[str, Any]) -> None:
         index = len(self.param_groups)
         if isinstance(param_group, dict):
             check_torch_only(type(self).__name__, index, param_group)
