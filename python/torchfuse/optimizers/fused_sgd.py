@@ -77,6 +77,8 @@ class FusedSGD(FusedOptimizer):
     Notes:
         `state["step"]` on the device determines the first step; steps that a scaler skipped do not
         count. The count restarts if a buffer is created later, when the momentum becomes positive.
+        With a momentum that is a tensor on a device, which the host does not read, buffers exist
+        from the first step: the first update of one is dampened if the momentum was 0 until then.
 
         Differences from torch.optim.SGD: the buffer is fp32 for 16-bit parameters; any `found_inf`
         other than 0 skips the step; a negative `dampening` and sparse tensors are rejected.
@@ -208,9 +210,12 @@ class FusedSGD(FusedOptimizer):
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:
-    """Whether there are buffers; a momentum on the device may become positive at any time."""
+    """Whether there are buffers; a momentum on a device may become positive at any time."""
     momentum = group["momentum"]
-    return isinstance(momentum, Tensor) or momentum != 0
+    if not isinstance(momentum, Tensor):
+        return bool(momentum != 0)
+    on_host = momentum.is_cpu and momentum.numel() == 1 and has_value(momentum)
+    return not on_host or float(momentum) != 0.0
 
 
 def _is_zero(step: Tensor) -> bool:

@@ -86,3 +86,20 @@ def test_a_wrong_momentum_leaves_counts_and_buffers(value: Any, message: str) ->
     for param, state in entries.items():
         assert optimizer.state[param].keys() == state.keys() == {"step"}
         assert float(optimizer.state[param]["step"]) == 3.0
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_momentum_that_becomes_positive_in_place_begins_with_the_gradient(shape: Any) -> None:
+    """As in torch, whose buffer begins in the first step with momentum, without dampening."""
+    ours, torchs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    momentum = torch.zeros(shape)
+    optimizer = FusedSGD([ours], lr=0.125, momentum=momentum, dampening=0.5)
+    reference = torch.optim.SGD([torchs], lr=0.125, momentum=0.0, dampening=0.5)
+    for step, value in enumerate((0.0, 0.0, 0.5, 0.5, 0.0, 0.25, 0.25)):
+        momentum.fill_(value)
+        reference.param_groups[0]["momentum"] = value
+        for param in (ours, torchs):
+            param.grad = torch.full((3,), step + 1.0)
+        optimizer.step()
+        reference.step()
+        assert torch.equal(ours.detach(), torchs.detach()), step
