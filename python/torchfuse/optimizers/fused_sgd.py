@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import has_value
 from torchfuse.optimizers._groups import group_option
-from torchfuse.optimizers._hyper_params import is_unread
+from torchfuse.optimizers._hyper_params import as_float, is_unread
 from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
@@ -168,10 +169,20 @@ class FusedSGD(FusedOptimizer):
         )
 
     def _loss_scale(self) -> Tensor | None:
-        scale = super()._loss_scale()
-        if scale is None and self.most_recent_scale != 1.0:
-            recent = float(self.most_recent_scale)
-            return torch.tensor(recent, dtype=torch.float32, device="cpu")
+        scale, recent = super()._loss_scale(), self.most_recent_scale
+        if scale is not None:
+            return scale
+        where = f"{self._caller(in_step=True)}: expected most_recent_scale to be"
+        number = as_float(where, recent)
+        if number == 1.0:
+            return None
+        # As the step takes it: fp32 may round it to 0 or infinity.
+        scale = torch.tensor(number, dtype=torch.float32, device="cpu")
+        if not 0.0 < float(scale) < math.inf:
+            raise ValueError(
+                f"{where} a number above 0 that fp32 can hold, got {recent!r}. Set it to the "
+                "factor of the loss, or to 1."
+            )
         return scale
 
     def _fused_update(self) -> None:

@@ -103,3 +103,19 @@ def test_momentum_that_becomes_positive_in_place_begins_with_the_gradient(shape:
         optimizer.step()
         reference.step()
         assert torch.equal(ours.detach(), torchs.detach()), step
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, -1.0, float("nan"), float("inf"), 1e39, 1e-60, "x", None, PAIR], ids=str
+)
+def test_a_wrong_scale_of_the_loss(value: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedSGD([param], lr=1.0, momentum=0.5)
+    param.grad = torch.ones(3)
+    optimizer.most_recent_scale = value
+    with pytest.raises(ValueError, match=r"^FusedSGD.step: expected most_recent_scale to be a num"):
+        optimizer.step()
+    assert not optimizer.state[param]
+    optimizer.most_recent_scale = 2.0
+    optimizer.step()
+    assert param.tolist() == [0.5, 0.5, 0.5]
