@@ -30,6 +30,12 @@ def load_other_groups() -> None:
     )
 
 
+def listed_twice() -> None:
+    weight, optimizer = stepped()
+    optimizer.param_groups[0]["params"].append(weight)
+    optimizer.step()
+
+
 def betas_third(kind: Any) -> None:
     kind([param()], 1e-3, (0.9, 0.95))
 
@@ -50,6 +56,8 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: FusedAdam([param()]).step(grad_scaler=GradScaler("cpu")),
     lambda: load_without(lambda state: state.pop("exp_avg")),
     lambda: load_without(lambda state: state.update(exp_avg=torch.zeros(5))),
+    lambda: load_without(lambda state: state.update(sum=torch.zeros(5))),
+    listed_twice,
     lambda: FusedAdam([param()], fused=True),
     lambda: FusedAdam([param()], foreach=True),
     lambda: FusedAdam([param()], differentiable=True),

@@ -17,7 +17,7 @@ from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import local_part, shard_groups
-from torchfuse.optimizers._step_lock import StepLock, StepWithinStepError
+from torchfuse.optimizers._step_lock import StepWithinStepError
 
 
 class FusedOptimizer(Checkpoints):
@@ -43,8 +43,6 @@ class FusedOptimizer(Checkpoints):
 
     _native: _C.FusedStep | None = None
     _planned_names: list[tuple[str, ...]] | None = None
-
-    _lock: StepLock
 
     # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
     grad_scale: Tensor | None
@@ -151,31 +149,41 @@ class FusedOptimizer(Checkpoints):
         if self._step_on_fakes():
             return
         if self._native is None:
-            self._native = _C.FusedStep(self._algorithm, f"{type(self).__name__}.step")
-        shared = self.param_groups[0]
-        for index, group in enumerate(self.param_groups):
-            self._check_shared_options(index, group, shared)
+            self._native = _C.FusedStep(self._algorithm, self._caller(in_step=True))
+        self._check_edits()
+        scale = self._loss_scale()
         names = [self._needed_names(group) for group in self.param_groups]
         if names != self._planned_names:
             self._plan(names)
-        arguments = {
-            "param_lists": [group["params"] for group in self.param_groups],
-            "owner": self.state,
-            "groups": [self._hyper_params(*entry) for entry in enumerate(self.param_groups)],
-            "grad_scale": self._loss_scale(),
-            "found_inf": self._scaler_flag(),
-            "check_inside": self._check_inside or shared["skip_non_finite"],
-            "max_grad_norm": shared["max_grad_norm"],
-            "write_back_grads": shared["write_back_grads"],
-            "seed": shared["seed"],
-        }
-        if not self._native.step(**arguments):
+        if not self._native_step(self._native, scale):
             self._plan(names)
-            if not self._native.step(**arguments):
+            if not self._native_step(self._native, scale):
                 raise RuntimeError(
                     f"{type(self).__name__}.step: expected the state to stay as it is during the "
                     "step, got a change. Do not change it from another thread."
                 )
+
+    def _native_step(self, native: _C.FusedStep, scale: Tensor | None) -> bool:
+        shared = self.param_groups[0]
+        try:
+            return native.step(
+                param_lists=[group["params"] for group in self.param_groups],
+                owner=self.state,
+                groups=[self._hyper_params(*entry) for entry in enumerate(self.param_groups)],
+                grad_scale=scale,
+                found_inf=self._scaler_flag(),
+                check_inside=self._check_inside or shared["skip_non_finite"],
+                max_grad_norm=shared["max_grad_norm"],
+                write_back_grads=shared["write_back_grads"],
+                seed=shared["seed"],
+            )
+        except (RuntimeError, TypeError, ValueError):
+            # Kernels have other names for a group's numbers, such as beta1.
+            try:
+                self._check_all_numbers()
+            except (TypeError, ValueError) as refused:
+                raise refused from None
+            raise
 
     def _scaler_flag(self) -> Tensor | None:
         flag = getattr(self, "found_inf", None)
@@ -188,10 +196,7 @@ class FusedOptimizer(Checkpoints):
         assert self._native is not None
         # If planning fails, the next step has to plan again.
         self._planned_names = None
-        # Before a state is created or dropped: a program may have edited a group.
-        for index, group in enumerate(self.param_groups):
-            self._check_storage(index, group)
-        params: list[Tensor] = []
+        self._check_before_plan()
         with_state: list[Tensor] = []
         for index, group in enumerate(self.param_groups):
             # apex's count is for subclasses with apex's step: this step does not update it.
@@ -202,7 +207,6 @@ class FusedOptimizer(Checkpoints):
                     self._create_state(param, group)
                     check_count(type(self).__name__, index, place, self.state[param].get("step"))
                     with_state.append(param)
-                params.append(param)
         views = _C.step_views(with_state, [self.state[param].get("step") for param in with_state])
         for param, view in zip(with_state, views, strict=True):
             self.state[param]["step"] = view
@@ -210,12 +214,9 @@ class FusedOptimizer(Checkpoints):
             [group["params"] for group in self.param_groups],
             self.state,
             [bool(group.get("stochastic_rounding")) for group in self.param_groups],
-            [shard_groups(param) for param in params],
+            [shard_groups(param) for group in self.param_groups for param in group["params"]],
         )
         self._planned_names = names
-
-    def _make_lock(self) -> None:
-        vars(self).setdefault("_lock", StepLock(type(self).__name__))
 
     def _patch_step_function(self) -> None:
         # torch wraps the class's step for hooks and the profiler. torch.compile is disabled around

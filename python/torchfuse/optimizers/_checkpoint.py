@@ -22,7 +22,16 @@ from torchfuse.optimizers._checks import check_step
 from torchfuse.optimizers._groups import ParamGroups
 from torchfuse.optimizers._masters import MASTER_DTYPES
 from torchfuse.optimizers._options import TORCH_ONLY
-from torchfuse.optimizers._saved_state import check_sizes, check_state, count_of, moved, packed
+from torchfuse.optimizers._saved_state import (
+    check_dict,
+    check_state,
+    check_structure,
+    count_of,
+    keys_of,
+    moved,
+    packed,
+)
+from torchfuse.optimizers._state_creation import EVERY_STATE
 
 
 class Checkpoints(ParamGroups):
@@ -80,9 +89,10 @@ class Checkpoints(ParamGroups):
             state_dict: a result of `state_dict()` of one of these classes.
 
         Raises:
-            ValueError: for missing keys, wrong shapes or wrong dtypes, naming the parameter's index
-                and the key; the optimizer is unchanged.
+            ValueError: for missing or damaged parts, states of another class, wrong shapes or wrong
+                dtypes, naming the parameter's index and the key; the optimizer is unchanged.
         """
+        check_dict(f"{type(self).__name__}.load_state_dict: expected state_dict", state_dict)
         loaded = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replacement = pre_hook(self, loaded)
@@ -108,7 +118,7 @@ class Checkpoints(ParamGroups):
     ) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
         """The state and the parameter groups that `state_dict` describes for this optimizer."""
         where = f"{type(self).__name__}.load_state_dict: expected"
-        check_sizes(where, self.param_groups, state_dict)
+        check_structure(where, self.param_groups, state_dict)
         state_dict = self._normalize_checkpoint(state_dict)
         saved_groups = state_dict["param_groups"]
         groups = [
@@ -165,14 +175,19 @@ class Checkpoints(ParamGroups):
     def _checked_state(
         self, where: str, saved: Any, param: Tensor, group: dict[str, Any], group_step: Any
     ) -> dict[str, Any]:
-        if not isinstance(saved, Mapping):
-            raise ValueError(f"{where} to be a dict, got {type(saved).__name__}.")
+        check_dict(where, saved)
         state = dict(saved)
         self._normalize_state(param, group, state)
         if state:
             for name in self._state_names(group):
                 if name not in state:
-                    raise ValueError(f"{where} to hold '{name}', got the keys {sorted(state)}.")
+                    raise ValueError(f"{where} to hold '{name}', got the keys {keys_of(state)}.")
+            for name in EVERY_STATE.difference(self._all_state_names()).intersection(state):
+                raise ValueError(
+                    f"{where} to hold no '{name}', which {type(self).__name__} does not have, got "
+                    f"the keys {keys_of(state)}. Load the checkpoint of another class into that "
+                    "class."
+                )
             whole = {name: self._is_tensor_state(name) for name in self._tensor_names(state)}
             check_state(where, param, state, whole, group_step)
         return state

@@ -43,7 +43,17 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
             raise ValueError(f"{where} dense, got layout {param.layout}.")
         if param.dtype not in PARAM_DTYPES:
             raise ValueError(f"{where} fp32, fp16, bf16 or fp64, got {param.dtype}.")
-        if not _fills_its_memory(local_part(param)):
+        local = local_part(param)
+        if local.is_neg() or local._is_zerotensor():
+            raise ValueError(
+                f"{owner}: expected params[{index}] of group {group} to hold its own values, got "
+                + (
+                    "a view with the negative bit. Pass tensor.resolve_neg()."
+                    if local.is_neg()
+                    else "zeros without memory. Pass tensor.clone()."
+                )
+            )
+        if not _fills_its_memory(local):
             raise ValueError(
                 f"{where} without gaps or overlap in memory, got sizes {tuple(param.shape)} with "
                 f"strides {param.stride()}. Make it of a copy, such as tensor.contiguous()."
@@ -53,6 +63,27 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
             f"{owner}: expected each parameter of group {group} to be listed once, "
             "got a parameter twice. Remove the duplicate."
         )
+
+
+def check_listed_once(owner: str, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that the groups list tensors, and each of them once.
+
+    torch checks this only for groups that are added, not for lists that a program edits.
+    """
+    places: dict[int, str] = {}
+    for index, group in enumerate(groups):
+        for position, param in enumerate(group["params"]):
+            place = f"params[{position}] of group {index}"
+            if not isinstance(param, Tensor):
+                raise TypeError(
+                    f"{owner}: expected {place} to be a tensor, got {type(param).__name__}."
+                )
+            first = places.setdefault(id(param), place)
+            if first != place:
+                raise ValueError(
+                    f"{owner}: expected each parameter to be listed once, got {place}, which is "
+                    f"{first} too. Remove the duplicate."
+                )
 
 
 def _fills_its_memory(tensor: Tensor) -> bool:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+from operator import is_
 from typing import Any
 
 import torch
 
 from torchfuse.optimizers._checks import (
+    check_listed_once,
     check_master_dtype,
     check_max_grad_norm,
     check_param_remainders,
@@ -18,9 +21,16 @@ from torchfuse.optimizers._checks import (
     check_torch_only,
     checked_write_back,
 )
-from torchfuse.optimizers._hyper_params import PAIRS, check_numbers, checked_flags, numbers
+from torchfuse.optimizers._hyper_params import (
+    BOUNDS,
+    PAIRS,
+    check_numbers,
+    checked_flags,
+    numbers,
+)
 from torchfuse.optimizers._options import TORCH_ONLY, as_tensor
 from torchfuse.optimizers._state_creation import StateCreation
+from torchfuse.optimizers._step_lock import StepLock
 
 # Options of the whole step: the norm and the decision to skip are common to all groups.
 _SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
@@ -56,12 +66,35 @@ class ParamGroups(StateCreation):
         "master_weights", bool, "Whether 16-bit parameters have fp32 masters; of the first group."
     )
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
+    _lock: StepLock
+
+    #: The settings that the last step has checked, of all groups in a row.
+    _checked_settings: list[Any] | None = None
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         """Raises ValueError or TypeError for a number out of range, naming the group.
+
+        In a step, values on a device are not read. A subclass may add checks.
+        """
+        check_numbers(self._caller(in_step), index, self._algorithm, group, in_step)
+
+    def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        """Checks a group's options, none of which is a tensor, and makes bools of its flags.
 
         A subclass may add checks.
         """
-        check_numbers(type(self).__name__, index, self._algorithm, group)
+        caller = self._caller(in_step)
+        group.update(checked_flags(caller, index, self._algorithm, group, in_step))
+        group["write_back_grads"] = checked_write_back(caller, index, group["write_back_grads"])
+        check_max_grad_norm(caller, index, group["max_grad_norm"])
+        check_seed(caller, index, group["seed"])
+
+    def _caller(self, in_step: bool) -> str:
+        """Returns what error messages begin with."""
+        return f"{type(self).__name__}.step" if in_step else type(self).__name__
+
+    def _make_lock(self) -> None:
+        vars(self).setdefault("_lock", StepLock(type(self).__name__))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; the optimizer's defaults replace missing values.
@@ -71,6 +104,11 @@ class ParamGroups(StateCreation):
                 group; the optimizer is unchanged.
             TypeError: for a value of the wrong type, naming the group; the optimizer is unchanged.
         """
+        # The index of the group is known only while no other thread adds one.
+        with self._lock.between_steps:
+            self._add_group(param_group)
+
+    def _add_group(self, param_group: dict[str, Any]) -> None:
         index = len(self.param_groups)
         if isinstance(param_group, dict):
             check_torch_only(type(self).__name__, index, param_group)
@@ -90,34 +128,70 @@ class ParamGroups(StateCreation):
         self._make_lr_capturable(self.param_groups[index])
 
     def _check_group(self, index: int, group: dict[str, Any], first: dict[str, Any]) -> None:
-        name = type(self).__name__
-        check_params(name, index, group["params"])
-        check_max_grad_norm(name, index, group["max_grad_norm"])
+        check_params(type(self).__name__, index, group["params"])
+        self._check_settings(index, group)
         self._check_storage(index, group)
-        check_seed(name, index, group["seed"])
         self._check_hyper_params(index, group)
         self._check_shared_options(index, group, first)
 
-    def _check_storage(self, index: int, group: dict[str, Any]) -> None:
-        """Checks flags, and what decides which states there are; reads no tensor."""
-        name = type(self).__name__
-        group.update(checked_flags(name, index, self._algorithm, group))
-        group["write_back_grads"] = checked_write_back(name, index, group["write_back_grads"])
+    def _check_storage(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        """Checks what decides which states there are; `_check_settings` comes first."""
+        caller = self._caller(in_step)
         for key in self._state_dtype_options():
-            check_state_dtype(name, index, key, group.get(key), group["params"])
+            check_state_dtype(caller, index, key, group.get(key), group["params"])
         if group.get("store_param_remainders"):
-            check_param_remainders(name, index, group)
+            check_param_remainders(caller, index, group)
         if group.get("stochastic_rounding"):
-            check_stochastic_rounding(name, index, group)
+            check_stochastic_rounding(caller, index, group)
+
+    def _check_edits(self) -> None:
+        """Checks the groups' settings in a step, if any is not as in the step before.
+
+        Note [Edited groups]
+        Programs edit groups between steps. The native step checks numbers such as `lr`, which
+        change often. Settings rarely change, so a step only looks whether they are the same
+        objects; comparing by value could read a tensor, and takes 1.0 for True.
+        """
+        if not self._has_edits():
+            return
+        for index, group in enumerate(self.param_groups):
+            self._check_settings(index, group, in_step=True)
+            self._check_shared_options(index, group, self.param_groups[0], in_step=True)
+        self._checked_settings = self._all_settings()
+
+    def _has_edits(self) -> bool:
+        found, checked = self._all_settings(), self._checked_settings
+        return checked is None or len(found) != len(checked) or not all(map(is_, found, checked))
+
+    def _all_settings(self) -> list[Any]:
+        settings: list[Any] = []
+        for group in self.param_groups:
+            settings += map(group.get, self._setting_keys)
+        return settings
+
+    @functools.cached_property
+    def _setting_keys(self) -> tuple[str, ...]:
+        return tuple(key for key in self.defaults if key not in (*numbers(self._algorithm), BOUNDS))
+
+    def _check_before_plan(self) -> None:
+        """Checks, before a state is created or dropped, what a program may have edited."""
+        for index, group in enumerate(self.param_groups):
+            self._check_storage(index, group, in_step=True)
+        self._check_all_numbers()
+        check_listed_once(self._caller(in_step=True), self.param_groups)
+
+    def _check_all_numbers(self) -> None:
+        for index, group in enumerate(self.param_groups):
+            self._check_hyper_params(index, group, in_step=True)
 
     def _check_shared_options(
-        self, index: int, group: dict[str, Any], first: dict[str, Any]
+        self, index: int, group: dict[str, Any], first: dict[str, Any], in_step: bool = False
     ) -> None:
         for key in _SHARED_OPTIONS:
             if group is not first and group[key] != first[key]:
                 raise ValueError(
-                    f"{type(self).__name__}: expected {key} of group {index} to be {first[key]} as "
-                    f"in group 0, got {group[key]}. The option belongs to the whole step."
+                    f"{self._caller(in_step)}: expected {key} of group {index} to be {first[key]} "
+                    f"as in group 0, got {group[key]}. The option belongs to the whole step."
                 )
 
     def _set_in_all_groups(self, key: str, value: Any) -> None:

@@ -113,15 +113,33 @@ def _as_native(value: Tensor) -> Tensor:
     return value.detach().reshape(()) if value.dim() != 0 and value.numel() == 1 else value
 
 
-def check_number(owner: str, group: int, name: str, value: Any, info: HyperParam) -> None:
-    """Checks for a number, or a 1-element tensor of a floating dtype, in the range of `info`."""
+def is_unread(value: Any, in_step: bool) -> bool:
+    """Whether a number is a tensor on a device, which a step does not wait for."""
+    return in_step and isinstance(value, Tensor) and not value.is_cpu
+
+
+def check_number(
+    owner: str, group: int, name: str, value: Any, info: HyperParam, in_step: bool = False
+) -> None:
+    """Checks for a number, or a 1-element tensor of a floating dtype, in the range of `info`.
+
+    In a step, the value of a tensor on a device is not read.
+    """
     where = f"{owner}: expected {name} of group {group} to be"
     if isinstance(value, Tensor):
-        if value.numel() != 1 or not value.is_floating_point():
+        if value.numel() != 1 or not value.is_floating_point() or value.layout != torch.strided:
             raise ValueError(
                 f"{where} a number or a 1-element tensor of a floating dtype, "
-                f"got a {value.dtype} tensor of shape {list(value.shape)}."
+                f"got a {value.dtype} tensor of shape {list(value.shape)} and layout "
+                f"{value.layout}."
             )
+        if value.is_meta:
+            raise ValueError(
+                f"{where} a number or a tensor with a value, got a tensor on the meta device. "
+                "Create it on the device of the parameters."
+            )
+        if is_unread(value, in_step):
+            return
     elif not isinstance(value, Real):
         raise TypeError(f"{where} a number or a 1-element tensor, got {type(value).__name__}.")
     number = as_float(where, value)
@@ -142,17 +160,24 @@ def as_float(where: str, value: Any) -> float:
         raise ValueError(f"{where} a number that a float can hold: {error}.") from None
 
 
-def check_numbers(owner: str, group: int, algorithm: str, given: Mapping[str, Any]) -> None:
+def check_numbers(
+    owner: str, group: int, algorithm: str, given: Mapping[str, Any], in_step: bool = False
+) -> None:
     """Checks that each numeric hyper-parameter is in its range."""
     for key, info in numbers(algorithm).items():
         value = given[key]
         if key not in PAIRS:
-            check_number(owner, group, key, value, info)
+            check_number(owner, group, key, value, info, in_step)
             continue
-        if not isinstance(value, tuple | list) or len(value) != 2:
+        try:
+            parts = list(value)
+        except TypeError:
+            raise _no_pair(owner, group, key, value) from None
+        # A step takes any two values as a pair; see `values`.
+        if len(parts) != 2 or not (in_step or isinstance(value, tuple | list)):
             raise _no_pair(owner, group, key, value)
-        for position, part in enumerate(value):
-            check_number(owner, group, f"{key}[{position}]", part, info)
+        for position, part in enumerate(parts):
+            check_number(owner, group, f"{key}[{position}]", part, info, in_step)
 
 
 def positional_remedy(key: str, value: Any) -> str:
@@ -165,7 +190,7 @@ def positional_remedy(key: str, value: Any) -> str:
 
 
 def checked_flags(
-    owner: str, group: int, algorithm: str, given: Mapping[str, Any]
+    owner: str, group: int, algorithm: str, given: Mapping[str, Any], in_step: bool = False
 ) -> dict[str, bool]:
     """Returns the flags of a group as bools; each must be a bool, or 0 or 1 as in apex."""
     native = [info.name for info in table(algorithm) if info.is_flag]
@@ -174,20 +199,22 @@ def checked_flags(
         # numpy's bool is not an Integral.
         is_bool = type(value).__name__ in ("bool", "bool_")
         if not is_bool and not (isinstance(value, Integral) and value in (0, 1)):
+            remedy = "Set it to True or False." if in_step else positional_remedy(key, value)
             raise TypeError(
-                f"{owner}: expected {key} of group {group} to be a bool, got {value!r}. "
-                f"{positional_remedy(key, value)}"
+                f"{owner}: expected {key} of group {group} to be a bool, got {value!r}. {remedy}"
             )
     return {key: bool(value) for key, value in found.items()}
 
 
-def check_bounds(owner: str, group: int, values: Any) -> None:
+def check_bounds(owner: str, group: int, values: Any, in_step: bool = False) -> None:
     """Checks for None, or a lower and an upper bound in order; the upper may be infinite."""
     if values is None:
         return
     where = f"{owner}: expected {BOUNDS} of group {group} to be"
     if not isinstance(values, tuple | list) or len(values) != 2:
         raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")
+    if any(is_unread(value, in_step) for value in values):
+        return
     low, high = (as_float(where, value) for value in values)
     if not 0.0 <= low <= high or low == math.inf:
         raise ValueError(f"{where} None or two numbers of at least 0 in order, got {values!r}.")

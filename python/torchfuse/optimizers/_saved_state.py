@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,22 +34,72 @@ def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, 
     }
 
 
-def check_sizes(where: str, groups: list[dict[str, Any]], state_dict: Mapping[str, Any]) -> None:
-    """Checks that a state dict has as many groups and parameters as `groups`."""
+def keys_of(mapping: Mapping[Any, Any]) -> str:
+    """Returns the keys in order, for messages; they may be of different types."""
+    return str(sorted(mapping, key=str))
+
+
+def check_dict(expected: str, value: Any) -> None:
+    """Checks for a mapping; the message begins with `expected`."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{expected} to be a dict, got {type(value).__name__}.")
+
+
+def check_structure(where: str, groups: list[dict[str, Any]], state_dict: Any) -> None:
+    """Checks that a state dict has its parts, and as many groups and parameters as `groups`."""
+    check_dict(f"{where} state_dict", state_dict)
     for key in ("state", "param_groups"):
         if key not in state_dict:
             raise ValueError(
-                f"{where} state_dict to hold '{key}', got the keys {sorted(state_dict)}."
+                f"{where} state_dict to hold '{key}', got the keys {keys_of(state_dict)}. Give it "
+                "what state_dict() of an optimizer has returned."
             )
-    # torch.optim's own messages: libraries search for them.
-    if len(state_dict["param_groups"]) != len(groups):
-        raise ValueError("loaded state dict has a different number of parameter groups")
-    for group, saved in zip(groups, state_dict["param_groups"], strict=True):
-        if len(group["params"]) != len(saved["params"]):
+    check_dict(f"{where} state_dict['state']", state_dict["state"])
+    saved_groups = state_dict["param_groups"]
+    if not isinstance(saved_groups, list | tuple):
+        raise ValueError(
+            f"{where} state_dict['param_groups'] to be a list of dicts, "
+            f"got {type(saved_groups).__name__}."
+        )
+    # These begin with torch.optim's own messages: libraries search for them.
+    if len(saved_groups) != len(groups):
+        raise ValueError(
+            "loaded state dict has a different number of parameter groups: "
+            f"{where} {len(groups)} parameter group{'s' * (len(groups) != 1)}, "
+            f"got {len(saved_groups)}."
+        )
+    for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        listed = _listed_params(f"{where} param_groups[{index}]", saved)
+        if len(group["params"]) != len(listed):
             raise ValueError(
                 "loaded state dict contains a parameter group that doesn't match the size of "
-                "optimizer's group"
+                f"optimizer's group: {where} param_groups[{index}]['params'] to have "
+                f"{len(group['params'])} entries, got {len(listed)}."
             )
+    check_keys(where, saved_groups)
+
+
+def _listed_params(where: str, saved: Any) -> list[Any] | tuple[Any, ...]:
+    check_dict(where, saved)
+    if "params" not in saved:
+        raise ValueError(f"{where} to hold 'params', got the keys {keys_of(saved)}.")
+    listed = saved["params"]
+    if not isinstance(listed, list | tuple):
+        raise ValueError(f"{where}['params'] to be a list, got {type(listed).__name__}.")
+    return listed
+
+
+def check_keys(where: str, saved_groups: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that no two parameters have the same key, under which their states are saved."""
+    seen: set[Any] = set()
+    for index, saved in enumerate(saved_groups):
+        for place, key in enumerate(saved["params"]):
+            expected = f"{where} param_groups[{index}]['params'][{place}] to be"
+            if not isinstance(key, Hashable):
+                raise ValueError(f"{expected} a number or a name, got {type(key).__name__}.")
+            if key in seen:
+                raise ValueError(f"{expected} listed once, got {key!r} again.")
+            seen.add(key)
 
 
 def moved(value: Any, device: torch.device | None) -> Any:
@@ -105,7 +155,7 @@ def check_state(
     step = count_of(saved, group_step)
     if step is None:
         raise ValueError(
-            f"{where} or its parameter group to hold 'step', got the keys {sorted(saved)}."
+            f"{where} or its parameter group to hold 'step', got the keys {keys_of(saved)}."
         )
     check_step(f"{where}['step'] to be", step)
 

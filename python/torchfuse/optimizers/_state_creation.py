@@ -23,6 +23,11 @@ from torchfuse.optimizers._masters import (
 )
 from torchfuse.optimizers._shards import local_part
 
+#: The state names of all algorithms, by which a checkpoint of another class is known.
+EVERY_STATE = frozenset(
+    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_avg_norm", "momentum_buffer", "sum")
+)
+
 
 @functools.cache
 def _names_of(algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -107,10 +107,10 @@ class FusedAdagrad(FusedOptimizer):
         state = super()._begin_state(param, group, name)
         return state.fill_(float(group["initial_accumulator_value"]))
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        super()._check_hyper_params(index, group)
-        key = "initial_accumulator_value"
-        check_number(type(self).__name__, index, key, group[key], numbers(self._algorithm)["lr"])
+    def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        super()._check_settings(index, group, in_step)
+        key, info = "initial_accumulator_value", numbers(self._algorithm)["lr"]
+        check_number(self._caller(in_step), index, key, group[key], info, in_step)
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         # apex does not count steps; the count only matters for lr_decay, which apex does not have.

@@ -137,6 +137,6 @@ class FusedLAMB(FusedOptimizer):
             params, defaults, set_grad_none=set_grad_none, max_grad_norm=max_grad_norm, **options
         )
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        super()._check_hyper_params(index, group)
-        check_bounds(type(self).__name__, index, group["trust_ratio_bounds"])
+    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        super()._check_hyper_params(index, group, in_step)
+        check_bounds(self._caller(in_step), index, group["trust_ratio_bounds"], in_step)

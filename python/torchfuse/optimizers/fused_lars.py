@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import required
 
 from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._hyper_params import is_unread
 from torchfuse.optimizers._options import StepOptions
 
 if TYPE_CHECKING:
@@ -97,10 +98,20 @@ class FusedLARS(FusedOptimizer):
         }
         super().__init__(params, defaults, **options)
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        super()._check_hyper_params(index, group)
-        if group["nesterov"] and float(group["momentum"]) <= 0.0:
+    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
+        if group["nesterov"]:
+            self._check_nesterov(index, group, in_step=True)
+        return super()._hyper_params(index, group)
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        super()._check_hyper_params(index, group, in_step)
+        if group["nesterov"]:
+            self._check_nesterov(index, group, in_step)
+
+    def _check_nesterov(self, index: int, group: dict[str, Any], in_step: bool) -> None:
+        momentum = group["momentum"]
+        if not is_unread(momentum, in_step) and float(momentum) <= 0.0:
             raise ValueError(
-                f"{type(self).__name__}: expected nesterov of group {index} to come with a "
-                f"momentum above 0, got {float(group['momentum'])}. Set one, or leave nesterov out."
+                f"{self._caller(in_step)}: expected nesterov of group {index} to come with a "
+                f"momentum above 0, got {float(momentum)}. Set one, or leave nesterov out."
             )

@@ -95,13 +95,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     ) -> None:
         name = type(self).__name__
         _check_reduced_dtype(name, reduced_precision_dtype)
-        if not isinstance(step, int):
-            raise TypeError(
-                f"{name}: expected step to be an int of at least 0, got {step!r}. "
-                f"{positional_remedy('step', step)}"
-            )
-        if step < 0:
-            raise ValueError(f"{name}: expected step to be an int of at least 0, got {step!r}.")
+        _check_first_step(f"{name}: expected step to be", step, positional_remedy("step", step))
         options.setdefault("master_weights", reduced_precision_dtype is not None)
         super().__init__(
             params,
@@ -158,6 +152,14 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         result: float | None = grad_scaler.step(self)
         return result
 
+    def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        super()._check_settings(index, group, in_step)
+        where = f"{self._caller(in_step)}: expected initial_step of group {index} to be"
+        # The constructor stores it when it has added the groups.
+        _check_first_step(
+            where, group.get("initial_step", 0), "Set it to the number of steps made."
+        )
+
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)
         if group["initial_step"]:
@@ -194,6 +196,14 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             {**group, "params": list(group["params"]), **updated}
             for group, updated in zip(self.param_groups, masters, strict=True)
         ]
+
+
+def _check_first_step(expected: str, step: Any, remedy: str) -> None:
+    if not isinstance(step, int):
+        raise TypeError(f"{expected} an int of at least 0, got {step!r}. {remedy}")
+    # Counts are stored in fp32.
+    if not 0 <= step <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{expected} an int of at least 0, got {step!r}.")
 
 
 def _check_reduced_dtype(owner: str, dtype: torch.dtype | None) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -141,12 +142,13 @@ class FusedNovoGrad(FusedOptimizer):
     def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
         return super()._hyper_params(index, {**group, "inf_norm": group["norm_type"] == 0})
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        super()._check_hyper_params(index, group)
-        if group["norm_type"] not in (0, 2):
+    def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        super()._check_settings(index, group, in_step)
+        norm_type = group["norm_type"]
+        if not isinstance(norm_type, Real) or norm_type not in (0, 2):
             raise RuntimeError(
-                f"{type(self).__name__}: expected norm_type of group {index} to be 2, or 0 for the "
-                f"largest magnitude, got {group['norm_type']!r}."
+                f"{self._caller(in_step)}: expected norm_type of group {index} to be 2, or 0 for "
+                f"the largest magnitude, got {norm_type!r}."
             )
 
     def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:

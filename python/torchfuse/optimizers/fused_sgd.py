@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import has_value
 from torchfuse.optimizers._groups import group_option
+from torchfuse.optimizers._hyper_params import as_float, is_unread
 from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class FusedSGD(FusedOptimizer):
     Notes:
         `state["step"]` on the device determines the first step; steps that a scaler skipped do not
         count. The count restarts if a buffer is created later, when the momentum becomes positive.
+        With a momentum that is a tensor on a device, which the host does not read, buffers exist
+        from the first step: the first update of one is dampened if the momentum was 0 until then.
 
         Differences from torch.optim.SGD: the buffer is fp32 for 16-bit parameters; any `found_inf`
         other than 0 skips the step; a negative `dampening` and sparse tensors are rejected.
@@ -139,21 +143,46 @@ class FusedSGD(FusedOptimizer):
         self.state[param].pop("step", None)
         return super()._begin_state(param, group, name)
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any]) -> None:
-        super()._check_hyper_params(index, group)
-        momentum, dampening = float(group["momentum"]), float(group["dampening"])
-        if group["nesterov"] and (momentum <= 0.0 or dampening != 0.0):
-            raise ValueError(
-                f"{type(self).__name__}: expected nesterov of group {index} to come with a "
-                f"momentum above 0 and a dampening of 0, got {momentum} and {dampening}. "
-                "Set both, or leave nesterov out."
-            )
+    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
+        if group["nesterov"]:
+            self._check_nesterov(index, group, in_step=True)
+        return super()._hyper_params(index, group)
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        super()._check_hyper_params(index, group, in_step)
+        if group["nesterov"]:
+            self._check_nesterov(index, group, in_step)
+
+    def _check_nesterov(self, index: int, group: dict[str, Any], in_step: bool) -> None:
+        momentum, dampening = group["momentum"], group["dampening"]
+        has_momentum = is_unread(momentum, in_step) or float(momentum) > 0.0
+        if has_momentum and (is_unread(dampening, in_step) or float(dampening) == 0.0):
+            return
+        got = [
+            "a tensor" if is_unread(value, in_step) else float(value)
+            for value in (momentum, dampening)
+        ]
+        raise ValueError(
+            f"{self._caller(in_step)}: expected nesterov of group {index} to come with a "
+            f"momentum above 0 and a dampening of 0, got {got[0]} and {got[1]}. "
+            "Set both, or leave nesterov out."
+        )
 
     def _loss_scale(self) -> Tensor | None:
-        scale = super()._loss_scale()
-        if scale is None and self.most_recent_scale != 1.0:
-            recent = float(self.most_recent_scale)
-            return torch.tensor(recent, dtype=torch.float32, device="cpu")
+        scale, recent = super()._loss_scale(), self.most_recent_scale
+        if scale is not None:
+            return scale
+        where = f"{self._caller(in_step=True)}: expected most_recent_scale to be"
+        number = as_float(where, recent)
+        if number == 1.0:
+            return None
+        # As the step takes it: fp32 may round it to 0 or infinity.
+        scale = torch.tensor(number, dtype=torch.float32, device="cpu")
+        if not 0.0 < float(scale) < math.inf:
+            raise ValueError(
+                f"{where} a number above 0 that fp32 can hold, got {recent!r}. Set it to the "
+                "factor of the loss, or to 1."
+            )
         return scale
 
     def _fused_update(self) -> None:
@@ -192,9 +221,12 @@ class FusedSGD(FusedOptimizer):
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:
-    """Whether there are buffers; a momentum on the device may become positive at any time."""
+    """Whether there are buffers; a momentum on a device may become positive at any time."""
     momentum = group["momentum"]
-    return isinstance(momentum, Tensor) or momentum != 0
+    if not isinstance(momentum, Tensor):
+        return bool(momentum != 0)
+    on_host = momentum.is_cpu and momentum.numel() == 1 and has_value(momentum)
+    return not on_host or float(momentum) != 0.0
 
 
 def _is_zero(step: Tensor) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import pytest
@@ -54,6 +56,9 @@ class Waits:
         self.entered.set()
         assert self.leave.wait(timeout=60)
         return 1e-3
+
+
+Real.register(Waits)
 
 
 def test_threads_share_an_optimizer() -> None:
@@ -213,3 +218,27 @@ def test_an_interrupt_between_steps_takes_no_hook_away() -> None:
         optimizer.step()
     optimizer.step()
     assert len(calls) == 2
+
+
+def test_threads_add_groups_of_which_some_are_refused() -> None:
+    """A group that is refused is taken back, and no other one."""
+    optimizer = FusedAdam(_params(1))
+    added: list[torch.nn.Parameter] = []
+
+    def body() -> None:
+        for _ in range(100):
+            good, bad = _params(2)
+            optimizer.add_param_group({"params": [good]})
+            added.append(good)
+            with pytest.raises(ValueError, match="expected lr of group"):
+                optimizer.add_param_group({"params": [bad], "lr": -1.0})
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert _in_threads(body) == []
+    finally:
+        sys.setswitchinterval(interval)
+    kept = {id(param) for group in optimizer.param_groups[1:] for param in group["params"]}
+    assert kept == {id(param) for param in added}
+    optimizer.step()

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""State dicts that are none, or are of another class: what is wrong is named, nothing changes."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.adam import make_params, random_grads, set_grads, snapshot
+from support.compare import assert_all_same_bits
+from test_apex_defects import make
+
+from torchfuse.optimizers import (
+    FusedAdagrad,
+    FusedAdam,
+    FusedLAMB,
+    FusedLARS,
+    FusedLion,
+    FusedNovoGrad,
+    FusedSGD,
+)
+from torchfuse.optimizers._state_creation import EVERY_STATE, _names_of
+from torchfuse.testing import OPTIM_SPECS
+
+
+def trained(kind: Any, **options: Any) -> Any:
+    params = make_params()
+    optimizer = kind(params, lr=0.1, **options)
+    set_grads(params, random_grads(params, 1))
+    optimizer.step()
+    return optimizer
+
+
+def group_with(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    """Changes the group; None removes an entry."""
+
+    def change(saved: dict[str, Any]) -> Any:
+        group = {**saved["param_groups"][0], **changes}
+        kept = {key: value for key, value in group.items() if value is not None}
+        return {**saved, "param_groups": [kept]}
+
+    return change
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "None": (lambda saved: None, "expected state_dict to be a dict, got NoneType."),
+    "list": (lambda saved: [1, 2], "expected state_dict to be a dict, got list."),
+    "text": (lambda saved: "abc", "expected state_dict to be a dict, got str."),
+    "whole checkpoint": (
+        lambda saved: {"optimizer": saved, 1: 2},
+        "expected state_dict to hold 'state', got the keys [1, 'optimizer'].",
+    ),
+    "no state": (
+        lambda saved: {"param_groups": saved["param_groups"]},
+        "expected state_dict to hold 'state', got the keys ['param_groups'].",
+    ),
+    "no groups": (
+        lambda saved: {"state": saved["state"]},
+        "expected state_dict to hold 'param_groups', got the keys ['state'].",
+    ),
+    "state is a list": (
+        lambda saved: {**saved, "state": [1]},
+        "expected state_dict['state'] to be a dict, got list.",
+    ),
+    "a state is a number": (
+        lambda saved: {**saved, "state": {**saved["state"], 1: 3}},
+        "expected state[1] to be a dict, got int.",
+    ),
+    "keys of two types": (
+        lambda saved: {**saved, "state": {**saved["state"], 1: {3: 4, "step": 1}}},
+        "expected state[1] to hold 'exp_avg', got the keys [3, 'step'].",
+    ),
+    "groups are None": (
+        lambda saved: {**saved, "param_groups": None},
+        "expected state_dict['param_groups'] to be a list of dicts, got NoneType.",
+    ),
+    "groups are a dict": (
+        lambda saved: {**saved, "param_groups": {0: saved["param_groups"][0]}},
+        "expected state_dict['param_groups'] to be a list of dicts, got dict.",
+    ),
+    "a group is None": (
+        lambda saved: {**saved, "param_groups": [None]},
+        "expected param_groups[0] to be a dict, got NoneType.",
+    ),
+    "a group without params": (
+        group_with(params=None),
+        "expected param_groups[0] to hold 'params', got the keys ['adam_w_mode', ",
+    ),
+    "params is a number": (
+        group_with(params=3),
+        "expected param_groups[0]['params'] to be a list, got int.",
+    ),
+    "params are lists": (
+        group_with(params=[[]] * len(make_params())),
+        "expected param_groups[0]['params'][0] to be a number or a name, got list.",
+    ),
+    "params twice": (
+        group_with(params=[0] * len(make_params())),
+        "expected param_groups[0]['params'][1] to be listed once, got 0 again.",
+    ),
+    "fewer params": (
+        group_with(params=[0]),
+        f"expected param_groups[0]['params'] to have {len(make_params())} entries, got 1.",
+    ),
+    "more groups": (
+        lambda saved: {**saved, "param_groups": saved["param_groups"] * 2},
+        "expected 1 parameter group, got 2.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_part_is_named(name: str) -> None:
+    damage, message = DAMAGES[name]
+    optimizer = trained(FusedAdam)
+    before, saved = snapshot(optimizer), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=re.escape(f"FusedAdam.load_state_dict: {message}")):
+        optimizer.load_state_dict(damage(saved))
+    assert_all_same_bits(snapshot(optimizer), before)
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+
+
+def test_what_a_hook_returns_is_checked_too() -> None:
+    optimizer = trained(FusedAdam)
+    optimizer.register_load_state_dict_pre_hook(lambda *_: [1])
+    with pytest.raises(ValueError, match="expected state_dict to be a dict, got list"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_states_of_every_class_are_known() -> None:
+    assert {name for spec in OPTIM_SPECS for name in _names_of(spec.algorithm)[0]} == EVERY_STATE
+
+
+@pytest.mark.parametrize(
+    ("saving", "loading", "lacks", "too_many"),
+    [
+        (FusedAdam, FusedLion, None, "exp_avg_sq"),
+        (FusedAdam, FusedNovoGrad, "exp_avg_norm", None),
+        (FusedNovoGrad, FusedAdam, "exp_avg_sq", None),
+        (FusedNovoGrad, FusedLion, None, "exp_avg_norm"),
+        (FusedLion, FusedSGD, None, "exp_avg"),
+        (FusedAdagrad, FusedSGD, None, "sum"),
+        (FusedAdagrad, FusedLARS, "momentum_buffer", None),
+    ],
+)
+def test_states_of_another_class_are_refused(
+    saving: Any, loading: Any, lacks: str | None, too_many: str | None
+) -> None:
+    other, optimizer = trained(saving), trained(loading)
+    before, saved = snapshot(optimizer), other.state_dict()
+    name = loading.__name__
+    wanted = f"hold '{lacks}'" if lacks else f"hold no '{too_many}', which {name} does not have"
+    keys = sorted(saved["state"][0])
+    message = f"{name}.load_state_dict: expected state[0] to {wanted}, got the keys {keys}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        optimizer.load_state_dict(saved)
+    assert_all_same_bits(snapshot(optimizer), before)
+    optimizer.step()
+
+
+def test_moments_mean_the_same_in_adam_and_lamb() -> None:
+    adam, lamb = trained(FusedAdam), trained(FusedLAMB)
+    lamb.load_state_dict(adam.state_dict())
+    for ours, theirs in zip(lamb.state.values(), adam.state.values(), strict=True):
+        assert torch.equal(ours["exp_avg_sq"], theirs["exp_avg_sq"])
+
+
+def test_entries_of_a_programs_own_are_kept() -> None:
+    for spec in OPTIM_SPECS:
+        optimizer = make(spec, make_params())
+        params = optimizer.param_groups[0]["params"]
+        set_grads(params, random_grads(params, 1))
+        optimizer.step()
+        optimizer.state[params[0]]["average"] = torch.ones(2)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert torch.equal(optimizer.state[params[0]]["average"], torch.ones(2))
