@@ -95,7 +95,8 @@ void check_tensor(const Argument& argument, const at::Tensor& tensor) {
   check_storage(argument, tensor);
   if (tensor.numel() != 0 && tensor.const_data_ptr() == nullptr) {
     fail(argument, "have memory of its own", "a null data pointer",
-         "Wrapper tensors (DTensor, FakeTensor) must be unwrapped first.");
+         "Wrapper tensors (DTensor, FakeTensor) must be unwrapped first. A ZeroTensor gets "
+         "memory by clone().");
   }
   check_backend(argument.op, tensor.device());
 }

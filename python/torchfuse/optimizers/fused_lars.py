@@ -98,20 +98,11 @@ class FusedLARS(FusedOptimizer):
         }
         super().__init__(params, defaults, **options)
 
-    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
-        if group["nesterov"]:
-            self._check_nesterov(index, group, in_step=True)
-        return super()._hyper_params(index, group)
-
     def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         super()._check_hyper_params(index, group, in_step)
-        if group["nesterov"]:
-            self._check_nesterov(index, group, in_step)
-
-    def _check_nesterov(self, index: int, group: dict[str, Any], in_step: bool) -> None:
-        momentum = group["momentum"]
-        if not is_unread(momentum, in_step) and float(momentum) <= 0.0:
+        # Later a schedule may set a momentum of 0.
+        if group["nesterov"] and not in_step and float(group["momentum"]) <= 0.0:
             raise ValueError(
-                f"{self._caller(in_step)}: expected nesterov of group {index} to come with a "
-                f"momentum above 0, got {float(momentum)}. Set one, or leave nesterov out."
+                f"{type(self).__name__}: expected nesterov of group {index} to come with a "
+                f"momentum above 0, got {float(group['momentum'])}. Set one, or leave nesterov out."
             )

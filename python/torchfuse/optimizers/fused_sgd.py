@@ -14,7 +14,7 @@ from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._checks import has_value
 from torchfuse.optimizers._groups import group_option
-from torchfuse.optimizers._hyper_params import as_float, is_unread
+from torchfuse.optimizers._hyper_params import as_float
 from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
@@ -143,30 +143,18 @@ class FusedSGD(FusedOptimizer):
         self.state[param].pop("step", None)
         return super()._begin_state(param, group, name)
 
-    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
-        if group["nesterov"]:
-            self._check_nesterov(index, group, in_step=True)
-        return super()._hyper_params(index, group)
-
     def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         super()._check_hyper_params(index, group, in_step)
-        if group["nesterov"]:
-            self._check_nesterov(index, group, in_step)
-
-    def _check_nesterov(self, index: int, group: dict[str, Any], in_step: bool) -> None:
-        momentum, dampening = group["momentum"], group["dampening"]
-        has_momentum = is_unread(momentum, in_step) or float(momentum) > 0.0
-        if has_momentum and (is_unread(dampening, in_step) or float(dampening) == 0.0):
+        # Later a schedule may set a momentum of 0, as with torch.optim.SGD.
+        if in_step or not group["nesterov"]:
             return
-        got = [
-            "a tensor" if is_unread(value, in_step) else float(value)
-            for value in (momentum, dampening)
-        ]
-        raise ValueError(
-            f"{self._caller(in_step)}: expected nesterov of group {index} to come with a "
-            f"momentum above 0 and a dampening of 0, got {got[0]} and {got[1]}. "
-            "Set both, or leave nesterov out."
-        )
+        momentum, dampening = float(group["momentum"]), float(group["dampening"])
+        if momentum <= 0.0 or dampening != 0.0:
+            raise ValueError(
+                f"{type(self).__name__}: expected nesterov of group {index} to come with a "
+                f"momentum above 0 and a dampening of 0, got {momentum} and {dampening}. "
+                "Set both, or leave nesterov out."
+            )
 
     def _loss_scale(self) -> Tensor | None:
         scale, recent = super()._loss_scale(), self.most_recent_scale

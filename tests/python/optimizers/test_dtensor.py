@@ -184,7 +184,7 @@ def _param(mesh: DeviceMesh) -> torch.nn.Parameter:
 
 def test_step_bumps_the_version_and_leaves_no_gradient_behind(mesh: DeviceMesh) -> None:
     param = _param(mesh)
-    optimizer = FusedAdam([param], write_back_grads=True)
+    optimizer = FusedAdam([param], write_back_grads=True, max_grad_norm=1.0)
     param.grad = torch.ones_like(param)
     versions = param._version, param.grad._version
     optimizer.step()
