@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim.optimizer import required
 
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._hyper_params import is_unread
 from torchfuse.optimizers._options import StepOptions
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from test_optim_spec_flags import FLAGS, NOT_FLAGS, every_flag
 from torchfuse.optimizers import (
     FusedAdagrad,
     FusedAdam,
-    FusedLARS,
     FusedMixedPrecisionLamb,
     FusedNovoGrad,
     FusedSGD,
