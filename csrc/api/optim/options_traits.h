@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -195,6 +196,30 @@ void write_tensors(torch::serialize::OutputArchive& archive, const State& state)
   });
 }
 
+// --- Comparisons ---------------------------------------------------------------------------------
+
+/// Whether two objects have equal fields. visit_fields(object, visit) calls visit(key, value) for
+/// each of them, and same(a, b) compares two values of a type.
+template <class Fields, class Object, class Same>
+bool have_same_fields(const Fields& visit_fields, const Object& lhs, const Object& rhs,
+                      const Same& same) {
+  bool all_same = true;
+  visit_fields(lhs, [&](const char* key, const auto& mine) {
+    visit_fields(rhs, [&](const char* other_key, const auto& theirs) {
+      if constexpr (std::is_same_v<decltype(mine), decltype(theirs)>) {
+        if (std::string_view(key) == other_key) all_same = all_same && same(mine, theirs);
+      }
+    });
+  });
+  return all_same;
+}
+
+inline bool is_same_tensor(const torch::Tensor& lhs, const torch::Tensor& rhs) {
+  if (!lhs.defined() || !rhs.defined()) return lhs.defined() == rhs.defined();
+  return lhs.scalar_type() == rhs.scalar_type() && lhs.device() == rhs.device() &&
+         at::equal(lhs, rhs);
+}
+
 // --- The bases of options and states -------------------------------------------------------------
 
 template <class Self>
@@ -220,6 +245,16 @@ void FusedOptionsOf<Self>::serialize(torch::serialize::OutputArchive& archive) c
 }
 
 template <class Self>
+bool FusedOptionsOf<Self>::equals(const Self& other) const {
+  const auto fields = [](const Self& options, const auto& visit) {
+    visit_options(options, visit);
+    visit_storage_options(options, visit);
+  };
+  return have_same_fields(fields, static_cast<const Self&>(*this), other,
+                          [](const auto& mine, const auto& theirs) { return mine == theirs; });
+}
+
+template <class Self>
 double FusedOptionsOf<Self>::get_lr() const {
   return lr();
 }
@@ -239,6 +274,14 @@ void FusedParamStateOf<Self, Options>::serialize(torch::serialize::InputArchive&
 template <class Self, class Options>
 void FusedParamStateOf<Self, Options>::serialize(torch::serialize::OutputArchive& archive) const {
   write_tensors<Options>(archive, static_cast<const Self&>(*this));
+}
+
+template <class Self, class Options>
+bool FusedParamStateOf<Self, Options>::equals(const Self& other) const {
+  const auto fields = [](const Self& state, const auto& visit) {
+    visit_tensors<Options>(state, visit);
+  };
+  return have_same_fields(fields, static_cast<const Self&>(*this), other, is_same_tensor);
 }
 
 }  // namespace torchfuse::optim

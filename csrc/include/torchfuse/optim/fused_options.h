@@ -66,10 +66,15 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   void serialize(torch::serialize::OutputArchive& archive) const override;
   double get_lr() const override;   ///< learning rate, for torch's schedulers
   void set_lr(double lr) override;  ///< sets the learning rate, for torch's schedulers
+  /// Compares all options.
+  friend bool operator==(const Self& lhs, const Self& rhs) { return lhs.equals(rhs); }
 
  protected:
   /// Constructs options with the default learning rate of the derived class.
   explicit FusedOptionsOf(double lr) : lr_(lr) {}
+
+ private:
+  bool equals(const Self& other) const;
 };
 
 /// State of one parameter that all fused optimizers share. `Self` is the struct that adds the
@@ -86,6 +91,11 @@ struct TORCHFUSE_API FusedParamStateOf : public torch::optim::OptimizerCloneable
   void serialize(torch::serialize::InputArchive& archive) override;
   /// Writes every tensor that is defined under its name.
   void serialize(torch::serialize::OutputArchive& archive) const override;
+  /// Compares all tensors: which are defined, their dtypes, shapes and elements.
+  friend bool operator==(const Self& lhs, const Self& rhs) { return lhs.equals(rhs); }
+
+ private:
+  bool equals(const Self& other) const;
 };
 
 }  // namespace torchfuse::optim

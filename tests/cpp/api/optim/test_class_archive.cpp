@@ -258,6 +258,51 @@ TYPED_TEST(ClassOptions, SettersReturnTheClassItself) {
   EXPECT_EQ(entries_of(dynamic_cast<const Options&>(*copy)), entries_of(options));
 }
 
+TYPED_TEST(ClassOptions, AreEqualIfAllValuesAre) {
+  using Options = typename TypeParam::Options;
+  const Options defaults;
+  EXPECT_TRUE(defaults == Options());
+  EXPECT_TRUE(other_options<Options>() == other_options<Options>());
+  const auto plain = entries_of(defaults);
+  std::size_t changes = 0;
+  for (const auto& [key, entry] : entries_of(other_options<Options>())) {
+    if (entry == plain.at(key)) continue;
+    auto entries = plain;
+    entries[key] = entry;
+    Options changed;
+    read_entries(changed, entries);
+    EXPECT_TRUE(changed != defaults) << key;
+    ++changes;
+  }
+  EXPECT_GE(changes, 7u);
+  EXPECT_TRUE(Options().seed(1) != defaults);
+  EXPECT_TRUE(Options().state_dtype(at::kBFloat16) != defaults);
+}
+
+TYPED_TEST(ClassOptions, StatesAreEqualIfAllTensorsAre) {
+  using State = typename TypeParam::State;
+  const auto params = make_params();
+  typename TypeParam::Optimizer optimizer(params, all_states<typename TypeParam::Options>());
+  run_steps(optimizer, params, 0, 1);
+  const State& state = state_of(optimizer, params[1]);
+  const auto entries = entries_of(state);
+  EXPECT_TRUE(state == State(state));
+  EXPECT_TRUE(state != State());
+  for (const auto& [key, entry] : entries) {
+    const torch::Tensor tensor = entry.toTensor();
+    for (const torch::Tensor& other :
+         {tensor + 1.0, tensor.to(at::kDouble), tensor.unsqueeze(0), torch::Tensor()}) {
+      auto edited = entries;
+      edited.erase(key);
+      if (other.defined()) edited[key] = other;
+      State changed;
+      read_entries(changed, edited);
+      EXPECT_TRUE(changed != state) << key;
+      EXPECT_TRUE(changed == State(changed)) << key;
+    }
+  }
+}
+
 TYPED_TEST(ClassOptions, OutOfRangeValuesAreRefusedByName) {
   using Options = typename TypeParam::Options;
   const auto refused = [](const Options& options, const std::string& text) {
