@@ -6,6 +6,7 @@ step, and whether it was skipped.
 """
 
 import argparse
+import inspect
 
 import torch
 from networks import TinyBert, bert_loss, sentences
@@ -55,7 +56,9 @@ class LayerNorm(torch.nn.Module):
     def forward(self, input):
         weight, (shape, eps) = self.weight + 1, self.args
         if HAVE_FUSED_LAYER_NORM:
-            return FusedLayerNormAffineFunction.apply(input, weight, self.bias, shape, eps)
+            known = inspect.getfullargspec(FusedLayerNormAffineFunction.forward).args
+            more = (True,) if "memory_efficient" in known else ()
+            return FusedLayerNormAffineFunction.apply(input, weight, self.bias, shape, eps, *more)
         return torch.nn.functional.layer_norm(input, shape, weight, self.bias, eps)
 
 
