@@ -2,7 +2,8 @@
 """Layer and RMS normalization and cross entropy, forward and backward, against torch's functions.
 
 Both sides compute the gradients of all their inputs. The mixed cases have fp32 parameters and
-16-bit inputs: torch needs casts for them.
+16-bit inputs: torch needs casts for them. Results are compared with torch's in fp64, because
+torch adds up the gradients of 16-bit weights in 16 bits.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ OURS = "torchfuse"
 THEIRS = "torch"
 NORM_SHAPES = ((4096, 1024), (512, 8192))
 LOSS_SHAPES = ((2048, 1000), (512, 32000))
-# Of norms.
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+# Of our results' norms.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-3}
 
 Run = Callable[[], dict[str, torch.Tensor]]
 
@@ -59,45 +60,48 @@ class Case:
         return ParameterSet(self.name, (self.shape,), offset=0, moments={}, zero_grads=False)
 
     def prepare(self, device: torch.device, seed: int) -> Prepared:
-        """Builds both sides and compares what they return."""
+        """Builds both sides, and compares what they return with fp64."""
         make = self._make_loss if self.function == "cross_entropy" else self._make_norm
-        runs = {OURS: make(device, seed, ours=True), THEIRS: make(device, seed, ours=False)}
-        results = {name: run() for name, run in runs.items()}
+        runs = {
+            name: make(device, seed, ours=name == OURS, dtype=self.dtype) for name in (OURS, THEIRS)
+        }
+        exact = make(device, seed, ours=False, dtype=torch.float64)()
         verified = {}
-        for key, theirs in results[THEIRS].items():
-            error = (results[OURS][key].double() - theirs.double()).norm() / theirs.double().norm()
-            verified[key] = float(error)
-            if not error <= TOLERANCES[self.dtype]:
-                raise RuntimeError(
-                    f"{self.name}: expected {key} within {TOLERANCES[self.dtype]:g} of torch's, "
-                    f"got {error:g}"
-                )
+        for name, run in runs.items():
+            for key, result in run().items():
+                error = float((result.double() - exact[key]).norm() / exact[key].norm())
+                verified[f"{name} {key}"] = error
+                if name == OURS and not error <= TOLERANCES[self.dtype]:
+                    raise RuntimeError(
+                        f"{self.name}: expected {key} within {TOLERANCES[self.dtype]:g} of fp64, "
+                        f"got {error:g}"
+                    )
         return Prepared(dict(runs), verified)
 
-    def _make_norm(self, device: torch.device, seed: int, *, ours: bool) -> Run:
+    def _make_norm(self, device: torch.device, seed: int, *, ours: bool, dtype: torch.dtype) -> Run:
         random = torch.Generator(device).manual_seed(seed)
         x, grad = (
-            torch.randn(self.shape, generator=random, device=device).to(self.dtype)
+            torch.randn(self.shape, generator=random, device=device).to(self.dtype).to(dtype)
             for _ in range(2)
         )
         x.requires_grad_()
         columns = (self.shape[1],)
         rms = self.function == "rms_norm"
         cls = FusedRMSNorm if rms else FusedLayerNorm
-        dtype = torch.float32 if self.mixed else self.dtype
-        layer = cls(columns, dtype=dtype, device=device)
+        wider = torch.promote_types(dtype, torch.float32) if self.mixed else dtype
+        layer = cls(columns, dtype=wider, device=device)
         weight, bias = layer.weight, layer.bias
         assert weight is not None
 
         def forward() -> torch.Tensor:
             if ours:
                 return layer(x)  # type: ignore[no-any-return]
-            wide = x.to(dtype)
+            wide = x.to(wider)
             if rms:
                 y = functional.rms_norm(wide, columns, weight, layer.eps)
             else:
                 y = functional.layer_norm(wide, columns, weight, bias, layer.eps)
-            return y.to(self.dtype)
+            return y.to(dtype)
 
         def run() -> dict[str, torch.Tensor]:
             x.grad = weight.grad = None
@@ -111,9 +115,9 @@ class Case:
 
         return run
 
-    def _make_loss(self, device: torch.device, seed: int, *, ours: bool) -> Run:
+    def _make_loss(self, device: torch.device, seed: int, *, ours: bool, dtype: torch.dtype) -> Run:
         random = torch.Generator(device).manual_seed(seed)
-        logits = torch.randn(self.shape, generator=random, device=device).to(self.dtype)
+        logits = torch.randn(self.shape, generator=random, device=device).to(self.dtype).to(dtype)
         logits.requires_grad_()
         labels = torch.randint(self.shape[1], self.shape[:1], generator=random, device=device)
 

@@ -48,13 +48,14 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def python_names(module: str) -> list[tuple[str, Any]]:
-    """The classes and functions of a module, in the order of its page."""
+    """The classes and functions of a module, in the order of its page; torch's own are left out."""
     holder = importlib.import_module(module)
     found = [(name, getattr(holder, name)) for name in holder.__all__]
     kept = [
         (name, value)
         for name, value in found
         if inspect.isclass(value) or inspect.isfunction(value)
+        if not value.__module__.startswith("torch.")
     ]
     return sorted(kept, key=lambda entry: (entry[0] in LAST) - (entry[0] in FIRST))
 

@@ -12,7 +12,7 @@ template <class S, class O, bool kFromOutput>
 Status launch_grad_input(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream) {
   const auto run = [&](auto kernel, std::uint32_t teams) {
     const std::uint32_t blocks =
-        row_blocks(args.shape.rows, teams, multiprocessors, kBackwardBlocks);
+        row_blocks(args.shape.rows, teams, multiprocessors, kBackwardBlocks<S, O>);
     return launch(kernel, args, blocks, kRowThreads, stream,
                   "launch of layer_norm_grad_input_kernel");
   };

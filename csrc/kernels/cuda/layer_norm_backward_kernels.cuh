@@ -49,7 +49,9 @@ __device__ __forceinline__ T mean_of_row(const LayerNormBackwardArgs& args, std:
 // --- Gradient of the input -----------------------------------------------------------------------
 
 constexpr int kBackwardKept = 2;
-constexpr int kBackwardBlocks = 3;  ///< resident on a multiprocessor
+/// Blocks resident on a multiprocessor; fewer where a thread keeps vectors of twice the size.
+template <class S, class O>
+constexpr int kBackwardBlocks = sizeof(S) == sizeof(O) ? 3 : 2;
 
 /// Gradient and source of a row, as a thread has them.
 template <class S, class O, bool kFromOutput, std::uint32_t kThreads>
@@ -102,7 +104,7 @@ struct RowGradients {
 // A team of threads handles a row at a time. Bytes per element: gradient and source, read once for
 // rows that fit the registers, and the gradient that is written.
 template <class S, class O, bool kFromOutput, std::uint32_t kThreads>
-__global__ void __launch_bounds__(kRowThreads, kBackwardBlocks)
+__global__ void __launch_bounds__(kRowThreads, kBackwardBlocks<S, O>)
     layer_norm_grad_input_kernel(const LayerNormBackwardArgs __grid_constant__ launch) {
   using T = RowCompute<S>;
   constexpr int kVec = kRowVec<S>;

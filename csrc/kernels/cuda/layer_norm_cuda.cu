@@ -11,7 +11,9 @@ namespace torchfuse::kernels {
 namespace cuda {
 
 constexpr int kForwardKept = 4;
-constexpr int kForwardBlocks = 4;  ///< resident on a multiprocessor
+/// Blocks resident on a multiprocessor; fewer where the output's vectors are twice the input's.
+template <class S, class O>
+constexpr int kForwardBlocks = sizeof(S) == sizeof(O) ? 4 : 3;
 
 template <class T>
 struct RowStatistics {
@@ -60,7 +62,7 @@ __device__ __forceinline__ RowStatistics<RowCompute<S>> statistics_of(const Row&
 }
 
 template <class S, class O, std::uint32_t kThreads>
-__global__ void __launch_bounds__(kRowThreads, kForwardBlocks)
+__global__ void __launch_bounds__(kRowThreads, kForwardBlocks<S, O>)
     layer_norm_kernel(const LayerNormArgs __grid_constant__ launch) {
   using T = RowCompute<S>;
   constexpr int kVec = kRowVec<S>;
@@ -106,7 +108,7 @@ Status layer_norm_cuda(const LayerNormArgs& args, int multiprocessors, Stream st
   return dispatch_rows(args.shape, kWhat, [&]<class S, class O>(S, O) {
     const auto run = [&](auto kernel, std::uint32_t teams) {
       const std::uint32_t blocks =
-          row_blocks(args.shape.rows, teams, multiprocessors, kForwardBlocks);
+          row_blocks(args.shape.rows, teams, multiprocessors, kForwardBlocks<S, O>);
       return launch(kernel, args, blocks, kRowThreads, stream, kWhat);
     };
     constexpr std::int64_t kWarpColumns = kRowWarpThreads * kRowVec<S> * kForwardKept;

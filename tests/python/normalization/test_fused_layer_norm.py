@@ -244,6 +244,18 @@ def test_functions_without_parameters() -> None:
     torch.testing.assert_close(fused_rms_norm(x, (8,)), functional.rms_norm(x, (8,), eps=1e-6))
 
 
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@pytest.mark.parametrize("cls", [*CLASSES, MixedFusedLayerNorm, MixedFusedRMSNorm])
+def test_it_compiles_into_one_graph(cls: Any, memory_efficient: bool) -> None:
+    module, x, dy = problem(cls, (4, 6), 1, F32, memory_efficient=memory_efficient)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for found, eager in zip(
+        run(compiled, x, dy).values(), run(module, x, dy).values(), strict=True
+    ):
+        assert torch.equal(found, eager)
+
+
 def test_fake_tensors_have_the_results_shape() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -42,12 +42,15 @@ def test_a_checkpoint_keeps_the_fp32_states_of_16_bit_parameters(
 
 @EVERY_OPTIMIZER
 @HALF_DTYPES
+@pytest.mark.parametrize("capturable", [False, True], ids=["numbers", "capturable"])
 def test_masters_are_used_and_hold_more_than_the_parameters(
-    spec: OptimSpec, dtype: torch.dtype
+    spec: OptimSpec, dtype: torch.dtype, capturable: bool
 ) -> None:
     """Steps too small for the parameter's dtype add up in the master."""
     param = torch.nn.Parameter(torch.ones(64, dtype=dtype))
     optimizer = make(spec, [param], master_weights=True, lr=spec.grid[-1]["lr"] / 100)
+    if capturable:
+        optimizer.make_capturable()
     for _ in range(5):
         param.grad = torch.ones_like(param)
         optimizer.step()

@@ -134,6 +134,19 @@ def test_bounds_edited_out_of_order_are_refused_before_anything_changes() -> Non
     assert_all_same_bits(snapshot(optimizer), before)
 
 
+def test_groups_can_be_left_out_of_the_trust_ratio() -> None:
+    """By bounds of 1, also with weight decay: the group's step is AdamW's."""
+    params, others = make_params(), make_params()
+    excluded = {"params": params[2:], "trust_ratio_bounds": (1.0, 1.0)}
+    groups = [{"params": params[:2]}, excluded]
+    options: dict[str, Any] = {"lr": 1e-3, "eps": 1e-6, "weight_decay": 0.05}
+    trained(FusedLAMB(groups, max_grad_norm=None, **options), params)
+    trained(torch.optim.AdamW(others, **options), others)
+    assert_close_to_torch(params[2:], others[2:])
+    for param, other in zip(params[:2], others[:2], strict=True):
+        assert not torch.allclose(param, other, rtol=1e-4, atol=1e-5)
+
+
 @BOTH
 def test_amsgrad_is_refused(kind: type[FusedLAMB]) -> None:
     with pytest.raises(RuntimeError, match=rf"{kind.__name__}: expected amsgrad to be False"):

@@ -33,6 +33,8 @@ SHAPES = [
     (2, 6, 3, 4, 5),
     (1, 5, 97, 101),
 ]
+#: Beside 1 to 69; in channels-last tensors of 96, 192, 320 or 768 channels apex leaves some out.
+MORE_CHANNELS = (96, 127, 128, 129, 192, 255, 256, 257, 320, 513, 768, 1000, 2048)
 
 
 def layer_for(problem: Problem, device: str = "cpu", **options: Any) -> SyncBatchNorm:
@@ -123,7 +125,7 @@ def test_the_number_of_threads_does_not_matter(channels_last: bool) -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_every_channel_count(channels_last: bool) -> None:
-    for channels in [*range(1, 70), 127, 128, 129, 255, 256, 257, 513, 1000, 2048]:
+    for channels in [*range(1, 70), *MORE_CHANNELS]:
         problem = make_problem((3, channels, 2, 3), channels_last=channels_last, relu=True)
         assert_passes_close(run(layer_for(problem), problem), problem.reference(), torch.float32)
 
@@ -203,6 +205,38 @@ def test_evaluation(track: bool, channels_last: bool, device: str) -> None:
     assert_close(actual.grad_weight, theirs.weight.grad.double(), 1e-5)
     for name, value in state.items():
         assert torch.equal(ours.state_dict()[name].cpu(), value), f"evaluation changed {name}"
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("channel_last", [False, True])
+def test_evaluation_of_rows_and_of_apexs_shape(shape: tuple[int, ...], channel_last: bool) -> None:
+    """With a residual and a ReLU; apex fails on each of them."""
+    if len(shape) > 2 and not channel_last:
+        shape = (2, 5, 3, 4)
+    ours, theirs = (
+        SyncBatchNorm(5, channel_last=channel_last, fuse_relu=True),
+        torch.nn.BatchNorm1d(5),
+    )
+    ours(torch.randn(shape) + 2.0)
+    theirs.load_state_dict(ours.state_dict())
+    x, z = torch.randn(shape), torch.randn(shape)
+    place = 1 if not channel_last or len(shape) == 2 else -1
+    rows = theirs.eval()(x.movedim(place, -1).reshape(-1, 5)).reshape(x.movedim(place, -1).shape)
+    expected = (rows.movedim(-1, place) + z).relu()
+    torch.testing.assert_close(ours.eval()(x, z), expected)
+
+
+def test_running_statistics_are_updated_in_place() -> None:
+    """Whoever holds them, such as a CUDA graph or an alias, sees them move."""
+    layer = SyncBatchNorm(5)
+    buffers = (layer.running_mean, layer.running_var, layer.num_batches_tracked)
+    before = [(b.data_ptr(), b.clone()) for b in buffers if b is not None]
+    layer(torch.randn(4, 5, 2, 2) + 1.0)
+    assert len(before) == 3
+    for buffer, (address, value) in zip(buffers, before, strict=True):
+        assert buffer is not None
+        assert buffer.data_ptr() == address
+        assert not torch.equal(buffer, value)
 
 
 def test_channel_last_is_apexs_shape() -> None:

@@ -241,7 +241,9 @@ TEST(FusedStep, RefusesGradientsThatOverlapBeforeItWritesThemBack) {
   second.mutable_grad() = torch::ones({1}).expand({8});
   std::vector<FusedSlot> slots{make_slot(first), make_slot(second)};
   FusedStep step("adam");
-  FusedStepOptions options{.max_grad_norm = 1.0, .write_back_grads = true};
+  FusedStepOptions options;
+  options.max_grad_norm = 1.0;
+  options.write_back_grads = true;
   const at::Tensor before = first.detach().clone();
   EXPECT_NE(message_of([&] { step.step(slots, {kGroup}, options); })
                 .find("expected grad of params[0] of group 0 to have memory of its own for every "
@@ -292,7 +294,9 @@ TEST(FusedStep, BumpsVersions) {
   FusedStep step("adam");
   const std::vector<FusedSlot> slots{make_slot(param)};
   step.plan(slots);
-  FusedStepOptions options{.max_grad_norm = 1.0, .write_back_grads = true};
+  FusedStepOptions options;
+  options.max_grad_norm = 1.0;
+  options.write_back_grads = true;
   for (const at::Tensor& written :
        {param, param.grad(), slots[0].states[0], slots[0].states[1], slots[0].step}) {
     const auto version = written._version();

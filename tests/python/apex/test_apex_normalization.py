@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The functions of apex.normalization and apex.contrib by their names, against torch's formulas."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+EPS = 1e-4
+SHAPE = (3, 4)
+WEIGHT, BIAS = (torch.randn(SHAPE, generator=torch.manual_seed(seed)) for seed in (1, 2))
+Formula = Callable[[Tensor], Tensor]
+
+
+def layer(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, SHAPE, WEIGHT, BIAS, EPS)
+
+
+def plain_layer(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, SHAPE, eps=EPS)
+
+
+def rms(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, SHAPE, WEIGHT, EPS)
+
+
+def plain_rms(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, SHAPE, eps=EPS)
+
+
+BOTH, ONE = (WEIGHT, BIAS, SHAPE, EPS), (WEIGHT, SHAPE, EPS)
+#: By name: arguments behind the input, and what it computes.
+FUNCTIONS: dict[str, tuple[tuple[Any, ...], Formula]] = {
+    "fused_layer_norm_affine": (BOTH, layer),
+    "fused_layer_norm": ((SHAPE, EPS), plain_layer),
+    "fused_rms_norm_affine": (ONE, rms),
+    "fused_rms_norm": ((SHAPE, EPS), plain_rms),
+    "mixed_dtype_fused_layer_norm_affine": (BOTH, layer),
+    "mixed_dtype_fused_rms_norm_affine": (ONE, rms),
+    "manual_rms_norm": ((SHAPE, WEIGHT, EPS), rms),
+    "FusedLayerNormAffineFunction": (BOTH, layer),
+    "FusedLayerNormAffineMixedDtypesFunction": (BOTH, layer),
+    "FusedLayerNormFunction": ((SHAPE, EPS), plain_layer),
+    "FusedRMSNormAffineFunction": (ONE, rms),
+    "FusedRMSNormAffineMixedDtypesFunction": (ONE, rms),
+    "FusedRMSNormFunction": ((SHAPE, EPS), plain_rms),
+}
+
+
+def check(function: Callable[..., Tensor], arguments: tuple[Any, ...], formula: Formula) -> None:
+    """Output and gradient of the input."""
+    x, other = (torch.randn(5, *SHAPE, generator=torch.manual_seed(3)) for _ in range(2))
+    dy = torch.randn(5, *SHAPE, generator=torch.manual_seed(4))
+    found, expected = function(x.requires_grad_(), *arguments), formula(other.requires_grad_())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for output in (found, expected):
+        output.backward(dy)
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        (name, more)
+        for name in FUNCTIONS
+        for more in ((), (False,), (True,))  # memory_efficient
+        if name != "manual_rms_norm" or not more
+    ],
+)
+def test_functions_of_apex(installed: None, name: str, more: tuple[bool, ...]) -> None:
+    module = importlib.import_module("apex.normalization.fused_layer_norm")
+    function = getattr(module, name)
+    arguments, formula = FUNCTIONS[name]
+    check(getattr(function, "apply", function), (*arguments, *more), formula)
+
+
+def test_mixed_functions_give_the_weights_dtype(installed: None) -> None:
+    module = importlib.import_module("apex.normalization.fused_layer_norm")
+    x = torch.randn(5, *SHAPE, dtype=torch.bfloat16)
+    for name, (arguments, formula) in FUNCTIONS.items():
+        if "mixed" not in name.lower():
+            continue
+        function = getattr(module, name)
+        output = getattr(function, "apply", function)(x, *arguments)
+        assert output.dtype == torch.float32
+        torch.testing.assert_close(output, formula(x.float()), rtol=1e-5, atol=1e-5)
+
+
+def test_contrib_layer_norm(installed: None) -> None:
+    module = importlib.import_module("apex.contrib.layer_norm.layer_norm")
+    weight, bias = WEIGHT[0], BIAS[0]
+
+    def formula(x: Tensor) -> Tensor:
+        return functional.layer_norm(x, (4,), weight, bias, EPS)
+
+    made = module.FastLayerNorm(4, EPS)
+    assert made.epsilon == EPS
+    with torch.no_grad():
+        made.weight.copy_(weight)
+        made.bias.copy_(bias)
+    check(made, (), formula)
+    check(module.FastLayerNormFN.apply, (weight, bias, EPS), formula)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_contrib_cross_entropy(installed: None, smoothing: float) -> None:
+    """Row 2 has the label that does not count, 0 unless another is given."""
+    kind = importlib.import_module("apex.contrib.xentropy").SoftmaxCrossEntropyLoss
+    logits, other = (torch.randn(4, 6, generator=torch.manual_seed(5)) for _ in range(2))
+    labels = torch.tensor([1, 5, 0, 3])
+    found = kind.apply(logits.requires_grad_(), labels, smoothing)
+    expected = functional.cross_entropy(
+        other.requires_grad_(), labels, reduction="none", label_smoothing=smoothing, ignore_index=0
+    )
+    torch.testing.assert_close(found, expected)
+    assert found[2] == 0
+    for losses in (found, expected):
+        losses.sum().backward()
+    torch.testing.assert_close(logits.grad, other.grad)
+    assert torch.equal(kind()(logits, labels, smoothing, 5)[1], torch.zeros(()))
+    narrow = kind.apply(logits.detach().bfloat16(), labels, smoothing, 0, True)
+    assert narrow.dtype == torch.float32
