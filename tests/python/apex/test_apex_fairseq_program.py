@@ -16,8 +16,8 @@ def in_plain_torch(max_norm: float) -> tuple[list[float], list[float]]:
     """Losses and norms of the same training with AdamW in fp32."""
     torch.manual_seed(0)
     model = networks.TinyBert()
-    options = {"lr": 3e-3, "betas": (0.9, 0.98), "weight_decay": 0.01}
-    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    params = model.parameters()
+    optimizer = torch.optim.AdamW(params, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     losses, norms = [], []
     parts = [part.split(32) for part in networks.sentences(32 * STEPS)]
     for words, labels, forwards in zip(*parts, strict=True):

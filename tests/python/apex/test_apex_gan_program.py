@@ -28,7 +28,7 @@ def in_plain_torch(skipped: Collection[int] = ()) -> dict[str, list[float]]:
         D.zero_grad()
         fake = G(torch.randn(32, 8, generator=generator))
         of_D = loss_of(D(real), ones), loss_of(D(fake.detach()), zeros)
-        sum(of_D).backward()
+        (of_D[0] + of_D[1]).backward()
         if step not in skipped:
             optimizers[1].step()
         G.zero_grad()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 import torch
@@ -29,9 +30,10 @@ def in_plain_torch(larc: bool, skipped: Collection[int] = ()) -> list[float]:
         loss = torch.nn.functional.cross_entropy(model(images[whole]), labels[whole])
         optimizer.zero_grad()
         loss.backward()
-        options = {"lr": lr, "weight_decay": DECAY, "trust_coefficient": TRUST, "clip": False}
         for param in model.parameters() if larc else ():
-            param.grad.copy_(larc_gradient(param, param.grad, **options))
+            options: dict[str, Any] = {"lr": lr, "weight_decay": DECAY, "clip": False}
+            scaled = larc_gradient(param, param.grad, trust_coefficient=TRUST, **options)
+            param.grad.copy_(scaled)
         if step not in skipped:
             optimizer.step()
         losses.append(loss.item())
