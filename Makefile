@@ -67,7 +67,7 @@ help:
 	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
 	@echo "make test-pretended-cuda  the tests marked cuda, on a device that is pretended (needs nvcc)"
 	@echo "make test-under-load  processes and threads, 20 times on a busy machine: about an hour"
-	@echo "make test-integrations  with Lightning, accelerate and Hugging Face Trainer"
+	@echo "make test-integrations  with Lightning, accelerate, Hugging Face Trainer, timm, Megatron-Core"
 	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
 	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
 	@echo "make docs            the documentation site, with its doctests and examples: build/docs/html"

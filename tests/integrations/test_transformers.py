@@ -124,7 +124,7 @@ def test_the_optimizer_that_the_trainer_imports_from_apex(
     theirs = make_trainer(digits, tmp_path, optim="adamw_torch")
     for trainer in (ours, theirs):
         trainer.train()
-    assert type(ours.optimizer.optimizer) is FusedAdam
+    assert isinstance(ours.optimizer.optimizer, FusedAdam)
     assert [group["weight_decay"] for group in ours.optimizer.param_groups] == [0.01, 0.0]
     assert_the_same_training(ours, theirs)
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,27 @@ from torchfuse.normalization import FusedLayerNorm
 Shape = int | Sequence[int]
 
 
-class FusedLayerNormAffineFunction:
+class _Function:
+    """What has the look of apex's `torch.autograd.Function`s.
+
+    Programs call `apply`; some, as Megatron-Core, look into the signature of `forward` for the
+    arguments that this apex has. The gradients are those of torchfuse's own functions.
+    """
+
+    forward: Callable[..., Tensor]
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Tensor:
+        """Calls `forward`, without a context."""
+        return cls.forward(None, *args, **kwargs)
+
+
+class FusedLayerNormAffineFunction(_Function):
     """Layer normalization with weight and bias."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         input: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -33,11 +50,12 @@ class FusedLayerNormAffineFunction:
         )
 
 
-class FusedLayerNormAffineMixedDtypesFunction:
+class FusedLayerNormAffineMixedDtypesFunction(_Function):
     """Layer normalization with an output in the weight's dtype."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         input: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -51,22 +69,27 @@ class FusedLayerNormAffineMixedDtypesFunction:
         )
 
 
-class FusedLayerNormFunction:
+class FusedLayerNormFunction(_Function):
     """Layer normalization without weight and bias."""
 
     @staticmethod
-    def apply(
-        input: Tensor, normalized_shape: Shape, eps: float, memory_efficient: bool = False
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: Shape,
+        eps: float,
+        memory_efficient: bool = False,
     ) -> Tensor:
         """Calls `fused_layer_norm`."""
         return normalization.fused_layer_norm(input, normalized_shape, eps, memory_efficient)
 
 
-class FusedRMSNormAffineFunction:
+class FusedRMSNormAffineFunction(_Function):
     """RMS normalization with a weight."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         input: Tensor,
         weight: Tensor,
         normalized_shape: Shape,
@@ -79,11 +102,12 @@ class FusedRMSNormAffineFunction:
         )
 
 
-class FusedRMSNormAffineMixedDtypesFunction:
+class FusedRMSNormAffineMixedDtypesFunction(_Function):
     """RMS normalization with an output in the weight's dtype."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         input: Tensor,
         weight: Tensor,
         normalized_shape: Shape,
@@ -96,12 +120,16 @@ class FusedRMSNormAffineMixedDtypesFunction:
         )
 
 
-class FusedRMSNormFunction:
+class FusedRMSNormFunction(_Function):
     """RMS normalization without a weight."""
 
     @staticmethod
-    def apply(
-        input: Tensor, normalized_shape: Shape, eps: float, memory_efficient: bool = False
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        normalized_shape: Shape,
+        eps: float,
+        memory_efficient: bool = False,
     ) -> Tensor:
         """Calls `fused_rms_norm`."""
         return normalization.fused_rms_norm(input, normalized_shape, eps, memory_efficient)
@@ -132,11 +160,12 @@ class FastLayerNorm(FusedLayerNorm):
         return self.eps
 
 
-class FastLayerNormFN:
+class FastLayerNormFN(_Function):
     """Layer normalization of the last dimension."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         x: Tensor,
         gamma: Tensor,
         beta: Tensor,
@@ -149,11 +178,12 @@ class FastLayerNormFN:
         )
 
 
-class SoftmaxCrossEntropyLoss:
+class SoftmaxCrossEntropyLoss(_Function):
     """Cross entropy with label smoothing, as apex.contrib.xentropy's."""
 
     @staticmethod
-    def apply(
+    def forward(
+        ctx: Any,
         logits: Tensor,
         labels: Tensor,
         smoothing: float = 0.0,
@@ -163,6 +193,7 @@ class SoftmaxCrossEntropyLoss:
         """Returns the losses ``[N]``, 0 where the label is `padding_idx`.
 
         Args:
+            ctx: ignored.
             logits: ``[N, C]``.
             labels: ``[N]``, int64.
             smoothing: label smoothing, in [0, 1].

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,28 @@ def test_a_guard_finds_what_works_or_nothing(guard: str) -> None:
     names = run(statements)
     there = {"norm and scale", "a norm with a flag of two dimensions", "hysteresis", "flatten"}
     assert names["found"] or guard not in there | {"an optimizer"}
+
+
+FUNCTIONS = {
+    "apex.normalization.fused_layer_norm": {
+        *("FusedLayerNormAffineFunction", "FusedLayerNormAffineMixedDtypesFunction"),
+        *("FusedLayerNormFunction", "FusedRMSNormAffineFunction"),
+        *("FusedRMSNormAffineMixedDtypesFunction", "FusedRMSNormFunction"),
+    },
+    "apex.contrib.layer_norm.layer_norm": {"FastLayerNormFN"},
+    "apex.contrib.xentropy.softmax_xentropy": {"SoftmaxCrossEntropyLoss"},
+}
+
+
+@pytest.mark.parametrize("module", FUNCTIONS)
+def test_arguments_can_be_looked_up_in_forward(module: str) -> None:
+    """As Megatron-Core does before it passes one that an older apex lacks."""
+    for name in FUNCTIONS[module]:
+        function = getattr(importlib.import_module(module), name)
+        context, *arguments = inspect.getfullargspec(function.forward).args
+        assert context == "ctx"
+        last = "half_to_float" if name == "SoftmaxCrossEntropyLoss" else "memory_efficient"
+        assert arguments[-1] == last
 
 
 def test_without_importlibs_functions_python_says_it_itself(

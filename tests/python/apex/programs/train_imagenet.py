@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Data-parallel training of a small ResNet for apex: O2, synchronized statistics, LARC, warmup.
+
+Prints the average loss of every step, and the loss scale after it.
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from apex import amp
+from apex.parallel import DistributedDataParallel as DDP
+from apex.parallel import convert_syncbn_model
+from apex.parallel.LARC import LARC
+from networks import TinyResNet, pictures
+
+
+def reduce_tensor(tensor):
+    average = tensor.detach().clone()
+    dist.all_reduce(average, op=dist.ReduceOp.SUM)
+    return average / dist.get_world_size()
+
+
+def adjust_learning_rate(optimizer, lr, step, warmup=5):
+    for group in optimizer.param_groups:
+        group["lr"] = lr * min(1.0, (step + 1) / warmup)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--local-rank", type=int, default=0)
+    parser.add_argument("--sync_bn", action="store_true")
+    parser.add_argument("--larc", action="store_true")
+    # Strings, which initialize understands.
+    parser.add_argument("--opt-level", type=str, default="O2")
+    parser.add_argument("--keep-batchnorm-fp32", type=str, default=None)
+    parser.add_argument("--loss-scale", type=str, default=None)
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo", init_method="env://")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = TinyResNet()
+    if args.sync_bn:
+        model = convert_syncbn_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-3)
+    if args.larc:
+        optimizer = LARC(optimizer, trust_coefficient=0.1, clip=False)
+    model, optimizer = amp.initialize(
+        model,
+        optimizer,
+        opt_level=args.opt_level,
+        keep_batchnorm_fp32=args.keep_batchnorm_fp32,
+        loss_scale=args.loss_scale,
+    )
+    model = DDP(model)
+    criterion = torch.nn.CrossEntropyLoss()
+
+    images, labels = pictures(16 * args.steps)
+    model.train()
+    for step in range(args.steps):
+        begin = 16 * step + 16 * rank // ranks
+        mine = slice(begin, begin + 16 // ranks)
+        adjust_learning_rate(optimizer, args.lr, step)
+        loss = criterion(model(images[mine]), labels[mine])
+        optimizer.zero_grad()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+        average = reduce_tensor(loss)
+        scale = amp.state_dict()["loss_scaler0"]["loss_scale"]
+        if rank == 0:
+            print(f"step {step} loss {average.item():.6f} scale {scale}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

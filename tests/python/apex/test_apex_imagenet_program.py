@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Training as ImageNet's programs do it: two processes, O2, synchronized statistics, LARC."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+import torch
+from support.apex_programs import column, greatest_difference, networks, run
+from support.larc import larc_gradient
+
+pytestmark = pytest.mark.processes
+
+STEPS, DECAY, TRUST = 20, 1e-3, 0.1
+
+
+def in_plain_torch(larc: bool, skipped: Collection[int] = ()) -> list[float]:
+    """Losses of the same training in fp32, with whole batches in one process."""
+    torch.manual_seed(0)
+    model = networks.TinyResNet()
+    inside = 0.0 if larc else DECAY
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=inside)
+    images, labels = networks.pictures(16 * STEPS)
+    losses = []
+    for step in range(STEPS):
+        whole = slice(16 * step, 16 * (step + 1))
+        optimizer.param_groups[0]["lr"] = lr = (0.5 if larc else 0.1) * min(1.0, (step + 1) / 5)
+        loss = torch.nn.functional.cross_entropy(model(images[whole]), labels[whole])
+        optimizer.zero_grad()
+        loss.backward()
+        for param in model.parameters() if larc else ():
+            options: dict[str, Any] = {"lr": lr, "weight_decay": DECAY, "clip": False}
+            scaled = larc_gradient(param, param.grad, trust_coefficient=TRUST, **options)
+            param.grad.copy_(scaled)
+        if step not in skipped:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def skipped_in(steps: list[dict[str, float]]) -> list[int]:
+    scales = [2.0**16, *column(steps, "scale")]
+    return [step for step in range(STEPS) if scales[step + 1] < scales[step]]
+
+
+def test_two_processes_with_larc_train_as_one_in_fp32() -> None:
+    steps = run("train_imagenet", "--sync_bn", "--larc", ranks=2)
+    losses = column(steps, "loss")
+    expected = in_plain_torch(True, skipped_in(steps))
+    assert greatest_difference(losses, expected) < 2e-2
+    assert min(losses[-3:]) < 0.2 * losses[0]
+
+
+def test_two_processes_with_sgd_train_as_one_in_fp32() -> None:
+    options = ("--keep-batchnorm-fp32", "True", "--loss-scale", "128.0", "--lr", "0.1")
+    steps = run("train_imagenet", "--sync_bn", *options, ranks=2)
+    assert set(column(steps, "scale")) == {128.0}
+    assert greatest_difference(column(steps, "loss"), in_plain_torch(False)) < 1e-2
+
+
+def test_without_synchronized_statistics_it_is_another_training() -> None:
+    steps = run("train_imagenet", "--larc", ranks=2)
+    expected = in_plain_torch(True, skipped_in(steps))
+    assert greatest_difference(column(steps, "loss"), expected) > 0.1
