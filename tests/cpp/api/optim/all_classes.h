@@ -62,6 +62,37 @@ Options all_states() {
   return options;
 }
 
+/// Every option of every class, other than its default.
+template <class Options>
+Options other_options() {
+  Options options(2e-3);
+  options.weight_decay(0.02).maximize(true).master_weights(true).max_grad_norm(0.5);
+  options.write_back_grads(true).skip_non_finite(true);
+  if constexpr (requires { options.betas(); }) options.betas({0.8, 0.95});
+  if constexpr (requires { options.eps(); }) options.eps(1e-4);
+  if constexpr (requires { options.bias_correction(); }) options.bias_correction(false);
+  if constexpr (requires { options.adam_w_mode(); }) options.adam_w_mode(false);
+  if constexpr (requires { options.amsgrad(); }) options.amsgrad(true);
+  if constexpr (requires { options.grad_averaging(); }) options.grad_averaging(false);
+  if constexpr (requires { options.use_nvlamb(); }) options.use_nvlamb(true);
+  if constexpr (requires { options.min_trust_ratio(); }) options.min_trust_ratio(0.1);
+  if constexpr (requires { options.max_trust_ratio(); }) options.max_trust_ratio(2.0);
+  if constexpr (requires { options.reg_inside_moment(); }) options.reg_inside_moment(true);
+  if constexpr (requires { options.norm_type(); }) options.norm_type(0);
+  if constexpr (requires { options.init_zero(); }) options.init_zero(true);
+  if constexpr (requires { options.trust_coefficient(); }) {
+    options.trust_coefficient(0.02).nesterov(true);
+  }
+  if constexpr (requires { options.momentum(); }) options.momentum(0.7);
+  if constexpr (requires { options.dampening(); }) options.dampening(0.1);
+  if constexpr (requires { options.wd_after_momentum(); }) options.wd_after_momentum(true);
+  if constexpr (requires { options.lr_decay(); }) options.lr_decay(0.1);
+  if constexpr (requires { options.initial_accumulator_value(); }) {
+    options.initial_accumulator_value(0.25).adagrad_w_mode(true);
+  }
+  return options;
+}
+
 using Entries = std::map<std::string, c10::IValue>;
 
 /// What options or a state write into an archive.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Archives of every class: exact round trips, and refusals that leave the optimizer as it was. And
-// the options that every class has.
+// Archives of every class: exact round trips, and refusals that leave the optimizer as it was.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -24,43 +23,13 @@ using testing::expect_same_state;
 using testing::load;
 using testing::make_params;
 using testing::options_of;
+using testing::other_options;
 using testing::own_states;
 using testing::read_entries;
 using testing::run_steps;
 using testing::saved;
 using testing::state_of;
 using torch::optim::OptimizerParamGroup;
-
-/// Every option of every class, other than its default.
-template <class Options>
-Options other_options() {
-  Options options(2e-3);
-  options.weight_decay(0.02).maximize(true).master_weights(true).max_grad_norm(0.5);
-  options.write_back_grads(true).skip_non_finite(true);
-  if constexpr (requires { options.betas(); }) options.betas({0.8, 0.95});
-  if constexpr (requires { options.eps(); }) options.eps(1e-4);
-  if constexpr (requires { options.bias_correction(); }) options.bias_correction(false);
-  if constexpr (requires { options.adam_w_mode(); }) options.adam_w_mode(false);
-  if constexpr (requires { options.amsgrad(); }) options.amsgrad(true);
-  if constexpr (requires { options.grad_averaging(); }) options.grad_averaging(false);
-  if constexpr (requires { options.use_nvlamb(); }) options.use_nvlamb(true);
-  if constexpr (requires { options.min_trust_ratio(); }) options.min_trust_ratio(0.1);
-  if constexpr (requires { options.max_trust_ratio(); }) options.max_trust_ratio(2.0);
-  if constexpr (requires { options.reg_inside_moment(); }) options.reg_inside_moment(true);
-  if constexpr (requires { options.norm_type(); }) options.norm_type(0);
-  if constexpr (requires { options.init_zero(); }) options.init_zero(true);
-  if constexpr (requires { options.trust_coefficient(); }) {
-    options.trust_coefficient(0.02).nesterov(true);
-  }
-  if constexpr (requires { options.momentum(); }) options.momentum(0.7);
-  if constexpr (requires { options.dampening(); }) options.dampening(0.1);
-  if constexpr (requires { options.wd_after_momentum(); }) options.wd_after_momentum(true);
-  if constexpr (requires { options.lr_decay(); }) options.lr_decay(0.1);
-  if constexpr (requires { options.initial_accumulator_value(); }) {
-    options.initial_accumulator_value(0.25).adagrad_w_mode(true);
-  }
-  return options;
-}
 
 template <class Type>
 class ClassArchive : public ::testing::Test {
@@ -240,90 +209,6 @@ TYPED_TEST(ClassArchive, CountsMastersAndOptionsThatDoNotFitAreRefused) {
           "expected the archive to hold no param_groups[0].state[1].param_remainder");
   refused([](auto& options, auto&) { options.lr(std::nan("")); },
           "expected param_groups[0].lr to be at least 0 and finite, got nan");
-}
-
-template <class Type>
-class ClassOptions : public ::testing::Test {};
-TYPED_TEST_SUITE(ClassOptions, testing::AllClasses, testing::ClassNames);
-
-TYPED_TEST(ClassOptions, SettersReturnTheClassItself) {
-  using Options = typename TypeParam::Options;
-  Options options;
-  static_assert(std::is_same_v<decltype(options.lr(1.0).seed(2)), Options&>);
-  static_assert(std::is_same_v<decltype(typename TypeParam::State().step(torch::Tensor())),
-                               typename TypeParam::State&>);
-  EXPECT_EQ(&options.lr(1.0).max_grad_norm(2.0).state_dtype(torch::kHalf), &options);
-  const torch::optim::OptimizerOptions& base = options;
-  const auto copy = base.clone();
-  EXPECT_EQ(entries_of(dynamic_cast<const Options&>(*copy)), entries_of(options));
-}
-
-TYPED_TEST(ClassOptions, AreEqualIfAllValuesAre) {
-  using Options = typename TypeParam::Options;
-  const Options defaults;
-  EXPECT_TRUE(defaults == Options());
-  EXPECT_TRUE(other_options<Options>() == other_options<Options>());
-  const auto plain = entries_of(defaults);
-  std::size_t changes = 0;
-  for (const auto& [key, entry] : entries_of(other_options<Options>())) {
-    if (entry == plain.at(key)) continue;
-    auto entries = plain;
-    entries[key] = entry;
-    Options changed;
-    read_entries(changed, entries);
-    EXPECT_TRUE(changed != defaults) << key;
-    ++changes;
-  }
-  EXPECT_GE(changes, 7u);
-  EXPECT_TRUE(Options().seed(1) != defaults);
-  EXPECT_TRUE(Options().state_dtype(at::kBFloat16) != defaults);
-}
-
-TYPED_TEST(ClassOptions, StatesAreEqualIfAllTensorsAre) {
-  using State = typename TypeParam::State;
-  const auto params = make_params();
-  typename TypeParam::Optimizer optimizer(params, all_states<typename TypeParam::Options>());
-  run_steps(optimizer, params, 0, 1);
-  const State& state = state_of(optimizer, params[1]);
-  const auto entries = entries_of(state);
-  EXPECT_TRUE(state == State(state));
-  EXPECT_TRUE(state != State());
-  for (const auto& [key, entry] : entries) {
-    const torch::Tensor tensor = entry.toTensor();
-    for (const torch::Tensor& other :
-         {tensor + 1.0, tensor.to(at::kDouble), tensor.unsqueeze(0), torch::Tensor()}) {
-      auto edited = entries;
-      edited.erase(key);
-      if (other.defined()) edited[key] = other;
-      State changed;
-      read_entries(changed, edited);
-      EXPECT_TRUE(changed != state) << key;
-      EXPECT_TRUE(changed == State(changed)) << key;
-    }
-  }
-}
-
-TYPED_TEST(ClassOptions, OutOfRangeValuesAreRefusedByName) {
-  using Options = typename TypeParam::Options;
-  const auto refused = [](const Options& options, const std::string& text) {
-    expect_error([&] { typename TypeParam::Optimizer optimizer(make_params(), options); },
-                 testing::class_name<TypeParam>() + ": expected defaults." + text);
-  };
-  refused(Options(-1.0), "lr to be at least 0 and finite, got -1");
-  refused(Options(std::nan("")), "lr to be at least 0 and finite, got nan");
-  refused(Options().weight_decay(-0.5), "weight_decay to be at least 0 and finite, got -0.5");
-  refused(Options().max_grad_norm(-2.0), "max_grad_norm to be >= 0 or none, got -2");
-}
-
-TYPED_TEST(ClassOptions, SchedulersReadAndSetTheLearningRate) {
-  typename TypeParam::Options options(0.5);
-  EXPECT_EQ(options.get_lr(), 0.5);
-  options.set_lr(0.25);
-  EXPECT_EQ(options.lr(), 0.25);
-  expect_error([&] { options.set_lr(-3.0); }, testing::class_name<TypeParam>() +
-                                                  ": expected options.lr to be at least 0 and "
-                                                  "finite, got -3");
-  EXPECT_EQ(options.get_lr(), 0.25);
 }
 
 }  // namespace

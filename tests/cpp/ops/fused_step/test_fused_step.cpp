@@ -283,7 +283,9 @@ TEST(FusedStep, RefusesHyperParametersOutOfRange) {
       std::vector<HyperParam> group = kGroup;
       group[index] = value;
       const std::string expected = step.hyper_params()[index].name + " of group 1 to be at least";
-      EXPECT_NE(message_of([&] { step.step(slots, {kGroup, group}); }).find(expected),
+      EXPECT_NE(message_of([&] {
+                  step.step(slots, {kGroup, group});
+                }).find(expected),
                 std::string::npos);
     }
   }
@@ -306,31 +308,6 @@ TEST(FusedStep, BumpsVersions) {
   const auto version = param.grad()._version();
   step.step(slots, {kGroup});
   EXPECT_EQ(param.grad()._version(), version) << "a step only reads gradients";
-}
-
-TEST(FusedStep, MastersFollowWritesToTheirParameters) {
-  const at::Tensor param = torch::randn({100}, at::kBFloat16).requires_grad_();
-  FusedSlot slot = make_slot(param);
-  for (at::Tensor& state : slot.states) {
-    if (state.defined()) state = state.to(at::kFloat);
-  }
-  slot.master = param.detach().to(at::kFloat) * 1.001;
-  std::vector<FusedSlot> slots{slot};
-  FusedStep step("adam");
-  const std::vector<HyperParam> still{0.0, 0.9, 0.999, 0.0, 1e-8, 0.0, 0.0, 1.0, 1.0};
-  for (int i = 0; i < 3; ++i) {
-    param.mutable_grad() = torch::randn({100}, at::kBFloat16);
-    step.step(slots, {still});
-  }
-  const at::Tensor before = slot.master.clone();
-  {
-    const torch::NoGradGuard no_grad;
-    param.slice(0, 0, 50).fill_(0.5);
-    param.copy_(param.clone());
-  }
-  step.step(slots, {still});
-  EXPECT_TRUE(torch::equal(slot.master.slice(0, 0, 50), torch::full({50}, 0.5)));
-  EXPECT_TRUE(torch::equal(slot.master.slice(0, 50), before.slice(0, 50)));
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 // Masters of 16-bit parameters. Remainders: tests/cpp/api/optim/test_fused_adam_storage.cpp.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torchfuse/fused_step.h>
 #include <torchfuse/masters.h>
 
 #include <string>
+#include <vector>
 
 namespace torchfuse {
 namespace {
@@ -26,6 +28,31 @@ TEST(RemakeMaster, ChangesOnlyWhatDoesNotRoundToTheParameter) {
     message = error.what_without_backtrace();
   }
   EXPECT_NE(message.find("expected param to be of dtype"), std::string::npos) << message;
+}
+
+TEST(Masters, FollowWritesToTheirParameters) {
+  const at::Tensor param = torch::randn({100}, at::kBFloat16).requires_grad_();
+  FusedSlot slot;
+  slot.param = param;
+  slot.states = {torch::zeros({100}), torch::zeros({100}), at::Tensor()};
+  slot.step = torch::zeros({});
+  slot.master = param.detach().to(at::kFloat) * 1.001;
+  std::vector<FusedSlot> slots{slot};
+  FusedStep step("adam");
+  const std::vector<HyperParam> still{0.0, 0.9, 0.999, 0.0, 1e-8, 0.0, 0.0, 1.0, 1.0};
+  for (int i = 0; i < 3; ++i) {
+    param.mutable_grad() = torch::randn({100}, at::kBFloat16);
+    step.step(slots, {still});
+  }
+  const at::Tensor before = slot.master.clone();
+  {
+    const torch::NoGradGuard no_grad;
+    param.slice(0, 0, 50).fill_(0.5);
+    param.copy_(param.clone());
+  }
+  step.step(slots, {still});
+  EXPECT_TRUE(torch::equal(slot.master.slice(0, 0, 50), torch::full({50}, 0.5)));
+  EXPECT_TRUE(torch::equal(slot.master.slice(0, 50), before.slice(0, 50)));
 }
 
 }  // namespace
