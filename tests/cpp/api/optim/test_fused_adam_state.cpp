@@ -104,11 +104,8 @@ TEST(FusedAdam, NamesTheGroupWithBadOptionsAndWorksAfterwards) {
 
 TEST(FusedAdam, RefusesWhatCannotBeAParameterGroup) {
   const auto params = make_params();
-  expect_error(
-      [&] {
-        FusedAdam optimizer({params[0], torch::Tensor()});
-      },
-      "param_groups[0].params[1] to be a tensor, got an undefined one");
+  expect_error([&] { FusedAdam optimizer({params[0], torch::Tensor()}); },
+               "param_groups[0].params[1] to be a tensor, got an undefined one");
   std::vector<OptimizerParamGroup> foreign;
   foreign.emplace_back(params, std::make_unique<torch::optim::SGDOptions>(0.1));
   expect_error([&] { FusedAdam optimizer(foreign); },

@@ -41,11 +41,8 @@ TEST(FusedLion, MatchesTheFormulaOver100Steps) {
 
 TEST(FusedLion, OptionsOutOfRangeAreRefused) {
   const auto params = make_params();
-  expect_error(
-      [&] {
-        FusedLion optimizer(params, FusedLionOptions().betas({1.0, 0.9}));
-      },
-      "FusedLion: expected defaults.betas[0] to be at least 0 and less than 1, got 1");
+  expect_error([&] { FusedLion optimizer(params, FusedLionOptions().betas({1.0, 0.9})); },
+               "FusedLion: expected defaults.betas[0] to be at least 0 and less than 1, got 1");
 }
 
 }  // namespace

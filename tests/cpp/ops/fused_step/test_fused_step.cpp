@@ -283,9 +283,7 @@ TEST(FusedStep, RefusesHyperParametersOutOfRange) {
       std::vector<HyperParam> group = kGroup;
       group[index] = value;
       const std::string expected = step.hyper_params()[index].name + " of group 1 to be at least";
-      EXPECT_NE(message_of([&] {
-                  step.step(slots, {kGroup, group});
-                }).find(expected),
+      EXPECT_NE(message_of([&] { step.step(slots, {kGroup, group}); }).find(expected),
                 std::string::npos);
     }
   }
