@@ -38,7 +38,9 @@ def is_defined_elsewhere(statement: str) -> bool:
     macro = r"TORCH(FUSE)?_(ARG|MODULE)\((?:[^()]|\([^()]*\))*\)"
     # Constructors in one line, whose calls look like declarations.
     defined = r"\)\s*:[^;{}]*\{[^{}]*\}"
-    body = re.sub(rf"{macro}|{defined}|=\s*(default|delete)|=[^;{{}}]*(?=;)", "", statement)
+    arguments = r"=[^=,(){};]*(\([^()]*\))?(?=[,)])"
+    body = re.sub(rf"{macro}|{defined}|=\s*(default|delete)|{arguments}", "", statement)
+    body = re.sub(r"=[^;{}]*(?=;)", "", body)
     own_template = statement.startswith("template ") and "TORCHFUSE_API" not in statement
     inline = statement.startswith("inline ") or own_template
     return not inline and re.search(r"\)(\s*(const|noexcept|override))*\s*;", body) is not None
@@ -61,7 +63,8 @@ def test_only_our_symbols_leave_the_library(symbols: list[str]) -> None:
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: str(path.relative_to(PUBLIC)))
 def test_what_the_header_declares_is_exported(header: Path, symbols: list[str]) -> None:
     names = exported_names(header)
-    assert names or header.name == "torchfuse.h"
+    defines_all = not any(map(is_defined_elsewhere, top_level_statements(header)))
+    assert names or defines_all
     for name in names:
         pattern = re.compile(rf"^torchfuse::(\w+::)*{name}(\(|::|\[|<|>|,)")
         assert any(pattern.match(symbol) for symbol in symbols), f"{name} is not exported"

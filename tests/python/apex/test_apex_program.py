@@ -246,7 +246,7 @@ def test_processes_that_are_started_anew_have_the_alias(
     write(tmp_path / "spawns.py", SPAWNS)
     result = alias(tmp_path, *target, "argument")
     assert result.stderr == ""
-    assert result.stdout == "('torchfuse.optimizers.fused_adam', ['argument'])\n"
+    assert result.stdout == "('torchfuse.apex._optimizers', ['argument'])\n"
 
 
 # Refusals.
