@@ -2,7 +2,8 @@
 // Gradient sums (one read of gradient and input) and the input's gradient (the same, one write).
 #include "kernels/batch_norm_backward.h"
 
-#include "kernels/cpu/batch_norm_streaming.h"
+#include "kernels/cpu/batch_norm_vectors.h"
+#include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -215,7 +216,7 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
   const std::int64_t channels = args.shape.channels;
   const std::int64_t dy_stride = args.grad_output.outer_stride;
   const std::int64_t x_stride = args.input.outer_stride;
-  const bool streamed = is_worth_streaming<kDType>(args.grad_input, args.shape);
+  const bool streamed = is_worth_streaming<kDType>(args.grad_input, args.shape.outer, channels);
   const auto t = [&](std::int64_t k, std::int64_t c) __attribute__((always_inline)) {
     return terms_row<T>(args.terms, k, channels, c);
   };

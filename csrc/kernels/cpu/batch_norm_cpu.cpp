@@ -2,7 +2,8 @@
 // Local statistics (one read) and the output (one read, one write).
 #include "kernels/batch_norm.h"
 
-#include "kernels/cpu/batch_norm_streaming.h"
+#include "kernels/cpu/batch_norm_vectors.h"
+#include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -164,7 +165,7 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
   const T* shifts = terms_row<T>(args.terms, 2, channels, 0);
   const std::int64_t x_stride = args.input.outer_stride;
   const std::int64_t z_stride = kResidual ? args.residual.outer_stride : x_stride;
-  const bool streamed = is_worth_streaming<kDType>(args.output, args.shape);
+  const bool streamed = is_worth_streaming<kDType>(args.output, args.shape.outer, channels);
   const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* x = run_of<kDType>(args.input, row, 0, 0);

@@ -4,6 +4,7 @@
 #include "kernels/layer_norm_backward.h"
 
 #include "kernels/cpu/layer_norm_types.h"
+#include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -11,6 +12,9 @@ namespace {
 
 /// Rows that are worked on together: weight and partial sums are loaded once for all of them.
 constexpr std::int64_t kBlockRows = 4;
+/// Up to so many columns a row is worked on alone: with weight and partial sums it lies in the
+/// first-level cache.
+constexpr std::int64_t kColumnsAlone = 1024;
 
 /// The operands of a pass, and x_hat from either of its sources.
 template <DType kInput, DType kOutput, bool kFromOutput>
@@ -30,6 +34,7 @@ struct Pass {
   const T* weight;
   const T* bias;
   const T* inverse_weight;
+  bool streamed;  ///< whether grad_input goes past the caches
 
   explicit Pass(const LayerNormBackwardArgs& args)
       : columns(args.shape.columns),
@@ -41,7 +46,8 @@ struct Pass {
         rstd(static_cast<const T*>(args.rstd)),
         weight(static_cast<const T*>(args.terms)),
         bias(weight + padded_columns(columns)),
-        inverse_weight(bias + padded_columns(columns)) {}
+        inverse_weight(bias + padded_columns(columns)),
+        streamed(is_worth_streaming<kInput>(args.grad_input, args.shape.rows, columns)) {}
 
   TORCHFUSE_INLINE T mean_of(std::int64_t row) const {
     return kFromOutput || rms ? T(0) : mean[row];
@@ -116,9 +122,14 @@ TORCHFUSE_INLINE void differentiate(const Pass& pass, std::int64_t row,
       weight_sum = fma(dy, x_hat, weight_sum);
       bias_sum = bias_sum + dy;
       if (pass.grad_input == nullptr) continue;
-      store_some<Pass::kGrad>(pass.grad_input + (row + r) * pass.columns + c, elements,
-                              layer_norm_grad_input(dy * weight, x_hat, V(terms.mean_g),
-                                                    V(terms.minus_mean_g_x_hat), V(terms.rstd)));
+      const V dx = layer_norm_grad_input(dy * weight, x_hat, V(terms.mean_g),
+                                         V(terms.minus_mean_g_x_hat), V(terms.rstd));
+      auto* to = pass.grad_input + (row + r) * pass.columns + c;
+      if (pass.streamed) {
+        stream_vector<Pass::kGrad>(to, dx);
+      } else {
+        store_some<Pass::kGrad>(to, elements, dx);
+      }
     }
     if (weight_sums == nullptr) return;
     store_terms(weight_sums + c, load_terms(weight_sums + c) + weight_sum);
@@ -141,15 +152,21 @@ __attribute__((noinline)) void backward_items(const LayerNormBackwardArgs& args,
     if (sums != nullptr) {
       for (std::int64_t c = 0; c < 2 * padded; ++c) sums[c] = T(0);
     }
+    const auto differentiate_rows = [&](auto row_count, std::int64_t row)
+                                        __attribute__((always_inline)) {
+      differentiate<decltype(row_count)::value>(pass, row, sums,
+                                                sums == nullptr ? nullptr : sums + padded);
+    };
     const std::int64_t first = item * kLayerNormItemRows;
-    const std::int64_t last = first + kLayerNormItemRows;
-    for_each_row_block<kBlockRows>(
-        first, last < args.shape.rows ? last : args.shape.rows,
-        [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
-          differentiate<decltype(row_count)::value>(pass, row, sums,
-                                                    sums == nullptr ? nullptr : sums + padded);
-        });
+    const std::int64_t end_of_item = first + kLayerNormItemRows;
+    const std::int64_t last = end_of_item < args.shape.rows ? end_of_item : args.shape.rows;
+    if (pass.columns <= kColumnsAlone) {
+      for_each_row_block<1>(first, last, differentiate_rows);
+    } else {
+      for_each_row_block<kBlockRows>(first, last, differentiate_rows);
+    }
   }
+  if (pass.streamed) finish_streaming();
 }
 
 }  // namespace

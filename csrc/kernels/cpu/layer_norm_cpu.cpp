@@ -4,6 +4,7 @@
 #include "kernels/layer_norm.h"
 
 #include "kernels/cpu/layer_norm_types.h"
+#include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -51,6 +52,7 @@ __attribute__((noinline)) void normalize_rows(const LayerNormArgs& args, std::in
   const std::int64_t columns = args.shape.columns;
   const T* weight = static_cast<const T*>(args.terms);
   const T* bias = weight + padded_columns(columns);
+  const bool streamed = is_worth_streaming<kOutput>(args.output, args.shape.rows, columns);
   for (std::int64_t row = begin; row < end; ++row) {
     const auto* x = static_cast<const ElementOf<kInput>*>(args.input) + row * columns;
     auto* y = static_cast<ElementOf<kOutput>*>(args.output) + row * columns;
@@ -62,14 +64,16 @@ __attribute__((noinline)) void normalize_rows(const LayerNormArgs& args, std::in
         [&](std::int64_t i) __attribute__((always_inline)) {
           const V x_hat =
               x_hat_of_input(load_vector<kInput>(x + i), V(row_is.mean), V(row_is.rstd));
-          store_vector<kOutput>(
-              y + i, layer_norm_output(x_hat, load_terms(weight + i), load_terms(bias + i)));
+          store_in_row<kOutput>(
+              y + i, layer_norm_output(x_hat, load_terms(weight + i), load_terms(bias + i)),
+              streamed);
         },
         [&](std::int64_t i) __attribute__((always_inline)) {
           const T x_hat = x_hat_of_input(load_one(x + i), row_is.mean, row_is.rstd);
           store_one(y + i, layer_norm_output(x_hat, weight[i], bias[i]));
         });
   }
+  if (streamed) finish_streaming();
 }
 
 }  // namespace

@@ -263,3 +263,27 @@ def test_fake_tensors_have_the_results_shape() -> None:
         module = FusedLayerNorm((3, 4))
         y = module(torch.empty(2, 3, 4))
         assert y.shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@pytest.mark.parametrize(("dtype", "out"), [(F32, F32), (BF16, BF16), (F16, F32), (F64, F64)])
+@pytest.mark.parametrize("columns", [1024, 1056, 1072, 1049])
+@pytest.mark.parametrize("cls", [MixedFusedLayerNorm, MixedFusedRMSNorm])
+def test_rows_of_a_large_tensor_are_those_of_small_ones(
+    cls: Any, columns: int, dtype: torch.dtype, out: torch.dtype, memory_efficient: bool
+) -> None:
+    """Large results go past the caches on the CPU, where rows are whole lines of them."""
+    torch.manual_seed(0)
+    module = cls(columns, dtype=out, memory_efficient=memory_efficient)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, 1.0, 0.2)
+    x, dy = torch.randn(1101, columns).to(dtype), torch.randn(1101, columns).to(out)
+    whole = run(module, x, dy)
+    # 64 rows are what gradients of weight and bias are summed over.
+    parts = [run(module, *part) for part in zip(x.split(64), dy.split(64), strict=True)]
+    for key in ("y", "x"):
+        assert torch.equal(whole[key], torch.cat([part[key] for part in parts]))
+    for name, _ in module.named_parameters():
+        total = sum(part[name].double() for part in parts)
+        error = (whole[name].double() - total).norm() / total.norm()
+        assert error < 4 * TOLERANCE[out]

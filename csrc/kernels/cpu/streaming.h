@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Results of batch normalization that go past the caches.
+// Rows of results that go past the caches.
 #pragma once
 
-#include "kernels/cpu/batch_norm_vectors.h"
+#include <cstdint>
+
+#include "kernels/cpu/elements.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -18,13 +20,14 @@ constexpr std::int64_t kLineBytes = 64;
 constexpr std::int64_t kWorthStreaming = std::int64_t{2} << 20;
 
 template <DType kDType>
-TORCHFUSE_INLINE bool is_worth_streaming(const void* rows, const BatchNormShape& shape) {
+TORCHFUSE_INLINE bool is_worth_streaming(const void* data, std::int64_t rows,
+                                         std::int64_t columns) {
 #if defined(__AVX2__)
-  const auto row_bytes = shape.channels * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
-  return shape.outer * row_bytes >= kWorthStreaming && row_bytes % kLineBytes == 0 &&
-         reinterpret_cast<std::uintptr_t>(rows) % kLineBytes == 0;
+  const auto row_bytes = columns * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
+  return rows * row_bytes >= kWorthStreaming && row_bytes % kLineBytes == 0 &&
+         reinterpret_cast<std::uintptr_t>(data) % kLineBytes == 0;
 #else
-  static_cast<void>(rows), static_cast<void>(shape);
+  static_cast<void>(data), static_cast<void>(rows), static_cast<void>(columns);
   return false;
 #endif
 }
