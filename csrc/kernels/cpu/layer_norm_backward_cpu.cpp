@@ -111,6 +111,11 @@ TORCHFUSE_INLINE void differentiate(const Pass& pass, std::int64_t row,
   for (std::int64_t r = 0; r < kRows; ++r) rows[r] = terms_of(pass, row + r);
   const auto at_columns = [&](std::int64_t c,
                               std::int64_t elements) __attribute__((always_inline)) {
+    // The row behind a short one lies in another page, which the processor does not foresee.
+    if constexpr (kRows == 1) {
+      prefetch(pass.grad_output + (row + 1) * pass.columns + c, 0);
+      prefetch(pass.source + (row + 1) * pass.columns + c, 0);
+    }
     const V weight = load_terms(pass.weight + c);
     V weight_sum(T(0));
     V bias_sum(T(0));
@@ -152,8 +157,8 @@ __attribute__((noinline)) void backward_items(const LayerNormBackwardArgs& args,
     if (sums != nullptr) {
       for (std::int64_t c = 0; c < 2 * padded; ++c) sums[c] = T(0);
     }
-    const auto differentiate_rows = [&](auto row_count, std::int64_t row)
-                                        __attribute__((always_inline)) {
+    const auto differentiate_rows = [&](auto row_count,
+                                        std::int64_t row) __attribute__((always_inline)) {
       differentiate<decltype(row_count)::value>(pass, row, sums,
                                                 sums == nullptr ? nullptr : sums + padded);
     };

@@ -36,6 +36,7 @@ TORCHFUSE_INLINE RowStatistics<ComputeOf<kInput>> statistics_of(const ElementOf<
   const V center(mean);
   for_each_summed_vector<T>(columns, [&](std::int64_t v, std::int64_t i, std::int64_t elements)
                                          __attribute__((always_inline)) {
+                                           prefetch(x + columns + i, 0);  // the next row's
                                            V deviation = load_some<kInput>(x + i, elements, center);
                                            if constexpr (!kRms) deviation = deviation - center;
                                            sums[v] = fma(deviation, deviation, sums[v]);
