@@ -27,7 +27,16 @@ import host_path
 from suites import peak_memory
 from torchfuse.testing.bench import HostShare, interleave, summarize
 
-SUITES = ("fused_adam", "optimizers", "grad_scaler", "dtensor", "sync_batch_norm", "rows", "gpu")
+SUITES = (
+    "fused_adam",
+    "optimizers",
+    "grad_scaler",
+    "dtensor",
+    "sync_batch_norm",
+    "rows",
+    "amp_c",
+    "gpu",
+)
 RESULT_FORMAT = 1
 # What this machine's memory gives, by device; each up to so many bytes.
 REFERENCES = {"cpu": ("in-place scale", 512 * 2**20), "cuda": ("copy", 4 * 2**30)}

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchfuse._C import lists_match
+
 TensorLists = Sequence[Sequence[Tensor]]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -47,6 +49,15 @@ def checked_lists(
             f"{also}, got {len(tensor_lists)}."
         )
     lists = [list(tensors) for tensors in tensor_lists]
+    if not lists_match(lists):
+        lists = _checked_one_by_one(function, lists, names)
+    check_flag(function, noop_flag, lists[0][0].device if lists[0] else None)
+    return lists
+
+
+def _checked_one_by_one(
+    function: str, lists: list[list[Tensor]], names: Sequence[str]
+) -> list[list[Tensor]]:
     for name, tensors in zip(names, lists, strict=True):
         if len(tensors) != len(lists[0]):
             raise ValueError(
@@ -60,7 +71,6 @@ def checked_lists(
             where = f"{function}: expected {name}[{index}] to"
             _check_like(where, name, tensor, tensors[0])
             _check_beside(where, names[0], index, tensor, lists[0])
-    check_flag(function, noop_flag, lists[0][0].device if lists[0] else None)
     return _with_equal_shapes(lists)
 
 
@@ -92,13 +102,13 @@ def check_vector(function: str, name: str, vector: Tensor, tensors: Sequence[Ten
 
 
 def check_wide_states(function: str, params: Sequence[Tensor], **states: Sequence[Tensor]) -> None:
-    """Checks that the states of fp64 parameters, and only theirs, are fp64."""
+    """Checks of lists of one dtype each that those of states are fp64 exactly if `params` is."""
     for name, tensors in states.items():
-        for index, (param, state) in enumerate(zip(params, tensors, strict=True)):
+        for param, state in zip(params[:1], tensors[:1], strict=True):
             if (param.dtype == torch.float64) != (state.dtype == torch.float64):
                 raise ValueError(
-                    f"{function}: expected {name}[{index}] to be torch.float64 exactly if "
-                    f"params[{index}] is, got {state.dtype} beside {param.dtype}."
+                    f"{function}: expected {name}[0] to be torch.float64 exactly if "
+                    f"params[0] is, got {state.dtype} beside {param.dtype}."
                 )
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -177,7 +179,7 @@ def scale_into(outputs: list[Tensor], inputs: list[Tensor], scale: Scalar) -> Te
     device = inputs[0].device
     found = torch.zeros((), device=device, dtype=torch.float32)
     factor = on_device(scale, device)
-    same = all(out is tensor for out, tensor in zip(outputs, inputs, strict=True))
+    same = all(map(operator.is_, outputs, inputs))
     wide, narrow = outputs[0].dtype, inputs[0].dtype
     if same:
         multi_tensor_unscale_(outputs, found, factor)
