@@ -13,9 +13,13 @@ namespace {
 
 namespace py = pybind11;
 
+/// Whether sizes and strides can be asked for.
+bool has_strides(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
 bool is_dense(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided) return false;
-  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return false;
   return tensor.is_contiguous() || tensor.is_contiguous(at::MemoryFormat::ChannelsLast) ||
          tensor.is_contiguous(at::MemoryFormat::ChannelsLast3d);
 }
@@ -24,21 +28,30 @@ bool is_supported(at::ScalarType type) {
   return type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
 }
 
+const at::Tensor& tensor_at(const py::list& list, std::size_t i) {
+  return THPVariable_Unpack(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
+}
+
+/// Compares with the entry of the same index in the first list, which has been looked at before.
+bool is_stored_as(const at::Tensor& tensor, const at::Tensor& beside) {
+  return tensor.is_same(beside) ||
+         (tensor.device() == beside.device() && tensor.sizes() == beside.sizes() &&
+          tensor.strides() == beside.strides());
+}
+
 bool lists_match(const std::vector<py::list>& lists) {
   for (const py::list& list : lists) {
     if (list.size() != lists[0].size()) return false;
     for (std::size_t i = 0; i < list.size(); ++i) {
-      PyObject* object = PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i));
-      if (!THPVariable_Check(object)) return false;
-      const at::Tensor& tensor = THPVariable_Unpack(object);
-      const at::Tensor& first = THPVariable_Unpack(PyList_GET_ITEM(list.ptr(), 0));
-      // Of the first list, which has been looked at by now.
-      const at::Tensor& beside =
-          THPVariable_Unpack(PyList_GET_ITEM(lists[0].ptr(), static_cast<Py_ssize_t>(i)));
-      if (!is_dense(tensor) || !is_supported(tensor.scalar_type()) ||
-          tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device() ||
-          tensor.device() != beside.device() || tensor.sizes() != beside.sizes() ||
-          tensor.strides() != beside.strides()) {
+      if (!THPVariable_Check(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)))) return false;
+      const at::Tensor& tensor = tensor_at(list, i);
+      const at::Tensor& first = tensor_at(list, 0);
+      if (tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device() ||
+          !is_supported(tensor.scalar_type()) || !has_strides(tensor)) {
+        return false;
+      }
+      const bool is_first_list = &list == &lists[0];
+      if (is_first_list ? !is_dense(tensor) : !is_stored_as(tensor, tensor_at(lists[0], i))) {
         return false;
       }
     }

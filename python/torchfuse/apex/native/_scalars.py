@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 Scalar = float | Tensor
 
@@ -27,9 +29,36 @@ def learning_rate(lr: Scalar, device: torch.device) -> dict[str, Any]:
     return {"lr": float(lr)}
 
 
+class _HostCounts(threading.local):
+    """Step counts on the host that one thread's calls use again."""
+
+    base: Tensor | None = None
+    views: Sequence[Tensor] = ()
+
+    def filled(self, count: int, value: float) -> Sequence[Tensor]:
+        if len(self.views) != count:
+            self.base = torch.empty(count, dtype=torch.float32)
+            self.views = self.base.unbind()
+        assert self.base is not None
+        self.base.fill_(value)
+        return self.views
+
+
+_host_counts = _HostCounts()
+
+
 def counts_before(step: Scalar, params: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns a step count for each parameter, below `step` by 1; the ops count this step."""
-    before = on_device(step, params[0].device) - 1.0
+    first = params[0]
+    # A step on the host has ended when its call returns. To make as many tensors takes longer than
+    # the step of small ones. Tensors of inference mode could not be used again outside of it.
+    if (
+        first.is_cpu
+        and type(first) in (Tensor, Parameter)
+        and not torch.is_inference_mode_enabled()
+    ):
+        return _host_counts.filled(len(params), float(step) - 1.0)
+    before = on_device(step, first.device) - 1.0
     return before.repeat(len(params)).unbind()
 
 

@@ -105,7 +105,7 @@ def multi_tensor_lamb(
         grad_scale=clip_divisor(global_grad_norm, max_grad_norm, device),
         **learning_rate(lr, device),
     )
-    set_flag(noop_flag, multi_tensor_l2_norm(params)[1].ne(0))
+    set_flag(noop_flag, multi_tensor_l2_norm(params)[1])
 
 
 @torch.no_grad()

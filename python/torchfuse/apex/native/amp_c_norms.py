@@ -177,7 +177,8 @@ def _norms(
     each = _norm_of_each(tensors) if per_tensor else none
     if factor is not None:
         total, each = total * factor, each * factor
-    set_flag(noop_flag, non_finite.ne(0) | ~total.isfinite())
+    # The norm itself may not be finite where all elements are: NaN here, and else 0.
+    set_flag(noop_flag, non_finite + (total - total))
     return total.reshape(1), each
 
 

@@ -95,7 +95,7 @@ def multi_tensor_axpby(
     if not x:
         return
     for tensors in checked:
-        set_flag(noop_flag, multi_tensor_l2_norm(tensors)[1].ne(0))
+        set_flag(noop_flag, multi_tensor_l2_norm(tensors)[1])
     # composed of torch's foreach ops: no kernel of its own yet
     wide = torch.float64 if torch.float64 in (x[0].dtype, y[0].dtype) else torch.float32
     device = x[0].device
@@ -173,7 +173,7 @@ def update_scale_hysteresis(
 
 
 def scale_into(outputs: list[Tensor], inputs: list[Tensor], scale: Scalar) -> Tensor | None:
-    """Writes inputs times `scale`; returns whether an input is not finite, None without tensors."""
+    """Writes inputs times `scale`; returns 1 if an input is not finite, 0, or None without any."""
     if not inputs:
         return None
     device = inputs[0].device
@@ -193,12 +193,15 @@ def scale_into(outputs: list[Tensor], inputs: list[Tensor], scale: Scalar) -> Te
         products = [tensor.to(common, copy=True) for tensor in inputs]
         multi_tensor_unscale_(products, found, factor)
         torch._foreach_copy_(outputs, products)
-    return found.ne(0)
+    return found
 
 
 def set_flag(noop_flag: Tensor, condition: Tensor) -> None:
-    """Sets the flag to 1 where the 0-dim `condition` holds, and leaves it as it is elsewhere."""
-    noop_flag.masked_fill_(condition, 1)
+    """Sets the flag to 1 if the 0-dim `condition` is not 0, and else leaves it as it is."""
+    if not condition.is_cpu:
+        noop_flag.masked_fill_(condition.ne(0), 1)
+    elif condition.item():  # on the host, reading a number is cheaper than an operation on it
+        noop_flag.fill_(1)
 
 
 def _check_one_element(name: str, tensor: Tensor, dtype: torch.dtype, first: Tensor) -> None:
