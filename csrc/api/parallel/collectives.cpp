@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "api/parallel/rendezvous.h"
+#include "ops/distributed/process_groups.h"
 
 namespace torchfuse::parallel {
 
@@ -45,7 +46,7 @@ bool Collectives::averages(const c10::Device& device) const {
 void Collectives::fail(const std::string& what, const std::exception& error) const {
   TORCH_CHECK(false, kDataParallel, ": expected all ", size(), " ranks of group '", name_, "' in ",
               what, " within the group's timeout, got in rank ", rank(), ": ", message_of(error),
-              ". A rank may have ended, be stuck, or be in another step of the program.");
+              ". ", ops::describe_ranks(*group_));
 }
 
 Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <thread>
 
+#include "ops/distributed/deadline.h"
+
 namespace torchfuse {
 
 std::string rank_list(const std::vector<std::int64_t>& ranks) {
@@ -21,9 +23,7 @@ std::vector<std::int64_t> missing_ranks(c10d::Store& store, const std::string& k
                                         const std::function<void(std::int64_t)>& seen) {
   using Clock = std::chrono::steady_clock;
   TORCH_CHECK_VALUE(size >= 0, "missing_ranks: expected size to be at least 0, got ", size, ".");
-  // The sum would overflow for those who wait for ever.
-  const auto deadline =
-      Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::years(1));
+  const auto deadline = ops::deadline_after(timeout);
   std::vector<std::int64_t> missing(static_cast<std::size_t>(size));
   std::iota(missing.begin(), missing.end(), 0);
   auto pause = std::chrono::milliseconds(1);

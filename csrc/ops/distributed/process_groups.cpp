@@ -52,8 +52,11 @@ std::string describe(const std::vector<std::int64_t>& silent) {
          "layers in the same order.";
 }
 
-/// What can be learnt about the ranks after a collective failed. The store is asked from a thread
-/// of its own: it may be hosted by the very rank that has stopped.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+// The store is asked from a thread of its own: the very rank that has stopped may host it.
 std::string describe_ranks(c10d::ProcessGroup& group) {
   const auto store = group.getStore();
   if (!store) return "The group has no store to ask the other ranks through.";
@@ -70,10 +73,6 @@ std::string describe_ranks(c10d::ProcessGroup& group) {
   return answered.wait_for(limit + kLongestAnswer) == std::future_status::ready ? answered.get()
                                                                                 : kNoStore;
 }
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-}  // namespace
 
 c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
                                                   const std::string& caller) {

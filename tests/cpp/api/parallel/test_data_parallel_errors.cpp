@@ -82,7 +82,7 @@ TEST_F(DataParallelErrors, ARankThatIsLost) {
       [&] { parallel.forward(x_).sum().backward(); },
       "expected all 2 ranks of group 'twins' in the reduction of gradients 1 of 1 "
       "('1.bias', '1.weight', '0.bias', '0.weight') within the group's timeout, got in rank "
-      "0: Connection closed by peer. A rank may have ended, be stuck, or be in another step");
+      "0: Connection closed by peer. The group has no store to ask the other ranks through.");
 }
 
 TEST_F(DataParallelErrors, GradientsOfAnotherKind) {
