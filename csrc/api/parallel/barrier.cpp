@@ -3,10 +3,10 @@
 #include <c10/util/Exception.h>
 #include <torchfuse/missing_ranks.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "api/parallel/rendezvous.h"
-#include "ops/distributed/deadline.h"
 
 namespace torchfuse::parallel {
 
@@ -33,7 +33,8 @@ void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::millise
 void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
                     const std::string& group, bool serves) {
   using Clock = std::chrono::steady_clock;
-  const auto deadline = ops::deadline_after(timeout);
+  const auto deadline =
+      Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::years(1));
   const auto count_reaches = [&](const char* key, std::int64_t goal, std::int64_t step) {
     std::int64_t count = store.add(key, step);
     while (count < goal && Clock::now() < deadline) {

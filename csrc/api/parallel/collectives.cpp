@@ -5,12 +5,12 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torchfuse/missing_ranks.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "api/parallel/rendezvous.h"
-#include "ops/distributed/process_groups.h"
 
 namespace torchfuse::parallel {
 
@@ -46,7 +46,7 @@ bool Collectives::averages(const c10::Device& device) const {
 void Collectives::fail(const std::string& what, const std::exception& error) const {
   TORCH_CHECK(false, kDataParallel, ": expected all ", size(), " ranks of group '", name_, "' in ",
               what, " within the group's timeout, got in rank ", rank(), ": ", message_of(error),
-              ". ", ops::describe_ranks(*group_));
+              ". ", describe_missing_ranks(*group_));
 }
 
 Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,

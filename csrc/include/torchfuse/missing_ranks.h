@@ -10,6 +10,7 @@
 #include <torchfuse/export.h>
 
 namespace c10d {
+class ProcessGroup;
 class Store;
 }  // namespace c10d
 
@@ -30,5 +31,12 @@ TORCHFUSE_API std::string rank_list(const std::vector<std::int64_t>& ranks);
 TORCHFUSE_API std::vector<std::int64_t> missing_ranks(
     c10d::Store& store, const std::string& key, std::int64_t size,
     std::chrono::milliseconds timeout, const std::function<void(std::int64_t)>& seen = {});
+
+/// Returns sentences about the ranks of a group after a collective of it has failed: those that do
+/// not report a failure of their own through the group's store have ended, or wait elsewhere.
+///
+/// Call it in every rank whose collective failed: the call is the report. It takes as long as the
+/// group's timeout, and at most 10 s for the reports and 1 s for a store that does not answer.
+TORCHFUSE_API std::string describe_missing_ranks(c10d::ProcessGroup& group);
 
 }  // namespace torchfuse

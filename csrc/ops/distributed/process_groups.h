@@ -19,10 +19,6 @@ namespace torchfuse::ops {
 c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
                                                   const std::string& caller);
 
-/// After a collective failed, a sentence about the ranks of which there is no sign: asks the
-/// group's store, for at most the group's timeout or 10 s.
-std::string describe_ranks(c10d::ProcessGroup& group);
-
 /// Starts a collective and waits for it; a failure is reported with the ranks of which there is no
 /// sign.
 void run_collective(c10d::ProcessGroup& group, const std::string& caller,

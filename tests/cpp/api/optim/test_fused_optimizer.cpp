@@ -92,17 +92,17 @@ TEST(FusedOptimizer, MastersFollowWritesToTheirParameters) {
   const torch::Tensor before = state.master_param().clone();
   {
     const torch::NoGradGuard no_grad;
-    param.slice(0, 0, 8).fill_(2.0);
+    param.slice(0, 0, 8).fill_(100.0);
   }
   step(3);
-  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 0, 8), torch::full({8}, 2.0)));
+  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 0, 8), torch::full({8}, 100.0)));
   EXPECT_TRUE(torch::equal(state.master_param().slice(0, 8), before.slice(0, 8)));
-  EXPECT_TRUE(torch::equal(param.slice(0, 0, 8), torch::full({8}, 2.0, torch::kBFloat16)));
+  EXPECT_TRUE(torch::equal(param.slice(0, 0, 8), torch::full({8}, 100.0, torch::kBFloat16)));
 
   // Through data() no version moves.
-  param.variable_data().slice(0, 0, 8).fill_(3.0);
+  param.variable_data().slice(0, 0, 8).fill_(200.0);
   optimizer.remake_masters();
-  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 0, 8), torch::full({8}, 3.0)));
+  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 0, 8), torch::full({8}, 200.0)));
   EXPECT_TRUE(torch::equal(state.master_param().slice(0, 8), before.slice(0, 8)));
 }
 

@@ -17,9 +17,9 @@ TEST(RemakeMaster, ChangesOnlyWhatDoesNotRoundToTheParameter) {
   const at::Tensor param = master.to(at::kBFloat16);
   remake_master(param, master);
   EXPECT_TRUE(torch::equal(master, kept));
-  param.slice(0, 0, 10).fill_(3.0);
+  param.slice(0, 0, 10).fill_(100.0);
   remake_master(param, master);
-  EXPECT_TRUE(torch::equal(master.slice(0, 0, 10), torch::full({10}, 3.0)));
+  EXPECT_TRUE(torch::equal(master.slice(0, 0, 10), torch::full({10}, 100.0)));
   EXPECT_TRUE(torch::equal(master.slice(0, 10), kept.slice(0, 10)));
   std::string message;
   try {
@@ -31,6 +31,7 @@ TEST(RemakeMaster, ChangesOnlyWhatDoesNotRoundToTheParameter) {
 }
 
 TEST(Masters, FollowWritesToTheirParameters) {
+  // Far from 100, which is written below: a master that rounds to it would be kept.
   const at::Tensor param = torch::randn({100}, at::kBFloat16).requires_grad_();
   FusedSlot slot;
   slot.param = param;
@@ -47,11 +48,11 @@ TEST(Masters, FollowWritesToTheirParameters) {
   const at::Tensor before = slot.master.clone();
   {
     const torch::NoGradGuard no_grad;
-    param.slice(0, 0, 50).fill_(0.5);
+    param.slice(0, 0, 50).fill_(100.0);
     param.copy_(param.clone());
   }
   step.step(slots, {still});
-  EXPECT_TRUE(torch::equal(slot.master.slice(0, 0, 50), torch::full({50}, 0.5)));
+  EXPECT_TRUE(torch::equal(slot.master.slice(0, 0, 50), torch::full({50}, 100.0)));
   EXPECT_TRUE(torch::equal(slot.master.slice(0, 50), before.slice(0, 50)));
 }
 
