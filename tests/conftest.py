@@ -115,6 +115,14 @@ def _order_of_time(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    """Dynamo compiles a function only so many times in a process, whoever asks for it."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
 def _device_of_its_own(request: pytest.FixtureRequest, _order_of_time: int) -> Iterator[None]:
     """On the pretended device no test depends on those before it."""
     if not _ON_PRETENDED_CUDA:

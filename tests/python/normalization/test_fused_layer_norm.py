@@ -248,7 +248,6 @@ def test_functions_without_parameters() -> None:
 @pytest.mark.parametrize("cls", [*CLASSES, MixedFusedLayerNorm, MixedFusedRMSNorm])
 def test_it_compiles_into_one_graph(cls: Any, memory_efficient: bool) -> None:
     module, x, dy = problem(cls, (4, 6), 1, F32, memory_efficient=memory_efficient)
-    torch._dynamo.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     for found, eager in zip(
         run(compiled, x, dy).values(), run(module, x, dy).values(), strict=True

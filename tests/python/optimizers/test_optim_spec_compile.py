@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,11 +21,8 @@ each_mode = pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
+def _fresh_counters() -> None:
     torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @each_mode

@@ -37,7 +37,7 @@ class _HostCounts(threading.local):
 
     def filled(self, count: int, value: float) -> Sequence[Tensor]:
         if len(self.views) != count:
-            self.base = torch.empty(count, dtype=torch.float32)
+            self.base = torch.empty(count, dtype=torch.float32, device="cpu")
             self.views = self.base.unbind()
         assert self.base is not None
         self.base.fill_(value)
