@@ -21,7 +21,7 @@ c10::IValue read_value(torch::serialize::InputArchive& archive, const std::strin
                        const std::string& key, const char* type, Valid valid) {
   c10::IValue value;
   TORCH_CHECK_VALUE(archive.try_read(key, value), owner, ": expected the archive to hold ", key,
-                    ", got an archive without it.");
+                    ", got an archive without it. Load what torch::save wrote of this class.");
   TORCH_CHECK_VALUE(valid(value), owner, ": expected the archive's ", key, " to be ", type,
                     ", got a value of type ", value.tagKind(), ".");
   return value;

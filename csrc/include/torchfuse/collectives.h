@@ -15,10 +15,12 @@ namespace torchfuse {
 /// CUDA device.
 ///
 /// @param tensor dense, of the same shape and dtype in all processes.
-/// @param reduction "sum", "max" or another name that torch's functional collectives accept.
-/// @param groups names of process groups: `ProcessGroup::getGroupName()`, in Python
-///   `group.group_name`. Python registers every group; C++ programs call
-///   `c10d::register_process_group(name, group)` and keep the group.
+/// @param reduction "sum", "avg", "product", "min", "max", "band", "bor" or "bxor", as far as the
+///   group's backend has it.
+/// @param groups names of process groups: `name()` of a torchfuse::parallel::ProcessGroup, in
+///   Python `group.group_name`. Python and init_process_group() register every group; for other
+///   groups of C++ programs call `c10d::register_process_group(name, group)`, and keep the group.
+/// @throws c10::Error with the ranks that do not respond, as all_reduce_sum_().
 TORCHFUSE_API void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
                                const std::vector<std::string>& groups);
 

@@ -26,7 +26,8 @@ namespace torchfuse {
 ///   label gives a loss and gradients of NaN.
 /// @param smoothing share of the target that is spread over all classes, in [0, 1].
 /// @param ignore_index label of rows whose loss and gradients are 0. None: there is no such label.
-/// @param dtype of the losses: the logits', or fp32 for 16-bit logits. None: the logits'.
+/// @param dtype of the losses: the logits', or fp32 for 16-bit logits. None: fp32 under autocast,
+///   else the logits'.
 /// @return losses [N].
 /// @throws c10::Error naming the argument; on the CPU also for a label out of range, naming it.
 TORCHFUSE_API at::Tensor softmax_cross_entropy(
@@ -36,7 +37,8 @@ TORCHFUSE_API at::Tensor softmax_cross_entropy(
 
 /// The forward pass of softmax_cross_entropy().
 ///
-/// @param logits, labels, smoothing, ignore_index, dtype as in softmax_cross_entropy().
+/// @param logits, labels, smoothing, ignore_index as in softmax_cross_entropy().
+/// @param dtype of the losses: the logits', or fp32 for 16-bit logits. None: the logits'.
 /// @return losses; and log(sum(exp(x))) of each row, fp32 or fp64 for fp64, [N].
 /// @throws c10::Error as softmax_cross_entropy().
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> softmax_cross_entropy_forward(

@@ -7,6 +7,7 @@
 #include <torchfuse/collectives.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <exception>
 #include <sstream>
 #include <utility>
 
@@ -69,7 +70,12 @@ void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
   for (const std::string& group : groups) {
     const at::Tensor pending =
         call_collective("_c10d_functional::all_reduce_", tensor, reduction, group);
-    call_collective("_c10d_functional::wait_tensor", pending);
+    try {
+      call_collective("_c10d_functional::wait_tensor", pending);
+    } catch (const std::exception& error) {
+      constexpr const char* kAllReduce = "torchfuse::all_reduce_";
+      ops::fail_collective(*ops::find_group(group, kAllReduce), kAllReduce, error);
+    }
   }
 }
 

@@ -27,23 +27,25 @@ c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
   }
 }
 
-void run_collective(c10d::ProcessGroup& group, const std::string& caller,
-                    const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
-  std::string failure;
-  try {
-    // A backend may give no Work for what was not started as asynchronous, as NCCL's does since
-    // torch 2.8: the collective is on the current stream, and there is nothing to wait for.
-    if (const auto work = start()) work->wait();
-    return;
-  } catch (const c10::Error& error) {
-    failure = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    failure = error.what();
-  }
+void fail_collective(c10d::ProcessGroup& group, const std::string& caller,
+                     const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string failure = of_torch ? of_torch->what_without_backtrace() : error.what();
   TORCH_CHECK(false, caller, ": the exchange between the ", group.getSize(),
               " ranks of the process group '", group.getGroupName(), "' failed in rank ",
               group.getRank(), ". ", describe_missing_ranks(group),
               " The backend says: ", first_line(failure));
+}
+
+void run_collective(c10d::ProcessGroup& group, const std::string& caller,
+                    const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  try {
+    // A backend may give no Work for what was not started as asynchronous, as NCCL's does since
+    // torch 2.8: the collective is on the current stream, and there is nothing to wait for.
+    if (const auto work = start()) work->wait();
+  } catch (const std::exception& error) {
+    fail_collective(group, caller, error);
+  }
 }
 
 }  // namespace torchfuse::ops

@@ -4,6 +4,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -18,6 +19,10 @@ namespace torchfuse::ops {
 /// Throws if there is no such group, or if it was destroyed.
 c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
                                                   const std::string& caller);
+
+/// Throws for a collective that failed, with the ranks of which there is no sign.
+[[noreturn]] void fail_collective(c10d::ProcessGroup& group, const std::string& caller,
+                                  const std::exception& error);
 
 /// Starts a collective and waits for it; a failure is reported with the ranks of which there is no
 /// sign.

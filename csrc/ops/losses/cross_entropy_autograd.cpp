@@ -2,6 +2,7 @@
 // Cross entropy with autograd.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -65,6 +66,11 @@ class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy
 at::Tensor softmax_cross_entropy_impl(const at::Tensor& logits, const at::Tensor& labels,
                                       double smoothing, std::optional<std::int64_t> ignore_index,
                                       std::optional<at::ScalarType> dtype) {
+  // As torch's under autocast. A scaled gradient of 16-bit losses would overflow.
+  const bool narrow = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
+  if (!dtype && narrow && at::autocast::is_autocast_enabled(logits.device().type())) {
+    dtype = at::kFloat;
+  }
   return SoftmaxCrossEntropy::apply(logits, labels, smoothing, ignore_index, dtype);
 }
 

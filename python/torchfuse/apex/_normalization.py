@@ -200,7 +200,7 @@ class SoftmaxCrossEntropyLoss(_Function):
             padding_idx: label of rows that do not count.
             half_to_float: fp32 losses of 16-bit logits.
         """
-        dtype = torch.promote_types(logits.dtype, torch.float32) if half_to_float else None
+        dtype = torch.promote_types(logits.dtype, torch.float32) if half_to_float else logits.dtype
         return softmax_cross_entropy(
             logits, labels, smoothing=smoothing, ignore_index=padding_idx, dtype=dtype
         )

@@ -30,7 +30,8 @@ def softmax_cross_entropy(
             label gives a loss and gradients of NaN.
         smoothing: :math:`s`, share of the target that is spread over all classes, in [0, 1].
         ignore_index: label of rows whose loss and gradients are 0. None: there is no such label.
-        dtype: dtype of the losses: the logits', or fp32 for 16-bit logits. None: the logits'.
+        dtype: dtype of the losses: the logits', or fp32 for 16-bit logits. None: fp32 under
+            autocast, else the logits'.
 
     Returns:
         Losses ``[N]``.
@@ -64,8 +65,8 @@ class FusedCrossEntropyLoss(nn.Module):
 
     Notes:
         Differences from torch's class: there are no class weights and no probabilities as targets;
-        the mean and the sum of 16-bit logits are computed from fp32 losses, and have the logits'
-        dtype.
+        the mean and the sum of 16-bit logits are computed from fp32 losses. As torch's, the result
+        is fp32 under autocast, and else of the logits' dtype.
 
     Example:
         >>> import torch
@@ -102,12 +103,14 @@ class FusedCrossEntropyLoss(nn.Module):
             ignore_index=self.ignore_index,
             dtype=torch.promote_types(input.dtype, torch.float32),
         )
+        autocast = torch.is_autocast_enabled(input.device.type)
+        dtype = losses.dtype if autocast else input.dtype
         if self.reduction == "none":
-            return losses.reshape(target.shape).to(input.dtype)
+            return losses.reshape(target.shape).to(dtype)
         total = losses.sum()
         if self.reduction == "mean":
             total = total / (target != self.ignore_index).sum()
-        return total.to(input.dtype)
+        return total.to(dtype)
 
     def extra_repr(self) -> str:
         """Describes the module for `repr`."""

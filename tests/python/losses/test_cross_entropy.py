@@ -141,6 +141,26 @@ def test_the_module_is_torchs(reduction: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(dx, expected_dx)
 
 
+@pytest.mark.parametrize("dtype", [F16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses_under_autocast_are_of_torchs_dtype(reduction: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(7, 5), torch.randn(9, 7)
+    labels = torch.randint(5, (9,))
+    with torch.autocast("cpu", dtype):
+        logits = (x @ weight).requires_grad_()
+        assert logits.dtype == dtype
+        found = FusedCrossEntropyLoss(reduction=reduction)(logits, labels)
+        expected = torch.nn.CrossEntropyLoss(reduction=reduction)(logits, labels)
+        losses = softmax_cross_entropy(logits, labels)
+        kept = softmax_cross_entropy(logits, labels, dtype=dtype)
+    torch.testing.assert_close(found, expected)
+    assert (found.dtype, losses.dtype, kept.dtype) == (torch.float32, torch.float32, dtype)
+    # The scale of a scaler at its start: a gradient of 16-bit losses would be infinite.
+    (gradient,) = torch.autograd.grad(losses.mean() * 65536.0, logits)
+    assert gradient.isfinite().all()
+
+
 def test_an_empty_batch() -> None:
     losses, dx = run(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     assert losses.shape == (0,)

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
+#include <stdexcept>
 #include <string>
 
 namespace torchfuse::testing {
@@ -16,15 +17,17 @@ namespace {
 
 class Counted : public c10d::Work {
  public:
-  explicit Counted(int* waits) : waits_(waits) {}
+  explicit Counted(int* waits, bool fails) : waits_(waits), fails_(fails) {}
   bool isCompleted() override { return true; }
   bool wait(std::chrono::milliseconds) override {
     ++*waits_;
+    if (fails_) throw std::runtime_error("Connection closed by peer\nat some line");
     return true;
   }
 
  private:
   int* waits_;
+  bool fails_;
 };
 
 class Twins : public c10d::Backend {
@@ -47,12 +50,13 @@ class Twins : public c10d::Backend {
 
   int works = 0;
   int waits = 0;
+  bool fails = false;
 
  private:
   c10::intrusive_ptr<c10d::Work> started(bool async) {
     if (!async && !always_gives_work_) return {};
     ++works;
-    return c10::make_intrusive<Counted>(&waits);
+    return c10::make_intrusive<Counted>(&waits, fails);
   }
 
   bool always_gives_work_;
@@ -97,6 +101,20 @@ TEST_P(Collectives, SumsAndMaximaOfNorms) {
 
 TEST_P(Collectives, ComparisonOfRanks) {
   check_same_in_all_ranks({"a", "b"}, {3, 4}, torch::kCPU, kName, "layer");
+}
+
+TEST_P(Collectives, ALostRankIsNamed) {
+  twins_->fails = true;
+  std::string message;
+  try {
+    all_reduce_(torch::ones({2}), "sum", {kName});
+  } catch (const c10::Error& error) {
+    message = error.what_without_backtrace();
+  }
+  EXPECT_EQ(message,
+            "torchfuse::all_reduce_: the exchange between the 2 ranks of the process group "
+            "'torchfuse_test_collectives' failed in rank 0. The group has no store to ask the "
+            "other ranks through. The backend says: Connection closed by peer");
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Collectives, ::testing::Bool(), [](const auto& info) {
