@@ -94,7 +94,16 @@ class FusedCrossEntropyLoss(nn.Module):
         Args:
             input: logits ``[C]``, ``[N, C]`` or ``[N, C, ...]``.
             target: labels ``[]``, ``[N]`` or ``[N, ...]``, int64.
+
+        Raises:
+            TypeError: for a target of a floating dtype, such as probabilities.
         """
+        if target.is_floating_point():
+            raise TypeError(
+                "FusedCrossEntropyLoss: expected target to be an int64 tensor of class labels, got "
+                f"{target.dtype} of shape {list(target.shape)}. For probabilities use "
+                "torch.nn.CrossEntropyLoss."
+            )
         classes_last = input.movedim(1, -1) if input.dim() > 1 else input
         losses = softmax_cross_entropy(
             classes_last.reshape(-1, classes_last.shape[-1]),

@@ -100,7 +100,8 @@ class FusedLayerNorm(_Normalization):
             `fused_layer_norm_affine`. Gradients cannot be differentiated again.
         bias: have `bias`, as in torch.
         device: device of the parameters.
-        dtype: dtype of the parameters; it may differ from the input's, which the output has.
+        dtype: dtype of the parameters; it may differ from the input's, which the output has. Under
+            autocast an fp32 input, and with it the output, gets autocast's dtype, as in apex.
 
     Raises:
         ValueError: in the forward pass, if the input does not end in `normalized_shape`.

@@ -206,6 +206,13 @@ def test_bad_input(logits: Tensor, labels: Tensor, options: dict[str, Any], mess
         softmax_cross_entropy(logits, labels, **options)
 
 
+def test_probabilities_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"got torch\.float32 of shape \[2, 3\]\. For probabilities"
+    ):
+        FusedCrossEntropyLoss()(torch.zeros(2, 3), torch.ones(2, 3))
+
+
 def test_an_unknown_reduction() -> None:
     with pytest.raises(ValueError, match=r"expected reduction to be 'mean', 'sum' or 'none'"):
         FusedCrossEntropyLoss(reduction="average")
