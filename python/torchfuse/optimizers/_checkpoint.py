@@ -30,6 +30,7 @@ from torchfuse.optimizers._saved_state import (
     keys_of,
     moved,
     packed,
+    with_masters,
 )
 from torchfuse.optimizers._state_creation import EVERY_STATE
 
@@ -135,7 +136,8 @@ class Checkpoints(ParamGroups):
             for group, saved in zip(groups, saved_groups, strict=True)
             for key, param in zip(saved["params"], group["params"], strict=True)
         }
-        states = dict(state_dict["state"])
+        params_of = {key: param for key, (param, *_) in places.items()}
+        states = with_masters(where, state_dict, params_of)
         for key in [key for key, saved in states.items() if key in places and saved]:
             states[key] = self._checked_state(f"{where} state[{key}]", states[key], *places[key])
 

@@ -14,6 +14,9 @@ from torchfuse.optimizers._checks import HALF_DTYPES, check_step
 from torchfuse.optimizers._masters import MASTER, REMAINDER
 from torchfuse.optimizers._shards import is_dtensor
 
+#: Key of a state dict that `apex.amp` adds behind the alias: masters by number of the parameter.
+AMP_MASTERS = "master_params"
+
 
 def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
     """Returns groups and state in torch.optim's layout: parameters are numbered across groups."""
@@ -158,6 +161,23 @@ def check_state(
             f"{where} or its parameter group to hold 'step', got the keys {keys_of(saved)}."
         )
     check_step(f"{where}['step'] to be", step)
+
+
+def with_masters(
+    where: str, state_dict: Mapping[str, Any], params: Mapping[Any, Tensor]
+) -> dict[Any, Any]:
+    """Returns the states, each with the master that `apex.amp` has saved beside all of them.
+
+    Behind the alias the optimizer's parameters are the masters; its checkpoint has them by number.
+    """
+    masters = state_dict.get(AMP_MASTERS, {})
+    check_dict(f"{where} state_dict['{AMP_MASTERS}']", masters)
+    states = dict(state_dict["state"])
+    for key, master in masters.items():
+        param = params.get(key)
+        if param is not None and param.dtype in HALF_DTYPES and states.get(key):
+            states[key] = {MASTER: master, **states[key]}
+    return states
 
 
 def _check_tensor(where: str, name: str, value: Any, shape: tuple[int, ...]) -> None:

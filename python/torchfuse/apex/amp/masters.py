@@ -13,9 +13,7 @@ from torchfuse import _C
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.loss_scaler import LossScaler
 from torchfuse.apex.amp.stash import AmpStash
-
-#: Key of an optimizer's state dict: the masters by the number of the parameter.
-KEY = "master_params"
+from torchfuse.optimizers._saved_state import AMP_MASTERS
 
 _UNKNOWN = -1  # as a tensor's version: the model may differ from the master
 
@@ -178,7 +176,7 @@ class MasterStash(AmpStash):
     def save(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """Adds the masters to a state dict of the optimizer."""
         masters = set(map(id, self.all_fp32_from_fp16_params))
-        state_dict[KEY] = {
+        state_dict[AMP_MASTERS] = {
             number: param.detach()
             for number, param in enumerate(self.params())
             if id(param) in masters
@@ -187,9 +185,11 @@ class MasterStash(AmpStash):
     def check_loaded(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """Makes masters before the optimizer loads, so that its state stays fp32."""
         self._loaded = {}
-        saved: Mapping[int, Tensor] = state_dict.get(KEY, {})
+        saved: Mapping[int, Tensor] = state_dict.get(AMP_MASTERS, {})
         params = list(self.params())
-        where = f"{type(self.optimizer).__name__}.load_state_dict: expected state_dict['{KEY}']"
+        where = (
+            f"{type(self.optimizer).__name__}.load_state_dict: expected state_dict['{AMP_MASTERS}']"
+        )
         for number, master in saved.items():
             if not 0 <= number < len(params) or master.shape != params[number].shape:
                 raise ValueError(
