@@ -103,13 +103,15 @@ def check_vector(function: str, name: str, vector: Tensor, tensors: Sequence[Ten
 
 def check_wide_states(function: str, params: Sequence[Tensor], **states: Sequence[Tensor]) -> None:
     """Checks of lists of one dtype each that those of states are fp64 exactly if `params` is."""
+    if not params:
+        return
+    dtype = params[0].dtype
     for name, tensors in states.items():
-        for param, state in zip(params[:1], tensors[:1], strict=True):
-            if (param.dtype == torch.float64) != (state.dtype == torch.float64):
-                raise ValueError(
-                    f"{function}: expected {name}[0] to be torch.float64 exactly if "
-                    f"params[0] is, got {state.dtype} beside {param.dtype}."
-                )
+        if (tensors[0].dtype == torch.float64) != (dtype == torch.float64):
+            raise ValueError(
+                f"{function}: expected {name}[0] to be torch.float64 exactly if params[0] is, got "
+                f"{tensors[0].dtype} beside {dtype}."
+            )
 
 
 def _check_tensor(where: str, tensor: Tensor) -> None:
