@@ -14,6 +14,8 @@ PREFIX := $(CURDIR)/build/prefix
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
 # The newest torch that is supported; requirements-dev.txt names the oldest.
 NEWEST_TORCH := 2.15.0
+# What is built, in CMakePresets.json: for one CUDA architecture.
+PRESET ?= dev
 # Where an interpreter's packages lie.
 PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 TORCH_ENV = $(CURDIR)/build/torch-$(VERSION)
@@ -23,6 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 # One compiler per processor; Ninja alone would start more, each with a gigabyte of memory.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+export CTEST_PARALLEL_LEVEL ?= 2
 # Compilers walk through gigabytes. Huge pages for malloc spare them address translations, which are
 # dear in virtual machines.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
@@ -33,25 +36,30 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 ifneq ($(shell command -v ccache),)
   export CCACHE_BASEDIR ?= $(CURDIR)
   export CCACHE_NOHASHDIR ?= 1
-  export CCACHE_IGNOREOPTIONS ?= -Werror
+  export CCACHE_IGNOREOPTIONS ?= -Werror -Werror=all-warnings -Xcompiler=-Werror
   export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
   export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
+  # Every build of `make test-all` that needs kernels finds those of the first one.
+  ALL_PRESET := dev-all
 endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo distributed-demo test bench lint clean build coverage docs doxygen-is-here \
+.PHONY: help demo distributed-demo images images-cpp test bench lint clean build coverage docs \
+  doxygen-is-here \
   package prefix pretended-cuda \
   test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
-  test-newest-torch test-pretended-cuda \
-  check test-all test-headers test-packaging test-python test-python-quick \
+  test-newest-torch test-pretended-cuda test-consumer-whole \
+  all-needed check test-all test-headers test-headers-in-turn test-mutations-in-turn \
+  test-packaging test-python test-python-quick \
   test-python-whole test-some-on-pretended-cuda \
   test-torch test-tsan test-types test-under-load test-walkthrough tutorials
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
 	@echo "make distributed-demo  the same in two processes, with synchronized batch normalization"
+	@echo "make images | images-cpp  an image classifier, in Python and in C++: build/images"
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
 	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
@@ -60,10 +68,11 @@ help:
 	@echo "make test-types      mypy and stubtest"
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
-	@echo "make coverage        lines of the CUDA kernels that the tests execute on the CPU"
+	@echo "make coverage        test-asan, and lines of the CUDA kernels that it executed"
 	@echo "make test-headers    every header compiles alone"
 	@echo "make test-python-whole  the Python tests with all combinations of what they vary"
-	@echo "make test-packaging  every way to install, in Python and in C++"
+	@echo "make test-packaging  every way to install the Python package"
+	@echo "make test-consumer-whole  every way to build and find the C++ package"
 	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
 	@echo "make test-pretended-cuda  the tests marked cuda, on a device that is pretended (needs nvcc)"
 	@echo "make test-under-load  processes and threads, 20 times on a busy machine: about an hour"
@@ -116,7 +125,7 @@ build/integrations/.requirements: requirements-integrations.txt .venv/.requireme
 
 # pip configures the build folder and makes the package importable. Later runs only need ninja.
 $(BUILD)/.installed: .venv/.requirements setup.py pyproject.toml VERSION CMakePresets.json
-	TORCHFUSE_BUILD_DIR=$(BUILD) CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
+	TORCHFUSE_BUILD_DIR=$(BUILD) CMAKE_ARGS="--preset $(PRESET) $(CMAKE_ARGS)" \
 	  $(VENV_PYTHON) -m pip install --verbose --no-build-isolation --no-deps --editable .
 	touch $@
 
@@ -136,9 +145,12 @@ prefix: build
 CHECK_LANES := test-layers test-types test-cpp test-python-quick
 TEST_LANES := test-layers test-types test-cpp test-python test-asan test-consumer \
   test-some-on-pretended-cuda
-ALL_LANES := lint test-layers test-types test-cpp test-python-whole test-asan test-consumer \
-  test-pretended-cuda docs test-integrations test-headers test-tsan coverage test-mutations \
-  test-packaging test-newest-torch test-walkthrough
+# The first one makes what all need. The rest of these build in $(BUILD); those of the second list never
+# do, and run beside them.
+ALL_LANES := all-needed test-layers test-types test-cpp docs test-consumer-whole test-python-whole \
+  test-pretended-cuda test-integrations test-headers-in-turn
+ALL_LANES_BESIDE := lint test-packaging coverage test-newest-torch test-walkthrough test-tsan \
+  test-mutations-in-turn
 
 check:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(CHECK_LANES)
@@ -146,17 +158,30 @@ check:
 test:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(TEST_LANES)
 
+test-all: export PRESET := $(or $(ALL_PRESET),$(PRESET))
 test-all:
-	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES)
+	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES) --beside $(ALL_LANES_BESIDE)
+
+all-needed: .venv/.requirements-lint .venv/.requirements-docs .venv/.requirements-packaging build
 
 test-cpp: build
 	cmake --build $(BUILD) --target all
-	ctest --test-dir $(BUILD) -LE api --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+	ctest --test-dir $(BUILD) -LE api --output-on-failure --no-tests=error $(CTEST_ARGS)
 	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L api --verbose --no-tests=error $(CTEST_ARGS)
 
 # Every header compiles when it is included alone.
 test-headers: build
 	cmake --build $(BUILD) --target all_verify_interface_header_sets
+
+# Of proofs that cost much, `make test-all` has a part, and at the next commit another one.
+TURN = $(or $(shell git rev-list --count HEAD 2>/dev/null),0)
+VERIFY := torchfuse_verify_interface_header_sets
+
+# A third of the public headers, and all of the kernels'.
+test-headers-in-turn: build
+	cmake --build $(BUILD) --target torchfuse_kernels_verify_interface_header_sets \
+	  $$(ninja -C $(BUILD) -t targets all | sed -n 's|^\(.*/$(VERIFY).dir/.*\.o\): .*|\1|p' | sort \
+	    | awk 'NR % 3 == $(TURN) % 3')
 
 # Two processes, each with whole files. Threads that wait for work do not spin: they share two cores
 # with the tests.
@@ -171,7 +196,7 @@ test-python-quick: PYTEST_ARGS += -m "not slow and not processes"
 test-python-quick: test-python
 
 # All combinations of what the generated tests vary; test-python takes every pair of values once.
-test-python-whole: PYTEST_ARGS += --all-combinations
+test-python-whole: PYTEST_ARGS += --combinations=all
 test-python-whole: test-python
 
 # What several processes or threads do together, twenty times beside work that keeps all cores busy.
@@ -183,13 +208,13 @@ test-under-load: build
 	OMP_WAIT_POLICY=PASSIVE tools/under_load.sh $(or $(TIMES),20) \
 	  $(VENV_PYTHON) -m pytest -q $(PYTEST_IN_PARALLEL) $(UNDER_LOAD) $(PYTEST_ARGS)
 
-build/asan-ubsan/build.ninja build/coverage/build.ninja build/tsan/build.ninja: \
-  build/%/build.ninja: CMakePresets.json
+build/asan-ubsan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json
 	cmake --preset $*
 
 test-asan: .venv/.requirements
 	$(MAKE) --no-print-directory build/asan-ubsan/build.ninja
 	cmake --build --preset asan-ubsan
+	find build/asan-ubsan -name '*.gcda' -delete
 	ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1 ctest --preset asan-ubsan
 
 # The thread sanitizer cannot map its shadow under the widest address randomization.
@@ -232,15 +257,15 @@ test-some-on-pretended-cuda: build
 test-mutations: .venv/.requirements
 	$(VENV_PYTHON) -m pytest tests/mutations -m small_set $(PYTEST_ARGS)
 
-# Every line; one that cannot be executed says GCOVR_EXCL_LINE, and why.
-coverage: .venv/.requirements
-	$(MAKE) --no-print-directory build/coverage/build.ninja
-	cmake --build --preset coverage --target torchfuse_cuda_on_cpu_tests \
-	  torchfuse_cuda_on_cpu_self_tests
-	find build/coverage -name '*.gcda' -delete
-	ctest --preset coverage
+# Half of them.
+test-mutations-in-turn:
+	TORCHFUSE_MUTATIONS_TURN=$(TURN) $(MAKE) --no-print-directory test-mutations
+
+# Every line of the CUDA kernels is executed by the tests of test-asan; one that cannot be says
+# GCOVR_EXCL_LINE, and why.
+coverage: test-asan
 	gcovr --filter csrc/kernels/cuda/ --merge-mode-functions=merge-use-line-min --merge-lines \
-	  --fail-under-line 100 build/coverage
+	  --fail-under-line 100 build/asan-ubsan
 
 # The package, examples, benchmarks and tools under mypy's strict rules, and the stub of the native
 # module against the module.
@@ -255,13 +280,16 @@ test-layers: build
 
 # The C++ package as a program finds it, without the ways that compile the library once more.
 test-consumer: build
-	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m "not full_build"
+	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m "not full_build" $(PYTEST_ARGS)
 
-# Every way to install the Python package, into environments below build/packaging; the C++ package
-# built without Python, as an archive and in a subdirectory; the machine code that `pip install` made.
-test-packaging: .venv/.requirements-packaging build
+# With them: built without Python, as an archive and in a subdirectory.
+test-consumer-whole: build
+	$(VENV_PYTHON) -m pytest tests/packaging/cpp $(PYTEST_ARGS)
+
+# Every way to install the Python package, into environments below build/packaging, and the machine code
+# that `pip install` made.
+test-packaging: .venv/.requirements-packaging
 	$(VENV_PYTHON) -m pytest tests/packaging/python $(PYTEST_ARGS)
-	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m full_build $(PYTEST_ARGS)
 	$(VENV_PYTHON) tools/check_cubins.py \
 	  --library build/packaging/checkout/build/*-release/csrc/libtorchfuse.so
 
@@ -269,15 +297,14 @@ test-packaging: .venv/.requirements-packaging build
 test-torch:
 	@test -n "$(VERSION)" || { echo "make test-torch: expected VERSION=2.15.0, got none"; exit 2; }
 	$(MAKE) --no-print-directory build/torch-$(VERSION)/.requirements
-	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
+	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake CMAKE_ARGS="--preset $(PRESET) $(CMAKE_ARGS)" \
 	  $(TORCH_ENV)/bin/python -m pip install --verbose --no-build-isolation --no-deps .
-	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_api_tests \
-	  torchfuse_checkpoint_program torchfuse_autocast_program
+	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_api_tests torchfuse_programs
 	GTEST_BRIEF=1 $(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)-cmake -L api --verbose \
 	  --no-tests=error
 	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake \
-	  $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) --ignore tests/python/tools \
-	  --ignore-glob '*/test_packaging_*' $(PYTEST_ARGS)
+	  $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) --combinations=values \
+	  --ignore tests/python/tools --ignore-glob '*/test_packaging_*' $(PYTEST_ARGS)
 
 test-newest-torch:
 	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH)
@@ -317,6 +344,28 @@ distributed-demo: prefix
 	$(VENV_PYTHON) examples/python/export_digits.py build/distributed/digits
 	$(TORCHRUN) --no-python build/distributed/cpp/distributed_digits build/distributed/digits \
 	  build/distributed --precision bf16
+
+# On image files, in both languages; the report compares the precisions, and devices once the results of
+# other machines lie in build/images.
+IMAGES_PRECISIONS ?= fp32 bf16
+
+build/images/data: | .venv/.requirements
+	rm -rf $@.part
+	$(VENV_PYTHON) examples/python/image_folder.py $@.part
+	mv $@.part $@
+
+images: build build/images/data
+	@set -e; for precision in $(IMAGES_PRECISIONS); do \
+	  $(VENV_PYTHON) examples/python/train_images.py build/images/data --precision $$precision; done
+	$(VENV_PYTHON) examples/python/image_report.py build/images
+
+images-cpp: prefix build/images/data
+	cmake -S examples/cpp/train_images -B build/images/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build build/images/cpp
+	@set -e; for precision in $(IMAGES_PRECISIONS); do \
+	  build/images/cpp/train_images build/images/data build/images --precision $$precision; done
+	$(VENV_PYTHON) examples/python/image_report.py build/images
 
 TUTORIALS := mixed_precision_loop why_loss_scaling why_master_weights precision_and_size \
   loss_scale_history

@@ -30,6 +30,7 @@ from torchfuse.testing.bench import HostShare, interleave, summarize
 SUITES = (
     "fused_adam",
     "optimizers",
+    "ema",
     "grad_scaler",
     "dtensor",
     "sync_batch_norm",

@@ -26,10 +26,26 @@ function(torchfuse_translate_arch_list out arch_list)
   set(${out} "${result}" PARENT_SCOPE)
 endfunction()
 
+# The reverse, for messages: "80-real;90" -> "8.0, 9.0+PTX". Other words of CMake stay as they are.
+function(torchfuse_name_cuda_architectures out architectures)
+  list(TRANSFORM architectures REPLACE "^([0-9]+)([0-9][af]?)$" "\\1.\\2+PTX")
+  list(TRANSFORM architectures REPLACE "^([0-9]+)([0-9][af]?)-real$" "\\1.\\2")
+  list(JOIN architectures ", " names)
+  set(${out} "${names}" PARENT_SCOPE)
+endfunction()
+
 # CMAKE_CUDA_ARCHITECTURES, then CUDAARCHS, then TORCH_CUDA_ARCH_LIST, then our own list, whose last
 # entry carries PTX for what comes after it. Must run before the language is enabled.
 function(torchfuse_choose_cuda_architectures)
-  if(DEFINED CMAKE_CUDA_ARCHITECTURES OR DEFINED ENV{CUDAARCHS})
+  if(DEFINED CMAKE_CUDA_ARCHITECTURES)
+    # In a folder that was configured before, our own choice holds until the variable names another.
+    if(
+      "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL ""
+      OR NOT "${CMAKE_CUDA_ARCHITECTURES}" STREQUAL "${TORCHFUSE_CHOSEN_ARCHITECTURES}"
+    )
+      return()
+    endif()
+  elseif(DEFINED ENV{CUDAARCHS})
     return()
   endif()
   if(NOT "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
@@ -39,7 +55,8 @@ function(torchfuse_choose_cuda_architectures)
   else()
     set(architectures 80-real 90-real 100-real 120)
   endif()
-  set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures")
+  set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures" FORCE)
+  set(TORCHFUSE_CHOSEN_ARCHITECTURES "${architectures}" CACHE INTERNAL "What was chosen here")
 endfunction()
 
 # Finds nvcc and its version; empty variables where there is none. TORCHFUSE_NVCC_ERROR says why one that

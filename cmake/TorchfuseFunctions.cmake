@@ -110,14 +110,14 @@ function(torchfuse_set_defaults target)
     ${target}
     PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>
-      "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler -Wall,-Wextra>"
+      $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>
   )
   if(TORCHFUSE_WERROR)
     target_compile_options(
       ${target}
       PRIVATE
         $<$<COMPILE_LANGUAGE:CXX>:-Werror>
-        "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings -Xcompiler -Werror>"
+        "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>"
     )
   endif()
   if(TORCHFUSE_SANITIZE)
@@ -218,4 +218,28 @@ function(torchfuse_check_torch_is_supported)
       "kernels would not share torch's threads."
     )
   endif()
+endfunction()
+
+# Sets `result` to a path by which all build folders that share a compiler cache find `folder`: the cache
+# compares paths relative to the build folder, so this is a link in it. Without a cache it is `folder`.
+# The name is short because the cache prefers the shortest of all paths that lead to a file.
+function(torchfuse_same_path_for_compiler_cache result folder link)
+  set(path "${folder}")
+  if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
+    set(path "${CMAKE_BINARY_DIR}/.tf/${link}")
+    file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/.tf")
+    file(CREATE_LINK "${folder}" "${path}" SYMBOLIC)
+  endif()
+  set(${result} "${path}" PARENT_SCOPE)
+endfunction()
+
+# Error messages name source files; not by the paths of the machine that compiled them.
+function(torchfuse_name_sources_without_folders target)
+  target_compile_options(
+    ${target}
+    PRIVATE
+      "-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/="
+      "-fmacro-prefix-map=${PROJECT_BINARY_DIR}/="
+      "-fmacro-prefix-map=${TORCHFUSE_TORCH_ROOT}/=torch/"
+  )
 endfunction()

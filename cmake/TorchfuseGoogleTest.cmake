@@ -33,3 +33,29 @@ if(NOT TARGET GTest::gtest_main)
     endforeach()
   endif()
 endif()
+
+include(GoogleTest)
+
+# Registers the tests of a program, each alone. Under a sanitizer a process is dear to start, and to end
+# where executed lines are counted: there the program runs twice, with every second test.
+function(torchfuse_discover_tests target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TEST_PREFIX" "LABELS;ENVIRONMENT")
+  if(NOT TORCHFUSE_SANITIZE)
+    gtest_discover_tests(
+      ${target}
+      TEST_PREFIX "${arg_TEST_PREFIX}"
+      DISCOVERY_MODE PRE_TEST
+      PROPERTIES LABELS "${arg_LABELS}" ENVIRONMENT "${arg_ENVIRONMENT}"
+    )
+    return()
+  endif()
+  foreach(half IN ITEMS 0 1)
+    add_test(NAME ${target}_${half} COMMAND ${target})
+    set_tests_properties(
+      ${target}_${half}
+      PROPERTIES
+        LABELS "${arg_LABELS}"
+        ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=${half};${arg_ENVIRONMENT}"
+    )
+  endforeach()
+endfunction()

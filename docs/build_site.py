@@ -63,7 +63,8 @@ def run_programs() -> None:
     run("cmake", "--build", build)
     for program in PROGRAMS:
         run(build / program, folder=build)
-    run(sys.executable, ROOT / "docs" / "examples" / "quickstart.py")
+    for program in ("quickstart.py", "shortest_loop.py"):
+        run(sys.executable, ROOT / "docs" / "examples" / program)
 
 
 def run_tutorials(*options: str) -> None:

@@ -27,9 +27,10 @@ _NO_CUDA = "needs a CUDA device and a torchfuse built with CUDA"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--all-combinations",
-        action="store_true",
-        help="run all combinations of generated tests, not every pair of values alone",
+        "--combinations",
+        choices=("values", "pairs", "all"),
+        default="pairs",
+        help="of generated tests: so many that every value occurs, or every pair, or all",
     )
     parser.addoption(
         "--orders-of-time",
@@ -96,9 +97,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from support.combinations import keep_pairs
+    from support.combinations import keep_some
 
-    keep_pairs(config, items)
+    keep_some(config, items)
 
 
 @pytest.fixture(scope="module", autouse=True)

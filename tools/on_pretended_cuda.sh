@@ -7,6 +7,7 @@
 #
 #   TORCHFUSE_BUILD_DIR       the build folder with the device; default build/dev
 #   PRETENDED_CUDA_DEVICES    number of devices, up to 16; default 1
+#   PRETENDED_CUDA_CAPABILITY compute capability of the devices, times ten; default 90
 #   PRETENDED_CUDA_SEED       0: eager; others: lazy, with that order; default 0
 #   PRETENDED_CUDA_MEMORY     bytes of each device; default 6 GiB
 #   PRETENDED_CUDA_PROTECT=1  a host access to device memory ends the program

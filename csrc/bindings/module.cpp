@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <torchfuse/cpu_isa.h>
+#include <torchfuse/ema.h>
 #include <torchfuse/masters.h>
 #include <torchfuse/step_views.h>
 #include <torchfuse/version.h>
@@ -76,6 +77,13 @@ PYBIND11_MODULE(_C, module) {
              "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'.");
   module.def("set_cpu_isa", &torchfuse::set_cpu_isa, py::arg("name"),
              "Chooses the instruction level of the CPU kernels for this process.");
+  module.def(
+      "swap_ema_",
+      [](const at::Tensor& param, const at::Tensor& ema, const std::optional<at::Tensor>& kept) {
+        const at::Tensor now = torchfuse::swap_ema_(param, ema, kept.value_or(at::Tensor()));
+        return now.defined() ? std::make_optional(now) : std::nullopt;
+      },
+      py::arg("param"), py::arg("ema"), py::arg("kept") = py::none());
   module.def("remake_master", &torchfuse::remake_master, py::arg("param"), py::arg("master"));
   module.def("master_of_remainder", &torchfuse::master_of_remainder, py::arg("param"),
              py::arg("remainder"));

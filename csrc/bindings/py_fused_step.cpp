@@ -77,6 +77,7 @@ FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string&
   }
   slot.master = tensor_in(state, "master_param", place, sharded);
   if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", place, sharded);
+  slot.ema = tensor_in(state, "ema_param", place, sharded);
   slot.step = tensor_in(state, "step", place, sharded);
   return slot;
 }
@@ -192,6 +193,7 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
         if (!THPVariable_Check(value)) return false;
         c10::TensorImpl*& place = role == EntryRole::kState    ? slot.states[k]
                                   : role == EntryRole::kMaster ? slot.master
+                                  : role == EntryRole::kEma    ? slot.ema
                                                                : slot.step;
         place = impl_of(borrowed_.hold(value));
         if (sharded) borrowed_.unwraps.push_back({&place, value});

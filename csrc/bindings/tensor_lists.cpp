@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// torchfuse._C.lists_match: the quick check of the lists that apex's raw functions take. What it
-// does not accept, Python looks at again, to name what is wrong.
+// The quick check of the lists that apex's raw functions take, and the operators that they call on
+// lists. What the check does not accept, Python looks at again, to name what is wrong.
+//
+// torch.ops would make a list of boxed values for each call, and lists again from that: as much
+// work as the check. These calls go through the dispatcher too, without boxes.
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <vector>
+
+#include <torchfuse/ops.h>
 
 #include "bindings/bindings.h"
 
@@ -63,6 +68,16 @@ bool lists_match(const std::vector<py::list>& lists) {
 
 void bind_tensor_lists(py::module_& module) {
   module.def("lists_match", &lists_match, py::arg("lists"));
+  module.def(
+      "multi_tensor_l2_norm",
+      [](const std::vector<at::Tensor>& tensors) { return multi_tensor_l2_norm(tensors); },
+      py::arg("tensors"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "multi_tensor_unscale_",
+      [](const std::vector<at::Tensor>& tensors, const at::Tensor& found_inf,
+         const at::Tensor& inv_scale) { multi_tensor_unscale_(tensors, found_inf, inv_scale); },
+      py::arg("tensors"), py::arg("found_inf"), py::arg("inv_scale"),
+      py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace torchfuse::bindings

@@ -39,6 +39,7 @@ struct CrossEntropyArgs {
   double smoothing = 0.0;
   ChannelOutput losses;         ///< of each row
   void* log_sum_exp = nullptr;  ///< of each row, in the compute type: fp64 for fp64, else fp32
+  void* rest = nullptr;         ///< what rounding took from it, in the same type
 };
 
 struct CrossEntropyBackwardArgs {
@@ -48,6 +49,7 @@ struct CrossEntropyBackwardArgs {
   double smoothing = 0.0;
   ChannelInput grad_losses;
   const void* log_sum_exp = nullptr;
+  const void* rest = nullptr;   ///< null: zeros
   void* grad_logits = nullptr;  ///< may be the logits
 };
 

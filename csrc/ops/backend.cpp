@@ -12,7 +12,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
 #endif
 
 #if !defined(_OPENMP)
@@ -47,17 +46,6 @@ bool is_capturing([[maybe_unused]] const c10::Device& device) {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 #else
   return false;
-#endif
-}
-
-void check_status(const char* op, const kernels::Status& status) {
-  if (status.ok()) return;
-#if defined(TORCHFUSE_WITH_CUDA)
-  const auto error = static_cast<cudaError_t>(status.error);
-  TORCH_CHECK(false, op, ": ", status.what, " failed with ", cudaGetErrorName(error), ": ",
-              cudaGetErrorString(error), ".");
-#else
-  TORCH_CHECK(false, op, ": ", status.what, " failed with error ", status.error, ".");
 #endif
 }
 

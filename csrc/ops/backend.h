@@ -25,7 +25,8 @@ kernels::Stream current_stream(const c10::Device& device);
 /// Whether the device's current stream is being captured in a graph.
 bool is_capturing(const c10::Device& device);
 
-/// Throws if a launcher failed: op, CUDA error name and text.
+/// Throws if a launcher failed: op, CUDA error name and text; where the current device is one for
+/// which nothing was compiled, which one that is, and how to build for it.
 void check_status(const char* op, const kernels::Status& status);
 
 /// Runs `body(isa, begin, end)` over [first, last) on torch's CPU threads. The same range is split

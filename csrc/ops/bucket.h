@@ -23,6 +23,7 @@ struct BucketKey {
   bool has_master = false;
   bool has_remainder = false;
   bool stochastic = false;
+  bool has_ema = false;
   std::int32_t sharding = kWhole;  ///< index of how the tensors are split over processes
 
   static constexpr std::int32_t kWhole = -1;  ///< not at all
@@ -31,7 +32,7 @@ struct BucketKey {
     return device == other.device && param == other.param && grad == other.grad &&
            states == other.states && has_master == other.has_master &&
            has_remainder == other.has_remainder && stochastic == other.stochastic &&
-           sharding == other.sharding;
+           has_ema == other.has_ema && sharding == other.sharding;
   }
 };
 
@@ -41,6 +42,7 @@ struct Bucket {
   std::vector<std::int64_t> offsets{0};        ///< prefix sums of numel
   std::vector<std::int64_t> chunk_offsets{0};  ///< prefix sums of norm chunks
   std::uint64_t seed = 0;                      ///< of stochastic rounding
+  kernels::EmaParams ema;                      ///< with has_ema
   /// Process groups over which the tensors are split; null: every tensor is whole.
   const std::vector<std::string>* shard_groups = nullptr;
 
@@ -68,6 +70,8 @@ struct Bucket {
     table.has_remainder = key.has_remainder;
     table.stochastic = key.stochastic;
     table.seed = seed;
+    table.has_ema = key.has_ema;
+    table.ema = ema;
     return table;
   }
 

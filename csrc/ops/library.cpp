@@ -147,15 +147,17 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
       "float eps, bool rms=False, ScalarType? dtype=None, bool memory_efficient=False, "
       "str caller=\"layer_norm\") -> Tensor");
 
-  // Cross entropy of the softmax of each row, and log(sum(exp(row))).
+  // Cross entropy of the softmax of each row, log(sum(exp(row))), and what rounding took from that.
   m.def(
       "softmax_cross_entropy_forward(Tensor logits, Tensor labels, *, float smoothing=0.0, "
-      "int? ignore_index=None, ScalarType? dtype=None) -> (Tensor losses, Tensor log_sum_exp)");
+      "int? ignore_index=None, ScalarType? dtype=None) "
+      "-> (Tensor losses, Tensor log_sum_exp, Tensor rest)");
 
   // The gradient of the logits.
   m.def(
       "softmax_cross_entropy_backward(Tensor grad_losses, Tensor logits, Tensor log_sum_exp, "
-      "Tensor labels, *, float smoothing=0.0, int? ignore_index=None) -> Tensor");
+      "Tensor labels, *, float smoothing=0.0, int? ignore_index=None, Tensor? rest=None) "
+      "-> Tensor");
 
   // Both, with autograd.
   m.def(

@@ -80,7 +80,7 @@ const void* RowSource::statistics(const char* name, const at::Tensor& tensor) co
   if (tensor.scalar_type() != expected || tensor.numel() != rows_ || !tensor.is_contiguous()) {
     fail(argument, c10::str("be a contiguous ", expected, " tensor of ", rows_, " elements"),
          c10::str(tensor.scalar_type(), " of shape ", tensor.sizes()),
-         "Pass what layer_norm_forward returned.");
+         "Pass what the forward pass returned.");
   }
   return tensor.const_data_ptr();
 }

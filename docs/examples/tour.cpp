@@ -21,15 +21,21 @@ using torchfuse::amp::GradScaler;
 using torchfuse::amp::GradScalerOptions;
 using torchfuse::nn::SyncBatchNorm;
 using torchfuse::nn::SyncBatchNormOptions;
+using torchfuse::optim::CosineAnnealingLR;
 using torchfuse::optim::FusedAdam;
 using torchfuse::optim::FusedAdamOptions;
+using torchfuse::optim::LinearLR;
+using torchfuse::optim::SequentialLR;
+using torchfuse::optim::StepLR;
 using torchfuse::parallel::convert_sync_batch_norm;
 
-static void save_and_load(FusedAdam& optimizer, GradScaler& scaler) {
+static void save_and_load(torch::nn::Linear& model, FusedAdam& optimizer, GradScaler& scaler) {
   // [save]
+  torch::save(model, "model.pt");
   torch::save(optimizer, "optimizer.pt");
   torch::save(scaler, "scaler.pt");
-  // In the next run, when both have been built over the same parameters:
+  // In the next run, when all three have been built as before:
+  torch::load(model, "model.pt");
   torch::load(optimizer, "optimizer.pt");
   torch::load(scaler, "scaler.pt");
   // [end of save]
@@ -57,6 +63,32 @@ struct Square : torch::autograd::Function<Square> {
 };
 // [end of function]
 
+// [scheduler]
+// A warm-up of 5 epochs, and half a cosine over the other 95.
+static double train_with_schedule(torch::nn::Linear& model, const torch::Tensor& data,
+                                  const torch::Tensor& target) {
+  FusedAdam optimizer(model->parameters(), FusedAdamOptions(1e-3));
+  SequentialLR scheduler(optimizer,
+                         {std::make_shared<LinearLR>(optimizer, 0.1, 1.0, 5),
+                          std::make_shared<CosineAnnealingLR>(optimizer, 95)},
+                         {5});
+  for (int epoch = 0; epoch < 100; ++epoch) {
+    optimizer.zero_grad();
+    torch::mse_loss(model->forward(data), target).backward();
+    optimizer.step();
+    scheduler.step();
+  }
+  torch::save(scheduler, "scheduler.pt");
+  return scheduler.get_last_lr()[0];
+}
+// [end of scheduler]
+
+static double decay(FusedAdam& optimizer) {
+  StepLR scheduler(optimizer, 30, 0.1);
+  for (int epoch = 0; epoch < 30; ++epoch) scheduler.step();
+  return scheduler.get_last_lr()[0];
+}
+
 // One iteration in mixed precision with everything in it; the norm before clipping.
 static torch::Tensor iterate(torch::nn::Linear& model, const torch::Tensor& data,
                              const torch::Tensor& target) {
@@ -80,6 +112,8 @@ static torch::Tensor iterate(torch::nn::Linear& model, const torch::Tensor& data
   scaler.step(optimizer);
   scaler.update();
   optimizer.zero_grad();
+  std::printf("scale %g, %lld skipped\n", scaler.get_scale(),
+              static_cast<long long>(scaler.skipped_steps()));
   return norm;
 }
 
@@ -117,7 +151,7 @@ int main() {
   scaler.scale(loss).backward();
   scaler.step(optimizer);
   scaler.update();
-  save_and_load(optimizer, scaler);
+  save_and_load(model, optimizer, scaler);
 
   optimizer.zero_grad();
   model->forward(torch::ones({4, 8})).square().mean().backward();
@@ -131,7 +165,9 @@ int main() {
   const bool clipped = iterate(model, data, target).item<double>() > 1.0 &&
                        iterate_folded(model, data, target).item<double>() > 1.0;
 
+  const bool scheduled =
+      train_with_schedule(model, data, target) < 1e-12 && decay(optimizer) < 2e-4;
   const bool stepped = optimizer.last_step_skipped().item<float>() == 0.0F;
   std::printf("tour.cpp: norm %.3f, %s\n", norm.item<double>(), stepped ? "stepped" : "skipped");
-  return stepped && clipped && normalize("") && norm.item<double>() > 0.0 ? 0 : 1;
+  return stepped && clipped && scheduled && normalize("") && norm.item<double>() > 0.0 ? 0 : 1;
 }

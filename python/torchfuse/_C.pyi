@@ -61,6 +61,7 @@ class FusedStep:
         max_grad_norm: float | None = None,
         write_back_grads: bool | str = False,
         seed: int = 0,
+        ema: tuple[float, bool, int] | None = None,
     ) -> bool:
         """Updates all parameters that have a gradient.
 
@@ -69,6 +70,7 @@ class FusedStep:
             owner: the current state of the optimizer.
             groups: for each group, values in the order of `hyper_params_of`.
             seed: seed of stochastic rounding.
+            ema: decay, warm-up and start step of the parameters' averages; None: they stay.
 
         Returns:
             False if the plan no longer fits; nothing has been changed then.
@@ -79,6 +81,9 @@ class FusedStep:
 
 def step_views(params: list[Tensor], steps: list[Tensor | None]) -> list[Tensor]:
     """Step counts as 0-dim views of separate elements of one buffer per device."""
+
+def swap_ema_(param: Tensor, ema: Tensor, kept: Tensor | None = None) -> Tensor | None:
+    """Exchanges a parameter and its average; returns what puts a 16-bit parameter back."""
 
 def remake_master(param: Tensor, master: Tensor) -> None: ...
 def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
@@ -174,6 +179,12 @@ def write_archive(values: dict[str, Any], path: str) -> None: ...
 def cpu_isa() -> str: ...
 def set_cpu_isa(name: str) -> None: ...
 def build_info() -> dict[str, str]: ...
+def multi_tensor_l2_norm(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+
+def multi_tensor_unscale_(tensors: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+
 def lists_match(lists: list[list[Tensor]]) -> bool:
     """Whether lists of equal length hold dense tensors of one dtype and device for each list.
 

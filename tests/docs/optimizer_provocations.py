@@ -30,6 +30,19 @@ def load_other_groups() -> None:
     )
 
 
+def load_of(kind: type[torch.optim.Optimizer]) -> None:
+    FusedAdam([param()]).load_state_dict(kind([param()]).state_dict())
+
+
+def load_back_into_fused() -> None:
+    weight, optimizer = stepped()
+    theirs = torch.optim.AdamW([weight], fused=True)
+    theirs.load_state_dict(optimizer.state_dict())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(weight.sum()).backward()
+    scaler.step(theirs)
+
+
 def listed_twice() -> None:
     weight, optimizer = stepped()
     optimizer.param_groups[0]["params"].append(weight)
@@ -43,6 +56,9 @@ def betas_third(kind: Any) -> None:
 PROVOCATIONS: list[Callable[[], object]] = [
     shared_option_differs,
     load_other_groups,
+    load_back_into_fused,
+    lambda: load_of(torch.optim.NAdam),
+    lambda: load_of(torch.optim.RAdam),
     lambda: FusedAdam([param(dtype=torch.complex64)]),
     lambda: FusedAdam([{"params": [weight := param(), weight]}]),
     lambda: FusedAdam([param()], lr=-1.0),

@@ -90,7 +90,9 @@ def public_cpp_names() -> set[str]:
                 "namespace",
             ):
                 continue
-            if compound.get("prot", "public") == "public" and compound.get("kind") != "namespace":
+            if compound.get("prot", "public") != "public":  # within a class, with its members
+                continue
+            if compound.get("kind") != "namespace":
                 names.add(scope)
             for member in compound.iter("memberdef"):
                 simple_name = member.findtext("name", "")

@@ -31,6 +31,21 @@ def test_every_file_that_a_page_names_exists() -> None:
     assert [entry for entry in sorted(named) if not (ROOT / entry[1]).exists()] == []
 
 
+def test_programs_that_pages_show_are_links() -> None:
+    """Where Markdown is read as it is, `literalinclude` shows nothing; links say what is there."""
+    pattern = re.compile(r"{literalinclude} (\S+\.(?:py|cpp|h|txt))")
+    shown = {
+        (page, path)
+        for page in DOCS.glob("*.md")
+        for path in pattern.findall(page.read_text())
+        if not path.endswith("printed.txt")
+    }
+    assert len(shown) > 8
+    assert [
+        (page.name, path) for page, path in sorted(shown) if f"]({path})" not in page.read_text()
+    ] == []
+
+
 def programs() -> list[tuple[str, str]]:
     """Code of the README and the pages by its place, and the programs that they show."""
     pages = [ROOT / "README.md", *DOCS.glob("*.md")]

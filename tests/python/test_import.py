@@ -129,3 +129,22 @@ def test_cmake_dir_option_names_the_package_directory() -> None:
     assert list(directory.rglob("torchfuseConfig.cmake")) or list(
         directory.rglob("torchfuse-config.cmake")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("FusedAdam", "optimizers"),
+        ("GradScaler", "amp"),
+        ("SyncBatchNorm", "parallel"),
+        ("FusedCrossEntropyLoss", "losses"),
+    ],
+)
+def test_a_name_of_another_module_says_where_it_is(name: str, place: str) -> None:
+    with pytest.raises(AttributeError, match=rf"'{name}'\. Use torchfuse\.{place}\.{name}\.$"):
+        getattr(torchfuse, name)
+
+
+def test_an_unknown_name_is_absent() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'torchfuse' has no attribute 'nothing'\.$"):
+        _ = torchfuse.nothing  # type: ignore[attr-defined]

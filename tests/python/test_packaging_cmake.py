@@ -40,14 +40,52 @@ def run_cmake_script(script: str, tmp_path: Path) -> subprocess.CompletedProcess
         ("8.0 9.0", "80-real;90-real"),
         ("8.0, 8.0;12.0+PTX", "80-real;120"),
         ("9.0a", "90a-real"),
+        ("7.5;8.6+PTX", "75-real;86"),
     ],
 )
 def test_architectures_are_translated(
-    torch_notation: str, cmake_notation: str, tmp_path: Path
+    torch_notation: str, cmake_notation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = f'torchfuse_translate_arch_list(out "{torch_notation}")\nmessage("${{out}}")\n'
+    monkeypatch.delenv("CUDAARCHS", raising=False)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", torch_notation)
+    script = 'torchfuse_choose_cuda_architectures()\nmessage("${CMAKE_CUDA_ARCHITECTURES}")\n'
     result = run_cmake_script(script, tmp_path)
     assert result.stderr.strip() == cmake_notation
+
+
+def test_architectures_change_in_a_folder_that_was_configured_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CUDAARCHS", "TORCH_CUDA_ARCH_LIST"):
+        monkeypatch.delenv(variable, raising=False)
+    again = 'torchfuse_choose_cuda_architectures()\nmessage("${CMAKE_CUDA_ARCHITECTURES}")\n'
+    script = (
+        f"set(TORCHFUSE_NVCC_VERSION 13.0)\n{again}"
+        f'set(ENV{{TORCH_CUDA_ARCH_LIST}} "7.5")\n{again}'
+        f'set(ENV{{TORCH_CUDA_ARCH_LIST}} "")\n{again}'
+        f'set(ENV{{TORCH_CUDA_ARCH_LIST}} "8.0")\n'
+        f'set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "of the user" FORCE)\n{again}'
+    )
+    chosen = run_cmake_script(script, tmp_path).stderr.split()
+    assert chosen == ["80-real;90-real;100-real;120", "75-real", "75-real", "90"]
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "names"),
+    [("12.4", "8.0, 9.0+PTX"), ("13.0", "8.0, 9.0, 10.0, 12.0+PTX")],
+)
+def test_architectures_have_torchs_names_in_messages(
+    nvcc: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CUDAARCHS", "TORCH_CUDA_ARCH_LIST"):
+        monkeypatch.delenv(variable, raising=False)
+    script = (
+        f"set(TORCHFUSE_NVCC_VERSION {nvcc})\n"
+        "torchfuse_choose_cuda_architectures()\n"
+        'torchfuse_name_cuda_architectures(names "${CMAKE_CUDA_ARCHITECTURES}")\n'
+        'message("${names}")\n'
+    )
+    assert run_cmake_script(script, tmp_path).stderr.strip() == names
 
 
 def test_unknown_architecture_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.torch_pieces import Pieces
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.modules import batchnorm
 from torch.utils import _python_dispatch
@@ -87,6 +88,17 @@ def _transforms_are_seen() -> None:
         look(x)
     look(x)
     assert seen == [(False, False), (True, False), (False, True), (False, False)]
+
+
+@PIECES.relies_on(
+    "_C._len_torch_dispatch_stack",
+    breaks="amp_C would keep fake tensors as step counts, and later steps would do nothing",
+)
+def _modes_are_seen() -> None:
+    assert torch._C._len_torch_dispatch_stack() == 0
+    with FakeTensorMode():
+        assert torch._C._len_torch_dispatch_stack() == 1
+    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 @PIECES.relies_on(

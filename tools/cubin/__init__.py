@@ -76,10 +76,11 @@ def short_name(declaration: str) -> str:
     """The short name of a demangled kernel."""
     name = _TYPE.sub(lambda match: _TYPES[match[0]], _NAMESPACES.sub("", declaration))
     name = re.sub(r"_kernel(?=<|$)", "", name)
+    name, averages = re.subn(r"EmaAccess<(.*) >(?=, (?:true|false)>$)", r"\1", name)
     match = _OPTIMIZER.match(name)
     if match is None:
         return name
     kernel, looked_up, types, master, aligned = match.groups()
-    parts = {"looked up": looked_up, "master": master == "true"}
+    parts = {"looked up": looked_up, "master": master == "true", "ema": bool(averages)}
     parts |= {"aligned": aligned == "true", "misaligned": aligned == "false"}
     return f"{kernel}<{', '.join([types, *(word for word, said in parts.items() if said)])}>"

@@ -24,12 +24,7 @@ EMULATED_TESTS = "tests/cpp/kernels/cuda/torchfuse_cuda_on_cpu_tests"
 LIBRARY = "torchfuse torchfuse_C"
 PYTHON = shlex.quote(sys.executable)
 # What tests in Python start or import.
-PROGRAMS = (
-    "torchfuse_autocast_program",
-    "torchfuse_checkpoint_program",
-    "torchfuse_data_parallel_program",
-    "torchfuse_synchronous_gloo",
-)
+PROGRAMS = ("torchfuse_programs", "torchfuse_synchronous_gloo")
 SANITIZER_FILTER = "*Sanitizer*:*Small*"
 # Every optimizer, clipped too, on tensors that are allocated one by one.
 SANITIZED_FILE = "tests/python/optimizers/test_optim_specs.py"

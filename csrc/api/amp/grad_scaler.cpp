@@ -155,6 +155,7 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
     const bool overflowed =
         !state.found_inf.empty() && core_.combine(state.found_inf).item<float>() != 0.0f;
     if (!overflowed) result = optimizer.step();
+    applied_[key_of(optimizer)] = !overflowed;
   }
   state.stage = Stage::kStepped;
   return result;
@@ -232,6 +233,15 @@ void GradScaler::count_only() {
 }
 
 bool GradScaler::last_step_skipped() const { return options_.enabled() && core_.counts()[2] != 0; }
+
+bool GradScaler::last_step_applied(torch::optim::Optimizer& optimizer) const {
+  if (const auto* fused = dynamic_cast<optim::FusedOptimizer*>(&optimizer)) {
+    const at::Tensor skipped = fused->last_step_skipped();
+    return skipped.defined() && skipped.item<double>() == 0.0;
+  }
+  const auto found = applied_.find(key_of(optimizer));
+  return !options_.enabled() || (found != applied_.end() && found->second);
+}
 
 std::int64_t GradScaler::skipped_steps() const {
   return options_.enabled() ? core_.counts()[1] : 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Reading torch archives with errors that name the missing or ill-typed field.
+// Reading archives with errors that name the missing or ill-typed field. An Archive is torch's
+// InputArchive or a StateArchive: what has try_read(key, value).
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -16,9 +17,9 @@
 namespace torchfuse::optim {
 
 /// The archive's value `key`. `owner` is the reader's name; `valid` tests for what `type` says.
-template <typename Valid>
-c10::IValue read_value(torch::serialize::InputArchive& archive, const std::string& owner,
-                       const std::string& key, const char* type, Valid valid) {
+template <class Archive, typename Valid>
+c10::IValue read_value(Archive& archive, const std::string& owner, const std::string& key,
+                       const char* type, Valid valid) {
   c10::IValue value;
   TORCH_CHECK_VALUE(archive.try_read(key, value), owner, ": expected the archive to hold ", key,
                     ", got an archive without it. Load what torch::save wrote of this class.");
@@ -27,36 +28,40 @@ c10::IValue read_value(torch::serialize::InputArchive& archive, const std::strin
   return value;
 }
 
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, double& number) {
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key, double& number) {
   number = read_value(archive, owner, key, "a floating-point number", [](const c10::IValue& value) {
              return value.isDouble();
            }).toDouble();
 }
 
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, std::int64_t& number) {
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key,
+               std::int64_t& number) {
   number = read_value(archive, owner, key, "an integer", [](const c10::IValue& value) {
              return value.isInt();
            }).toInt();
 }
 
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, bool& flag) {
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key, bool& flag) {
   flag = read_value(archive, owner, key, "a bool", [](const c10::IValue& value) {
            return value.isBool();
          }).toBool();
 }
 
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, std::optional<double>& number) {
-  number = read_value(archive, owner, key, "a number or none", [](const c10::IValue& value) {
-             return value.isNone() || value.isDouble();
-           }).toOptional<double>();
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key,
+               std::optional<double>& number) {
+  const c10::IValue value =
+      read_value(archive, owner, key, "a number or none",
+                 [](const c10::IValue& found) { return found.isNone() || found.isDouble(); });
+  number = value.isNone() ? std::nullopt : std::optional<double>(value.toDouble());
 }
 
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, std::tuple<double, double>& pair) {
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key,
+               std::tuple<double, double>& pair) {
   const auto is_pair = [](const c10::IValue& value) {
     if (!value.isTuple()) return false;
     const auto& elements = value.toTupleRef().elements();
@@ -68,13 +73,14 @@ inline void read_into(torch::serialize::InputArchive& archive, const std::string
 }
 
 /// An option of a later version: absent, it keeps its default.
-inline bool holds(torch::serialize::InputArchive& archive, const std::string& key) {
+template <class Archive>
+bool holds(Archive& archive, const std::string& key) {
   c10::IValue value;
   return archive.try_read(key, value);
 }
 
-inline std::int64_t read_int(torch::serialize::InputArchive& archive, const std::string& owner,
-                             const std::string& key) {
+template <class Archive>
+std::int64_t read_int(Archive& archive, const std::string& owner, const std::string& key) {
   std::int64_t number = 0;
   read_into(archive, owner, key, number);
   return number;
@@ -94,8 +100,9 @@ inline const char* name_of(at::ScalarType dtype) {
   }
 }
 
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, std::optional<at::ScalarType>& dtype) {
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key,
+               std::optional<at::ScalarType>& dtype) {
   const c10::IValue value =
       read_value(archive, owner, key, "the name of a dtype or none",
                  [](const c10::IValue& value) { return value.isNone() || value.isString(); });
@@ -110,8 +117,9 @@ inline void read_into(torch::serialize::InputArchive& archive, const std::string
 }
 
 /// kNothing and kClipped are bools, as before there was a third choice.
-inline void read_into(torch::serialize::InputArchive& archive, const std::string& owner,
-                      const std::string& key, WriteBackGrads& choice) {
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key,
+               WriteBackGrads& choice) {
   const c10::IValue value =
       read_value(archive, owner, key, "a bool or \"unscaled\"", [](const c10::IValue& value) {
         return value.isBool() || (value.isString() && value.toStringRef() == "unscaled");
@@ -133,8 +141,8 @@ inline c10::IValue to_archive(const WriteBackGrads& choice) {
   return c10::IValue(choice == WriteBackGrads::kClipped);
 }
 
-inline std::string read_string(torch::serialize::InputArchive& archive, const std::string& owner,
-                               const std::string& key) {
+template <class Archive>
+std::string read_string(Archive& archive, const std::string& owner, const std::string& key) {
   return read_value(archive, owner, key, "a string",
                     [](const c10::IValue& value) { return value.isString(); })
       .toStringRef();

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "step_lock.h"
+#include "fused_optimizer_impl.h"
 
 namespace torchfuse::optim {
 
@@ -34,45 +34,9 @@ void keep_options(const OptimizerParamGroup& given, OptimizerParamGroup& added) 
 
 }  // namespace
 
-/// The native step with where its plan found what, and the one thread that uses it.
-struct FusedOptimizer::Impl {
-  /// One parameter of the plan.
-  struct Param {
-    std::size_t group;
-    bool has_state;
-    bool stochastic_rounding;
-  };
-
-  std::optional<FusedStep> fused_step;
-  std::vector<Param> params;
-  std::vector<SlotTensors> slots;  ///< for the time of a step
-  StepLock lock;
-};
-
-namespace {
-
-/// Holds an optimizer's lock; refuses a step within a step.
-class Exclusive {
- public:
-  Exclusive(StepLock& lock, const char* name) : lock_(lock) {
-    TORCH_CHECK(lock_.lock(), name,
-                ": expected no step within a step of the same optimizer, got one.");
-  }
-  ~Exclusive() { lock_.unlock(); }
-  Exclusive(const Exclusive&) = delete;
-  Exclusive& operator=(const Exclusive&) = delete;
-  Exclusive(Exclusive&&) = delete;
-  Exclusive& operator=(Exclusive&&) = delete;
-
- private:
-  StepLock& lock_;
-};
-
-}  // namespace
-
 FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& param_groups,
                                std::unique_ptr<torch::optim::OptimizerOptions> defaults)
-    : Optimizer(param_groups, std::move(defaults)), impl_(std::make_unique<Impl>()) {
+    : Optimizer(param_groups, std::move(defaults)), impl_(std::make_shared<Impl>()) {
   for (std::size_t group = 0; group < param_groups.size(); ++group) {
     keep_options(param_groups[group], param_groups_[group]);
   }
@@ -103,6 +67,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
 }
 
 void FusedOptimizer::fused_update() {
+  refuse_swapped("step");
   check_options(defaults(), std::nullopt);
   std::vector<std::vector<HyperParam>> groups;
   groups.reserve(param_groups_.size());
@@ -131,6 +96,7 @@ void FusedOptimizer::fused_update() {
 void FusedOptimizer::remake_masters() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
+  refuse_swapped("remake_masters");
   for (const OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& param : group.params()) {
       const OptimizerParamState* state = find_state(param);

@@ -3,9 +3,12 @@
 // replaces anything.
 #pragma once
 
+#include <c10/core/InferenceMode.h>
 #include <torchfuse/optim/optimizer_class.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "api/optim/options_traits.h"
@@ -55,13 +58,13 @@ inline torch::Tensor checked_step(const torch::Tensor& loaded, const std::string
 }
 
 /// The state of one parameter, checked. `name` is where it stands in the archive.
-template <class Options, class State>
-std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const at::Tensor& param,
-                                  const Options& options, const std::string& name) {
+template <class Options, class State, class Archive>
+std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, const Options& options,
+                                  const std::string& name) {
   using Traits = OptionsTraits<Options>;
   const std::string expected = std::string(Traits::kName) + ": expected the archive";
   State loaded;
-  loaded.serialize(archive);
+  read_tensors<Options>(archive, loaded);
   const auto require = [&](bool holds, const char* key) {
     TORCH_CHECK_VALUE(holds, expected, " to hold ", name, ".", key, ", got a state without it.");
   };
@@ -91,6 +94,8 @@ std::unique_ptr<State> read_state(torch::serialize::InputArchive& archive, const
   check_master(loaded.param_remainder(), "param_remainder",
                master && param.scalar_type() == at::kBFloat16, at::kShort,
                "Remainders belong to bf16 parameters with masters.");
+  loaded.ema_param(checked_state(loaded.ema_param(), param, expected + "'s " + name + ".ema_param",
+                                 {param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat}));
   loaded.step(checked_step(loaded.step(), expected + "'s " + name + ".step"));
   return std::make_unique<State>(std::move(loaded));
 }
@@ -102,15 +107,14 @@ struct LoadedGroup {
   std::vector<std::unique_ptr<State>> states;
 };
 
-template <class Options, class State>
-LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
-                                       const std::vector<torch::Tensor>& params,
+template <class Options, class State, class Archive>
+LoadedGroup<Options, State> read_group(Archive& archive, const std::vector<torch::Tensor>& params,
                                        const std::string& name) {
   constexpr const char* kName = OptionsTraits<Options>::kName;
   LoadedGroup<Options, State> loaded;
-  torch::serialize::InputArchive options;
+  Archive options;
   read_nested(archive, kName, "options", options);
-  loaded.options.serialize(options);
+  read_options(options, loaded.options);
   loaded.options.check(name);
   check_storage(kName, name, loaded.options, params);
   const std::int64_t count = read_int(archive, kName, "param_count");
@@ -122,7 +126,7 @@ LoadedGroup<Options, State> read_group(torch::serialize::InputArchive& archive,
     c10::IValue value;
     loaded.states.emplace_back();
     if (!archive.try_read(key, value)) continue;
-    torch::serialize::InputArchive state;
+    Archive state;
     read_nested(archive, kName, key, state);
     loaded.states.back() = read_state<Options, State>(state, params[i], loaded.options,
                                                       name + ".state[" + std::to_string(i) + "]");
@@ -176,6 +180,7 @@ const bool FusedOptimizerOf<Options, State>::listed_ =
 
 template <class Options, class State>
 void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& archive) const {
+  refuse_swapped("save");
   archive.write("format", c10::IValue(archive_format<Options>()));
   archive.write("group_count", c10::IValue(static_cast<std::int64_t>(param_groups_.size())));
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
@@ -198,7 +203,11 @@ void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& arc
 }
 
 template <class Options, class State>
-void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& archive) {
+template <class Archive>
+std::function<void()> FusedOptimizerOf<Options, State>::prepare_load(Archive& archive) {
+  refuse_swapped("load");
+  // States outlive an inference mode: later steps write to them.
+  const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
   const std::string format = read_string(archive, name(), "format");
   TORCH_CHECK_VALUE(format == archive_format<Options>(), name(),
@@ -208,16 +217,22 @@ void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& arch
   TORCH_CHECK_VALUE(count == static_cast<std::int64_t>(param_groups_.size()), name(),
                     ": expected the archive to have ", param_groups_.size(),
                     " parameter groups, got ", count, ".");
-  std::vector<LoadedGroup<Options, State>> loaded;
+  auto shared = std::make_shared<std::vector<LoadedGroup<Options, State>>>();
+  auto& loaded = *shared;
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
-    torch::serialize::InputArchive group_archive;
+    Archive group_archive;
     read_nested(archive, name(), "group/" + std::to_string(group), group_archive);
     loaded.push_back(read_group<Options, State>(group_archive, param_groups_[group].params(),
                                                 options_name(group)));
     check_wide_options(loaded.back().options, loaded.front().options, group);
   }
 
-  // Everything is read and checked; from here on nothing is refused.
+  return [this, shared] { replace_state(*shared); };
+}
+
+template <class Options, class State>
+template <class Groups>
+void FusedOptimizerOf<Options, State>::replace_state(Groups& loaded) {
   decltype(state_) states;
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
     static_cast<Options&>(param_groups_[group].options()) = loaded[group].options;
@@ -234,9 +249,18 @@ void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& arch
         .max_grad_norm(wide.max_grad_norm())
         .write_back_grads(wide.write_back_grads())
         .skip_non_finite(wide.skip_non_finite())
-        .seed(wide.seed());
+        .seed(wide.seed())
+        .ema_decay(wide.ema_decay())
+        .ema_warmup(wide.ema_warmup())
+        .ema_start_step(wide.ema_start_step());
   }
   invalidate_plan();
+}
+
+template <class Options, class State>
+void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& archive) {
+  // Everything is read and checked; from there on nothing is refused.
+  prepare_load(archive)();
 }
 
 }  // namespace torchfuse::optim

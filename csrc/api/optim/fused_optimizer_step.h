@@ -4,6 +4,7 @@
 #pragma once
 
 #include "api/optim/fused_optimizer_archive.h"
+#include "api/optim/fused_optimizer_state_dict.h"
 #include "api/optim/options_traits.h"
 
 namespace torchfuse::optim {
@@ -65,6 +66,9 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
   options.max_grad_norm = own.max_grad_norm();
   options.write_back_grads = own.write_back_grads();
   options.seed = own.seed();
+  if (own.ema_decay().has_value()) {
+    options.ema = EmaOptions{*own.ema_decay(), own.ema_warmup(), own.ema_start_step()};
+  }
   return options;
 }
 
@@ -121,6 +125,7 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   }
   slot.stochastic_rounding = own.stochastic_rounding();
   if (wants_master(param, own)) slot.master = master_of(param, own, held);
+  slot.ema = ema_of(param, own, held, slot.master);
   return slot;
 }
 
@@ -140,6 +145,7 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
   const bool remainder = slot.master.defined() && slot.master.scalar_type() == at::kShort;
   state.master_param(remainder ? at::Tensor() : slot.master);
   state.param_remainder(remainder ? slot.master : at::Tensor());
+  if (slot.ema.defined()) state.ema_param(slot.ema);
 }
 
 template <class Options, class State>
@@ -154,6 +160,10 @@ bool FusedOptimizerOf<Options, State>::borrow_state(const at::Tensor& param,
   if (master.defined() != wants_master(param, own) || !held.step().defined()) return false;
   if (master.defined()) slot.master = master.unsafeGetTensorImpl();
   slot.step = held.step().unsafeGetTensorImpl();
+  if (own.ema_decay().has_value()) {
+    if (!held.ema_param().defined()) return false;
+    slot.ema = held.ema_param().unsafeGetTensorImpl();
+  }
   bool whole = true;
   std::size_t index = 0;
   OptionsTraits<Options>::states(held, [&](const char*, const torch::Tensor& tensor) {

@@ -105,6 +105,9 @@ void check_wide_options(const Options& options, const Options& wide, std::size_t
   check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
   check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
   check(options.seed() == wide.seed(), "seed");
+  check(options.ema_decay() == wide.ema_decay(), "ema_decay");
+  check(options.ema_warmup() == wide.ema_warmup(), "ema_warmup");
+  check(options.ema_start_step() == wide.ema_start_step(), "ema_start_step");
 }
 
 /// Whether parameters with these options have the state `index`.
@@ -141,8 +144,8 @@ void visit_options(Options& options, const Visit& visit) {
   visit("skip_non_finite", options.skip_non_finite());
 }
 
-template <class Options>
-void read_options(torch::serialize::InputArchive& archive, Options& options) {
+template <class Archive, class Options>
+void read_options(Archive& archive, Options& options) {
   const std::string owner = std::string(OptionsTraits<Options>::kName) + "Options";
   Options loaded;
   visit_options(loaded,
@@ -169,11 +172,12 @@ void visit_tensors(State& state, const Visit& visit) {
   OptionsTraits<Options>::states(state, visit);
   visit("master_param", state.master_param());
   visit("param_remainder", state.param_remainder());
+  visit("ema_param", state.ema_param());
 }
 
 /// An absent tensor is an undefined one, as in torch's states.
-template <class Options, class State>
-void read_tensors(torch::serialize::InputArchive& archive, State& state) {
+template <class Options, class Archive, class State>
+void read_tensors(Archive& archive, State& state) {
   State loaded;
   visit_tensors<Options>(loaded, [&](const char* key, torch::Tensor& tensor) {
     c10::IValue value;
@@ -232,6 +236,7 @@ void FusedOptionsOf<Self>::check(const std::string& owner) const {
   }
   check_max_grad_norm(kName, owner, max_grad_norm());
   check_storage_options(kName, owner, *this);
+  check_ema_options(kName, owner, *this);
 }
 
 template <class Self>

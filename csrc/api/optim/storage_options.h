@@ -35,6 +35,9 @@ void visit_storage_options(Options& options, const Visit& visit) {
   visit("store_param_remainders", options.store_param_remainders());
   visit("stochastic_rounding", options.stochastic_rounding());
   visit("seed", options.seed());
+  visit("ema_decay", options.ema_decay());
+  visit("ema_warmup", options.ema_warmup());
+  visit("ema_start_step", options.ema_start_step());
 }
 
 template <class Options>
@@ -78,6 +81,33 @@ at::Tensor master_of(const at::Tensor& param, const Options& options, const Stat
   }
   if (held.master_param().defined()) return held.master_param();
   return value.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
+}
+
+/// The average of `param` as a slot holds it: what the state has, or a copy of what is updated.
+template <class Options, class State>
+at::Tensor ema_of(const at::Tensor& param, const Options& options, const State& held,
+                  const at::Tensor& master) {
+  if (!options.ema_decay().has_value()) return {};
+  if (held.ema_param().defined()) return held.ema_param();
+  at::Tensor value = param.detach();
+  if (master.defined() && master.scalar_type() == at::kShort) {
+    value = master_of_remainder(value, master);
+  } else if (master.defined()) {
+    remake_master(value, master);  // it may be older than the parameter
+    value = master;
+  }
+  const at::ScalarType dtype = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return value.to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
+}
+
+/// Throws, naming `owner`, for averages that make no sense.
+template <class Options>
+void check_ema_options(const char* name, const std::string& owner, const Options& options) {
+  const double decay = options.ema_decay().value_or(0.0);
+  TORCH_CHECK_VALUE(decay >= 0.0 && decay < 1.0, name, ": expected ", owner,
+                    ".ema_decay to be none, or at least 0 and less than 1, got ", decay, ".");
+  TORCH_CHECK_VALUE(options.ema_start_step() >= 0, name, ": expected ", owner,
+                    ".ema_start_step to be at least 0, got ", options.ema_start_step(), ".");
 }
 
 /// Throws, naming `owner`, for options that contradict each other.

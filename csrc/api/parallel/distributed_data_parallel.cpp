@@ -127,10 +127,10 @@ std::vector<std::vector<std::string>> DataParallelBase::buckets() const {
   return replica().reducer->bucket_names();
 }
 
-NoSync DataParallelBase::no_sync() { return NoSync(replica().sync); }
+NoSync DataParallelBase::no_sync(bool local) { return {replica().sync, local}; }
 
-NoSync::NoSync(std::shared_ptr<bool> sync)
-    : sync_(std::move(sync)), before_(std::exchange(*sync_, false)) {}
+NoSync::NoSync(std::shared_ptr<bool> sync, bool local)
+    : sync_(std::move(sync)), before_(std::exchange(*sync_, *sync_ && !local)) {}
 
 NoSync::~NoSync() { *sync_ = before_; }
 

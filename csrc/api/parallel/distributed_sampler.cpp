@@ -17,7 +17,10 @@ constexpr const char* kName = "torchfuse::parallel::DistributedSampler";
 }  // namespace
 
 DistributedSampler::DistributedSampler(std::size_t size, const DistributedSamplerOptions& options)
-    : data_size_(size), options_(options), epoch_(std::make_shared<std::atomic<std::int64_t>>(0)) {
+    : data_size_(size),
+      options_(options),
+      epoch_(std::make_shared<std::atomic<std::int64_t>>(0)),
+      start_(std::make_shared<std::atomic<std::size_t>>(0)) {
   TORCH_CHECK_VALUE(options.num_replicas() > 0, kName,
                     ": expected num_replicas to be at least 1, got ", options.num_replicas(), ".");
   TORCH_CHECK_VALUE(options.rank() >= 0 && options.rank() < options.num_replicas(), kName,
@@ -51,7 +54,14 @@ void DistributedSampler::reset(std::optional<std::size_t> new_size) {
     const std::size_t global = place * replicas + static_cast<std::size_t>(options_.rank());
     indices_[place] = static_cast<std::size_t>(numbers[global % data_size_]);
   }
-  position_ = 0;
+  position_ = std::min(start_->exchange(0), indices_.size());
+}
+
+void DistributedSampler::resume(std::int64_t epoch, std::size_t position) {
+  TORCH_CHECK_VALUE(position <= size(), kName, ": expected position to be at most ", size(),
+                    ", got ", position, ".");
+  set_epoch(epoch);
+  *start_ = position;
 }
 
 std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {

@@ -27,6 +27,9 @@ struct FusedSlot {
   /// fp32 master of an fp16 or bf16 parameter, or the int16 remainder that replaces the master of a
   /// bf16 parameter: see master_of_remainder(). Undefined: none.
   at::Tensor master;
+  /// Average of the parameter, which steps with FusedStepOptions::ema move: fp64 for an fp64
+  /// parameter and fp32 otherwise, with the sizes and strides of `param`. Undefined: none.
+  at::Tensor ema;
   at::Tensor step;         ///< step count, 0-dim fp32, on the parameter's device
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
   /// Index of the parameter in its group; error messages name group and position.
@@ -49,6 +52,7 @@ struct SlotTensors {
   c10::TensorImpl* grad = nullptr;           ///< its gradient; null: the step ignores the slot
   c10::TensorImpl* states[kMaxStates] = {};  ///< in the order of FusedSlot::states
   c10::TensorImpl* master = nullptr;         ///< as in FusedSlot::master
+  c10::TensorImpl* ema = nullptr;            ///< as in FusedSlot::ema
   c10::TensorImpl* step = nullptr;           ///< as in FusedSlot::step
   /// The tensor whose local part is `param`, if any: a write to either counts as a write to both.
   c10::TensorImpl* wrapper = nullptr;
@@ -56,6 +60,20 @@ struct SlotTensors {
 
 /// Returns pointers to the slot's tensors and to its parameter's .grad, valid while these exist.
 TORCHFUSE_API SlotTensors borrow(const FusedSlot& slot);
+
+/// An exponential moving average of the parameters, moved as the step writes them:
+///
+///     ema = decay * ema + (1 - decay) * param
+///
+/// `param` is the new value before it is rounded to a 16-bit parameter: the master's, if there is
+/// one. Until a parameter's step count has passed `start_step` the average is a copy of it. With n
+/// counting the steps after that, `warmup` limits the decay to (1 + n) / (10 + n). A skipped step
+/// leaves the average as it was, and so does one in which the parameter has no gradient.
+struct EmaOptions {
+  double decay = 0.999;         ///< in [0, 1)
+  bool warmup = false;          ///< begin with a smaller decay
+  std::int64_t start_step = 0;  ///< at least 0
+};
 
 /// What one step() does besides the update.
 struct FusedStepOptions {
@@ -72,6 +90,8 @@ struct FusedStepOptions {
   WriteBackGrads write_back_grads = WriteBackGrads::kNothing;
   /// Seed of stochastic rounding, at least 0.
   std::int64_t seed = 0;
+  /// Move the slots' averages; every slot with a gradient must have one. None: averages stay.
+  std::optional<EmaOptions> ema;
 
   /// Whether the step stores gradients: not where there is no scale to take off and no norm to clip
   /// to.

@@ -6,10 +6,12 @@
 #include <torchfuse/amp/custom_function.h>
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/batch_norm.h>
+#include <torchfuse/checkpoint.h>
 #include <torchfuse/clip_grad.h>
 #include <torchfuse/collectives.h>
 #include <torchfuse/cpu_isa.h>
 #include <torchfuse/device_copy.h>
+#include <torchfuse/ema.h>
 #include <torchfuse/fused_step.h>
 #include <torchfuse/layer_norm.h>
 #include <torchfuse/masters.h>
@@ -17,6 +19,7 @@
 #include <torchfuse/nn/fused_layer_norm.h>
 #include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/ops.h>
+#include <torchfuse/optim/averaged_model.h>
 #include <torchfuse/optim/fused_adagrad.h>
 #include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/optim/fused_lamb.h>
@@ -26,6 +29,17 @@
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_options.h>
 #include <torchfuse/optim/fused_sgd.h>
+#include <torchfuse/optim/lr_scheduler.h>
+#include <torchfuse/optim/lr_scheduler/chained_scheduler.h>
+#include <torchfuse/optim/lr_scheduler/cosine_annealing_lr.h>
+#include <torchfuse/optim/lr_scheduler/cyclic_lr.h>
+#include <torchfuse/optim/lr_scheduler/lambda_lr.h>
+#include <torchfuse/optim/lr_scheduler/linear_lr.h>
+#include <torchfuse/optim/lr_scheduler/one_cycle_lr.h>
+#include <torchfuse/optim/lr_scheduler/reduce_lr_on_plateau.h>
+#include <torchfuse/optim/lr_scheduler/sequential_lr.h>
+#include <torchfuse/optim/lr_scheduler/state.h>
+#include <torchfuse/optim/lr_scheduler/step_lr.h>
 #include <torchfuse/optim/optimizer_class.h>
 #include <torchfuse/parallel/convert_sync_batch_norm.h>
 #include <torchfuse/parallel/distributed_data_parallel.h>
@@ -34,4 +48,5 @@
 #include <torchfuse/softmax_cross_entropy.h>
 #include <torchfuse/step_views.h>
 #include <torchfuse/version.h>
+#include <torchfuse/weights.h>
 #include <torchfuse/write_back_grads.h>

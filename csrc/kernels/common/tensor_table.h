@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
+#include "kernels/common/ema.h"
 
 namespace torchfuse::kernels {
 
@@ -18,6 +19,7 @@ struct TensorRow {
   void* grad = nullptr;   ///< read; written only when gradients are written back
   void* state[kMaxStates] = {};
   void* master = nullptr;  ///< fp32 master of a 16-bit parameter, or remainder of a bf16 one
+  void* ema = nullptr;     ///< average of the parameter: see Note [Averages of weights] in ema.h
   float* step = nullptr;   ///< number of updates that this parameter has received
   /// What a layerwise optimizer tracks of the whole tensor: one double if it is fp64, else a float.
   void* tensor_state = nullptr;
@@ -39,6 +41,8 @@ struct TensorTable {
   bool stochastic = false;       ///< bf16 parameters without masters are rounded at random
   std::uint64_t seed = 0;        ///< of those random bits
   bool has_remainder = false;    ///< see Note [Parameter remainders] in param_remainder.h
+  bool has_ema = false;          ///< in fp64 for fp64 parameters, else in fp32
+  EmaParams ema;
 
   std::int64_t total() const { return count == 0 ? 0 : offsets[count]; }
 };

@@ -184,7 +184,9 @@ struct Rows {
 template <std::int64_t kBlock, class Body>
 TORCHFUSE_INLINE void for_each_row_block(std::int64_t begin, std::int64_t end, const Body& body) {
   std::int64_t row = begin;
-  for (; row + kBlock <= end; row += kBlock) body(Rows<kBlock>(), row);
+  if constexpr (kBlock > 1) {
+    for (; row + kBlock <= end; row += kBlock) body(Rows<kBlock>(), row);
+  }
   for (; row < end; ++row) body(Rows<1>(), row);
 }
 

@@ -41,6 +41,15 @@ TORCHFUSE_INLINE void store_value(const Operands& operands, std::int64_t index, 
   store(operands.param, index, DType::kFloat64, value, 0.0);
 }
 
+/// See Note [Averages of weights] in common/ema.h.
+template <class T, class V>
+TORCHFUSE_INLINE void move_ema(const Operands& operands, std::int64_t index, V param) {
+  if (operands.ema == nullptr) return;
+  const EmaCoefs<T> coefs{static_cast<T>(operands.ema_coefs.weight), operands.ema_coefs.copies};
+  const V ema = load(operands.ema, index, operands.ema_dtype, T());
+  store(operands.ema, index, operands.ema_dtype, moved_ema(ema, param, coefs), T());
+}
+
 template <class T, class V, int kNumStates>
 TORCHFUSE_INLINE void load_states(const Operands& operands, std::int64_t index,
                                   V (&state)[kNumStates]) {
@@ -78,6 +87,7 @@ TORCHFUSE_INLINE void update_vector(const Operands& operands, std::int64_t index
   Functor::update(param, grad, state, coefs);
   if constexpr (!kStatesInMeasure<Functor>) store_states<T>(operands, index, state);
   store_value(operands, index, param, T());
+  move_ema<T>(operands, index, param);
   if (operands.write_back) store(operands.grad, index, operands.grad_dtype, grad, T());
 }
 
@@ -105,6 +115,7 @@ TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begi
     };
     ahead(operands.param_in, operands.param_in_dtype);
     ahead(operands.remainder, DType::kBFloat16);
+    ahead(operands.ema, operands.ema_dtype);
     if (!kStatesInMeasure<Functor>) ahead(operands.grad, operands.grad_dtype);
     for (int k = 0; k < Functor::kNumStates; ++k) ahead(operands.state[k], operands.state_dtype[k]);
     update_vector<Functor, T>(operands, i, coefs, grad_coef);
@@ -120,7 +131,7 @@ TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin
   const DType bf16 = DType::kBFloat16;
   bool all_bf16 = operands.param_in_dtype == bf16 && operands.param_dtype == bf16 &&
                   operands.grad_dtype == bf16 && operands.remainder == nullptr &&
-                  !operands.stochastic && !operands.write_back;
+                  operands.ema == nullptr && !operands.stochastic && !operands.write_back;
   for (int k = 0; k < Functor::kNumStates; ++k) {
     all_bf16 = all_bf16 && (operands.state[k] == nullptr || operands.state_dtype[k] == bf16);
   }
@@ -130,6 +141,7 @@ TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin
     for (int k = 0; k < Functor::kNumStates; ++k) known.state_dtype[k] = bf16;
     known.master = nullptr;
     known.remainder = nullptr;
+    known.ema = nullptr;
     known.stochastic = false;
     known.write_back = false;
     update_stretch<Functor, T>(known, begin, end, coefs, grad_coef);
@@ -148,6 +160,7 @@ TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
   for (std::int64_t line = 0; line < kBytes; line += 64) {
     prefetch(table.has_master ? row.master : row.param, line);
     prefetch(row.grad, line);
+    if (table.has_ema) prefetch(row.ema, line);
     for (int k = 0; k < kMaxStates; ++k) {
       if (row.state[k] != nullptr) prefetch(row.state[k], line);
     }

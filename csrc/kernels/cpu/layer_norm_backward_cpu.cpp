@@ -77,33 +77,32 @@ struct RowTerms {
   T minus_mean_g_x_hat;
 };
 
+/// Not inlined, as differentiate(): copies of a walk through a row make this file slow to compile.
 template <class Pass>
-TORCHFUSE_INLINE RowTerms<typename Pass::T> terms_of(const Pass& pass, std::int64_t row) {
+__attribute__((noinline)) RowTerms<typename Pass::T> terms_of(const Pass& pass, std::int64_t row) {
   using T = typename Pass::T;
   using V = typename Pass::V;
-  V g_sums[kSumVectors<T>];
-  V g_x_hat_sums[kSumVectors<T>];
-  clear(g_sums);
-  clear(g_x_hat_sums);
+  double totals[2];  // of g, and of g * x_hat
   RowTerms<T> terms{pass.mean_of(row), pass.rstd[row], T(0), T(0)};
-  for_each_summed_vector<T>(
-      pass.columns,
-      [&](std::int64_t v, std::int64_t c, std::int64_t elements) __attribute__((always_inline)) {
-        const V g = pass.dy(row, c, elements) * load_terms(pass.weight + c);
-        const V x_hat = pass.x_hat(row, c, elements, V(terms.mean), V(terms.rstd));
-        g_sums[v] = g_sums[v] + g;
-        g_x_hat_sums[v] = fma(g, x_hat, g_x_hat_sums[v]);
-      });
+  sum_row<T>(pass.columns, totals,
+             [&](auto& sums, std::int64_t v, std::int64_t c, std::int64_t elements)
+                 __attribute__((always_inline)) {
+                   const V g = pass.dy(row, c, elements) * load_terms(pass.weight + c);
+                   const V x_hat = pass.x_hat(row, c, elements, V(terms.mean), V(terms.rstd));
+                   sums[0][v] = sums[0][v] + g;
+                   sums[1][v] = fma(g, x_hat, sums[1][v]);
+                 });
   const double count = static_cast<double>(pass.columns);
-  if (!pass.rms) terms.mean_g = static_cast<T>(sum_lanes<T>(g_sums) / count);
-  terms.minus_mean_g_x_hat = static_cast<T>(-sum_lanes<T>(g_x_hat_sums) / count);
+  if (!pass.rms) terms.mean_g = static_cast<T>(totals[0] / count);
+  terms.minus_mean_g_x_hat = static_cast<T>(-totals[1] / count);
   return terms;
 }
 
 /// Rows from `row` on: gradients, and what they add to the partial sums.
 template <std::int64_t kRows, class Pass>
-TORCHFUSE_INLINE void differentiate(const Pass& pass, std::int64_t row,
-                                    typename Pass::T* weight_sums, typename Pass::T* bias_sums) {
+__attribute__((noinline)) void differentiate(const Pass& pass, std::int64_t row,
+                                             typename Pass::T* weight_sums,
+                                             typename Pass::T* bias_sums) {
   using T = typename Pass::T;
   using V = typename Pass::V;
   constexpr std::int64_t kWidth = Simd<T>::kWidth;

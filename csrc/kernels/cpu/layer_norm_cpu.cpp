@@ -22,27 +22,27 @@ TORCHFUSE_INLINE RowStatistics<ComputeOf<kInput>> statistics_of(const ElementOf<
   using T = ComputeOf<kInput>;
   using V = VectorOf<kInput>;
   const double count = static_cast<double>(columns);
-  V sums[kSumVectors<T>];
+  double total[1];
   T mean(0);
   if constexpr (!kRms) {
-    clear(sums);
-    for_each_summed_vector<T>(columns, [&](std::int64_t v, std::int64_t i,
-                                           std::int64_t elements) __attribute__((always_inline)) {
-      sums[v] = sums[v] + load_some<kInput>(x + i, elements, V(T(0)));
-    });
-    mean = static_cast<T>(sum_lanes<T>(sums) / count);
+    sum_row<T>(columns, total,
+               [&](auto& sums, std::int64_t v, std::int64_t i, std::int64_t elements)
+                   __attribute__((always_inline)) {
+                     sums[0][v] = sums[0][v] + load_some<kInput>(x + i, elements, V(T(0)));
+                   });
+    mean = static_cast<T>(total[0] / count);
   }
-  clear(sums);
   const V center(mean);
-  for_each_summed_vector<T>(columns, [&](std::int64_t v, std::int64_t i, std::int64_t elements)
-                                         __attribute__((always_inline)) {
-                                           prefetch(x + columns + i, 0);  // the next row's
-                                           V deviation = load_some<kInput>(x + i, elements, center);
-                                           if constexpr (!kRms) deviation = deviation - center;
-                                           sums[v] = fma(deviation, deviation, sums[v]);
-                                         });
+  sum_row<T>(columns, total,
+             [&](auto& sums, std::int64_t v, std::int64_t i, std::int64_t elements)
+                 __attribute__((always_inline)) {
+                   prefetch(x + columns + i, 0);  // the next row's
+                   V deviation = load_some<kInput>(x + i, elements, center);
+                   if constexpr (!kRms) deviation = deviation - center;
+                   sums[0][v] = fma(deviation, deviation, sums[0][v]);
+                 });
   // NaN for an infinite mean, whether or not the last vector had lanes to spare.
-  return {mean, static_cast<T>(row_rstd(sum_lanes<T>(sums), count, eps)) + (mean - mean)};
+  return {mean, static_cast<T>(row_rstd(total[0] / count, eps)) + (mean - mean)};
 }
 
 template <DType kInput, DType kOutput, bool kRms>

@@ -23,11 +23,25 @@ struct Operands {
   DType param_dtype;
   DType grad_dtype;
   DType state_dtype[kMaxStates];
+  void* ema;
+  DType ema_dtype;
+  EmaCoefs<double> ema_coefs;  ///< rounded to the type of the arithmetic
   bool write_back;
   bool stochastic;
   RoundingKey rounding;
   std::int64_t first;  ///< element of the tensor at which the operands begin
 };
+
+/// The average of the parameter, if there is one.
+TORCHFUSE_INLINE void set_ema(const TensorTable& table, const TensorRow& row, Operands& operands) {
+  if (!table.has_ema) return;
+  const double step = static_cast<double>(*row.step);
+  operands.ema = row.ema;
+  operands.ema_dtype = table.param == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  operands.ema_coefs = ema_coefs<double>(table.ema, step);
+  if (table.param == DType::kFloat64) return;
+  operands.ema_coefs.weight = static_cast<double>(ema_coefs<float>(table.ema, step).weight);
+}
 
 template <class Functor>
 TORCHFUSE_INLINE Operands operands_of(const UpdateArgs<Functor>& args, const TensorRow& row) {
@@ -42,6 +56,7 @@ TORCHFUSE_INLINE Operands operands_of(const UpdateArgs<Functor>& args, const Ten
   operands.grad = row.grad;
   operands.grad_dtype = table.grad;
   operands.write_back = args.write_back_grads && !kStatesInMeasure<Functor>;
+  set_ema(table, row, operands);
   operands.stochastic = table.stochastic;
   if (table.stochastic) {
     operands.rounding = rounding_key(table.seed, static_cast<std::uint64_t>(row.index),
@@ -76,7 +91,8 @@ TORCHFUSE_INLINE void copy_bytes(void* to, const void* from, std::int64_t bytes)
 /// every element is computed by the same instructions wherever ranges are split.
 template <int kNumStates, std::int64_t kBytes>
 struct TailCopy {
-  alignas(64) char memory[4 + kMaxStates][kBytes] = {};
+  static constexpr int kEmaPlace = 4 + kMaxStates;
+  alignas(64) char memory[kEmaPlace + 1][kBytes] = {};
   const Operands& whole;
   std::int64_t begin;
   std::int64_t count;
@@ -94,6 +110,10 @@ struct TailCopy {
     if (whole.remainder != nullptr) {
       fetch(3, whole.remainder, DType::kBFloat16);
       operands.remainder = reinterpret_cast<std::int16_t*>(memory[3]);
+    }
+    if (whole.ema != nullptr) {
+      fetch(kEmaPlace, whole.ema, whole.ema_dtype);
+      operands.ema = memory[kEmaPlace];
     }
     for (int k = 0; k < kNumStates; ++k) {
       if (whole.state[k] == nullptr) continue;
@@ -114,6 +134,7 @@ struct TailCopy {
     put_back(2, whole.param, whole.param_dtype);
     if (whole.master != nullptr) put_back(3, whole.master, DType::kFloat32);
     if (whole.remainder != nullptr) put_back(3, whole.remainder, DType::kBFloat16);
+    if (whole.ema != nullptr) put_back(kEmaPlace, whole.ema, whole.ema_dtype);
   }
   TORCHFUSE_INLINE void put_back_states() {
     if (whole.write_back) put_back(1, whole.grad, whole.grad_dtype);

@@ -39,11 +39,36 @@ TORCHFUSE_INLINE void store_some(ElementOf<kDType>* p, std::int64_t elements, Ve
   store_first<kDType>(p, elements, x);
 }
 
-template <class V, std::int64_t kCount>
-TORCHFUSE_INLINE void clear(V (&vectors)[kCount]) {
-  using T = typename ScalarOf<V>::Type;
+/// Rows of more elements are summed in pieces. Were all of them summed in the compute type, each
+/// lane would lose digits with the length of the row.
+constexpr std::int64_t kSummedTogether = 8192;
+constexpr std::int64_t kPiece = 1024;
+
+/// Sums over a row of `count` elements: in the compute type, and in fp64 over pieces, in order.
+/// Calls body(sums, lane vector, offset, elements) as for_each_summed_vector(); it adds to
+/// sums[which][lane vector].
+template <class T, std::int64_t kSums, class Body>
+TORCHFUSE_INLINE void sum_row(std::int64_t count, double (&totals)[kSums], const Body& body) {
+  using V = typename Simd<T>::V;
+  for (double& total : totals) total = 0.0;
+  const std::int64_t piece = count <= kSummedTogether ? kSummedTogether : kPiece;
+  for (std::int64_t first = 0; first < count; first += piece) {
+    const std::int64_t left = count - first;
+    V sums[kSums][kSumVectors<T>];
+#pragma GCC unroll 2
+    for (auto& vectors : sums) {
 #pragma GCC unroll 32
-  for (std::int64_t v = 0; v < kCount; ++v) vectors[v] = V(T(0));
+      for (V& vector : vectors) vector = V(T(0));
+    }
+    for_each_summed_vector<T>(
+        left < piece ? left : piece,
+        [&](std::int64_t v, std::int64_t i, std::int64_t elements)
+            __attribute__((always_inline)) { body(sums, v, first + i, elements); });
+#pragma GCC unroll 2
+    for (std::int64_t which = 0; which < kSums; ++which) {
+      totals[which] += sum_lanes<T>(sums[which]);
+    }
+  }
 }
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

@@ -23,21 +23,19 @@ TORCHFUSE_INLINE T max_lane(const V (&vectors)[kSumVectors<T>]) {
 template <class T>
 struct RowSums {
   T largest;
-  double exponentials;
-  double logits;
+  double exponentials;  ///< of logits less the largest
+  double below;         ///< of logits less the largest
 };
 
 template <DType kDType>
 TORCHFUSE_INLINE RowSums<ComputeOf<kDType>> sums_of(const ElementOf<kDType>* x,
-                                                    std::int64_t classes, bool with_logits) {
+                                                    std::int64_t classes, bool with_below) {
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
   const V first(load_one(x));
   V largest[kSumVectors<T>];
-  V sums[kSumVectors<T>];
 #pragma GCC unroll 32
   for (V& vector : largest) vector = first;
-  clear(sums);
   for_each_summed_vector<T>(classes, [&](std::int64_t v, std::int64_t i,
                                          std::int64_t elements) __attribute__((always_inline)) {
     largest[v] = max(largest[v], load_some<kDType>(x + i, elements, first));
@@ -46,19 +44,22 @@ TORCHFUSE_INLINE RowSums<ComputeOf<kDType>> sums_of(const ElementOf<kDType>* x,
   const V center(result.largest);
   // Behind the row's end: an exponential of 0; NaN only where the row's sum is NaN anyway.
   const V nothing(static_cast<T>(-__builtin_huge_val()));
-  for_each_summed_vector<T>(classes, [&](std::int64_t v, std::int64_t i,
-                                         std::int64_t elements) __attribute__((always_inline)) {
-    const V x_i = load_some<kDType>(x + i, elements, nothing);
-    sums[v] = sums[v] + exp_of_negative<T>(x_i - center);
-  });
-  result.exponentials = sum_lanes<T>(sums);
-  if (!with_logits) return result;
-  clear(sums);
-  for_each_summed_vector<T>(classes, [&](std::int64_t v, std::int64_t i,
-                                         std::int64_t elements) __attribute__((always_inline)) {
-    sums[v] = sums[v] + load_some<kDType>(x + i, elements, V(T(0)));
-  });
-  result.logits = sum_lanes<T>(sums);
+  double total[1];
+  sum_row<T>(classes, total,
+             [&](auto& sums, std::int64_t v, std::int64_t i, std::int64_t elements)
+                 __attribute__((always_inline)) {
+                   const V x_i = load_some<kDType>(x + i, elements, nothing);
+                   sums[0][v] = sums[0][v] + exp_of_negative<T>(x_i - center);
+                 });
+  result.exponentials = total[0];
+  if (!with_below) return result;
+  sum_row<T>(classes, total,
+             [&](auto& sums, std::int64_t v, std::int64_t i, std::int64_t elements)
+                 __attribute__((always_inline)) {
+                   const V x_i = load_some<kDType>(x + i, elements, center);
+                   sums[0][v] = sums[0][v] + (x_i - center);
+                 });
+  result.below = total[0];
   return result;
 }
 
@@ -70,8 +71,12 @@ __attribute__((noinline)) void loss_rows(const CrossEntropyArgs& args, std::int6
   for (std::int64_t row = begin; row < end; ++row) {
     const auto* x = static_cast<const ElementOf<kDType>*>(args.logits) + row * classes;
     const RowSums<T> sums = sums_of<kDType>(x, classes, args.smoothing != 0.0);
-    const double lse = log_sum_exp(static_cast<double>(sums.largest), sums.exponentials);
-    static_cast<T*>(args.log_sum_exp)[row] = static_cast<T>(lse);
+    const double largest = static_cast<double>(sums.largest);
+    const double log_sum = log_of_sum(sums.exponentials);
+    const T lse = static_cast<T>(largest + log_sum);
+    static_cast<T*>(args.log_sum_exp)[row] = lse;
+    static_cast<T*>(args.rest)[row] =
+        static_cast<T>(rest_of(static_cast<double>(lse), largest, log_sum));
     const std::int64_t label = args.labels.labels[row];
     if (args.labels.is_ignored(row)) {
       store_channel(args.losses, row, 0.0);
@@ -79,8 +84,9 @@ __attribute__((noinline)) void loss_rows(const CrossEntropyArgs& args, std::int6
     }
     const bool known = label >= 0 && label < classes;
     const double logit = known ? static_cast<double>(load_one(x + label)) : __builtin_nan("");
-    const double mean = sums.logits / static_cast<double>(classes);
-    store_channel(args.losses, row, smoothed_loss(lse, logit, mean, args.smoothing));
+    const double mean_below = sums.below / static_cast<double>(classes);
+    store_channel(args.losses, row,
+                  smoothed_loss(log_sum, logit - largest, mean_below, args.smoothing));
   }
 }
 
@@ -102,13 +108,14 @@ __attribute__((noinline)) void grad_rows(const CrossEntropyBackwardArgs& args, s
     const std::int64_t label = args.labels.labels[row];
     const bool known = label >= 0 && label < classes;
     const T lse = static_cast<const T*>(args.log_sum_exp)[row];
+    const T rest = args.rest == nullptr ? T(0) : static_cast<const T*>(args.rest)[row];
     const T grad_loss = known ? static_cast<T>(load_channel(args.grad_losses, row, 0.0))
                               : static_cast<T>(__builtin_nan(""));
     // Before the row is overwritten, which may be where the logits are.
     const T logit = known ? load_one(x + label) : T(0);
     const auto write = [&](std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
       store_some<kDType>(dx + i, elements,
-                         grad_logit<T>(load_some<kDType>(x + i, elements, V(T(0))), V(lse),
+                         grad_logit<T>(load_some<kDType>(x + i, elements, V(T(0))), V(lse), V(rest),
                                        V(floor), V(grad_loss)));
     };
     std::int64_t i = 0;
@@ -116,7 +123,7 @@ __attribute__((noinline)) void grad_rows(const CrossEntropyBackwardArgs& args, s
     if (i < classes) write(i, classes - i);
     if (!known) continue;
     const T at_label = floor + static_cast<T>(1.0 - args.smoothing);
-    store_one(dx + label, grad_logit<T>(logit, lse, at_label, grad_loss));
+    store_one(dx + label, grad_logit<T>(logit, lse, rest, at_label, grad_loss));
   }
 }
 

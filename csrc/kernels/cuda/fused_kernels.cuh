@@ -10,6 +10,7 @@
 #include "kernels/common/math.h"
 #include "kernels/common/shared.h"
 #include "kernels/cuda/block_reduce.cuh"
+#include "kernels/cuda/ema_access.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/phases.cuh"
 
@@ -102,6 +103,7 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
   typename Access::RawSource raw_source;
   typename Access::RawGrad raw_grad = {};
   typename Access::RawState raw_state[Access::kStates] = {};
+  EmaVec<Access> ema;
   Access::template load_source<kAligned>(chunk, index, raw_source);
   if constexpr (Phase::kReadsGrad) {
     Access::template load<kAligned>(chunk, Access::kGradOperand, index, raw_grad);
@@ -111,6 +113,7 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
     if (!Phase::kReadsStates || !chunk.uses_state[k]) continue;
     Access::template load<kAligned>(chunk, kState + k, index, raw_state[k]);
   }
+  ema.template load<kAligned>(chunk, index);
   if (Phase::kMovesStates && chunk.write_back_grads) {
     write_back<Access, kAligned>(chunk, index, raw_grad);
   }
@@ -136,12 +139,14 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
       for (int k = 0; k < Access::kStates; ++k) state[k][i] = element_state[k];
     }
     if constexpr (!Phase::kMeasures) Access::set(raw_source, group, param);
+    ema.move(chunk, group, param);
 #pragma unroll
     for (int k = 0; k < Access::kStates; ++k) Access::set(raw_state[k], group, state[k]);
   }
   if constexpr (!Phase::kMeasures) {
     Access::template store_source<kAligned>(chunk, index, raw_source);
   }
+  ema.template store<kAligned>(chunk, index);
 #pragma unroll
   for (int k = 0; k < Access::kStates; ++k) {
     if (!Phase::kMovesStates || !chunk.uses_state[k]) continue;
@@ -171,6 +176,7 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
   }
   apply<Phase>(chunk, param, grad, state, 0, sums);
   if constexpr (!Phase::kMeasures) Access::store_source_one(chunk, index, param);
+  EmaVec<Access>::move_one(chunk, index, param);
   if constexpr (Phase::kMovesStates) {
 #pragma unroll
     for (int k = 0; k < Access::kStates; ++k) {

@@ -9,6 +9,7 @@
 
 #include "kernels/common/tensor_table.h"
 #include "kernels/cuda/alignment.h"
+#include "kernels/cuda/ema_access.cuh"
 #include "kernels/cuda/fused_kernels.cuh"
 #include "kernels/cuda/group_table.cuh"
 #include "kernels/cuda/launch_table.cuh"
@@ -38,6 +39,12 @@ struct Needed<TypedAccess<Functor, Param, Grad, State, kMaster>> {
                                  std::conditional_t<kEarly || kMaster, State, Param>, kMaster>;
 };
 
+/// An update that moves averages needs what the update without them does, and the averages.
+template <class Access>
+struct Needed<EmaAccess<Access>> {
+  using ForUpdate = EmaAccess<typename Needed<Access>::ForUpdate>;
+};
+
 /// What all rows of a table share. `chunk` in elements.
 template <class Phase>
 void begin_launch(const UpdateArgs<typename Phase::Functor>& args, std::uint32_t chunk,
@@ -60,6 +67,7 @@ Row<Phase> row_of(const TensorRow& tensor) {
     row.operands[Access::kStateOperand + k] = tensor.state[k];
   }
   if constexpr (Access::kOperands > kMasterOperand) row.operands[kMasterOperand] = tensor.master;
+  if constexpr (requires { Access::kEmaOperand; }) row.operands[Access::kEmaOperand] = tensor.ema;
   row.step = tensor.step;
   row.numel = tensor.numel;
   row.set(tensor);
@@ -143,7 +151,13 @@ Status enqueue_measures(const MeasureArgs<typename Tuple::Functor>& args, Stream
 }
 
 // --- The choice of the kernel --------------------------------------------------------------------
-//
+
+inline Status unknown_tuple() {
+  return Status{cudaErrorInvalidValue,
+                "fused update (the update kernels are not built for this tuple of parameter, "
+                "gradient, state and master dtypes)"};
+}
+
 // Note [One object per 16-bit type]
 // A functor's kernels, some thirty for each architecture, would take a compiler most of a minute in
 // one file. Those for parameters in fp16 and in bf16 are therefore explicit instances in files of
@@ -172,9 +186,7 @@ template <class Functor, class Run, class Run16Bit>
 Status dispatch_access(const TensorTable& table, Run run, Run16Bit run_16_bit) {
   if (!has_typed_kernel(table, Functor::kNumStates)) {
     if (has_looked_up_kernel(table, Functor::kNumStates)) return run(LookedUpAccess<Functor>{});
-    return Status{cudaErrorInvalidValue,
-                  "fused update (the update kernels are not built for this tuple of parameter, "
-                  "gradient, state and master dtypes)"};
+    return unknown_tuple();
   }
   switch (table.param) {
     case DType::kFloat64:
@@ -199,6 +211,31 @@ Status update_16_bit(const UpdateArgs<Functor>& args, Stream stream) {
       args.tensors, [&](auto access) { return enqueue_updates<decltype(access)>(args, stream); });
 }
 
+/// The updates that also move averages, in a file of their own. Must agree with
+/// has_typed_ema_kernel.
+template <class Functor>
+Status update_with_ema(const UpdateArgs<Functor>& args, Stream stream) {
+  const TensorTable& table = args.tensors;
+  const auto run = [&](auto access) {
+    return enqueue_updates<EmaAccess<decltype(access)>>(args, stream);
+  };
+  if (!has_typed_ema_kernel(table, Functor::kNumStates)) {
+    if (has_looked_up_kernel(table, Functor::kNumStates)) return run(LookedUpAccess<Functor>{});
+    return unknown_tuple();
+  }
+  switch (table.param) {
+    case DType::kFloat64:
+      return run(TypedAccess<Functor, double, double, double, false>{});
+    case DType::kFloat16:
+      return run(TypedAccess<Functor, Half, Half, float, true>{});
+    case DType::kBFloat16:
+      return run(TypedAccess<Functor, BFloat16, BFloat16, float, true>{});
+    case DType::kFloat32:
+      break;
+  }
+  return run(TypedAccess<Functor, float, float, float, false>{});
+}
+
 template <class Functor, class Param>
 Status measure_16_bit(const MeasureArgs<Functor>& args, Stream stream) {
   return dispatch_16_bit<Functor, Param>(args.update.tensors, [&](auto access) {
@@ -212,6 +249,7 @@ namespace torchfuse::kernels {
 
 template <class Functor>
 Status fused_update_cuda(const UpdateArgs<Functor>& args, Stream stream) {
+  if (args.tensors.has_ema) return cuda::update_with_ema<Functor>(args, stream);
   return cuda::dispatch_access<Functor>(
       args.tensors,
       [&](auto access) { return cuda::enqueue_updates<decltype(access)>(args, stream); },

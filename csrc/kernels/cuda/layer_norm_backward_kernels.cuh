@@ -109,21 +109,24 @@ __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks<S, O>)
   using T = RowCompute<S>;
   constexpr int kVec = kRowVec<S>;
   const LayerNormShape& shape = launch.shape;
-  const T count = static_cast<T>(shape.columns);
   RowTeam<kThreads> team;
   for (std::int64_t row = team.first_row(); row < shape.rows; row += team.row_step()) {
     const RowGradients<S, O, kFromOutput, kThreads> gradients(launch, row, team.lane);
-    T sums[2] = {T(0), T(0)};
+    RowSums<T, 2, kThreads> sums;
     gradients.for_each(
         [&](int, T g, T x_hat) {
           // Behind the row's end the gradient is 0.
-          sums[0] = sums[0] + g;
-          sums[1] = fma(g, x_hat, sums[1]);
+          sums.recent[0] = sums.recent[0] + g;
+          sums.recent[1] = fma(g, x_hat, sums.recent[1]);
         },
-        [](std::uint32_t) {});
-    team.sum(sums);
-    const T mean_g = shape.rms ? T(0) : sums[0] / count;
-    const T minus_mean_g_x_hat = -sums[1] / count;
+        [&](std::uint32_t vector) { sums.end_vector(vector); });
+    T mean_g;
+    T minus_mean_g_x_hat;
+    sums.template over_team<kVec>(team, gradients.columns, [&]<class N>(const N(&totals)[2]) {
+      const N count = static_cast<N>(gradients.columns);
+      mean_g = shape.rms ? T(0) : static_cast<T>(totals[0] / count);
+      minus_mean_g_x_hat = static_cast<T>(-totals[1] / count);
+    });
     const RowOperand<S, kVec> grad_input(launch.grad_input, row * shape.columns, gradients.columns);
     T result[kVec];
     gradients.for_each(

@@ -21,44 +21,49 @@ struct RowStatistics {
   T rstd;
 };
 
-/// Calls body(element, its column) for the elements of a row that a thread has; for zeros behind
-/// the row's end as well.
-template <class S, class Row, class Body>
-__device__ __forceinline__ void for_each_element(const Row& row, const Body& body) {
+/// The mean over the row's columns of what body(sum, element, its column) adds up, which is called
+/// for zeros behind the row's end as well.
+template <class S, std::uint32_t kThreads, class Row, class Body>
+__device__ __forceinline__ RowCompute<S> mean_over_row(const Row& row, RowTeam<kThreads>& team,
+                                                       const Body& body) {
+  using T = RowCompute<S>;
   constexpr int kVec = kRowVec<S>;
+  RowSums<T, 1, kThreads> sums;
   row.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
 #pragma unroll
     for (int pair = 0; pair < kVec / 2; ++pair) {
-      RowCompute<S> two[2];
+      T two[2];
       get_pair(raw, pair, two);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        body(two[i], vector * kVec + static_cast<std::uint32_t>(2 * pair + i));
+        body(sums.recent[0], two[i], vector * kVec + static_cast<std::uint32_t>(2 * pair + i));
       }
     }
+    sums.end_vector(vector);
   });
+  T mean;
+  const std::uint32_t columns = row.operand.columns;
+  sums.template over_team<kVec>(team, columns, [&]<class N>(const N(&totals)[1]) {
+    mean = static_cast<T>(totals[0] / static_cast<N>(columns));
+  });
+  return mean;
 }
 
-template <class S, class Row, class Team>
-__device__ __forceinline__ RowStatistics<RowCompute<S>> statistics_of(const Row& row, Team& team,
+template <class S, std::uint32_t kThreads, class Row>
+__device__ __forceinline__ RowStatistics<RowCompute<S>> statistics_of(const Row& row,
+                                                                      RowTeam<kThreads>& team,
                                                                       const LayerNormArgs& args) {
   using T = RowCompute<S>;
   const std::uint32_t columns = row.operand.columns;
-  const T count = static_cast<T>(columns);
   T mean(0);
   if (!args.shape.rms) {
-    T sum[1] = {T(0)};
-    for_each_element<S>(row, [&](T x, std::uint32_t) { sum[0] = sum[0] + x; });
-    team.sum(sum);
-    mean = sum[0] / count;
+    mean = mean_over_row<S>(row, team, [](T& sum, T x, std::uint32_t) { sum = sum + x; });
   }
-  T sum_sq[1] = {T(0)};
-  for_each_element<S>(row, [&](T x, std::uint32_t column) {
+  const T mean_square = mean_over_row<S>(row, team, [&](T& sum, T x, std::uint32_t column) {
     const T deviation = x - mean;
-    if (column < columns) sum_sq[0] = fma(deviation, deviation, sum_sq[0]);
+    if (column < columns) sum = fma(deviation, deviation, sum);
   });
-  team.sum(sum_sq);
-  return {mean, row_rstd(sum_sq[0], count, static_cast<T>(args.eps))};
+  return {mean, row_rstd(mean_square, static_cast<T>(args.eps))};
 }
 
 template <class S, class O, std::uint32_t kThreads>

@@ -204,6 +204,53 @@ __device__ __forceinline__ void for_each_of_two(const RowVectors<A, kVec, kKept,
   }
 }
 
+/// A thread's share of sums over a row: in the compute type over kTogether vectors, in fp64 beyond,
+/// which no row of a warp reaches.
+template <class T, int kCount, std::uint32_t kThreads>
+struct RowSums {
+  static constexpr std::uint32_t kTogether = 16;
+  static constexpr bool kMayFlush = kThreads > kRowWarpThreads;
+  T recent[kCount] = {};
+  double flushed[kCount] = {};
+
+  /// After each vector.
+  __device__ __forceinline__ void end_vector(std::uint32_t vector) {
+    if constexpr (kMayFlush) {
+      if (vector / kThreads % kTogether == kTogether - 1) flush();
+    }
+  }
+
+  /// Calls body(sums over the team) in every thread: in fp64 for rows of which a thread flushes.
+  template <int kVec, class Body>
+  __device__ __forceinline__ void over_team(RowTeam<kThreads>& team, std::uint32_t columns,
+                                            const Body& body) {
+    if constexpr (kMayFlush) {
+      if (columns > (kTogether - 1) * kThreads * kVec) {
+        flush();
+        team.sum(flushed);
+        return body(flushed);
+      }
+    }
+    team.sum(recent);
+    body(recent);
+  }
+
+  /// Multiplies a sum.
+  __device__ __forceinline__ void scale(int i, T factor) {
+    recent[i] = recent[i] * factor;
+    if constexpr (kMayFlush) flushed[i] *= static_cast<double>(factor);
+  }
+
+ private:
+  __device__ __forceinline__ void flush() {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      flushed[i] += static_cast<double>(recent[i]);
+      recent[i] = T(0);
+    }
+  }
+};
+
 /// Weights or biases of a vector's columns; `otherwise` where there are none.
 template <class S, class T, int kVec>
 __device__ __forceinline__ void load_columns(const ChannelInput& input, std::uint32_t columns,

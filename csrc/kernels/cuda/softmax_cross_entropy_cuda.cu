@@ -13,13 +13,13 @@ namespace cuda {
 constexpr int kEntropyKept = 1;    ///< every logit is needed once
 constexpr int kEntropyBlocks = 4;  ///< resident on a multiprocessor
 
-/// The sum of exp(x - largest) over the logits that a thread has seen, and of x. One pass: where a
-/// larger logit comes, the sum is scaled to it.
-template <class T>
-struct OnlineSum {
+/// The sums of exp(x - largest) and of x - largest over the logits that a thread has seen. One
+/// pass: where a larger logit comes, the sums are made those of it.
+template <class T, std::uint32_t kThreads>
+struct OnlineSums {
   T largest;
-  T exponentials = T(0);
-  T logits = T(0);
+  T seen = T(0);
+  RowSums<T, 2, kThreads> sums;
 
   template <int kVec>
   __device__ __forceinline__ void add(const T (&x)[kVec], int count) {
@@ -28,20 +28,25 @@ struct OnlineSum {
     for (int i = 0; i < kVec; ++i) {
       if (i < count) top = kernels::max(top, x[i]);
     }
-    scale_to(top);
+    move_to(top);
+    seen = seen + static_cast<T>(count);
     // Infinitely far below what other threads may have: nothing to add, and no difference to take.
-    const bool nothing = top == static_cast<T>(-__builtin_huge_val());
+    if (top == static_cast<T>(-__builtin_huge_val())) return;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       if (i >= count) continue;
-      if (!nothing) exponentials = exponentials + exp_of_negative<T>(x[i] - top);
-      logits = logits + x[i];
+      const T below = x[i] - top;
+      sums.recent[0] = sums.recent[0] + exp_of_negative<T>(below);
+      sums.recent[1] = sums.recent[1] + below;
     }
   }
 
-  __device__ __forceinline__ void scale_to(T top) {
+  __device__ __forceinline__ void move_to(T top) {
     if (top == largest) return;
-    exponentials = exponentials * exp_of_negative<T>(largest - top);
+    const T change = largest - top;
+    sums.scale(0, exp_of_negative<T>(change));
+    // The change may be infinite.
+    if (seen > T(0)) sums.recent[1] = fma(seen, change, sums.recent[1]);
     largest = top;
   }
 };
@@ -71,19 +76,28 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     const RowVectors<S, kVec, kEntropyKept, kThreads> logits(launch.logits, first, classes,
                                                              team.lane);
     // A logit of the row: threads without any keep it, at a sum of 0.
-    OnlineSum<T> sum{widen(x[0])};
+    OnlineSums<T, kThreads> online{widen(x[0]), T(0), {}};
     logits.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
       T values[kVec];
       widen_all(raw, values);
       const std::uint32_t left = classes - vector * kVec;
-      sum.add(values, left < kVec ? static_cast<int>(left) : kVec);
+      online.add(values, left < kVec ? static_cast<int>(left) : kVec);
+      online.sums.end_vector(vector);
     });
-    sum.scale_to(team.largest(sum.largest));
-    T sums[2] = {sum.exponentials, sum.logits};
-    team.sum(sums);
+    online.move_to(team.largest(online.largest));
+    double exponentials;
+    double below;
+    online.sums.template over_team<kVec>(team, classes, [&](const auto& totals) {
+      exponentials = static_cast<double>(totals[0]);
+      below = static_cast<double>(totals[1]);
+    });
     if (team.lane != 0) continue;
-    const double lse = log_sum_exp(static_cast<double>(sum.largest), static_cast<double>(sums[0]));
-    static_cast<T*>(launch.log_sum_exp)[row] = static_cast<T>(lse);
+    const double largest = static_cast<double>(online.largest);
+    const double log_sum = log_of_sum(exponentials);
+    const T lse = static_cast<T>(largest + log_sum);
+    static_cast<T*>(launch.log_sum_exp)[row] = lse;
+    static_cast<T*>(launch.rest)[row] =
+        static_cast<T>(rest_of(static_cast<double>(lse), largest, log_sum));
     const std::int64_t label = launch.labels.labels[row];
     if (launch.labels.is_ignored(row)) {
       store_channel(launch.losses, row, 0.0);
@@ -91,8 +105,9 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     }
     const bool known = label >= 0 && label < launch.shape.classes;
     const double logit = known ? static_cast<double>(widen(x[label])) : nan("");
-    const double mean = static_cast<double>(sums[1]) / static_cast<double>(classes);
-    store_channel(launch.losses, row, smoothed_loss(lse, logit, mean, launch.smoothing));
+    const double mean_below = below / static_cast<double>(classes);
+    store_channel(launch.losses, row,
+                  smoothed_loss(log_sum, logit - largest, mean_below, launch.smoothing));
   }
 }
 
@@ -110,6 +125,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     const bool ignored = launch.labels.is_ignored(row);
     const bool known = label >= 0 && label < launch.shape.classes;
     const T lse = static_cast<const T*>(launch.log_sum_exp)[row];
+    const T rest = launch.rest == nullptr ? T(0) : static_cast<const T*>(launch.rest)[row];
     const T grad_loss = known ? static_cast<T>(load_channel(launch.grad_losses, row, 0.0))
                               : static_cast<T>(nan(""));
     const RowVectors<S, kVec, kEntropyKept, kThreads> logits(launch.logits, first, classes,
@@ -124,7 +140,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
         for (int i = 0; i < 2; ++i) {
           const std::int64_t column = std::int64_t{vector} * kVec + 2 * pair + i;
           const T below = column == label ? floor + static_cast<T>(1.0 - launch.smoothing) : floor;
-          const T value = grad_logit<T>(two[i], lse, below, grad_loss);
+          const T value = grad_logit<T>(two[i], lse, rest, below, grad_loss);
           two[i] = ignored ? T(0) : value;
         }
         set_pair(raw, pair, two);

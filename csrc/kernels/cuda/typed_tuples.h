@@ -37,6 +37,13 @@ constexpr bool has_typed_kernel(const TensorTable& table, int num_states) {
   return has_typed_kernel(table.param, table.grad, state, table.has_master);
 }
 
+/// Of these, the ones that have a kernel of their own for updates with averages of the parameters:
+/// gradients are in the parameter's dtype, and 16-bit parameters have masters.
+constexpr bool has_typed_ema_kernel(const TensorTable& table, int num_states) {
+  return has_typed_kernel(table, num_states) && table.grad == table.param &&
+         table.has_master == (size_of(table.param) == 2);
+}
+
 /// Every other table without fp64 is updated by one kernel that looks the types up as it runs.
 /// Masters belong to 16-bit parameters, remainders to those in bf16, and those without either may
 /// be rounded stochastically.

@@ -14,10 +14,10 @@
 
 namespace torchfuse::kernels {
 
-/// 1 / sqrt(mean square + eps), by the sum of the squared deviations.
+/// By the mean of the squared deviations.
 template <class T>
-TORCHFUSE_HOST_DEVICE T row_rstd(T sum_sq, T columns, T eps) {
-  return T(1) / kernels::sqrt(sum_sq / columns + eps);
+TORCHFUSE_HOST_DEVICE T row_rstd(T mean_square, T eps) {
+  return T(1) / kernels::sqrt(mean_square + eps);
 }
 
 template <class V>

@@ -67,6 +67,7 @@ void FusedStep::plan(const std::vector<FusedSlot>& slots) {
     const std::size_t elementwise = slot.states.size() - num_tensor_states();
     for (std::size_t k = 0; k < elementwise; ++k) lay_out_like(slot.states[k], slot.param);
     lay_out_like(slot.master, slot.param);
+    lay_out_like(slot.ema, slot.param);
   }
   impl_->engine.plan(slots);
   impl_->planned = true;
@@ -91,6 +92,7 @@ SlotTensors borrow(const FusedSlot& slot) {
               slot.states.size(), ".");
   for (std::size_t k = 0; k < slot.states.size(); ++k) tensors.states[k] = impl(slot.states[k]);
   tensors.master = impl(slot.master);
+  tensors.ema = impl(slot.ema);
   tensors.step = impl(slot.step);
   return tensors;
 }

@@ -42,11 +42,19 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
   if (options.grad_scale) check_scalar({op, "grad_scale"}, *options.grad_scale, at::kFloat);
   if (options.found_inf) check_scalar({op, "found_inf"}, *options.found_inf, at::kFloat);
   TORCH_CHECK(options.seed >= 0, op, ": expected seed to be at least 0, got ", options.seed, ".");
+  if (options.ema) check_ema_options(*options.ema);
   if (options.max_grad_norm) {
     TORCH_CHECK(*options.max_grad_norm >= 0.0, op,
                 ": expected max_grad_norm to be a number of at least 0 or None, got ",
                 *options.max_grad_norm, ".");
   }
+}
+
+void StepEngine::check_ema_options(const EmaOptions& ema) const {
+  TORCH_CHECK(ema.decay >= 0.0 && ema.decay < 1.0, caller(),
+              ": expected ema_decay to be at least 0 and less than 1, got ", ema.decay, ".");
+  TORCH_CHECK(ema.start_step >= 0, caller(), ": expected ema_start_step to be at least 0, got ",
+              ema.start_step, ".");
 }
 
 /// What a captured graph would keep for ever without a word, and what it may not make.
@@ -106,6 +114,10 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
     if (work.device != groups_device_) set_groups(groups, work.device);
     for (Bucket* bucket : work.buckets) {
       bucket->seed = static_cast<std::uint64_t>(options.seed);
+      if (options.ema) {
+        bucket->ema = {options.ema->decay, static_cast<double>(options.ema->start_step),
+                       options.ema->warmup};
+      }
       algorithm_->update(*bucket, work.scalars_ptr(), options.writes_grads() && !unscales);
     }
     if (unscales) unscale(work);
@@ -133,6 +145,7 @@ void StepEngine::finish(const FusedStepOptions& options) {
       mark_written(written);
     }
     for (c10::TensorImpl* state : tensors.states) mark_written(state);
+    if (options.ema) mark_written(tensors.ema);
     if (options.writes_grads()) mark_written(tensors.grad);
   };
   at::parallel_for(0, static_cast<std::int64_t>(active_.size()), kSlotsPerThread,
@@ -186,7 +199,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
     active_.clear();
     converted_.clear();
   });
-  if (!planned_.empty() && !gather(groups, options.writes_grads())) return false;
+  if (!planned_.empty() && !gather(groups, options)) return false;
   check_capture(groups);
   ran_ = true;
   measured_ = options.check_inside || options.max_grad_norm.has_value();

@@ -81,10 +81,11 @@ struct Written {
 struct PlannedSlot {
   kernels::TensorRow row;  ///< addresses are those of the last step's tensors
   BucketKey key;
-  Layout layout;  ///< of the parameter, its states and its master
+  Layout layout;  ///< of the parameter, its states, its master and its average
   PlannedTensor param;
   PlannedTensor states[SlotTensors::kMaxStates];
   PlannedTensor master;
+  PlannedTensor ema;
   PlannedTensor step;
   std::uint32_t has_states = 0;  ///< bit k: there is a state k
   /// After this plan's last write to the parameter; none: there was none that can be told apart.
@@ -149,6 +150,7 @@ class StepEngine {
   PlannedSlot check_slot(std::size_t index, const FusedSlot& slot);
   void check_states(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
   void check_master(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
+  void check_ema(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
   void check_rounding(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
   void check_tensor_state(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;
 
@@ -158,12 +160,14 @@ class StepEngine {
   void match_slots();
   at::Tensor usable_grad(std::size_t index, bool write_back);
   void check_used_states(std::size_t index) const;
-  void add_row(std::size_t index, bool write_back);
-  bool gather(const std::vector<std::vector<HyperParam>>& groups, bool write_back);
+  void check_used_ema(std::size_t index) const;
+  void add_row(std::size_t index, const FusedStepOptions& options);
+  bool gather(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
   DeviceWork& work_on(const c10::Device& device);
 
   // The step.
   void check_options(const FusedStepOptions& options) const;
+  void check_ema_options(const EmaOptions& ema) const;
   void check_capture(const std::vector<std::vector<HyperParam>>& groups) const;
   void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
   void follow_params();

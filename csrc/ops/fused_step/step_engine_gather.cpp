@@ -66,6 +66,7 @@ inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_stat
                                 std::size_t num_elementwise) {
   if (!take_operand(param, tensors.param, row.param)) return false;
   if (!take_operand(master, tensors.master, row.master)) return false;
+  if (!take_operand(ema, tensors.ema, row.ema)) return false;
   for (std::size_t k = 0; k < num_elementwise; ++k) {
     if (!take_operand(states[k], tensors.states[k], row.state[k])) return false;
   }
@@ -122,6 +123,16 @@ void StepEngine::check_used_states(std::size_t index) const {
        "be a tensor under these hyper-parameters", "none");
 }
 
+void StepEngine::check_used_ema(std::size_t index) const {
+  const PlannedSlot& planned = planned_[index];
+  if (planned.ema.exists) return;
+  FusedSlot place;
+  place.position = positions_[index];
+  place.group = planned.row.group;
+  fail(argument("ema_params", "ema_param", index, place), "be a tensor in a step with averages",
+       "none");
+}
+
 StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
   for (DeviceWork& work : work_) {
     if (work.device == device) return work;
@@ -142,7 +153,8 @@ void StepEngine::fetch_ahead(std::size_t index) const {
     }
   };
   const auto for_each = [&](const SlotTensors& tensors, const auto& visit) {
-    for (c10::TensorImpl* tensor : {tensors.param, tensors.grad, tensors.master, tensors.step}) {
+    for (c10::TensorImpl* tensor :
+         {tensors.param, tensors.grad, tensors.master, tensors.ema, tensors.step}) {
       if (tensor != nullptr) visit(tensor);
     }
     for (c10::TensorImpl* tensor : tensors.states) {
@@ -182,14 +194,16 @@ void StepEngine::match_slots() {
                    });
 }
 
-void StepEngine::add_row(std::size_t index, bool write_back) {
+void StepEngine::add_row(std::size_t index, const FusedStepOptions& options) {
   const PlannedSlot& planned = planned_[index];
   kernels::TensorRow row = planned.row;
   BucketKey key = planned.key;
   key.grad = key.param;
+  key.has_ema = options.ema.has_value();
   check_used_states(index);
+  if (key.has_ema) check_used_ema(index);
   if (matches_[index] != Match::kAsPlanned) {
-    const at::Tensor grad = usable_grad(index, write_back);
+    const at::Tensor grad = usable_grad(index, options.writes_grads());
     row.grad = memory_of(grad.unsafeGetTensorImpl());
     key.grad = dtype_of(grad_argument(index), grad);
   }
@@ -208,7 +222,8 @@ void StepEngine::add_row(std::size_t index, bool write_back) {
 }
 
 /// False if a tensor is not as planned.
-bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups, bool write_back) {
+bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
+                        const FusedStepOptions& options) {
   buckets_.clear();
   active_.clear();
   for (DeviceWork& work : work_) {
@@ -234,7 +249,7 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups, bool
     TORCH_CHECK(group >= 0 && group < static_cast<std::int64_t>(groups.size()), caller(),
                 ": expected params[", i, "] to belong to one of ", groups.size(),
                 " parameter groups, got group ", group, ".");
-    add_row(i, write_back);
+    add_row(i, options);
   }
   for (Bucket& bucket : buckets_.all()) {
     if (bucket.rows.empty()) continue;

@@ -78,6 +78,7 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
 
   check_states(index, slot, planned);
   check_master(index, slot, planned);
+  check_ema(index, slot, planned);
   check_rounding(index, slot, planned);
   const Argument step_argument = argument("state_steps", "step", index, slot);
   check_scalar(step_argument, slot.step, at::kFloat);
@@ -141,6 +142,20 @@ void StepEngine::check_master(std::size_t i, const FusedSlot& slot, PlannedSlot&
   planned.key.has_master = !remainder;
   planned.key.has_remainder = remainder;
   planned.master = PlannedTensor(slot.master);
+}
+
+void StepEngine::check_ema(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {
+  if (!slot.ema.defined()) return;
+  const Argument ema = argument("ema_params", "ema_param", i, slot);
+  check_operand(ema, slot.ema, slot.param);
+  const bool wide = planned.key.param == kernels::DType::kFloat64;
+  if (slot.ema.scalar_type() != (wide ? at::kDouble : at::kFloat)) {
+    fail(ema,
+         wide ? "be of the parameter's dtype, float64"
+              : "be of dtype float32, as its parameter is not float64",
+         c10::str(slot.ema.scalar_type()));
+  }
+  planned.ema = PlannedTensor(slot.ema);
 }
 
 void StepEngine::check_rounding(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {

@@ -23,9 +23,9 @@ class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy
                             const at::Tensor& labels, double smoothing,
                             std::optional<std::int64_t> ignore_index,
                             std::optional<at::ScalarType> dtype) {
-    const auto [losses, log_sum_exp] =
+    const auto [losses, log_sum_exp, rest] =
         softmax_cross_entropy_forward(logits, labels, smoothing, ignore_index, dtype);
-    ctx->save_for_backward({logits, labels, log_sum_exp});
+    ctx->save_for_backward({logits, labels, log_sum_exp, rest});
     ctx->saved_data["smoothing"] = smoothing;
     ctx->saved_data["ignore_index"] = ignore_index;
     return losses;
@@ -39,7 +39,7 @@ class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy
         at::GradMode::is_enabled()
             ? differentiable(grads[0], saved[0], saved[1], smoothing, ignore_index)
             : softmax_cross_entropy_backward(grads[0], saved[0], saved[2], saved[1], smoothing,
-                                             ignore_index);
+                                             ignore_index, saved[3]);
     return {grad, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
@@ -68,7 +68,9 @@ at::Tensor softmax_cross_entropy_impl(const at::Tensor& logits, const at::Tensor
                                       std::optional<at::ScalarType> dtype) {
   // As torch's under autocast. A scaled gradient of 16-bit losses would overflow.
   const bool narrow = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
-  if (!dtype && narrow && at::autocast::is_autocast_enabled(logits.device().type())) {
+  const c10::DeviceType device = logits.device().type();
+  if (!dtype && narrow && at::autocast::is_autocast_available(device) &&
+      at::autocast::is_autocast_enabled(device)) {
     dtype = at::kFloat;
   }
   return SoftmaxCrossEntropy::apply(logits, labels, smoothing, ignore_index, dtype);

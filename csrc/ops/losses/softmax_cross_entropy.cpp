@@ -15,7 +15,7 @@ namespace torchfuse {
 
 namespace {
 
-using Losses = std::tuple<at::Tensor, at::Tensor>;
+using Losses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 constexpr const char* kEntropyForward = "softmax_cross_entropy_forward";
 constexpr const char* kEntropyBackward = "softmax_cross_entropy_backward";
@@ -73,9 +73,12 @@ struct Problem {
 
 Losses empty_losses(const at::Tensor& logits, std::optional<at::ScalarType> dtype) {
   const at::ScalarType own = logits.scalar_type();
-  return {at::empty_symint({logits.sym_size(0)},
-                           logits.options().dtype(ops::output_type(kEntropyForward, own, dtype))),
-          at::empty_symint({logits.sym_size(0)}, logits.options().dtype(ops::compute_type(own)))};
+  const auto of_rows = [&](at::ScalarType type) {
+    return at::empty_symint({logits.sym_size(0)}, logits.options().dtype(type));
+  };
+  const at::ScalarType compute = ops::compute_type(own);
+  return {of_rows(ops::output_type(kEntropyForward, own, dtype)), of_rows(compute),
+          of_rows(compute)};
 }
 
 Losses entropy_forward_impl(const at::Tensor& logits, const at::Tensor& labels, double smoothing,
@@ -84,7 +87,7 @@ Losses entropy_forward_impl(const at::Tensor& logits, const at::Tensor& labels, 
   const Problem problem(kEntropyForward, logits, labels, smoothing, ignore_index);
   const c10::OptionalDeviceGuard guard(logits.device());
   Losses result = empty_losses(logits, dtype);
-  const auto& [losses, log_sum_exp] = result;
+  const auto& [losses, log_sum_exp, rest] = result;
   if (problem.shape.rows == 0) return result;
   kernels::CrossEntropyArgs args;
   args.shape = problem.shape;
@@ -93,6 +96,7 @@ Losses entropy_forward_impl(const at::Tensor& logits, const at::Tensor& labels, 
   args.smoothing = smoothing;
   args.losses = {losses.mutable_data_ptr(), ops::dtype_of({kEntropyForward, "losses"}, losses)};
   args.log_sum_exp = log_sum_exp.mutable_data_ptr();
+  args.rest = rest.mutable_data_ptr();
   if (logits.is_cpu()) {
     ops::parallel_over_rows(problem.logits, kernels::softmax_cross_entropy_cpu, args);
   } else {
@@ -104,7 +108,8 @@ Losses entropy_forward_impl(const at::Tensor& logits, const at::Tensor& labels, 
 
 at::Tensor entropy_backward_impl(const at::Tensor& grad_losses, const at::Tensor& logits,
                                  const at::Tensor& log_sum_exp, const at::Tensor& labels,
-                                 double smoothing, std::optional<std::int64_t> ignore_index) {
+                                 double smoothing, std::optional<std::int64_t> ignore_index,
+                                 const std::optional<at::Tensor>& rest) {
   const Problem problem(kEntropyBackward, logits, labels, smoothing, ignore_index);
   const c10::OptionalDeviceGuard guard(logits.device());
   const ops::Argument argument{kEntropyBackward, "grad_losses"};
@@ -120,6 +125,7 @@ at::Tensor entropy_backward_impl(const at::Tensor& grad_losses, const at::Tensor
   args.smoothing = smoothing;
   args.grad_losses = {grads.const_data_ptr(), ops::dtype_of(argument, grads)};
   args.log_sum_exp = problem.logits.statistics("log_sum_exp", log_sum_exp);
+  if (rest) args.rest = problem.logits.statistics("rest", *rest);
   if (problem.shape.rows == 0) return result;
   ops::ask_for_huge_pages(result);
   args.grad_logits = result.mutable_data_ptr();
@@ -141,8 +147,8 @@ Losses entropy_forward_meta(const at::Tensor& logits, const at::Tensor& /*labels
 
 at::Tensor entropy_backward_meta(const at::Tensor& /*grad_losses*/, const at::Tensor& logits,
                                  const at::Tensor& /*log_sum_exp*/, const at::Tensor& /*labels*/,
-                                 double /*smoothing*/,
-                                 std::optional<std::int64_t> /*ignore_index*/) {
+                                 double /*smoothing*/, std::optional<std::int64_t> /*ignore_index*/,
+                                 const std::optional<at::Tensor>& /*rest*/) {
   return at::empty_symint(logits.sym_sizes(), logits.options());
 }
 
@@ -160,11 +166,12 @@ Losses softmax_cross_entropy_forward(const at::Tensor& logits, const at::Tensor&
 at::Tensor softmax_cross_entropy_backward(const at::Tensor& grad_losses, const at::Tensor& logits,
                                           const at::Tensor& log_sum_exp, const at::Tensor& labels,
                                           double smoothing,
-                                          std::optional<std::int64_t> ignore_index) {
+                                          std::optional<std::int64_t> ignore_index,
+                                          const std::optional<at::Tensor>& rest) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("torchfuse::softmax_cross_entropy_backward", "")
                              .typed<decltype(entropy_backward_impl)>();
-  return op.call(grad_losses, logits, log_sum_exp, labels, smoothing, ignore_index);
+  return op.call(grad_losses, logits, log_sum_exp, labels, smoothing, ignore_index, rest);
 }
 
 TORCH_LIBRARY_IMPL(torchfuse, CPU, m) {

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mixed-precision training: a gradient scaler whose fused step runs without a host read."""
+"""Mixed-precision training: autocast, and a gradient scaler whose step needs no host read."""
 
 from torchfuse.amp._scaler_state import ScaleHistory
+from torchfuse.amp.autocast_mode import autocast
 from torchfuse.amp.grad_scaler import GradScaler
 
-__all__ = ["GradScaler", "ScaleHistory"]
+__all__ = ["GradScaler", "ScaleHistory", "autocast"]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
+from torchfuse.amp._device import chosen_device_type
 from torchfuse.amp._scaler_state import ScalerState, check_scale
 from torchfuse.optimizers._base import FusedOptimizer
 
@@ -42,7 +43,7 @@ class GradScaler(ScalerState):
     as with torch's scaler. The scale and all flags keep their tensors between iterations.
 
     Args:
-        device: device type, ``"cuda"`` or ``"cpu"``.
+        device: device type, ``"cuda"`` or ``"cpu"``; None: as :class:`~torchfuse.amp.autocast`.
         init_scale: initial scale.
         growth_factor: multiplies the scale after `growth_interval` steps without overflow; above 1.
         backoff_factor: multiplies the scale after an overflow; below 1.
@@ -62,7 +63,7 @@ class GradScaler(ScalerState):
 
     Raises:
         AssertionError: for a growth factor of at most 1 or a backoff factor of at least 1.
-        ValueError: for any other number out of range.
+        ValueError: for another number out of range, or a number as `device`.
 
     Example:
         >>> import torch, torchfuse
@@ -86,7 +87,7 @@ class GradScaler(ScalerState):
 
     def __init__(
         self,
-        device: str = "cuda",
+        device: str | torch.device | None = None,
         init_scale: float = 2.0**16,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
@@ -117,9 +118,8 @@ class GradScaler(ScalerState):
         self._core = _C.GradScalerCore(**self._extras)
         if enabled:
             check_scale("init_scale", init_scale)
-        super().__init__(
-            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
-        )
+        kind = chosen_device_type("GradScaler: expected device", "init_scale", device)
+        super().__init__(kind, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the optimizer's gradients by the scale in place; at most once between updates.

@@ -42,6 +42,7 @@ INSTEAD: Mapping[str, str] = {
     "apex.parallel.multiproc": "torchrun",
     "apex.parallel.optimized_sync_batchnorm_kernel": "apex.parallel.SyncBatchNorm",
     "apex.parallel.sync_batchnorm_kernel": "apex.parallel.SyncBatchNorm",
+    "apex.pyprof": "torch.profiler",
     "apex.reparameterization": "torch.nn.utils.parametrizations.weight_norm",
     "apex.transformer": "megatron.core",
     # apex's native modules.

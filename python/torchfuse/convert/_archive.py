@@ -22,11 +22,16 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checks import check_step
+from torchfuse.optimizers._ema import EMA
+from torchfuse.optimizers._masters import MASTER_DTYPES
 
 StrPath = str | os.PathLike[str]
 
 #: Options that are a pair or None in Python, and two options in C++, the second of them optional.
 BOUNDS = {"trust_ratio_bounds": ("min_trust_ratio", "max_trust_ratio")}
+
+#: States that parameters of any class may have.
+EVERY_CLASS = (*MASTER_DTYPES, EMA)
 
 
 def to_cpp_names(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def check_state(
     """Checks the state of one parameter: it has all required entries and no unknown ones."""
     if not isinstance(saved, Mapping):
         raise ValueError(f"{where} to be a state, got {type(saved).__name__}.")
-    known = ["step", *optimizer_class.states, "master_param", "param_remainder"]
+    known = ["step", *optimizer_class.states, *EVERY_CLASS]
     for key in ("step", *required):
         if key not in saved:
             raise ValueError(f"{where} to hold {key!r}, got {listed(saved)}.")

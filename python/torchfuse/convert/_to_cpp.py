@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchfuse import _C
-from torchfuse.convert._archive import StrPath, check_state, listed, replacing, to_cpp_names
+from torchfuse.convert._archive import (
+    EVERY_CLASS,
+    StrPath,
+    check_state,
+    listed,
+    replacing,
+    to_cpp_names,
+)
+from torchfuse.optimizers._ema import EMA_OPTIONS
 
 
 def write_cpp_archive(
@@ -62,6 +70,8 @@ def archive_of(
     archive: dict[str, Any] = {"format": optimizer_class.archive_format, "group_count": len(groups)}
     for index, group in enumerate(groups):
         owner = f"{where}'s param_groups[{index}]"
+        # Checkpoints of former versions have no options of averages.
+        group = {**{key: defaults[key] for key in EMA_OPTIONS}, **group}
         missing = [key for key in defaults if key not in group]
         if missing:
             raise ValueError(
@@ -130,8 +140,8 @@ def _choose_class(
     fitting = {
         name: len(known.default_options())
         for name, known in classes.items()
-        if keys >= set(known.default_options())
-        and state_keys <= {"step", "master_param", "param_remainder", *known.states}
+        if keys >= set(known.default_options()).difference(EMA_OPTIONS)
+        and state_keys <= {"step", *EVERY_CLASS, *known.states}
     }
     chosen = [name for name, count in fitting.items() if count == max(fitting.values())]
     if len(chosen) != 1:

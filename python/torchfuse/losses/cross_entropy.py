@@ -22,7 +22,9 @@ def softmax_cross_entropy(
     .. math:: \log \sum_c e^{x_c} - (1 - s) \, x_y - s \, \mathrm{E}[x]
 
     as `torch.nn.functional.cross_entropy` with `reduction="none"`. The backward pass recomputes the
-    softmax from the logits. Sums are in fp32, and in fp64 for fp64 logits.
+    softmax from the logits. Sums are in fp32 over some thousand classes and in fp64 beyond, and in
+    fp64 for fp64 logits. Logits enter as differences from the largest of their row: errors do not
+    grow with their size.
 
     Args:
         logits: ``[N, C]``, fp32, fp16, bf16 or fp64.
@@ -56,7 +58,7 @@ class FusedCrossEntropyLoss(nn.Module):
     """`torch.nn.CrossEntropyLoss` for class labels, by `softmax_cross_entropy`.
 
     Args:
-        ignore_index: label of elements that do not count.
+        ignore_index: label of elements that do not count. None: all count.
         reduction: "mean" over the elements that count, "sum", or "none".
         label_smoothing: share of the target that is spread over all classes, in [0, 1].
 
@@ -76,7 +78,11 @@ class FusedCrossEntropyLoss(nn.Module):
     """
 
     def __init__(
-        self, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
+        self,
+        *,
+        ignore_index: int | None = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
@@ -97,6 +103,7 @@ class FusedCrossEntropyLoss(nn.Module):
 
         Raises:
             TypeError: for a target of a floating dtype, such as probabilities.
+            ValueError: for an input without classes, or a target of another shape.
         """
         if target.is_floating_point():
             raise TypeError(
@@ -104,21 +111,35 @@ class FusedCrossEntropyLoss(nn.Module):
                 f"{target.dtype} of shape {list(target.shape)}. For probabilities use "
                 "torch.nn.CrossEntropyLoss."
             )
+        if input.dim() == 0:
+            raise ValueError(
+                "FusedCrossEntropyLoss: expected input to have a dimension of classes, got shape "
+                "[]."
+            )
         classes_last = input.movedim(1, -1) if input.dim() > 1 else input
+        if target.shape != classes_last.shape[:-1]:
+            raise ValueError(
+                f"FusedCrossEntropyLoss: expected target to have the shape "
+                f"{list(classes_last.shape[:-1])} of input without its classes, got "
+                f"{list(target.shape)} beside {list(input.shape)}."
+            )
         losses = softmax_cross_entropy(
-            classes_last.reshape(-1, classes_last.shape[-1]),
+            classes_last.reshape(target.numel(), classes_last.shape[-1]),
             target.reshape(-1),
             smoothing=self.label_smoothing,
             ignore_index=self.ignore_index,
             dtype=torch.promote_types(input.dtype, torch.float32),
         )
-        autocast = torch.is_autocast_enabled(input.device.type)
+        # torch has no autocast for meta tensors, and says so with an error.
+        autocast = not input.is_meta and torch.is_autocast_enabled(input.device.type)
         dtype = losses.dtype if autocast else input.dtype
         if self.reduction == "none":
             return losses.reshape(target.shape).to(dtype)
         total = losses.sum()
         if self.reduction == "mean":
-            total = total / (target != self.ignore_index).sum()
+            ignored = self.ignore_index
+            counted = target.numel() if ignored is None else (target != ignored).sum()
+            total = total / counted
         return total.to(dtype)
 
     def extra_repr(self) -> str:

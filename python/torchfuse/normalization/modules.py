@@ -60,7 +60,9 @@ class _Normalization(nn.Module):
         Under autocast, an fp32 input is converted to autocast's dtype first, as in apex's modules.
         """
         kind = input.device.type
-        if input.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        # torch has no autocast for meta tensors, and says so with an error.
+        autocast = not input.is_meta and torch.is_autocast_enabled(kind)
+        if autocast and input.dtype == torch.float32:
             input = input.to(torch.get_autocast_dtype(kind))
         weight = self.weight
         weight_dtype = weight.dtype if weight is not None and self._weight_dtype_out else None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, overload
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 from torchfuse import _C
 from torchfuse.optimizers._checkpoint import Checkpoints
 from torchfuse.optimizers._checks import check_count, check_master_dtype, check_torch_only
+from torchfuse.optimizers._ema import native_ema
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
-from torchfuse.optimizers._masters import MASTER
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
-from torchfuse.optimizers._shards import local_part, shard_groups
+from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
 
 
@@ -66,6 +66,9 @@ class FusedOptimizer(Checkpoints):
         master_weight_dtype: torch.dtype = torch.float32,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        ema_decay: float | None = None,
+        ema_warmup: bool = False,
+        ema_start_step: int = 0,
         fused: bool | None = None,
         foreach: bool | None = None,
         differentiable: bool | None = None,
@@ -90,6 +93,9 @@ class FusedOptimizer(Checkpoints):
             "store_param_remainders": store_param_remainders,
             "stochastic_rounding": stochastic_rounding,
             "seed": seed,
+            "ema_decay": ema_decay,
+            "ema_warmup": ema_warmup,
+            "ema_start_step": ema_start_step,
         }
         super().__init__(params, {**defaults, **options})
 
@@ -125,6 +131,7 @@ class FusedOptimizer(Checkpoints):
         loss: float | None = None
         try:
             if closure is not None:
+                self._refuse_swapped("step")
                 if getattr(self, "found_inf", None) is not None:
                     # torch's scaler checks for closures too, but does not detect positional ones.
                     raise RuntimeError(
@@ -146,6 +153,7 @@ class FusedOptimizer(Checkpoints):
             self._update_params()
 
     def _update_params(self) -> None:
+        self._refuse_swapped("step")
         if self._step_on_fakes():
             return
         if self._native is None:
@@ -176,6 +184,7 @@ class FusedOptimizer(Checkpoints):
                 max_grad_norm=shared["max_grad_norm"],
                 write_back_grads=shared["write_back_grads"],
                 seed=shared["seed"],
+                ema=native_ema(shared),
             )
         except (RuntimeError, TypeError, ValueError):
             # Kernels have other names for a group's numbers, such as beta1.
@@ -190,6 +199,7 @@ class FusedOptimizer(Checkpoints):
         # Without any gradient, torch's scaler sets the number 0: there is nothing to skip then.
         return flag if isinstance(flag, Tensor) else None
 
+    @torch.inference_mode(False)  # states are written in later steps
     @torch.no_grad()
     def _plan(self, names: list[tuple[str, ...]]) -> None:
         """Creates missing state and makes a plan of the native step for all parameters."""
@@ -249,47 +259,6 @@ class FusedOptimizer(Checkpoints):
         """
         with self._lock.between_steps:
             return None if self._native is None else self._native.skipped()
-
-    @torch.no_grad()
-    def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
-        """Updates fp32 masters after writes to 16-bit parameters that a step cannot detect.
-
-        Master elements that do not round to the parameter's element are replaced with it; all
-        others keep their bits. Steps do this automatically for writes that change the parameter's
-        version, such as `p.clamp_()` under no_grad or `model.load_state_dict()`. Writes through
-        `p.data` and by a replayed CUDA graph do not change it: call this method after them.
-
-        Args:
-            params: parameters of this optimizer. None: all.
-
-        Raises:
-            ValueError: for a tensor that is not a parameter of this optimizer.
-
-        Example:
-            >>> import torch, torchfuse
-            >>> p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-            >>> opt = torchfuse.optimizers.FusedAdam([p], master_weights=True)
-            >>> p.grad = torch.zeros_like(p)
-            >>> opt.step()
-            >>> p.data.fill_(3)
-            tensor([3., 3.], dtype=torch.bfloat16)
-            >>> opt.remake_masters([p])
-            >>> opt.state[p]["master_param"]
-            tensor([3., 3.])
-        """
-        known = {id(param): param for group in self.param_groups for param in group["params"]}
-        wanted = list(known.values()) if params is None else list(params)
-        for index, param in enumerate(wanted):
-            if id(param) not in known:
-                raise ValueError(
-                    f"{type(self).__name__}.remake_masters: expected params[{index}] to be a "
-                    f"parameter of the optimizer, got another tensor of shape {list(param.shape)}."
-                )
-        with self._lock.between_steps:
-            for param in wanted:
-                master = self.state.get(param, {}).get(MASTER)
-                if master is not None:
-                    _C.remake_master(local_part(param.detach()), local_part(master))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores the state, also for copy.deepcopy and pickle, which drop the native object."""

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checks import check_step
+from torchfuse.optimizers._ema import EMA, keep_ema_options
 from torchfuse.optimizers._groups import ParamGroups
 from torchfuse.optimizers._masters import MASTER_DTYPES
 from torchfuse.optimizers._options import TORCH_ONLY
 from torchfuse.optimizers._saved_state import (
+    check_class,
     check_dict,
     check_state,
     check_structure,
@@ -65,6 +67,7 @@ class Checkpoints(ParamGroups):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dict, which the torch.optim class, if there is one, can load too."""
+        self._refuse_swapped("state_dict")
         # torch's own method ends with the hooks, which may replace what they get: all must be in
         # there by then.
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
@@ -93,17 +96,24 @@ class Checkpoints(ParamGroups):
             ValueError: for missing or damaged parts, states of another class, wrong shapes or wrong
                 dtypes, naming the parameter's index and the key; the optimizer is unchanged.
         """
+        self._refuse_swapped("load_state_dict")
         check_dict(f"{type(self).__name__}.load_state_dict: expected state_dict", state_dict)
         loaded = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replacement = pre_hook(self, loaded)
             if replacement is not None:
                 loaded = replacement
-        with torch.no_grad():
+        # Tensors of inference mode could not be written in later steps.
+        with torch.inference_mode(False), torch.no_grad():
             state, groups = self._read_state_dict(loaded)
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copy.deepcopy and pickle take."""
+        self._refuse_swapped("__getstate__")
+        return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -136,8 +146,7 @@ class Checkpoints(ParamGroups):
             for group, saved in zip(groups, saved_groups, strict=True)
             for key, param in zip(saved["params"], group["params"], strict=True)
         }
-        params_of = {key: param for key, (param, *_) in places.items()}
-        states = with_masters(where, state_dict, params_of)
+        states = with_masters(where, state_dict, places, self._state_names)
         for key in [key for key, saved in states.items() if key in places and saved]:
             states[key] = self._checked_state(f"{where} state[{key}]", states[key], *places[key])
 
@@ -156,6 +165,7 @@ class Checkpoints(ParamGroups):
     def _read_group(
         self, where: str, group: dict[str, Any], saved: Mapping[str, Any]
     ) -> dict[str, Any]:
+        check_class(where, type(self).__name__, group, saved)
         loaded = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
         self._normalize_group(loaded)
         # `capturable` is not loaded, because torch's value describes torch's own step. Storage
@@ -163,6 +173,8 @@ class Checkpoints(ParamGroups):
         # kept, even by an optimizer without master_weights.
         for key in ("capturable", *self._storage_options()):
             loaded.pop(key, None)
+        if group["ema_decay"] is not None:
+            keep_ema_options(loaded)
         if group["master_weights"] or group.get("stochastic_rounding"):
             loaded.pop("master_weights", None)
         device = group["params"][0].device if group["params"] else None
@@ -172,7 +184,8 @@ class Checkpoints(ParamGroups):
         return {**group, **loaded, "params": group["params"]}
 
     def _tensor_names(self, saved: Mapping[str, Any]) -> list[str]:
-        return [name for name in (*self._all_state_names(), *MASTER_DTYPES) if name in saved]
+        known = (*self._all_state_names(), *MASTER_DTYPES, EMA)
+        return [name for name in known if name in saved]
 
     def _checked_state(
         self, where: str, saved: Any, param: Tensor, group: dict[str, Any], group_step: Any

@@ -21,6 +21,7 @@ from torchfuse.optimizers._checks import (
     check_torch_only,
     checked_write_back,
 )
+from torchfuse.optimizers._ema import EMA_OPTIONS, check_ema
 from torchfuse.optimizers._hyper_params import (
     BOUNDS,
     PAIRS,
@@ -33,7 +34,14 @@ from torchfuse.optimizers._state_creation import StateCreation
 from torchfuse.optimizers._step_lock import StepLock
 
 # Options of the whole step: the norm and the decision to skip are common to all groups.
-_SHARED_OPTIONS = ("max_grad_norm", "write_back_grads", "skip_non_finite", "set_grad_none", "seed")
+_SHARED_OPTIONS = (
+    "max_grad_norm",
+    "write_back_grads",
+    "skip_non_finite",
+    "set_grad_none",
+    "seed",
+    *EMA_OPTIONS,
+)
 
 
 def group_option(key: str, kind: type[int], doc: str) -> Any:
@@ -66,8 +74,6 @@ class ParamGroups(StateCreation):
         "master_weights", bool, "Whether 16-bit parameters have fp32 masters; of the first group."
     )
 
-    _lock: StepLock
-
     #: The settings that the last step has checked, of all groups in a row.
     _checked_settings: list[Any] | None = None
 
@@ -88,6 +94,7 @@ class ParamGroups(StateCreation):
         group["write_back_grads"] = checked_write_back(caller, index, group["write_back_grads"])
         check_max_grad_norm(caller, index, group["max_grad_norm"])
         check_seed(caller, index, group["seed"])
+        check_ema(caller, index, group)
 
     def _caller(self, in_step: bool) -> str:
         """Returns what error messages begin with."""

@@ -38,6 +38,7 @@ OTHER_FLAGS = (
     "stochastic_rounding",
     "capturable",
     "materialize_master_grads",
+    "ema_warmup",
 )
 
 # Dtypes that kernels read.

@@ -17,7 +17,21 @@ WriteBackGrads = bool | Literal["unscaled", "clipped"]
 TORCH_ONLY: Mapping[str, Any] = {"foreach": None, "fused": None, "differentiable": False}
 
 
-class BasicOptions(TypedDict, total=False):
+class TorchOnlyOptions(TypedDict, total=False):
+    """Arguments of torch's classes, for programs written for them.
+
+    Attributes:
+        fused: False or None: every class is always fused.
+        foreach: False or None.
+        differentiable: False or None: the step has no derivative.
+    """
+
+    fused: bool | None
+    foreach: bool | None
+    differentiable: bool | None
+
+
+class BasicOptions(TorchOnlyOptions, total=False):
     """Options that every fused optimizer takes by keyword only.
 
     Attributes:
@@ -33,9 +47,10 @@ class BasicOptions(TypedDict, total=False):
         master_weight_dtype: must be torch.float32; for programs written for TransformerEngine.
         stochastic_rounding: round bf16 parameters without masters at random, without bias.
         seed: seed of `stochastic_rounding`.
-        fused: False or None, for programs written for torch: every class is always fused.
-        foreach: False or None, for programs written for torch.
-        differentiable: False or None, for programs written for torch: the step has no derivative.
+        ema_decay: decay of exponential moving averages of the parameters, in
+            `state["ema_param"]`, which the step moves. None: no averages.
+        ema_warmup: limit the decay to (1 + n) / (10 + n) in the n-th step of the average.
+        ema_start_step: number of steps before the average begins; it is a copy until then.
     """
 
     master_weights: bool
@@ -46,9 +61,9 @@ class BasicOptions(TypedDict, total=False):
     master_weight_dtype: torch.dtype
     stochastic_rounding: bool
     seed: int
-    fused: bool | None
-    foreach: bool | None
-    differentiable: bool | None
+    ema_decay: float | None
+    ema_warmup: bool
+    ema_start_step: int
 
 
 class CommonOptions(BasicOptions, total=False):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,14 @@ from torchfuse.optimizers._shards import is_dtensor
 
 #: Key of a state dict that `apex.amp` adds behind the alias: masters by number of the parameter.
 AMP_MASTERS = "master_params"
+
+#: Options by which a checkpoint of another class is known, where its states have the same names and
+#: another meaning. Adam's and LAMB's mean the same.
+_OPTIONS_OF: Mapping[str, str] = {
+    "dampening": "SGD",
+    "momentum_decay": "torch.optim.NAdam",
+    "trust_coefficient": "FusedLARS",
+}
 
 
 def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
@@ -46,6 +54,24 @@ def check_dict(expected: str, value: Any) -> None:
     """Checks for a mapping; the message begins with `expected`."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{expected} to be a dict, got {type(value).__name__}.")
+
+
+def check_class(where: str, name: str, group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Checks that a saved group belongs to the class `name`, which has the options of `group`.
+
+    A class with the same states and another formula would go on without a word.
+    """
+    for option, owner in _OPTIONS_OF.items():
+        if option in saved and option not in group:
+            raise ValueError(
+                f"{where} to hold no {option!r}, an option of {owner} that {name} does not have, "
+                f"got {saved[option]!r}. Load the checkpoint of another class into that class."
+            )
+    if "decoupled_weight_decay" in saved and "amsgrad" in group and "amsgrad" not in saved:
+        raise ValueError(
+            f"{where} to hold 'amsgrad', as groups of torch.optim.Adam and AdamW do, got a group "
+            "of torch.optim.RAdam. Load the checkpoint of another class into that class."
+        )
 
 
 def check_structure(where: str, groups: list[dict[str, Any]], state_dict: Any) -> None:
@@ -164,19 +190,37 @@ def check_state(
 
 
 def with_masters(
-    where: str, state_dict: Mapping[str, Any], params: Mapping[Any, Tensor]
+    where: str,
+    state_dict: Mapping[str, Any],
+    places: Mapping[Any, tuple[Tensor, dict[str, Any], Any]],
+    names_of: Callable[[dict[str, Any]], Sequence[str]],
 ) -> dict[Any, Any]:
     """Returns the states, each with the master that `apex.amp` has saved beside all of them.
 
     Behind the alias the optimizer's parameters are the masters; its checkpoint has them by number.
+
+    Args:
+        where: beginning of the message.
+        state_dict: the checkpoint.
+        places: for each key of a state, its parameter and group, and one more entry.
+        names_of: returns the states that a parameter of a group needs.
     """
     masters = state_dict.get(AMP_MASTERS, {})
     check_dict(f"{where} state_dict['{AMP_MASTERS}']", masters)
     states = dict(state_dict["state"])
     for key, master in masters.items():
-        param = params.get(key)
-        if param is not None and param.dtype in HALF_DTYPES and states.get(key):
+        if key not in places:
+            raise ValueError(
+                f"{where} state_dict['{AMP_MASTERS}'] to have the numbers of parameters as keys, "
+                f"got {key!r}."
+            )
+        param, group, _ = places[key]
+        if param.dtype not in HALF_DTYPES:
+            continue
+        if states.get(key):
             states[key] = {MASTER: master, **states[key]}
+        elif not names_of(group):  # as SGD without momentum, which torch gives no state
+            states[key] = {MASTER: master, "step": 1}
     return states
 
 

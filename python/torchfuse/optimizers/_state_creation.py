@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -12,14 +12,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from torchfuse import _C
-from torchfuse.optimizers._apex_attributes import ApexAttributes
-from torchfuse.optimizers._checks import HALF_DTYPES
+from torchfuse.optimizers._checks import HALF_DTYPES, has_value
+from torchfuse.optimizers._ema import EMA, EmaWeights, ema_dtype
 from torchfuse.optimizers._masters import (
     MASTER,
     MASTER_DTYPES,
     REMAINDER,
     create_master,
     drop_master,
+    master_of,
 )
 from torchfuse.optimizers._shards import local_part
 
@@ -36,7 +37,7 @@ def _names_of(algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(native.state_names), tuple(native.tensor_state_names)
 
 
-class StateCreation(ApexAttributes):
+class StateCreation(EmaWeights):
     """Creation of parameter states, for all optimizers."""
 
     #: Name of the native algorithm.
@@ -57,12 +58,55 @@ class StateCreation(ApexAttributes):
 
     # Common to all optimizers.
 
+    @torch.no_grad()
+    def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        """Updates fp32 masters after writes to 16-bit parameters that a step cannot detect.
+
+        Master elements that do not round to the parameter's element are replaced with it; all
+        others keep their bits. Steps do this automatically for writes that change the parameter's
+        version, such as `p.clamp_()` under no_grad or `model.load_state_dict()`. Writes through
+        `p.data` and by a replayed CUDA graph do not change it: call this method after them.
+
+        Args:
+            params: parameters of this optimizer. None: all.
+
+        Raises:
+            ValueError: for a tensor that is not a parameter of this optimizer.
+
+        Example:
+            >>> import torch, torchfuse
+            >>> p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            >>> opt = torchfuse.optimizers.FusedAdam([p], master_weights=True)
+            >>> p.grad = torch.zeros_like(p)
+            >>> opt.step()
+            >>> p.data.fill_(3)
+            tensor([3., 3.], dtype=torch.bfloat16)
+            >>> opt.remake_masters([p])
+            >>> opt.state[p]["master_param"]
+            tensor([3., 3.])
+        """
+        self._refuse_swapped("remake_masters")
+        known = {id(param): param for group in self.param_groups for param in group["params"]}
+        wanted = list(known.values()) if params is None else list(params)
+        for index, param in enumerate(wanted):
+            if id(param) not in known:
+                raise ValueError(
+                    f"{type(self).__name__}.remake_masters: expected params[{index}] to be a "
+                    f"parameter of the optimizer, got another tensor of shape {list(param.shape)}."
+                )
+        with self._lock.between_steps:
+            for param in wanted:
+                master = self.state.get(param, {}).get(MASTER)
+                if master is not None:
+                    _C.remake_master(local_part(param.detach()), local_part(master))
+
     def _refuse_capture(self, param: Tensor, group: dict[str, Any]) -> None:
         """Raises if a CUDA graph's capture would create state, which each replay would reset."""
         if not param.is_cuda or not torch.cuda.is_current_stream_capturing():
             return
         state = self.state.get(param, {})
-        if any(state.get(name) is None for name in (*self._state_names(group), "step")):
+        averages = () if group["ema_decay"] is None else (EMA,)
+        if any(state.get(name) is None for name in (*self._state_names(group), *averages, "step")):
             raise RuntimeError(
                 f"{type(self).__name__}.step: expected a step before the one that a CUDA graph "
                 "captures, got a capture of the first. Take a step, or several, outside of the "
@@ -79,6 +123,24 @@ class StateCreation(ApexAttributes):
         elif group["master_weights"] and param.dtype in HALF_DTYPES:
             remainders = bool(group.get("store_param_remainders"))
             create_master(param, state, remainders and param.dtype == torch.bfloat16)
+        if group["ema_decay"] is not None and state.get(EMA) is None:
+            state[EMA] = self._begin_ema(param, group)
+
+    def _begin_ema(self, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """Returns the average before its first step: a copy of the master or the parameter."""
+        value = local_part(param.detach())
+        masters = {
+            name: local_part(tensor)
+            for name, tensor in self.state[param].items()
+            if name in MASTER_DTYPES
+        }
+        if MASTER in masters and has_value(param):
+            # It may be older than the parameter, which the step would find out too late.
+            _C.remake_master(value, masters[MASTER])
+        master = master_of(value, masters)
+        ema = self._empty_state(EMA, param, group)
+        local_part(ema).copy_(value if master is None else master)
+        return ema
 
     @torch.no_grad()
     def _step_on_fakes(self) -> bool:
@@ -100,12 +162,14 @@ class StateCreation(ApexAttributes):
 
     def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Returns the states and the storage of parameters for which a plan is made."""
+        names = self._state_names(group)
+        if group["ema_decay"] is not None:
+            names = (*names, EMA)
         if group.get("stochastic_rounding"):
-            return (*self._state_names(group), "stochastic_rounding")
+            return (*names, "stochastic_rounding")
         if not group["master_weights"]:
-            return self._state_names(group)
-        remainders = group.get("store_param_remainders")
-        return (*self._state_names(group), REMAINDER if remainders else MASTER)
+            return names
+        return (*names, REMAINDER if group.get("store_param_remainders") else MASTER)
 
     def _all_state_names(self) -> tuple[str, ...]:
         """Returns all states of the algorithm, needed or not."""
@@ -121,7 +185,10 @@ class StateCreation(ApexAttributes):
             wide = param.dtype == torch.float64
             dtype = torch.float64 if wide else torch.float32
             return torch.empty((), dtype=dtype, device=param.device)
-        dtype = MASTER_DTYPES.get(name) or self._state_dtype(param, group, name)
+        if name == EMA:
+            dtype = ema_dtype(param)
+        else:
+            dtype = MASTER_DTYPES.get(name) or self._state_dtype(param, group, name)
         return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, param: Tensor, group: dict[str, Any], name: str) -> torch.dtype:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,7 +12,10 @@ from torch import Tensor
 from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._groups import decoupled_option
-from torchfuse.optimizers._options import TORCH_ONLY
+from torchfuse.optimizers._options import TORCH_ONLY, TorchOnlyOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
 _REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
@@ -76,9 +79,18 @@ class FusedAdam(FusedOptimizer):
         seed: seed of stochastic rounding, at least 0. The random bits depend only on the seed, the
             parameter's position among all groups, its step count and the element: runs are
             reproducible after a checkpoint, for any number of threads, and on both CPU and CUDA.
-        fused: False or None, for programs written for torch: this class is always fused.
-        foreach: False or None, for programs written for torch.
-        differentiable: False or None, for programs written for torch: the step has no derivative.
+        ema_decay: decay of exponential moving averages of the parameters, in [0, 1): the step adds
+            :math:`\bar p \leftarrow \bar p + (1 - d)(p - \bar p)`, in the pass that writes
+            :math:`p`. The average is `state["ema_param"]`, fp32 for 16-bit parameters (fp64 for
+            fp64), and is moved by the new :math:`p` before it is rounded: the master's. It begins
+            as a copy of the parameter before its first step. See ``ema_weights()``. None: no
+            averages.
+        ema_warmup: begin with a smaller decay, at most (1 + n) / (10 + n) in the average's n-th
+            step.
+        ema_start_step: until the parameter's step count has passed this number, the average is a
+            copy of the parameter. With 1 it is the average of `torch.optim.swa_utils`.
+        **torch_only: `fused`, `foreach` and `differentiable`, False or None, for programs written
+            for torch: this class is always fused, and the step has no derivative.
 
     Raises:
         ValueError: for a value out of range or an unsupported parameter, naming the group.
@@ -148,9 +160,10 @@ class FusedAdam(FusedOptimizer):
         master_weight_dtype: torch.dtype = torch.float32,
         stochastic_rounding: bool = False,
         seed: int = 0,
-        fused: bool | None = None,
-        foreach: bool | None = None,
-        differentiable: bool | None = None,
+        ema_decay: float | None = None,
+        ema_warmup: bool = False,
+        ema_start_step: int = 0,
+        **torch_only: Unpack[TorchOnlyOptions],
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -162,9 +175,8 @@ class FusedAdam(FusedOptimizer):
             "maximize": maximize,
             "adam_w_mode": adam_w_mode,
             "capturable": capturable,
-            "exp_avg_dtype": exp_avg_dtype,
-            "exp_avg_sq_dtype": exp_avg_sq_dtype,
         }
+        defaults.update(exp_avg_dtype=exp_avg_dtype, exp_avg_sq_dtype=exp_avg_sq_dtype)
         super().__init__(
             params,
             defaults,
@@ -178,9 +190,10 @@ class FusedAdam(FusedOptimizer):
             master_weight_dtype=master_weight_dtype,
             stochastic_rounding=stochastic_rounding,
             seed=seed,
-            fused=fused,
-            foreach=foreach,
-            differentiable=differentiable,
+            ema_decay=ema_decay,
+            ema_warmup=ema_warmup,
+            ema_start_step=ema_start_step,
+            **torch_only,
         )
 
     @overload

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchfuse._delegation import attribute_of
+from torchfuse.optimizers import FusedOptimizer
 
 # Parameters and gradients of one group, by computation dtype, device and mesh of DTensors.
 _Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[Tensor]]]
@@ -102,6 +103,12 @@ class LARC(torch.optim.Optimizer):
     )
     defaults: dict[str, Any] = attribute_of(
         "optim", "defaults", "Defaults of the wrapped optimizer."
+    )
+    ema_weights: Callable[[], contextlib.AbstractContextManager[None]] = attribute_of(
+        "optim", "ema_weights", "The method of the wrapped optimizer, if it keeps averages."
+    )
+    swap_ema_: Callable[[], None] = attribute_of(
+        "optim", "swap_ema_", "The method of the wrapped optimizer, if it keeps averages."
     )
 
     def __init__(
@@ -198,6 +205,8 @@ class LARC(torch.optim.Optimizer):
             RuntimeError: for a sparse or complex gradient; the message names the parameter and the
                 group, and nothing has been changed.
         """
+        if isinstance(self.optim, FusedOptimizer):
+            self.optim._refuse_swapped("step")
         loss: float | None = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The stand-ins for the toolkit's 16-bit types against the kernels' own routines.
+// The stand-ins for the toolkit's 16-bit types against the kernels' own routines; in a CUDA build
+// also the toolkit's own, as it computes them for the host and for cards before 8.0.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <gtest/gtest.h>

@@ -64,6 +64,17 @@ struct LayerNormInputs {
   }
 };
 
+/// Rows whose sums are rounded in the same direction at every element: of x, of its squares, of the
+/// gradient and of its product with x_hat.
+inline LayerNormInputs inputs_of_long_rows(const LayerNormCase& c) {
+  LayerNormInputs in(c);
+  for (std::int64_t i = 0; i < in.x.numel(); ++i) {
+    in.x.set(i, c.shape.rms || i % 3 == 0 ? 0.7 : 0.1);
+    in.dy.set(i, 0.1);
+  }
+  return in;
+}
+
 /// What a pass computes; NaN where it writes no number.
 struct LayerNormResults {
   Buffer output, mean, rstd, grad_input, grad_weight, grad_bias;

@@ -104,6 +104,22 @@ TEST(LayerNorm, KeepsItsDigitsFarFromZero) {
   }
 }
 
+TEST(LayerNorm, ErrorsDoNotGrowWithTheLengthOfARow) {
+  for (const bool rms : {false, true}) {
+    // Pieces that are summed together, with and without a rest.
+    for (const std::int64_t columns : {8192, 8193, 16384, (1 << 20) + 13}) {
+      const LayerNormCase c{{1, columns, rms, DType::kFloat32, DType::kFloat32}, false};
+      SCOPED_TRACE(name_of(c));
+      const LayerNormInputs in = inputs_of_long_rows(c);
+      const LayerNormResults expected = run(c, in, levels_here().back(), 1);
+      expect_right(c, in, expected);
+      for (const CpuIsa isa : levels_here()) {
+        EXPECT_TRUE(run(c, in, isa, 1) == expected) << name_of(isa);
+      }
+    }
+  }
+}
+
 TEST(LayerNorm, WeightsOfZeroAreRecomputedFromAsTheLeastWeight) {
   EXPECT_EQ(inverse_weight(0.5), 2.0);
   EXPECT_EQ(inverse_weight(0.0), 1.0 / kLeastWeight);

@@ -25,6 +25,7 @@ CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
   args.smoothing = c.smoothing;
   args.losses = {r.losses.data(), r.losses.dtype()};
   args.log_sum_exp = r.log_sum_exp.data();
+  args.rest = r.rest.data();
   in_steps([&](auto i, auto j) { softmax_cross_entropy_cpu(isa, args, i, j); });
   CrossEntropyBackwardArgs backward;
   backward.shape = c.shape;
@@ -33,6 +34,7 @@ CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
   backward.smoothing = c.smoothing;
   backward.grad_losses = {in.grad_losses.data(), in.grad_losses.dtype()};
   backward.log_sum_exp = r.log_sum_exp.data();
+  backward.rest = r.rest.data();
   backward.grad_logits = r.grad_logits.data();
   in_steps([&](auto i, auto j) { softmax_cross_entropy_backward_cpu(isa, backward, i, j); });
   return r;
@@ -49,6 +51,42 @@ TEST(SoftmaxCrossEntropy, ValuesAndBitsAtEveryLevel) {
       EXPECT_TRUE(run(c, in, isa, 1 << 30) == expected) << name_of(isa);
     }
     EXPECT_TRUE(run(c, in, levels_here().back(), 1) == expected);
+  }
+}
+
+TEST(SoftmaxCrossEntropy, ErrorsDoNotGrowWithTheLogits) {
+  for (const auto& [c, center] : cases_of_large_logits()) {
+    SCOPED_TRACE(name_of(c) + " around " + std::to_string(center));
+    const CrossEntropyInputs in(c, 0, center);
+    for (const CpuIsa isa : levels_here()) expect_right(c, in, run(c, in, isa, 1));
+  }
+}
+
+TEST(SoftmaxCrossEntropy, ErrorsDoNotGrowWithTheLengthOfARow) {
+  const CrossEntropyCase c{{1, (1 << 20) + 13, DType::kFloat32}, 0.1};
+  const CrossEntropyInputs in = logits_of_a_long_row(c);
+  const CrossEntropyResults expected = run(c, in, levels_here().back(), 1);
+  expect_long_row_right(c, in, expected);
+  for (const CpuIsa isa : levels_here()) EXPECT_TRUE(run(c, in, isa, 1) == expected);
+}
+
+TEST(SoftmaxCrossEntropy, WithoutTheRestTheLogSumIsWhatIsKnown) {
+  const CrossEntropyCase c{{1, 4, DType::kFloat32}};
+  CrossEntropyInputs in(c);
+  in.labels = {0};
+  CrossEntropyResults r = run(c, in, levels_here().back(), 1);
+  const Buffer with_rest = r.grad_logits;
+  r.rest.set(0, 1.0);
+  CrossEntropyBackwardArgs args;
+  args.shape = c.shape;
+  args.logits = in.logits.data();
+  args.labels = {in.labels.data(), false, 0};
+  args.grad_losses = {in.grad_losses.data(), in.grad_losses.dtype()};
+  args.log_sum_exp = r.log_sum_exp.data();
+  args.grad_logits = r.grad_logits.data();
+  softmax_cross_entropy_backward_cpu(levels_here().back(), args, 0, 1);
+  for (std::int64_t j = 0; j < 4; ++j) {
+    EXPECT_NEAR(r.grad_logits.get(j), with_rest.get(j), 1e-6);
   }
 }
 

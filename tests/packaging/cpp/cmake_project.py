@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def run(
         expected = "success" if ok else "failure"
         pytest.fail(f"{command}: expected {expected}, got {result.returncode}\n{result.stdout}")
     return result.stdout
+
+
+def run_in_processes(processes: int, *command: str | Path) -> str:
+    """Output of a command that torchrun starts in so many processes, on the CPU."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return run(
+        *("timeout", "240", *torchrun, "--nproc-per-node", str(processes), *command),
+        env=environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
+    )
 
 
 def configure(

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the tests share: one installed prefix, and one compilation of the consumer's checks."""
+"""What the tests share: one installed prefix, and what is compiled against it once."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cmake_project import BUILD, TORCH, WORK, build_consumer, run, run_consumer
+from cmake_project import BUILD, ROOT, TORCH, WORK, build_consumer, configure, run, run_consumer
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,12 @@ def checks(prefix: Path) -> str:
     program = build_consumer("prefix", f"-DCMAKE_PREFIX_PATH={prefix}")
     run_consumer(program, TORCH)
     return f"-DCONSUMER_CHECKS={program.parent / 'libchecks.a'}"
+
+
+@pytest.fixture(scope="session")
+def example(prefix: Path) -> Callable[[str], Path]:
+    """Programs that tests/packaging/examples builds, by their names."""
+    build = WORK / "examples"
+    configure(ROOT / "tests/packaging/examples", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", build)
+    return lambda name: build / name / name

@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cmake_project import ROOT, WORK, configure, environment, run
-
-LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
-LAUNCHER += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node"]
-ENVIRONMENT = environment(OMP_NUM_THREADS="1")
+from cmake_project import ROOT, environment, run, run_in_processes
 
 
 @pytest.fixture(scope="module")
-def program(prefix: Path) -> Path:
-    build = WORK / "distributed_digits"
-    configure(ROOT / "examples/cpp/distributed_digits", build, f"-DCMAKE_PREFIX_PATH={prefix}")
-    run("cmake", "--build", build)
-    return build / "distributed_digits"
+def program(example: Callable[[str], Path]) -> Path:
+    return example("distributed_digits")
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +25,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(program: Path, data: Path, out: Path, processes: int, *options: str) -> list[float]:
-    command = [*LAUNCHER, str(processes), "--no-python", program, data, out, *options]
-    run("timeout", "240", *command, env=ENVIRONMENT)
+    run_in_processes(processes, "--no-python", program, data, out, *options)
     losses: list[float] = json.loads((out / "losses_cpp.json").read_text())
     return losses
 
 
 def test_losses_are_those_of_the_python_program(program: Path, data: Path, tmp_path: Path) -> None:
     script = ROOT / "examples/python/distributed_digits.py"
-    options = ["--epochs", "1", "--out", tmp_path / "python"]
-    run("timeout", "240", *LAUNCHER, "1", script, *options, env=ENVIRONMENT)
+    run_in_processes(1, script, "--epochs", "1", "--out", tmp_path / "python")
     expected = json.loads((tmp_path / "python/losses.json").read_text())
     for processes in (1, 2):
         losses = train(program, data, tmp_path / str(processes), processes, "--epochs", "1")

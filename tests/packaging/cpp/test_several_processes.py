@@ -4,27 +4,20 @@
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cmake_project import ROOT, WORK, configure, environment, run
-
-LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-ENVIRONMENT = environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+from cmake_project import ROOT, environment, run, run_in_processes
 
 
 @pytest.fixture(scope="module")
-def program(prefix: Path) -> Path:
-    build = WORK / "several_processes"
-    folder = prefix / "lib/cmake/torchfuse"
-    configure(ROOT / "examples/cpp/several_processes", build, f"-Dtorchfuse_DIR={folder}")
-    run("cmake", "--build", build)
-    return build / "several_processes"
+def program(example: Callable[[str], Path]) -> Path:
+    return example("several_processes")
 
 
-def losses_of(*command: str | Path) -> list[float]:
-    printed = run("timeout", "240", *LAUNCHER, *command, env=ENVIRONMENT)
+def losses_of(processes: int, *command: str | Path) -> list[float]:
+    printed = run_in_processes(processes, *command)
     (accuracy,) = re.findall(r"^accuracy (.+)$", printed, re.MULTILINE)
     assert float(accuracy) > 0.95
     return [float(loss) for loss in re.findall(r"^epoch \d+: loss (.+)$", printed, re.MULTILINE)]
@@ -34,13 +27,14 @@ def test_it_trains_as_the_python_program_in_any_number_of_processes(
     program: Path, tmp_path: Path
 ) -> None:
     script = ROOT / "examples/python/several_processes.py"
-    expected = losses_of("2", script, tmp_path / "python")
+    expected = losses_of(2, script, tmp_path / "python")
     assert len(expected) == 12
-    for processes in ("1", "2"):
-        losses = losses_of(processes, "--no-python", program, tmp_path / processes)
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        losses = losses_of(processes, "--no-python", program, folder)
         # Sums in fp16 depend on the size of a process's part, and differences grow.
         assert losses[:5] == pytest.approx(expected[:5], rel=0.01)
-        assert {file.name for file in (tmp_path / processes).iterdir()} == {
+        assert {file.name for file in folder.iterdir()} == {
             "net.pt",
             "optimizer.pt",
             "scaler.pt",

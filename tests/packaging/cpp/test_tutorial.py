@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cmake_project import ROOT, WORK, configure, run
+from cmake_project import ROOT, run
 
 
 @pytest.fixture(scope="module")
-def program(prefix: Path) -> Path:
-    build = WORK / "tutorial"
-    configure(ROOT / "examples/cpp/mixed_precision_loop", build, f"-DCMAKE_PREFIX_PATH={prefix}")
-    run("cmake", "--build", build)
-    return build / "mixed_precision_loop"
+def program(example: Callable[[str], Path]) -> Path:
+    return example("mixed_precision_loop")
 
 
 def test_the_classic_loop_in_cpp_learns_and_resumes_to_the_bit(

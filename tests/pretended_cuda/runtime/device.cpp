@@ -13,7 +13,7 @@ namespace {
 
 /// The figures of an H100, which a program may size its grids by.
 constexpr int kMultiprocessors = 132;
-constexpr int kMajor = 9;
+constexpr int kCapability = 90;
 constexpr int kMaxThreadsPerBlock = 1024;
 constexpr int kMaxThreadsPerMultiprocessor = 2048;
 constexpr int kWarp = 32;
@@ -24,6 +24,12 @@ constexpr int kRuntimeVersion = CUDART_VERSION;
 constexpr int kMostDevices = 16;
 
 thread_local int chosen_device = 0;
+
+int capability() {
+  static const auto capability =
+      static_cast<int>(setting("PRETENDED_CUDA_CAPABILITY", kCapability));
+  return capability;
+}
 
 }  // namespace
 
@@ -92,7 +98,8 @@ PRETENDED_CUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* propertie
   properties->maxGridSize[0] = 0x7fffffff;
   properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
   properties->totalConstMem = 65536;
-  properties->major = kMajor;
+  properties->major = capability() / 10;
+  properties->minor = capability() % 10;
   properties->textureAlignment = 512;
   properties->memPitch = 0x7fffffff;
   properties->multiProcessorCount = kMultiprocessors;
@@ -113,10 +120,10 @@ PRETENDED_CUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr
       *value = kMultiprocessors;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = kMajor;
+      *value = capability() / 10;
       break;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
+      *value = capability() % 10;
       break;
     case cudaDevAttrMaxThreadsPerBlock:
       *value = kMaxThreadsPerBlock;

@@ -1,25 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """CustomForward and CustomBackward of C++ against torch.amp's decorators: one program, twice.
 
-The C++ program is tests/cpp/api/amp/autocast_program.cpp; `make test-cpp` builds it.
+The C++ program is tests/cpp/api/amp/autocast_program.cpp.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from support.cpp_programs import cpp_program
 from torch import Tensor
-
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
-PROGRAM = BUILD / "tests" / "cpp" / "torchfuse_autocast_program"
 
 CXX_NAMES = {
     torch.float32: "Float",
@@ -85,12 +79,7 @@ def run_python() -> list[str]:
 
 
 def test_cpp_sees_what_python_sees() -> None:
-    if not PROGRAM.exists():
-        pytest.skip(f"{PROGRAM.name} is not built in {BUILD}; make test-cpp builds it")
-    built = subprocess.run([PROGRAM, "--torch-version"], capture_output=True, text=True, check=True)
-    if built.stdout.strip() != torch.__version__.split("+")[0]:
-        pytest.skip(f"{PROGRAM.name} was built with torch {built.stdout.strip()}")
-    found = subprocess.run([PROGRAM], capture_output=True, text=True, check=True)
+    found = subprocess.run(cpp_program("autocast"), capture_output=True, text=True, check=True)
     expected = run_python()
     assert len(set(expected)) > 20
     assert found.stdout.splitlines() == expected

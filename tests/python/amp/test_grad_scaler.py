@@ -187,7 +187,7 @@ def test_disabled_passes_everything_through() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_scaler_without_cuda_warns_and_is_disabled() -> None:
     with pytest.warns(UserWarning, match="CUDA is not available"):
-        scaler = GradScaler()
+        scaler = GradScaler("cuda")
     assert not scaler.is_enabled()
 
 

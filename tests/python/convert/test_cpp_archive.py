@@ -103,6 +103,7 @@ STORAGE: dict[str, dict[str, Any]] = {
         "state_dtype": torch.bfloat16,
     },
     "stochastic": {"stochastic_rounding": True, "seed": 2**62 + 1},
+    "averages": {"ema_decay": 0.75, "ema_warmup": True, "ema_start_step": 1},
 }
 
 

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs that change their language on the way, against runs that do not: both programs, all classes.
 
-The C++ program is tests/cpp/api/optim/checkpoint_program.cpp; `make test-cpp` builds it.
+The C++ program is tests/cpp/api/optim/checkpoint_program.cpp.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from support.checkpoints import (
     used_tensors,
 )
 from support.compare import assert_same_bits
+from support.cpp_programs import cpp_program
 from torch import Tensor
 
 import torchfuse
@@ -30,10 +29,6 @@ from torchfuse import _C
 from torchfuse.convert import Conversion, convert_checkpoint, read_cpp_archive
 from torchfuse.optimizers import FusedOptimizer
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
-
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
-PROGRAM = BUILD / "tests" / "cpp" / "torchfuse_checkpoint_program"
 
 CLASSES = _C.optimizer_classes()
 MODES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
@@ -43,23 +38,6 @@ MODES: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "bf16-remainder": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
     "bf16-stochastic": (torch.bfloat16, {"stochastic_rounding": True, "seed": 11}),
 }
-
-
-@functools.cache
-def unusable() -> str | None:
-    if not PROGRAM.exists():
-        return f"{PROGRAM.name} is not built in {BUILD}; make test-cpp builds it"
-    built = subprocess.run([PROGRAM, "--torch-version"], capture_output=True, text=True, check=True)
-    if built.stdout.strip() != torch.__version__.split("+")[0]:
-        return f"{PROGRAM.name} was built with torch {built.stdout.strip()}"
-    return None
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _program_is_built() -> None:
-    reason = unusable()
-    if reason is not None:
-        pytest.skip(reason)
 
 
 @dataclass(frozen=True)
@@ -112,9 +90,9 @@ def prepare(name: str, mode: str, folder: Path) -> tuple[Runs, list[str]]:
 @pytest.fixture(scope="module")
 def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Runs]:
     """All runs of the C++ program, in one process: torch takes longer to load than they take."""
+    command = cpp_program("checkpoint")
     root = tmp_path_factory.mktemp("runs")
     found: dict[tuple[str, str], Runs] = {}
-    command = [str(PROGRAM)]
     for name in CLASSES:
         for mode in MODES:
             found[name, mode], arguments = prepare(name, mode, root / f"{name}-{mode}")

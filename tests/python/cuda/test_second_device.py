@@ -17,6 +17,7 @@ from cuda_problem import FEW_KINDS, SEVERAL_LAUNCHES, SIZES, Kind, Problem, Run,
 from support.adam import make_params, random_grads, set_grads, snapshot
 from support.batch_norm import make_problem
 from support.compare import assert_all_same_bits
+from support.processes import need_devices
 from torch import Tensor
 
 from torchfuse import clip_grad_norm_
@@ -178,3 +179,33 @@ def test_a_capture_is_seen() -> None:
             {str(i): param.detach().cpu() for i, param in enumerate(params)},
             {str(i): value.cpu() for i, value in enumerate(before)},
         )
+
+
+@pytest.mark.parametrize("overflow", [False, True], ids=["finite", "overflow"])
+def test_a_model_on_two_devices_steps_as_on_one(overflow: bool) -> None:
+    """One norm and one decision for both, whichever device an overflow is on."""
+    need_devices("cuda", 2)
+
+    def body(devices: tuple[str, str]) -> dict[str, Tensor]:
+        params = [
+            torch.nn.Parameter(param.detach().to(devices[index % 2]))
+            for index, param in enumerate(make_params(device="cpu"))
+        ]
+        optimizer = FusedAdam(params, lr=0.01, max_grad_norm=0.5)
+        scaler = GradScaler(devices[0], init_scale=8.0)
+        for seed in range(3):
+            scaler.scale(torch.ones((), device=devices[0]))
+            set_grads(params, random_grads(params, seed, scale=8.0))
+            if overflow and seed == 1:
+                assert params[1].grad is not None
+                params[1].grad.view(-1)[2] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+        values = {name: value.cpu() for name, value in snapshot(optimizer).items()}
+        return values | {"scale": torch.tensor(scaler.get_scale())}
+
+    one, two = body(("cuda:0", "cuda:0")), body(("cuda:0", "cuda:1"))
+    assert one["scale"] == (4.0 if overflow else 8.0)
+    # The partial sums of the norm are added in another order.
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=2e-6, atol=1e-7, msg=name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The program of docs/data_parallel.md: two processes train as one."""
+"""The program of docs/data_parallel.md: two processes train as one, under either launcher."""
 
 from __future__ import annotations
 
@@ -9,25 +9,51 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.torchrun import torchrun
+from support.torchrun import Outcome, torchrun
 
 pytestmark = pytest.mark.processes
 
 PROGRAM = Path(__file__).resolve().parents[3] / "examples/python/several_processes.py"
 
 
-def test_two_processes_train_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    losses = []
-    for processes in (1, 2):
-        outcome = torchrun(processes, [sys.executable, str(PROGRAM), str(tmp_path)])
-        assert outcome.status == 0, outcome.output
-        found = re.findall(r"^epoch \d+: loss (.+)$", outcome.output, re.MULTILINE)
-        losses.append([float(loss) for loss in found])
+def run(processes: int, folder: Path, *launcher: str) -> Outcome:
+    """The program's end, on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        command = [sys.executable, str(PROGRAM), str(folder)]
+        outcome = torchrun(processes, command, launcher or ("torch.distributed.run",))
+    assert outcome.status == 0, outcome.output
+    return outcome
+
+
+def losses(outcome: Outcome) -> list[float]:
+    found = re.findall(r"^epoch \d+: loss (.+)$", outcome.output, re.MULTILINE)
+    return [float(loss) for loss in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("several")
+
+
+@pytest.fixture(scope="module")
+def in_two(folder: Path) -> Outcome:
+    return run(2, folder)
+
+
+def test_two_processes_train_as_one(in_two: Outcome, folder: Path, tmp_path: Path) -> None:
+    alone = run(1, tmp_path)
+    for outcome in (alone, in_two):
         (accuracy,) = re.findall(r"^accuracy (.+)$", outcome.output, re.MULTILINE)
         assert float(accuracy) > 0.95
-    assert len(losses[0]) == 12
+    assert len(losses(alone)) == 12
     # Sums in fp16 depend on the size of a process's part, and differences grow.
-    assert losses[1][:5] == pytest.approx(losses[0][:5], rel=0.01)
-    saved = torch.load(tmp_path / "end.pt", weights_only=True)
+    assert losses(in_two)[:5] == pytest.approx(losses(alone)[:5], rel=0.01)
+    saved = torch.load(folder / "end.pt", weights_only=True)
     assert sorted(saved) == ["net", "optimizer", "scaler"]
+
+
+def test_the_launcher_of_older_tutorials_does_the_same(in_two: Outcome, tmp_path: Path) -> None:
+    older = run(2, tmp_path, "torch.distributed.launch", "--use-env")
+    assert "torch.distributed.launch is deprecated" in older.output
+    assert losses(older) == losses(in_two)

@@ -91,6 +91,63 @@ def test_infinite_and_large_logits(dtype: torch.dtype) -> None:
     assert dx[3:].isnan().any(dim=1).all()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("center", [1e2, 1e3, 1e4, 1e5, 1e6, -1e6])
+def test_errors_do_not_grow_with_the_logits(center: float, smoothing: float) -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 1000) * 2 + center, torch.randint(1000, (4,))
+    losses, dx = run(logits, labels, torch.ones(4), smoothing=smoothing)
+    expected, expected_dx = reference(logits, labels, torch.ones(4), label_smoothing=smoothing)
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(dx.double(), expected_dx, rtol=2e-6, atol=1e-9)
+    assert dx.sum(1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_equal_logits_share_the_gradient_at_any_size(dtype: torch.dtype, smoothing: float) -> None:
+    logits = torch.full((2, 3), 3e38, dtype=dtype)
+    logits[1] = -logits[1]
+    labels = torch.tensor([0, 2])
+    losses, dx = run(logits, labels, torch.ones(2), smoothing=smoothing, dtype=None)
+    expected, expected_dx = reference(
+        torch.zeros(2, 3), labels, torch.ones(2), label_smoothing=smoothing
+    )
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=0)
+    torch.testing.assert_close(dx.double(), expected_dx, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_errors_do_not_grow_with_the_classes(smoothing: float) -> None:
+    logits, labels = torch.full((1, 1 << 20), 0.1), torch.tensor([7])
+    logits[0, 5] = 1.0
+    losses, dx = run(logits, labels, torch.ones(1), smoothing=smoothing)
+    expected, expected_dx = reference(logits, labels, torch.ones(1), label_smoothing=smoothing)
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=0)
+    # Smoothing subtracts nearly all of a probability.
+    torch.testing.assert_close(dx.double(), expected_dx, rtol=2e-6, atol=2e-12)
+
+
+def test_gradients_from_the_rounded_sum_alone_are_apexs() -> None:
+    logits, labels = torch.tensor([[3e38, 3e38, 3e38]]), torch.tensor([0])
+    ops = torch.ops.torchfuse
+    losses, log_sum_exp, rest = ops.softmax_cross_entropy_forward(logits, labels)
+    assert torch.equal(log_sum_exp, logits[:, 0])
+    torch.testing.assert_close(rest, losses)
+    backward = ops.softmax_cross_entropy_backward
+    without = backward(torch.ones(1), logits, log_sum_exp, labels)
+    assert without.tolist() == [[0.0, 1.0, 1.0]]
+    whole = backward(torch.ones(1), logits, log_sum_exp, labels, rest=rest)
+    torch.testing.assert_close(whole, torch.tensor([[-2 / 3, 1 / 3, 1 / 3]]))
+    with pytest.raises(
+        RuntimeError,
+        match=r"softmax_cross_entropy_backward: expected rest to be a contiguous Float tensor of "
+        r"1 elements, got Double of shape \[1\]\. Pass what the forward pass returned\.",
+    ):
+        backward(torch.ones(1), logits, log_sum_exp, labels, rest=rest.double())
+
+
 def test_gradients_of_gradients() -> None:
     logits = torch.randn(4, 5, dtype=F64, requires_grad=True)
     labels = torch.tensor([0, 4, 9, 2])
@@ -165,54 +222,3 @@ def test_an_empty_batch() -> None:
     losses, dx = run(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     assert losses.shape == (0,)
     assert dx.shape == (0, 4)
-
-
-@pytest.mark.parametrize(
-    ("logits", "labels", "options", "message"),
-    [
-        (
-            torch.zeros(2, 3),
-            torch.tensor([0, 3]),
-            {},
-            r"softmax_cross_entropy_forward: expected labels\[1\] to be from 0 to 2, or "
-            r"ignore_index, got 3",
-        ),
-        (torch.zeros(2, 3), torch.tensor([0, -1]), {}, r"expected labels\[1\] to be from 0 to 2"),
-        (
-            torch.zeros(2, 3, 4),
-            torch.tensor([0, 1]),
-            {},
-            r"expected logits to be of shape \[N, C\] with at least one class, got \[2, 3, 4\]",
-        ),
-        (torch.zeros(2, 0), torch.tensor([0, 0]), {}, r"with at least one class, got \[2, 0\]"),
-        (
-            torch.zeros(2, 3),
-            torch.tensor([0]),
-            {},
-            r"expected labels to be an int64 tensor of shape \[2\], got Long of shape \[1\]",
-        ),
-        (torch.zeros(2, 3), torch.zeros(2), {}, r"expected labels to be an int64 tensor"),
-        (
-            torch.zeros(2, 3),
-            torch.tensor([0, 1]),
-            {"smoothing": 1.5},
-            r"expected smoothing to be from 0 to 1, got 1\.5",
-        ),
-        (torch.zeros(2, 3), torch.tensor([0, 1]), {"dtype": F16}, r"expected dtype to be Float"),
-    ],
-)
-def test_bad_input(logits: Tensor, labels: Tensor, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        softmax_cross_entropy(logits, labels, **options)
-
-
-def test_probabilities_are_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"got torch\.float32 of shape \[2, 3\]\. For probabilities"
-    ):
-        FusedCrossEntropyLoss()(torch.zeros(2, 3), torch.ones(2, 3))
-
-
-def test_an_unknown_reduction() -> None:
-    with pytest.raises(ValueError, match=r"expected reduction to be 'mean', 'sum' or 'none'"):
-        FusedCrossEntropyLoss(reduction="average")

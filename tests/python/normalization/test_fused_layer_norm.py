@@ -286,3 +286,10 @@ def test_rows_of_a_large_tensor_are_those_of_small_ones(
         total = sum(part[name].double() for part in parts)
         error = (whole[name].double() - total).norm() / total.norm()
         assert error < 4 * TOLERANCE[out]
+
+
+@pytest.mark.parametrize("kind", [FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm])
+def test_modules_on_the_meta_device(kind: Any) -> None:
+    output = kind(4, device="meta")(torch.empty(2, 4, device="meta"))
+    assert output.shape == (2, 4)
+    assert output.device.type == "meta"

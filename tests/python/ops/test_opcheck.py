@@ -119,7 +119,8 @@ def test_softmax_cross_entropy(dtype: torch.dtype, device: str) -> None:
     options: dict[str, Any] = {"smoothing": 0.1, "ignore_index": -1}
     ops = torch.ops.torchfuse
     opcheck(ops.softmax_cross_entropy_forward.default, (logits, labels), options)
-    losses, log_sum_exp = ops.softmax_cross_entropy_forward(logits, labels, **options)
+    losses, log_sum_exp, rest = ops.softmax_cross_entropy_forward(logits, labels, **options)
     arguments = (torch.ones_like(losses), logits, log_sum_exp, labels)
     opcheck(ops.softmax_cross_entropy_backward.default, arguments, options)
+    opcheck(ops.softmax_cross_entropy_backward.default, arguments, {**options, "rest": rest})
     opcheck(ops.softmax_cross_entropy.default, (logits.requires_grad_(), labels), options)

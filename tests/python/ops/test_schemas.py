@@ -81,11 +81,11 @@ PARTS = {
     ),
     "softmax_cross_entropy_forward": (
         "(Tensor logits, Tensor labels, *, float smoothing=0.0, int? ignore_index=None, "
-        "ScalarType? dtype=None) -> (Tensor losses, Tensor log_sum_exp)"
+        "ScalarType? dtype=None) -> (Tensor losses, Tensor log_sum_exp, Tensor rest)"
     ),
     "softmax_cross_entropy_backward": (
         "(Tensor grad_losses, Tensor logits, Tensor log_sum_exp, Tensor labels, *, "
-        "float smoothing=0.0, int? ignore_index=None) -> Tensor"
+        "float smoothing=0.0, int? ignore_index=None, Tensor? rest=None) -> Tensor"
     ),
     "softmax_cross_entropy": (
         "(Tensor logits, Tensor labels, *, float smoothing=0.0, int? ignore_index=None, "

@@ -163,6 +163,29 @@ def test_states_of_another_class_are_refused(
     optimizer.step()
 
 
+@pytest.mark.parametrize(
+    ("saving", "loading", "message"),
+    [
+        (torch.optim.NAdam, FusedAdam, "hold no 'momentum_decay', an option of torch.optim.NAdam"),
+        (torch.optim.RAdam, FusedAdam, "hold 'amsgrad', as groups of torch.optim.Adam"),
+        (torch.optim.NAdam, FusedLAMB, "hold no 'momentum_decay', an option of torch.optim.NAdam"),
+        (FusedLARS, FusedSGD, "hold no 'trust_coefficient', an option of FusedLARS"),
+        (FusedSGD, FusedLARS, "hold no 'dampening', an option of SGD"),
+    ],
+)
+def test_the_same_states_of_another_formula_are_refused(
+    saving: Any, loading: Any, message: str
+) -> None:
+    options = {"momentum": 0.9} if saving in (FusedSGD, FusedLARS) else {}
+    other, optimizer = trained(saving, **options), trained(loading)
+    before = snapshot(optimizer)
+    where = f"{loading.__name__}.load_state_dict: expected param_groups[0] to "
+    with pytest.raises(ValueError, match=f"^{re.escape(where + message)}"):
+        optimizer.load_state_dict(other.state_dict())
+    assert_all_same_bits(snapshot(optimizer), before)
+    optimizer.step()
+
+
 def test_moments_mean_the_same_in_adam_and_lamb() -> None:
     adam, lamb = trained(FusedAdam), trained(FusedLAMB)
     lamb.load_state_dict(adam.state_dict())

@@ -45,6 +45,11 @@ STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "fp32": (torch.float32, {}),
     "bf16-master": (torch.bfloat16, {"master_weights": True}),
     "bf16-remainder": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
+    "fp32-ema": (torch.float32, {"ema_decay": 0.5}),
+    "bf16-remainder-ema": (
+        torch.bfloat16,
+        {"master_weights": True, "store_param_remainders": True, "ema_decay": 0.5},
+    ),
 }
 CASES = {
     f"{spec.algorithm}-{position}-{stored}": (spec, dict(spec.grid[position]), stored)

@@ -42,7 +42,7 @@ every_flag = pytest.mark.parametrize(
 def test_the_flags_are_found() -> None:
     assert {name for spec, name in FLAGS if spec.optimizer is FusedAdam} == {
         "bias_correction", "adam_w_mode", "amsgrad", "set_grad_none", "capturable",
-        "master_weights", "maximize", "skip_non_finite",
+        "ema_warmup", "master_weights", "maximize", "skip_non_finite",
         "store_param_remainders", "stochastic_rounding",
     }  # fmt: skip
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Process groups and data parallelism of C++, in real processes, against torch in Python.
 
-The C++ program is tests/cpp/api/parallel/data_parallel_program.cpp; `make test-cpp` builds it.
+The C++ program is tests/cpp/api/parallel/data_parallel_program.cpp.
 """
 
 from __future__ import annotations
@@ -15,26 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from support import data_parallel as reference
+from support.cpp_programs import cpp_program
 from support.processes import need_devices
 from support.torchrun import Outcome, by_hand, torchrun
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 pytestmark = pytest.mark.processes
-
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
-PROGRAM = BUILD / "tests" / "cpp" / "torchfuse_data_parallel_program"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _program() -> None:
-    if not PROGRAM.exists():
-        pytest.skip(f"{PROGRAM.name} is not built in {BUILD}; make test-cpp builds it")
-    built = subprocess.run([PROGRAM, "--torch-version"], capture_output=True, text=True, check=True)
-    if built.stdout.strip() != torch.__version__.split("+")[0]:
-        pytest.skip(f"{PROGRAM.name} was built with torch {built.stdout.strip()}")
-
 
 Report = dict[str, list[str]]
 #: Starts a program in so many processes.
@@ -54,14 +41,14 @@ def run(
 ) -> list[Report]:
     need_devices(device, ranks)
     on_device = [] if device == "cpu" else [device]
-    outcome = launch(ranks, [str(PROGRAM), mode, str(folder), *on_device])
+    outcome = launch(ranks, cpp_program("data_parallel", mode, folder, *on_device))
     assert outcome.status == 0, outcome.output
     assert "Warning" not in outcome.output
     return [report_of(folder, rank) for rank in range(ranks)]
 
 
 def fail(mode: str, folder: Path, ranks: int = 2) -> Outcome:
-    outcome = torchrun(ranks, [str(PROGRAM), mode, str(folder)])
+    outcome = torchrun(ranks, cpp_program("data_parallel", mode, folder))
     assert outcome.status != 0
     return outcome
 
@@ -132,7 +119,11 @@ def test_sub_groups(tmp_path: Path, device: str) -> None:
 
 def test_indices_of_the_sampler_are_those_of_torch(tmp_path: Path) -> None:
     found = subprocess.run(
-        [PROGRAM, "sampler", tmp_path], capture_output=True, text=True, check=True, timeout=60
+        cpp_program("data_parallel", "sampler", tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     lines = found.stdout.splitlines()
     assert len(lines) == 5 * 4 * 2 * 2 * 3
@@ -153,7 +144,7 @@ def test_indices_of_the_sampler_are_those_of_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["killed", "stopped"])
 def test_a_lost_rank_is_an_error_in_the_others(tmp_path: Path, mode: str) -> None:
     # Not under torchrun, which ends the other processes as soon as one has ended.
-    outcome = by_hand(2, [str(PROGRAM), mode, str(tmp_path)], leaves=mode == "stopped")
+    outcome = by_hand(2, cpp_program("data_parallel", mode, tmp_path), leaves=mode == "stopped")
     assert re.search(
         r"error: torchfuse::parallel::DistributedDataParallel: expected all 2 ranks of group "
         r"'torchfuse' in the reduction of gradients 1 of 1 \('last.*12 in all\) within the "
@@ -185,7 +176,11 @@ def test_a_start_without_torchrun(tmp_path: Path) -> None:
     variables = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     environment = {name: value for name, value in os.environ.items() if name not in variables}
     found = subprocess.run(
-        [PROGRAM, "train", tmp_path], capture_output=True, text=True, env=environment, timeout=60
+        cpp_program("data_parallel", "train", tmp_path),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
     )
     assert found.returncode == 1
     assert "a process without RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT." in found.stderr
@@ -193,7 +188,7 @@ def test_a_start_without_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_world_that_is_not_complete(tmp_path: Path) -> None:
-    outcome = by_hand(3, [str(PROGRAM), "join", str(tmp_path)], world_sizes=[3])
+    outcome = by_hand(3, cpp_program("data_parallel", "join", tmp_path), world_sizes=[3])
     assert outcome.status == 1
     assert (
         "expected 3 processes to join group 'torchfuse' within 5 s, got none with ranks 1, 2."
@@ -201,5 +196,5 @@ def test_a_world_that_is_not_complete(tmp_path: Path) -> None:
 
 
 def test_worlds_of_different_sizes(tmp_path: Path) -> None:
-    outcome = by_hand(2, [str(PROGRAM), "join", str(tmp_path)], world_sizes=[2, 3])
+    outcome = by_hand(2, cpp_program("data_parallel", "join", tmp_path), world_sizes=[2, 3])
     assert "to be started alike, got world size 3 in rank 1 and world size 2" in outcome.output

@@ -45,8 +45,8 @@ def two_groups(
 
 
 def used_tensors(state: Mapping[Any, Mapping[str, Tensor]]) -> dict[Any, dict[str, Tensor]]:
-    """The states; a parameter without any step may or may not have its master yet."""
-    masters = ("master_param", "param_remainder")
+    """The states; a parameter without any step may or may not have its master or average yet."""
+    masters = ("master_param", "param_remainder", "ema_param")
     return {
         key: {n: t for n, t in tensors.items() if n not in masters or float(tensors["step"]) > 0}
         for key, tensors in state.items()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which combinations of a generated test run (`@pytest.mark.combinations`).
 
-Without --all-combinations, and always in the lazy orders of the pretended device: as many as it
-takes that every two values of different parameters meet in one of them. Defects hang on one choice
-or two, hardly ever on five. Each device and order of time has a set of its own.
+With --combinations=pairs, the default, as many as it takes that every two values of different
+parameters meet in one of them. Defects hang on one choice or two, hardly ever on five. With
+--combinations=values, and always in the lazy orders of the pretended device, as many as it takes to
+have every value once. Each device and order of time has a set of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ import pytest
 
 #: A parameter and its value.
 Choice = tuple[str, str]
+#: A test, the choices that have a set of their own, and how many must have met.
+_Set = tuple[str, tuple[Choice, ...], int]
 
 _SETS_OF_THEIR_OWN = {"device", "group_device", "_order_of_time"}
+#: How many choices must have met, for each value of --combinations but "all".
+SIZES = {"values": 1, "pairs": 2}
 
 
 def choices(params: Mapping[str, object]) -> list[Choice]:
@@ -37,39 +42,43 @@ def choices(params: Mapping[str, object]) -> list[Choice]:
     return found
 
 
-def cover_pairs(cases: Iterable[list[Choice]]) -> list[int]:
-    """Indices of cases that together have every pair of choices that any case has.
+def cover(cases: Iterable[list[Choice]], size: int) -> list[int]:
+    """Indices of cases that together have every `size` choices that any case has.
 
-    Each is the first of those that bring the most pairs which those before it lack.
+    Each is the first of those that bring the most which those before it lack.
     """
-    pairs = [set(combinations(case, 2)) for case in cases]
-    missing = set().union(*pairs)
+    met = [set(combinations(case, size)) for case in cases]
+    missing = set().union(*met)
     chosen: list[int] = []
     while missing:
-        best = max(range(len(pairs)), key=lambda index: len(pairs[index] & missing))
+        best = max(range(len(met)), key=lambda index: len(met[index] & missing))
         chosen.append(best)
-        missing -= pairs[best]
-    # Cases of one choice have no pairs.
-    return sorted(chosen) or list(range(len(pairs)))
+        missing -= met[best]
+    # Cases of fewer choices have nothing that meets.
+    return sorted(chosen) or list(range(len(met)))
 
 
-def keep_pairs(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the combinations that bring no pair."""
-    everything = config.getoption("--all-combinations")
-    sets: dict[tuple[object, ...], list[tuple[pytest.Item, list[Choice]]]] = defaultdict(list)
+def keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the combinations that bring nothing new."""
+    asked_for = config.getoption("--combinations")
+    sets: dict[_Set, list[tuple[pytest.Item, list[Choice]]]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("combinations") is None:
             continue
         callspec = getattr(item, "callspec", None)
-        if callspec is None or (everything and not callspec.params.get("_order_of_time")):
+        if callspec is None:
+            continue
+        lazy = callspec.params.get("_order_of_time")
+        if asked_for == "all" and not lazy:
             continue
         case = choices(callspec.params)
         own = tuple(sorted(choice for choice in case if choice[0] in _SETS_OF_THEIR_OWN))
         varied = [choice for choice in case if choice[0] not in _SETS_OF_THEIR_OWN]
-        sets[(item.nodeid.partition("[")[0], own)].append((item, varied))
+        size = SIZES["values" if lazy else asked_for]
+        sets[(item.nodeid.partition("[")[0], own, size)].append((item, varied))
     dropped: set[pytest.Item] = set()
-    for cases in sets.values():
-        kept = set(cover_pairs([varied for _, varied in cases]))
+    for (_, _, size), cases in sets.items():
+        kept = set(cover([varied for _, varied in cases], size))
         dropped |= {item for index, (item, _) in enumerate(cases) if index not in kept}
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which tests run in which orders of time on the pretended device (pytest --orders-of-time).
 
-All run eager. What calls a step or a collective runs in three lazy orders too; of the tests
-marked `combinations`, every pair of values (combinations.py). Ranks have an order each. The orders
-of a test follow from its name, so that what fails also fails alone.
+All run eager. What calls a step or a collective runs in a lazy order too, and what is about
+streams, scalers and collectives in three. Tests marked `combinations`, which are many of one kind,
+run in one, with every value once (combinations.py). Ranks have an order each. The orders of a test
+follow from its name, so that what fails also fails alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import pytest
 import torch
 
 LAZY = (1, 2, 3)
+#: Folders whose tests run in all of them.
+_ABOUT_ORDER = ("amp/", "cuda/", "parallel/")
 _PYTHON_TESTS = Path(__file__).resolve().parents[1]
 #: Folders, and beginnings of files' and tests' names.
 _CALL_STEPS = (
@@ -47,6 +50,8 @@ def orders_of(metafunc: pytest.Metafunc) -> list[int]:
     on_cuda = of_devices or definition.get_closest_marker("cuda")
     if not on_cuda or not name.startswith(_CALL_STEPS):
         return [0]
+    if definition.get_closest_marker("combinations") or not name.startswith(_ABOUT_ORDER):
+        return [0, LAZY[0]]
     return [0, *LAZY]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""tests/python/support/combinations.py: a subset with every pair, and never less."""
+"""tests/python/support/combinations.py: a subset with every pair or value, and never less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.combinations import choices, cover_pairs, keep_pairs
+from support.combinations import choices, cover, keep_some
 
 Case = list[tuple[str, str]]
 
@@ -29,7 +29,7 @@ def pairs(cases: list[Case]) -> set[tuple[tuple[str, str], ...]]:
 @pytest.mark.parametrize("sizes", [(2, 2, 2, 2, 2), (9, 4, 2), (16, 9), (3, 1, 3), (5,), (1, 1)])
 def test_every_pair_is_kept(sizes: tuple[int, ...]) -> None:
     cases = full_product(*sizes)
-    chosen = cover_pairs(cases)
+    chosen = cover(cases, 2)
     assert pairs([cases[index] for index in chosen]) == pairs(cases)
     assert chosen == sorted(set(chosen))
     # At least the product of the two largest, and little more.
@@ -37,9 +37,17 @@ def test_every_pair_is_kept(sizes: tuple[int, ...]) -> None:
     assert largest <= len(chosen) <= 2 * largest + 2
 
 
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 2, 2), (9, 4, 2), (5,), (1, 1)])
+def test_every_value_is_kept(sizes: tuple[int, ...]) -> None:
+    cases = full_product(*sizes)
+    chosen = [cases[index] for index in cover(cases, 1)]
+    assert {choice for case in chosen for choice in case} == {c for case in cases for c in case}
+    assert len(chosen) == max(sizes)
+
+
 def test_combinations_that_are_not_there_are_not_asked_for() -> None:
     cases = [case for case in full_product(3, 3, 3) if case[0][1] != case[1][1]]
-    chosen = [cases[index] for index in cover_pairs(cases)]
+    chosen = [cases[index] for index in cover(cases, 2)]
     assert pairs(chosen) == pairs(cases)
 
 
@@ -81,33 +89,36 @@ class Item:
         return name if self._marked and name == "combinations" else None
 
 
-def kept(marked: bool, everything: bool) -> tuple[int, int, int]:
+def kept(marked: bool, asked_for: str) -> tuple[int, int, int]:
     """How many of 27 tests remain eager, on another device and in a lazy order."""
     dropped: list[Item] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items))
-    config = SimpleNamespace(hook=hook, getoption={"--all-combinations": everything}.__getitem__)
+    config = SimpleNamespace(hook=hook, getoption={"--combinations": asked_for}.__getitem__)
     places = [("cpu", 0), ("cuda", 0), ("cuda", 1)]
     items = [
         Item(marked, a=a, b=b, c=c, device=device, _order_of_time=order)
         for device, order in places
         for a, b, c in product(range(3), repeat=3)
     ]
-    keep_pairs(config, items)  # type: ignore[arg-type]
+    keep_some(config, items)  # type: ignore[arg-type]
     assert len(items) + len(dropped) == 81
     found = [(i.callspec.params["device"], i.callspec.params["_order_of_time"]) for i in items]
     return found.count(places[0]), found.count(places[1]), found.count(places[2])
 
 
 def test_unmarked_tests_are_left_alone() -> None:
-    assert kept(marked=False, everything=False) == (27, 27, 27)
+    assert kept(marked=False, asked_for="values") == (27, 27, 27)
 
 
-def test_each_device_and_order_has_all_pairs() -> None:
-    numbers = kept(marked=True, everything=False)
-    assert all(9 <= number <= 12 for number in numbers)
+def test_each_device_has_all_pairs() -> None:
+    *eager, lazy = kept(marked=True, asked_for="pairs")
+    assert all(9 <= number <= 12 for number in eager)
+    assert lazy == 3
+
+
+def test_each_device_has_all_values() -> None:
+    assert kept(marked=True, asked_for="values") == (3, 3, 3)
 
 
 def test_all_combinations_run_eager_but_not_lazily() -> None:
-    eager, on_cuda, lazy = kept(marked=True, everything=True)
-    assert (eager, on_cuda) == (27, 27)
-    assert 9 <= lazy <= 12
+    assert kept(marked=True, asked_for="all") == (27, 27, 3)

@@ -86,11 +86,13 @@ class Run:
         return Outcome(process.returncode, output)
 
 
-def torchrun(processes: int, command: Sequence[str]) -> Outcome:
-    """Runs a program in so many processes of this machine, under torchrun."""
+def torchrun(
+    processes: int, command: Sequence[str], launcher: Sequence[str] = ("torch.distributed.run",)
+) -> Outcome:
+    """Runs a program in so many processes of this machine, under torchrun or its predecessor."""
     run = Run()
-    torchrun_itself = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run.start([*torchrun_itself, "--no-python", "--nproc-per-node", str(processes), *command])
+    options = ["--standalone", "--no-python", "--nproc-per-node", str(processes)]
+    run.start([sys.executable, "-m", *launcher, *options, *command])
     return run.end()
 
 

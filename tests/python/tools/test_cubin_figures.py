@@ -134,6 +134,16 @@ def test_what_is_equal_is_told_once(tmp_path: Path) -> None:
             "fused_update<Lamb, fp64, fp64, fp64, aligned>",
         ),
         (
+            "cuda::fused_update_kernel<K::cuda::EmaAccess<"
+            "K::cuda::TypedAccess<K::Adam, K::Half, K::Half, float, true> >, true>",
+            "fused_update<Adam, fp16, fp16, fp32, master, ema, aligned>",
+        ),
+        (
+            "cuda::fused_update_kernel<K::cuda::EmaAccess<K::cuda::LookedUpAccess<K::Adam> >, "
+            "false>",
+            "fused_update<Adam, looked up, ema, misaligned>",
+        ),
+        (
             "cuda::fused_update_kernel<K::cuda::LookedUpAccess<K::Adam>, false>",
             "fused_update<Adam, looked up, misaligned>",
         ),

@@ -93,8 +93,11 @@ class TORCHFUSE_API GradScaler {
   /// Sets the scale to the value of a 1-element tensor, which is copied on the device.
   void update(const at::Tensor& new_scale);
 
-  double get_scale() const;            ///< the loss scale, 1 if disabled; reads the device
-  bool last_step_skipped() const;      ///< if the last iteration skipped a step; reads the device
+  double get_scale() const;        ///< the loss scale, 1 if disabled; reads the device
+  bool last_step_skipped() const;  ///< if the last iteration skipped a step; reads the device
+  /// Returns whether the last step of this optimizer was made and not skipped, by itself or by this
+  /// scaler. Reads the device for a FusedOptimizer only.
+  bool last_step_applied(torch::optim::Optimizer& optimizer) const;
   std::int64_t skipped_steps() const;  ///< iterations that skipped a step; reads the device
   /// Returns an int64 tensor [3] on the device, written by update(): iterations, iterations that
   /// skipped a step, and whether the last one did (0 or 1). Undefined before the first scale().
@@ -143,6 +146,8 @@ class TORCHFUSE_API GradScaler {
   std::int64_t init_growth_tracker_ = 0;
   GradScalerCore core_;
   std::unordered_map<GradScalerCore::Key, OptimizerState> states_;
+  /// Whether the last step of an optimizer that is not ours was made.
+  std::unordered_map<GradScalerCore::Key, bool> applied_;
 };
 
 /// Writes a scaler to an archive, for torch::save(scaler, ...).

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <ATen/core/Dict.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,9 +15,12 @@
 #include <torchfuse/export.h>
 #include <torchfuse/fused_step.h>
 
-namespace torchfuse::amp {
+namespace torchfuse {
+class Checkpoint;
+namespace amp {
 class GradScaler;
 }
+}  // namespace torchfuse
 
 namespace torchfuse::optim {
 
@@ -25,6 +30,8 @@ struct ScalingRequest {
   std::optional<at::Tensor> found_inf;   ///< non-zero skips the step; set if `check` finds overflow
   bool check = false;                    ///< look for non-finite gradients inside the step
 };
+
+class EmaWeights;
 
 /// Base of all fused optimizers: a torch::optim::Optimizer whose step() is one FusedStep call.
 ///
@@ -61,6 +68,27 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// as writes through `.data()`: see torchfuse::remake_master(). Other writes need no call.
   void remake_masters();
 
+  /// Exchanges the parameters and their averages in place, or exchanges them back: see
+  /// torchfuse::swap_ema_(). Evaluate or save the model in between, in its dtype; until the second
+  /// call the optimizer takes no step, makes no masters, and saves and loads no state. Parameters
+  /// that have not been stepped have no average and keep their values. EmaWeights makes both calls.
+  /// @throws c10::Error if ema_decay is none; and if a parameter's dtype or sizes have changed
+  ///   since the first call: convert it back and call again.
+  void swap_ema_();
+
+  /// Returns the state in the layout of `state_dict()` of Python's class of the same name: "state",
+  /// a dictionary from a parameter's index to the names and tensors of its state, and
+  /// "param_groups", a list of dictionaries of options. Tensors share memory with the optimizer.
+  virtual c10::impl::GenericDict state_dict() const = 0;
+  /// Checks a state_dict() of C++ or Python, and returns the function that replaces options and
+  /// states by copies of what it holds. Call that function at most once, before the next step.
+  /// @throws c10::ValueError naming the group or parameter and the key; nothing is changed.
+  virtual std::function<void()> prepare_state_dict(const c10::impl::GenericDict& state_dict) = 0;
+  /// Loads a state_dict() of C++ or Python: all of it or, after an exception, nothing.
+  void load_state_dict(const c10::impl::GenericDict& state_dict) {
+    prepare_state_dict(state_dict)();
+  }
+
   /// Returns the L2 norm of the last step's unscaled gradients (0-dim fp32, on the device): NaN if
   /// the step neither clipped nor checked, else 0 without gradients. Undefined before a step.
   at::Tensor grad_norm() const;
@@ -69,6 +97,8 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
 
  protected:
   friend class torchfuse::amp::GradScaler;
+  friend class EmaWeights;
+  friend class torchfuse::Checkpoint;
 
   /// Returns the name of the class, for error messages.
   virtual const char* name() const = 0;
@@ -99,6 +129,8 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Returns whether parameters with these options are rounded stochastically.
   virtual bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const = 0;
 
+  /// Throws, naming `action`, while the averages are in the parameters' place.
+  void refuse_swapped(const char* action) const;
   /// Makes the next step build a new plan; call it after replacing the whole state.
   void invalidate_plan();
   /// Returns "param_groups[<group>]", or "defaults" for none.
@@ -117,7 +149,26 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   void fused_update();
 
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  ///< shared with EmaWeights alone
+};
+
+/// Puts the averages in the parameters' place for as long as it lives, as swap_ema_() does. The
+/// optimizer may be moved or end before it.
+class TORCHFUSE_API EmaWeights {
+ public:
+  /// @throws c10::Error if the averages are in the parameters' place already, or ema_decay is none.
+  explicit EmaWeights(FusedOptimizer& optimizer);
+  /// Restores the parameters. Warns if that fails, as after the model was converted to another
+  /// dtype; then the optimizer refuses steps until swap_ema_() restores them.
+  ~EmaWeights();
+  EmaWeights(const EmaWeights&) = delete;
+  EmaWeights& operator=(const EmaWeights&) = delete;
+  EmaWeights(EmaWeights&&) = delete;
+  EmaWeights& operator=(EmaWeights&&) = delete;
+
+ private:
+  const char* name_;  ///< of the optimizer's class
+  std::shared_ptr<FusedOptimizer::Impl> impl_;
 };
 
 /// Implementation of a fused optimizer with given types of options and per-parameter states.
@@ -138,8 +189,16 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
   /// Checks everything in the archive before any of it replaces the optimizer's own. The archive's
   /// optimizer-wide options also replace those of the defaults.
   void load(torch::serialize::InputArchive& archive) override;
+  /// Returns options and states in Python's layout; see FusedOptimizer.
+  c10::impl::GenericDict state_dict() const override;
+  /// Checks a state dict and returns what loads it; see FusedOptimizer.
+  std::function<void()> prepare_state_dict(const c10::impl::GenericDict& state_dict) override;
 
  private:
+  template <class Archive>
+  std::function<void()> prepare_load(Archive& archive);
+  template <class Groups>
+  void replace_state(Groups& loaded);
   const char* name() const override;
   const char* algorithm() const override;
   void check_options(const torch::optim::OptimizerOptions& options,

@@ -54,6 +54,11 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   /// Seed of stochastic rounding, >= 0. The random bits depend only on the seed, the parameter's
   /// index among all groups, its step count and the element. Optimizer-wide.
   TORCHFUSE_ARG(std::int64_t, seed) = 0;
+  /// Decay of exponential moving averages of the parameters, in [0, 1), which steps move: see
+  /// EmaOptions. None: no averages. Optimizer-wide, as the two options below.
+  TORCHFUSE_ARG(std::optional<double>, ema_decay) = std::nullopt;
+  TORCHFUSE_ARG(bool, ema_warmup) = false;          ///< as EmaOptions::warmup
+  TORCHFUSE_ARG(std::int64_t, ema_start_step) = 0;  ///< as EmaOptions::start_step, >= 0
 
  public:
   /// Throws, naming `owner` and the option, if a value is out of range.
@@ -85,6 +90,8 @@ struct TORCHFUSE_API FusedParamStateOf : public torch::optim::OptimizerCloneable
   TORCHFUSE_ARG(torch::Tensor, master_param) = {};  ///< fp32 master of a 16-bit parameter, or none
   /// int16 remainder that replaces master_param for bf16 parameters with store_param_remainders.
   TORCHFUSE_ARG(torch::Tensor, param_remainder) = {};
+  /// Average of the parameter with ema_decay: fp64 for an fp64 parameter, else fp32.
+  TORCHFUSE_ARG(torch::Tensor, ema_param) = {};
 
  public:
   /// Reads the tensors that the archive holds; the others become undefined.

@@ -45,7 +45,7 @@ class TORCHFUSE_API NoSync {
 
  private:
   friend class DataParallelBase;
-  explicit NoSync(std::shared_ptr<bool> sync);
+  NoSync(std::shared_ptr<bool> sync, bool local);
   std::shared_ptr<bool> sync_;
   bool before_;
 };
@@ -62,14 +62,18 @@ class TORCHFUSE_API DataParallelBase {
   DataParallelBase& operator=(const DataParallelBase&) = delete;
 
   /// For gradient accumulation: the backward() of a forward() in its scope reduces nothing, and the
-  /// next backward() of a forward() outside of it reduces the sums.
+  /// next backward() of a forward() outside of it reduces the sums. It is the place of the
+  /// forward() that counts.
   ///
-  ///     {
-  ///       const auto local = model.no_sync();
-  ///       model.forward(first).sum().backward();
+  ///     for (int part = 0; part < kParts; ++part) {
+  ///       const auto local = model.no_sync(part + 1 < kParts);  // the last one averages all
+  ///       (model.forward(inputs[part]).sum() / kParts).backward();
   ///     }
-  ///     model.forward(second).sum().backward();  // averages both
-  [[nodiscard]] NoSync no_sync();
+  ///     optimizer.step();
+  ///
+  /// @param local false: the scope changes nothing, so that one loop body serves all parts; inside
+  ///   of the scope of another guard gradients stay local.
+  [[nodiscard]] NoSync no_sync(bool local = true);
   /// Copies rank 0's buffers to all ranks, for evaluation or checkpoints on them; a collective.
   void sync_buffers();
   /// Returns the parameters' names in each bucket, in the order in which buckets are reduced.

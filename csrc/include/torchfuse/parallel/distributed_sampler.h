@@ -46,7 +46,13 @@ class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<>
   explicit DistributedSampler(std::size_t size, const DistributedSamplerOptions& options = {});
 
   /// Sets the epoch whose order reset() uses; a data loader calls reset() when an epoch begins.
-  void set_epoch(std::int64_t epoch) { *epoch_ = epoch; }
+  void set_epoch(std::int64_t epoch) {
+    if (epoch_->exchange(epoch) != epoch) *start_ = 0;
+  }
+  /// Sets the epoch, and makes the next reset(), of this sampler or a copy of it, begin after the
+  /// first `position` indices, unless set_epoch() sets another epoch first.
+  /// @throws c10::ValueError for a position above size().
+  void resume(std::int64_t epoch, std::size_t position);
   /// Returns the epoch that set_epoch() set, 0 at first.
   std::int64_t epoch() const { return *epoch_; }
   /// Returns the number of indices in an epoch, the same in all processes.
@@ -67,6 +73,7 @@ class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<>
   std::size_t data_size_;
   DistributedSamplerOptions options_;
   std::shared_ptr<std::atomic<std::int64_t>> epoch_;
+  std::shared_ptr<std::atomic<std::size_t>> start_;  ///< where the next reset() begins, once
   std::vector<std::size_t> indices_;
   std::size_t position_ = 0;
 };

@@ -68,6 +68,7 @@ class LossScaler:
         self._unskipped = 0
         # Programs exchange it: a flag of int32 that a check sets and update_scale() reads.
         self._overflow_buf = torch.zeros(1, dtype=torch.int32, device="cpu")
+        self._has_overflow = False  # as the last update_scale() found it
         self._core = _C.GradScalerCore()
 
     def loss_scale(self) -> float:
@@ -76,6 +77,7 @@ class LossScaler:
 
     def clear_overflow_state(self) -> None:
         """Forgets overflows that `update_scale()` has not read."""
+        self._has_overflow = False
         self._overflow_buf.zero_()
 
     def unscale_(self, params: Sequence[Tensor]) -> None:
@@ -101,8 +103,8 @@ class LossScaler:
         Returns:
             Whether to skip the optimizer's step. A constant scale never skips.
         """
-        overflow = self.dynamic and bool(self._overflow_buf.item())
-        if overflow:
+        self._has_overflow = self.dynamic and bool(self._overflow_buf.item())
+        if self._has_overflow:
             self._loss_scale = max(self._loss_scale / self._scale_factor, self._min_loss_scale)
             self._unskipped = 0
             return True

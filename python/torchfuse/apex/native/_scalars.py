@@ -51,15 +51,23 @@ def counts_before(step: Scalar, params: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns a step count for each parameter, below `step` by 1; the ops count this step."""
     first = params[0]
     # A step on the host has ended when its call returns. To make as many tensors takes longer than
-    # the step of small ones. Tensors of inference mode could not be used again outside of it.
-    if (
-        first.is_cpu
-        and type(first) in (Tensor, Parameter)
-        and not torch.is_inference_mode_enabled()
-    ):
+    # the step of small ones.
+    if first.is_cpu and type(first) in (Tensor, Parameter) and not in_any_mode():
         return _host_counts.filled(len(params), float(step) - 1.0)
     before = on_device(step, first.device) - 1.0
     return before.repeat(len(params)).unbind()
+
+
+def in_any_mode() -> bool:
+    """Whether new tensors may be of a kind that lacks a value or cannot be used again outside.
+
+    They are so in inference mode, in a mode such as that of fake tensors, and in torch.func.
+    """
+    return (
+        torch.is_inference_mode_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def as_flag(noop_flag: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchfuse._C import multi_tensor_l2_norm
 from torchfuse.apex.native._lists import TensorLists, checked_lists
 from torchfuse.apex.native._scalars import Scalar, on_device
 from torchfuse.apex.native.amp_c_scale import scale_into, set_flag
-from torchfuse.ops import multi_tensor_l2_norm
 
 
 @torch.no_grad()
@@ -169,16 +169,14 @@ def _norms(
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the norms, times `factor`, and sets the flag."""
-    device = noop_flag.device
-    none = torch.zeros(0, device=device, dtype=torch.float32)
     if not tensors:
-        return torch.zeros(1, device=device, dtype=torch.float32), none
+        total = torch.zeros(1, device=noop_flag.device, dtype=torch.float32)
+        return total, total.new_empty(0)
     total, non_finite = multi_tensor_l2_norm(tensors)
-    each = _norm_of_each(tensors) if per_tensor else none
+    each = _norm_of_each(tensors) if per_tensor else total.new_empty(0)
     if factor is not None:
         total, each = total * factor, each * factor
-    # The norm itself may not be finite where all elements are: NaN here, and else 0.
-    set_flag(noop_flag, non_finite + (total - total))
+    set_flag(noop_flag, non_finite, total)  # the norm may not be finite where all elements are
     return total.reshape(1), each
 
 

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 from torch import Tensor
 
+from torchfuse._C import multi_tensor_l2_norm, multi_tensor_unscale_
 from torchfuse.apex.native._lists import TensorLists, checked_lists
-from torchfuse.apex.native._scalars import Scalar, on_device
-from torchfuse.ops import amp_update_scale_, multi_tensor_l2_norm, multi_tensor_unscale_
+from torchfuse.apex.native._scalars import Scalar, in_any_mode, on_device
+from torchfuse.ops import amp_update_scale_
 
 
 @torch.no_grad()
@@ -196,12 +198,19 @@ def scale_into(outputs: list[Tensor], inputs: list[Tensor], scale: Scalar) -> Te
     return found
 
 
-def set_flag(noop_flag: Tensor, condition: Tensor) -> None:
-    """Sets the flag to 1 if the 0-dim `condition` is not 0, and else leaves it as it is."""
-    if not condition.is_cpu:
-        noop_flag.masked_fill_(condition.ne(0), 1)
-    elif condition.item():  # on the host, reading a number is cheaper than an operation on it
-        noop_flag.fill_(1)
+def set_flag(noop_flag: Tensor, non_finite: Tensor, norm: Tensor | None = None) -> None:
+    """Sets the flag to 1 if `non_finite` is not 0 or `norm` not finite; both are 0-dim.
+
+    Otherwise the flag stays as it is.
+    """
+    # On the host, reading a number is cheaper than an operation on it.
+    if non_finite.is_cpu and not in_any_mode():
+        if non_finite.item() or not (norm is None or math.isfinite(norm.item())):
+            noop_flag.fill_(1)
+        return
+    # A norm that is not finite is NaN here, and one that is, 0.
+    condition = non_finite if norm is None else non_finite + (norm - norm)
+    noop_flag.masked_fill_(condition.ne(0), 1)
 
 
 def _check_one_element(name: str, tensor: Tensor, dtype: torch.dtype, first: Tensor) -> None:

@@ -21,10 +21,10 @@ def forward(
         half_to_float: fp32 losses of 16-bit logits.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32) if half_to_float else None
-    results: tuple[Tensor, Tensor] = torch.ops.torchfuse.softmax_cross_entropy_forward(
+    losses, log_sum_exp, _ = torch.ops.torchfuse.softmax_cross_entropy_forward(
         logits, labels, smoothing=smoothing, dtype=dtype
     )
-    return results
+    return losses, log_sum_exp
 
 
 def backward(
@@ -34,7 +34,11 @@ def backward(
     labels: Tensor,
     smoothing: float,
 ) -> Tensor:
-    """Returns the gradient of the logits, given the second result of `forward`."""
+    """Returns the gradient of the logits, given the second result of `forward`.
+
+    As in apex, that is all that is known of the sums: the relative error grows with the logits.
+    `torchfuse.losses.softmax_cross_entropy` has none that does.
+    """
     grad: Tensor = torch.ops.torchfuse.softmax_cross_entropy_backward(
         grad_loss, logits, max_log_sum_exp, labels, smoothing=smoothing
     )

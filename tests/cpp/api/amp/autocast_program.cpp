@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Prints what an autograd function with CustomForward and CustomBackward sees, for every state of
+// The C++ side of tests/python/amp/test_autocast_program.py, which compares it with Python's
+// decorators.
+//
+//   torchfuse_programs autocast
+//
+// prints what an autograd function with CustomForward and CustomBackward sees, for every state of
 // autocast around its forward and its backward, every type of its inputs and every cast.
-// tests/python/amp/test_autocast_program.py compares it with Python's decorators.
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 #include <torchfuse/amp/autocast.h>
 #include <torchfuse/amp/custom_function.h>
 
-#include <cstring>
 #include <iostream>
 #include <optional>
 #include <sstream>
 #include <string>
 
+#include "../programs.h"
+
+namespace autocast_program {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -66,11 +72,8 @@ auto under_autocast(OptionalType dtype, Function&& function) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], "--torch-version") == 0) {
-    std::cout << TORCH_VERSION << '\n';
-    return 0;
-  }
+void start(const Arguments& arguments) {
+  TORCH_CHECK(arguments.empty(), "expected no arguments, got ", arguments.size(), ".");
   const OptionalType none;
   for (const OptionalType around_forward : {none, {torch::kHalf}, {torch::kBFloat16}}) {
     for (const OptionalType around_backward : {none, {torch::kHalf}}) {
@@ -91,3 +94,5 @@ int main(int argc, char** argv) {
     }
   }
 }
+
+}  // namespace autocast_program

@@ -21,7 +21,7 @@ namespace {
 using nn::SyncBatchNorm;
 using nn::SyncBatchNormOptions;
 
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double tolerance = 1e-5) {
+void expect_within(const at::Tensor& actual, const at::Tensor& expected, double tolerance = 1e-5) {
   ASSERT_TRUE(actual.defined() && expected.defined());
   EXPECT_TRUE(torch::allclose(actual, expected, tolerance, tolerance))
       << (actual - expected).abs().max();
@@ -107,21 +107,21 @@ TEST(SyncBatchNorm, IsBatchNormAlone) {
     const at::Tensor b = x.clone().requires_grad_();
     const at::Tensor y = ours(a);
     const at::Tensor z = theirs(b);
-    expect_close(y, z);
+    expect_within(y, z);
     const at::Tensor grad = torch::randn_like(y);
     y.backward(grad);
     z.backward(grad);
-    expect_close(a.grad(), b.grad());
+    expect_within(a.grad(), b.grad());
   }
-  expect_close(ours->weight.grad(), theirs->weight.grad());
-  expect_close(ours->bias.grad(), theirs->bias.grad());
-  expect_close(ours->running_mean, theirs->running_mean);
-  expect_close(ours->running_var, theirs->running_var);
+  expect_within(ours->weight.grad(), theirs->weight.grad());
+  expect_within(ours->bias.grad(), theirs->bias.grad());
+  expect_within(ours->running_mean, theirs->running_mean);
+  expect_within(ours->running_var, theirs->running_var);
   EXPECT_EQ(ours->num_batches_tracked.item<std::int64_t>(), 3);
   ours->eval();
   theirs->eval();
   const at::Tensor x = torch::randn({4, 6, 5, 7});
-  expect_close(ours(x), theirs(x));
+  expect_within(ours(x), theirs(x));
 }
 
 TEST(SyncBatchNorm, FusesResidualAndRelu) {
@@ -130,7 +130,7 @@ TEST(SyncBatchNorm, FusesResidualAndRelu) {
   const at::Tensor x = torch::randn({4, 3, 5, 5}).to(at::kBFloat16);
   const at::Tensor residual = torch::randn({4, 3, 5, 5}).to(at::kBFloat16);
   const at::Tensor expected = (plain(x).to(at::kFloat) + residual.to(at::kFloat)).relu();
-  expect_close(fused(x, residual).to(at::kFloat), expected, 2e-2);
+  expect_within(fused(x, residual).to(at::kFloat), expected, 2e-2);
 }
 
 TEST(SyncBatchNorm, WorksInASequential) {
@@ -148,7 +148,7 @@ TEST(SyncBatchNorm, StateMovesToAndFromBatchNorm) {
   std::stringstream stream;
   torch::save(theirs, stream);
   torch::load(ours, stream);
-  expect_close(ours->running_mean, theirs->running_mean);
+  expect_within(ours->running_mean, theirs->running_mean);
   EXPECT_EQ(ours->num_batches_tracked.item<std::int64_t>(), 1);
 }
 
@@ -166,9 +166,9 @@ TEST(SyncBatchNorm, WithoutParametersOrStatistics) {
   EXPECT_TRUE(layer->parameters().empty());
   EXPECT_TRUE(layer->buffers().empty());
   const at::Tensor x = torch::randn({6, 3});
-  expect_close(layer->forward(x), torch::batch_norm(x, {}, {}, {}, {}, true, 0.1, 1e-5, false));
+  expect_within(layer->forward(x), torch::batch_norm(x, {}, {}, {}, {}, true, 0.1, 1e-5, false));
   layer->eval();
-  expect_close(layer->forward(x), torch::batch_norm(x, {}, {}, {}, {}, true, 0.1, 1e-5, false));
+  expect_within(layer->forward(x), torch::batch_norm(x, {}, {}, {}, {}, true, 0.1, 1e-5, false));
 }
 
 TEST(SyncBatchNorm, RefusesBadInput) {
@@ -223,10 +223,10 @@ TEST_P(SyncBatchNormBackends, IsBatchNormOnThePooledBatch) {
   const at::Tensor x = own.clone().requires_grad_();
   const at::Tensor y = layer(x);
   y.backward(own_grad);
-  expect_close(y, expected.narrow(0, 0, 3));
-  expect_close(x.grad(), pooled.grad().narrow(0, 0, 3));
-  expect_close(layer->running_mean, reference->running_mean);
-  expect_close(layer->running_var, reference->running_var);
+  expect_within(y, expected.narrow(0, 0, 3));
+  expect_within(x.grad(), pooled.grad().narrow(0, 0, 3));
+  expect_within(layer->running_mean, reference->running_mean);
+  expect_within(layer->running_var, reference->running_var);
   EXPECT_EQ(other_->exchanges, 2U) << "one each way";
   EXPECT_EQ(other_->gathers, 1) << "the ranks agree once";
   layer->eval();

@@ -68,6 +68,7 @@ Options other_options() {
   Options options(2e-3);
   options.weight_decay(0.02).maximize(true).master_weights(true).max_grad_norm(0.5);
   options.write_back_grads(true).skip_non_finite(true);
+  options.ema_decay(0.99).ema_warmup(true).ema_start_step(2);
   if constexpr (requires { options.betas(); }) options.betas({0.8, 0.95});
   if constexpr (requires { options.eps(); }) options.eps(1e-4);
   if constexpr (requires { options.bias_correction(); }) options.bias_correction(false);
@@ -120,7 +121,9 @@ template <class State>
 std::map<std::string, torch::Tensor> own_states(const State& state) {
   std::map<std::string, torch::Tensor> tensors;
   for (const auto& [key, entry] : entries_of(state)) {
-    if (key == "step" || key == "master_param" || key == "param_remainder") continue;
+    if (key == "step" || key == "master_param" || key == "param_remainder" || key == "ema_param") {
+      continue;
+    }
     tensors[key] = entry.toTensor();
   }
   return tensors;

@@ -2,15 +2,13 @@
 // The C++ side of tests/python/convert/test_cpp_programs.py: goes on from the files that C++ or
 // Python left in a folder, for some steps, and saves.
 //
-//   torchfuse_checkpoint_program CLASS FIRST LAST IN OUT [CLASS FIRST LAST IN OUT]...
+//   torchfuse_programs checkpoint CLASS FIRST LAST IN OUT [CLASS FIRST LAST IN OUT]...
 //
 // makes the steps FIRST to LAST - 1 of each run. IN and OUT are folders with optimizer.pt and
 // params.pt. The Python side has the same gradients: torch's generator gives both the same numbers.
 #include <torch/torch.h>
-#include <torch/version.h>
 
 #include <cstdint>
-#include <exception>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -18,6 +16,9 @@
 
 #include <torchfuse/torchfuse.h>
 
+#include "../programs.h"
+
+namespace checkpoint_program {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
@@ -66,27 +67,15 @@ const torchfuse::optim::OptimizerClass& find(
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (arguments == std::vector<std::string>{"--torch-version"}) {
-    std::cout << TORCH_VERSION << "\n";
-    return 0;
+void start(const Arguments& arguments) {
+  TORCH_CHECK(!arguments.empty() && arguments.size() % 5 == 0,
+              "expected CLASS FIRST LAST IN OUT, once or more often, got ", arguments.size(),
+              " arguments.");
+  const auto classes = torchfuse::optim::optimizer_classes();
+  for (auto word = arguments.begin(); word != arguments.end(); word += 5) {
+    std::cout << word[0] << " from " << word[3] << std::endl;
+    run(find(classes, word[0]), {std::stoi(word[1]), std::stoi(word[2]), word[3], word[4]});
   }
-  try {
-    TORCH_CHECK(!arguments.empty() && arguments.size() % 5 == 0,
-                "expected CLASS FIRST LAST IN OUT, once or more often, got ", arguments.size(),
-                " arguments.");
-    const auto classes = torchfuse::optim::optimizer_classes();
-    for (auto word = arguments.begin(); word != arguments.end(); word += 5) {
-      std::cout << word[0] << " from " << word[3] << std::endl;
-      run(find(classes, word[0]), {std::stoi(word[1]), std::stoi(word[2]), word[3], word[4]});
-    }
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << "\n";
-    return 1;
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 1;
-  }
-  return 0;
 }
+
+}  // namespace checkpoint_program

@@ -57,6 +57,7 @@ TYPED_TEST(ClassOptions, AreEqualIfAllValuesAre) {
   }
   EXPECT_GE(changes, 7u);
   EXPECT_TRUE(Options().seed(1) != defaults);
+  EXPECT_TRUE(Options().ema_decay(0.9) != defaults);
   EXPECT_TRUE(Options().state_dtype(at::kBFloat16) != defaults);
 }
 

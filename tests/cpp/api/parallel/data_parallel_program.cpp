@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A training program of several processes: data_parallel_program <mode> <folder> [cuda]. It writes
-// <folder>/rank<rank>.txt: losses and parameters. Started by tests/python/parallel, which computes
-// the same by other means; all values come from formulas that both know.
+// A training program of several processes, started by tests/python/parallel, which computes the
+// same by other means; all values come from formulas that both know.
+//
+//   torchfuse_programs data_parallel MODE FOLDER [cuda]
+//
+// writes losses and parameters to FOLDER/rank<rank>.txt.
 #include <torch/torch.h>
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/collectives.h>
@@ -23,6 +26,9 @@
 #include <string>
 #include <thread>
 
+#include "../programs.h"
+
+namespace data_parallel_program {
 namespace {
 
 using torchfuse::parallel::DistributedDataParallel;
@@ -295,24 +301,13 @@ void run(const std::string& mode, const std::string& folder, bool on_cuda) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc == 2 && std::string(argv[1]) == "--torch-version") {
-    std::cout << TORCH_VERSION << '\n';
-    return 0;
-  }
-  const bool on_cuda = argc == 4 && std::string(argv[3]) == "cuda";
-  if (argc != 3 && !on_cuda) {
-    std::cerr << "usage: data_parallel_program <mode> <folder> [cuda]\n";
-    return 2;
-  }
+void start(const Arguments& arguments) {
+  const bool on_cuda = arguments.size() == 3 && arguments[2] == "cuda";
+  TORCH_CHECK(arguments.size() == 2 || on_cuda, "expected MODE FOLDER [cuda], got ",
+              arguments.size(), " arguments.");
   torch::set_num_threads(1);
-  try {
-    std::string(argv[1]) == "sampler" ? sample() : run(argv[1], argv[2], on_cuda);
-    return 0;
-  } catch (const c10::Error& error) {
-    std::cerr << "error: " << error.what_without_backtrace() << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << std::endl;
-  }
-  return 1;
+  if (arguments[0] == "sampler") return sample();
+  run(arguments[0], arguments[1], on_cuda);
 }
+
+}  // namespace data_parallel_program

@@ -169,31 +169,6 @@ TEST_F(DataParallel, GradientsStartWhereKernelsAccessWholeVectors) {
   }
 }
 
-TEST_F(DataParallel, NothingIsReducedInNoSync) {
-  Backwards net;
-  const auto x = torch::randn({5, 4});
-  net->forward(x).sum().backward();
-  const auto expected = grads_of(*net);
-  net->zero_grad();
-  DistributedDataParallel parallel(net, group_);
-  twin_->reductions.clear();
-  {
-    const auto local = parallel.no_sync();
-    parallel.forward(x).sum().backward();
-    EXPECT_TRUE(twin_->reductions.empty());
-    expect_equal(grads_of(*net), expected, 1.0);
-    {
-      const auto nested = parallel.no_sync();
-    }
-    parallel.forward(x).sum().backward();
-    EXPECT_TRUE(twin_->reductions.empty()) << "the inner guard restored what it found";
-  }
-  twin_->other = 3.0;
-  parallel.forward(x).sum().backward();
-  EXPECT_FALSE(twin_->reductions.empty());
-  expect_equal(grads_of(*net), expected, 3 * (1.0 + 3.0) / 2);
-}
-
 TEST_F(DataParallel, AForwardWithoutGradientsIsLocal) {
   Sequential net(Linear(4, 4), torch::nn::BatchNorm1d(4));
   DistributedDataParallel parallel(net, group_);

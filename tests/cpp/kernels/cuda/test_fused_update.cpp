@@ -104,6 +104,14 @@ INSTANTIATE_TEST_SUITE_P(All, CudaFusedUpdateTuple, ::testing::ValuesIn(update_t
 
 TEST(CudaFusedUpdate, SixteenTuplesHaveAKernelOfTheirOwn) { EXPECT_EQ(own_tuples().size(), 16); }
 
+TEST(CudaFusedUpdate, FourTuplesHaveOneThatMovesAverages) {
+  const auto tuples = ema_tuples();
+  EXPECT_EQ(std::count_if(
+                tuples.begin(), tuples.end(),
+                [](const UpdateTuple& tuple) { return has_typed_ema_kernel(tuple.table(), 3); }),
+            4);
+}
+
 TEST(CudaFusedUpdate, MixedTuplesHaveNone) {
   for (const UpdateTuple& tuple : mixed_tuples()) {
     EXPECT_FALSE(has_typed_kernel(tuple.table(), 3)) << tuple.name();
@@ -113,10 +121,14 @@ TEST(CudaFusedUpdate, MixedTuplesHaveNone) {
 
 TEST(CudaFusedUpdate, OtherTuplesAreRefusedByName) {
   const UpdateGroups groups = UpdateGroups::distinct(1);
-  const auto unknown = tuples_where([](const TensorTable& table) {
+  auto unknown = tuples_where([](const TensorTable& table) {
     return !has_typed_kernel(table, 3) && !has_looked_up_kernel(table, 3);
   });
   ASSERT_FALSE(unknown.empty());
+  for (UpdateTuple tuple : std::vector<UpdateTuple>(unknown)) {
+    tuple.has_ema = true;
+    unknown.push_back(tuple);
+  }
   for (const UpdateTuple& tuple : unknown) {
     SCOPED_TRACE(tuple.name());
     UpdateProblem problem(tuple, {{5}, {600}}, groups);
@@ -221,7 +233,8 @@ TEST(CudaFusedUpdate, SmallListsHaveNoRaces) {
   const UpdateTuple master{DType::kBFloat16, DType::kBFloat16, DType::kFloat32, true};
   const UpdateTuple half{DType::kFloat16, DType::kFloat32, DType::kFloat16};
   for (const UpdateTuple& tuple :
-       {UpdateTuple{}, master, half, mixed_tuples()[2], mixed_tuples()[6], mixed_tuples()[8]}) {
+       {UpdateTuple{}, master, half, mixed_tuples()[2], mixed_tuples()[6], mixed_tuples()[8],
+        ema_tuples()[0], ema_tuples()[5]}) {
     for (const std::uint32_t seed : {1, 2}) {
       const std::int64_t two_chunks = 2 * 256 * tuple.vec();
       UpdateProblem problem(

@@ -160,6 +160,23 @@ TEST(CudaLayerNorm, RowsLongerThanTheRegisters) {
   }
 }
 
+TEST(CudaLayerNorm, ErrorsDoNotGrowWithTheLengthOfARow) {
+  for (const bool rms : {false, true}) {
+    // The longest row of which no thread moves sums to fp64, the next one, and a long one.
+    for (const std::int64_t columns : {15360, 15361, 1 << 18}) {
+      const LayerNormCase c{{1, columns, rms, DType::kFloat32, DType::kFloat32}, false};
+      SCOPED_TRACE(name_of(c));
+      const LayerNormInputs in = inputs_of_long_rows(c);
+      set_order({0, 2, true});
+      const LayerNormResults first = run(c, in, 0);
+      expect_right(c, in, first);
+      set_order({7, 2, true});
+      EXPECT_TRUE(run(c, in, 0) == first);
+    }
+  }
+  set_order({});
+}
+
 TEST(CudaLayerNorm, SumsOfManyRows) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     expect_right_and_ordered({{1000, 9, false, dtype, dtype}, true, false, dtype}, 0, false);

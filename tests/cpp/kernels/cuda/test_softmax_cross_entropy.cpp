@@ -27,7 +27,7 @@ CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
     return DeviceTensor::unwritten(host.dtype(), host.numel(), at);
   };
   const DeviceTensor losses = unwritten(r.losses, 0), lse = unwritten(r.log_sum_exp, 0),
-                     grad_logits = unwritten(r.grad_logits, offset);
+                     rest = unwritten(r.rest, 0), grad_logits = unwritten(r.grad_logits, offset);
   CrossEntropyArgs args;
   args.shape = c.shape;
   args.logits = logits.data();
@@ -35,11 +35,13 @@ CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
   args.smoothing = c.smoothing;
   args.losses = {losses.data(), losses.dtype()};
   args.log_sum_exp = lse.data();
+  args.rest = rest.data();
   expect_ok(softmax_cross_entropy_cuda(args, kMultiprocessors, stream()));
   losses.expect_accesses(0, 1);
   lse.expect_accesses(0, 1);
+  rest.expect_accesses(0, 1);
 
-  const DeviceTensor again(in.logits, offset), sums(lse.to_host());
+  const DeviceTensor again(in.logits, offset), sums(lse.to_host()), rests(rest.to_host());
   CrossEntropyBackwardArgs backward;
   backward.shape = c.shape;
   backward.logits = again.data();
@@ -47,15 +49,17 @@ CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
   backward.smoothing = c.smoothing;
   backward.grad_losses = {grad_losses.data(), grad_losses.dtype()};
   backward.log_sum_exp = sums.data();
+  backward.rest = rests.data();
   backward.grad_logits = grad_logits.data();
   expect_ok(softmax_cross_entropy_backward_cuda(backward, kMultiprocessors, stream()));
   again.expect_accesses(1, 0);
   grad_logits.expect_accesses(0, 1);
-  for (const DeviceTensor* tensor : {&logits, &losses, &lse, &grad_logits}) {
+  for (const DeviceTensor* tensor : {&logits, &losses, &lse, &rest, &grad_logits}) {
     tensor->expect_margins_intact();
   }
   losses.download(r.losses.data());
   lse.download(r.log_sum_exp.data());
+  rest.download(r.rest.data());
   grad_logits.download(r.grad_logits.data());
   return r;
 }
@@ -83,6 +87,42 @@ TEST(CudaSoftmaxCrossEntropy, RowsOfABlock) {
   for (const CrossEntropyCase& c : cross_entropy_cases({{3, 1288}, {2, 9001}})) {
     expect_right_and_ordered(c, 0);
     expect_right_and_ordered(c, 3);
+  }
+}
+
+TEST(CudaSoftmaxCrossEntropy, ErrorsDoNotGrowWithTheLogits) {
+  set_order({});
+  for (const auto& [c, center] : cases_of_large_logits()) {
+    SCOPED_TRACE(name_of(c) + " around " + std::to_string(center));
+    const CrossEntropyInputs in(c, 0, center);
+    expect_right(c, in, run(c, in, 0));
+  }
+}
+
+TEST(CudaSoftmaxCrossEntropy, ErrorsDoNotGrowWithTheLengthOfARow) {
+  // The longest row of which no thread moves sums to fp64, the next one, and a long one.
+  for (const std::int64_t classes : {15360, 15361, 1 << 18}) {
+    const CrossEntropyCase c{{1, classes, DType::kFloat32}, 0.1};
+    SCOPED_TRACE(name_of(c));
+    const CrossEntropyInputs in = logits_of_a_long_row(c);
+    set_order({0, 2, true});
+    const CrossEntropyResults first = run(c, in, 0);
+    expect_long_row_right(c, in, first);
+    set_order({5, 2, true});
+    EXPECT_TRUE(run(c, in, 0) == first);
+  }
+  set_order({});
+}
+
+TEST(CudaSoftmaxCrossEntropy, LogitsThatGrowAlongARow) {
+  for (const double smoothing : {0.0, 0.1}) {
+    const CrossEntropyCase c{{1, 20000, DType::kFloat32}, smoothing};
+    CrossEntropyInputs in(c);
+    for (std::int64_t j = 0; j < c.shape.classes; ++j) {
+      in.logits.set(j, 1000.0 + 0.001 * static_cast<double>(j));
+    }
+    set_order({});
+    expect_right(c, in, run(c, in, 0));
   }
 }
 

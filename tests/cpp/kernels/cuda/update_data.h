@@ -1,130 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What tests of the fused update are made of: dtype tuples, contents, hyper-parameters.
+// What tests of the fused update are made of: contents, hyper-parameters.
 #pragma once
 
 #include <algorithm>
 #include <limits>
-#include <optional>
-#include <ostream>
-#include <string>
 
 #include "device.h"
-#include "kernels/cuda/typed_tuples.h"
 #include "kernels/functors/adam.h"
+#include "update_tuple.h"
 
 namespace torchfuse::kernels::testing {
-
-/// The operands of a tensor.
-enum Part : int { kParam, kGrad, kFirst, kSecond, kMaximum, kMaster, kParts };
-
-inline const char* name_of(Part part) {
-  constexpr const char* kNames[kParts] = {"param",      "grad",           "exp_avg",
-                                          "exp_avg_sq", "max_exp_avg_sq", "master"};
-  return kNames[part];
-}
-
-inline void*& pointer_of(TensorRow& row, Part part) {
-  if (part == kParam) return row.param;
-  if (part == kGrad) return row.grad;
-  return part == kMaster ? row.master : row.state[part - kFirst];
-}
-
-struct UpdateTuple {
-  DType param = DType::kFloat32;
-  DType grad = DType::kFloat32;
-  DType state = DType::kFloat32;
-  bool has_master = false;
-  std::optional<DType> square = {};  ///< of the second and third state, where it is another
-
-  bool has_remainder = false;  ///< in the place of the master
-
-  bool stochastic = false;  ///< parameters are rounded at random
-
-  /// A remainder's 16 bits are taken for a bf16: any are a remainder.
-  DType dtype(Part part) const {
-    if (part == kParam) return param;
-    if (part == kGrad) return grad;
-    if (part == kMaster) return has_remainder ? DType::kBFloat16 : DType::kFloat32;
-    return part == kFirst ? state : square.value_or(state);
-  }
-
-  /// The dtypes, without rows.
-  TensorTable table() const {
-    TensorTable table;
-    table.param = param;
-    table.grad = grad;
-    for (const Part part : {kFirst, kSecond, kMaximum}) table.state[part - kFirst] = dtype(part);
-    table.has_master = has_master;
-    table.has_remainder = has_remainder;
-    table.stochastic = stochastic;
-    table.seed = 0x123456789abcdef;
-    return table;
-  }
-
-  /// Elements per vector: 16 bytes of the narrowest operand, or of a 16-bit one where types are
-  /// looked up as the kernel runs.
-  std::int64_t vec() const {
-    if (!has_typed_kernel(table(), 3)) return 8;
-    return 16 /
-           static_cast<std::int64_t>(std::min({size_of(param), size_of(grad), size_of(state)}));
-  }
-
-  std::string name() const {
-    constexpr const char* kNames[] = {"Fp32", "Fp16", "Bf16", "Fp64"};
-    std::string text;
-    for (const DType dtype : {param, grad, state}) text += kNames[static_cast<int>(dtype)];
-    if (square) text += kNames[static_cast<int>(*square)];
-    return text + (has_master      ? "Master"
-                   : has_remainder ? "Remainder"
-                   : stochastic    ? "Stochastic"
-                                   : "");
-  }
-};
-
-inline void PrintTo(const UpdateTuple& tuple, std::ostream* out) { *out << tuple.name(); }
-
-/// All tuples with states of one dtype for which this holds.
-template <class Condition>
-std::vector<UpdateTuple> tuples_where(Condition condition) {
-  constexpr DType kAll[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
-  std::vector<UpdateTuple> tuples;
-  for (const DType param : kAll) {
-    for (const DType grad : kAll) {
-      for (const DType state : kAll) {
-        for (const bool master : {false, true}) {
-          const UpdateTuple tuple{param, grad, state, master, {}};
-          if (condition(tuple.table())) tuples.push_back(tuple);
-        }
-      }
-    }
-  }
-  return tuples;
-}
-
-/// The tuples that have a kernel of their own.
-inline std::vector<UpdateTuple> own_tuples() {
-  return tuples_where([](const TensorTable& table) { return has_typed_kernel(table, 3); });
-}
-
-/// Some of those that do not, with every storage type in every place.
-inline std::vector<UpdateTuple> mixed_tuples() {
-  constexpr DType kFp32 = DType::kFloat32, kFp16 = DType::kFloat16, kBf16 = DType::kBFloat16;
-  return {{kFp32, kFp32, kBf16, false, {}},
-          {kFp32, kFp16, kFp32, false, kBf16},
-          {kBf16, kBf16, kFp32, true, kBf16},
-          {kBf16, kFp32, kFp16, false, kFp32},
-          {kFp16, kFp16, kBf16, false, kFp16},
-          {kFp16, kBf16, kFp16, true, {}},
-          {kBf16, kBf16, kFp32, false, {}, true},
-          {kBf16, kFp32, kBf16, false, kFp16, true},
-          {kBf16, kBf16, kFp32, false, {}, false, true}};
-}
-
-inline std::vector<UpdateTuple> update_tuples() {
-  std::vector<UpdateTuple> tuples = own_tuples();
-  for (const UpdateTuple& tuple : mixed_tuples()) tuples.push_back(tuple);
-  return tuples;
-}
 
 /// One tensor of a list. Its contents depend on nothing but `seed`, `numel` and the dtypes.
 struct UpdateTensor {
@@ -165,7 +50,7 @@ inline void fill_part(Buffer& buffer, std::int64_t begin, std::int64_t numel, Pa
                                  -1e-310};
   // The last two are for fp64.
   const std::size_t specials = std::size(kSpecial) - (buffer.dtype() == DType::kFloat64 ? 0 : 2);
-  constexpr double kScale[kParts] = {2.0, 1.0, 0.1, 0.01, 0.01, 2.0};
+  constexpr double kScale[kParts] = {2.0, 1.0, 0.1, 0.01, 0.01, 2.0, 2.0};
   constexpr std::int64_t kBorder = 512;
   constexpr std::int64_t kNear = 17;
   std::minstd_rand random(seed * 2654435761u + static_cast<std::uint32_t>(part));

@@ -135,6 +135,7 @@ class UpdateProblem {
 
   bool uses(Part part, std::size_t tensor) const {
     if (part == kMaster) return tuple_.has_master || tuple_.has_remainder;
+    if (part == kEma) return tuple_.has_ema;
     return part != kMaximum ||
            groups_.on_host()[static_cast<std::size_t>(tensors_[tensor].group)].amsgrad;
   }

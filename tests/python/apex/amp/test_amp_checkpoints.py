@@ -249,32 +249,3 @@ def test_foreign_scales_are_refused(
     with pytest.raises(error, match=rf"^amp\.load_state_dict: expected state_dict.*{message}"):
         amp.load_state_dict({"loss_scaler00": {"loss_scale": 8.0, "unskipped": 1}, **state_dict})
     assert amp.state_dict() == before
-
-
-@pytest.mark.parametrize("name", ["FusedAdam", "FusedLAMB", "FusedSGD"])
-def test_masters_of_o2_move_into_the_own_optimizer(amp: Any, name: str) -> None:
-    """A program that leaves apex.amp goes on from the masters, not from the fp16 parameters."""
-    model, optimizer = prepared(amp, "O2", OPTIMIZERS[name])
-    train_with(amp, model, optimizer, BATCHES[:3])
-    checkpoint = saved(amp, model, optimizer)["optimizer"]
-    own = [torch.nn.Parameter(param.detach().clone()) for param in model.parameters()]
-    loaded = OPTIMIZERS[name](own, lr=1e-2)
-    loaded.load_state_dict(checkpoint)
-    masters = checkpoint["master_params"]
-    assert len(masters) > 0
-    for number, param in enumerate(own):
-        kept = loaded.state[param].get("master_param")
-        assert (kept is not None) == (number in masters)
-        if kept is not None:
-            assert torch.equal(kept, masters[number])
-
-
-def test_masters_of_another_shape_are_refused(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2", FusedAdam)
-    train_with(amp, model, optimizer, BATCHES[:1])
-    checkpoint = saved(amp, model, optimizer)["optimizer"]
-    number = next(iter(checkpoint["master_params"]))
-    checkpoint["master_params"][number] = torch.zeros(1)
-    own = [torch.nn.Parameter(param.detach().clone()) for param in model.parameters()]
-    with pytest.raises(ValueError, match=rf"state\[{number}\]\['master_param'\] to have the shape"):
-        FusedAdam(own).load_state_dict(checkpoint)

@@ -147,7 +147,7 @@ def test_a_program_that_reduces_and_checks_by_itself(amp: Any) -> None:
                 kept, scaler._overflow_buf = scaler._overflow_buf, flag
                 overflow = scaler.update_scale()
                 scaler._overflow_buf = kept
-                assert overflow == (step == 1)
+                assert overflow == scaler._has_overflow == (step == 1)
                 if not overflow:
                     optimizer.step()
                 elif amp._amp_state.opt_properties.master_weights:

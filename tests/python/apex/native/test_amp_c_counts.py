@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 from support.compare import assert_same_bits
 from torch import Tensor
@@ -52,3 +53,22 @@ def test_a_step_of_fake_tensors_leaves_later_ones_as_they_are() -> None:
     with FakeTensorMode():
         adam(6, 3)
     assert_same(adam(6, 3), in_thread(6, 3))
+
+
+def test_a_step_in_a_mode_leaves_later_ones_as_they_are() -> None:
+    """The parameters are no fake tensors here, but those that a call makes are."""
+    lists = [[torch.ones(3)] for _ in range(4)]
+    flag = torch.zeros(1, dtype=torch.int32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        multi_tensor_adam(65536, flag, lists, 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+    assert_same(adam(1, 1), in_thread(1, 1))
+
+
+def test_a_step_in_a_transform_leaves_later_ones_as_they_are() -> None:
+    def step_beside(x: Tensor) -> Tensor:
+        with pytest.raises(RuntimeError, match="non-ATen"):
+            adam(7, 1)
+        return x
+
+    torch.func.functionalize(step_beside)(torch.ones(2))
+    assert_same(adam(7, 1), in_thread(7, 1))

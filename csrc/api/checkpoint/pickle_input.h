@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The bytes of a pickle, with errors that name the file.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace torchfuse::checkpoint {
+
+class PickleInput {
+ public:
+  /// @param where "load_checkpoint: expected <file>", for error messages.
+  PickleInput(std::string_view bytes, std::string where)
+      : bytes_(bytes), where_(std::move(where)) {}
+
+  const std::string& where() const { return where_; }
+  std::size_t position() const { return position_; }
+
+  void check(bool holds, const char* what) const {
+    TORCH_CHECK_VALUE(holds, where_, " to hold ", what, ", got a damaged pickle at byte ",
+                      position_, ".");
+  }
+
+  std::string_view take_bytes(std::uint64_t count) {
+    check(count <= bytes_.size() - position_, "a whole pickle");
+    const std::string_view taken = bytes_.substr(position_, count);
+    position_ += count;
+    return taken;
+  }
+
+  template <class Number>
+  Number take() {
+    Number number;
+    std::memcpy(&number, take_bytes(sizeof number).data(), sizeof number);
+    return number;
+  }
+
+  std::string take_line() {
+    const std::size_t end = bytes_.find('\n', position_);
+    check(end != std::string_view::npos, "a whole pickle");
+    std::string line(take_bytes(end - position_));
+    ++position_;
+    return line;
+  }
+
+  /// A number in two's complement, shortened.
+  std::int64_t take_long(std::uint64_t size) {
+    check(size <= 8, "integers of 64 bits");
+    const std::string_view raw = take_bytes(size);
+    std::uint64_t number = !raw.empty() && (raw.back() & 0x80) != 0 ? ~std::uint64_t{0} : 0;
+    std::memcpy(&number, raw.data(), raw.size());
+    return static_cast<std::int64_t>(number);
+  }
+
+  /// A number in big-endian order.
+  double take_double() {
+    char raw[sizeof(double)];
+    std::memcpy(raw, take_bytes(sizeof raw).data(), sizeof raw);
+    std::reverse(std::begin(raw), std::end(raw));
+    double number = 0.0;
+    std::memcpy(&number, raw, sizeof raw);
+    return number;
+  }
+
+ private:
+  std::string_view bytes_;
+  std::string where_;
+  std::size_t position_ = 0;
+};
+
+}  // namespace torchfuse::checkpoint

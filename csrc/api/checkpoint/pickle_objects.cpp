@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/checkpoint/pickle_objects.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "api/checkpoint/storage_classes.h"
+#include "api/checkpoint/values.h"
+
+namespace torchfuse::checkpoint {
+
+namespace {
+
+constexpr const char* kRebuildTensor = "torch._utils._rebuild_tensor_v2";
+constexpr const char* kOrderedDict = "collections.OrderedDict";
+/// They return their first argument, as far as plain values go.
+constexpr const char* kWrappers[] = {"torch._utils._rebuild_parameter", "torch.Size",
+                                     "collections.Counter"};
+
+bool is_storage(const StorageClass& known, const std::string& name) {
+  return name == "torch." + std::string(known.storage);
+}
+
+std::vector<c10::IValue> elements_of(const PickleInput& input, const c10::IValue& tuple,
+                                     std::size_t least) {
+  input.check(tuple.isTuple() && tuple.toTupleRef().elements().size() >= least,
+              "tuples for its calls");
+  return tuple.toTupleRef().elements().vec();
+}
+
+std::vector<std::int64_t> ints_of(const PickleInput& input, const c10::IValue& tuple) {
+  std::vector<std::int64_t> numbers;
+  for (const c10::IValue& number : elements_of(input, tuple, 0)) {
+    input.check(number.isInt() && number.toInt() >= 0, "sizes of its tensors");
+    numbers.push_back(number.toInt());
+  }
+  return numbers;
+}
+
+/// (storage, offset, sizes, strides, requires_grad, hooks)
+at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments) {
+  const auto parts = elements_of(input, arguments, 4);
+  input.check(parts[0].isTensor() && parts[1].isInt() && parts[1].toInt() >= 0,
+              "storages of tensors");
+  const std::vector<std::int64_t> sizes = ints_of(input, parts[2]);
+  const std::vector<std::int64_t> strides = ints_of(input, parts[3]);
+  const at::Tensor& storage = parts[0].toTensor();
+  const std::int64_t offset = parts[1].toInt();
+  bool fits = sizes.size() == strides.size() && offset <= storage.numel();
+  std::int64_t last = offset;
+  bool empty = false;
+  for (std::size_t i = 0; fits && i < sizes.size(); ++i) {
+    empty = empty || sizes[i] == 0;
+    std::int64_t extent = 0;
+    fits = sizes[i] == 0 || (!__builtin_mul_overflow(sizes[i] - 1, strides[i], &extent) &&
+                             !__builtin_add_overflow(last, extent, &last));
+  }
+  input.check(fits && (empty || last < storage.numel()), "tensors within their storages");
+  return storage.as_strided(sizes, strides, offset);
+}
+
+}  // namespace
+
+bool is_dtype(const std::string& name) {
+  return std::any_of(
+      kStorageClasses.begin(), kStorageClasses.end(),
+      [&](const StorageClass& known) { return name == "torch." + std::string(known.name); });
+}
+
+void check_global(const PickleInput& input, const std::string& name) {
+  const bool known =
+      name == kOrderedDict || name == kRebuildTensor ||
+      std::find(std::begin(kWrappers), std::end(kWrappers), name) != std::end(kWrappers) ||
+      std::any_of(kStorageClasses.begin(), kStorageClasses.end(),
+                  [&](const StorageClass& each) { return is_storage(each, name); });
+  TORCH_CHECK_VALUE(known, input.where(), " to hold plain values and dense tensors only, got ",
+                    name,
+                    ". Nothing of it was run. Save the state_dict() of objects, not the objects.");
+}
+
+c10::IValue call(const PickleInput& input, const std::string& name, const c10::IValue& arguments) {
+  if (name == kRebuildTensor) return tensor_of(input, arguments);
+  if (name != kOrderedDict) return elements_of(input, arguments, 1)[0];
+  input.check(arguments.isTuple() && arguments.toTupleRef().elements().empty(),
+              "ordered dicts that begin empty");
+  return make_dict();
+}
+
+/// ('storage', class, key, location, number of elements)
+at::Tensor storage_of(const PickleInput& input, const c10::IValue& id,
+                      const ReadStorage& read_storage) {
+  const auto parts = elements_of(input, id, 5);
+  input.check(parts[1].isString() && parts[2].isString() && parts[4].isInt(), "ids of storages");
+  const std::string& name = parts[1].toStringRef();
+  const auto found =
+      std::find_if(kStorageClasses.begin(), kStorageClasses.end(),
+                   [&](const StorageClass& known) { return is_storage(known, name); });
+  input.check(found != kStorageClasses.end(), "ids of storages");
+  return read_storage(parts[2].toStringRef(), found->dtype, parts[4].toInt());
+}
+
+}  // namespace torchfuse::checkpoint

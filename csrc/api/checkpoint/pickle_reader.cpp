@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/checkpoint/pickle_reader.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <iterator>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "api/checkpoint/pickle_input.h"
+#include "api/checkpoint/pickle_objects.h"
+#include "api/checkpoint/values.h"
+
+namespace torchfuse::checkpoint {
+
+namespace {
+
+/// What the stack of the machine holds: a value, or what only becomes a part of one.
+struct Item {
+  enum class Kind { kValue, kMark, kGlobal };
+  Kind kind = Kind::kValue;
+  c10::IValue value;  ///< of a global, its name: "torch.FloatStorage"
+  int depth = 0;      ///< how deep the value is nested
+  /// Whether it may be held elsewhere. Such a container does not change any more, so that depths
+  /// stay true and nothing holds itself.
+  bool is_complete = false;
+};
+
+// The opcodes are those of pickle's protocol 2, by the names of Python's pickletools.
+class Machine {
+ public:
+  Machine(std::string_view bytes, const ReadStorage& read_storage, std::string where)
+      : input_(bytes, std::move(where)), read_storage_(read_storage) {}
+
+  c10::IValue run() {
+    input_.check(input_.take<std::uint8_t>() == 0x80 && input_.take<std::uint8_t>() == 2,
+                 "a pickle of protocol 2, torch.save's default");
+    while (true) {
+      const auto opcode = input_.take<std::uint8_t>();
+      if (opcode == '.') break;  // STOP
+      if (!constant(opcode) && !memo(opcode) && !container(opcode) && !object(opcode)) {
+        TORCH_CHECK_VALUE(false, input_.where(),
+                          " to hold plain values and tensors only, got pickle opcode ",
+                          static_cast<int>(opcode), " at byte ", input_.position() - 1, ".");
+      }
+    }
+    input_.check(stack_.size() == 1, "one value");
+    return pop().value;
+  }
+
+ private:
+  void push(c10::IValue value, int depth = 0) {
+    input_.check(depth < kMostNested, "values nested less deeply");
+    stack_.push_back({Item::Kind::kValue, std::move(value), depth});
+  }
+
+  Item pop_any() {
+    input_.check(!stack_.empty(), "values for its instructions");
+    Item item = std::move(stack_.back());
+    stack_.pop_back();
+    return item;
+  }
+
+  Item pop(Item::Kind kind = Item::Kind::kValue) {
+    Item item = pop_any();
+    input_.check(item.kind == kind, "values for its instructions");
+    return item;
+  }
+
+  /// The values above the last mark, without it.
+  std::vector<Item> pop_to_mark() {
+    const auto is_mark = [](const Item& item) { return item.kind == Item::Kind::kMark; };
+    const auto mark = std::find_if(stack_.rbegin(), stack_.rend(), is_mark);
+    input_.check(mark != stack_.rend(), "a mark for its instruction");
+    std::vector<Item> items(std::make_move_iterator(mark.base()),
+                            std::make_move_iterator(stack_.end()));
+    stack_.erase(std::prev(mark.base()), stack_.end());
+    return items;
+  }
+
+  std::vector<Item> pop_several(std::size_t count) {
+    std::vector<Item> items(count);
+    for (std::size_t i = count; i > 0; --i) items[i - 1] = pop_any();
+    return items;
+  }
+
+  bool constant(std::uint8_t opcode) {
+    switch (opcode) {
+      case 'N':
+        push({});
+        return true;
+      case 0x88:  // NEWTRUE
+      case 0x89:  // NEWFALSE
+        push(opcode == 0x88);
+        return true;
+      case 'J':  // BININT
+        push(std::int64_t{input_.take<std::int32_t>()});
+        return true;
+      case 'K':  // BININT1
+        push(std::int64_t{input_.take<std::uint8_t>()});
+        return true;
+      case 'M':  // BININT2
+        push(std::int64_t{input_.take<std::uint16_t>()});
+        return true;
+      case 0x8a:  // LONG1
+        push(input_.take_long(input_.take<std::uint8_t>()));
+        return true;
+      case 'G':  // BINFLOAT
+        push(input_.take_double());
+        return true;
+      case 'X':  // BINUNICODE
+        push(std::string(input_.take_bytes(input_.take<std::uint32_t>())));
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  static bool is_open(const Item& item) {
+    return item.kind == Item::Kind::kValue && (item.value.isList() || item.value.isGenericDict());
+  }
+
+  void put(std::uint32_t index) {
+    input_.check(!stack_.empty(), "values for its instructions");
+    memo_[index] = stack_.back();
+  }
+
+  void get(std::uint32_t index) {
+    const auto found = memo_.find(index);
+    input_.check(found != memo_.end(), "a value for its instruction");
+    Item item = found->second;
+    if (is_open(item)) {
+      const auto is_same = [&](const Item& other) {
+        return is_open(other) && other.value.is(item.value);
+      };
+      input_.check(std::none_of(stack_.begin(), stack_.end(), is_same),
+                   "no value that holds itself");
+      item.depth = depths_[item.value.internalToPointer()];
+      item.is_complete = true;
+    }
+    stack_.push_back(std::move(item));
+  }
+
+  bool memo(std::uint8_t opcode) {
+    switch (opcode) {
+      case 'q':  // BINPUT
+        put(input_.take<std::uint8_t>());
+        return true;
+      case 'r':  // LONG_BINPUT
+        put(input_.take<std::uint32_t>());
+        return true;
+      case 'h':  // BINGET
+        get(input_.take<std::uint8_t>());
+        return true;
+      case 'j':  // LONG_BINGET
+        get(input_.take<std::uint32_t>());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  void push_tuple(std::vector<Item> items) {
+    std::vector<c10::IValue> elements;
+    int depth = 0;
+    for (Item& item : items) {
+      input_.check(item.kind != Item::Kind::kMark, "values for its instructions");
+      depth = std::max(depth, item.depth + 1);
+      elements.push_back(std::move(item.value));
+    }
+    push(c10::ivalue::Tuple::create(std::move(elements)), depth);
+  }
+
+  /// The container on top of the stack, which is about to hold `item`.
+  Item& container_of(const Item& item) {
+    input_.check(!stack_.empty() && is_open(stack_.back()) && !stack_.back().is_complete,
+                 "containers for its values");
+    input_.check(item.kind == Item::Kind::kValue, "values in its containers");
+    Item& container = stack_.back();
+    container.depth = std::max(container.depth, item.depth + 1);
+    input_.check(container.depth < kMostNested, "values nested less deeply");
+    depths_[container.value.internalToPointer()] = container.depth;
+    return container;
+  }
+
+  void append(const std::vector<Item>& items) {
+    for (const Item& item : items) {
+      Item& list = container_of(item);
+      input_.check(list.value.isList(), "lists for its values");
+      list.value.toList().push_back(item.value);
+    }
+  }
+
+  void set(const std::vector<Item>& items) {
+    input_.check(items.size() % 2 == 0, "pairs of keys and values");
+    for (std::size_t i = 0; i < items.size(); i += 2) {
+      const c10::IValue& key = items[i].value;
+      Item& dict = container_of(items[i + 1]);
+      input_.check(dict.value.isGenericDict() && items[i].kind == Item::Kind::kValue,
+                   "dicts for its values");
+      TORCH_CHECK_VALUE(key.isString() || key.isInt(), input_.where(),
+                        " to hold dicts with strings or ints as keys, got a ", type_name(key), ".");
+      dict.value.toGenericDict().insert_or_assign(key, items[i + 1].value);
+    }
+  }
+
+  bool container(std::uint8_t opcode) {
+    switch (opcode) {
+      case '(':  // MARK
+        stack_.push_back({Item::Kind::kMark, {}});
+        return true;
+      case ']':  // EMPTY_LIST
+        push(make_list());
+        return true;
+      case '}':  // EMPTY_DICT
+        push(make_dict());
+        return true;
+      case ')':  // EMPTY_TUPLE
+        push_tuple({});
+        return true;
+      case 't':  // TUPLE
+        push_tuple(pop_to_mark());
+        return true;
+      case 0x85:  // TUPLE1
+      case 0x86:  // TUPLE2
+      case 0x87:  // TUPLE3
+        push_tuple(pop_several(opcode - 0x84U));
+        return true;
+      case 'a':  // APPEND
+        append(pop_several(1));
+        return true;
+      case 'e':  // APPENDS
+        append(pop_to_mark());
+        return true;
+      case 's':  // SETITEM
+        set(pop_several(2));
+        return true;
+      case 'u':  // SETITEMS
+        set(pop_to_mark());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  void push_global() {
+    const std::string module = input_.take_line();
+    const std::string name = module + "." + input_.take_line();
+    if (is_dtype(name)) return push(name);
+    check_global(input_, name);
+    stack_.push_back({Item::Kind::kGlobal, name});
+  }
+
+  void reduce() {
+    const Item arguments = pop();
+    const Item callee = pop(Item::Kind::kGlobal);
+    push(call(input_, callee.value.toStringRef(), arguments.value), arguments.depth);
+    // What was an argument may be held elsewhere too; an OrderedDict begins empty.
+    stack_.back().is_complete = !arguments.value.toTupleRef().elements().empty();
+  }
+
+  bool object(std::uint8_t opcode) {
+    switch (opcode) {
+      case 'c':  // GLOBAL
+        push_global();
+        return true;
+      case 'Q':  // BINPERSID
+        push(storage_of(input_, pop().value, read_storage_));
+        return true;
+      case 'R':  // REDUCE
+        reduce();
+        return true;
+      case 'b': {  // BUILD: attributes of a dictionary, such as _metadata of a state_dict()
+        const Item ignored = pop();
+        input_.check(!stack_.empty() && is_open(stack_.back()), "objects for its attributes");
+        return true;
+      }
+      default:
+        return false;
+    }
+  }
+
+  std::unordered_map<std::uint32_t, Item> memo_;
+  std::unordered_map<const void*, int> depths_;  ///< of containers
+  PickleInput input_;
+  const ReadStorage& read_storage_;
+  std::vector<Item> stack_;
+};
+
+}  // namespace
+
+c10::IValue from_pickle(std::string_view bytes, const ReadStorage& read_storage,
+                        const std::string& where) {
+  return Machine(bytes, read_storage, where).run();
+}
+
+}  // namespace torchfuse::checkpoint

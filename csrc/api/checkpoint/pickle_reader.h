@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Note [Nothing in a file is run]
+// Reads pickles of plain values and tensors, as Python's torch.save and to_pickle() write them. A
+// pickle is a program. This reader knows the instructions for plain values, and of the functions
+// that a pickle may call by name, those that build tensors, parameters and ordered dictionaries. It
+// does not call them: it builds the values itself. All other names are refused.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace torchfuse::checkpoint {
+
+/// Returns the storage `key` as a 1-dim tensor on the CPU of `numel` elements of `dtype`.
+using ReadStorage =
+    std::function<at::Tensor(const std::string& key, at::ScalarType dtype, std::int64_t numel)>;
+
+/// Returns the value that was pickled: dictionaries and lists of any values, tuples, None, bools,
+/// ints, floats, strings and tensors on the CPU. A dtype becomes its name, such as "torch.float32".
+/// @param where "load_checkpoint: expected <file>", for error messages.
+/// @throws c10::ValueError for other values, and for a pickle that is damaged.
+c10::IValue from_pickle(std::string_view bytes, const ReadStorage& read_storage,
+                        const std::string& where);
+
+}  // namespace torchfuse::checkpoint

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/checkpoint/safetensors.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <tuple>
+
+#include "api/checkpoint/atomic_file.h"
+#include "api/checkpoint/safetensors_header.h"
+#include "api/checkpoint/utf8.h"
+#include "api/checkpoint/values.h"
+
+namespace torchfuse::checkpoint {
+
+namespace {
+
+constexpr std::uint64_t kLengthBytes = 8;
+
+using Named = std::pair<std::string, at::Tensor>;
+
+std::vector<Named> in_order(std::vector<Named> tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const Named& left, const Named& right) {
+    const auto first = right.second.element_size();
+    const auto second = left.second.element_size();
+    return std::tie(first, left.first) < std::tie(second, right.first);
+  });
+  return tensors;
+}
+
+void check_tensor(const Named& named, const std::string& caller) {
+  const auto& [name, tensor] = named;
+  const std::string where = caller + ": expected '" + name + "'";
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && !tensor.is_meta(), where,
+                    " to be a dense tensor with memory, got one of layout ", tensor.layout(),
+                    " on ", tensor.device(), ".");
+  TORCH_CHECK_VALUE(dtype_name(tensor.scalar_type()).has_value(), where,
+                    " to have a dtype that safetensors files can hold, got ", tensor.scalar_type(),
+                    ". Convert it, or use save_checkpoint.");
+  TORCH_CHECK_VALUE(name != "__metadata__", where, " to have another name: the format uses it.");
+  TORCH_CHECK_VALUE(is_utf8(name), where, " to have a name in UTF-8, got other bytes.");
+}
+
+/// The length of the header, and the header with spaces behind it so that tensors are aligned.
+std::string header_bytes(const std::vector<Named>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  SafetensorsHeader header{{}, metadata};
+  std::uint64_t next = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const std::uint64_t end = next + tensor.numel() * tensor.element_size();
+    header.tensors.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), next, end});
+    next = end;
+  }
+  std::string json = to_json(header);
+  json.resize((json.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
+  std::string length(kLengthBytes, '\0');
+  for (std::uint64_t byte = 0; byte < kLengthBytes; ++byte) {
+    length[byte] = static_cast<char>(json.size() >> (8 * byte));
+  }
+  return length + json;
+}
+
+/// A file that is read from its beginning to its end, the same one whatever replaces it meanwhile.
+class Input {
+ public:
+  Input(const std::string& path, const std::string& where) {
+    struct stat found{};
+    TORCH_CHECK_VALUE(::stat(path.c_str(), &found) == 0, where, " to be a file, got none.");
+    // Opening a pipe would wait for its writer.
+    TORCH_CHECK_VALUE(S_ISREG(found.st_mode), where,
+                      " to be a file, got a folder, pipe or device. Name a file.");
+    file_.reset(std::fopen(path.c_str(), "rb"));
+    TORCH_CHECK_VALUE(file_ != nullptr && ::fstat(::fileno(file_.get()), &found) == 0, where,
+                      " to be readable, got a file that is not.");
+    left_ = static_cast<std::uint64_t>(found.st_size);
+  }
+
+  [[nodiscard]] std::uint64_t left() const { return left_; }
+
+  void read(void* target, std::uint64_t size) {
+    TORCH_CHECK(size <= left_, "expected ", size, " more bytes, got ", left_);
+    TORCH_CHECK(std::fread(target, 1, size, file_.get()) == size,
+                "it could not be read to its end");
+    left_ -= size;
+  }
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::ignore = std::fclose(file); }
+  };
+  std::unique_ptr<std::FILE, Close> file_;
+  std::uint64_t left_ = 0;
+};
+
+NamedWeights read(Input& file) {
+  std::string length(kLengthBytes, '\0');
+  file.read(length.data(), kLengthBytes);
+  std::uint64_t size = 0;
+  for (std::uint64_t byte = 0; byte < kLengthBytes; ++byte) {
+    size |= std::uint64_t{static_cast<unsigned char>(length[byte])} << (8 * byte);
+  }
+  TORCH_CHECK(size <= std::min(kMostHeaderBytes, file.left()), "its first eight bytes announce a ",
+              "header of ", size, " bytes");
+  std::string text(size, '\0');
+  file.read(text.data(), size);
+  const SafetensorsHeader header = parse_header(text, file.left());
+  NamedWeights weights{{}, header.metadata};
+  for (const TensorEntry& entry : header.tensors) {
+    at::Tensor tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype).device(at::kCPU));
+    file.read(tensor.mutable_data_ptr(), entry.end - entry.begin);
+    weights.tensors.emplace_back(entry.name, std::move(tensor));
+  }
+  return weights;
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, const NamedWeights& weights,
+                       const std::string& caller) {
+  for (const Named& named : weights.tensors) check_tensor(named, caller);
+  for (const auto& [key, text] : weights.metadata) {
+    TORCH_CHECK_VALUE(is_utf8(key) && is_utf8(text), caller, ": expected metadata '", key,
+                      "' to be text in UTF-8, got other bytes.");
+  }
+  const std::vector<Named> tensors = in_order(weights.tensors);
+  const std::string header = header_bytes(tensors, weights.metadata);
+  TORCH_CHECK_VALUE(header.size() - kLengthBytes <= kMostHeaderBytes, caller,
+                    ": expected names and metadata of at most ", kMostHeaderBytes, " bytes, got ",
+                    header.size(), ".");
+  AtomicFile file(caller, path);
+  file.write(header.data(), header.size());
+  for (const auto& [name, tensor] : tensors) {
+    // One tensor at a time leaves its device.
+    const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+    file.write(plain.const_data_ptr(), plain.nbytes());
+    file.check();
+  }
+  file.commit();
+}
+
+NamedWeights read_safetensors(const std::string& path, const std::string& caller) {
+  const at::NoGradGuard no_grad;
+  const std::string where = caller + ": expected " + path;
+  Input file(path, where);
+  try {
+    return read(file);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& reason) {
+    const std::string message = message_of(reason);
+    TORCH_CHECK_VALUE(false, where,
+                      " to be a whole safetensors file, got a truncated one or one of another "
+                      "kind: ",
+                      message.substr(0, message.find('\n')), ".");
+  }
+}
+
+}  // namespace torchfuse::checkpoint

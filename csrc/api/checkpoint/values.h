@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Plain values as checkpoints hold them: dictionaries and lists of any values, and how they are
+// looked up with errors that name the file and the key.
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace torchfuse::checkpoint {
+
+using Dict = c10::impl::GenericDict;
+using List = c10::impl::GenericList;
+
+/// How deep the values of a file may be nested.
+inline constexpr int kMostNested = 100;
+
+inline Dict make_dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
+inline List make_list() { return List(c10::AnyType::get()); }
+
+/// The value's type as Python names it.
+inline std::string type_name(const c10::IValue& value) {
+  if (value.isNone()) return "None";
+  if (value.isBool()) return "bool";
+  if (value.isInt()) return "int";
+  if (value.isDouble()) return "float";
+  if (value.isString()) return "str";
+  if (value.isTensor()) return "Tensor";
+  if (value.isTuple()) return "tuple";
+  if (value.isList()) return "list";
+  if (value.isGenericDict()) return "dict";
+  return value.tagKind();
+}
+
+/// A key as it stands in messages.
+inline std::string key_name(const c10::IValue& key) {
+  if (key.isString()) return "'" + key.toStringRef() + "'";
+  return key.isInt() ? std::to_string(key.toInt()) : type_name(key);
+}
+
+/// The keys of a dictionary, for messages; of many, only the first.
+inline std::string listed(const Dict& dict, std::size_t most = 12) {
+  std::string text;
+  std::size_t count = 0;
+  for (const auto& entry : dict) {
+    if (count++ < most) text += (text.empty() ? "" : ", ") + key_name(entry.key());
+  }
+  if (count > most) text += " and " + std::to_string(count - most) + " more";
+  return "[" + text + "]";
+}
+
+/// The dictionary `value`. `where` is "load_checkpoint: expected <file> to hold <key>".
+inline Dict as_dict(const c10::IValue& value, const std::string& where) {
+  TORCH_CHECK_VALUE(value.isGenericDict(), where, " as a dict, got a ", type_name(value), ".");
+  return value.toGenericDict();
+}
+
+/// The value of `key`. `where` is "load_checkpoint: expected <file>'s <part>".
+inline c10::IValue entry(const Dict& dict, const c10::IValue& key, const std::string& where) {
+  const auto found = dict.find(key);
+  TORCH_CHECK_VALUE(found != dict.end(), where, " to hold ", key_name(key), ", got ", listed(dict),
+                    ".");
+  return found->value();
+}
+
+/// An error's message, of torch's errors without the backtrace.
+inline std::string message_of(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+}  // namespace torchfuse::checkpoint

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Averages in the parameters' place.
+#include <c10/util/Exception.h>
+#include <torchfuse/ema.h>
+#include <torchfuse/optim/fused_optimizer.h>
+
+#include <exception>
+
+#include "fused_optimizer_impl.h"
+
+namespace torchfuse::optim {
+
+void FusedOptimizer::refuse_swapped(const char* action) const {
+  TORCH_CHECK(impl_ == nullptr || !impl_->swapped.has_value(), name(), "::", action,
+              ": expected the parameters to hold their own values, got their averages. Call "
+              "swap_ema_() first, or end the scope of EmaWeights.");
+}
+
+void FusedOptimizer::Impl::restore_swapped(const char* name) {
+  // Backwards, because parameters may share memory.
+  for (; !swapped->empty(); swapped->pop_back()) {
+    const auto& [param, ema, kept] = swapped->back();
+    const at::ScalarType dtype = (kept.defined() ? kept : ema).scalar_type();
+    TORCH_CHECK(param.scalar_type() == dtype, name, "::swap_ema_: expected a parameter of dtype ",
+                dtype, ", as when it received its average, got ", param.scalar_type(),
+                ". Convert the model back, then call swap_ema_().");
+    torchfuse::swap_ema_(param, ema, kept);
+  }
+  swapped.reset();
+}
+
+void FusedOptimizer::swap_ema_() {
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  const Exclusive exclusive(impl_->lock, name());
+  if (impl_->swapped.has_value()) return impl_->restore_swapped(name());
+  TORCH_CHECK(step_options().ema.has_value(), name(),
+              "::swap_ema_: expected ema_decay to be a number, got none. Set it in the options.");
+  impl_->swapped.emplace();
+  try {
+    for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+      for (const at::Tensor& param : group.params()) {
+        const torch::optim::OptimizerParamState* state = find_state(param);
+        SlotTensors slot;
+        if (state == nullptr || !borrow_state(param, *state, group.options(), slot)) continue;
+        const at::Tensor ema(
+            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(slot.ema));
+        impl_->swapped->push_back({param, ema, torchfuse::swap_ema_(param, ema)});
+      }
+    }
+  } catch (...) {
+    impl_->restore_swapped(name());
+    throw;
+  }
+}
+
+EmaWeights::EmaWeights(FusedOptimizer& optimizer) : name_(optimizer.name()) {
+  optimizer.refuse_swapped("EmaWeights");
+  optimizer.swap_ema_();
+  impl_ = optimizer.impl_;
+}
+
+EmaWeights::~EmaWeights() {
+  const auto warn = [&](const char* reason) {
+    TORCH_WARN(name_,
+               ": the end of the scope of EmaWeights left averages in the parameters' place. "
+               "Steps, saves and loads are refused until swap_ema_() restores them. ",
+               reason);
+  };
+  try {
+    const Exclusive exclusive(impl_->lock, name_);
+    if (impl_->swapped.has_value()) impl_->restore_swapped(name_);
+  } catch (const c10::Error& error) {
+    warn(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    warn(error.what());
+  }
+}
+
+}  // namespace torchfuse::optim

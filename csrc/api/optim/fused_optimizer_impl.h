@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a fused optimizer holds besides torch's own members.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torchfuse/fused_step.h>
+#include <torchfuse/optim/fused_optimizer.h>
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "step_lock.h"
+
+namespace torchfuse::optim {
+
+/// The native step with where its plan found what, and the one thread that uses it.
+struct FusedOptimizer::Impl {
+  /// One parameter of the plan.
+  struct Param {
+    std::size_t group;
+    bool has_state;
+    bool stochastic_rounding;
+  };
+
+  /// A parameter with an average, and what puts a 16-bit parameter back.
+  struct Swapped {
+    at::Tensor param;
+    at::Tensor ema;
+    at::Tensor kept;
+  };
+
+  std::optional<FusedStep> fused_step;
+  std::vector<Param> params;
+  std::vector<SlotTensors> slots;  ///< for the time of a step
+  StepLock lock;
+  /// While averages are in the parameters' place.
+  std::optional<std::vector<Swapped>> swapped;
+
+  /// Exchanges the parameters and their averages back. What is back is no longer listed: after an
+  /// error, the next call goes on with the rest.
+  void restore_swapped(const char* name);
+};
+
+/// Holds an optimizer's lock; refuses a step within a step.
+class Exclusive {
+ public:
+  Exclusive(StepLock& lock, const char* name) : lock_(lock) {
+    TORCH_CHECK(lock_.lock(), name,
+                ": expected no step within a step of the same optimizer, got one.");
+  }
+  ~Exclusive() { lock_.unlock(); }
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+  Exclusive(Exclusive&&) = delete;
+  Exclusive& operator=(Exclusive&&) = delete;
+
+ private:
+  StepLock& lock_;
+};
+
+}  // namespace torchfuse::optim

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Rates of all groups from one formula, and the checks of arguments that schedulers share.
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "api/optim/lr_scheduler/state_values.h"
+
+namespace torchfuse::optim {
+
+/// `formula` of each rate.
+template <class Formula>
+std::vector<double> each(std::vector<double> rates, const Formula& formula) {
+  for (double& rate : rates) rate = formula(rate);
+  return rates;
+}
+
+/// A rate that rounding alone takes below zero, as at the end of a line to zero, is zero:
+/// optimizers refuse negative rates. Rounding grows with the number of steps, and relative to
+/// `scale`.
+inline double without_rounding_below_zero(double rate, double scale) {
+  constexpr double kRounding = 1e-6;
+  return rate < 0.0 && rate >= -kRounding * scale ? 0.0 : rate;
+}
+
+inline void check_rate(const char* owner, const char* option, double value) {
+  TORCH_CHECK_VALUE(is_rate(value), owner, ": expected ", option, " to be ", kRateRange, ", got ",
+                    value, ".");
+}
+
+inline void check_count(const char* owner, const char* option, std::int64_t value) {
+  TORCH_CHECK_VALUE(value >= 1, owner, ": expected ", option, " to be at least 1, got ", value,
+                    ".");
+}
+
+inline bool is_fraction(double value) { return value >= 0.0 && value <= 1.0; }
+inline bool is_positive_fraction(double value) { return value > 0.0 && value <= 1.0; }
+
+inline constexpr const char* kFractionRange = "from 0 to 1";
+inline constexpr const char* kPositiveFractionRange = "greater than 0 and at most 1";
+
+inline void check_fraction(const char* owner, const char* option, double value) {
+  TORCH_CHECK_VALUE(is_fraction(value), owner, ": expected ", option, " to be ", kFractionRange,
+                    ", got ", value, ".");
+}
+
+inline void check_positive_fraction(const char* owner, const char* option, double value) {
+  TORCH_CHECK_VALUE(is_positive_fraction(value), owner, ": expected ", option, " to be ",
+                    kPositiveFractionRange, ", got ", value, ".");
+}
+
+inline bool is_momentum(double value) { return value >= 0.0 && value < 1.0; }
+inline constexpr const char* kMomentumRange = "at least 0 and less than 1";
+
+inline void check_choice(const char* owner, const char* option, const std::string& value,
+                         const std::vector<std::string>& choices) {
+  const bool known = std::find(choices.begin(), choices.end(), value) != choices.end();
+  TORCH_CHECK_VALUE(known, owner, ": expected ", option, " to be one of ", c10::Join(", ", choices),
+                    ", got ", value, ".");
+}
+
+}  // namespace torchfuse::optim

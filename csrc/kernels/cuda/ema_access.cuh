@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Access to the operands of an update that also moves an average of the parameter. See Note
+// [Averages of weights] in common/ema.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/ema.h"
+#include "kernels/common/tensor_table.h"
+#include "kernels/cuda/alignment.h"
+#include "kernels/cuda/vec.cuh"
+
+namespace torchfuse::kernels::cuda {
+
+/// The policy `Base` with one operand more, the average, in the type of the arithmetic. A kernel of
+/// its own: launches and machine code of the others do not know of averages.
+template <class Base>
+struct EmaAccess : Base {
+  using Compute = typename Base::Compute;
+  static constexpr int kEmaOperand = Base::kOperands;
+  static constexpr int kOperands = Base::kOperands + 1;
+  /// A thread has 16 or 32 bytes more in flight.
+  static constexpr int kUpdateBlocksPerSm =
+      Base::kUpdateBlocksPerSm > 2 ? Base::kUpdateBlocksPerSm - 1 : 2;
+
+  struct Storage : Base::Storage {
+    EmaParams ema;
+
+    Storage() = default;
+    explicit Storage(const TensorTable& table) : Base::Storage(table), ema(table.ema) {}
+    TORCHFUSE_HOST_DEVICE std::uint32_t element_size(int operand) const {
+      return operand == kEmaOperand ? static_cast<std::uint32_t>(sizeof(Compute))
+                                    : Base::Storage::element_size(operand);
+    }
+    bool has_operand(int operand) const {
+      return operand == kEmaOperand || Base::Storage::has_operand(operand);
+    }
+  };
+  struct TeamData : Base::TeamData {
+    EmaCoefs<Compute> ema;
+    __device__ void set(const Storage& storage, const typename Base::RowData& row, float step) {
+      Base::TeamData::set(storage, row, step);
+      const auto coefs = ema_coefs<Compute>(storage.ema, static_cast<double>(step));
+      // One by one: two of 8 bytes are not aligned for an access of 16.
+      ema.weight = coefs.weight;
+      ema.copies = coefs.copies;
+    }
+  };
+};
+
+/// The average's elements of one vector; nothing where there is no average.
+template <class Access>
+struct EmaVec {
+  template <bool kAligned, class Chunk>
+  __device__ __forceinline__ void load(const Chunk&, std::uint32_t) {}
+  template <class Chunk, class T, std::size_t kGroup>
+  __device__ __forceinline__ void move(const Chunk&, int, const T (&)[kGroup]) {}
+  template <bool kAligned, class Chunk>
+  __device__ __forceinline__ void store(const Chunk&, std::uint32_t) const {}
+  template <class Chunk, class T>
+  __device__ __forceinline__ static void move_one(const Chunk&, std::uint32_t, T) {}
+};
+
+template <class Base>
+struct EmaVec<EmaAccess<Base>> {
+  using Access = EmaAccess<Base>;
+  using Compute = typename Access::Compute;
+
+  template <class Chunk>
+  __device__ __forceinline__ static unsigned char* address_of(const Chunk& chunk,
+                                                              std::uint32_t index) {
+    return chunk.operands[Access::kEmaOperand] + byte_offset<Compute>(index);
+  }
+
+  template <bool kAligned, class Chunk>
+  __device__ __forceinline__ void load(const Chunk& chunk, std::uint32_t index) {
+    const unsigned char* address = address_of(chunk, index);
+    load_vec<Keep::kStream>(raw, address, access_width<kAligned>(address));
+  }
+
+  /// Moves group `group` towards the new values of the parameter.
+  template <class Chunk, std::size_t kGroup>
+  __device__ __forceinline__ void move(const Chunk& chunk, int group,
+                                       const Compute (&param)[kGroup]) {
+    constexpr int kPairs = static_cast<int>(kGroup) / 2;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      Compute ema[2];
+      get_pair(raw, kPairs * group + pair, ema);
+      ema[0] = moved_ema(ema[0], param[2 * pair], chunk.team->ema);
+      ema[1] = moved_ema(ema[1], param[2 * pair + 1], chunk.team->ema);
+      set_pair(raw, kPairs * group + pair, ema);
+    }
+  }
+
+  template <bool kAligned, class Chunk>
+  __device__ __forceinline__ void store(const Chunk& chunk, std::uint32_t index) const {
+    unsigned char* address = address_of(chunk, index);
+    store_vec<Keep::kStream>(address, raw, access_width<kAligned>(address));
+  }
+
+  /// The same for one element.
+  template <class Chunk>
+  __device__ __forceinline__ static void move_one(const Chunk& chunk, std::uint32_t index,
+                                                  Compute param) {
+    unsigned char* operand = chunk.operands[Access::kEmaOperand];
+    const Compute ema = load_element<Compute>(operand, index);
+    store_element<Compute>(operand, index, moved_ema(ema, param, chunk.team->ema));
+  }
+
+  RawVec<Compute, Access::kVec> raw;
+};
+
+}  // namespace torchfuse::kernels::cuda

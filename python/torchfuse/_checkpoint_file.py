@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checkpoint files: plain values, written in one step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from numbers import Integral, Real
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter, is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+StrPath = str | os.PathLike[str]
+
+FORMAT = 1
+
+
+#: How deep values may be nested. C++ reads 100 levels, of which a tensor takes some.
+_MOST_NESTED = 96
+
+
+def plain_values(value: Any, where: str, depth: int = 0) -> Any:
+    """Returns the value as plain ones, after checking that weights_only can read it."""
+    if depth >= _MOST_NESTED:
+        raise ValueError(
+            f"{'['.join(where.split('[')[:3])} to be nested at most {_MOST_NESTED} levels deep, "
+            "got a deeper value or one that holds itself. Save it in a flat list."
+        )
+    if isinstance(value, Tensor):
+        return plain_tensor(value, where)
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) is not str and not (type(key) is int and _fits(key)):
+                raise ValueError(
+                    f"{where} to have strings or ints of 64 bits as keys, got {key!r}. Save "
+                    "str(key)."
+                )
+        plain = {
+            key: plain_values(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()
+        }
+        return Counter(plain) if isinstance(value, Counter) else plain
+    if isinstance(value, list | tuple):
+        items = [
+            plain_values(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)
+        ]
+        return items if isinstance(value, list) else tuple(items)
+    if value is None or type(value) in (bool, str) or isinstance(value, torch.dtype):
+        return value
+    if isinstance(value, Integral):
+        if not _fits(int(value)):
+            raise ValueError(f"{where} to be an int of 64 bits, got {value}. Save str(value).")
+        return int(value)
+    if isinstance(value, Real):  # of NumPy too
+        return float(value)
+    raise ValueError(
+        f"{where} to be None, a bool, number, string or tensor, or a tuple, list or dict of them, "
+        f"got {type(value).__name__}. Convert it, such as a NumPy array with torch.from_numpy()."
+    )
+
+
+def _fits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
+
+
+def plain_tensor(value: Tensor, where: str) -> Tensor:
+    """Returns a dense tensor of torch's own class with the same values, or says why not."""
+    name = type(value).__name__
+    if is_traceable_wrapper_subclass(value):
+        raise ValueError(
+            f"{where} to be a plain tensor, got {name}. Save sharded models with "
+            "torch.distributed.checkpoint."
+        )
+    if is_lazy(value):
+        raise ValueError(f"{where} to have a shape, got a lazy tensor. Run the model once.")
+    if value.layout != torch.strided or value.is_quantized:
+        raise ValueError(f"{where} to be a dense tensor, got layout {value.layout}.")
+    if value.is_meta:
+        raise ValueError(f"{where} to have values, got a tensor on the meta device.")
+    if type(value) is not Tensor and not isinstance(value, Parameter) and vars(value):
+        raise ValueError(
+            f"{where} to be a plain tensor, got {name} with the attributes {sorted(vars(value))}. "
+            "Save its .as_subclass(torch.Tensor), and the attributes beside it."
+        )
+    plain = value.detach().as_subclass(Tensor)
+    # C++ reads storages of whole elements.
+    return plain.clone() if plain.untyped_storage().nbytes() % plain.itemsize else plain
+
+
+class _Drain:
+    """A file that keeps its first error: torch's writer ends the process if a write fails late."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing: `replacing` flushes at the end."""
+
+
+def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
+    """Writes a checkpoint, with the CRC-32s by which damage is found."""
+    for key in contents["values"]:
+        if type(key) is not str:
+            raise ValueError(
+                f"save_checkpoint: expected values to have strings as keys, got {key!r}. Save "
+                "str(key)."
+            )
+    plain = plain_values(contents, "save_checkpoint: expected the checkpoint")
+    checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        with replacing(path, "save_checkpoint") as file:
+            _save(plain, file)
+    finally:
+        torch.serialization.set_crc32_options(checksums)
+
+
+def _save(plain: Any, file: _Drain) -> None:
+    try:
+        torch.save(plain, file)  # type: ignore[arg-type]  # torch.save calls write() alone
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # out of memory
+            raise
+        raise ValueError(
+            f"save_checkpoint: expected tensors that torch.save writes, got: {error}"
+        ) from error
+
+
+def _permissions(path: StrPath, target: str, caller: str) -> int | None:
+    """Returns the permissions of the file to replace, None for a new one."""
+    try:
+        mode = os.stat(target).st_mode
+    except OSError:  # creating the file beside it says what is wrong
+        return None
+    if not stat.S_ISREG(mode):
+        got = (
+            "a folder. Name a file in it" if stat.S_ISDIR(mode) else "a pipe or device. Name a file"
+        )
+        raise ValueError(f"{caller}: expected {os.fspath(path)} to be a file, got {got}.")
+    return stat.S_IMODE(mode) & 0o777
+
+
+@contextmanager
+def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
+    """Yields a file to write, which replaces `path` in one step when its bytes are on the disk.
+
+    Args:
+        path: file to write or replace.
+        caller: the function that errors name.
+    """
+    target = os.path.realpath(path)
+    permissions = _permissions(path, target, caller)
+    temporary = f"{target}.tmp-{secrets.token_hex(8)}"
+    try:
+        with open(temporary, "xb") as file:
+            if permissions is not None:
+                with suppress(OSError):  # of file systems without permissions
+                    os.fchmod(file.fileno(), permissions)
+            drain = _Drain(file)
+            yield drain
+            if drain.error is not None:
+                raise drain.error
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(
+                error.errno,
+                f"{caller}: could not write {target}: {os.strerror(error.errno)}. The file "
+                "is as it was.",
+            ) from error
+        raise
+    # The file is in place: what a folder refuses, such as reading it, is no error any more.
+    with suppress(OSError):
+        folder = os.open(os.path.dirname(target), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_checkpoint(path: StrPath, where: str) -> dict[str, Any]:
+    """Returns the contents of a whole file of save_checkpoint, with tensors on the CPU."""
+    if os.path.isdir(path):
+        raise ValueError(f"{where} to be a file, got a folder. Name the file in it.")
+    with _opened(path) as file:  # once: the file may be replaced at any time
+        return _checked_contents(_contents(file, where), where)
+
+
+def _opened(path: StrPath) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise OSError(
+            error.errno, f"load_checkpoint: could not read {os.fspath(path)}: {error.strerror}"
+        ) from error
+
+
+def _contents(file: BinaryIO, where: str) -> Any:
+    try:
+        with zipfile.ZipFile(file) as container:
+            damaged = container.testzip()  # torch's reader does not compare CRC-32s
+        if damaged is None:
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # any error of zipfile and torch for a damaged file
+        raise ValueError(
+            f"{where} to be a whole file of save_checkpoint, got a truncated or damaged one or one "
+            f"of another kind: {str(error).partition(chr(10))[0]}"
+        ) from error
+    raise ValueError(
+        f"{where} to have the bytes that were written, got others in {damaged!r}. Load an older "
+        "checkpoint: this one is damaged."
+    )
+
+
+def _checked_contents(contents: Any, where: str) -> dict[str, Any]:
+    if not isinstance(contents, dict) or not isinstance(contents.get("torchfuse"), dict):
+        got = sorted(map(str, contents)) if isinstance(contents, dict) else type(contents).__name__
+        raise ValueError(f"{where} to be a file of save_checkpoint, got one that holds {got}.")
+    if contents["torchfuse"].get("format") != FORMAT:
+        raise ValueError(
+            f"{where} to be of format {FORMAT}, got {contents['torchfuse'].get('format')!r}. Read "
+            "it with the version that wrote it."
+        )
+    if not isinstance(contents.get("values"), dict):
+        got = type(contents.get("values")).__name__
+        raise ValueError(f"{where} to hold a dict as 'values', got {got}.")
+    return contents

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The objects of a checkpoint: their classes, and loading that can be taken back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from torchfuse.optimizers import FusedOptimizer
+from torchfuse.parallel import LARC
+
+
+class Stateful(Protocol):
+    """An object that a checkpoint can hold."""
+
+    def state_dict(self) -> Any:
+        """Returns the state: plain values and tensors."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Loads the state: all of it or, after an exception, nothing."""
+
+
+# --- Classes --------------------------------------------------------------------------------------
+
+
+def class_name(part: Stateful) -> str | None:
+    """Returns the class that a file names: torchfuse's of an optimizer, torch's of a scheduler."""
+    if isinstance(part, LARC):
+        return class_name(part.optim)
+    if isinstance(part, LRScheduler):
+        package = "torch.optim."
+    elif isinstance(part, Optimizer):
+        package = "torchfuse."
+    else:
+        return None
+    known = (kind for kind in type(part).__mro__ if kind.__module__.startswith(package))
+    return next((kind.__name__ for kind in known if kind is not LRScheduler), None)
+
+
+def check_class(part: Stateful, name: str, saved: Any, where: str) -> None:
+    """Checks that a part is of the class that the file names, if it names one."""
+    own = class_name(part)
+    written = saved.get(name) if isinstance(saved, Mapping) else None
+    if None not in (own, written) and own != written:
+        raise ValueError(
+            f"{where} to hold the state of {own} as {name!r}, got that of {written}. Load it into "
+            f"a {written}, or leave {name!r} out and begin with a fresh {own}."
+        )
+
+
+def unwrapped(part: Any) -> Any:
+    """Returns the module of a DistributedDataParallel, and anything else as it is."""
+    return part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part
+
+
+# --- Models ---------------------------------------------------------------------------------------
+
+
+def check_model(model: nn.Module, saved: Any, where: str) -> None:
+    """Checks names, shapes and kinds; the program's own modules may refuse more."""
+    own = model.state_dict()
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"{where} to be a dict, got {type(saved).__name__}.")
+    for name, value in own.items():
+        if name not in saved:
+            raise ValueError(f"{where} to hold {name!r}, got {sorted(saved, key=str)[:12]}.")
+        if isinstance(value, Tensor):
+            _check_target(value, f"{where}[{name!r}] to be loaded into a tensor")
+            _check_tensor(value, saved[name], f"{where}[{name!r}]")
+    more = sorted(set(saved) - set(own), key=str)
+    if more:
+        raise ValueError(
+            f"{where} to hold the parameters and buffers of the module only, got {more[0]!r} too. "
+            "Load it into the module that was saved."
+        )
+
+
+def _check_target(value: Tensor, where: str) -> None:
+    """Checks that a tensor of a model can be written."""
+    if is_lazy(value):
+        raise ValueError(f"{where} with a shape, got a lazy one. Run the model once.")
+    if value.is_meta:
+        raise ValueError(f"{where} with memory, got one on meta. Call model.to_empty(device=...).")
+    if value.is_inference():
+        raise ValueError(
+            f"{where} that was made outside of inference mode, got one of it. Build the model "
+            "outside."
+        )
+    if any(
+        size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)
+    ):
+        raise ValueError(f"{where} with memory for each element, got an expanded one. Clone it.")
+
+
+def _check_tensor(value: Tensor, saved: Any, where: str) -> None:
+    found = getattr(saved, "shape", None)
+    if found != value.shape:
+        raise ValueError(
+            f"{where} to have the shape {tuple(value.shape)}, got "
+            f"{None if found is None else tuple(found)}."
+        )
+    if saved.is_complex() and not value.is_complex():
+        raise ValueError(f"{where} to be real like the model's, got {saved.dtype}.")
+
+
+def _kept_model(model: nn.Module) -> Callable[[], None]:
+    """Copies a model's state to the CPU and returns what puts it back without the model's code."""
+    kept = {
+        name: value.detach().to("cpu", copy=True)
+        if isinstance(value, Tensor)
+        else copy.deepcopy(value)
+        for name, value in model.state_dict().items()
+    }
+
+    def restore() -> None:
+        own = model.state_dict()
+        for name, value in kept.items():
+            if isinstance(value, Tensor):
+                own[name].copy_(value)
+        for name, value in kept.items():
+            if not isinstance(value, Tensor):
+                model.get_submodule(name.rpartition(".")[0]).set_extra_state(value)
+
+    return restore
+
+
+# --- Loading --------------------------------------------------------------------------------------
+
+
+def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
+    """Loads a part and returns what restores it; after an error it is restored.
+
+    Args:
+        part: the object.
+        saved: its state.
+        refused: the beginning of the message for a state that the part refuses.
+    """
+    restore = _kept(part)
+    try:
+        part.load_state_dict(saved)
+    except Exception as error:
+        message = f"{refused}: {error}"
+        try:
+            restore()
+        except Exception as second:  # the part refuses its own state too
+            message = f"{message} It could not be restored: {second}"
+        raise ValueError(message) from error
+    return restore
+
+
+def _kept(part: Any) -> Callable[[], None]:
+    """Returns what restores a part.
+
+    Loading the state from before is not enough where loading keeps what a state lacks: fused
+    optimizers keep averages and masters, and schedulers all attributes.
+    """
+    if isinstance(part, nn.Module):
+        return _kept_model(part)
+    if isinstance(part, LARC):
+        return _kept(part.optim)
+    load = getattr(part.load_state_dict, "__func__", None)
+    if load in (Optimizer.load_state_dict, FusedOptimizer.load_state_dict):
+        # Optimizers replace their states and groups and do not write to the old ones.
+        own = {"state": part.state, "param_groups": part.param_groups}
+        return lambda: part.__setstate__(own)
+    before = part.state_dict()
+    if not isinstance(part, Optimizer):
+        before = copy.deepcopy(before)
+    known = [(scheduler, set(vars(scheduler))) for scheduler in _schedulers(part)]
+
+    def restore() -> None:
+        part.load_state_dict(before)
+        for scheduler, names in known:
+            for name in set(vars(scheduler)) - names:
+                delattr(scheduler, name)
+
+    return restore
+
+
+def _schedulers(part: Any) -> Iterator[LRScheduler]:
+    """Yields a scheduler and those inside it."""
+    if isinstance(part, LRScheduler):
+        yield part
+        for inside in getattr(part, "_schedulers", ()):
+            yield from _schedulers(inside)

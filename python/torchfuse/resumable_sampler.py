@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A sampler that continues in the middle of an epoch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sized
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch.utils.data import Sampler, SequentialSampler
+
+
+class ResumableSampler(Sampler[Any]):
+    """Wraps a sampler of torch so that a checkpoint can hold its place in an epoch.
+
+    A data loader draws ahead of the training, so the program itself counts: it calls `advance`
+    with the number of samples of each batch that it has trained on, and `set_epoch` when an epoch
+    begins. After loading, the next iteration leaves out the samples that were counted; the order
+    is the same, and so are the orders of later epochs.
+
+    Args:
+        sampler: a sampler whose order is known from its epoch, with ``set_epoch``, such as
+            torch's ``DistributedSampler``, or from its ``generator``, such as ``RandomSampler`` or
+            ``SubsetRandomSampler``; or torch's ``SequentialSampler``.
+
+    Raises:
+        ValueError: for a sampler of another kind, such as one that draws from torch's default
+            generator, or a BatchSampler.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import RandomSampler
+        >>> from torchfuse import ResumableSampler
+        >>> def make():
+        ...     return ResumableSampler(RandomSampler(range(6), generator=torch.Generator()))
+        >>> sampler = make()
+        >>> order = list(sampler)
+        >>> sampler.advance(4)
+        >>> resumed = make()
+        >>> resumed.load_state_dict(sampler.state_dict())
+        >>> list(resumed) == order[4:]
+        True
+    """
+
+    def __init__(self, sampler: Sampler[Any]) -> None:
+        self._sampler: Any = sampler
+        self._epoch = 0
+        self._position = 0
+        self._begin: torch.Tensor | None = None  # the generator's state when the epoch began
+        self._has_epochs = hasattr(sampler, "set_epoch")
+        if self._has_epochs or type(sampler) is SequentialSampler:
+            return
+        generator = getattr(sampler, "generator", "no such attribute")
+        if not isinstance(generator, torch.Generator):
+            raise ValueError(
+                f"ResumableSampler: expected {type(sampler).__name__} to have a generator of its "
+                f"own, whose state can be saved, got {generator}. Pass generator=torch.Generator() "
+                "or give the sampler set_epoch(). Of a BatchSampler, wrap the sampler inside."
+            )
+
+    @property
+    def _generator(self) -> torch.Generator | None:
+        generator = getattr(self._sampler, "generator", None)
+        return None if self._has_epochs else cast("torch.Generator | None", generator)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins another epoch; the epoch that is under way is continued."""
+        if epoch != self._epoch:
+            self._epoch, self._position, self._begin = epoch, 0, None
+
+    def advance(self, samples: int) -> None:
+        """Counts samples of this process that the program has trained on."""
+        if not 0 <= samples <= len(self._sampler) - self._position:
+            raise ValueError(
+                f"ResumableSampler: expected samples to be from 0 to the "
+                f"{len(self._sampler) - self._position} that are left in the epoch, got {samples}."
+            )
+        self._position += samples
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._has_epochs:
+            self._sampler.set_epoch(self._epoch)
+        if self._generator is not None:
+            if self._begin is None:
+                self._begin = self._generator.get_state()
+            else:
+                self._generator.set_state(self._begin)
+        return islice(iter(self._sampler), self._position, None)
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._sampler)) - self._position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns ``epoch``, ``position`` and, of a sampler with a generator, ``generator``."""
+        state: dict[str, Any] = {"epoch": self._epoch, "position": self._position}
+        if self._generator is not None:
+            begin = self._generator.get_state() if self._begin is None else self._begin
+            state["generator"] = begin
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads what `state_dict` returned.
+
+        Raises:
+            ValueError: for a missing key, a value of another kind and a position behind the end;
+                nothing is changed.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(
+                f"ResumableSampler: expected the state to be a dict, got "
+                f"{type(state_dict).__name__}."
+            )
+        keys = ["epoch", "position", *(["generator"] if self._generator is not None else [])]
+        for key in keys:
+            if key not in state_dict:
+                raise ValueError(
+                    f"ResumableSampler: expected the state to hold {key!r}, got "
+                    f"{sorted(map(str, state_dict))}."
+                )
+        epoch, position = state_dict["epoch"], state_dict["position"]
+        for name, value in (("epoch", epoch), ("position", position)):
+            if type(value) is not int:
+                raise ValueError(
+                    f"ResumableSampler: expected {name} to be a whole number, got {value!r}."
+                )
+        if not 0 <= position <= len(self._sampler):
+            raise ValueError(
+                f"ResumableSampler: expected position to be from 0 to {len(self._sampler)}, got "
+                f"{position}. Load it for a data set and a number of processes as saved."
+            )
+        begin = state_dict.get("generator")
+        if self._generator is not None:
+            self._load_generator(self._generator, begin, position)
+        self._epoch, self._position, self._begin = epoch, position, begin
+
+    def _load_generator(self, generator: torch.Generator, begin: Any, position: int) -> None:
+        """Brings the generator to where the next epoch begins; this one goes on from `begin`."""
+        try:
+            torch.Generator(generator.device).set_state(begin)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"ResumableSampler: expected generator to be the state of one, got: {error}"
+            ) from error
+        generator.set_state(begin)
+        if position > 0:
+            deque(self._sampler, maxlen=0)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Weights alone, in safetensors files that Python, C++ and other projects read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from torchfuse._checkpoint_file import StrPath, plain_tensor, replacing
+from torchfuse._checkpoint_parts import check_model, load_part, unwrapped
+
+#: What both the format and C++ have a name for.
+_DTYPES = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+}
+
+
+def save_weights(
+    path: StrPath, model: nn.Module, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes a model's parameters and buffers as one safetensors file.
+
+    The file is replaced in one step, as `save_checkpoint` does it. Tensors that share memory are
+    written once for each name, so that ``safetensors.torch.load_file`` returns what
+    ``model.load_state_dict`` takes; ``safetensors.torch.load_model`` wants ``strict=False`` then.
+    C++'s ``torchfuse::load_weights`` reads the file too. Needs the package safetensors, and memory
+    for a second copy of the weights.
+
+    Args:
+        path: file to write or replace; of a symbolic link, the file that it points to.
+        model: the module; of a DistributedDataParallel, its module is saved.
+        metadata: texts by their names. "format" is "pt" where it is not given: readers of other
+            projects ask for it.
+
+    Raises:
+        ValueError: naming the tensor, if the format cannot hold it.
+        OSError: if the file cannot be written. In all cases `path` is as it was.
+
+    Example:
+        >>> import tempfile, torch, torchfuse
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torchfuse.save_weights(f"{folder}/model.safetensors", model)
+        ...     torchfuse.load_weights(f"{folder}/model.safetensors", torch.nn.Linear(2, 1))
+        {'format': 'pt'}
+    """
+    texts = {"format": "pt", **(metadata or {})}
+    if not all(type(key) is type(text) is str for key, text in texts.items()):
+        raise ValueError(f"save_weights: expected metadata to hold texts by names, got {texts}.")
+    tensors: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, value in unwrapped(model).state_dict().items():
+        tensor = _checked(value, name)
+        # The format's library refuses tensors that share memory.
+        place = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if place in places else tensor
+        places.add(place)
+    data = _library("save_weights").save(tensors, metadata=texts)
+    with replacing(path, "save_weights") as file:
+        file.write(data)
+
+
+def _checked(value: object, name: str) -> Tensor:
+    """Returns a tensor of the state as the format holds it."""
+    where = f"save_weights: expected {name!r}"
+    if name == "__metadata__":
+        raise ValueError(f"{where} to have another name: the format uses it.")
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{where} to be a tensor, got {type(value).__name__}. The format holds tensors alone: "
+            "use save_checkpoint."
+        )
+    plain = plain_tensor(value, where)
+    if plain.dtype not in _DTYPES:
+        raise ValueError(
+            f"{where} to have a dtype that safetensors files can hold, got {plain.dtype}. Convert "
+            "it, or use save_checkpoint."
+        )
+    return plain.resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def load_weights(path: StrPath, model: nn.Module) -> dict[str, str]:
+    """Reads a safetensors file, of `save_weights` or of another program, into a model.
+
+    The whole file is read and compared with the model before any tensor is changed; then
+    ``load_state_dict`` loads it, and what it refuses is taken back. Values are converted to the
+    model's dtypes and devices. Of parameters that are one and the same in the model, the file may
+    leave all names but one out, as ``safetensors.torch.save_model`` does. Needs the package
+    safetensors.
+
+    Args:
+        path: file to read.
+        model: where the values go.
+
+    Returns:
+        The file's metadata.
+
+    Raises:
+        ValueError: naming the file and the tensor, for a file that is truncated or of another kind,
+            for missing and unknown names, and for other shapes. The model is as it was.
+        OSError: if the file cannot be read.
+
+    Example:
+        >>> import tempfile, torch, torchfuse
+        >>> model = torch.nn.Linear(2, 1)
+        >>> other = torch.nn.Linear(2, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torchfuse.save_weights(f"{folder}/w.safetensors", model, {"epoch": "3"})
+        ...     torchfuse.load_weights(f"{folder}/w.safetensors", other)["epoch"]
+        '3'
+        >>> torch.equal(other.weight, model.weight)
+        True
+    """
+    where = f"load_weights: expected {os.fsdecode(path)}"
+    saved, metadata = _read(path, where)
+    module = unwrapped(model)
+    own = module.state_dict()
+    for name, value in own.items():
+        if name in saved or not isinstance(value, Tensor):
+            continue
+        for other, kept in own.items():
+            if other in saved and isinstance(kept, Tensor) and _same_memory(value, kept):
+                saved[name] = saved[other]
+    check_model(module, saved, where)
+    with torch.inference_mode(False), torch.no_grad():
+        load_part(module, saved, f"load_weights: {os.fsdecode(path)} does not fit")
+    return metadata
+
+
+def _read(path: StrPath, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads a whole file at once: it may be replaced at any time."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{where} to be a file, got a folder, pipe or device. Name a file.")
+    library = _library("load_weights")
+    from safetensors import SafetensorError
+
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        saved = dict(library.load(data))
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"{where} to be a whole safetensors file, got a truncated one or one of another kind: "
+            f"{error}."
+        ) from error
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return saved, header.get("__metadata__") or {}
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two names stand for one parameter or buffer."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and (one.device, one.shape, one.stride()) == (other.device, other.shape, other.stride())
+        and one.numel() > 0
+    )
+
+
+def _library(caller: str) -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            f"{caller}: expected the package safetensors, got none. Run: pip install safetensors"
+        ) from error
+    return safetensors.torch

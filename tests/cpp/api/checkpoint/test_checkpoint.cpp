@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Checkpoints: what is saved comes back, and what does not fit changes nothing.
+#include <c10/core/InferenceMode.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <torchfuse/optim/fused_lion.h>
+
+#include <csignal>
+#include <fstream>
+#include <sstream>
+
+#include "checkpoint_testing.h"
+
+namespace torchfuse::checkpoint_testing {
+namespace {
+
+TEST_F(CheckpointTest, EverythingComesBack) {
+  train(model_, *optimizer_);
+  amp::GradScaler scaler(at::kCPU, amp::GradScalerOptions().init_scale(4.0));
+  const auto list = c10::List<double>({1.5, 2.5});
+  save_checkpoint(path_, description()
+                             .scaler(scaler)
+                             .rng()
+                             .value("epoch", 3)
+                             .value("best", 0.5)
+                             .value("done", false)
+                             .value("name", "net \u00e9")
+                             .value("big", std::int64_t{1} << 40)
+                             .value("none", c10::IValue())
+                             .value("list", list)
+                             .value("tensor", torch::arange(6).view({2, 3}).t()));
+  const auto next = torch::randn({3});
+  Net other;
+  FusedAdam resumed(other->parameters(), FusedAdamOptions(9.0));
+  amp::GradScaler other_scaler(at::kCPU);
+  const auto values = load_checkpoint(
+      path_, Checkpoint().model(*other).optimizer(resumed).scaler(other_scaler).rng());
+  EXPECT_TRUE(torch::equal(torch::randn({3}), next));
+  expect_same(snapshot(other, resumed), snapshot(model_, *optimizer_));
+  EXPECT_EQ(resumed.param_groups()[0].options().get_lr(), 0.1);
+  EXPECT_EQ(other_scaler.get_scale(), 4.0);
+  EXPECT_EQ(values.at("epoch").toInt(), 3);
+  EXPECT_EQ(values.at("best").toDouble(), 0.5);
+  EXPECT_FALSE(values.at("done").toBool());
+  EXPECT_EQ(values.at("name").toStringRef(), "net \u00e9");
+  EXPECT_EQ(values.at("big").toInt(), std::int64_t{1} << 40);
+  EXPECT_TRUE(values.at("none").isNone());
+  EXPECT_EQ(values.at("list").toList().get(1).toDouble(), 2.5);
+  EXPECT_TRUE(torch::equal(values.at("tensor").toTensor(), torch::arange(6).view({2, 3}).t()));
+  EXPECT_EQ(files(), std::vector<std::string>{"last.pt"});
+}
+
+TEST_F(CheckpointTest, OtherDtypesAreConverted) {
+  train(model_, *optimizer_);
+  save_checkpoint(path_, description());
+  Net wide;
+  wide->to(torch::kFloat64);
+  FusedAdam resumed(wide->parameters(), FusedAdamOptions(0.1));
+  load_checkpoint(path_, Checkpoint().model(*wide).optimizer(resumed));
+  EXPECT_EQ(wide->fc->weight.scalar_type(), torch::kFloat64);
+  EXPECT_TRUE(torch::equal(wide->fc->weight, model_->fc->weight.to(torch::kFloat64)));
+  train(model_, *optimizer_, 0);
+  wide->fc->weight.mutable_grad() = torch::ones_like(wide->fc->weight);
+  resumed.step();
+}
+
+TEST_F(CheckpointTest, NamesAreThoseOfPython) {
+  save_checkpoint(path_, description());
+  const auto dict = optimizer_->state_dict();
+  EXPECT_TRUE(dict.at("param_groups").isList());
+  Net other;
+  load_checkpoint(path_,
+                  Checkpoint().part("model", {[]() { return c10::IValue(); },
+                                              [](const c10::IValue& saved) {
+                                                std::vector<std::string> names;
+                                                for (const auto& item : saved.toGenericDict()) {
+                                                  names.push_back(item.key().toStringRef());
+                                                }
+                                                const std::vector<std::string> expected{
+                                                    "fc.weight",
+                                                    "fc.bias",
+                                                    "bn.weight",
+                                                    "bn.bias",
+                                                    "bn.running_mean",
+                                                    "bn.running_var",
+                                                    "bn.num_batches_tracked"};
+                                                EXPECT_EQ(names, expected);
+                                                return [] {};
+                                              }}));
+}
+
+TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
+  save_checkpoint(path_, description());
+  train(model_, *optimizer_);
+  const auto before = snapshot(model_, *optimizer_);
+  Net wider(4);
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().optimizer(*optimizer_).model(*wider)),
+               path_ +
+                   "'s 'model' does not fit: expected the state['fc.weight'] to have the sizes "
+                   "[4, 2] of the module's own, got [3, 2].");
+  torch::nn::Linear linear(2, 3);
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(*linear)),
+               "expected the state to hold 'weight', got ['fc.weight', 'fc.bias', ");
+  torch::nn::Sequential empty;
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(*empty)), "got 'fc.weight' too.");
+  optim::FusedLion lion(model_->parameters());
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(*model_).optimizer(lion)),
+               "to hold the state of FusedLion as 'optimizer', got that of FusedAdam.");
+  amp::GradScaler scaler(at::kCPU);
+  EXPECT_ERROR(load_checkpoint(path_, description().scaler(scaler)),
+               "expected " + path_ +
+                   " to hold 'scaler', got ['model', 'optimizer', 'values', "
+                   "'torchfuse'].");
+  FusedAdam two(std::vector<torch::Tensor>{model_->fc->weight});
+  EXPECT_ERROR(
+      load_checkpoint(path_, Checkpoint().model(*model_).optimizer(two)),
+      "'optimizer' does not fit: FusedAdam: expected the archive's param_groups[0] to have "
+      "1 parameters, got 4.");
+  expect_same(snapshot(model_, *optimizer_), before);
+}
+
+TEST_F(CheckpointTest, TruncatedAndForeignFilesAreRefusedByName) {
+  save_checkpoint(path_, description().value("tensor", torch::rand({8192})));
+  train(model_, *optimizer_);
+  const auto before = snapshot(model_, *optimizer_);
+  const std::string cut = folder_ + "/cut.pt";
+  std::stringstream stream;
+  stream << std::ifstream(path_, std::ios::binary).rdbuf();
+  const std::string whole = stream.str();
+  const std::size_t size = whole.size();
+  const auto keep = [&](std::size_t kept) {
+    std::ofstream(cut, std::ios::binary) << whole.substr(0, kept);
+  };
+  ASSERT_GT(size, 32'768U);
+  for (std::size_t kept = 0; kept < size; kept += 4096) {
+    keep(kept);
+    EXPECT_ERROR(load_checkpoint(cut, description()),
+                 "load_checkpoint: expected " + cut + " to be a whole file");
+  }
+  keep(size - 1);
+  EXPECT_ERROR(load_checkpoint(cut, description()), cut + " to be a whole file");
+  torch::save(model_, cut);
+  EXPECT_ERROR(load_checkpoint(cut, description()), "an archive of TorchScript");
+  std::ofstream(cut) << "text";
+  EXPECT_ERROR(load_checkpoint(cut, description()), cut + " to be a whole file");
+  EXPECT_ERROR(load_checkpoint(folder_, description()), " to be a file, got a folder.");
+  EXPECT_ERROR(load_checkpoint(folder_ + "/none.pt", description()),
+               "none.pt to be a file, got none");
+  expect_same(snapshot(model_, *optimizer_), before);
+}
+
+/// Models are loaded last: what they cannot take is known before.
+TEST_F(CheckpointTest, ModelsThatCannotBeWrittenChangeNothing) {
+  const auto refuses = [&](const torch::Tensor& buffer, const std::string& reason) {
+    Net other;
+    other->register_buffer("own", torch::zeros({3}, buffer.scalar_type()));
+    FusedAdam optimizer(other->parameters(), FusedAdamOptions(0.5));
+    train(other, optimizer);
+    save_checkpoint(path_, Checkpoint().optimizer(optimizer).model(*other));
+    Net net;
+    net->register_buffer("own", buffer);
+    const auto before = snapshot(net, *optimizer_);
+    EXPECT_ERROR(load_checkpoint(path_, Checkpoint().optimizer(*optimizer_).model(*net)),
+                 path_ + "'s 'model' does not fit: expected the state['own'] to " + reason);
+    EXPECT_EQ(optimizer_->param_groups()[0].options().get_lr(), 0.1);
+    if (!buffer.is_meta()) expect_same(snapshot(net, *optimizer_), before);
+  };
+  refuses(torch::zeros({1}).expand({3}), "go to a tensor with memory for each element, got an");
+  refuses(torch::zeros({3}, torch::kMeta),
+          "go to a tensor with memory, got one on the device meta");
+  const auto inference = [] {
+    const c10::InferenceMode guard;
+    return torch::zeros({3});
+  }();
+  refuses(inference, "go to a tensor that can be written, got one made in inference mode.");
+  // In inference mode they can be loaded.
+  const c10::InferenceMode guard;
+  Net served;
+  save_checkpoint(path_, Checkpoint().model(*model_));
+  load_checkpoint(path_, Checkpoint().model(*served));
+  EXPECT_TRUE(torch::equal(served->fc->weight, model_->fc->weight));
+}
+
+TEST_F(CheckpointTest, ComplexValuesDoNotBecomeReal) {
+  torch::nn::Module complex;
+  complex.register_buffer("own", torch::ones({2}, torch::kComplexFloat));
+  save_checkpoint(path_, Checkpoint().model(complex));
+  torch::nn::Module real;
+  real.register_buffer("own", torch::zeros({2}));
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(real)),
+               "expected the state['own'] to be real, as Float of the module's own, got "
+               "ComplexFloat.");
+}
+
+TEST_F(CheckpointTest, FlippedBitsAreRefused) {
+  train(model_, *optimizer_);
+  save_checkpoint(path_, description());
+  const auto before = snapshot(model_, *optimizer_);
+  std::stringstream stream;
+  stream << std::ifstream(path_, std::ios::binary).rdbuf();
+  const std::string whole = stream.str();
+  std::size_t refused = 0;
+  for (std::size_t bit = 3; bit < 8 * whole.size(); bit += 59) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
+    std::ofstream(path_, std::ios::binary) << flipped;
+    refused += error_of([&] { load_checkpoint(path_, description()); }) != "no error";
+    expect_same(snapshot(model_, *optimizer_), before);
+  }
+  EXPECT_GT(refused, 100U);
+  const float weight = model_->fc->weight.flatten()[0].item<float>();
+  std::string other = whole;
+  const std::size_t at = other.find(std::string(reinterpret_cast<const char*>(&weight), 4));
+  ASSERT_NE(at, std::string::npos);
+  other[at + 3] = static_cast<char>(other[at + 3] ^ 0x40);
+  std::ofstream(path_, std::ios::binary) << other;
+  EXPECT_ERROR(load_checkpoint(path_, description()),
+               "load_checkpoint: expected " + path_ +
+                   " to hold data/0 as it was written, got other bytes: the file is damaged. Load "
+                   "another checkpoint.");
+  expect_same(snapshot(model_, *optimizer_), before);
+}
+
+TEST_F(CheckpointTest, OnlyFilesAreReplaced) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_ERROR(save_checkpoint(path_, description()),
+               "save_checkpoint: expected " + path_ +
+                   " to be a file or a new name, got a device, pipe or socket");
+  struct stat found{};
+  ASSERT_EQ(::stat(path_.c_str(), &found), 0);
+  EXPECT_TRUE(S_ISFIFO(found.st_mode));
+  EXPECT_EQ(files(), std::vector<std::string>{"last.pt"});
+}
+
+/// Python could not open the file.
+TEST_F(CheckpointTest, OnlyTextInUtf8IsSaved) {
+  for (const char* text : {"\xff", "a\x80", "\xc3", "\xc0\xaf", "\xe2\x82", "\xf4\x90\x80\x80"}) {
+    EXPECT_ERROR(save_checkpoint(path_, Checkpoint().value("x", std::string(text))),
+                 "save_checkpoint: expected the checkpoint['values']['x'] to hold text in UTF-8, "
+                 "got other bytes. Store them in a uint8 tensor.");
+    EXPECT_ERROR(save_checkpoint(path_, Checkpoint().value(text, 1)),
+                 "expected the checkpoint['values'] to hold text in UTF-8");
+  }
+  const std::string text = "\x7f\xc3\xa9\xe2\x82\xac\xf0\x9f\x8e\x89";
+  save_checkpoint(path_, Checkpoint().value("x", text));
+  EXPECT_EQ(load_checkpoint(path_, Checkpoint()).at("x").toStringRef(), text);
+}
+
+TEST_F(CheckpointTest, AFailedSaveLeavesTheOldFile) {
+  save_checkpoint(path_, Checkpoint().value("number", 1));
+  EXPECT_ERROR(save_checkpoint(folder_, Checkpoint()), "to be a file, got a folder");
+  EXPECT_ERROR(save_checkpoint(folder_ + "/absent/last.pt", Checkpoint()), "could not create");
+  EXPECT_ERROR(
+      save_checkpoint(path_, Checkpoint().value("bad", c10::IValue(c10::Device(at::kCPU)))),
+      "save_checkpoint: expected the checkpoint['values']['bad'] to be None, a bool, int, float");
+  // A file system that is full, as far as this process can see.
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  rlimit small = limit;
+  for (const rlim_t bytes : {0U, 100U, 40'000U, 90'000U}) {
+    small.rlim_cur = bytes;
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    EXPECT_ERROR(save_checkpoint(path_, Checkpoint().value("tensor", torch::rand({25'000}))),
+                 "save_checkpoint: could not write " + path_ +
+                     ": File too large. The file is as "
+                     "it was.");
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    EXPECT_EQ(load_checkpoint(path_, Checkpoint()).at("number").toInt(), 1);
+    EXPECT_EQ(files(), std::vector<std::string>{"last.pt"});
+  }
+  std::signal(SIGXFSZ, handler);
+}
+
+}  // namespace
+}  // namespace torchfuse::checkpoint_testing

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Checkpoints of several models, schedulers and samplers.
+#include <torch/serialize.h>
+#include <torchfuse/optim/lr_scheduler/linear_lr.h>
+#include <torchfuse/optim/lr_scheduler/sequential_lr.h>
+#include <torchfuse/optim/lr_scheduler/step_lr.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "checkpoint_testing.h"
+
+namespace torchfuse::checkpoint_testing {
+namespace {
+
+TEST_F(CheckpointTest, SeveralPartsHaveNames) {
+  Net critic;
+  save_checkpoint(path_, description().model(*critic, "critic"));
+  const auto weight = critic->fc->weight.detach().clone();
+  torch::NoGradGuard no_grad;
+  critic->fc->weight.zero_();
+  load_checkpoint(path_, Checkpoint().model(*critic, "critic"));
+  EXPECT_TRUE(torch::equal(critic->fc->weight, weight));
+  EXPECT_ERROR(description().model(*critic), "got 'model' twice");
+  EXPECT_ERROR(Checkpoint().model(*critic, "values"), "got 'values'");
+}
+
+/// An object of a program's own that knows archives.
+struct Counter {
+  std::int64_t count = 0;
+  double rate = 1.0;
+  void save(torch::serialize::OutputArchive& archive) const {
+    archive.write("count", c10::IValue(count));
+    archive.write("rates", c10::IValue(c10::List<double>({rate})));
+  }
+  void load(torch::serialize::InputArchive& archive) {
+    c10::IValue read;
+    archive.read("count", read);
+    TORCH_CHECK_VALUE(read.toInt() >= 0, "Counter: expected count to be >= 0, got ", read.toInt());
+    c10::IValue rates;
+    archive.read("rates", rates);
+    count = read.toInt();
+    rate = rates.toDoubleVector().at(0);
+  }
+};
+
+Checkpoint archive_of(Counter& counter) {
+  return Checkpoint().archived(
+      "counter", [&counter](torch::serialize::OutputArchive& archive) { counter.save(archive); },
+      [&counter](torch::serialize::InputArchive& archive) { counter.load(archive); });
+}
+
+TEST_F(CheckpointTest, ObjectsAreSavedByTheirArchives) {
+  Counter counter{7, 0.25};
+  save_checkpoint(path_, archive_of(counter));
+  Counter other;
+  load_checkpoint(path_, archive_of(other));
+  EXPECT_EQ(other.count, 7);
+  EXPECT_EQ(other.rate, 0.25);
+  counter.count = -1;
+  save_checkpoint(path_, archive_of(counter));
+  EXPECT_ERROR(load_checkpoint(path_, archive_of(other)),
+               "'counter' does not fit: Counter: expected count to be >= 0, got -1");
+  EXPECT_EQ(other.count, 7);
+}
+
+/// What plain values and back would make another value of.
+TEST_F(CheckpointTest, ArchivesThatCannotBeLoadedAreNotSaved) {
+  const auto archive = [](const c10::IValue& written, c10::IValue& read) {
+    return Checkpoint().archived(
+        "part", [written](auto& out) { out.write("x", written); },
+        [&read](auto& in) { in.read("x", read); });
+  };
+  const auto refuses = [&](const c10::IValue& value, const std::string& type) {
+    c10::IValue read;
+    EXPECT_ERROR(
+        save_checkpoint(path_, archive(value, read)),
+        "save_checkpoint: 'part' cannot be saved: expected the archive's 'x' to be None, a "
+        "bool, int, float, string or tensor, a list of one such type, or a tuple of these, "
+        "got a value of type " +
+            type + ". Write a nested archive.");
+  };
+  const c10::List<std::int64_t> ints({1, 2});
+  refuses(c10::List<c10::List<std::int64_t>>({ints}), "List[List[int]]");
+  refuses(c10::List<std::tuple<std::int64_t, std::int64_t>>({{1, 2}}), "List[Tuple[int, int]]");
+  c10::Dict<std::string, std::int64_t> dict;
+  dict.insert("key", 3);
+  refuses(dict, "Dict[str, int]");
+  refuses(c10::ivalue::Tuple::create({c10::IValue(1), c10::IValue(dict)}), "Dict[str, int]");
+  const auto comes_back = [&](const c10::IValue& value) {
+    c10::IValue read;
+    save_checkpoint(path_, archive(value, read));
+    load_checkpoint(path_, archive(value, read));
+    EXPECT_EQ(read.type()->annotation_str(), value.type()->annotation_str());
+    EXPECT_EQ(read, value);
+  };
+  comes_back(ints);
+  comes_back(c10::List<std::string>({"a", "b"}));
+  comes_back(c10::List<double>());
+  comes_back(c10::ivalue::Tuple::create({c10::IValue(1), c10::IValue(ints), c10::IValue("text")}));
+}
+
+TEST_F(CheckpointTest, PartsHaveAllOfTheirFunctions) {
+  EXPECT_ERROR(Checkpoint().part("x", {}),
+               "Checkpoint: expected 'x' to have functions that save and prepare it, got an empty "
+               "one.");
+  EXPECT_ERROR(
+      Checkpoint().archived("x", {}, {}),
+      "Checkpoint: expected 'x' to have functions that save and load it, got an empty one.");
+  const auto part =
+      Checkpoint().part("x", {[] { return c10::IValue(1); },
+                              [](const c10::IValue&) -> std::function<void()> { return nullptr; }});
+  save_checkpoint(path_, part);
+  EXPECT_ERROR(load_checkpoint(path_, part), "'x' does not fit: expected prepare to return a");
+}
+
+/// Files of Python did not name the class of a scheduler.
+TEST_F(CheckpointTest, ASchedulersClassIsComparedIfTheFileNamesIt) {
+  optim::StepLR saved(*optimizer_, 2, 0.5);
+  saved.step();
+  const auto save = [&]() -> c10::IValue {
+    c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
+    for (const auto& [key, value] : saved.state_dict()) state.insert(key, value);
+    return state;
+  };
+  const auto prepare = [](const c10::IValue&) { return [] {}; };
+  save_checkpoint(path_, Checkpoint().part("scheduler", {save, prepare}));
+  optim::StepLR step(*optimizer_, 7);
+  load_checkpoint(path_, Checkpoint().scheduler(step));
+  EXPECT_EQ(step.last_epoch(), 1);
+  save_checkpoint(path_, Checkpoint().scheduler(saved));
+  optim::ExponentialLR other(*optimizer_, 0.5);
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().scheduler(other)),
+               "to hold the state of ExponentialLR as 'scheduler', got that of StepLR.");
+}
+
+TEST_F(CheckpointTest, ASchedulerGoesOn) {
+  Net net;
+  optim::FusedAdam optimizer(net->parameters(), optim::FusedAdamOptions(1.0));
+  const auto make = [&] {
+    std::vector<std::shared_ptr<optim::LRScheduler>> parts{
+        std::make_shared<optim::LinearLR>(optimizer, 0.5, 1.0, 3),
+        std::make_shared<optim::StepLR>(optimizer, 2, 0.1)};
+    return std::make_unique<optim::SequentialLR>(optimizer, parts, std::vector<std::int64_t>{3});
+  };
+  const auto scheduler = make();
+  for (int i = 0; i < 4; ++i) scheduler->step();
+  save_checkpoint(path_, Checkpoint().optimizer(optimizer).scheduler(*scheduler));
+  std::vector<double> rates;
+  for (int i = 0; i < 5; ++i) {
+    scheduler->step();
+    rates.push_back(scheduler->get_last_lr()[0]);
+  }
+  load_checkpoint(path_, Checkpoint().optimizer(optimizer).scheduler(*scheduler));
+  EXPECT_EQ(scheduler->last_epoch(), 4);
+  for (const double rate : rates) {
+    scheduler->step();
+    EXPECT_EQ(scheduler->get_last_lr()[0], rate);
+  }
+  optim::StepLR other(optimizer, 2, 0.1);
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().scheduler(other)),
+               "to hold the state of StepLR as 'scheduler', got that of SequentialLR");
+  EXPECT_EQ(other.last_epoch(), 0);
+}
+
+TEST_F(CheckpointTest, ASamplerContinuesInItsEpoch) {
+  parallel::DistributedSampler sampler(10);
+  sampler.set_epoch(4);
+  sampler.reset();
+  sampler.next(4);
+  std::int64_t drawn = 4;
+  const auto rest = sampler.next(10);
+  save_checkpoint(path_, Checkpoint().sampler(sampler, drawn));
+  parallel::DistributedSampler other(10);
+  auto copy = other;  // as a data loader has it
+  std::int64_t count = 0;
+  load_checkpoint(path_, Checkpoint().sampler(other, count));
+  EXPECT_EQ(count, 4);
+  other.set_epoch(4);
+  copy.reset();
+  EXPECT_EQ(copy.next(10), rest);
+  other.set_epoch(5);
+  copy.reset();
+  EXPECT_EQ(copy.next(20)->size(), 10U);
+  for (const std::int64_t wrong : {-3, 11}) {
+    drawn = wrong;
+    EXPECT_ERROR(
+        save_checkpoint(path_, Checkpoint().sampler(sampler, drawn)),
+        "save_checkpoint: 'sampler' cannot be saved: expected drawn to be from 0 to 10, the "
+        "sampler's size, got " +
+            std::to_string(wrong) +
+            ". Count the samples that this process has drawn in the epoch.");
+  }
+  parallel::DistributedSampler small(3);
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().sampler(small, count)),
+               "expected the state['position'] to be from 0 to 3, the sampler's size, got 4.");
+}
+
+}  // namespace
+}  // namespace torchfuse::checkpoint_testing

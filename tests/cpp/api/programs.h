@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// Programs that tests in Python start, in one executable: torchfuse_programs NAME ARGUMENT...
+#pragma once
+
+#include <string>
+#include <vector>
+
+using Arguments = std::vector<std::string>;
+
+/// @{ Each runs the program in the file of its name; throws what the user has to know.
+namespace autocast_program {
+void start(const Arguments& arguments);
+}
+namespace checkpoint_program {
+void start(const Arguments& arguments);
+}
+namespace data_parallel_program {
+void start(const Arguments& arguments);
+}
+namespace scheduler_program {
+void start(const Arguments& arguments);
+}
+namespace train_program {
+void start(const Arguments& arguments);
+}
+namespace weights_program {
+void start(const Arguments& arguments);
+}
+/// @}

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""torchfuse.amp.autocast against torch.amp.autocast: as a region, a decorator and compiled."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchfuse.amp import GradScaler, autocast
+
+Region = Callable[..., Any]
+
+FIELDS = ("device", "fast_dtype", "_enabled", "_cache_enabled")
+
+
+def state() -> tuple[bool, torch.dtype, bool]:
+    """What autocast's regions change."""
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 4)
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_it_is_torchs_class_with_a_default() -> None:
+    assert issubclass(autocast, torch.amp.autocast)
+    ours, torchs = (inspect.signature(c).parameters for c in (autocast, torch.amp.autocast))
+    assert list(ours) == list(torchs)
+    assert ours["device_type"].default is None
+    rest = list(ours)[1:]
+    assert [ours[name].default for name in rest] == [torchs[name].default for name in rest]
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_without_cuda_it_is_the_cpu_in_bf16_and_says_nothing(model: torch.nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        region = autocast()
+        scaler = GradScaler()
+        with region:
+            assert state() == (True, torch.bfloat16, True)
+            assert model(torch.ones(2, 4)).dtype is torch.bfloat16
+    assert (scaler._device, scaler.is_enabled()) == ("cpu", True)
+
+
+@pytest.mark.cuda
+def test_with_cuda_it_is_cuda_in_fp16() -> None:
+    model = torch.nn.Linear(4, 4).cuda()
+    with autocast():
+        assert model(torch.ones(2, 4, device="cuda")).dtype is torch.float16
+    scaler = GradScaler()
+    assert (scaler._device, scaler.is_enabled()) == ("cuda", True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"dtype": torch.float16},
+        {"enabled": False},
+        {"cache_enabled": False},
+        {"dtype": torch.float16, "enabled": True, "cache_enabled": True},
+    ],
+    ids=str,
+)
+def test_arguments_mean_what_they_mean_in_torch(arguments: dict[str, Any]) -> None:
+    before = state()
+    inside = []
+    for kind in (autocast, torch.amp.autocast):
+        with kind("cpu", **arguments):
+            inside.append(state())
+        assert state() == before
+    assert inside[0] == inside[1]
+    by_position = [arguments.get(name, d) for name, d in zip(*POSITIONS, strict=True)]
+    with autocast("cpu", *by_position):
+        assert state() == inside[1]
+
+
+POSITIONS = (("dtype", "enabled", "cache_enabled"), (None, True, None))
+
+
+def test_a_device_stands_for_its_type() -> None:
+    assert autocast(torch.device("cpu")).device == "cpu"
+    assert GradScaler(torch.device("cpu"))._device == "cpu"
+
+
+def test_an_error_ends_the_region() -> None:
+    before = state()
+    with pytest.raises(KeyError), autocast("cpu"):
+        raise KeyError
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    "make", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
+)
+def test_copies_are_as_torchs(make: Callable[[Any], Any], model: torch.nn.Module) -> None:
+    arguments = ("cpu", torch.float16, True, False)
+    ours, torchs = make(autocast(*arguments)), make(torch.amp.autocast(*arguments))
+    assert type(ours) is autocast
+    assert [getattr(ours, f) for f in FIELDS] == [getattr(torchs, f) for f in FIELDS]
+    with ours:
+        assert model(torch.ones(2, 4)).dtype is torch.float16
+
+
+def test_a_subclass_keeps_its_own_methods() -> None:
+    entered = []
+
+    class Noted(autocast):
+        def __enter__(self) -> Any:
+            entered.append(self.device)
+            return super().__enter__()
+
+    with Noted("cpu"):
+        assert state()[0]
+    assert entered == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("make", "begin", "value"),
+    [
+        (autocast, "autocast: expected device_type", "enabled=False"),
+        (GradScaler, "GradScaler: expected device", "init_scale=1024.0"),
+    ],
+)
+def test_what_torch_cuda_amp_takes_first_is_refused_by_name(
+    make: Any, begin: str, value: str
+) -> None:
+    got = value.partition("=")[2]
+    expected = (
+        f"{begin} to be a device type such as 'cuda', or None, got {got}. "
+        f"Pass what torch.cuda.amp takes first by name: {value}."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        make(ast.literal_eval(got))
+
+
+# --- Functions that use it, compiled and not ---------------------------------------------------
+
+
+def region_inside(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        with region("cpu"):
+            return model(x) * 2
+
+    return function
+
+
+def region_with_arguments(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        with region("cpu", dtype=torch.float16, cache_enabled=False):
+            return model(x)
+
+    return function
+
+
+def regions_within(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        with region("cpu"):
+            first = model(x)
+            with region("cpu", enabled=False):
+                second = model(first.float())
+        return second + model(x)
+
+    return function
+
+
+def region_of_the_program(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    whole = region("cpu")
+
+    def function(x: Tensor) -> Tensor:
+        with whole:
+            return model(x)
+
+    return function
+
+
+def decorator(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    @region("cpu")
+    def inner(x: Tensor) -> Tensor:
+        result: Tensor = model(x)
+        return result
+
+    return lambda x: inner(x) + 1
+
+
+def decorator_inside(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        @region("cpu")
+        def inner(x: Tensor) -> Tensor:
+            result: Tensor = model(x)
+            return result
+
+        return inner(x)
+
+    return function
+
+
+FUNCTIONS = pytest.mark.parametrize(
+    "make",
+    [
+        region_inside,
+        region_with_arguments,
+        regions_within,
+        region_of_the_program,
+        decorator,
+        decorator_inside,
+    ],
+)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_results_and_gradients_are_torchs(
+    make: Callable[[Region, torch.nn.Module], Callable[[Tensor], Tensor]],
+    compiled: bool,
+    model: torch.nn.Module,
+) -> None:
+    x = torch.randn(2, 4)
+    before = state()
+    found = []
+    for region in (torch.amp.autocast, autocast):
+        function = make(region, model)
+        if compiled:
+            torch.compiler.reset()
+            function = torch.compile(function, backend="aot_eager", fullgraph=True)
+        for _ in range(2):
+            model.zero_grad()
+            result = function(x)
+            result.float().sum().backward()
+        assert state() == before
+        found.append([result, *(p.grad for p in model.parameters())])
+    for ours, torchs in zip(found[1], found[0], strict=True):
+        assert ours.dtype is torchs.dtype
+        assert torch.equal(ours, torchs)
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_a_compiled_function_may_leave_the_device_open(model: torch.nn.Module) -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def function(x: Tensor) -> Tensor:
+        with autocast():
+            result: Tensor = model(x)
+        return result
+
+    torch.compiler.reset()
+    assert function(torch.ones(2, 4)).dtype is torch.bfloat16
+
+
+def test_a_graph_break_inside_the_region_changes_no_result(model: torch.nn.Module) -> None:
+    def function(x: Tensor) -> Tensor:
+        with autocast("cpu"):
+            y = model(x)
+            torch._dynamo.graph_break()
+            return model(y)
+
+    expected = function(torch.ones(2, 4))
+    torch.compiler.reset()
+    result = torch.compile(function, backend="eager")(torch.ones(2, 4))
+    assert result.dtype is torch.bfloat16
+    assert torch.equal(result, expected)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_exported_program_holds_the_region(model: torch.nn.Module) -> None:
+    class Program(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            with autocast("cpu"):
+                result: Tensor = self.model(x)
+            return result
+
+    exported = torch.export.export(Program(), (torch.ones(2, 4),)).module()
+    assert exported(torch.ones(2, 4)).dtype is torch.bfloat16

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Files of checkpoints: values that can be saved, damage, and what is replaced."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchfuse
+from torchfuse.optimizers import FusedAdam
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "last.pt"
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+class Subclass(torch.Tensor):
+    """A tensor that weights_only does not know."""
+
+
+def with_attributes() -> torch.Tensor:
+    value = torch.ones(2).as_subclass(Subclass)
+    value.scale = 3  # type: ignore[attr-defined]
+    return value
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.ones(2, device="meta"), "to have values, got a tensor on the meta device"),
+        (with_attributes(), r"to be a plain tensor, got Subclass with the attributes \['scale'\]"),
+        (torch.nn.LazyLinear(3).weight, "to have a shape, got a lazy tensor"),
+        ({2**70: 1}, "to have strings or ints of 64 bits as keys, got 1180591620717411303424"),
+        (nested(100), "to be nested at most 96 levels deep, got a deeper value"),
+        (itself(), "to be nested at most 96 levels deep, got a deeper value or one that holds its"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(path: Path, bad: Any, message: str) -> None:
+    expected = rf"save_checkpoint: expected the checkpoint\['values'\]\['x'\] {message}"
+    with pytest.raises(ValueError, match=expected):
+        torchfuse.save_checkpoint(path, values={"x": bad})
+    assert not path.exists()
+
+
+def test_values_have_names(path: Path) -> None:
+    with pytest.raises(TypeError, match="expected values to be a dict, got list"):
+        torchfuse.save_checkpoint(path, values=[1])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected values to have strings as keys, got 3"):
+        torchfuse.save_checkpoint(path, values={3: 4})  # type: ignore[dict-item]
+
+
+def test_memory_of_two_dtypes_is_refused(path: Path) -> None:
+    numbers = torch.ones(2, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"expected tensors that torch.save writes, got: Cannot s"):
+        torchfuse.save_checkpoint(path, values={"x": numbers, "y": torch.view_as_real(numbers)})
+    assert not path.exists()
+
+
+def test_subclasses_are_saved_as_plain_tensors(path: Path) -> None:
+    torchfuse.save_checkpoint(path, values={"x": torch.ones(2).as_subclass(Subclass)})
+    loaded = torchfuse.load_checkpoint(path)["x"]
+    assert type(loaded) is torch.Tensor
+    assert torch.equal(loaded, torch.ones(2))
+
+
+def test_a_part_of_bytes_is_saved_as_whole_elements(path: Path) -> None:
+    numbers = torch.zeros(10, dtype=torch.uint8)[:8].view(torch.int32)
+    torchfuse.save_checkpoint(path, values={"x": numbers})
+    assert torchfuse.load_checkpoint(path)["x"].untyped_storage().nbytes() == 8
+
+
+def test_values_that_are_saved_are_loaded(path: Path) -> None:
+    values = {"deep": nested(80), "key": {-(2**63): 1}, "uint16": torch.zeros(2).to(torch.uint16)}
+    torchfuse.save_checkpoint(path, values=values)
+    assert str(torchfuse.load_checkpoint(path)) == str(values)
+
+
+def test_numbers_of_numpy_become_pythons(path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    param = torch.nn.Parameter(torch.zeros(2))
+    optimizer = FusedAdam([param], lr=0.1, ema_decay=np.float32(0.5))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: np.cos(epoch / 10))
+    param.grad = torch.ones(2)
+    optimizer.step()
+    scheduler.step()
+    torchfuse.save_checkpoint(
+        path, optimizer=optimizer, scheduler=scheduler, values={"epoch": np.int64(3)}
+    )
+    values = torchfuse.load_checkpoint(path, optimizer=optimizer, scheduler=scheduler)
+    assert type(values["epoch"]) is int
+    group = optimizer.param_groups[0]
+    assert [type(group[key]) for key in ("lr", "ema_decay")] == [float, float]
+    assert group["lr"] == 0.1 * np.cos(0.1)
+
+
+# --- Damage ---------------------------------------------------------------------------------------
+
+
+def test_flipped_bits_are_found(path: Path) -> None:
+    values = {"numbers": torch.randn(5000), "text": "abc", "list": [1, 2.5]}
+    # A program that saves other files without checksums.
+    torch.serialization.set_crc32_options(False)
+    try:
+        torchfuse.save_checkpoint(path, values=values)
+        assert torch.serialization.get_crc32_options() is False
+    finally:
+        torch.serialization.set_crc32_options(True)
+    whole = path.read_bytes()
+    flips = random.Random(0)
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[flips.randrange(len(damaged))] ^= 1 << flips.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            assert str(torchfuse.load_checkpoint(path)) == str(values)
+        except ValueError:
+            refused += 1
+    assert refused > 180  # not those between the records
+    at = whole.index(values["numbers"].numpy().tobytes())  # type: ignore[attr-defined]
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(ValueError, match=r"the bytes that were written, got others in '.*/data/0'"):
+        torchfuse.load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"torchfuse": {"format": 1}}, "to hold a dict as 'values', got NoneType"),
+        ({"torchfuse": {"format": 1}, "values": [1]}, "to hold a dict as 'values', got list"),
+        (
+            {"torchfuse": {"format": 1}, "values": {}, 3: 4},
+            r"to hold 'model', got \[3, 'torchfuse', 'values'\]",
+        ),
+        (
+            {"torchfuse": {"format": 1}, "values": {}, "model": {3: 4}},
+            r"'model' to hold 'weight', got \[3\]",
+        ),
+    ],
+)
+def test_damaged_contents_are_named(path: Path, contents: Any, message: str) -> None:
+    torch.save(contents, path)
+    with pytest.raises(ValueError, match=f"load_checkpoint: expected .*{message}"):
+        torchfuse.load_checkpoint(path, model=torch.nn.Linear(1, 1))
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def test_a_file_keeps_its_permissions(path: Path) -> None:
+    for mode in (0o600, 0o664):
+        path.touch()
+        path.chmod(mode)
+        torchfuse.save_checkpoint(path, values={"mode": mode})
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, path: Path) -> None:
+    os.mkfifo(path)
+    (tmp_path / "link.pt").symlink_to("last.pt")
+    for name in ("last.pt", "link.pt"):
+        with pytest.raises(ValueError, match=f"expected .*{name} to be a file, got a pipe or dev"):
+            torchfuse.save_checkpoint(tmp_path / name)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "link.pt"]
+
+
+def test_a_folder_that_cannot_be_read_is_no_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refusing(name: Any, flags: int, *rest: Any) -> int:
+        if name == str(path.parent):
+            raise PermissionError(13, "no")
+        return opened(name, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refusing)
+    torchfuse.save_checkpoint(path, values={"number": 1})
+    assert torchfuse.load_checkpoint(path) == {"number": 1}

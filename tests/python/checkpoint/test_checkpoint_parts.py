@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Objects of checkpoints: their classes, and all of them as they were when one does not load."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.compare import assert_same_bits
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import torchfuse
+from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedSGD
+from torchfuse.parallel import LARC
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "last.pt"
+
+
+def stepped(kind: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    param = nn.Parameter(torch.ones(2, dtype=dtype))
+    optimizer = kind([param], lr=0.1, **options)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    return optimizer
+
+
+class Refusing:
+    """A part that loads only what it has saved itself."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["number"] != self.number:
+            raise RuntimeError(f"no {state['number']}")
+
+
+# --- What is restored -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("around", [lambda optimizer: optimizer, LARC])
+def test_a_refused_load_does_not_turn_averages_and_masters_on(path: Path, around: Any) -> None:
+    saved = stepped(FusedAdam, torch.bfloat16, ema_decay=0.9, ema_start_step=5, master_weights=True)
+    lr_scheduler.StepLR(saved, 3)
+    torchfuse.save_checkpoint(path, optimizer=saved, other=Refusing())
+    mine = around(stepped(FusedAdam, torch.bfloat16, weight_decay=0.5))
+    before = copy.deepcopy(mine.state_dict())
+    with pytest.raises(ValueError, match=r"last.pt's 'other' does not fit: no 0"):
+        torchfuse.load_checkpoint(path, optimizer=mine, other=Refusing(1))
+    assert str(mine.state_dict()) == str(before)
+    mine.param_groups[0]["params"][0].grad = torch.ones(2).bfloat16()
+    mine.step()
+    assert "ema_param" not in mine.state_dict()["state"][0]
+
+
+def test_a_refused_load_leaves_no_attributes_in_schedulers(path: Path) -> None:
+    optimizer = stepped(torch.optim.SGD)
+
+    def made(factor: float, **more: Any) -> lr_scheduler.SequentialLR:
+        first = lr_scheduler.LinearLR(optimizer, factor)
+        vars(first).update(more)
+        return lr_scheduler.SequentialLR(optimizer, [first], milestones=[])
+
+    torchfuse.save_checkpoint(path, scheduler=made(0.5, more=3), other=Refusing())
+    mine = made(0.25)
+    before = copy.deepcopy(mine.state_dict())
+    with pytest.raises(ValueError, match="'other' does not fit"):
+        torchfuse.load_checkpoint(path, scheduler=mine, other=Refusing(1))
+    assert mine.state_dict() == before
+
+
+class ExtraState(nn.Linear):
+    """A module of a version that refuses others."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(3, 2)
+        self.version = version
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": self.version}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        if state["version"] != self.version:
+            raise ValueError("another version")
+
+
+class Migration(nn.Linear):
+    """A module with loading of its own, which fails when it has loaded."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(3, 2)
+        self.version = version
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        if self.version == 2:
+            raise KeyError("migration")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(ExtraState, "does not fit: .*another version"), (Migration, "does not fit: 'migration'")],
+)
+def test_a_model_that_fails_changes_nothing(
+    path: Path, make: Callable[[int], nn.Module], message: str
+) -> None:
+    parts: dict[str, Any] = {"first": nn.Linear(2, 2), "model": make(1)}
+    torchfuse.save_checkpoint(path, rng=True, optimizer=stepped(FusedAdam), **parts)
+    parts = {"first": nn.Linear(2, 2), "model": make(2), "optimizer": stepped(FusedAdam, eps=0.5)}
+    before = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+    torch.randn(2)
+    moved = torch.get_rng_state()
+    with pytest.raises(ValueError, match=f"load_checkpoint: .*last.pt's 'model' {message}"):
+        torchfuse.load_checkpoint(path, rng=True, **parts)
+    assert str({name: part.state_dict() for name, part in parts.items()}) == str(before)
+    assert torch.equal(torch.get_rng_state(), moved)
+
+
+# --- Models ---------------------------------------------------------------------------------------
+
+
+def expanded() -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.register_buffer("extra", torch.zeros(1).expand(3))
+    return model
+
+
+def on_meta() -> nn.Module:
+    return nn.Linear(3, 2, device="meta")
+
+
+def of_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (expanded, r"\['extra'\] to be loaded into a tensor with memory for each element"),
+        (on_meta, r"\['weight'\] to be loaded into a tensor with memory, got one on meta"),
+        (of_inference_mode, r"\['weight'\] .* was made outside of inference mode, got one of it"),
+        (lambda: nn.LazyLinear(2), r"\['weight'\] to be .* a shape, got a lazy one. Run the model"),
+    ],
+)
+def test_models_that_cannot_be_written_are_refused(
+    path: Path, make: Callable[[], nn.Module], message: str
+) -> None:
+    saved = nn.Linear(3, 2)
+    if make is expanded:
+        saved.register_buffer("extra", torch.zeros(3))
+    torchfuse.save_checkpoint(path, model=saved)
+    with pytest.raises(ValueError, match=f"load_checkpoint: expected .*last.pt's 'model'{message}"):
+        torchfuse.load_checkpoint(path, model=make())
+
+
+def test_complex_weights_do_not_fit_a_real_model(path: Path) -> None:
+    torchfuse.save_checkpoint(path, model=nn.Linear(3, 2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"\['weight'\] to be real like the model's, got"):
+        torchfuse.load_checkpoint(path, model=nn.Linear(3, 2))
+
+
+def test_loading_in_inference_mode_leaves_tensors_for_training(path: Path) -> None:
+    torchfuse.save_checkpoint(path, optimizer=stepped(FusedAdam))
+    mine = stepped(FusedAdam)
+    with torch.inference_mode():
+        torchfuse.load_checkpoint(path, optimizer=mine)
+    (state,) = mine.state.values()
+    assert not any(value.is_inference() for value in state.values() if isinstance(value, Tensor))
+
+
+# --- Classes --------------------------------------------------------------------------------------
+
+
+def rates(kind: Any, *arguments: Any) -> Any:
+    return kind(stepped(torch.optim.SGD), *arguments)
+
+
+class OwnAdam(FusedAdam):
+    """A class of the program."""
+
+
+@pytest.mark.parametrize(
+    ("saved", "mine", "classes"),
+    [
+        (lambda: stepped(FusedLAMB), lambda: stepped(FusedAdam), "FusedAdam .* FusedLAMB"),
+        (lambda: stepped(FusedAdam), lambda: LARC(stepped(FusedSGD)), "FusedSGD .* FusedAdam"),
+        (
+            lambda: rates(lr_scheduler.CosineAnnealingLR, 10),
+            lambda: rates(lr_scheduler.StepLR, 10),
+            "StepLR .* CosineAnnealingLR",
+        ),
+    ],
+)
+def test_another_class_is_refused(path: Path, saved: Any, mine: Any, classes: str) -> None:
+    torchfuse.save_checkpoint(path, part=saved())
+    part = mine()
+    before = copy.deepcopy(part.state_dict())
+    own, written = classes.split(" .* ")
+    message = f"to hold the state of {own} as 'part', got that of {written}. Load it into"
+    with pytest.raises(ValueError, match=message):
+        torchfuse.load_checkpoint(path, part=part)
+    assert str(part.state_dict()) == str(before)
+    # A file without classes is not compared.
+    contents = torch.load(path, weights_only=True)
+    contents["torchfuse"].pop("classes")
+    contents["part"] = part.state_dict()
+    torch.save(contents, path)
+    torchfuse.load_checkpoint(path, part=part)
+
+
+@pytest.mark.parametrize(
+    ("saved", "mine"),
+    [
+        (FusedAdam, OwnAdam),
+        (OwnAdam, FusedAdam),
+        (lambda *a, **k: LARC(FusedAdam(*a, **k)), FusedAdam),
+        (FusedAdam, lambda *a, **k: LARC(FusedAdam(*a, **k))),
+        (torch.optim.AdamW, FusedAdam),
+        (FusedAdam, torch.optim.AdamW),
+    ],
+)
+def test_classes_of_one_formula_load_each_other(path: Path, saved: Any, mine: Any) -> None:
+    parts = [stepped(saved), stepped(mine)]
+    parts[1].step()
+    torchfuse.save_checkpoint(path, part=parts[0])
+    torchfuse.load_checkpoint(path, part=parts[1])
+    first, second = (part.state_dict()["state"][0]["exp_avg"] for part in parts)
+    assert_same_bits(second, first)
+
+
+def test_a_file_names_the_classes_of_optimizers_and_schedulers(path: Path) -> None:
+    optimizer = stepped(OwnAdam)
+    scheduler = lr_scheduler.StepLR(optimizer, 3)
+    other = stepped(torch.optim.SGD)
+    torchfuse.save_checkpoint(
+        path, model=nn.Linear(1, 1), optimizer=optimizer, scheduler=scheduler, other=other
+    )
+    classes = torch.load(path, weights_only=True)["torchfuse"]["classes"]
+    assert classes == {"optimizer": "FusedAdam", "scheduler": "StepLR"}

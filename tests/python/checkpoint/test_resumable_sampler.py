@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""ResumableSampler: the rest of an epoch, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+import torchfuse
+from torchfuse import ResumableSampler
+
+DATA: Any = range(12)
+MAKERS: dict[str, Callable[[], Sampler[Any]]] = {
+    "distributed": lambda: DistributedSampler(DATA, 2, 1, seed=3),
+    "random": lambda: RandomSampler(DATA, generator=torch.Generator().manual_seed(4)),
+    "sequential": lambda: SequentialSampler(DATA),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_epoch_goes_on(tmp_path: Path, name: str) -> None:
+    sampler = ResumableSampler(MAKERS[name]())
+    list(sampler)
+    sampler.set_epoch(1)
+    loader = DataLoader(DATA, batch_size=2, sampler=sampler, num_workers=0)
+    batches = [batch.tolist() for batch in loader]
+    sampler.advance(4)
+    torchfuse.save_checkpoint(tmp_path / "last.pt", sampler=sampler)
+    list(sampler)  # what is drawn ahead does not count
+
+    resumed = ResumableSampler(MAKERS[name]())
+    torchfuse.load_checkpoint(tmp_path / "last.pt", sampler=resumed)
+    resumed.set_epoch(1)
+    rest = DataLoader(DATA, batch_size=2, sampler=resumed)
+    assert [batch.tolist() for batch in rest] == batches[2:]
+    assert len(resumed) == len(sampler)
+    resumed.set_epoch(2)
+    sampler.set_epoch(2)
+    assert len(list(resumed)) == len(batches) * 2
+
+
+def epochs(sampler: ResumableSampler, numbers: range, drop_last: bool) -> list[list[int]]:
+    """Trains epochs and returns their orders."""
+    loader = DataLoader(DATA, batch_size=5, sampler=sampler, drop_last=drop_last)
+    orders: list[list[int]] = []
+    for number in numbers:
+        sampler.set_epoch(number)
+        orders.append([])
+        for batch in loader:
+            orders[-1] += batch.tolist()
+            sampler.advance(len(batch))
+    return orders
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("trained", [0, 1, 2])
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_next_epochs_follow_those_before_the_checkpoint(
+    tmp_path: Path, name: str, trained: int, drop_last: bool
+) -> None:
+    orders = epochs(ResumableSampler(MAKERS[name]()), range(1, 5), drop_last)
+    sampler = ResumableSampler(MAKERS[name]())
+    epochs(sampler, range(1, trained + 1), drop_last)
+    torchfuse.save_checkpoint(tmp_path / "last.pt", sampler=sampler)
+    resumed = ResumableSampler(MAKERS[name]())
+    torchfuse.load_checkpoint(tmp_path / "last.pt", sampler=resumed)
+    assert epochs(resumed, range(trained + 1, 5), drop_last) == orders[trained:]
+
+
+def test_samplers_that_cannot_be_resumed_are_refused() -> None:
+    for sampler in (RandomSampler(DATA), BatchSampler(RandomSampler(DATA), 2, False)):
+        with pytest.raises(ValueError, match=f"expected {type(sampler).__name__} to have a gen"):
+            ResumableSampler(sampler)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (None, "the state to be a dict, got NoneType"),
+        ({"epoch": "x"}, "epoch to be a whole number, got 'x'"),
+        ({"position": 1.5}, "position to be a whole number, got 1.5"),
+        ({"generator": None}, "generator to be the state of one, got: "),
+        ({"generator": torch.zeros(3)}, "generator to be the state of one, got: "),
+    ],
+)
+def test_a_damaged_state_changes_nothing(bad: Any, message: str) -> None:
+    sampler = ResumableSampler(MAKERS["random"]())
+    list(sampler)
+    sampler.advance(3)
+    before = sampler.state_dict()
+    rest = list(sampler)
+    state = bad if bad is None else {**before, "position": 5, **bad}
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict(state)
+    assert sampler.state_dict() == before
+    assert list(sampler) == rest
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="expected RandomSampler to have a generator of its own"):
+        ResumableSampler(RandomSampler(DATA))
+    sampler = ResumableSampler(SequentialSampler(DATA))
+    with pytest.raises(ValueError, match="from 0 to the 12 that are left in the epoch, got 13"):
+        sampler.advance(13)
+    with pytest.raises(ValueError, match="to hold 'position', got \\['epoch'\\]"):
+        sampler.load_state_dict({"epoch": 1})
+    with pytest.raises(ValueError, match="expected position to be from 0 to 12, got 13"):
+        sampler.load_state_dict({"epoch": 1, "position": 13})
+    assert sampler.state_dict() == {"epoch": 0, "position": 0}
