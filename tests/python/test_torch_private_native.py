@@ -88,6 +88,16 @@ def _lists_of_tensors() -> None:
 
 
 @PIECES.relies_on(
+    "at::_foreach_lerp_",
+    breaks="averaged models in C++ could not be updated",
+)
+def _averages_of_lists() -> None:
+    averages, values = [torch.tensor([1.0, 3.0])], [torch.tensor([2.0, 1.0])]
+    torch._foreach_lerp_(averages, values, 0.25)
+    assert averages[0].tolist() == [1.25, 2.5]
+
+
+@PIECES.relies_on(
     "torch/csrc/autograd/python_variable.h",
     "torch/csrc/utils/pybind.h",
     breaks="the bindings could not take tensors from Python objects",

@@ -18,8 +18,8 @@ struct NamedWeights {
   std::map<std::string, std::string> metadata;
 };
 
-/// Writes a file in one step: tensors of larger elements first, so that all are aligned, and then by
-/// name.
+/// Writes a file in one step: tensors of larger elements first, so that all are aligned, and then
+/// by name.
 /// @param caller for error messages.
 void write_safetensors(const std::string& path, const NamedWeights& weights,
                        const std::string& caller);
