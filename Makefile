@@ -145,12 +145,10 @@ prefix: build
 CHECK_LANES := test-layers test-types test-cpp test-python-quick
 TEST_LANES := test-layers test-types test-cpp test-python test-asan test-consumer \
   test-some-on-pretended-cuda
-# The first one makes what all need. The rest of these build in $(BUILD); those of the second list never
-# do, and run beside them.
-ALL_LANES := all-needed test-layers test-types test-cpp docs test-consumer-whole test-python-whole \
-  test-pretended-cuda test-integrations test-headers-in-turn
-ALL_LANES_BESIDE := lint test-packaging coverage test-newest-torch test-walkthrough test-tsan \
-  test-mutations-in-turn
+# The first one makes what all need.
+ALL_LANES := all-needed lint test-layers test-types test-cpp docs test-consumer-whole \
+  test-python-whole test-integrations coverage test-packaging test-newest-torch \
+  test-pretended-cuda test-walkthrough test-tsan test-headers-in-turn test-mutations-in-turn
 
 check:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(CHECK_LANES)
@@ -160,7 +158,7 @@ test:
 
 test-all: export PRESET := $(or $(ALL_PRESET),$(PRESET))
 test-all:
-	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES) --beside $(ALL_LANES_BESIDE)
+	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES)
 
 all-needed: .venv/.requirements-lint .venv/.requirements-docs .venv/.requirements-packaging build
 

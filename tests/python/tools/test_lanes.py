@@ -22,9 +22,6 @@ case "$2" in
   fails) exit 3 ;;
   works) python3 -c 'import time
 while time.process_time() < 1.5: pass' ;;
-  tells) echo "workers: $PYTEST_WORKERS, $CMAKE_BUILD_PARALLEL_LEVEL, $CTEST_PARALLEL_LEVEL" ;;
-  waits) until [ -e "$LOCK-met" ]; do sleep 0.05; done; echo waited ;;
-  meets) echo meets; touch "$LOCK-met" ;;
   sleeps) exec 9> "$LOCK"; flock 9; sleep 60 > /dev/null & wait ;;
 esac
 """
@@ -74,54 +71,17 @@ def test_every_lane_has_its_turn_and_fails_if_it_did_not_pass(
     subprocess.run(["flock", "--timeout", "10", tmp_path / "lock", "true"], check=True)
 
 
-def test_lanes_beside_the_others_begin_after_the_first_and_each_prints_in_one_piece(
-    tmp_path: Path,
-) -> None:
-    # "waits" ends only once "meets" has run: neither comes before the other alone.
-    status, printed = run(tmp_path, "works", "waits", "passes", "--beside", "meets", minutes="1")
-    assert status == 0
-    told = re.findall(r"^---.*|^meets|^waited", printed, re.MULTILINE)
-    assert told[:2] == ["--- works", "--- works: passed"]
-    assert told.index("meets") == told.index("--- meets printed:") + 1
-    assert told.index("waited") == told.index("--- waits printed:") + 1
-    assert told.index("--- passes") > told.index("--- waits: passed") > told.index("--- meets")
-    assert "4 of 4 passed" in printed
-    seconds = dict(re.findall(r"^lane (\w+) +(\d+) CPU-s", printed, re.MULTILINE))
-    assert int(seconds["works"]) >= 1 > int(seconds["meets"])
-
-
-def test_each_of_two_has_half_of_the_processors(tmp_path: Path) -> None:
-    half = str(max(1, (os.cpu_count() or 2) // 2))
-    printed = run(tmp_path, "tells", "passes", "--beside", "tells")[1]
-    alone, beside = re.findall(r"^workers: (.*)$", printed, re.MULTILINE)
-    assert alone == ", ".join(
-        os.environ.get(name, "")
-        for name in ("PYTEST_WORKERS", "CMAKE_BUILD_PARALLEL_LEVEL", "CTEST_PARALLEL_LEVEL")
-    )
-    assert beside == f"{half}, {half}, {half}"
-
-
-def test_what_the_time_ends_beside_the_others_has_printed_and_failed(tmp_path: Path) -> None:
-    status, printed = run(tmp_path, "passes", "sleeps", "--beside", "waits", minutes="0.05")
-    assert status == 1
-    assert printed.endswith("make some: failed: sleeps, waits\n")
-    assert printed.count(f"cut off: {OVER}\n") == 4  # as it ends, and in the table
-    subprocess.run(["flock", "--timeout", "10", tmp_path / "lock", "true"], check=True)
-
-
 def test_what_the_machine_refuses_is_told_and_does_not_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    later = time.monotonic() + 60
     for command in ("false", "there-is-no-such-program"):
         monkeypatch.setattr(run_lanes, "NEEDS", {"docs": (command, "it needs a thing")})
-        (outcome,) = run_lanes.run([run_lanes.Column(["docs"], ["false"], collect=False)], later)
+        outcome = run_lanes.run("docs", ["false"], float("inf"))
         assert outcome.result == "refused: it needs a thing"
         assert not outcome.failed
     # What it does not refuse runs, and fails.
     monkeypatch.setattr(run_lanes, "NEEDS", {"docs": ("true", "it needs a thing")})
-    (outcome,) = run_lanes.run([run_lanes.Column(["docs"], ["false"], collect=False)], later)
-    assert outcome.failed
+    assert run_lanes.run("docs", ["false"], time.monotonic() + 60).failed
 
 
 # --- The targets that are lanes ------------------------------------------------------------------
@@ -135,15 +95,13 @@ def made_in(workflow: Path) -> set[str]:
 WORKFLOWS = {path.stem: made_in(path) for path in (ROOT / ".github/workflows").glob("*.yml")}
 LANES = {
     name: set(re.findall(r"[\w-]+", lanes))
-    for name, lanes in re.findall(r"^(\w+_LANES\w*) := ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE)
+    for name, lanes in re.findall(r"^(\w+_LANES) := ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE)
 }
-ALL_LANES = LANES["ALL_LANES"] | LANES["ALL_LANES_BESIDE"]
-PREREQUISITES = dict(re.findall(r"^([a-z][\w-]*):(?!=) *(.*)$", MAKEFILE, re.MULTILINE))
 
 
 def test_every_lane_is_a_target() -> None:
     assert set(WORKFLOWS) == {"cpu", "cuda-build", "docs", "lint", "packaging"}
-    assert set(LANES) == {"CHECK_LANES", "TEST_LANES", "ALL_LANES", "ALL_LANES_BESIDE"}
+    assert set(LANES) == {"CHECK_LANES", "TEST_LANES", "ALL_LANES"}
     for name, lanes in {**WORKFLOWS, **LANES, "NEEDS": {*run_lanes.NEEDS}}.items():
         assert lanes, name
         assert lanes <= TARGETS, name
@@ -168,14 +126,7 @@ def test_every_test_target_is_a_lane_of_all() -> None:
     }
     proofs = {target for target in TARGETS if target.startswith("test")}
     proofs |= {"lint", "docs", "coverage"}
-    assert {within.get(target, target) for target in proofs} == ALL_LANES - {"all-needed"}
-
-
-def test_lanes_beside_the_others_keep_out_of_their_build_folder() -> None:
-    """Two builds in one folder at a time would spoil it."""
-    assert not LANES["ALL_LANES"] & LANES["ALL_LANES_BESIDE"]
-    for lane in LANES["ALL_LANES_BESIDE"]:
-        assert not {"build", "prefix"} & set(PREREQUISITES[lane].split()), lane
+    assert {within.get(target, target) for target in proofs} == LANES["ALL_LANES"] - {"all-needed"}
 
 
 def test_lanes_run_in_continuous_integration() -> None:
