@@ -11,7 +11,8 @@ from cmake_project import BUILD, ROOT, TORCH, WORK, configure, run, run_consumer
 
 @pytest.mark.full_build
 def test_add_subdirectory(checks: str) -> None:
-    build = BUILD.parent / "subdirectory"  # a compiler cache knows the kernels there
+    # A compiler cache knows the kernels there, with this type of build.
+    build = BUILD.parent / "subdirectory"
     # The consumer's CMake code says what is left behind. Not fresh: this compiles everything.
     configure(
         ROOT / "tests/packaging/consumer",
@@ -19,6 +20,7 @@ def test_add_subdirectory(checks: str) -> None:
         f"-DCONSUMER_TORCHFUSE_SOURCE={ROOT}",
         checks,
         f"-DTORCHFUSE_TORCH_DIR={TORCH}",
+        "-DCMAKE_BUILD_TYPE=Release",
         "-DTORCHFUSE_WITH_CUDA=OFF",
         fresh=False,
     )
