@@ -179,6 +179,7 @@ void train(const Arguments& arguments, const ProcessGroup* group) {
   }
   if (rank != 0) return;
   bar->finish();
+  run.memory = images::memory_now(device);
   report(run, trainer, stem);
 }
 
@@ -189,7 +190,7 @@ void start(const Arguments& arguments) {
   }
   const ProcessGroup group =
       torchfuse::parallel::init_process_group(torchfuse::parallel::ProcessGroupOptions().backend(
-          arguments.device == "cuda" ? "nccl" : "gloo"));
+          torch::Device(arguments.device).is_cuda() ? "nccl" : "gloo"));
   train(arguments, &group);
 }
 

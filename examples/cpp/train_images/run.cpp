@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "run.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <sys/resource.h>
 
 #include <cmath>
@@ -47,17 +48,28 @@ std::string cpu_name() {
   return "CPU";
 }
 
-void Run::write(const std::string& path) const {
+Memory memory_now(const torch::Device& device) {
+  if (device.is_cuda()) {
+    constexpr double kMib = 1024 * kKibPerMib;
+    const auto [free, total] = c10::getDeviceAllocator(device.type())
+                                   ->getMemoryInfo(device.has_index() ? device.index() : 0);
+    const auto used = static_cast<double>(total - free);
+    return {used / kMib, static_cast<double>(free) / kMib, static_cast<double>(total) / kMib};
+  }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const auto memory = system_memory();
+  return {static_cast<double>(usage.ru_maxrss) / kKibPerMib, memory.at("MemAvailable:"),
+          memory.at("MemTotal:")};
+}
+
+void Run::write(const std::string& path) const {
   std::ofstream file(path);
   file << "{\"language\": \"C++\", \"device\": \"" << device << "\", \"precision\": \"" << precision
        << "\",\n \"losses\": " << list_of(losses) << ",\n \"accuracies\": " << list_of(accuracies)
        << ",\n \"step_seconds\": " << list_of(step_seconds)
-       << ",\n \"memory_mib\": {\"used\": " << static_cast<double>(usage.ru_maxrss) / kKibPerMib
-       << ", \"free\": " << memory.at("MemAvailable:") << ", \"total\": " << memory.at("MemTotal:")
-       << "}}\n";
+       << ",\n \"memory_mib\": {\"used\": " << memory.used << ", \"free\": " << memory.free
+       << ", \"total\": " << memory.total << "}}\n";
   if (!file) throw std::runtime_error("could not write " + path);
 }
 
