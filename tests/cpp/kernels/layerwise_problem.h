@@ -22,10 +22,13 @@ struct LayerwiseTuple {
   std::optional<DType> second = {};  ///< of the second state, where it is another
   bool has_remainder = false;        ///< in the place of the master
   bool stochastic = false;           ///< parameters are rounded at random
+  bool has_ema = false;              ///< averages of the parameters are moved too
 
   bool keeps_master() const { return has_master || has_remainder; }
   /// A remainder's 16 bits are taken for a bf16: any are a remainder.
   DType master() const { return has_remainder ? DType::kBFloat16 : DType::kFloat32; }
+
+  DType ema() const { return param == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 
   TensorTable table(const Rows& rows) const {
     TensorTable table = rows.table(param, grad, state, has_master);
@@ -33,6 +36,8 @@ struct LayerwiseTuple {
     table.has_remainder = has_remainder;
     table.stochastic = stochastic;
     table.seed = 0x123456789abcdef;
+    table.has_ema = has_ema;
+    table.ema = {0.999, 2.0, true};  // copies in the first step, and averages with a warm-up later
     return table;
   }
 };
@@ -64,6 +69,18 @@ inline std::vector<LayerwiseTuple> mixed_layerwise_tuples() {
           {kBf16, kBf16, kFp32, false, {}, false, true}};
 }
 
+/// With averages: three that have a kernel of their own then, and some that have none.
+inline std::vector<LayerwiseTuple> ema_layerwise_tuples() {
+  constexpr DType kFp32 = DType::kFloat32, kFp64 = DType::kFloat64, kBf16 = DType::kBFloat16;
+  std::vector<LayerwiseTuple> tuples{{kFp32, kFp32, kFp32, false},
+                                     {kFp64, kFp64, kFp64, false},
+                                     {kBf16, kBf16, kFp32, true},
+                                     {DType::kFloat16, kFp32, kFp32, false},
+                                     mixed_layerwise_tuples()[5]};
+  for (LayerwiseTuple& tuple : tuples) tuple.has_ema = true;
+  return tuples;
+}
+
 inline std::vector<LambParams> lamb_groups() {
   std::vector<LambParams> groups(3);
   for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -83,7 +100,7 @@ inline std::vector<LambParams> lamb_groups() {
 /// The tensors' operands one by one, `Tensor` being a Buffer or its copy on a device.
 template <class Tensor>
 struct LambOperands {
-  Tensor param, grad, exp_avg, exp_avg_sq, master;
+  Tensor param, grad, exp_avg, exp_avg_sq, master, ema;
 };
 
 inline std::vector<LambOperands<Buffer>> lamb_contents(const LayerwiseTuple& tuple,
@@ -96,12 +113,14 @@ inline std::vector<LambOperands<Buffer>> lamb_contents(const LayerwiseTuple& tup
                                   Buffer(tuple.grad, numel, offset),
                                   Buffer(tuple.state, numel, offset),
                                   Buffer(tuple.second.value_or(tuple.state), numel, offset),
-                                  Buffer(tuple.master(), numel, offset)};
+                                  Buffer(tuple.master(), numel, offset),
+                                  Buffer(tuple.ema(), numel, offset)};
     operands.param.fill_normal(random);
     operands.grad.fill_normal(random);
     operands.exp_avg.fill_normal(random, 0.1);
     operands.exp_avg_sq.fill_abs_normal(random, 0.1);
     operands.master.fill_normal(random);
+    operands.ema.fill_normal(random);
     list.push_back(std::move(operands));
   }
   return list;
@@ -121,6 +140,7 @@ struct LambProblem {
       row.state[0] = list[i].exp_avg.data();
       row.state[1] = list[i].exp_avg_sq.data();
       row.master = tuple.keeps_master() ? list[i].master.data() : nullptr;
+      row.ema = tuple.has_ema ? list[i].ema.data() : nullptr;
       row.index = static_cast<std::int64_t>(i) << 33;
       row.step = steps + i % 2;
       row.numel = list[i].param.numel();

@@ -16,11 +16,11 @@ namespace torchfuse::kernels::testing {
 /// One tensor's operands, `Tensor` being a Buffer or its copy on a device. LARS tracks no norm.
 template <class Tensor>
 struct OneNormOperands {
-  Tensor param, grad, state, master, tracked;
+  Tensor param, grad, state, master, ema, tracked;
 
   bool operator==(const OneNormOperands& other) const {
     return param == other.param && grad == other.grad && state == other.state &&
-           master == other.master && tracked == other.tracked;
+           master == other.master && ema == other.ema && tracked == other.tracked;
   }
 };
 
@@ -32,10 +32,12 @@ inline std::vector<OneNormOperands<Buffer>> one_norm_contents(
   for (const std::int64_t numel : sizes) {
     OneNormOperands<Buffer> operands{
         Buffer(tuple.param, numel, offset), Buffer(tuple.grad, numel, offset),
-        Buffer(tuple.state, numel, offset), Buffer(tuple.master(), numel, offset), Buffer(wide, 1)};
+        Buffer(tuple.state, numel, offset), Buffer(tuple.master(), numel, offset),
+        Buffer(tuple.ema(), numel, offset), Buffer(wide, 1)};
     operands.grad.fill_normal(random);
     operands.master.fill_normal(random);
     operands.state.fill_normal(random);
+    operands.ema.fill_normal(random);
     operands.tracked.set(0, 1.5);
     for (std::int64_t i = 0; i < numel; ++i) operands.param.set(i, operands.master.get(i));
     list.push_back(std::move(operands));
@@ -86,6 +88,7 @@ struct OneNormProblem {
       row.grad = list[i].grad.data();
       row.state[0] = list[i].state.data();
       row.master = tuple.keeps_master() ? list[i].master.data() : nullptr;
+      row.ema = tuple.has_ema ? list[i].ema.data() : nullptr;
       row.index = static_cast<std::int64_t>(i) << 33;
       row.tensor_state = list[i].tracked.data();
       row.step = step;

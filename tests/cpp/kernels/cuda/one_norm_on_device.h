@@ -17,7 +17,7 @@ inline std::vector<OneNormOperands<DeviceTensor>> on_device(
     const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size() + 1);
     copies.push_back({DeviceTensor(operands.param, at), DeviceTensor(operands.grad, at + 1),
                       DeviceTensor(operands.state, at), DeviceTensor(operands.master, at),
-                      DeviceTensor(operands.tracked)});
+                      DeviceTensor(operands.ema, at), DeviceTensor(operands.tracked)});
   }
   return copies;
 }
@@ -44,6 +44,7 @@ void expect_one_norm_bits_of_the_cpu(const LayerwiseTuple& tuple,
     EXPECT_TRUE(actual[t].grad.to_host() == expected[t].grad) << "grad of tensor " << t;
     EXPECT_TRUE(actual[t].state.to_host() == expected[t].state) << "state of tensor " << t;
     EXPECT_TRUE(actual[t].master.to_host() == expected[t].master) << "master of tensor " << t;
+    EXPECT_TRUE(actual[t].ema.to_host() == expected[t].ema) << "average of tensor " << t;
     const double tracked = actual[t].tracked.to_host().get(0);
     const double exact = expected[t].tracked.get(0);
     EXPECT_NEAR(tracked, exact, 1e-5 * exact) << "norm that tensor " << t << " keeps";
@@ -58,7 +59,9 @@ void expect_one_norm_bits_in_every_storage(const std::vector<typename Functor::P
   const std::vector<std::int64_t> sizes{0, 1, 31, 33, 512, 513, 5003, 16387};
   std::uint64_t seed = 0;
   std::vector<LayerwiseTuple> tuples = layerwise_tuples();
-  for (const LayerwiseTuple& tuple : mixed_layerwise_tuples()) tuples.push_back(tuple);
+  for (const auto& others : {mixed_layerwise_tuples(), ema_layerwise_tuples()}) {
+    tuples.insert(tuples.end(), others.begin(), others.end());
+  }
   for (const LayerwiseTuple& tuple : tuples) {
     for (const bool aligned : {true, false}) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));

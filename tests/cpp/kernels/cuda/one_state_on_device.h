@@ -14,6 +14,9 @@ namespace torchfuse::kernels::testing {
 struct OneStateTuple {
   DType param, grad, state;
   bool has_master;
+  bool has_ema = false;
+
+  DType ema() const { return param == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 };
 
 inline std::vector<OneStateTuple> one_state_tuples() {
@@ -28,13 +31,19 @@ inline std::vector<OneStateTuple> one_state_tuples() {
       all.push_back({half, grad, half, false});
     }
   }
+  // With averages: three that have a kernel of their own then, and one that has none.
+  const DType bf16 = DType::kBFloat16;
+  all.push_back({f32, f32, f32, false, true});
+  all.push_back({f64, f64, f64, false, true});
+  all.push_back({bf16, bf16, f32, true, true});
+  all.push_back({DType::kFloat16, f32, f32, false, true});
   return all;
 }
 
 /// One tensor of a list, on the host or copied to the device.
 template <class Tensor>
 struct OneStateOperands {
-  Tensor param, grad, state, master;
+  Tensor param, grad, state, master, ema;
 };
 
 inline std::vector<OneStateOperands<Buffer>> one_state_contents(const OneStateTuple& tuple) {
@@ -42,11 +51,13 @@ inline std::vector<OneStateOperands<Buffer>> one_state_contents(const OneStateTu
   std::vector<OneStateOperands<Buffer>> list;
   for (const std::int64_t numel : {0, 1, 31, 33, 512, 513, 700, 5003}) {
     OneStateOperands<Buffer> operands{Buffer(tuple.param, numel), Buffer(tuple.grad, numel),
-                                      Buffer(tuple.state, numel), Buffer(DType::kFloat32, numel)};
+                                      Buffer(tuple.state, numel), Buffer(DType::kFloat32, numel),
+                                      Buffer(tuple.ema(), numel)};
     operands.param.fill_normal(random);
     operands.grad.fill_normal(random);
     operands.state.fill_abs_normal(random);
     operands.master.fill_normal(random);
+    operands.ema.fill_normal(random);
     list.push_back(std::move(operands));
   }
   return list;
@@ -58,7 +69,8 @@ inline std::vector<OneStateOperands<DeviceTensor>> on_device(
   for (const OneStateOperands<Buffer>& operands : list) {
     const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size());
     copies.push_back({DeviceTensor(operands.param, at), DeviceTensor(operands.grad, at + 1),
-                      DeviceTensor(operands.state, at), DeviceTensor(operands.master, at)});
+                      DeviceTensor(operands.state, at), DeviceTensor(operands.master, at),
+                      DeviceTensor(operands.ema, at)});
   }
   return copies;
 }
@@ -66,7 +78,8 @@ inline std::vector<OneStateOperands<DeviceTensor>> on_device(
 /// Groups and steps in turn; a null state for groups that do not use it.
 template <class Functor, class Tensor>
 Rows rows_of(std::vector<OneStateOperands<Tensor>>& list,
-             const std::vector<typename Functor::Params>& groups, bool has_master, float* steps) {
+             const std::vector<typename Functor::Params>& groups, const OneStateTuple& tuple,
+             float* steps) {
   Rows rows;
   for (std::size_t i = 0; i < list.size(); ++i) {
     TensorRow row;
@@ -74,7 +87,8 @@ Rows rows_of(std::vector<OneStateOperands<Tensor>>& list,
     row.param = list[i].param.data();
     row.grad = list[i].grad.data();
     if (Functor::uses_state(groups[i % groups.size()], 0)) row.state[0] = list[i].state.data();
-    row.master = has_master ? list[i].master.data() : nullptr;
+    row.master = tuple.has_master ? list[i].master.data() : nullptr;
+    row.ema = tuple.has_ema ? list[i].ema.data() : nullptr;
     row.step = steps + i % 3;
     row.numel = list[i].param.numel();
     rows.add(row);
@@ -88,6 +102,8 @@ UpdateArgs<Functor> args_of(const Rows& rows, const OneStateTuple& tuple,
                             const StepScalars* scalars, bool write_back) {
   UpdateArgs<Functor> args;
   args.tensors = rows.table(tuple.param, tuple.grad, tuple.state, tuple.has_master);
+  args.tensors.has_ema = tuple.has_ema;
+  args.tensors.ema = {0.999, 2.0, true};  // copies, warms up or averages, by the tensor's step
   args.groups = groups.data();
   args.num_groups = static_cast<std::int32_t>(groups.size());
   args.scalars = scalars;
@@ -108,8 +124,8 @@ void expect_one_state_bits_of_the_cpu(const OneStateTuple& tuple,
   const bool write_back = seed % 2 == 0;
   std::vector<OneStateOperands<Buffer>> expected = one_state_contents(tuple);
   std::vector<OneStateOperands<DeviceTensor>> actual = on_device(expected, aligned);
-  const Rows host_rows = rows_of<Functor>(expected, groups, tuple.has_master, steps.data());
-  const Rows rows = rows_of<Functor>(actual, device_groups, tuple.has_master, device_steps.data());
+  const Rows host_rows = rows_of<Functor>(expected, groups, tuple, steps.data());
+  const Rows rows = rows_of<Functor>(actual, device_groups, tuple, device_steps.data());
   fused_update_cpu(detect_cpu_isa(),
                    args_of<Functor>(host_rows, tuple, groups, &scalars, write_back), 0,
                    host_rows.offsets.back());
@@ -123,6 +139,7 @@ void expect_one_state_bits_of_the_cpu(const OneStateTuple& tuple,
     EXPECT_TRUE(actual[i].grad.to_host() == expected[i].grad) << "grad of tensor " << i;
     EXPECT_TRUE(actual[i].state.to_host() == expected[i].state) << "state of tensor " << i;
     EXPECT_TRUE(actual[i].master.to_host() == expected[i].master) << "master of tensor " << i;
+    EXPECT_TRUE(actual[i].ema.to_host() == expected[i].ema) << "average of tensor " << i;
   }
 }
 

@@ -20,7 +20,7 @@ std::vector<DeviceOperands> on_device(const std::vector<HostOperands>& list, boo
     const auto at = static_cast<std::int64_t>(aligned ? 0 : copies.size() + 1);
     copies.push_back({DeviceTensor(operands.param, at), DeviceTensor(operands.grad, at + 1),
                       DeviceTensor(operands.exp_avg, at), DeviceTensor(operands.exp_avg_sq, at),
-                      DeviceTensor(operands.master, at)});
+                      DeviceTensor(operands.master, at), DeviceTensor(operands.ema, at)});
   }
   return copies;
 }
@@ -53,6 +53,7 @@ void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::
     EXPECT_TRUE(actual[t].exp_avg.to_host() == expected[t].exp_avg) << "exp_avg " << t;
     EXPECT_TRUE(actual[t].exp_avg_sq.to_host() == expected[t].exp_avg_sq) << "exp_avg_sq " << t;
     EXPECT_TRUE(actual[t].master.to_host() == expected[t].master) << "master of tensor " << t;
+    EXPECT_TRUE(actual[t].ema.to_host() == expected[t].ema) << "average of tensor " << t;
   }
 }
 
@@ -73,6 +74,16 @@ TEST(CudaLayerwise, GivesTheBitsOfTheCpuWhereTypesAreLookedUp) {
     for (const bool aligned : {true, false}) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
       expect_bits_of_the_cpu(tuple, {0, 1, 7, 9, 513, 5003, 16387}, aligned, seed);
+    }
+  }
+}
+
+TEST(CudaLayerwise, GivesTheAveragesOfTheCpu) {
+  std::uint64_t seed = 200;
+  for (const LayerwiseTuple& tuple : ema_layerwise_tuples()) {
+    for (const bool aligned : {true, false}) {
+      SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
+      expect_bits_of_the_cpu(tuple, {0, 1, 31, 33, 513, 5003, 16387}, aligned, seed);
     }
   }
 }
