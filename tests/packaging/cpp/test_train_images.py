@@ -42,16 +42,18 @@ def train(program: Path, data: Path, out: Path, name: str, *options: str) -> dic
 def test_losses_are_those_of_the_python_program(program: Path, data: Path, tmp_path: Path) -> None:
     common = ("--epochs", "2", "--stop-after", "1", "--device", "cpu", "--name")
     script = EXAMPLES / "train_images.py"
-    run(sys.executable, script, data, "--out", tmp_path, *common, "python")
+    alone = environment(OMP_NUM_THREADS="1")
+    run(sys.executable, script, data, "--out", tmp_path, *common, "python", env=alone)
     cpp = train(program, data, tmp_path, "cpp", "--epochs", "2", "--stop-after", "1")
     run_in_processes(2, "--no-python", program, data, tmp_path, *common, "two")
     expected = result(tmp_path / "python.json")["losses"]
     assert len(expected) == 22
-    for name in ("cpp", "two"):
-        losses = result(tmp_path / f"{name}.json")["losses"]
-        assert len(losses) == 22
-        for ours, theirs in zip(losses[:20], expected[:20], strict=True):
-            assert abs(ours - theirs) <= 1e-4 * theirs
+    assert cpp["losses"] == expected
+    # Sums over two processes have another order. What differs by roundings at first may differ by
+    # more once an activation has another sign.
+    two = result(tmp_path / "two.json")["losses"]
+    assert two[:12] == pytest.approx(expected[:12], rel=1e-5)
+    assert two == pytest.approx(expected, rel=2e-2)
     assert cpp["language"] == "C++"
     # Python goes on from its checkpoint.
     options = ("--epochs", "2", "--device", "cpu", "--name", "cpp", "--resume")
