@@ -86,8 +86,9 @@ def test_two_processes_train_as_one(data: Path, tmp_path: Path) -> None:
     run("train_images.py", *common, "--name", "two", launcher=launcher)
     one, two = (result(tmp_path / f"{name}.json")["losses"] for name in ("one", "two"))
     assert len(one) == len(two) == 22
-    for ours, theirs in zip(two[:20], one[:20], strict=True):
-        assert abs(ours - theirs) <= 1e-4 * theirs
+    # As in tests/packaging/cpp/test_train_images.py.
+    assert two[:12] == pytest.approx(one[:12], rel=1e-5)
+    assert two == pytest.approx(one, rel=2e-2)
 
 
 def write_run(file: Path, device: str, precision: str, seconds: float, used: float) -> None:
