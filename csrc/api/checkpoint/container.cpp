@@ -147,9 +147,8 @@ c10::IValue read_container(const std::string& path, const std::string& caller) {
   } catch (const c10::ValueError&) {
     throw;
   } catch (const std::exception& reason) {
-    TORCH_CHECK_VALUE(false, where,
-                      " to be a whole file, got a damaged one: ", first_line(message_of(reason)),
-                      ".");
+    C10_THROW_ERROR(ValueError, where + " to be a whole file, got a damaged one: " +
+                                    first_line(message_of(reason)) + ".");
   }
 }
 

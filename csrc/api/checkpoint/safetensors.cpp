@@ -154,10 +154,11 @@ NamedWeights read_safetensors(const std::string& path, const std::string& caller
     throw;
   } catch (const c10::Error& reason) {
     const std::string message = message_of(reason);
-    TORCH_CHECK_VALUE(false, where,
-                      " to be a whole safetensors file, got a truncated one or one of another "
-                      "kind: ",
-                      message.substr(0, message.find('\n')), ".");
+    C10_THROW_ERROR(ValueError,
+                    where +
+                        " to be a whole safetensors file, got a truncated one or one of another "
+                        "kind: " +
+                        message.substr(0, message.find('\n')) + ".");
   }
 }
 
