@@ -185,6 +185,80 @@ def multi_tensor_l2_norm(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
 def multi_tensor_unscale_(tensors: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
 
+def fused_adam_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    max_exp_avg_sqs: Sequence[Tensor],
+    state_steps: Sequence[Tensor],
+    master_params: Sequence[Tensor],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool = False,
+    maximize: bool = False,
+    adam_w_mode: bool = True,
+    bias_correction: bool = True,
+    lr_tensor: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+
+def fused_sgd_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    state_steps: Sequence[Tensor],
+    master_params: Sequence[Tensor],
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool = False,
+    wd_after_momentum: bool = False,
+    maximize: bool = False,
+    lr_tensor: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+
+def fused_adagrad_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    state_steps: Sequence[Tensor],
+    master_params: Sequence[Tensor],
+    lr: float,
+    lr_decay: float,
+    eps: float,
+    weight_decay: float,
+    adagrad_w_mode: bool = False,
+    maximize: bool = False,
+    lr_tensor: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+
+def l2norm_on_host(noop_flag: object, tensor_lists: object) -> tuple[Tensor, Tensor] | None:
+    """`amp_C.multi_tensor_l2norm` on the CPU, without the norms of each.
+
+    Returns:
+        None, after nothing has happened, for arguments that are to be looked at one by one.
+    """
+
+def scale_on_host(noop_flag: object, tensor_lists: object, scale: float) -> bool:
+    """`amp_C.multi_tensor_scale` on the CPU, of lists that are the same.
+
+    Returns:
+        False, after nothing has happened, for arguments that are to be looked at one by one.
+    """
+
 def lists_match(lists: list[list[Tensor]]) -> bool:
     """Whether lists of equal length hold dense tensors of one dtype and device for each list.
 

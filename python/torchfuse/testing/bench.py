@@ -11,6 +11,7 @@ So a sample is the time of the device alone; the host's time is recorded separat
 from __future__ import annotations
 
 import dataclasses
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +55,10 @@ def interleave(
     device: torch.device | str | None = None,
     host: HostShare | None = None,
 ) -> dict[str, list[float]]:
-    """Runs all cases in turn, `rounds` times, after at least two warm-up rounds.
+    """Runs all cases once in each of `rounds` rounds, after at least two warm-up rounds.
+
+    The order is another one in each round, drawn from a fixed seed: what ran before decides what is
+    in the caches, and nobody always follows the same one.
 
     Args:
         cases: functions without arguments, by name; at least one.
@@ -83,10 +87,11 @@ def interleave(
     timer = _CudaTimer(place, 1 if setup else CALLS, share) if on_cuda else _time_on_host
     samples: dict[str, list[float]] = {name: [] for name in cases}
     share.seconds.update({name: [] for name in cases} if on_cuda else {})
-    order = list(cases)
+    order, shuffle = list(cases), random.Random(0)
     warm_at = time.perf_counter() + (WARMUP_SECONDS if on_cuda else 0.0)
     round_index = -WARMUP_ROUNDS
     while round_index < rounds:
+        shuffle.shuffle(order)
         for name in order:
             if setup is not None:
                 setup()
@@ -95,7 +100,6 @@ def interleave(
                 samples[name].append(seconds)
                 if on_cuda:
                     share.seconds[name].append(enqueuing)
-        order.append(order.pop(0))
         if round_index != -1 or time.perf_counter() >= warm_at:
             round_index += 1
     return samples

@@ -70,8 +70,10 @@ def in_any_mode() -> bool:
     )
 
 
-def as_flag(noop_flag: Tensor) -> Tensor:
-    """Returns the flag as the ops read it: a 0-dim fp32 tensor."""
+def as_flag(noop_flag: Tensor) -> Tensor | None:
+    """Returns the flag as the ops read it: a 0-dim fp32 tensor; None for a 0 on the host."""
+    if noop_flag.is_cpu and not in_any_mode() and not noop_flag.item():
+        return None
     return noop_flag.reshape(()).to(torch.float32)
 
 

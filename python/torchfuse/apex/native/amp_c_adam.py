@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchfuse._C import fused_adam_
 from torchfuse.apex.native._lists import TensorLists, check_wide_states, checked_lists
 from torchfuse.apex.native._masters import check_masters, copy_unless
 from torchfuse.apex.native._scalars import (
@@ -20,7 +21,7 @@ from torchfuse.apex.native._scalars import (
     learning_rate,
     on_device,
 )
-from torchfuse.ops import fused_adam_, multi_tensor_unscale_
+from torchfuse.ops import multi_tensor_unscale_
 
 _LISTS = ("grads", "params", "exp_avgs", "exp_avg_sqs")
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchfuse._C import multi_tensor_l2_norm
+from torchfuse._C import l2norm_on_host, multi_tensor_l2_norm
 from torchfuse.apex.native._lists import TensorLists, checked_lists
 from torchfuse.apex.native._scalars import Scalar, on_device
 from torchfuse.apex.native.amp_c_scale import scale_into, set_flag
 
 
-@torch.no_grad()
 def multi_tensor_l2norm(
     chunk_size: int,
     noop_flag: Tensor,
@@ -47,8 +46,12 @@ def multi_tensor_l2norm(
         >>> multi_tensor_l2norm(65536, flag, [[torch.tensor([3.0]), torch.tensor([4.0])]], True)
         (tensor([5.]), tensor([3., 4.]))
     """
-    (tensors,) = checked_lists("multi_tensor_l2norm", noop_flag, tensor_lists, ["tensors"])
-    return _norms(noop_flag, tensors, per_tensor)
+    norms = None if per_tensor else l2norm_on_host(noop_flag, tensor_lists)
+    if norms is not None:
+        return norms
+    with torch.no_grad():
+        (tensors,) = checked_lists("multi_tensor_l2norm", noop_flag, tensor_lists, ["tensors"])
+        return _norms(noop_flag, tensors, per_tensor)
 
 
 @torch.no_grad()

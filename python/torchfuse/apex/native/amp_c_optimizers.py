@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchfuse._C import fused_adagrad_, fused_sgd_
 from torchfuse.apex.native._lists import (
     TensorLists,
     check_vector,
@@ -79,7 +80,10 @@ def multi_tensor_sgd(
     if not params:
         return
     device = params[0].device
-    torch.ops.torchfuse.fused_sgd_(
+    options = learning_rate(lr, device)
+    if isinstance(scale, Tensor) or scale != 1.0:
+        options["grad_scale"] = on_device(scale, device).reciprocal()
+    fused_sgd_(
         params,
         grads,
         buffers,
@@ -90,9 +94,8 @@ def multi_tensor_sgd(
         weight_decay=float(weight_decay),
         nesterov=bool(nesterov),
         wd_after_momentum=bool(wd_after_momentum),
-        grad_scale=on_device(scale, device).reciprocal(),
         found_inf=as_flag(noop_flag),
-        **learning_rate(lr, device),
+        **options,
     )
     if copies:
         copy_unless(noop_flag, copies[0], params)
@@ -139,7 +142,7 @@ def multi_tensor_adagrad(
     check_wide_states(function, params, sums=sums)
     if not params:
         return
-    torch.ops.torchfuse.fused_adagrad_(
+    fused_adagrad_(
         params,
         grads,
         sums,

@@ -9,13 +9,12 @@ import operator
 import torch
 from torch import Tensor
 
-from torchfuse._C import multi_tensor_l2_norm, multi_tensor_unscale_
+from torchfuse._C import multi_tensor_l2_norm, multi_tensor_unscale_, scale_on_host
 from torchfuse.apex.native._lists import TensorLists, checked_lists
 from torchfuse.apex.native._scalars import Scalar, in_any_mode, on_device
 from torchfuse.ops import amp_update_scale_
 
 
-@torch.no_grad()
 def multi_tensor_scale(
     chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, scale: Scalar
 ) -> None:
@@ -42,12 +41,15 @@ def multi_tensor_scale(
         >>> out
         tensor([1.5000, 2.0000], dtype=torch.float16)
     """
-    inputs, outputs = checked_lists(
-        "multi_tensor_scale", noop_flag, tensor_lists, ["inputs", "outputs"]
-    )
-    non_finite = scale_into(outputs, inputs, scale)
-    if non_finite is not None:
-        set_flag(noop_flag, non_finite)
+    if isinstance(scale, float) and scale_on_host(noop_flag, tensor_lists, scale):
+        return
+    with torch.no_grad():
+        inputs, outputs = checked_lists(
+            "multi_tensor_scale", noop_flag, tensor_lists, ["inputs", "outputs"]
+        )
+        non_finite = scale_into(outputs, inputs, scale)
+        if non_finite is not None:
+            set_flag(noop_flag, non_finite)
 
 
 @torch.no_grad()

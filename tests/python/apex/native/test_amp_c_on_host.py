@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is computed natively in one call on the host is what the longer way computes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchfuse._C import l2norm_on_host, scale_on_host
+from torchfuse.apex.native import amp_c
+
+LARGEST = torch.finfo(torch.float32).max
+#: Elements that are put among others, and what the flag becomes.
+FLAGS = {1.0: 0, math.inf: 1, math.nan: 1}
+
+
+def tensors_with(value: float) -> list[Tensor]:
+    torch.manual_seed(3)
+    tensors = [torch.randn(size) for size in (5, 0, 700)]
+    tensors[2][17] = value
+    return tensors
+
+
+def flag() -> Tensor:
+    return torch.zeros(1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("value", FLAGS)
+def test_the_norm_is_that_of_tuples_which_go_the_longer_way(value: float) -> None:
+    tensors, found, expected_found = tensors_with(value), flag(), flag()
+    assert l2norm_on_host(flag(), [tuple(tensors)]) is None
+    assert l2norm_on_host(flag(), [tensors]) is not None
+    norms = amp_c.multi_tensor_l2norm(65536, found, [tensors], False)
+    expected = amp_c.multi_tensor_l2norm(65536, expected_found, [tuple(tensors)], False)
+    for ours, theirs in zip(norms, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
+    assert found.item() == expected_found.item() == FLAGS[value]
+
+
+def test_a_norm_that_is_not_finite_sets_the_flag() -> None:
+    found = flag()
+    amp_c.multi_tensor_l2norm(65536, found, [[torch.full((4,), LARGEST)]], False)
+    assert found.item() == 1
+
+
+@pytest.mark.parametrize("value", FLAGS)
+def test_products_are_those_of_tuples_which_go_the_longer_way(value: float) -> None:
+    tensors, others = tensors_with(value), tensors_with(value)
+    found, expected_found = flag(), flag()
+    assert not scale_on_host(flag(), [others, tensors], 0.3)
+    assert not scale_on_host(flag(), [tuple(others), tuple(others)], 0.3)
+    amp_c.multi_tensor_scale(65536, found, [tensors, list(tensors)], 0.3)
+    amp_c.multi_tensor_scale(65536, expected_found, [tuple(others), tuple(others)], 0.3)
+    for ours, theirs in zip(tensors, others, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
+    assert found.item() == expected_found.item() == FLAGS[value]
+
+
+def test_what_needs_gradients_is_scaled_without_them() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    amp_c.multi_tensor_scale(65536, flag(), [[weight], [weight]], 0.5)
+    norm, _ = amp_c.multi_tensor_l2norm(65536, flag(), [[weight]], False)
+    assert weight.tolist() == [0.5] * 3
+    assert not norm.requires_grad
+
+
+def test_modes_go_the_longer_way() -> None:
+    tensors = tensors_with(1.0)
+    with torch.inference_mode():
+        assert l2norm_on_host(flag(), [tensors]) is None
+    inside: list[object] = []
+
+    def norm_of(tensor: Tensor) -> Tensor:
+        inside.append(l2norm_on_host(flag(), [[tensor]]))
+        return tensor.sum()
+
+    torch.func.vmap(norm_of)(torch.ones(2, 3))
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(3)
+        inside.append(l2norm_on_host(torch.zeros(1, dtype=torch.int32), [[fake]]))
+        inside.append(scale_on_host(torch.zeros(1, dtype=torch.int32), [[fake], [fake]], 2.0))
+    assert inside == [None, None, False]
