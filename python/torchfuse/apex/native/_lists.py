@@ -48,6 +48,12 @@ def checked_lists(
             f"{function}: expected tensor_lists to have {len(names)} lists, {', '.join(names)}"
             f"{also}, got {len(tensor_lists)}."
         )
+    for name, tensors in zip(names, tensor_lists, strict=True):
+        if not isinstance(tensors, Sequence):  # a tensor has rows to go through
+            raise TypeError(
+                f"{function}: expected {name} to be a list or tuple of tensors, got "
+                f"{type(tensors).__name__}. tensor_lists is a list of lists."
+            )
     lists = [list(tensors) for tensors in tensor_lists]
     if not lists_match(lists):
         lists = _checked_one_by_one(function, lists, names)

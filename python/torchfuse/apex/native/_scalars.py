@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,18 +14,32 @@ from torch.nn import Parameter
 Scalar = float | Tensor
 
 
-def on_device(value: Scalar, device: torch.device) -> Tensor:
+def on_device(function: str, name: str, value: Scalar, device: torch.device) -> Tensor:
     """Returns a 0-dim fp32 tensor on `device`; the host reads only a tensor of another device."""
+    _check_number(function, name, value)
     if isinstance(value, Tensor) and value.device == device:
         return value.detach().reshape(()).to(torch.float32)
     return torch.full((), float(value), dtype=torch.float32, device=device)
 
 
-def learning_rate(lr: Scalar, device: torch.device) -> dict[str, Any]:
+def _check_number(function: str, name: str, value: object) -> None:
+    where = f"{function}: expected {name} to be a number or a tensor of one element"
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{where}, got shape {list(value.shape)}.")
+    elif isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{where}, got {type(value).__name__}.")
+
+
+def learning_rate(function: str, lr: Scalar, device: torch.device) -> dict[str, Any]:
     """Returns the arguments of an optimizer's op for `lr`, without a host read on `device`."""
+    _check_number(function, "lr", lr)
     if isinstance(lr, Tensor) and lr.device == device and device.type != "cpu":
         wide = lr.dtype == torch.float64
-        return {"lr": 0.0, "lr_tensor": lr.reshape(()) if wide else on_device(lr, device)}
+        return {
+            "lr": 0.0,
+            "lr_tensor": lr.reshape(()) if wide else on_device(function, "lr", lr, device),
+        }
     return {"lr": float(lr)}
 
 
@@ -47,14 +61,15 @@ class _HostCounts(threading.local):
 _host_counts = _HostCounts()
 
 
-def counts_before(step: Scalar, params: Sequence[Tensor]) -> Sequence[Tensor]:
+def counts_before(function: str, step: Scalar, params: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns a step count for each parameter, below `step` by 1; the ops count this step."""
+    _check_number(function, "step", step)
     first = params[0]
     # A step on the host has ended when its call returns. To make as many tensors takes longer than
     # the step of small ones.
     if first.is_cpu and type(first) in (Tensor, Parameter) and not in_any_mode():
         return _host_counts.filled(len(params), float(step) - 1.0)
-    before = on_device(step, first.device) - 1.0
+    before = on_device(function, "step", step, first.device) - 1.0
     return before.repeat(len(params)).unbind()
 
 
@@ -77,7 +92,7 @@ def as_flag(noop_flag: Tensor) -> Tensor | None:
     return noop_flag.reshape(()).to(torch.float32)
 
 
-def clip_divisor(norm: Scalar, limit: Scalar, device: torch.device) -> Tensor:
-    """Returns norm / limit where the norm is larger, else 1."""
-    norm, limit = on_device(norm, device), on_device(limit, device)
+def clip_divisor(function: str, norms: Mapping[str, Scalar], device: torch.device) -> Tensor:
+    """Returns norm / limit where the norm is larger, else 1. `norms` are both, by their names."""
+    norm, limit = (on_device(function, name, value, device) for name, value in norms.items())
     return torch.where(norm > limit, norm / limit, 1.0)

@@ -217,8 +217,8 @@ def _adam(
     check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
     if not params:
         return
-    counts = counts_before(step, params)
-    options.update(learning_rate(lr, params[0].device))
+    counts = counts_before(function, step, params)
+    options.update(learning_rate(function, lr, params[0].device))
     fused_adam_(params, grads, exp_avgs, exp_avg_sqs, [], counts, [], **options)
 
 
@@ -232,7 +232,7 @@ def _scaled_adam(
     settings: dict[str, Any],
 ) -> None:
     """Takes a step unless the flag is set, and unscales the gradients afterwards."""
-    factor = on_device(inv_scale, noop_flag.device)
+    factor = on_device(function, "inv_scale", inv_scale, noop_flag.device)
     scaling = {"grad_scale": factor.reciprocal(), "found_inf": as_flag(noop_flag)}
     _adam(function, lists, lr, step, **settings, **scaling)
     # Afterwards, so that the step has the product in fp32 and not as rounded to the gradient.

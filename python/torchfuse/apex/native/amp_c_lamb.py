@@ -87,12 +87,13 @@ def multi_tensor_lamb(
     if not params:
         return
     device = params[0].device
+    norms = {"global_grad_norm": global_grad_norm, "max_grad_norm": max_grad_norm}
     torch.ops.torchfuse.fused_lamb_(
         params,
         grads,
         exp_avgs,
         exp_avg_sqs,
-        counts_before(step, params),
+        counts_before(function, step, params),
         [],
         beta1=float(beta1),
         beta2=float(beta2),
@@ -102,8 +103,8 @@ def multi_tensor_lamb(
         adam_w_mode=bool(mode),
         grad_averaging=bool(grad_averaging),
         use_nvlamb=bool(use_nvlamb),
-        grad_scale=clip_divisor(global_grad_norm, max_grad_norm, device),
-        **learning_rate(lr, device),
+        grad_scale=clip_divisor(function, norms, device),
+        **learning_rate(function, lr, device),
     )
     set_flag(noop_flag, multi_tensor_l2_norm(params)[1])
 
@@ -178,13 +179,14 @@ def multi_tensor_lamb_mp(
     if not params:
         return
     device = params[0].device
-    divisor = clip_divisor(global_grad_norm, max_grad_norm, device)
+    norms = {"global_grad_norm": global_grad_norm, "max_grad_norm": max_grad_norm}
+    divisor = clip_divisor(function, norms, device)
     torch.ops.torchfuse.fused_lamb_(
         params,
         grads,
         exp_avgs,
         exp_avg_sqs,
-        counts_before(step, params),
+        counts_before(function, step, params),
         [],
         beta1=float(beta1),
         beta2=float(beta2),
@@ -194,9 +196,9 @@ def multi_tensor_lamb_mp(
         adam_w_mode=bool(mode),
         grad_averaging=bool(grad_averaging),
         use_nvlamb=bool(use_nvlamb),
-        grad_scale=divisor / on_device(inv_scale, device),
+        grad_scale=divisor / on_device(function, "inv_scale", inv_scale, device),
         found_inf=as_flag(noop_flag),
-        **learning_rate(lr, device),
+        **learning_rate(function, lr, device),
     )
     if copies:
         copy_unless(noop_flag, copies[0], params)

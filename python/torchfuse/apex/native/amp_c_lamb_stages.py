@@ -71,7 +71,8 @@ def multi_tensor_lamb_stage1_cuda(
         return
     beta1, beta2, count = float(beta1), float(beta2), int(step) + 1
     # composed of torch's foreach ops: no kernel of its own yet
-    divisor = clip_divisor(global_grad_norm, max_global_grad_norm, params[0].device)
+    norms = {"global_grad_norm": global_grad_norm, "max_global_grad_norm": max_global_grad_norm}
+    divisor = clip_divisor(function, norms, params[0].device)
     clipped = torch._foreach_mul(_wide(grads), divisor.reciprocal())
     first = torch._foreach_mul(_wide(exp_avgs), beta1)
     torch._foreach_add_(first, clipped, alpha=1.0 - beta1)
@@ -135,7 +136,7 @@ def multi_tensor_lamb_stage2_cuda(
     if not params:
         return
     # composed of torch's foreach ops: no kernel of its own yet
-    rates = on_device(lr, params[0].device).repeat(len(params))
+    rates = on_device(function, "lr", lr, params[0].device).repeat(len(params))
     if use_nvlamb or float(weight_decay) != 0.0:
         both = per_tensor_param_norm.ne(0) & per_tensor_update_norm.ne(0)
         rates = rates * torch.where(both, per_tensor_param_norm / per_tensor_update_norm, 1.0)

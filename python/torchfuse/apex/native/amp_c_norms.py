@@ -13,8 +13,11 @@ from torch import Tensor
 
 from torchfuse._C import l2norm_on_host, multi_tensor_l2_norm
 from torchfuse.apex.native._lists import TensorLists, checked_lists
-from torchfuse.apex.native._scalars import Scalar, on_device
+from torchfuse.apex.native._scalars import Scalar, in_any_mode, on_device
 from torchfuse.apex.native.amp_c_scale import scale_into, set_flag
+
+#: Above it, squares that are rounded to 0 in fp32 do not count.
+_SMALLEST_SAFE_NORM = 1e-15
 
 
 def multi_tensor_l2norm(
@@ -119,8 +122,9 @@ def multi_tensor_unscale_l2norm(
         >>> multi_tensor_unscale_l2norm(65536, flag, [grads], torch.tensor([0.5]))
         (tensor([5.]), tensor([]))
     """
-    (tensors,) = checked_lists("multi_tensor_unscale_l2norm", noop_flag, tensor_lists, ["tensors"])
-    factor = on_device(inv_scale, noop_flag.device).abs()
+    function = "multi_tensor_unscale_l2norm"
+    (tensors,) = checked_lists(function, noop_flag, tensor_lists, ["tensors"])
+    factor = on_device(function, "inv_scale", inv_scale, noop_flag.device).abs()
     return _norms(noop_flag, tensors, per_tensor, factor)
 
 
@@ -157,11 +161,10 @@ def multi_tensor_l2norm_scale(
         >>> out
         tensor([6., 8.])
     """
-    inputs, outputs = checked_lists(
-        "multi_tensor_l2norm_scale", noop_flag, tensor_lists, ["inputs", "outputs"]
-    )
+    function = "multi_tensor_l2norm_scale"
+    inputs, outputs = checked_lists(function, noop_flag, tensor_lists, ["inputs", "outputs"])
     norms = _norms(noop_flag, inputs, per_tensor)
-    scale_into(outputs, inputs, scale)
+    scale_into(function, outputs, inputs, scale)
     return norms
 
 
@@ -185,6 +188,13 @@ def _norms(
 
 def _norm_of_each(tensors: list[Tensor]) -> Tensor:
     # composed of torch's foreach ops: no kernel of its own yet
-    wide = tensors[0].dtype == torch.float64
-    norms = torch._foreach_norm(tensors, 2.0, None if wide else torch.float32)
-    return torch.stack(norms).to(torch.float32)
+    if not tensors[0].is_cpu or tensors[0].dtype == torch.float64 or in_any_mode():
+        return torch.stack(torch._foreach_norm(tensors, 2.0, torch.float64)).to(torch.float32)
+    # On the host fp64 takes four times as long. It is needed where squares overflow or vanish.
+    norms = torch.stack(torch._foreach_norm(tensors, 2.0, torch.float32))
+    doubtful = norms.isfinite().logical_and(norms > _SMALLEST_SAFE_NORM).logical_not().nonzero()
+    if doubtful.numel():
+        again = [tensors[index] for index in doubtful.flatten().tolist()]
+        wide = torch.stack(torch._foreach_norm(again, 2.0, torch.float64))
+        norms[doubtful.flatten()] = wide.to(torch.float32)
+    return norms

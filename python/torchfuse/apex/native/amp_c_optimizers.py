@@ -80,14 +80,14 @@ def multi_tensor_sgd(
     if not params:
         return
     device = params[0].device
-    options = learning_rate(lr, device)
+    options = learning_rate(function, lr, device)
     if isinstance(scale, Tensor) or scale != 1.0:
-        options["grad_scale"] = on_device(scale, device).reciprocal()
+        options["grad_scale"] = on_device(function, "scale", scale, device).reciprocal()
     fused_sgd_(
         params,
         grads,
         buffers,
-        counts_before(1 if first_run else 2, params),
+        counts_before(function, 1 if first_run else 2, params),
         [],
         momentum=float(momentum),
         dampening=float(dampening),
@@ -146,13 +146,13 @@ def multi_tensor_adagrad(
         params,
         grads,
         sums,
-        counts_before(1, params),
+        counts_before(function, 1, params),
         [],
         lr_decay=0.0,
         eps=float(eps),
         weight_decay=float(weight_decay),
         adagrad_w_mode=bool(mode),
-        **learning_rate(lr, params[0].device),
+        **learning_rate(function, lr, params[0].device),
     )
 
 
@@ -231,7 +231,7 @@ def multi_tensor_novograd(
         grads,
         exp_avgs,
         grad_norms.unbind(),
-        counts_before(step, params),
+        counts_before(function, step, params),
         [],
         beta1=float(beta1),
         beta2=float(beta2),
@@ -242,5 +242,5 @@ def multi_tensor_novograd(
         reg_inside_moment=moment_mode == 0,
         inf_norm=norm_type == 0,
         init_zero=True,  # the first step blends its norm like any other
-        **learning_rate(lr, params[0].device),
+        **learning_rate(function, lr, params[0].device),
     )

@@ -44,10 +44,9 @@ def multi_tensor_scale(
     if isinstance(scale, float) and scale_on_host(noop_flag, tensor_lists, scale):
         return
     with torch.no_grad():
-        inputs, outputs = checked_lists(
-            "multi_tensor_scale", noop_flag, tensor_lists, ["inputs", "outputs"]
-        )
-        non_finite = scale_into(outputs, inputs, scale)
+        function = "multi_tensor_scale"
+        inputs, outputs = checked_lists(function, noop_flag, tensor_lists, ["inputs", "outputs"])
+        non_finite = scale_into(function, outputs, inputs, scale)
         if non_finite is not None:
             set_flag(noop_flag, non_finite)
 
@@ -103,8 +102,12 @@ def multi_tensor_axpby(
     # composed of torch's foreach ops: no kernel of its own yet
     wide = torch.float64 if torch.float64 in (x[0].dtype, y[0].dtype) else torch.float32
     device = x[0].device
-    sums = torch._foreach_mul([tensor.to(wide) for tensor in x], on_device(a, device).to(wide))
-    others = torch._foreach_mul([tensor.to(wide) for tensor in y], on_device(b, device).to(wide))
+    sums = torch._foreach_mul(
+        [tensor.to(wide) for tensor in x], on_device(function, "a", a, device).to(wide)
+    )
+    others = torch._foreach_mul(
+        [tensor.to(wide) for tensor in y], on_device(function, "b", b, device).to(wide)
+    )
     torch._foreach_add_(sums, others)
     torch._foreach_copy_(outputs, sums)
 
@@ -176,13 +179,15 @@ def update_scale_hysteresis(
     return current_scale
 
 
-def scale_into(outputs: list[Tensor], inputs: list[Tensor], scale: Scalar) -> Tensor | None:
+def scale_into(
+    function: str, outputs: list[Tensor], inputs: list[Tensor], scale: Scalar
+) -> Tensor | None:
     """Writes inputs times `scale`; returns 1 if an input is not finite, 0, or None without any."""
     if not inputs:
         return None
     device = inputs[0].device
     found = torch.zeros((), device=device, dtype=torch.float32)
-    factor = on_device(scale, device)
+    factor = on_device(function, "scale", scale, device)
     same = all(map(operator.is_, outputs, inputs))
     wide, narrow = outputs[0].dtype, inputs[0].dtype
     if same:

@@ -109,6 +109,18 @@ def test_squares_beyond_fp32_overflow_no_norm(device: str) -> None:
     assert flag.item() == 0
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_squares_overflow_or_vanish_in_no_norm_of_a_tensor(device: str, scale: float) -> None:
+    tensors = [
+        *make_tensors(torch.float32, device, scale=scale),
+        torch.ones(2, device=device),
+        torch.zeros(3, device=device),
+    ]
+    _, each = amp_c.multi_tensor_l2norm(65536, make_flag(device=device), [tensors], True)
+    for norm, tensor in zip(each, tensors, strict=True):
+        assert norm.item() == pytest.approx(tensor.double().norm().item(), rel=1e-6, abs=0.0)
+
+
 def test_a_norm_beyond_fp32_sets_the_flag(device: str) -> None:
     tensors, flag = [torch.full((100,), 3e38, device=device)], make_flag(device=device)
     norm, _ = amp_c.multi_tensor_l2norm(65536, flag, [tensors])

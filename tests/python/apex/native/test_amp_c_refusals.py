@@ -44,6 +44,15 @@ def places(call: NativeCall, first: int = 0) -> list[tuple[int, str]]:
 
 
 @every_call
+def test_a_tensor_in_the_place_of_a_list_is_refused(call: NativeCall) -> None:
+    for place, name in places(call):
+        lists: Any = call.make_lists()
+        lists[place] = torch.ones(len(lists[place]), 3)
+        message = rf"{name} to be a list or tuple of tensors, got Tensor\. tensor_lists is"
+        check_refusal(call, lists, message, TypeError)
+
+
+@every_call
 def test_lists_of_other_lengths_are_refused(call: NativeCall) -> None:
     for place, name in places(call, 1):
         lists = call.make_lists()
