@@ -40,8 +40,38 @@ bool is_supported(at::ScalarType type) {
   return type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
 }
 
-const at::Tensor& tensor_at(const py::list& list, std::size_t i) {
-  return THPVariable_Unpack(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
+using Tensors = std::vector<at::Tensor>;
+
+/// Asks neither `__class__` nor anything else that runs Python.
+bool is_tensor(PyObject* object) {
+  return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
+
+/// Tensors that have not been used for a while are not in the caches, and each would be waited for.
+void prefetch(const at::Tensor& tensor) {
+  constexpr std::size_t kLine = 64;
+  const auto* memory = reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl());
+  for (std::size_t line = 0; line < sizeof(at::TensorImpl); line += kLine) {
+    __builtin_prefetch(memory + line);
+  }
+}
+
+/// The tensors of a list, if it holds nothing else. They are kept before one is looked at: that may
+/// run Python, for subclasses, and so change the list.
+std::optional<Tensors> tensors_of(py::handle list) {
+  constexpr Py_ssize_t kAhead = 8;
+  if (!PyList_CheckExact(list.ptr())) return std::nullopt;
+  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
+  Tensors tensors;
+  tensors.reserve(static_cast<std::size_t>(size));
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (i + kAhead < size) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
+    PyObject* entry = PyList_GET_ITEM(list.ptr(), i);
+    if (!is_tensor(entry)) return std::nullopt;
+    tensors.push_back(THPVariable_Unpack(entry));
+    prefetch(tensors.back());
+  }
+  return tensors;
 }
 
 /// Compares with the entry of the same index in the first list, which has been looked at before.
@@ -51,50 +81,32 @@ bool is_stored_as(const at::Tensor& tensor, const at::Tensor& beside) {
           tensor.strides() == beside.strides());
 }
 
-bool is_tensor(const py::list& list, std::size_t i) {
-  return THPVariable_Check(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
-}
-
-/// How many tensors of a list are asked for at a time.
-constexpr std::size_t kAhead = 8;
-
-/// Tensors that have not been used for a while are not in the caches, and each would be waited for.
-/// This asks for what the i-th one tells of itself, and for an object further on.
-void prefetch(const py::list& list, std::size_t i) {
-  constexpr std::size_t kLine = 64;
-  if (i + kAhead < list.size()) {
-    __builtin_prefetch(PyList_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i + kAhead)));
-  }
-  if (i >= list.size() || !is_tensor(list, i)) return;
-  const auto* tensor = reinterpret_cast<const char*>(tensor_at(list, i).unsafeGetTensorImpl());
-  for (std::size_t line = 0; line < sizeof(at::TensorImpl); line += kLine) {
-    __builtin_prefetch(tensor + line);
-  }
-}
-
-bool lists_match(const std::vector<py::list>& lists) {
-  for (const py::list& list : lists) {
+bool match(const std::vector<Tensors>& lists) {
+  for (const Tensors& list : lists) {
     if (list.size() != lists[0].size()) return false;
-    for (std::size_t i = 0; i < kAhead; ++i) prefetch(list, i);
     for (std::size_t i = 0; i < list.size(); ++i) {
-      prefetch(list, i + kAhead);
-      if (!is_tensor(list, i)) return false;
-      const at::Tensor& tensor = tensor_at(list, i);
-      const at::Tensor& first = tensor_at(list, 0);
-      if (tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device() ||
+      const at::Tensor& tensor = list[i];
+      if (tensor.scalar_type() != list[0].scalar_type() || tensor.device() != list[0].device() ||
           !is_supported(tensor.scalar_type()) || !has_strides(tensor)) {
         return false;
       }
       const bool is_first_list = &list == &lists[0];
-      if (is_first_list ? !is_dense(tensor) : !is_stored_as(tensor, tensor_at(lists[0], i))) {
-        return false;
-      }
+      if (is_first_list ? !is_dense(tensor) : !is_stored_as(tensor, lists[0][i])) return false;
     }
   }
   return true;
 }
 
-using Tensors = std::vector<at::Tensor>;
+/// Lists of tensors that match; nothing for others.
+std::optional<std::vector<Tensors>> matching(py::handle tensor_lists) {
+  std::vector<Tensors> lists;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensor_lists.ptr()); ++i) {
+    auto tensors = tensors_of(PyList_GET_ITEM(tensor_lists.ptr(), i));
+    if (!tensors) return std::nullopt;
+    lists.push_back(std::move(*tensors));
+  }
+  return match(lists) ? std::optional(std::move(lists)) : std::nullopt;
+}
 
 /// An operator whose lists are vectors, as pybind11 makes them.
 template <class... Args>
@@ -111,61 +123,68 @@ bool in_any_mode() {
          included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-/// The lists of a raw function's call on the host, if there is nothing to be said of its arguments.
-std::optional<std::vector<py::list>> lists_on_host(py::handle noop_flag, py::handle tensor_lists,
-                                                   std::size_t count) {
-  if (!THPVariable_Check(noop_flag.ptr()) || !PyList_Check(tensor_lists.ptr()) || in_any_mode()) {
+/// What a raw function is called with on the host, if there is nothing to be said of it.
+struct HostCall {
+  at::Tensor flag;
+  std::vector<Tensors> lists;
+};
+
+std::optional<HostCall> host_call(py::handle noop_flag, py::handle tensor_lists,
+                                  std::size_t count) {
+  if (!is_tensor(noop_flag.ptr()) || !PyList_CheckExact(tensor_lists.ptr()) || in_any_mode()) {
     return std::nullopt;
   }
-  const at::Tensor& flag = THPVariable_Unpack(noop_flag.ptr());
-  if (!flag.is_cpu() || flag.scalar_type() != at::kInt || flag.numel() != 1) return std::nullopt;
-  std::vector<py::list> lists;
-  for (const py::handle list : py::reinterpret_borrow<py::list>(tensor_lists)) {
-    if (!PyList_Check(list.ptr())) return std::nullopt;
-    lists.push_back(py::reinterpret_borrow<py::list>(list));
+  at::Tensor flag = THPVariable_Unpack(noop_flag.ptr());
+  if (!flag.is_cpu() || flag.scalar_type() != at::kInt || !has_strides(flag) || flag.numel() != 1 ||
+      flag.is_inference() || flag._is_zerotensor()) {
+    return std::nullopt;
   }
-  if (lists.size() != count || lists[0].empty() || !lists_match(lists)) return std::nullopt;
-  return tensor_at(lists[0], 0).is_cpu() ? std::optional(std::move(lists)) : std::nullopt;
+  auto lists = matching(tensor_lists);
+  if (!lists || lists->size() != count || (*lists)[0].empty() || !(*lists)[0][0].is_cpu()) {
+    return std::nullopt;
+  }
+  return HostCall{std::move(flag), std::move(*lists)};
 }
 
 /// multi_tensor_l2norm without the norms of each.
 std::optional<std::tuple<at::Tensor, at::Tensor>> l2norm_on_host(py::handle noop_flag,
                                                                  py::handle tensor_lists) {
-  const auto lists = lists_on_host(noop_flag, tensor_lists, 1);
-  if (!lists) return std::nullopt;
-  const auto tensors = (*lists)[0].cast<Tensors>();
-  const at::Tensor& flag = THPVariable_Unpack(noop_flag.ptr());
+  const auto call = host_call(noop_flag, tensor_lists, 1);
+  if (!call) return std::nullopt;
   const py::gil_scoped_release no_gil;
   const at::NoGradGuard no_grad;
-  const auto [norm, non_finite] = multi_tensor_l2_norm(tensors);
-  if (non_finite.item<float>() != 0.0f || !std::isfinite(norm.item<double>())) flag.fill_(1);
+  const auto [norm, non_finite] = multi_tensor_l2_norm(call->lists[0]);
+  const bool bad = non_finite.item<float>() != 0.0f || !std::isfinite(norm.item<double>());
+  if (bad) call->flag.fill_(1);
   return std::make_tuple(norm.view({1}), at::empty({0}, norm.options()));
 }
 
 /// multi_tensor_scale of lists that are the same; else nothing happens.
 bool scale_on_host(py::handle noop_flag, py::handle tensor_lists, double scale) {
-  const auto lists = lists_on_host(noop_flag, tensor_lists, 2);
-  if (!lists) return false;
-  const py::list &inputs = (*lists)[0], &outputs = (*lists)[1];
-  const auto same = [](py::handle one, py::handle other) { return one.is(other); };
+  const auto call = host_call(noop_flag, tensor_lists, 2);
+  if (!call) return false;
+  const Tensors &inputs = call->lists[0], &outputs = call->lists[1];
+  const auto same = [](const at::Tensor& one, const at::Tensor& other) {
+    return one.is_same(other);
+  };
   if (!std::equal(inputs.begin(), inputs.end(), outputs.begin(), outputs.end(), same)) return false;
-  const auto tensors = outputs.cast<Tensors>();
-  const at::Tensor& flag = THPVariable_Unpack(noop_flag.ptr());
   const py::gil_scoped_release no_gil;
   const at::NoGradGuard no_grad;
   const auto number = [](double value) {
     return at::detail::scalar_tensor_static(value, at::kFloat, at::kCPU);
   };
   const at::Tensor non_finite = number(0.0);
-  multi_tensor_unscale_(tensors, non_finite, number(scale));
-  if (non_finite.item<float>() != 0.0f) flag.fill_(1);
+  multi_tensor_unscale_(outputs, non_finite, number(scale));
+  if (non_finite.item<float>() != 0.0f) call->flag.fill_(1);
   return true;
 }
 
 }  // namespace
 
 void bind_tensor_lists(py::module_& module) {
-  module.def("lists_match", &lists_match, py::arg("lists"));
+  module.def(
+      "lists_match", [](const py::list& lists) { return matching(lists).has_value(); },
+      py::arg("lists"));
   using NoGil = py::call_guard<py::gil_scoped_release>;
   module.def(
       "multi_tensor_l2_norm", [](const Tensors& tensors) { return multi_tensor_l2_norm(tensors); },

@@ -22,6 +22,7 @@ using torchfuse::amp::GradScalerOptions;
 using torchfuse::nn::SyncBatchNorm;
 using torchfuse::nn::SyncBatchNormOptions;
 using torchfuse::optim::CosineAnnealingLR;
+using torchfuse::optim::EmaWeights;
 using torchfuse::optim::FusedAdam;
 using torchfuse::optim::FusedAdamOptions;
 using torchfuse::optim::LinearLR;
@@ -46,6 +47,20 @@ static void make_groups(const std::vector<torch::Tensor>& a, const std::vector<t
   const std::vector<OptimizerParamGroup> groups{
       OptimizerParamGroup(a, std::make_unique<FusedAdamOptions>(0.1)), OptimizerParamGroup(b)};
   FusedAdam(groups, FusedAdamOptions(1e-3).weight_decay(0.01).betas({0.9, 0.95}));
+}
+
+static torch::Tensor evaluate(torch::nn::Linear& model, FusedAdam& optimizer,
+                              const torch::Tensor& data) {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor prediction;
+  // [averages]
+  {
+    const EmaWeights averages(optimizer);  // until the end of this scope
+    prediction = model->forward(data);
+    torchfuse::save_weights("averages.safetensors", *model);
+  }
+  // [end of averages]
+  return prediction;
 }
 
 // [function]
@@ -165,9 +180,19 @@ int main() {
   const bool clipped = iterate(model, data, target).item<double>() > 1.0 &&
                        iterate_folded(model, data, target).item<double>() > 1.0;
 
+  FusedAdam with_averages(model->parameters(), FusedAdamOptions(0.5).ema_decay(0.9));
+  with_averages.zero_grad();
+  model->forward(data).sum().backward();
+  with_averages.step();
+  const torch::Tensor averaged = evaluate(model, with_averages, data);
+  const bool evaluated = !torch::allclose(averaged, model->forward(data));
+  torchfuse::load_weights("averages.safetensors", *model);
+  const bool loaded = torch::equal(averaged, model->forward(data).detach());
+
   const bool scheduled =
       train_with_schedule(model, data, target) < 1e-12 && decay(optimizer) < 2e-4;
   const bool stepped = optimizer.last_step_skipped().item<float>() == 0.0F;
   std::printf("tour.cpp: norm %.3f, %s\n", norm.item<double>(), stepped ? "stepped" : "skipped");
-  return stepped && clipped && scheduled && normalize("") && norm.item<double>() > 0.0 ? 0 : 1;
+  const bool worked = stepped && clipped && scheduled && evaluated && loaded && normalize("");
+  return worked && norm.item<double>() > 0.0 ? 0 : 1;
 }

@@ -98,7 +98,11 @@ class Storages {
   std::unordered_map<std::string, at::Tensor> storages_;
 };
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+/// Without the period of a sentence.
+std::string first_line(const std::string& text) {
+  const std::string line = text.substr(0, text.find('\n'));
+  return line.ends_with('.') ? line.substr(0, line.size() - 1) : line;
+}
 
 std::string text_record(PyTorchStreamReader& reader, const std::string& name) {
   const auto [data, size] = reader.getRecord(name);
@@ -139,7 +143,7 @@ c10::IValue read_container(const std::string& path, const std::string& caller) {
         false, where,
         " to be a whole file of torch.save or save_checkpoint, got a truncated one or "
         "one of another kind: ",
-        first_line(message_of(reason)), ".");
+        first_line(message_of(reason)), ". Load another checkpoint.");
   }
   try {
     sums->compare("data.pkl", pickle.data(), pickle.size());

@@ -2,6 +2,7 @@
 #include <torchfuse/ema.h>
 
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -45,11 +46,13 @@ at::Tensor swap_ema_(const at::Tensor& param, const at::Tensor& ema, const at::T
                 ", as when it received its average, got ", param.scalar_type(),
                 ". Convert it back first.");
     param.copy_(kept);
+    at::autocast::clear_cache();  // a region of autocast has casts of what was there before
     return {};
   }
   if (dtype == param.scalar_type()) check_receives({kName, "ema"}, ema);
   at::Tensor before = param.detach().clone();
   param.copy_(ema);
+  at::autocast::clear_cache();
   if (dtype != param.scalar_type()) return before;
   ema.copy_(before);
   return {};

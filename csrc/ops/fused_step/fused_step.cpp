@@ -2,6 +2,7 @@
 #include <torchfuse/fused_step.h>
 
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
@@ -100,7 +101,10 @@ SlotTensors borrow(const FusedSlot& slot) {
 bool FusedStep::step(const std::vector<SlotTensors>& slots,
                      const std::vector<std::vector<HyperParam>>& groups,
                      const FusedStepOptions& options) {
-  return impl_->planned && impl_->engine.run(slots, groups, options);
+  if (!impl_->planned || !impl_->engine.run(slots, groups, options)) return false;
+  // A region of autocast that goes on after a step would use its casts of the parameters before.
+  at::autocast::clear_cache();
+  return true;
 }
 
 void FusedStep::step(const std::vector<FusedSlot>& slots,

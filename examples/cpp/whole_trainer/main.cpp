@@ -10,10 +10,8 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <exception>
 #include <fstream>
 #include <iostream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -136,7 +134,7 @@ class Trainer {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc != 3) throw std::invalid_argument("usage: whole_trainer <checkpoint> <steps>");
+  TORCH_CHECK(argc == 3, "usage: whole_trainer <checkpoint> <steps>");
   const auto group = torchfuse::parallel::init_process_group();
   const bool on_gpu = group.backend() == "nccl";
   torch::manual_seed(0);  // the same weights and points in all processes
@@ -144,7 +142,7 @@ int main(int argc, char** argv) try {
   trainer.train(argv[1], std::atol(argv[2]));
   if (group.rank() == 0) std::cout << "accuracy " << trainer.accuracy() << '\n';
   return EXIT_SUCCESS;
-} catch (const std::exception& error) {
-  std::cerr << error.what() << '\n';
+} catch (const c10::Error& error) {
+  std::cerr << error.what_without_backtrace() << '\n';
   return EXIT_FAILURE;
 }

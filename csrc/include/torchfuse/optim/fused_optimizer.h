@@ -157,7 +157,7 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
 class TORCHFUSE_API EmaWeights {
  public:
   /// @throws c10::Error if the averages are in the parameters' place already, or ema_decay is none.
-  explicit EmaWeights(FusedOptimizer& optimizer);
+  [[nodiscard]] explicit EmaWeights(FusedOptimizer& optimizer);
   /// Restores the parameters. Warns if that fails, as after the model was converted to another
   /// dtype; then the optimizer refuses steps until swap_ema_() restores them.
   ~EmaWeights();

@@ -49,7 +49,7 @@ def checked_lists(
             f"{also}, got {len(tensor_lists)}."
         )
     for name, tensors in zip(names, tensor_lists, strict=True):
-        if not isinstance(tensors, Sequence):  # a tensor has rows to go through
+        if isinstance(tensors, Tensor):  # it has rows to go through
             raise TypeError(
                 f"{function}: expected {name} to be a list or tuple of tensors, got "
                 f"{type(tensors).__name__}. tensor_lists is a list of lists."

@@ -16,13 +16,14 @@ Scalar = float | Tensor
 
 def on_device(function: str, name: str, value: Scalar, device: torch.device) -> Tensor:
     """Returns a 0-dim fp32 tensor on `device`; the host reads only a tensor of another device."""
-    _check_number(function, name, value)
+    check_number(function, name, value)
     if isinstance(value, Tensor) and value.device == device:
         return value.detach().reshape(()).to(torch.float32)
     return torch.full((), float(value), dtype=torch.float32, device=device)
 
 
-def _check_number(function: str, name: str, value: object) -> None:
+def check_number(function: str, name: str, value: object) -> None:
+    """Checks for what is a number or a tensor of one element."""
     where = f"{function}: expected {name} to be a number or a tensor of one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:
@@ -33,7 +34,7 @@ def _check_number(function: str, name: str, value: object) -> None:
 
 def learning_rate(function: str, lr: Scalar, device: torch.device) -> dict[str, Any]:
     """Returns the arguments of an optimizer's op for `lr`, without a host read on `device`."""
-    _check_number(function, "lr", lr)
+    check_number(function, "lr", lr)
     if isinstance(lr, Tensor) and lr.device == device and device.type != "cpu":
         wide = lr.dtype == torch.float64
         return {
@@ -63,7 +64,7 @@ _host_counts = _HostCounts()
 
 def counts_before(function: str, step: Scalar, params: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns a step count for each parameter, below `step` by 1; the ops count this step."""
-    _check_number(function, "step", step)
+    check_number(function, "step", step)
     first = params[0]
     # A step on the host has ended when its call returns. To make as many tensors takes longer than
     # the step of small ones.

@@ -217,8 +217,8 @@ def _adam(
     check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
     if not params:
         return
-    counts = counts_before(function, step, params)
     options.update(learning_rate(function, lr, params[0].device))
+    counts = counts_before(function, step, params)
     fused_adam_(params, grads, exp_avgs, exp_avg_sqs, [], counts, [], **options)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchfuse._C import l2norm_on_host, multi_tensor_l2_norm
 from torchfuse.apex.native._lists import TensorLists, checked_lists
-from torchfuse.apex.native._scalars import Scalar, in_any_mode, on_device
+from torchfuse.apex.native._scalars import Scalar, check_number, in_any_mode, on_device
 from torchfuse.apex.native.amp_c_scale import scale_into, set_flag
 
 #: Above it, squares that are rounded to 0 in fp32 do not count.
@@ -163,6 +163,7 @@ def multi_tensor_l2norm_scale(
     """
     function = "multi_tensor_l2norm_scale"
     inputs, outputs = checked_lists(function, noop_flag, tensor_lists, ["inputs", "outputs"])
+    check_number(function, "scale", scale)
     norms = _norms(noop_flag, inputs, per_tensor)
     scale_into(function, outputs, inputs, scale)
     return norms
@@ -188,10 +189,12 @@ def _norms(
 
 def _norm_of_each(tensors: list[Tensor]) -> Tensor:
     # composed of torch's foreach ops: no kernel of its own yet
-    if not tensors[0].is_cpu or tensors[0].dtype == torch.float64 or in_any_mode():
+    if not tensors[0].is_cpu or in_any_mode():
         return torch.stack(torch._foreach_norm(tensors, 2.0, torch.float64)).to(torch.float32)
-    # On the host fp64 takes four times as long. It is needed where squares overflow or vanish.
-    norms = torch.stack(torch._foreach_norm(tensors, 2.0, torch.float32))
+    # On the host that takes four times as long as one call for each. It is needed where squares
+    # vanish.
+    norms = torch.stack([multi_tensor_l2_norm([tensor])[0] for tensor in tensors])
+    norms = norms.to(torch.float32)
     doubtful = norms.isfinite().logical_and(norms > _SMALLEST_SAFE_NORM).logical_not().nonzero()
     if doubtful.numel():
         again = [tensors[index] for index in doubtful.flatten().tolist()]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchfuse._C import multi_tensor_l2_norm, multi_tensor_unscale_, scale_on_host
 from torchfuse.apex.native._lists import TensorLists, checked_lists
-from torchfuse.apex.native._scalars import Scalar, in_any_mode, on_device
+from torchfuse.apex.native._scalars import Scalar, check_number, in_any_mode, on_device
 from torchfuse.ops import amp_update_scale_
 
 
@@ -97,6 +97,8 @@ def multi_tensor_axpby(
         )
     if not x:
         return
+    check_number(function, "a", a)
+    check_number(function, "b", b)
     for tensors in checked:
         set_flag(noop_flag, multi_tensor_l2_norm(tensors)[1])
     # composed of torch's foreach ops: no kernel of its own yet

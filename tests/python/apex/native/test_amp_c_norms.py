@@ -121,6 +121,12 @@ def test_squares_overflow_or_vanish_in_no_norm_of_a_tensor(device: str, scale: f
         assert norm.item() == pytest.approx(tensor.double().norm().item(), rel=1e-6, abs=0.0)
 
 
+def test_the_norm_of_a_large_tensor_is_exact() -> None:
+    tensor = torch.full((20_000_000,), 0.7)
+    _, (norm,) = amp_c.multi_tensor_l2norm(65536, make_flag(), [[tensor]], True)
+    assert norm.item() == pytest.approx(0.7 * 20_000_000**0.5, rel=1e-6)
+
+
 def test_a_norm_beyond_fp32_sets_the_flag(device: str) -> None:
     tensors, flag = [torch.full((100,), 3e38, device=device)], make_flag(device=device)
     norm, _ = amp_c.multi_tensor_l2norm(65536, flag, [tensors])

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,6 +59,44 @@ def test_products_are_those_of_tuples_which_go_the_longer_way(value: float) -> N
     for ours, theirs in zip(tensors, others, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
     assert found.item() == expected_found.item() == FLAGS[value]
+
+
+class Changing(torch.Tensor):
+    """Empties a list when it is asked for its strides."""
+
+    victims: list[Tensor]
+
+    @staticmethod
+    def __new__(cls, victims: list[Tensor]) -> Changing:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, (4,), dispatch_sizes_strides_policy="strides"
+        )
+        assert isinstance(made, Changing)
+        made.victims = victims
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: object, args: Any = (), kwargs: object = None
+    ) -> object:
+        args[0].victims.clear()
+        return NotImplemented
+
+
+def test_a_list_may_change_while_it_is_looked_at() -> None:
+    tensors: list[Tensor] = []
+    tensors += [torch.ones(4), Changing(tensors), *(torch.ones(4) for _ in range(50))]
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        amp_c.multi_tensor_l2norm(65536, flag(), [tensors], False)
+    assert tensors == []
+
+
+@pytest.mark.parametrize("where", ["flag", "tensor"])
+def test_what_claims_to_be_a_tensor_is_refused(where: str) -> None:
+    fake: Any = Mock(spec=Tensor)
+    noop_flag, tensors = (fake, [torch.ones(3)]) if where == "flag" else (flag(), [fake])
+    assert l2norm_on_host(noop_flag, [tensors]) is None
+    assert not scale_on_host(noop_flag, [tensors, tensors], 2.0)
 
 
 def test_what_needs_gradients_is_scaled_without_them() -> None:
