@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compares the run times of several functions on a machine whose speed drifts.
 
-Each round runs every case once, in rotating order, so that a slow moment affects all of them; the
+Each round runs every case once, in random order, so that a slow moment affects all of them; the
 ratio of two cases is computed within a round. Identical cases measure 0.99 to 1.01 this way.
 
 A CUDA device waits while the host enqueues a sample's calls, and then runs them without a pause.

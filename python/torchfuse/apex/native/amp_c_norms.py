@@ -191,8 +191,7 @@ def _norm_of_each(tensors: list[Tensor]) -> Tensor:
     # composed of torch's foreach ops: no kernel of its own yet
     if not tensors[0].is_cpu or in_any_mode():
         return torch.stack(torch._foreach_norm(tensors, 2.0, torch.float64)).to(torch.float32)
-    # On the host that takes four times as long as one call for each. It is needed where squares
-    # vanish.
+    # On the host one call for each is faster than fp64, which is needed where squares vanish.
     norms = torch.stack([multi_tensor_l2_norm([tensor])[0] for tensor in tensors])
     norms = norms.to(torch.float32)
     doubtful = norms.isfinite().logical_and(norms > _SMALLEST_SAFE_NORM).logical_not().nonzero()
