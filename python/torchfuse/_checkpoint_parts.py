@@ -54,6 +54,27 @@ def check_class(part: Stateful, name: str, saved: Any, where: str) -> None:
         )
 
 
+def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
+    """Checks that each scheduler belongs to an optimizer among the parts.
+
+    With the rates of one optimizer and the epoch of another's scheduler a run would go on with
+    wrong rates. An optimizer that is not of torchfuse may wrap the scheduler's, as accelerate's
+    does: nothing is checked then.
+    """
+    inner = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
+    optimizers = [part for part in inner if isinstance(part, Optimizer)]
+    if not optimizers or not all(isinstance(part, FusedOptimizer) for part in optimizers):
+        return
+    for name, part in parts.items():
+        own = part.optimizer if isinstance(part, LRScheduler) else None
+        if isinstance(own, FusedOptimizer) and all(own is not other for other in optimizers):
+            raise ValueError(
+                f"{caller}: expected {name!r} to be the scheduler of an optimizer in the "
+                f"checkpoint, got that of another {type(own).__name__}. Build it for the optimizer "
+                "in the checkpoint, or add its own optimizer."
+            )
+
+
 def unwrapped(part: Any) -> Any:
     """Returns the module of a DistributedDataParallel, and anything else as it is."""
     return part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part

@@ -23,6 +23,7 @@ from torchfuse._checkpoint_parts import (
     Stateful,
     check_class,
     check_model,
+    check_schedulers,
     class_name,
     load_part,
     unwrapped,
@@ -59,8 +60,8 @@ def save_checkpoint(
             "sampler". Of a DistributedDataParallel, its module is saved.
 
     Raises:
-        ValueError: for a value that cannot be saved, naming its keys, and for a path that is
-            neither a file nor a new name.
+        ValueError: for a value that cannot be saved, naming its keys, for a scheduler of an
+            optimizer that is not saved, and for a path that is neither a file nor a new name.
         OSError: if the file cannot be written. In all cases `path` is as it was.
 
     Example:
@@ -84,6 +85,7 @@ def save_checkpoint(
     generators = _gather(_generator_states(), group) if rng else None
 
     def save() -> None:
+        check_schedulers("save_checkpoint", own)
         contents: dict[str, Any] = {name: part.state_dict() for name, part in own.items()}
         if generators is not None:
             contents["rng"] = generators
@@ -123,8 +125,9 @@ def load_checkpoint(
 
     Raises:
         ValueError: naming the file and the key, for a file that is damaged or of another kind, a
-            missing part, and names, shapes, classes or options that do not fit, whatever object
-            refuses them. All objects are as they were.
+            missing part, a scheduler of an optimizer that is not loaded, and names, shapes,
+            classes or options that do not fit, whatever object refuses them. All objects are as
+            they were.
         OSError: if the file cannot be read.
 
     Example:
@@ -145,6 +148,7 @@ def load_checkpoint(
 
     def load() -> None:
         nonlocal set_generators
+        check_schedulers("load_checkpoint", own)
         contents = read_checkpoint(path, where)
         for name in [*own, *(["rng"] if rng else [])]:
             if name not in contents:

@@ -26,7 +26,7 @@ std::vector<std::string> Ranks::gather(const std::string& mine) const {
   }();
   const auto summed = [&](at::Tensor tensor) {
     if (!on_cpu) tensor = tensor.to(at::kCUDA);
-    all_reduce_sum_(tensor, group_->getGroupName(), caller_);
+    all_reduce_sum_(tensor, group_->getGroupName(), caller_ + ", which all ranks must call");
     return tensor.cpu();
   };
   at::Tensor sizes = at::zeros({size()}, at::kLong);

@@ -76,6 +76,7 @@ Checkpoint& Checkpoint::model(torch::nn::Module& model, std::string name) {
 
 Checkpoint& Checkpoint::optimizer(optim::FusedOptimizer& optimizer, std::string name) {
   classes_[name] = optimizer.name();
+  optimizers_.push_back(&optimizer);
   return part(std::move(name), checkpoint::optimizer_part(optimizer));
 }
 
@@ -85,6 +86,7 @@ Checkpoint& Checkpoint::scaler(amp::GradScaler& scaler, std::string name) {
 
 Checkpoint& Checkpoint::scheduler(optim::LRScheduler& scheduler, std::string name) {
   classes_[name] = scheduler.name();
+  scheduled_optimizers_[name] = &scheduler.optimizer();
   return part(std::move(name), checkpoint::scheduler_part(scheduler));
 }
 
@@ -132,6 +134,21 @@ Checkpoint& Checkpoint::group(const parallel::ProcessGroup& group) {
   return *this;
 }
 
+// With the rates of one optimizer and the epoch of another's scheduler a run goes on with wrong
+// rates. Optimizers of torch are parts of the program's own, which the description does not know.
+void Checkpoint::check_schedulers(const char* caller) const {
+  if (optimizers_.empty()) return;
+  for (const auto& [name, optimizer] : scheduled_optimizers_) {
+    const auto* const fused = dynamic_cast<const optim::FusedOptimizer*>(optimizer);
+    const bool known = fused == nullptr || std::find(optimizers_.begin(), optimizers_.end(),
+                                                     optimizer) != optimizers_.end();
+    TORCH_CHECK_VALUE(
+        known, caller, ": expected '", name,
+        "' to be the scheduler of an optimizer in the checkpoint, got that of another ",
+        fused->name(), ". Build it for the optimizer in the checkpoint, or add its own optimizer.");
+  }
+}
+
 namespace {
 
 c10::IValue saved_part(const std::string& name, const CheckpointPart& part) {
@@ -152,6 +169,7 @@ void save_checkpoint(const std::string& path, const Checkpoint& description) {
   std::string failure;
   if (ranks.rank() == 0) {
     try {
+      description.check_schedulers(kSave);
       Dict contents = checkpoint::make_dict();
       for (const auto& [name, part] : description.parts_) {
         contents.insert_or_assign(name, description.rng_ == name ? rng : saved_part(name, part));
@@ -206,14 +224,26 @@ std::optional<std::string> class_of(const Dict& contents, const std::string& par
 
 }  // namespace
 
-std::map<std::string, c10::IValue> load_checkpoint(const std::string& path,
-                                                   const Checkpoint& description) {
+CheckpointValues::CheckpointValues(std::string path, std::map<std::string, c10::IValue> values)
+    : path_(std::move(path)), values_(std::move(values)) {}
+
+const c10::IValue& CheckpointValues::at(const std::string& name) const {
+  const auto found = values_.find(name);
+  if (found != values_.end()) return found->second;
+  std::string known;
+  for (const auto& item : values_) known += (known.empty() ? "'" : ", '") + item.first + "'";
+  TORCH_CHECK_VALUE(false, kLoad, ": expected ", path_, " to hold a value '", name, "', got ",
+                    known.empty() ? "none" : known, ". Save it with value(\"", name, "\", ...).");
+}
+
+CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& description) {
   const at::NoGradGuard no_grad;
   const Ranks ranks(description.group_, kLoad);
   std::vector<std::function<void()>> loads;
   std::map<std::string, c10::IValue> values;
   std::string failure;
   try {
+    description.check_schedulers(kLoad);
     const Dict contents = read_contents(path);
     const std::string where = std::string(kLoad) + ": expected " + path;
     for (const auto& [name, part] : description.parts_) {
@@ -244,7 +274,7 @@ std::map<std::string, c10::IValue> load_checkpoint(const std::string& path,
   ranks.agree(failure);
   // Everything is read and checked in all ranks; from here on nothing is refused.
   for (const auto& load : loads) load();
-  return values;
+  return {path, std::move(values)};
 }
 
 }  // namespace torchfuse

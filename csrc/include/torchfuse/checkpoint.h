@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 #include <torch/serialize/archive.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,6 +31,25 @@ struct CheckpointPart {
   /// Checks a saved state without changing the object, throws if it does not fit, and returns the
   /// function that loads it, which must not throw.
   std::function<std::function<void()>(const c10::IValue& saved)> prepare;
+};
+
+/// The values of the program's own that a checkpoint file holds, by name.
+class TORCHFUSE_API CheckpointValues {
+ public:
+  CheckpointValues(std::string path, std::map<std::string, c10::IValue> values);
+  /// Returns a value: `values.at("epoch").toInt()`. A number has the type that it was saved with:
+  /// `toDouble()` refuses an integer, and `toScalar().toDouble()` takes both.
+  /// @throws c10::ValueError naming the file and its values, if it holds none of this name.
+  const c10::IValue& at(const std::string& name) const;
+  /// Returns whether the file holds a value of this name.
+  bool contains(const std::string& name) const { return values_.contains(name); }
+  std::size_t size() const { return values_.size(); }  ///< number of values
+  auto begin() const { return values_.begin(); }       ///< pairs of name and value, by name
+  auto end() const { return values_.end(); }           ///< end of the pairs
+
+ private:
+  std::string path_;
+  std::map<std::string, c10::IValue> values_;
 };
 
 /// Describes what a checkpoint holds, for `save_checkpoint` and `load_checkpoint`. Each object has
@@ -58,7 +78,8 @@ class TORCHFUSE_API Checkpoint {
   /// process of the group.
   Checkpoint& rng(std::string name = "rng");
   /// Adds the state of a learning-rate scheduler, in the layout of Python's `state_dict()`. The
-  /// rates of the groups are the optimizer's part.
+  /// rates of the groups are the optimizer's part. A checkpoint with optimizers refuses the
+  /// scheduler of another FusedOptimizer.
   Checkpoint& scheduler(torchfuse::optim::LRScheduler& scheduler, std::string name = "scheduler");
   /// Adds any object that saves a few plain values to archives; `load` changes all or nothing. The
   /// values are numbers, bools, strings, tensors, lists of one of these, tuples of all these, and
@@ -75,12 +96,17 @@ class TORCHFUSE_API Checkpoint {
   Checkpoint& group(const torchfuse::parallel::ProcessGroup& group);
 
  private:
+  void check_schedulers(const char* caller) const;
+
   friend TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
-  friend TORCHFUSE_API std::map<std::string, c10::IValue> load_checkpoint(
-      const std::string& path, const Checkpoint& checkpoint);
+  friend TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
+                                                        const Checkpoint& checkpoint);
   std::vector<std::pair<std::string, CheckpointPart>> parts_;
   /// Of optimizers and schedulers, by the names of their parts.
   std::map<std::string, std::string> classes_;
+  std::vector<const torch::optim::Optimizer*> optimizers_;
+  /// By the names of the schedulers' parts.
+  std::map<std::string, const torch::optim::Optimizer*> scheduled_optimizers_;
   std::map<std::string, c10::IValue> values_;
   std::optional<std::string> rng_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -102,8 +128,9 @@ class TORCHFUSE_API Checkpoint {
 ///
 /// @param path file to write or replace; for a symbolic link, the file that it points to.
 /// @param checkpoint what to save.
-/// @throws c10::ValueError for a value that cannot be saved, naming its keys, and for a folder,
-///   device, pipe or socket; c10::Error if the file cannot be written. `path` is as it was.
+/// @throws c10::ValueError for a value that cannot be saved, naming its keys, for a scheduler of an
+///   optimizer that is not saved, and for a folder, device, pipe or socket; c10::Error if the file
+///   cannot be written. `path` is as it was.
 TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
 
 /// Loads what `save_checkpoint`, of C++ or Python, wrote. The whole file is read and compared with
@@ -114,9 +141,9 @@ TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& ch
 /// @return the user values, with tensors on the CPU.
 /// @throws c10::ValueError naming the file and the key: for a file that is missing, truncated,
 ///   damaged or of another kind, for a missing part, for names, shapes, classes or options that do
-///   not fit, and for a model that cannot be written. All objects are as they were then, in all
-///   processes.
-TORCHFUSE_API std::map<std::string, c10::IValue> load_checkpoint(const std::string& path,
-                                                                 const Checkpoint& checkpoint);
+///   not fit, for a scheduler of an optimizer that is not loaded, and for a model that cannot be
+///   written. All objects are as they were then, in all processes.
+TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
+                                               const Checkpoint& checkpoint);
 
 }  // namespace torchfuse

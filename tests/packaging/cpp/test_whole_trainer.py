@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The C++ program of docs/shortest_loop.md that has everything around a model."""
+"""The C++ program of docs/training_loops.md that has everything around a model."""
 
 from __future__ import annotations
 

@@ -249,3 +249,49 @@ def test_a_file_names_the_classes_of_optimizers_and_schedulers(path: Path) -> No
     )
     classes = torch.load(path, weights_only=True)["torchfuse"]["classes"]
     assert classes == {"optimizer": "FusedAdam", "scheduler": "StepLR"}
+
+
+# --- Schedulers and their optimizers --------------------------------------------------------------
+
+
+def test_a_scheduler_belongs_to_an_optimizer_of_the_checkpoint(path: Path) -> None:
+    actors, critics = stepped(FusedAdam), stepped(FusedSGD)
+    own, others = lr_scheduler.StepLR(actors, 3), lr_scheduler.StepLR(critics, 3)
+    torchfuse.save_checkpoint(path, optimizer=actors, scheduler=own)
+    refused = (
+        ": expected 'scheduler' to be the scheduler of an optimizer in the checkpoint, got that of "
+        "another FusedSGD. Build it for the optimizer in the checkpoint, or add its own optimizer."
+    )
+    before = copy.deepcopy(actors.state_dict())
+    with pytest.raises(ValueError, match=f"^save_checkpoint{refused}$"):
+        torchfuse.save_checkpoint(path, optimizer=actors, scheduler=others)
+    with pytest.raises(ValueError, match=f"^load_checkpoint{refused}$"):
+        torchfuse.load_checkpoint(path, optimizer=actors, scheduler=others)
+    assert_same_bits(actors.state_dict(), before)
+    # With its optimizer it is taken, and so is one without any optimizer.
+    both = {"scheduler": others, "critics": LARC(critics), "actors": actors}
+    torchfuse.save_checkpoint(path, **both)
+    torchfuse.load_checkpoint(path, **both)
+    torchfuse.save_checkpoint(path, scheduler=others)
+    torchfuse.load_checkpoint(path, scheduler=others)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another, as frameworks have them."""
+
+    def __init__(self, inside: torch.optim.Optimizer) -> None:
+        self.inside = inside
+        self.param_groups = inside.param_groups
+
+    def state_dict(self) -> Any:
+        return self.inside.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.inside.load_state_dict(state)
+
+
+def test_what_wraps_the_optimizer_of_a_scheduler_is_not_refused(path: Path) -> None:
+    inside = stepped(FusedAdam)
+    parts = {"optimizer": Wrapper(inside), "scheduler": lr_scheduler.StepLR(inside, 3)}
+    torchfuse.save_checkpoint(path, **parts)
+    torchfuse.load_checkpoint(path, **parts)

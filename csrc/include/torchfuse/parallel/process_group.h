@@ -98,12 +98,13 @@ class TORCHFUSE_API ProcessGroup {
 ///   backend that is unknown or not part of this build.
 /// @throws c10::Error within the timeout if the port is in use or nobody answers, and if a rank
 ///   does not join, joins twice or was started with another world size.
-TORCHFUSE_API ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
+[[nodiscard]] TORCHFUSE_API ProcessGroup
+init_process_group(const ProcessGroupOptions& options = {});
 
 /// Joins a group through the caller's store, with keys that start with the group's name. Reads no
 /// environment variables: `rank` and `world_size` must be given.
 /// @throws c10::ValueError and c10::Error as above, and c10::ValueError without a store.
-TORCHFUSE_API ProcessGroup init_process_group(c10::intrusive_ptr<c10d::Store> store,
-                                              const ProcessGroupOptions& options);
+[[nodiscard]] TORCHFUSE_API ProcessGroup init_process_group(c10::intrusive_ptr<c10d::Store> store,
+                                                            const ProcessGroupOptions& options);
 
 }  // namespace torchfuse::parallel

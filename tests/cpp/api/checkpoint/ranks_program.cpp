@@ -8,7 +8,9 @@
 #include <torchfuse/checkpoint.h>
 #include <torchfuse/parallel/process_group.h>
 
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -42,8 +44,8 @@ std::string refusal_of(const std::function<void()>& call) {
 
 void start(const Arguments& arguments) {
   const std::string& folder = arguments.at(0);
-  const ProcessGroup group =
-      torchfuse::parallel::init_process_group(ProcessGroupOptions().backend("gloo"));
+  const ProcessGroup group = torchfuse::parallel::init_process_group(
+      ProcessGroupOptions().backend("gloo").leave_timeout(std::chrono::seconds(1)));
   const auto rank = group.rank();
   std::ofstream found(folder + "/rank" + std::to_string(rank) + ".txt");
   const std::string path = folder + "/last.pt";
@@ -70,7 +72,12 @@ void start(const Arguments& arguments) {
   found << "load: " << refusal_of([&] { torchfuse::load_checkpoint(path, misfit); }) << '\n';
   found << "kept " << other->weight[0][0].item<double>() << '\n';
   torchfuse::save_checkpoint(path, checkpoint.value("epoch", 4));
-  found << "then " << torchfuse::load_checkpoint(path, checkpoint).at("epoch").toInt() << '\n';
+  found << "then " << torchfuse::load_checkpoint(path, checkpoint).at("epoch").toInt()
+        << std::endl;  // also to the file
+  // Rank 0 alone: the others have ended.
+  if (rank != 0) std::_Exit(0);
+  const auto save = [&] { torchfuse::save_checkpoint(path, checkpoint); };
+  found << "alone: " << refusal_of(save) << '\n';
 }
 
 }  // namespace ranks_program

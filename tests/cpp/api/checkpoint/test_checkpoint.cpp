@@ -50,6 +50,23 @@ TEST_F(CheckpointTest, EverythingComesBack) {
   EXPECT_EQ(files(), std::vector<std::string>{"last.pt"});
 }
 
+TEST_F(CheckpointTest, ValuesAreFoundByName) {
+  save_checkpoint(path_, Checkpoint().value("step", 3).value("best", 1));
+  const CheckpointValues values = load_checkpoint(path_, Checkpoint());
+  EXPECT_EQ(values.size(), 2U);
+  std::string names;
+  for (const auto& [name, value] : values) names += name + " ";
+  EXPECT_EQ(names, "best step ");
+  EXPECT_TRUE(values.contains("best"));
+  EXPECT_FALSE(values.contains("epoch"));
+  EXPECT_EQ(values.at("best").toScalar().toDouble(), 1.0);
+  EXPECT_ERROR(values.at("epoch"), "load_checkpoint: expected " + path_ +
+                                       " to hold a value 'epoch', got 'best', 'step'. Save it "
+                                       "with value(\"epoch\", ...).");
+  save_checkpoint(path_, Checkpoint());
+  EXPECT_ERROR(load_checkpoint(path_, Checkpoint()).at("epoch"), "value 'epoch', got none.");
+}
+
 TEST_F(CheckpointTest, OtherDtypesAreConverted) {
   train(model_, *optimizer_);
   save_checkpoint(path_, description());

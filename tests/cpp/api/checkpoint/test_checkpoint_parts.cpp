@@ -166,6 +166,43 @@ TEST_F(CheckpointTest, ASchedulerGoesOn) {
   EXPECT_EQ(other.last_epoch(), 0);
 }
 
+TEST_F(CheckpointTest, ASchedulerBelongsToAnOptimizerOfTheCheckpoint) {
+  Net critic;
+  FusedAdam critics(critic->parameters(), FusedAdamOptions(0.1));
+  optim::StepLR own(*optimizer_, 2, 0.5);
+  optim::StepLR others(critics, 2, 0.5);
+  save_checkpoint(path_, description().scheduler(own));
+  const auto before = snapshot(model_, *optimizer_);
+  own.step();
+  train(critic, critics);
+  const std::string refused =
+      ": expected 'scheduler' to be the scheduler of an optimizer in the checkpoint, got that of "
+      "another FusedAdam. Build it for the optimizer in the checkpoint, or add its own optimizer.";
+  EXPECT_ERROR(save_checkpoint(path_, description().scheduler(others)),
+               "save_checkpoint" + refused);
+  EXPECT_ERROR(load_checkpoint(path_, description().scheduler(others)),
+               "load_checkpoint" + refused);
+  expect_same(snapshot(model_, *optimizer_), before);
+  EXPECT_EQ(own.last_epoch(), 1);
+
+  // With its optimizer it is taken, before or after it, and so is one without any optimizer.
+  const auto both = Checkpoint()
+                        .scheduler(others, "critics schedule")
+                        .optimizer(critics, "critics")
+                        .optimizer(*optimizer_)
+                        .scheduler(own);
+  save_checkpoint(path_, both);
+  load_checkpoint(path_, both);
+  save_checkpoint(path_, Checkpoint().scheduler(others));
+  load_checkpoint(path_, Checkpoint().scheduler(others));
+
+  // The description does not know the optimizers of torch.
+  torch::optim::SGD sgd(critic->parameters(), torch::optim::SGDOptions(0.1));
+  optim::StepLR of_torch(sgd, 2, 0.5);
+  save_checkpoint(path_, description().scheduler(of_torch));
+  load_checkpoint(path_, description().scheduler(of_torch));
+}
+
 TEST_F(CheckpointTest, ASamplerContinuesInItsEpoch) {
   parallel::DistributedSampler sampler(10);
   sampler.set_epoch(4);

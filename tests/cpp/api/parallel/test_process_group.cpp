@@ -14,6 +14,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -93,7 +94,8 @@ TEST(ProcessGroup, IsRegisteredAsLongAsItLives) {
   }
   EXPECT_ANY_THROW(c10d::resolve_process_group("alone"));
   const auto store = new_store();
-  for (int time = 0; time < 2; ++time) init_process_group(store, alone().name("alone"));
+  for (int time = 0; time < 2; ++time)
+    std::ignore = init_process_group(store, alone().name("alone"));
 }
 
 TEST(ProcessGroup, ABarrierMayHaveNothingToWaitFor) {
@@ -147,7 +149,7 @@ TEST(ProcessGroupErrors, Variables) {
   const std::string remedy = "Start the program with: torchrun --no-python --nproc-per-node 2";
   {
     const Environment environment({{"RANK", "0"}, {"MASTER_ADDR", "localhost"}});
-    const auto error = error_of([] { init_process_group(); });
+    const auto error = error_of([] { std::ignore = init_process_group(); });
     EXPECT_PRED_FORMAT2(::testing::IsSubstring,
                         "expected the environment variables of torchrun, got a process without "
                         "WORLD_SIZE, MASTER_PORT. ",
@@ -176,7 +178,7 @@ TEST(ProcessGroupErrors, Variables) {
 
 TEST(ProcessGroupErrors, Options) {
   const auto join = [](const ProcessGroupOptions& options) {
-    return [=] { init_process_group(new_store(), options); };
+    return [=] { std::ignore = init_process_group(new_store(), options); };
   };
   EXPECT_ERROR(join(alone().backend("mpi")),
                "expected backend to be \"gloo\" or \"nccl\", got \"mpi\".");
@@ -185,7 +187,8 @@ TEST(ProcessGroupErrors, Options) {
   EXPECT_ERROR(join(alone().name("")), "expected name not to be empty.");
   EXPECT_ERROR(join(ProcessGroupOptions().backend("gloo")),
                "expected rank and world_size to be given along with a store.");
-  EXPECT_ERROR([] { init_process_group({}, alone()); }, "expected store to be a store, got none.");
+  EXPECT_ERROR([] { std::ignore = init_process_group({}, alone()); },
+               "expected store to be a store, got none.");
   const ProcessGroup group = init_process_group(new_store(), alone());
   EXPECT_ERROR(join(alone()), "expected name to be that of no other group, got 'torchfuse'");
 }
@@ -206,7 +209,7 @@ TEST(ProcessGroupErrors, RanksThatDoNotCome) {
   const auto store = new_store();
   const auto options = alone().name("three").world_size(3).rank(1).timeout(200ms);
   EXPECT_ERROR(
-      [&] { init_process_group(store, options); },
+      [&] { std::ignore = init_process_group(store, options); },
       "expected 3 processes to join group 'three' within 200 ms, got none with ranks 0, 2. "
       "Check that all were started, with the same world size and address.");
 }
@@ -217,11 +220,12 @@ TEST(ProcessGroupErrors, RanksThatComeTwiceOrFromAnotherWorld) {
     store->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
   };
   store->add("twice/0/claims/1", 1);
-  EXPECT_ERROR([&] { init_process_group(store, alone().name("twice").world_size(2).rank(1)); },
-               "expected one process for each rank of group 'twice', got 2 with rank 1.");
+  EXPECT_ERROR(
+      [&] { std::ignore = init_process_group(store, alone().name("twice").world_size(2).rank(1)); },
+      "expected one process for each rank of group 'twice', got 2 with rank 1.");
   prefixed("other/0/terms/0", "world size 4");
   EXPECT_ERROR(
-      [&] { init_process_group(store, alone().name("other").world_size(2).rank(1)); },
+      [&] { std::ignore = init_process_group(store, alone().name("other").world_size(2).rank(1)); },
       "expected all processes of group 'other' to be started alike, got world size 4 in rank "
       "0 and world size 2 in rank 1.");
 }
@@ -230,16 +234,17 @@ TEST(ProcessGroupErrors, APortThatIsInUse) {
   const HeldPort held;
   held.listen();
   const auto options = alone().master_addr("127.0.0.1").master_port(held.port);
-  EXPECT_ERROR([&] { init_process_group(options); }, "expected port " + std::to_string(held.port) +
-                                                         " of 127.0.0.1 to be free for rank 0");
-  EXPECT_ERROR([&] { init_process_group(options); }, "Choose another MASTER_PORT.");
+  EXPECT_ERROR(
+      [&] { std::ignore = init_process_group(options); },
+      "expected port " + std::to_string(held.port) + " of 127.0.0.1 to be free for rank 0");
+  EXPECT_ERROR([&] { std::ignore = init_process_group(options); }, "Choose another MASTER_PORT.");
 }
 
 TEST(ProcessGroupErrors, NobodyAnswers) {
   const HeldPort held;
   const auto options = alone().rank(1).world_size(2).timeout(1s);
   const auto connect = [&] {
-    init_process_group(
+    std::ignore = init_process_group(
         ProcessGroupOptions(options).master_addr("127.0.0.1").master_port(held.port));
   };
   EXPECT_ERROR(connect, "expected rank 0 to answer at 127.0.0.1:" + std::to_string(held.port) +
@@ -248,7 +253,8 @@ TEST(ProcessGroupErrors, NobodyAnswers) {
 
 TEST(ProcessGroupErrors, NcclWithoutAGpuOrABuildOfIt) {
   if (torch::cuda::is_available()) GTEST_SKIP() << "needs a machine without a GPU";
-  const auto error = error_of([] { init_process_group(new_store(), alone().backend("nccl")); });
+  const auto error =
+      error_of([] { std::ignore = init_process_group(new_store(), alone().backend("nccl")); });
   const bool clear = error.find("got \"nccl\". Build torchfuse with TORCHFUSE_WITH_CUDA=ON") !=
                          std::string::npos ||
                      error.find("expected a GPU for local rank 0, got 0") != std::string::npos;
