@@ -276,11 +276,12 @@ test-layers: build
 	$(VENV_PYTHON) tools/check_sizes.py
 	$(VENV_PYTHON) tools/last_gpu_run.py --check
 
-# The C++ package as a program finds it, without the ways that compile the library once more.
+# The C++ package as a program finds it: that of the README.
+CONSUMER := readme find_package messages symbols
 test-consumer: build
-	$(VENV_PYTHON) -m pytest tests/packaging/cpp -m "not full_build" $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest $(CONSUMER:%=tests/packaging/cpp/test_%.py) $(PYTEST_ARGS)
 
-# With them: built without Python, as an archive and in a subdirectory.
+# Every program and example, and built without Python, as an archive and in a subdirectory.
 test-consumer-whole: build
 	$(VENV_PYTHON) -m pytest tests/packaging/cpp $(PYTEST_ARGS)
 

@@ -60,9 +60,13 @@ def plain_values(value: Any, where: str, depth: int = 0) -> Any:
         return int(value)
     if isinstance(value, Real):  # of NumPy too
         return float(value)
+    of_numpy = type(value).__module__ == "numpy"
+    if of_numpy and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    remedy = "an array with torch.from_numpy()" if of_numpy else "for example to a string"
     raise ValueError(
         f"{where} to be None, a bool, number, string or tensor, or a tuple, list or dict of them, "
-        f"got {type(value).__name__}. Convert it, such as a NumPy array with torch.from_numpy()."
+        f"got {type(value).__name__}. Convert it, {remedy}."
     )
 
 
@@ -236,7 +240,10 @@ def _contents(file: BinaryIO, where: str) -> Any:
 def _checked_contents(contents: Any, where: str) -> dict[str, Any]:
     if not isinstance(contents, dict) or not isinstance(contents.get("torchfuse"), dict):
         got = sorted(map(str, contents)) if isinstance(contents, dict) else type(contents).__name__
-        raise ValueError(f"{where} to be a file of save_checkpoint, got one that holds {got}.")
+        raise ValueError(
+            f"{where} to be a file of save_checkpoint, got one that holds {got}. Read files of "
+            "others with torch.load(), and pass what they hold to load_state_dict()."
+        )
     if contents["torchfuse"].get("format") != FORMAT:
         raise ValueError(
             f"{where} to be of format {FORMAT}, got {contents['torchfuse'].get('format')!r}. Read "

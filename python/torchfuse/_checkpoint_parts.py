@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.parallel import LARC
+from torchfuse.parallel import LARC, DistributedDataParallel
 
 
 class Stateful(Protocol):
@@ -55,29 +55,36 @@ def check_class(part: Stateful, name: str, saved: Any, where: str) -> None:
 
 
 def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
-    """Checks that each scheduler belongs to an optimizer among the parts.
+    """Checks that the optimizer of each scheduler is among the parts.
 
-    With the rates of one optimizer and the epoch of another's scheduler a run would go on with
+    With the epoch of a scheduler and other rates than its optimizer had, a run would go on with
     wrong rates. An optimizer that is not of torchfuse may wrap the scheduler's, as accelerate's
     does: nothing is checked then.
     """
     inner = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
     optimizers = [part for part in inner if isinstance(part, Optimizer)]
-    if not optimizers or not all(isinstance(part, FusedOptimizer) for part in optimizers):
+    if not all(isinstance(part, FusedOptimizer) for part in optimizers):
         return
     for name, part in parts.items():
         own = part.optimizer if isinstance(part, LRScheduler) else None
         if isinstance(own, FusedOptimizer) and all(own is not other for other in optimizers):
             raise ValueError(
                 f"{caller}: expected {name!r} to be the scheduler of an optimizer in the "
-                f"checkpoint, got that of another {type(own).__name__}. Build it for the optimizer "
-                "in the checkpoint, or add its own optimizer."
+                f"checkpoint, got that of a {type(own).__name__} that is not in it. Add this "
+                "optimizer, or build the scheduler for one that is."
             )
 
 
 def unwrapped(part: Any) -> Any:
-    """Returns the module of a DistributedDataParallel, and anything else as it is."""
-    return part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part
+    """Returns the module in DistributedDataParallel and torch.compile, and anything else as is."""
+    while isinstance(part, nn.Module):
+        if isinstance(part, nn.parallel.DistributedDataParallel | DistributedDataParallel):
+            part = part.module
+        elif "_orig_mod" in part._modules:  # what torch.compile(module) returns
+            part = part._orig_mod
+        else:
+            break
+    return part
 
 
 # --- Models ---------------------------------------------------------------------------------------

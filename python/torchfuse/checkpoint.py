@@ -57,7 +57,7 @@ def save_checkpoint(
             must make the same call, and get the same error if it fails.
         **parts: models, optimizers, scalers, schedulers, samplers: objects with ``state_dict()``,
             under names of your choice. C++ uses "model", "optimizer", "scaler", "scheduler" and
-            "sampler". Of a DistributedDataParallel, its module is saved.
+            "sampler". What DistributedDataParallel or torch.compile wrapped is saved without.
 
     Raises:
         ValueError: for a value that cannot be saved, naming its keys, for a scheduler of an
@@ -181,9 +181,13 @@ def _check_names(caller: str, parts: Mapping[str, Stateful], rng: bool) -> dict[
         if name in _RESERVED or (rng and name == "rng"):
             raise ValueError(f"{caller}: expected another name than {name!r} for a part.")
         if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
+            remedy = {
+                "save_checkpoint": "Pass plain values in values={...}",
+                "load_checkpoint": "Plain values are returned, in a dict",
+            }[caller]
             raise TypeError(
                 f"{caller}: expected {name} to have state_dict() and load_state_dict(), got "
-                f"{type(part).__name__}. Pass plain values in values={{...}}."
+                f"{type(part).__name__}. {remedy}."
             )
     return {name: unwrapped(part) for name, part in parts.items()}
 
@@ -202,8 +206,8 @@ def _prepare_generators(saved: Any, group: ProcessGroup | None, where: str) -> C
     if not isinstance(saved, list) or len(saved) != ranks:
         got = len(saved) if isinstance(saved, list) else type(saved).__name__
         raise ValueError(
-            f"{where} to hold the states of {ranks} processes, got {got}. Load without rng in "
-            "another number of processes."
+            f"{where} to hold the states of {ranks} processes, got {got}. Pass group= as in "
+            "saving; load without rng in another number of processes."
         )
     own = saved[_rank(group)]
     try:

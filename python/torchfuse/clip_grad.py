@@ -142,6 +142,7 @@ def get_total_norm(
     Raises:
         RuntimeError: if `error_if_nonfinite` and the norm is not finite; the message is torch's.
         NotImplementedError: for a sparse tensor; the message gives its index.
+        TypeError: for an entry that is not a tensor; the message gives its index.
         ValueError: for a NaN `norm_type` or a DTensor with partial sums.
 
     Example:
@@ -150,7 +151,13 @@ def get_total_norm(
         tensor(5.)
     """
     del foreach
-    listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    listed = _listed("get_total_norm", "tensors", tensors)
+    for index, tensor in enumerate(listed):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"get_total_norm: expected tensors[{index}] to be a tensor, got "
+                f"{type(tensor).__name__}. Pass gradients, or other tensors to measure."
+            )
     split = _Gradients("get_total_norm", listed)
     return split.on_mesh(split.norm(float(norm_type), error_if_nonfinite))
 
@@ -174,7 +181,8 @@ def clip_grads_with_norm_(
 
     Raises:
         NotImplementedError: for a sparse gradient; the message gives its index.
-        TypeError: for a parameter that is not a tensor; the message gives its index.
+        TypeError: for a parameter that is not a tensor; the message gives its index. For a
+            `total_norm` that is not a tensor.
         ValueError: for a negative `max_norm` or a `total_norm` of several elements.
 
     Example:
@@ -187,12 +195,28 @@ def clip_grads_with_norm_(
     """
     del foreach
     grads = _Gradients("clip_grads_with_norm_", _grads("clip_grads_with_norm_", parameters))
+    if not isinstance(total_norm, Tensor):
+        raise TypeError(
+            f"clip_grads_with_norm_: expected total_norm to be a tensor such as get_total_norm() "
+            f"returns, got {total_norm!r}."
+        )
     whole = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm
     _C.clip_with_norm_(grads.local, float(max_norm), whole)
 
 
+def _listed(function: str, argument: str, tensors: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    if not isinstance(tensors, Iterable):
+        raise TypeError(
+            f"{function}: expected {argument} to be a tensor or an iterable of tensors, got "
+            f"{type(tensors).__name__}. Of a model, pass model.parameters()."
+        )
+    return list(tensors)
+
+
 def _grads(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor | None]:
-    listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    listed = _listed(function, "parameters", parameters)
     try:
         return [parameter.grad for parameter in listed]
     except AttributeError as error:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from itertools import islice
@@ -18,7 +19,8 @@ class ResumableSampler(Sampler[Any]):
     A data loader draws ahead of the training, so the program itself counts: it calls `advance`
     with the number of samples of each batch that it has trained on, and `set_epoch` when an epoch
     begins. After loading, the next iteration leaves out the samples that were counted; the order
-    is the same, and so are the orders of later epochs.
+    is the same, and so are the orders of later epochs. Iterating again when all samples are
+    counted raises an error until `set_epoch` is called.
 
     Args:
         sampler: a sampler whose order is known from its epoch, with ``set_epoch``, such as
@@ -49,6 +51,7 @@ class ResumableSampler(Sampler[Any]):
         self._epoch = 0
         self._position = 0
         self._begin: torch.Tensor | None = None  # the generator's state when the epoch began
+        self._announced = False  # set_epoch() was called since the last iteration
         self._has_epochs = hasattr(sampler, "set_epoch")
         if self._has_epochs or type(sampler) is SequentialSampler:
             return
@@ -56,8 +59,9 @@ class ResumableSampler(Sampler[Any]):
         if not isinstance(generator, torch.Generator):
             raise ValueError(
                 f"ResumableSampler: expected {type(sampler).__name__} to have a generator of its "
-                f"own, whose state can be saved, got {generator}. Pass generator=torch.Generator() "
-                "or give the sampler set_epoch(). Of a BatchSampler, wrap the sampler inside."
+                f"own, whose state can be saved, got {generator}. Pass a sampler, such as "
+                "RandomSampler(dataset, generator=torch.Generator()), or one with set_epoch(). Of "
+                "a BatchSampler, wrap the sampler inside."
             )
 
     @property
@@ -67,11 +71,19 @@ class ResumableSampler(Sampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begins another epoch; the epoch that is under way is continued."""
+        self._announced = True
         if epoch != self._epoch:
             self._epoch, self._position, self._begin = epoch, 0, None
 
     def advance(self, samples: int) -> None:
         """Counts samples of this process that the program has trained on."""
+        try:
+            samples = operator.index(samples)
+        except TypeError:
+            raise TypeError(
+                f"ResumableSampler: expected samples to be an int, got {samples!r}. Pass the size "
+                "of the batch."
+            ) from None
         if not 0 <= samples <= len(self._sampler) - self._position:
             raise ValueError(
                 f"ResumableSampler: expected samples to be from 0 to the "
@@ -80,6 +92,13 @@ class ResumableSampler(Sampler[Any]):
         self._position += samples
 
     def __iter__(self) -> Iterator[Any]:
+        if len(self) == 0 < self._position and not self._announced:
+            raise RuntimeError(
+                f"ResumableSampler: expected set_epoch() before an epoch, got none after all "
+                f"{self._position} samples of epoch {self._epoch} were counted. Call "
+                "set_epoch(epoch) when an epoch begins."
+            )
+        self._announced = False
         if self._has_epochs:
             self._sampler.set_epoch(self._epoch)
         if self._generator is not None:

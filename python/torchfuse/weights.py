@@ -37,7 +37,7 @@ def save_weights(
 
     Args:
         path: file to write or replace; of a symbolic link, the file that it points to.
-        model: the module; of a DistributedDataParallel, its module is saved.
+        model: the module. What DistributedDataParallel or torch.compile wrapped is saved without.
         metadata: texts by their names. "format" is "pt" where it is not given: readers of other
             projects ask for it.
 
@@ -53,6 +53,12 @@ def save_weights(
         ...     torchfuse.load_weights(f"{folder}/model.safetensors", torch.nn.Linear(2, 1))
         {'format': 'pt'}
     """
+    _check_arguments("save_weights", path, model)
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(
+            f"save_weights: expected metadata to be a dict of texts, got {metadata!r}. Give each "
+            "text a name."
+        )
     texts = {"format": "pt", **(metadata or {})}
     if not all(type(key) is type(text) is str for key, text in texts.items()):
         raise ValueError(f"save_weights: expected metadata to hold texts by names, got {texts}.")
@@ -67,6 +73,19 @@ def save_weights(
     data = _library("save_weights").save(tensors, metadata=texts)
     with replacing(path, "save_weights") as file:
         file.write(data)
+
+
+def _check_arguments(caller: str, path: object, model: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"{caller}: expected path to be a string or path, got {type(path).__name__}. The "
+            "order is path, model."
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{caller}: expected model to be a module, got {type(model).__name__}. Pass the "
+            "module, not its state_dict()."
+        )
 
 
 def _checked(value: object, name: str) -> Tensor:
@@ -120,6 +139,7 @@ def load_weights(path: StrPath, model: nn.Module) -> dict[str, str]:
         >>> torch.equal(other.weight, model.weight)
         True
     """
+    _check_arguments("load_weights", path, model)
     where = f"load_weights: expected {os.fsdecode(path)}"
     saved, metadata = _read(path, where)
     module = unwrapped(model)
@@ -150,7 +170,7 @@ def _read(path: StrPath, where: str) -> tuple[dict[str, Tensor], dict[str, str]]
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"{where} to be a whole safetensors file, got a truncated one or one of another kind: "
-            f"{error}."
+            f"{error}. Files of save_checkpoint are read by load_checkpoint."
         ) from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return saved, header.get("__metadata__") or {}

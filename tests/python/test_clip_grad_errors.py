@@ -12,7 +12,7 @@ import torch
 from test_clip_grad import with_grad
 from torch.nn import Parameter
 
-from torchfuse import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_
+from torchfuse import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 
 def sparse() -> Parameter:
@@ -57,6 +57,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "norms": (
         lambda: clip_grads_with_norm_(with_grad([1.0]), 1.0, torch.ones(2)),
         *(ValueError, r"expected total_norm to be a tensor of 1 element, got sizes \[2\]\. Use "),
+    ),
+    "a number as norm": (
+        lambda: clip_grads_with_norm_(with_grad([1.0]), 1.0, 3.0),  # type: ignore[arg-type]
+        *(TypeError, r"clip_grads_with_norm_: expected total_norm to be a tensor .*, got 3\.0\."),
+    ),
+    "a module": (
+        lambda: clip_grad_norm_(torch.nn.Linear(1, 1), 1.0),  # type: ignore[arg-type]
+        *(TypeError, r"clip_grad_norm_: expected parameters to be .*, got Linear\. Of a model, "),
+    ),
+    "modules to measure": (
+        lambda: get_total_norm(torch.nn.Sequential(torch.nn.ReLU())),  # type: ignore[arg-type]
+        *(TypeError, r"get_total_norm: expected tensors\[0\] to be a tensor, got ReLU\."),
     ),
 }
 

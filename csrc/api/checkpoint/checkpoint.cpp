@@ -134,18 +134,18 @@ Checkpoint& Checkpoint::group(const parallel::ProcessGroup& group) {
   return *this;
 }
 
-// With the rates of one optimizer and the epoch of another's scheduler a run goes on with wrong
+// With the epoch of a scheduler and other rates than its optimizer had, a run goes on with wrong
 // rates. Optimizers of torch are parts of the program's own, which the description does not know.
 void Checkpoint::check_schedulers(const char* caller) const {
-  if (optimizers_.empty()) return;
   for (const auto& [name, optimizer] : scheduled_optimizers_) {
     const auto* const fused = dynamic_cast<const optim::FusedOptimizer*>(optimizer);
     const bool known = fused == nullptr || std::find(optimizers_.begin(), optimizers_.end(),
                                                      optimizer) != optimizers_.end();
-    TORCH_CHECK_VALUE(
-        known, caller, ": expected '", name,
-        "' to be the scheduler of an optimizer in the checkpoint, got that of another ",
-        fused->name(), ". Build it for the optimizer in the checkpoint, or add its own optimizer.");
+    TORCH_CHECK_VALUE(known, caller, ": expected '", name,
+                      "' to be the scheduler of an optimizer in the checkpoint, got that of a ",
+                      fused->name(),
+                      " that is not in it. Add this optimizer, or build the scheduler for one that "
+                      "is.");
   }
 }
 

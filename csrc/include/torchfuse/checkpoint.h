@@ -78,8 +78,8 @@ class TORCHFUSE_API Checkpoint {
   /// process of the group.
   Checkpoint& rng(std::string name = "rng");
   /// Adds the state of a learning-rate scheduler, in the layout of Python's `state_dict()`. The
-  /// rates of the groups are the optimizer's part. A checkpoint with optimizers refuses the
-  /// scheduler of another FusedOptimizer.
+  /// rates of the groups are the optimizer's part: the scheduler of a FusedOptimizer is refused
+  /// without it.
   Checkpoint& scheduler(torchfuse::optim::LRScheduler& scheduler, std::string name = "scheduler");
   /// Adds any object that saves a few plain values to archives; `load` changes all or nothing. The
   /// values are numbers, bools, strings, tensors, lists of one of these, tuples of all these, and

@@ -24,7 +24,15 @@ def chosen_device_type(expected: str, first_of_torch: str, device: object) -> st
         return device
     if isinstance(device, torch.device):
         return device.type
+    if callable(device):
+        remedy = "A decorator is written with parentheses: @autocast()"
+    else:
+        name = first_of_torch
+        if isinstance(device, bool):
+            name = "enabled"
+        elif isinstance(device, torch.dtype):
+            name = "dtype"
+        remedy = f"Pass what torch.cuda.amp takes first by name: {name}={device!r}"
     raise ValueError(
-        f"{expected} to be a device type such as 'cuda', or None, got {device!r}. Pass what "
-        f"torch.cuda.amp takes first by name: {first_of_torch}={device!r}."
+        f"{expected} to be a device type such as 'cuda', or None, got {device!r}. {remedy}."
     )

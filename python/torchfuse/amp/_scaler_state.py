@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,20 @@ def check_scale(name: str, value: float) -> None:
         raise ValueError(f"GradScaler: expected {name} to be positive and finite, got {value}.")
 
 
+def check_factor(name: str, value: Any) -> None:
+    """Checks a factor of the scale; above or below 1 is torch's to check, in the constructor."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and value > 0.0):
+        raise ValueError(f"GradScaler: expected {name} to be positive and finite, got {value!r}.")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(
+            f"GradScaler: expected {name} to be an int of at least {least}, got {value!r}."
+        )
+
+
 class ScalerState(_TorchGradScaler):
     """torch's scaler with its tensors stored in the native object, under torch's private names."""
 
@@ -61,6 +76,21 @@ class ScalerState(_TorchGradScaler):
 
     _scale: Tensor | None = attribute_of("_core", "scale")
     _growth_tracker: Tensor | None = attribute_of("_core", "growth_tracker")
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Sets the factor by which the scale grows, a positive number."""
+        check_factor("growth_factor", new_factor)
+        super().set_growth_factor(new_factor)
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Sets the factor of the scale after an overflow, a positive number."""
+        check_factor("backoff_factor", new_factor)
+        super().set_backoff_factor(new_factor)
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Sets the number of steps without overflow before the scale grows, at least 1."""
+        check_count("growth_interval", new_interval, 1)
+        super().set_growth_interval(new_interval)
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         if self._growth_tracker is not None:
@@ -155,7 +185,8 @@ class ScalerState(_TorchGradScaler):
             RuntimeError: if it is empty.
             KeyError: if a key is missing; the scaler is unchanged.
             TypeError: if a value is not a number; the scaler is unchanged.
-            ValueError: if the scale is not positive and finite; the scaler is unchanged.
+            ValueError: if a number is out of its range, such as a scale that is not positive and
+                finite; the scaler is unchanged.
         """
         if not self._enabled or len(state_dict) == 0:
             super().load_state_dict(dict(state_dict))
@@ -171,6 +202,9 @@ class ScalerState(_TorchGradScaler):
         tracker = state_dict.get("_hysteresis_tracker", self._extras["hysteresis"])
         tracker = int(self._number("_hysteresis_tracker", tracker, int))
         check_scale("state_dict['scale']", values["scale"])
+        for name in ("growth_factor", "backoff_factor"):
+            check_factor(f"state_dict['{name}']", values[name])
+        check_count("state_dict['growth_interval']", values["growth_interval"], 1)
         super().load_state_dict(values)
         self._core.set_hysteresis_tracker(tracker)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
 from torchfuse.amp._device import chosen_device_type
-from torchfuse.amp._scaler_state import ScalerState, check_scale
+from torchfuse.amp._scaler_state import ScalerState, check_count, check_factor, check_scale
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Attributes that the scaler sets on an optimizer of torchfuse during one step.
@@ -46,8 +47,9 @@ class GradScaler(ScalerState):
         device: device type, ``"cuda"`` or ``"cpu"``; None: as :class:`~torchfuse.amp.autocast`.
         init_scale: initial scale.
         growth_factor: multiplies the scale after `growth_interval` steps without overflow; above 1.
-        backoff_factor: multiplies the scale after an overflow; below 1.
-        growth_interval: number of consecutive steps without overflow before the scale grows.
+        backoff_factor: multiplies the scale after an overflow; above 0 and below 1.
+        growth_interval: number of consecutive steps without overflow before the scale grows, at
+            least 1.
         enabled: if False, loss scaling is off: ``step`` only calls ``optimizer.step``.
         hysteresis: number of consecutive overflows after which the scale backs off. Each of them
             skips its step.
@@ -103,6 +105,11 @@ class GradScaler(ScalerState):
         process_group: torch.distributed.ProcessGroup | None = None,
         history_size: int = 0,
     ) -> None:
+        if process_group is not None and not hasattr(process_group, "group_name"):
+            raise TypeError(
+                f"GradScaler: expected process_group to be a ProcessGroup or None, got "
+                f"{process_group!r}. Make one with torch.distributed.new_group()."
+            )
         self._extras: dict[str, Any] = {
             "hysteresis": hysteresis,
             "min_scale": min_scale,
@@ -114,10 +121,16 @@ class GradScaler(ScalerState):
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
         self._no_overflow: Tensor | None = None  # an argument that only torch's own methods read
+        for name, count in (("hysteresis", hysteresis), ("history_size", history_size)):
+            if not isinstance(count, Integral):
+                raise TypeError(f"GradScaler: expected {name} to be an int, got {count!r}.")
         # Created before torch's constructor, which assigns _scale and _growth_tracker to it.
         self._core = _C.GradScalerCore(**self._extras)
         if enabled:
-            check_scale("init_scale", init_scale)
+            check_factor("init_scale", init_scale)
+            check_factor("growth_factor", growth_factor)
+            check_factor("backoff_factor", backoff_factor)
+            check_count("growth_interval", growth_interval, 1)
         kind = chosen_device_type("GradScaler: expected device", "init_scale", device)
         super().__init__(kind, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import shutil
 
-import pytest
 from cmake_project import BUILD, ROOT, TORCH, WORK, configure, run, run_consumer
 
 
-@pytest.mark.full_build
 def test_add_subdirectory(checks: str) -> None:
     # A compiler cache knows the kernels there, with this type of build.
     build = BUILD.parent / "subdirectory"

@@ -90,7 +90,6 @@ def unpack(archive: Path, folder: Path) -> Path:
     return root
 
 
-@pytest.mark.full_build
 def test_without_python(
     installed: Path, libtorch: Path, without_python: dict[str, str], checks: str
 ) -> None:
@@ -111,7 +110,6 @@ def test_the_readme_says_the_same() -> None:
     ) in readme
 
 
-@pytest.mark.full_build
 def test_archive_holds_headers_library_package_and_license(archive: Path) -> None:
     with tarfile.open(archive) as content:
         files = {m.name.partition("/")[2] for m in content.getmembers() if m.isfile()}
@@ -132,7 +130,6 @@ def test_archive_holds_headers_library_package_and_license(archive: Path) -> Non
     }
 
 
-@pytest.mark.full_build
 def test_archive_holds_no_path_of_the_machine_that_made_it(archive: Path) -> None:
     root = unpack(archive, WORK / "unpacked")
     dynamic = run("readelf", "--dynamic", root / "lib/libtorchfuse.so")
@@ -142,7 +139,6 @@ def test_archive_holds_no_path_of_the_machine_that_made_it(archive: Path) -> Non
             assert str(path).encode() not in file.read_bytes(), f"{file} names {path}"
 
 
-@pytest.mark.full_build
 def test_archive_works_with_the_torch_that_is_named(
     archive: Path, libtorch: Path, checks: str
 ) -> None:
@@ -154,7 +150,6 @@ def test_archive_works_with_the_torch_that_is_named(
     run_consumer(program, libtorch)
 
 
-@pytest.mark.full_build
 def test_archive_works_with_the_torch_beside_it_wherever_both_are_moved(
     archive: Path, checks: str
 ) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -90,3 +91,39 @@ def test_the_state_of_another_class() -> None:
     with pytest.raises(ValueError, match=r"state_dict\['scale'\] to be positive and finite"):
         scaler.load_state_dict({**scaler.state_dict(), "scale": math.nan})
     assert_goes_on(scaler)
+
+
+RANGES: dict[str, list[Any]] = {
+    "init_scale": ["65536", math.inf, True],
+    "growth_factor": [math.nan, math.inf, "2"],
+    "backoff_factor": [0.0, -0.5, math.nan, None],
+    "growth_interval": [0, -3, 1.5, True],
+}
+
+
+@pytest.mark.parametrize(("name", "bad"), [(name, bad) for name in RANGES for bad in RANGES[name]])
+def test_numbers_out_of_range(name: str, bad: Any) -> None:
+    message = f"GradScaler: expected {name} to be (positive and finite|an int of at least 1), got"
+    with pytest.raises(ValueError, match=message):
+        GradScaler("cpu", **{name: bad})
+    GradScaler("cpu", **{name: bad}, enabled=False)
+    if name == "init_scale":
+        return
+    scaler = started()
+    before = scaler.state_dict()
+    with pytest.raises(ValueError, match=message):
+        getattr(scaler, f"set_{name}")(bad)
+    if isinstance(bad, float):
+        with pytest.raises(ValueError, match=rf"expected state_dict\['{name}'\] to be"):
+            scaler.load_state_dict({**before, name: -bad if bad == 1.5 else bad})
+    assert scaler.state_dict() == before
+    assert_goes_on(scaler)
+
+
+def test_what_is_no_count_and_no_group() -> None:
+    with pytest.raises(TypeError, match=r"GradScaler: expected hysteresis to be an int, got 2\.5"):
+        GradScaler("cpu", hysteresis=2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="GradScaler: expected history_size to be an int, got 'x'"):
+        GradScaler("cpu", history_size="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected process_group to be a ProcessGroup or None, got"):
+        GradScaler("cpu", process_group="x")  # type: ignore[arg-type]

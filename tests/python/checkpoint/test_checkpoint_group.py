@@ -67,11 +67,16 @@ def _rank_saves_and_loads(rank: int, folder: str) -> None:
     assert list(contents["model"]) == ["weight", "bias"]
     assert len(contents["rng"]) == 2
     assert not torch.equal(contents["rng"][0]["cpu"], contents["rng"][1]["cpu"])
-    with pytest.raises(ValueError, match="to hold the states of 1 processes, got 2"):
+    with pytest.raises(ValueError, match="of 1 processes, got 2. Pass group= as in saving"):
         torchfuse.load_checkpoint(path, rng=True)
 
     with pytest.raises(FileNotFoundError, match="load_checkpoint: could not read"):
         torchfuse.load_checkpoint(Path(folder) / f"only{1 - rank}.pt", model=model, group=group)
+
+    # The class with apex's arguments is left out as torch's is.
+    wrapped = torchfuse.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    torchfuse.save_checkpoint(path, model=wrapped, group=group)
+    assert sorted(torch.load(path, weights_only=True)["model"]) == ["bias", "weight"]
 
     # Only rank 0 finds out that it cannot write.
     with pytest.raises(ValueError, match="to be a file, got a folder"):

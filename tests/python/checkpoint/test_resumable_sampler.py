@@ -119,3 +119,35 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="expected position to be from 0 to 12, got 13"):
         sampler.load_state_dict({"epoch": 1, "position": 13})
     assert sampler.state_dict() == {"epoch": 0, "position": 0}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_epoch_that_nobody_announced_is_an_error(name: str) -> None:
+    sampler = ResumableSampler(MAKERS[name]())
+    loader = DataLoader(DATA, batch_size=4, sampler=sampler)
+    for batch in loader:
+        sampler.advance(len(batch))
+    message = r"expected set_epoch\(\) before an epoch, got none after all \d+ samples of epoch 0"
+    with pytest.raises(RuntimeError, match=message):
+        list(loader)
+    # What is left of a finished epoch is nothing, also after loading.
+    resumed = ResumableSampler(MAKERS[name]())
+    resumed.load_state_dict(sampler.state_dict())
+    resumed.set_epoch(0)
+    assert list(resumed) == []
+    with pytest.raises(RuntimeError, match=message):
+        list(resumed)
+    for each in (sampler, resumed):
+        each.set_epoch(1)
+    assert len(order := list(sampler)) == len(sampler)
+    assert list(resumed) == order
+
+
+def test_counts_are_ints() -> None:
+    sampler = ResumableSampler(SequentialSampler(DATA))
+    with pytest.raises(TypeError, match=r"expected samples to be an int, got 2\.5\. Pass the size"):
+        sampler.advance(2.5)  # type: ignore[arg-type]
+    sampler.advance(torch.tensor(3))  # type: ignore[arg-type]
+    state = sampler.state_dict()
+    assert type(state["position"]) is int
+    sampler.load_state_dict(state)

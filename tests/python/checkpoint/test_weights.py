@@ -217,3 +217,33 @@ def test_without_the_library_the_error_says_how_to_install_it(
     with pytest.raises(ImportError, match="Run: pip install safetensors"):
         torchfuse.save_weights(tmp_path / "w", nn.Linear(2, 3))
     assert not os.listdir(tmp_path)
+
+
+def test_arguments_in_another_order_or_of_another_kind(tmp_path: Path) -> None:
+    model, path = nn.Linear(2, 1), tmp_path / "w.safetensors"
+    save, load = torchfuse.save_weights, torchfuse.load_weights
+    for call in (save, load):
+        name = call.__name__
+        with pytest.raises(
+            TypeError, match=f"{name}: expected path to be .*, got Linear. The order"
+        ):
+            call(model, path)  # type: ignore[operator]
+        with pytest.raises(
+            TypeError, match=f"{name}: expected model to be a module, got OrderedDi"
+        ):
+            call(path, model.state_dict())  # type: ignore[operator]
+    with pytest.raises(TypeError, match="expected metadata to be a dict of texts, got 'epoch 3'"):
+        save(path, model, "epoch 3")  # type: ignore[arg-type]
+    torchfuse.save_checkpoint(tmp_path / "last.pt", model=model)
+    with pytest.raises(ValueError, match="Files of save_checkpoint are read by load_checkpoint"):
+        load(tmp_path / "last.pt", model)
+
+
+def test_compiled_modules_have_the_names_of_the_module(tmp_path: Path) -> None:
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    torchfuse.save_weights(tmp_path / "w.safetensors", torch.compile(model))
+    torchfuse.load_weights(tmp_path / "w.safetensors", other)
+    assert torch.equal(other.weight, model.weight)
+    torchfuse.save_checkpoint(tmp_path / "last.pt", model=torch.compile(model))
+    assert sorted(torch.load(tmp_path / "last.pt")["model"]) == ["bias", "weight"]
+    torchfuse.load_checkpoint(tmp_path / "last.pt", model=torch.compile(other))
