@@ -16,10 +16,32 @@ void FusedOptimizer::refuse_swapped(const char* action) const {
               "swap_ema_() first, or end the scope of EmaWeights.");
 }
 
+namespace {
+
+/// Tensors of inference mode do not count what is written to them.
+std::int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+}  // namespace
+
+void FusedOptimizer::Impl::warn_of_changes(const char* name) {
+  bool changed = false;
+  for (Swapped& entry : *swapped) {
+    changed = changed || (entry.version != 0 && entry.version != version_of(entry.param));
+    entry.version = 0;
+  }
+  if (!changed) return;
+  TORCH_WARN(name,
+             "::swap_ema_: parameters were written while they held their averages. What was "
+             "written is in the averages now, and the parameters are as before. Load weights "
+             "after the averages are out.");
+}
+
 void FusedOptimizer::Impl::restore_swapped(const char* name) {
   // Backwards, because parameters may share memory.
   for (; !swapped->empty(); swapped->pop_back()) {
-    const auto& [param, ema, kept] = swapped->back();
+    const auto& [param, ema, kept, version] = swapped->back();
     const at::ScalarType dtype = (kept.defined() ? kept : ema).scalar_type();
     TORCH_CHECK(param.scalar_type() == dtype, name, "::swap_ema_: expected a parameter of dtype ",
                 dtype, ", as when it received its average, got ", param.scalar_type(),
@@ -32,7 +54,10 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
 void FusedOptimizer::swap_ema_() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
-  if (impl_->swapped.has_value()) return impl_->restore_swapped(name());
+  if (impl_->swapped.has_value()) {
+    impl_->warn_of_changes(name());
+    return impl_->restore_swapped(name());
+  }
   TORCH_CHECK(step_options().ema.has_value(), name(),
               "::swap_ema_: expected ema_decay to be a number, got none. Set it in the options.");
   impl_->swapped.emplace();
@@ -47,6 +72,7 @@ void FusedOptimizer::swap_ema_() {
         impl_->swapped->push_back({param, ema, torchfuse::swap_ema_(param, ema)});
       }
     }
+    for (Impl::Swapped& entry : *impl_->swapped) entry.version = version_of(entry.param);
   } catch (...) {
     impl_->restore_swapped(name());
     throw;
@@ -68,7 +94,10 @@ EmaWeights::~EmaWeights() {
   };
   try {
     const Exclusive exclusive(impl_->lock, name_);
-    if (impl_->swapped.has_value()) impl_->restore_swapped(name_);
+    if (impl_->swapped.has_value()) {
+      impl_->warn_of_changes(name_);
+      impl_->restore_swapped(name_);
+    }
   } catch (const c10::Error& error) {
     warn(error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -29,6 +29,7 @@ struct FusedOptimizer::Impl {
     at::Tensor param;
     at::Tensor ema;
     at::Tensor kept;
+    std::int64_t version = 0;  ///< the parameter's, when all had received their averages
   };
 
   std::optional<FusedStep> fused_step;
@@ -38,6 +39,8 @@ struct FusedOptimizer::Impl {
   /// While averages are in the parameters' place.
   std::optional<std::vector<Swapped>> swapped;
 
+  /// Warns, once, of parameters that were written while they held their averages.
+  void warn_of_changes(const char* name);
   /// Exchanges the parameters and their averages back. What is back is no longer listed: after an
   /// error, the next call goes on with the rest.
   void restore_swapped(const char* name);

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
@@ -70,6 +71,12 @@ class _Swapped(NamedTuple):
     dtype: torch.dtype  # of the parameter
 
 
+def _versions(swapped: list[_Swapped]) -> list[int]:
+    """Counts of what was written to the parameters, which tensors of inference mode lack."""
+    params = [entry.param for entry in swapped]
+    return [0 if param.is_inference() else param._version for param in params]
+
+
 class EmaWeights(ApexAttributes):
     """Evaluation with averaged parameters, for all optimizers."""
 
@@ -77,6 +84,8 @@ class EmaWeights(ApexAttributes):
 
     #: While the averages are in the parameters' place: the parameters with an average.
     _swapped: list[_Swapped] | None = None
+    #: Their versions then, until they are compared.
+    _swapped_versions: list[int] | None = None
 
     def _refuse_swapped(self, action: str) -> None:
         """Raises if the averages are in the parameters' place."""
@@ -101,6 +110,10 @@ class EmaWeights(ApexAttributes):
             RuntimeError: if `ema_decay` is None, and if a parameter has another dtype by the second
                 call: convert a copy of the model.
 
+        Warns:
+            UserWarning: at the second call, if a parameter was written in between. The averages have
+                what was written then.
+
         Example:
             >>> import torch, torchfuse
             >>> p = torch.nn.Parameter(torch.zeros(2))
@@ -115,9 +128,21 @@ class EmaWeights(ApexAttributes):
         with self._lock.between_steps:
             if self._swapped is None:
                 self._swapped = self._put_averages_in()
+                self._swapped_versions = _versions(self._swapped)
                 return
+            self._warn_of_changes()
             _put_back(type(self).__name__, self._swapped)
             self._swapped = None
+
+    def _warn_of_changes(self) -> None:
+        if self._swapped_versions not in (None, _versions(self._swapped or [])):
+            warnings.warn(
+                f"{type(self).__name__}.swap_ema_: parameters were written while they held their "
+                "averages. What was written is in the averages now, and the parameters are as "
+                "before. Load weights after the averages are out.",
+                stacklevel=2,
+            )
+        self._swapped_versions = None
 
     def _put_averages_in(self) -> list[_Swapped]:
         if all(group["ema_decay"] is None for group in self.param_groups):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,25 @@ def test_the_values_return_after_an_error_in_the_block() -> None:
     with pytest.raises(KeyError), optimizer.ema_weights():
         raise KeyError("evaluation")
     assert_all_same_bits(snapshot(optimizer), before)
+
+
+def test_parameters_that_are_written_in_the_block_are_warned_of() -> None:
+    optimizer, params = trained()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with optimizer.ema_weights():
+            pass
+    before = params[0].detach().clone()
+    best = torch.full_like(params[0], 3.0)
+    message = r"FusedAdam\.swap_ema_: parameters were written while they held their averages"
+    with pytest.warns(UserWarning, match=message), optimizer.ema_weights(), torch.no_grad():
+        params[0].copy_(best)
+    assert_same_bits(params[0], before)
+    assert_same_bits(optimizer.state[params[0]]["ema_param"], best)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with optimizer.ema_weights():
+            assert_same_bits(params[0], best)
 
 
 def test_parameters_without_an_average_keep_their_values() -> None:

@@ -174,6 +174,28 @@ TEST(EmaWeights, AConvertedModelKeepsItsValuesAndIsReported) {
   }
 }
 
+TEST(EmaWeights, WarnOfParametersThatWereWritten) {
+  Averaged averaged;
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  {
+    const EmaWeights weights(*averaged.optimizer);
+  }
+  averaged.expect_restored();
+  EXPECT_TRUE(warnings.texts.empty());
+  {
+    const EmaWeights weights(*averaged.optimizer);
+    const torch::NoGradGuard no_grad;
+    averaged.params[1].fill_(3.0);
+  }
+  expect_equal(averaged.params, averaged.values);
+  EXPECT_TRUE(torch::equal(averaged.averages()[1], torch::full_like(averaged.averages()[1], 3.0)));
+  ASSERT_EQ(warnings.texts.size(), 1U);
+  EXPECT_NE(warnings.texts[0].find("FusedAdam::swap_ema_: parameters were written while they held "
+                                   "their averages."),
+            std::string::npos);
+}
+
 TEST(EmaWeights, RestoreAlsoAfterTheOptimizerHasMovedOrEnded) {
   Averaged run;
   {
