@@ -111,8 +111,8 @@ class EmaWeights(ApexAttributes):
                 call: convert a copy of the model.
 
         Warns:
-            UserWarning: at the second call, if a parameter was written in between. The averages have
-                what was written then.
+            UserWarning: at the second call, if a parameter was written in between. The averages
+                have what was written then.
 
         Example:
             >>> import torch, torchfuse
