@@ -26,8 +26,13 @@ Runs a Python program with `import apex` resolving to torchfuse.
 def main() -> None:
     """Runs the command line; the program ends as it would when run by `python` itself."""
     arguments = sys.argv[1:]
+    # torch.distributed.launch puts its argument before the program; it belongs to it.
+    of_launcher = []
+    while arguments and arguments[0].startswith(("--local-rank=", "--local_rank=")):
+        of_launcher.append(arguments.pop(0))
     as_module = arguments[:1] == ["-m"]
     program = arguments[1:] if as_module else arguments
+    program[1:1] = of_launcher if program else []
     if program[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return

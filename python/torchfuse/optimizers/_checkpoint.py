@@ -10,6 +10,7 @@ saved optimizer and the loaded one never share memory.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -175,6 +176,12 @@ class Checkpoints(ParamGroups):
             loaded.pop(key, None)
         if group["ema_decay"] is not None:
             keep_ema_options(loaded)
+        if group["max_grad_norm"] is not None and loaded.get("max_grad_norm", 0.0) is None:
+            warnings.warn(
+                f"{where}['max_grad_norm'] to be {group['max_grad_norm']} as in this optimizer, "
+                "got None: clipping is off now. To clip, set it in the group after loading.",
+                stacklevel=2,
+            )
         if group["master_weights"] or group.get("stochastic_rounding"):
             loaded.pop("master_weights", None)
         device = group["params"][0].device if group["params"] else None

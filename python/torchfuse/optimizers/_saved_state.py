@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -208,6 +209,7 @@ def with_masters(
     masters = state_dict.get(AMP_MASTERS, {})
     check_dict(f"{where} state_dict['{AMP_MASTERS}']", masters)
     states = dict(state_dict["state"])
+    unused = 0
     for key, master in masters.items():
         if key not in places:
             raise ValueError(
@@ -216,11 +218,19 @@ def with_masters(
             )
         param, group, _ = places[key]
         if param.dtype not in HALF_DTYPES:
+            unused += 1
             continue
         if states.get(key):
             states[key] = {MASTER: master, **states[key]}
         elif not names_of(group):  # as SGD without momentum, which torch gives no state
             states[key] = {MASTER: master, "step": 1}
+    if unused:
+        warnings.warn(
+            f"{where} 16-bit parameters for the {unused} masters in state_dict['{AMP_MASTERS}'], "
+            "got parameters of other dtypes, which keep their values: the masters are left out. "
+            "Call amp.initialize before loading, or copy the masters to the parameters.",
+            stacklevel=2,
+        )
     return states
 
 

@@ -106,6 +106,17 @@ def test_the_program_sees_what_it_would_see_under_python(as_module: bool, tmp_pa
     assert seen["name"] == "__main__"
 
 
+@pytest.mark.parametrize("name", ["--local-rank", "--local_rank"])
+def test_the_argument_of_torchs_older_launcher_goes_to_the_program(
+    name: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "report.py", "import sys; print(sys.argv)\n")
+    for target in (["report.py"], ["-m", "report"]):
+        printed = alias(tmp_path, f"{name}=1", *target, "--flag").stdout
+        assert printed.endswith(f"report.py', '{name}=1', '--flag']\n")
+    assert alias(tmp_path, f"{name}=1").returncode == 2
+
+
 def test_a_link_to_a_script_finds_the_modules_beside_the_script(tmp_path: Path) -> None:
     write(tmp_path / "home" / "helper.py", "print('found')\n")
     write(tmp_path / "home" / "script.py", "import helper\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from typing import Any
 
 import pytest
@@ -264,3 +265,24 @@ def test_states_may_be_loaded_for_some_parameters_only() -> None:
         optimizer.load_state_dict(state_dict)
         train(optimizer, own, range(3, 6))
     assert_all_within_tolerance(params, reference)
+
+
+def test_a_checkpoint_that_turns_clipping_off_is_warned_of() -> None:
+    saved = FusedAdam([torch.nn.Parameter(torch.ones(2))])
+    optimizer = FusedAdam([torch.nn.Parameter(torch.ones(2))], max_grad_norm=0.5)
+    message = (
+        r"FusedAdam\.load_state_dict: expected param_groups\[0\]\['max_grad_norm'\] to be 0\.5 as "
+        "in this optimizer, got None: clipping is off now"
+    )
+    with pytest.warns(UserWarning, match=message):
+        optimizer.load_state_dict(saved.state_dict())
+    assert optimizer.param_groups[0]["max_grad_norm"] is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(saved.state_dict())
+        # Without the option, as in torch's checkpoints, the program's stays.
+        optimizer.param_groups[0]["max_grad_norm"] = 0.5
+        optimizer.load_state_dict(
+            torch.optim.AdamW(optimizer.param_groups[0]["params"]).state_dict()
+        )
+    assert optimizer.param_groups[0]["max_grad_norm"] == 0.5

@@ -44,11 +44,14 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> None:
         state_dict: the state dict.
 
     Raises:
+        TypeError: for anything but a dict.
         RuntimeError: for keys of another kind, and before `amp.initialize`; nothing is changed.
         ValueError: for values that are no scale and count; nothing is changed.
     """
     state = initialized("amp.load_state_dict")
     where = "amp.load_state_dict: expected state_dict"
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"{where} to be a dict, got {type(state_dict).__name__}.")
     foreign = [key for key in state_dict if not re.fullmatch(r"loss_scaler\d+", str(key))]
     if foreign:
         raise RuntimeError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,8 @@ def initialize(
     Raises:
         RuntimeError: for an unknown level, an option that it excludes, a model in 16 bits or in a
             wrapper, or an optimizer that has been here before.
-        TypeError: for other objects than models and optimizers, naming the index.
+        TypeError: for other objects than models and optimizers, naming the index, and for an
+            `enabled` that is not a bool.
         ValueError: for a value that an option cannot have. After an error, nothing is changed.
 
     Example:
@@ -92,6 +94,11 @@ def initialize(
         >>> model.weight.dtype, model(torch.ones(1, 4)).dtype
         (torch.float16, torch.float32)
     """
+    if not isinstance(enabled, bool | int) or enabled not in (True, False):
+        raise TypeError(
+            f"amp.initialize: expected enabled to be a bool, got {enabled!r}. Pass a level by "
+            f"name: opt_level={enabled!r}."
+        )
     if not enabled:
         _disable()
         return models if optimizers is None else (models, optimizers)
@@ -126,6 +133,7 @@ def initialize(
     autocast = dtype if properties.patch_torch_functions else None
     _amp_state.handle = Handle(autocast)
     _print_options(properties, overrides)
+    _warn_of_strangers(model_list, optimizer_list)
     for model in model_list:
         _prepare_model(model, properties, autocast, cast_model_outputs)
     for optimizer in optimizer_list:
@@ -166,6 +174,20 @@ def _check_count(num_losses: Any) -> None:
         raise ValueError(
             f"amp.initialize: expected num_losses to be an int of at least 1, got {num_losses!r}."
         )
+
+
+def _warn_of_strangers(models: list[torch.nn.Module], optimizers: list[Any]) -> None:
+    """Warns of an optimizer that would not train any of the models."""
+    known = {id(param) for model in models for param in model.parameters()}
+    for index, optimizer in enumerate(optimizers):
+        own = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        if known and own.isdisjoint(known):
+            warnings.warn(
+                f"amp.initialize: expected optimizers[{index}] to have parameters of the models, "
+                f"got a {type(optimizer).__name__} without one. Make it of model.parameters(), "
+                "after the last copy of the model.",
+                stacklevel=3,
+            )
 
 
 def _prepare_model(

@@ -83,6 +83,11 @@ class MasterStash(AmpStash):
                 _C.remake_master(model.detach(), self.all_fp32_from_fp16_params[place].detach())
                 self._versions[place] = model._version
 
+    def remake_masters(self) -> None:
+        """Makes the masters anew of parameters that were written in a way that leaves no trace."""
+        self._versions = [_UNKNOWN] * len(self._models)
+        self.make_masters()
+
     def _new_master(self, param: Tensor) -> Tensor:
         master = torch.nn.Parameter(param.detach().to(torch.float32))
         self._models.append(param)
@@ -145,8 +150,9 @@ class MasterStash(AmpStash):
             if param.dtype in SHORT_DTYPES and param.grad is not None and param.grad.any():
                 raise RuntimeError(
                     f"{type(self.optimizer).__name__}.step: expected gradients from "
-                    "amp.scale_loss, got some of the model alone, which the masters do not have. "
-                    "Call backward() within 'with amp.scale_loss(loss, optimizer) as scaled_loss'."
+                    "amp.scale_loss since the last step, got older ones or some of the model "
+                    "alone, which the masters do not have. Call backward() within "
+                    "'with amp.scale_loss(loss, optimizer) as scaled_loss'."
                 )
         self.make_masters()
 
@@ -182,8 +188,14 @@ class MasterStash(AmpStash):
             if id(param) in masters
         }
 
-    def check_loaded(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        """Makes masters before the optimizer loads, so that its state stays fp32."""
+    def check_loaded(
+        self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Makes masters before the optimizer loads, so that its state stays fp32.
+
+        Returns:
+            The rest of the state dict, for the optimizer.
+        """
         self._loaded = {}
         saved: Mapping[int, Tensor] = state_dict.get(AMP_MASTERS, {})
         params = list(self.params())
@@ -198,6 +210,7 @@ class MasterStash(AmpStash):
                 )
         self.make_masters()
         self._loaded = saved
+        return {key: value for key, value in state_dict.items() if key != AMP_MASTERS}
 
     @torch.no_grad()
     def load(self, optimizer: torch.optim.Optimizer) -> None:

@@ -61,8 +61,10 @@ def prepare_optimizer(
     attributes._amp_stash = stash
     attributes._lazy_init_maybe_master_weights = stash.make_masters
     attributes.step = MethodType(_amp_step(optimizer.step), optimizer)
+    attributes.zero_grad = MethodType(_zero_grad(optimizer.zero_grad), optimizer)
     if isinstance(stash, MasterStash):
-        attributes.zero_grad = MethodType(_zero_grad(optimizer.zero_grad), optimizer)
+        if hasattr(optimizer, "remake_masters"):
+            attributes.remake_masters = stash.remake_masters
         optimizer.register_state_dict_post_hook(stash.save)
         optimizer.register_load_state_dict_pre_hook(stash.check_loaded)
         optimizer.register_load_state_dict_post_hook(stash.load)
@@ -73,12 +75,8 @@ def _amp_step(step: Any) -> Any:
     @functools.wraps(step)
     def amp_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         stash: AmpStash = optimizer._amp_stash
-        with_masters = isinstance(stash, MasterStash)
-        if with_masters and any(callable(value) for value in (*args, *kwargs.values())):
-            raise RuntimeError(
-                f"{type(optimizer).__name__}.step: expected no closure with master weights, got "
-                "one. Compute the gradients first, within amp.scale_loss."
-            )
+        if any(callable(value) for value in (*args, *kwargs.values())):
+            _check_closure(optimizer, stash)
         if stash.skip_next_step:
             _skip(optimizer, stash)
             return None
@@ -90,6 +88,19 @@ def _amp_step(step: Any) -> Any:
         return result
 
     return amp_step
+
+
+def _check_closure(optimizer: Any, stash: AmpStash) -> None:
+    """Refuses a closure where it would miss the masters, or run when the step cannot be skipped."""
+    where = f"{type(optimizer).__name__}.step: expected no closure with"
+    remedy = "Compute the gradients first, within amp.scale_loss"
+    if isinstance(stash, MasterStash):
+        raise RuntimeError(f"{where} master weights, got one. {remedy}.")
+    if stash.has_dynamic_scale:
+        raise RuntimeError(
+            f"{where} a dynamic loss scale, got one: its overflow would come too late to skip the "
+            f"step. {remedy}, or pass loss_scale=1.0 to amp.initialize."
+        )
 
 
 def _skip(optimizer: Any, stash: AmpStash) -> None:
@@ -109,12 +120,14 @@ def _skip(optimizer: Any, stash: AmpStash) -> None:
 def _zero_grad(zero_grad: Any) -> Any:
     @functools.wraps(zero_grad)
     def amp_zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
-        stash: MasterStash = optimizer._amp_stash
+        stash: AmpStash = optimizer._amp_stash
         if set_to_none is None:
             zero_grad()
         else:
             zero_grad(set_to_none=set_to_none)
-        stash.drop_master_grads()
-        stash.zero_model_grads(set_to_none is not False)
+        stash.forget()
+        if isinstance(stash, MasterStash):
+            stash.drop_master_grads()
+            stash.zero_model_grads(set_to_none is not False)
 
     return amp_zero_grad

@@ -127,13 +127,23 @@ def _model_type(level: str, value: Any) -> Any:
     return value
 
 
+def _flag(name: str, value: Any) -> bool:
+    """Returns a bool, also of a command line's text."""
+    flags = {"True": True, "False": False}
+    flag = flags.get(value) if isinstance(value, str) else value
+    if not isinstance(flag, bool | int) or flag not in (True, False):
+        raise _expected(name, "a bool, 'True', 'False' or None", value)
+    return bool(flag)
+
+
 def _patches(level: str, value: Any) -> bool:
-    if level != "O1" and value:
+    flag = _flag("patch_torch_functions", value)
+    if level != "O1" and flag:
         warn_or_err(
             "amp.initialize: expected patch_torch_functions=True only with opt_level 'O1', got "
             f"{level!r}. Choose opt_level 'O1'."
         )
-    return bool(value)
+    return flag
 
 
 def _patches_type(level: str, value: Any) -> Any:
@@ -154,11 +164,7 @@ def _keeps_batch_norm(level: str, value: Any) -> Any:
             "amp.initialize: expected no keep_batchnorm_fp32 with opt_level 'O1', got "
             f"{value!r}. O1 keeps all parameters in fp32: leave the option out."
         )
-    named = {"True": True, "False": False}
-    value = named.get(value, value) if isinstance(value, str) else value
-    if value not in (None, True, False):
-        raise _expected("keep_batchnorm_fp32", "a bool, 'True', 'False' or None", value)
-    return value
+    return None if value is None else _flag("keep_batchnorm_fp32", value)
 
 
 def _master_weights(level: str, value: Any) -> Any:
@@ -167,14 +173,14 @@ def _master_weights(level: str, value: Any) -> Any:
             f"amp.initialize: expected no master_weights with opt_level 'O1', got {value!r}. O1 "
             "keeps fp32 parameters, which need no masters: leave the option out."
         )
-    return None if value is None else bool(value)
+    return None if value is None else _flag("master_weights", value)
 
 
 def _loss_scale(level: str, value: Any) -> Any:
     if value == "dynamic":
         return value
     try:
-        scale = float(value)
+        scale = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         scale = math.nan
     if not (math.isfinite(scale) and scale > 0.0):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -46,10 +47,14 @@ def scale_loss(
             `amp._amp_state.loss_scalers[loss_id].update_scale()` itself.
 
     Raises:
-        RuntimeError: before `amp.initialize`.
+        RuntimeError: before `amp.initialize`, within another block with the same optimizer, and for
+            gradients that are still scaled for another optimizer.
         TypeError: if the loss is not a tensor.
         ValueError: for an optimizer that `amp.initialize` has not seen, or a `loss_id` out of
             range.
+
+    Warns:
+        UserWarning: if the block ends without a backward pass of the scaled loss.
 
     Example:
         >>> import torch
@@ -77,16 +82,54 @@ def scale_loss(
     if not scaler.dynamic and scale == 1.0 and not has_masters:
         yield loss.float()
         return
+    for stash in stashes:
+        _check_closed(stash)
+    others = [stash for stash in AmpStash._all if scale != 1.0 and stash not in stashes]
+    scaled_loss, passes = _counted(loss.float() * scale)
     seen: set[int] = set()
-    fresh = [stash for stash in stashes if stash.prepare(scale, seen)]
+    fresh: list[AmpStash] = []
     try:
-        yield loss.float() * scale
+        for stash in stashes:
+            if stash.prepare(scale, seen):
+                fresh.append(stash)
+        for stash in others:
+            stash.note_others()
+        yield scaled_loss
     except BaseException:
         for stash in fresh:
             stash.restore()
         raise
+    finally:
+        for stash in stashes:
+            stash.is_open = False
+    for stash in others:
+        stash.find_foreign(scale)
+    if scaled_loss.requires_grad and not passes:
+        warnings.warn(
+            "amp.scale_loss: expected a backward pass of the scaled loss within the block, got "
+            "none. Write 'with amp.scale_loss(loss, optimizer) as scaled_loss: "
+            "scaled_loss.backward()'.",
+            stacklevel=3,
+        )
     if not delay_unscale:
         _finish(stashes, scaler, loss_id, delay_overflow_check)
+
+
+def _counted(scaled_loss: Tensor) -> tuple[Tensor, list[bool]]:
+    """Returns the loss, and a list with an entry for each of its backward passes."""
+    passes: list[bool] = []
+    if scaled_loss.requires_grad:
+        scaled_loss.register_hook(lambda grad: passes.append(True))
+    return scaled_loss, passes
+
+
+def _check_closed(stash: AmpStash) -> None:
+    if stash.is_open:
+        raise RuntimeError(
+            f"amp.scale_loss: expected no block of {type(stash.optimizer).__name__} inside another "
+            "one, got two. End the first block before, with delay_unscale=True if the gradients of "
+            "both belong to one step."
+        )
 
 
 def _finish(

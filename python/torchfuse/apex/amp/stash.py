@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,12 +22,16 @@ class AmpStash:
     A gradient is either unscaled, or a sum of gradients of one loss scale. So `scale_loss` sets
     unscaled gradients aside before the backward pass, and adds them after it has unscaled the new
     ones. Gradients that stay scaled, with `delay_unscale`, are brought to the next pass's scale.
+    The pass may also reach parameters of optimizers that `scale_loss` was not given: their new
+    gradients stay scaled, and are remembered until they are replaced.
 
     Args:
         optimizer: the optimizer.
         expects_scaling: whether its losses have a dynamic scale.
 
     Attributes:
+        is_open: whether a block of `scale_loss` with this optimizer has begun and not ended.
+        has_dynamic_scale: whether its losses have a dynamic scale.
         lazy_init_called: whether masters exist; always True in levels without masters.
         skip_next_step: whether the next step is to be skipped.
         scaled_by: loss scale of the gradients that `delay_unscale` has left, or None.
@@ -33,9 +39,12 @@ class AmpStash:
     """
 
     lazy_init_called = True
+    _all: ClassVar[weakref.WeakSet[AmpStash]] = weakref.WeakSet()
 
     def __init__(self, optimizer: torch.optim.Optimizer, expects_scaling: bool = False) -> None:
         self.optimizer = optimizer
+        self.is_open = False
+        self.has_dynamic_scale = expects_scaling
         self._expects_scaling = expects_scaling
         self.skip_next_step = False
         self.scaled_by: float | None = None
@@ -43,6 +52,10 @@ class AmpStash:
         self.had_backward = False  # a scaled one, since the last step
         self._owned: list[Tensor] = []
         self._aside: list[tuple[Tensor, Tensor]] = []
+        self._before: dict[int, tuple[int, int]] = {}  # gradients before a pass of others
+        self._foreign: list[tuple[weakref.ref[Tensor], int]] = []  # those of others, and versions
+        self._foreign_scale = 1.0
+        AmpStash._all.add(self)
 
     @property
     def params_have_scaled_gradients(self) -> bool:
@@ -84,6 +97,8 @@ class AmpStash:
         Returns:
             False if there are scaled gradients, to which the backward pass adds.
         """
+        self.is_open = True
+        self.check_foreign("amp.scale_loss")
         self._owned = [param for param in self.params() if id(param) not in seen]
         seen.update(map(id, self._owned))
         is_first = self.scaled_by is None
@@ -96,7 +111,50 @@ class AmpStash:
             if param.grad is not None:
                 self._aside.append((param, param.grad))
                 param.grad = None
+        if is_first and not self._aside:
+            self.skip_next_step = False  # what overflowed is gone
         return is_first
+
+    # Passes that other optimizers are given.
+
+    def note_others(self) -> None:
+        """Notes the gradients before a backward pass that `scale_loss` is not given this for."""
+        self._before = {id(param): _mark(param.grad) for param in self._with_grads()}
+
+    def find_foreign(self, loss_scale: float) -> None:
+        """Finds gradients of such a pass; `before_step` refuses them."""
+        for param in self._with_grads():
+            grad = param.grad
+            if grad is not None and self._before.get(id(param)) != _mark(grad):
+                self._foreign.append((weakref.ref(grad), grad._version))
+                self._foreign_scale = loss_scale
+        self._before = {}
+
+    def _with_grads(self) -> Iterator[Tensor]:
+        return (param for param in self.params() if param.grad is not None)
+
+    def check_foreign(self, caller: str) -> None:
+        """Refuses gradients that are still scaled, for another optimizer."""
+        grads = {id(param.grad) for param in self._with_grads()} if self._foreign else set()
+        foreign, self._foreign = self._foreign, []
+        for reference, version in foreign:
+            grad = reference()
+            if grad is not None and id(grad) in grads and grad._version == version:
+                self._foreign = foreign
+                raise RuntimeError(
+                    f"{caller}: expected unscaled gradients in {type(self.optimizer).__name__}, "
+                    f"got some of a loss that amp.scale_loss scaled for another optimizer, "
+                    f"{self._foreign_scale} times as large. Call zero_grad() before, or pass both "
+                    "optimizers: amp.scale_loss(loss, [one, other])."
+                )
+
+    def forget(self) -> None:
+        """Drops all gradients of before; `zero_grad()` has been called."""
+        self._aside = []
+        self._foreign = []
+        if not self.is_open:
+            self.scaled_by = None
+            self.skip_next_step = False
 
     def _scaled_grads(self) -> list[Tensor]:
         return [param.grad for param in self._owned if param.grad is not None]
@@ -134,6 +192,13 @@ class AmpStash:
 
     def before_step(self) -> None:
         """Checks that the gradients may be used."""
+        name = f"{type(self.optimizer).__name__}.step"
+        if self.is_open:
+            raise RuntimeError(
+                f"{name}: expected a call after the block of amp.scale_loss, got one inside. The "
+                "gradients are unscaled when the block ends: call step() after it."
+            )
+        self.check_foreign(name)
         if self.scaled_by is not None:
             raise RuntimeError(
                 f"{type(self.optimizer).__name__}.step: expected unscaled gradients, got those of "
@@ -156,3 +221,8 @@ class AmpStash:
     def after_step(self) -> None:
         """Does what follows a step, also a skipped one."""
         self.had_backward = False
+
+
+def _mark(grad: Tensor | None) -> tuple[int, int]:
+    """What changes when a gradient is replaced or written."""
+    return (0, 0) if grad is None else (id(grad), grad._version)

@@ -111,5 +111,10 @@ def master_params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
         >>> [param.tolist() for param in amp.master_params(optimizer)]
         [[1.0, 1.0]]
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"amp.master_params: expected an optimizer, got {type(optimizer).__name__}. Masters "
+            "are in the optimizer."
+        )
     for group in optimizer.param_groups:
         yield from group["params"]

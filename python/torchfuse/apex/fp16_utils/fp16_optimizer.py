@@ -40,6 +40,8 @@ class FP16_Optimizer:
 
     Raises:
         TypeError: if `init_optimizer` is not an optimizer.
+        ValueError: for a loss scale that is not a positive, finite number, and for arguments of a
+            dynamic scale without one.
 
     Example:
         >>> import torch
@@ -72,8 +74,14 @@ class FP16_Optimizer:
                 "FP16_Optimizer: expected init_optimizer to be a torch.optim.Optimizer, got "
                 f"{type(init_optimizer).__name__}."
             )
+        if dynamic_loss_args is not None and not dynamic_loss_scale:
+            raise ValueError(
+                "FP16_Optimizer: expected dynamic_loss_args only with dynamic_loss_scale=True, got "
+                f"{dynamic_loss_args!r}."
+            )
         self.optimizer = init_optimizer
         self.verbose = verbose
+        self._has_grads = False  # a backward pass has reached the masters since the last step
         self.overflow = False
         self.first_closure_call_this_step = True
         self.dynamic_loss_scale = dynamic_loss_scale
@@ -155,6 +163,7 @@ class FP16_Optimizer:
 
     def update_master_grads(self) -> None:
         """Copies the model's gradients to the masters and unscales them, unless they overflow."""
+        self._has_grads = True
         models = [param for group in self.fp16_groups for param in group]
         others = [param for group in self.fp32_from_fp32_groups for param in group]
         self.overflow = self.loss_scaler.has_overflow([*models, *others])
@@ -185,6 +194,9 @@ class FP16_Optimizer:
             closure: computes the loss and calls `optimizer.backward(loss)` of this object. It is
                 called again, with a lower scale, as long as the gradients overflow.
         """
+        if closure is None:
+            self._check_grads()
+        self._has_grads = False
         scale = self.loss_scaler.loss_scale
         self.loss_scaler.update_scale(self.overflow)
         if self.overflow:
@@ -197,6 +209,18 @@ class FP16_Optimizer:
         result = self._step_with(closure) if closure is not None else self.optimizer.step()
         self._masters_to_model()
         return result
+
+    def _check_grads(self) -> None:
+        """Refuses gradients that have not reached the masters."""
+        models = [param for group in self.fp16_groups for param in group]
+        if self._has_grads or not any(m.grad is not None and m.grad.any() for m in models):
+            return
+        raise RuntimeError(
+            "FP16_Optimizer.step: expected gradients of optimizer.backward(loss) since the last "
+            "step, got older ones or some of the model alone, which the masters do not have. Call "
+            "optimizer.backward(loss) in the place of loss.backward(); after "
+            "update_master_grads=False, call update_master_grads()."
+        )
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:
         def scaled_closure() -> Any:

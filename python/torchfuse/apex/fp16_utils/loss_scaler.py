@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -30,6 +32,12 @@ class LossScaler:
     """
 
     def __init__(self, scale: float = 1) -> None:
+        number = isinstance(scale, Real) and not isinstance(scale, bool)
+        if not (number and math.isfinite(scale) and scale > 0):
+            raise ValueError(
+                f"{type(self).__name__}: expected the scale to be positive and finite, got "
+                f"{scale!r}."
+            )
         self.cur_scale = scale
 
     @property

@@ -211,7 +211,10 @@ def backward_alone(model: Any) -> None:
 
 def test_a_step_without_scale_loss_is_noticed(amp: Any) -> None:
     model, optimizer = prepared(amp, "O2")
-    message = r"FusedAdam.step: expected gradients from amp.scale_loss, got some of the model alone"
+    message = (
+        r"FusedAdam.step: expected gradients from amp\.scale_loss since the last step, got older "
+        "ones or some of the model alone"
+    )
     for _ in range(2):
         optimizer.zero_grad()
         backward_alone(model)
@@ -233,18 +236,30 @@ def test_a_step_without_scale_loss_is_noticed(amp: Any) -> None:
         optimizer.step()
 
 
-def test_a_closure_with_masters_is_refused(amp: Any) -> None:
-    for level in ("O1", "O2"):
-        model, optimizer = prepared(amp, level)
-        train_with(amp, model, optimizer, BATCHES[:1])
-        optimizer.zero_grad()
-        if level == "O1":
-            assert optimizer.step(lambda: 3.0) == 3.0
-            continue
-        for arguments in ((lambda: 3.0,), ()):
-            keywords = {} if arguments else {"closure": lambda: 3.0}
-            with pytest.raises(RuntimeError, match="expected no closure with master weights"):
-                optimizer.step(*arguments, **keywords)
+@pytest.mark.parametrize(
+    ("level", "message"),
+    [
+        ("O1", r"FusedAdam.step: expected no closure with a dynamic loss scale, got one: its over"),
+        ("O2", "FusedAdam.step: expected no closure with master weights, got one"),
+    ],
+)
+def test_a_closure_whose_step_could_not_be_skipped_is_refused(
+    amp: Any, level: str, message: str
+) -> None:
+    model, optimizer = prepared(amp, level)
+    train_with(amp, model, optimizer, BATCHES[:1])
+    optimizer.zero_grad()
+    before = tensors_of(model, [], optimizer)
+    for arguments in ((lambda: 3.0,), ()):
+        keywords = {} if arguments else {"closure": lambda: 3.0}
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.step(*arguments, **keywords)
+    assert_all_same_bits(tensors_of(model, [], optimizer), before)
+
+
+def test_a_closure_with_a_constant_scale_is_called(amp: Any) -> None:
+    _, optimizer = prepared(amp, "O1", loss_scale=1.0)
+    assert optimizer.step(lambda: 3.0) == 3.0
 
 
 def test_an_overflow_in_the_other_parameters_of_a_group_counts(amp: Any) -> None:

@@ -197,3 +197,41 @@ def test_bad_input() -> None:
     optimizer.loss_scale = 4.0
     assert optimizer.loss_scaler.cur_scale == 4.0
     assert optimizer.state is optimizer.optimizer.state
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_gradients_that_have_not_reached_the_masters_are_refused(alone: bool) -> None:
+    model, optimizer = prepared(sgd)
+    train(model, optimizer, BATCHES[:1])
+    model.model.eval()
+    before = tensors_of(model.model, [], optimizer)
+    optimizer.zero_grad()
+    loss = model.loss(*BATCHES[1])
+    if alone:
+        loss.backward()
+    else:
+        optimizer.backward(loss, update_master_grads=False)
+    message = r"FP16_Optimizer\.step: expected gradients of optimizer\.backward\(loss\) since the"
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.step()
+    assert_all_same_bits(tensors_of(model.model, [], optimizer), before)
+    optimizer.update_master_grads()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("inf"), "dynamic", None, True])
+def test_loss_scales_out_of_range(scale: Any) -> None:
+    message = f"Scaler: expected the scale to be positive and finite, got {scale!r}"
+    with pytest.raises(ValueError, match=message):
+        prepared(sgd, static_loss_scale=scale)
+    with pytest.raises(ValueError, match=message):
+        prepared(sgd, dynamic_loss_scale=True, dynamic_loss_args={"init_scale": scale})
+
+
+def test_arguments_of_a_dynamic_scale_without_one() -> None:
+    with pytest.raises(ValueError, match="expected dynamic_loss_args only with dynamic_loss_scale"):
+        prepared(sgd, dynamic_loss_args={"init_scale": 2.0})

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Programs that use apex.amp in a way that would train something else without a word."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from support.amp import LEVELS, make_batches, make_model, spoil, tensors_of, train_with
+from support.compare import assert_all_same_bits, assert_same_bits
+from torch.nn.functional import cross_entropy
+
+from torchfuse.optimizers import FusedAdam, FusedSGD
+
+BATCHES = make_batches(3)
+
+
+def prepared(amp: Any, level: str, kind: Any = FusedSGD, **options: Any) -> tuple[Any, Any]:
+    model = make_model()
+    optimizer = kind(model.parameters(), lr=1e-2)
+    return amp.initialize(model, optimizer, opt_level=level, **{"verbosity": 0, **options})
+
+
+def loss_of(model: Any) -> torch.Tensor:
+    return cross_entropy(model(BATCHES[0][0]), BATCHES[0][1])
+
+
+def grads_of(amp: Any, optimizer: Any) -> list[torch.Tensor]:
+    return [param.grad.clone() for param in amp.master_params(optimizer)]
+
+
+# Blocks of scale_loss.
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_block_inside_another(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level)
+    message = "amp.scale_loss: expected no block of FusedSGD inside another one, got two. End the"
+
+    def block() -> None:
+        with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+            scaled_loss.backward()
+
+    with pytest.raises(RuntimeError, match=message), amp.scale_loss(loss_of(model), optimizer):
+        block()
+    train_with(amp, model, optimizer, BATCHES[:1])  # both are closed
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_step_inside_a_block(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level)
+    before = tensors_of(model, [], optimizer)
+    message = "FusedSGD.step: expected a call after the block of amp.scale_loss, got one inside"
+    loss = loss_of(model.eval())
+    with pytest.raises(RuntimeError, match=message), amp.scale_loss(loss, optimizer):
+        optimizer.step()
+    assert_all_same_bits(tensors_of(model, [], optimizer), before)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_zero_grad_inside_a_block_drops_the_gradients_of_before(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level)
+    model.eval()
+
+    def backward(inside: bool) -> list[torch.Tensor]:
+        if not inside:
+            optimizer.zero_grad()
+        with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+            if inside:
+                optimizer.zero_grad()
+            scaled_loss.backward()
+        return grads_of(amp, optimizer)
+
+    once = backward(inside=False)
+    for mine, expected in zip(backward(inside=True), once, strict=True):
+        assert_same_bits(mine, expected)
+
+
+def test_zero_grad_between_passes_that_stay_scaled_drops_both_kinds(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O1")
+    model.eval()
+    with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+        scaled_loss.backward()
+    once = grads_of(amp, optimizer)
+    with amp.scale_loss(loss_of(model), optimizer, delay_unscale=True) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.zero_grad()
+    with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+        scaled_loss.backward()
+    for mine, expected in zip(grads_of(amp, optimizer), once, strict=True):
+        assert_same_bits(mine, expected)
+
+
+def test_a_loss_that_is_not_scaled_is_warned_of(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O1")
+    message = r"amp.scale_loss: expected a backward pass of the scaled loss within the block, got"
+    loss = loss_of(model)
+    with pytest.warns(UserWarning, match=message), amp.scale_loss(loss, optimizer):
+        loss.backward()
+    optimizer.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+            (2 * scaled_loss).backward()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_an_overflow_whose_gradients_are_gone_skips_no_later_step(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level, loss_scale="dynamic")
+    with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+        scaled_loss.backward()
+        spoil(model, 0)
+    optimizer.zero_grad()  # the program goes on without a step
+    before = model[0].weight.detach().clone()
+    train_with(amp, model, optimizer, BATCHES[:1])
+    assert not torch.equal(model[0].weight, before)
+
+
+# Optimizers that scale_loss is not given.
+
+
+def two(amp: Any, level: str, **options: Any) -> tuple[Any, Any, Any, Any]:
+    first, second = make_model(), make_model()
+    one, other = FusedSGD(first.parameters(), lr=0.1), FusedSGD(second.parameters(), lr=0.1)
+    arguments = {"opt_level": level, "verbosity": 0, **options}
+    (first, second), (one, other) = amp.initialize([first, second], [one, other], **arguments)
+    return first, second, one, other
+
+
+FOREIGN = (
+    r"{}: expected unscaled gradients in FusedSGD, got some of a loss that amp\.scale_loss scaled "
+    r"for another optimizer, \d+\.0 times as large. Call zero_grad\(\) before, or pass both"
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "options"), [("O1", {}), ("O3", {"loss_scale": 128.0})], ids=["O1", "O3"]
+)
+def test_scaled_gradients_of_another_optimizers_loss(
+    amp: Any, level: str, options: dict[str, Any]
+) -> None:
+    first, second, one, other = two(amp, level, **options)
+    with amp.scale_loss(loss_of(first) + loss_of(second), one) as scaled_loss:
+        scaled_loss.backward()
+    one.step()
+    before = [param.detach().clone() for param in second.parameters()]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=FOREIGN.format("FusedSGD.step")):
+            other.step()
+    with pytest.raises(RuntimeError, match=FOREIGN.format("amp.scale_loss")):
+        amp.scale_loss(loss_of(second), other).__enter__()
+    for param, value in zip(second.parameters(), before, strict=True):
+        assert_same_bits(param, value)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("whose", ["optimizer", "model", "program"])
+def test_gradients_that_were_dropped_or_unscaled_are_no_mistake(
+    amp: Any, whose: str, set_to_none: bool
+) -> None:
+    first, second, one, other = two(amp, "O1")
+    with amp.scale_loss(loss_of(first) + loss_of(second), one) as scaled_loss:
+        scaled_loss.backward()
+    scale = amp._amp_state.loss_scalers[0].loss_scale()
+    if whose == "program":
+        for param in second.parameters():
+            param.grad.mul_(1.0 / scale)
+    else:
+        (other if whose == "optimizer" else second).zero_grad(set_to_none=set_to_none)
+    with amp.scale_loss(loss_of(second), other) as scaled_loss:
+        scaled_loss.backward()
+    other.step()
+
+
+# initialize.
+
+
+@pytest.mark.parametrize("enabled", ["O2", "False", None, 2])
+def test_enabled_is_a_bool(amp: Any, enabled: Any) -> None:
+    model = make_model()
+    optimizer = FusedSGD(model.parameters(), lr=0.1)
+    message = f"amp.initialize: expected enabled to be a bool, got {enabled!r}. Pass a level by na"
+    with pytest.raises(TypeError, match=message):
+        amp.initialize(model, optimizer, enabled)
+    assert not hasattr(optimizer, "_amp_stash")
+
+
+def test_flags_may_be_texts_of_a_command_line(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O2", master_weights="False")
+    assert amp._amp_state.opt_properties.master_weights is False
+    train_with(amp, model, optimizer, BATCHES[:1])
+    for options, message in (
+        ({"master_weights": "no"}, "expected master_weights to be a bool, 'True', 'False' or None"),
+        ({"loss_scale": True}, "expected loss_scale to be 'dynamic' or a number that is positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prepared(amp, "O2", **options)
+
+
+def test_an_optimizer_of_another_model_is_warned_of(amp: Any) -> None:
+    model = make_model()
+    optimizer = FusedSGD(copy.deepcopy(model).parameters(), lr=0.1)
+    message = r"expected optimizers\[0\] to have parameters of the models, got a FusedSGD without"
+    with pytest.warns(UserWarning, match=message):
+        amp.initialize(model, optimizer, verbosity=0)
+
+
+# Others.
+
+
+def test_masters_are_made_anew_of_parameters_that_were_written_without_a_trace(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O2", FusedAdam)
+    train_with(amp, model, optimizer, BATCHES[:1])
+    for param in model.parameters():
+        param.data.clamp_(-0.01, 0.01)
+    optimizer.remake_masters()
+    for param in amp.master_params(optimizer):
+        assert param.abs().max() <= 0.0101
+
+
+def test_what_is_no_optimizer_and_no_state(amp: Any) -> None:
+    model, _ = prepared(amp, "O1")
+    with pytest.raises(
+        TypeError, match=r"amp\.master_params: expected an optimizer, got Sequential"
+    ):
+        list(amp.master_params(model))
+    with pytest.raises(
+        TypeError, match=r"amp\.load_state_dict: expected state_dict to be a dict, g"
+    ):
+        amp.load_state_dict(None)
+
+
+@pytest.mark.parametrize("where", ["own class", "O1"])
+def test_masters_without_a_place_are_warned_of(amp: Any, where: str) -> None:
+    model, optimizer = prepared(amp, "O2")
+    train_with(amp, model, optimizer, BATCHES[:1])
+    saved = optimizer.state_dict()
+    other = FusedSGD(make_model().parameters(), lr=0.1)
+    if where == "O1":
+        _, other = prepared(amp, "O1")
+    message = (
+        r"FusedSGD\.load_state_dict: expected 16-bit parameters for the \d masters in state_dict"
+    )
+    with pytest.warns(UserWarning, match=message):
+        other.load_state_dict(saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(saved)
