@@ -13,6 +13,7 @@ from support.compare import assert_all_same_bits, assert_all_within_tolerance, n
 from torch import Tensor
 
 from torchfuse.optimizers import FusedAdam
+from torchfuse.testing import assert_close_to_torch
 
 STEPS = range(100)
 
@@ -39,6 +40,25 @@ def test_parity_with_torch_and_fp64(config: Config, device: str) -> None:
     # and of the random numbers that torch draws on this processor.
     ours, torchs = (norm_error(flat(own), flat(exact)) for own in (params, reference))
     assert ours <= 1.1 * torchs, f"error {ours:.3g} against fp64, torch's own is {torchs:.3g}"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_tolerances_of_docs_numerics_with_weight_decay(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(1000, generator=generator)
+    params = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    exact = torch.nn.Parameter(start.double())
+    ours = FusedAdam(params[:1], weight_decay=0.01)
+    others = [torch.optim.AdamW([param], weight_decay=0.01) for param in (params[1], exact)]
+    for _ in STEPS:
+        grad = torch.randn(1000, generator=generator)
+        for param in (*params, exact):
+            param.grad = grad.to(param.dtype, copy=True)
+        for optimizer in (ours, *others):
+            optimizer.step()
+    assert_close_to_torch(*params, norm_tolerance=5e-6, element_tolerance=8e-6)
+    # torch rounds 1 - lr * weight_decay in each step.
+    assert norm_error(params[0], exact) < 1e-6 < norm_error(params[1], exact)
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
