@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Sampler
 
 from torchfuse.optimizers import FusedOptimizer
 from torchfuse.parallel import LARC, DistributedDataParallel
@@ -58,15 +61,16 @@ def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
     """Checks that the optimizer of each scheduler is among the parts.
 
     With the epoch of a scheduler and other rates than its optimizer had, a run would go on with
-    wrong rates. An optimizer that is not of torchfuse may wrap the scheduler's, as accelerate's
-    does: nothing is checked then.
+    wrong rates. Any other object may hold the scheduler's optimizer, as FP16_Optimizer and
+    accelerate's optimizers do: nothing is checked then.
     """
     inner = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
-    optimizers = [part for part in inner if isinstance(part, Optimizer)]
-    if not all(isinstance(part, FusedOptimizer) for part in optimizers):
+    optimizers = [part for part in inner if isinstance(part, FusedOptimizer)]
+    known = (FusedOptimizer, LRScheduler, nn.Module, GradScaler, Sampler)
+    if not all(isinstance(part, known) for part in inner):
         return
     for name, part in parts.items():
-        own = part.optimizer if isinstance(part, LRScheduler) else None
+        own = getattr(part, "optimizer", None) if isinstance(part, LRScheduler) else None
         if isinstance(own, FusedOptimizer) and all(own is not other for other in optimizers):
             raise ValueError(
                 f"{caller}: expected {name!r} to be the scheduler of an optimizer in the "
@@ -75,12 +79,18 @@ def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
             )
 
 
+def _compiled_modules() -> tuple[type, ...]:
+    """Returns the class that torch.compile(module) returns, if anything was compiled."""
+    found = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    return () if found is None else (found,)
+
+
 def unwrapped(part: Any) -> Any:
     """Returns the module in DistributedDataParallel and torch.compile, and anything else as is."""
     while isinstance(part, nn.Module):
         if isinstance(part, nn.parallel.DistributedDataParallel | DistributedDataParallel):
             part = part.module
-        elif "_orig_mod" in part._modules:  # what torch.compile(module) returns
+        elif isinstance(part, _compiled_modules()):
             part = part._orig_mod
         else:
             break

@@ -153,7 +153,7 @@ def get_total_norm(
     del foreach
     listed = _listed("get_total_norm", "tensors", tensors)
     for index, tensor in enumerate(listed):
-        if not isinstance(tensor, Tensor):
+        if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(
                 f"get_total_norm: expected tensors[{index}] to be a tensor, got "
                 f"{type(tensor).__name__}. Pass gradients, or other tensors to measure."
@@ -207,12 +207,14 @@ def clip_grads_with_norm_(
 def _listed(function: str, argument: str, tensors: Tensor | Iterable[Tensor]) -> list[Tensor]:
     if isinstance(tensors, Tensor):
         return [tensors]
-    if not isinstance(tensors, Iterable):
+    try:
+        items = iter(tensors)
+    except TypeError as error:
         raise TypeError(
             f"{function}: expected {argument} to be a tensor or an iterable of tensors, got "
             f"{type(tensors).__name__}. Of a model, pass model.parameters()."
-        )
-    return list(tensors)
+        ) from error
+    return list(items)
 
 
 def _grads(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor | None]:

@@ -19,8 +19,8 @@ class ResumableSampler(Sampler[Any]):
     A data loader draws ahead of the training, so the program itself counts: it calls `advance`
     with the number of samples of each batch that it has trained on, and `set_epoch` when an epoch
     begins. After loading, the next iteration leaves out the samples that were counted; the order
-    is the same, and so are the orders of later epochs. Iterating again when all samples are
-    counted raises an error until `set_epoch` is called.
+    is the same, and so are the orders of later epochs. Another iteration after samples were counted
+    raises an error until `set_epoch` is called, with the same epoch to go on with the rest.
 
     Args:
         sampler: a sampler whose order is known from its epoch, with ``set_epoch``, such as
@@ -51,7 +51,7 @@ class ResumableSampler(Sampler[Any]):
         self._epoch = 0
         self._position = 0
         self._begin: torch.Tensor | None = None  # the generator's state when the epoch began
-        self._announced = False  # set_epoch() was called since the last iteration
+        self._needs_epoch = False  # samples were counted since set_epoch()
         self._has_epochs = hasattr(sampler, "set_epoch")
         if self._has_epochs or type(sampler) is SequentialSampler:
             return
@@ -71,7 +71,7 @@ class ResumableSampler(Sampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begins another epoch; the epoch that is under way is continued."""
-        self._announced = True
+        self._needs_epoch = False
         if epoch != self._epoch:
             self._epoch, self._position, self._begin = epoch, 0, None
 
@@ -90,15 +90,16 @@ class ResumableSampler(Sampler[Any]):
                 f"{len(self._sampler) - self._position} that are left in the epoch, got {samples}."
             )
         self._position += samples
+        self._needs_epoch = self._needs_epoch or samples > 0
 
     def __iter__(self) -> Iterator[Any]:
-        if len(self) == 0 < self._position and not self._announced:
+        if self._needs_epoch:
             raise RuntimeError(
-                f"ResumableSampler: expected set_epoch() before an epoch, got none after all "
+                f"ResumableSampler: expected set_epoch() before another iteration, got none after "
                 f"{self._position} samples of epoch {self._epoch} were counted. Call "
                 "set_epoch(epoch) when an epoch begins."
             )
-        self._announced = False
+        self._needs_epoch = self._position > 0 and len(self) == 0
         if self._has_epochs:
             self._sampler.set_epoch(self._epoch)
         if self._generator is not None:
@@ -153,6 +154,7 @@ class ResumableSampler(Sampler[Any]):
         if self._generator is not None:
             self._load_generator(self._generator, begin, position)
         self._epoch, self._position, self._begin = epoch, position, begin
+        self._needs_epoch = 0 < position == len(self._sampler)
 
     def _load_generator(self, generator: torch.Generator, begin: Any, position: int) -> None:
         """Brings the generator to where the next epoch begins; this one goes on from `begin`."""

@@ -71,28 +71,28 @@ std::function<void()> prepare_rng(const c10::IValue& saved, const Ranks& ranks) 
 }  // namespace
 
 Checkpoint& Checkpoint::model(torch::nn::Module& model, std::string name) {
-  return part(std::move(name), checkpoint::model_part(model));
+  return add(std::move(name), checkpoint::model_part(model));
 }
 
 Checkpoint& Checkpoint::optimizer(optim::FusedOptimizer& optimizer, std::string name) {
   classes_[name] = optimizer.name();
   optimizers_.push_back(&optimizer);
-  return part(std::move(name), checkpoint::optimizer_part(optimizer));
+  return add(std::move(name), checkpoint::optimizer_part(optimizer));
 }
 
 Checkpoint& Checkpoint::scaler(amp::GradScaler& scaler, std::string name) {
-  return part(std::move(name), checkpoint::scaler_part(scaler));
+  return add(std::move(name), checkpoint::scaler_part(scaler));
 }
 
 Checkpoint& Checkpoint::scheduler(optim::LRScheduler& scheduler, std::string name) {
   classes_[name] = scheduler.name();
   scheduled_optimizers_[name] = &scheduler.optimizer();
-  return part(std::move(name), checkpoint::scheduler_part(scheduler));
+  return add(std::move(name), checkpoint::scheduler_part(scheduler));
 }
 
 Checkpoint& Checkpoint::sampler(parallel::DistributedSampler& sampler, std::int64_t& drawn,
                                 std::string name) {
-  return part(std::move(name), checkpoint::sampler_part(sampler, drawn));
+  return add(std::move(name), checkpoint::sampler_part(sampler, drawn));
 }
 
 Checkpoint& Checkpoint::archived(std::string name,
@@ -105,12 +105,18 @@ Checkpoint& Checkpoint::archived(std::string name,
 
 Checkpoint& Checkpoint::rng(std::string name) {
   // The processes exchange their states: only the description knows the group.
-  part(name, {[] { return c10::IValue(); }, [](const c10::IValue&) { return [] {}; }});
+  add(name, {[] { return c10::IValue(); }, [](const c10::IValue&) { return [] {}; }});
   rng_ = std::move(name);
   return *this;
 }
 
 Checkpoint& Checkpoint::part(std::string name, CheckpointPart part) {
+  add(std::move(name), std::move(part));
+  has_others_ = true;
+  return *this;
+}
+
+Checkpoint& Checkpoint::add(std::string name, CheckpointPart part) {
   TORCH_CHECK_VALUE(!name.empty() && name != "values" && name != "torchfuse",
                     "Checkpoint: expected a name other than '', 'values' and 'torchfuse', got '",
                     name, "'.");
@@ -137,6 +143,7 @@ Checkpoint& Checkpoint::group(const parallel::ProcessGroup& group) {
 // With the epoch of a scheduler and other rates than its optimizer had, a run goes on with wrong
 // rates. Optimizers of torch are parts of the program's own, which the description does not know.
 void Checkpoint::check_schedulers(const char* caller) const {
+  if (has_others_) return;
   for (const auto& [name, optimizer] : scheduled_optimizers_) {
     const auto* const fused = dynamic_cast<const optim::FusedOptimizer*>(optimizer);
     const bool known = fused == nullptr || std::find(optimizers_.begin(), optimizers_.end(),

@@ -79,7 +79,7 @@ class TORCHFUSE_API Checkpoint {
   Checkpoint& rng(std::string name = "rng");
   /// Adds the state of a learning-rate scheduler, in the layout of Python's `state_dict()`. The
   /// rates of the groups are the optimizer's part: the scheduler of a FusedOptimizer is refused
-  /// without it.
+  /// without it, unless archived() or part() adds what may hold it.
   Checkpoint& scheduler(torchfuse::optim::LRScheduler& scheduler, std::string name = "scheduler");
   /// Adds any object that saves a few plain values to archives; `load` changes all or nothing. The
   /// values are numbers, bools, strings, tensors, lists of one of these, tuples of all these, and
@@ -96,6 +96,7 @@ class TORCHFUSE_API Checkpoint {
   Checkpoint& group(const torchfuse::parallel::ProcessGroup& group);
 
  private:
+  Checkpoint& add(std::string name, CheckpointPart part);
   void check_schedulers(const char* caller) const;
 
   friend TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
@@ -104,6 +105,7 @@ class TORCHFUSE_API Checkpoint {
   std::vector<std::pair<std::string, CheckpointPart>> parts_;
   /// Of optimizers and schedulers, by the names of their parts.
   std::map<std::string, std::string> classes_;
+  bool has_others_ = false;  ///< parts of the program's own
   std::vector<const torch::optim::Optimizer*> optimizers_;
   /// By the names of the schedulers' parts.
   std::map<std::string, const torch::optim::Optimizer*> scheduled_optimizers_;

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -56,13 +56,20 @@ def check_scale(name: str, value: float) -> None:
 
 def check_factor(name: str, value: Any) -> None:
     """Checks a factor of the scale; above or below 1 is torch's to check, in the constructor."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and value > 0.0):
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0.0):
         raise ValueError(f"GradScaler: expected {name} to be positive and finite, got {value!r}.")
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
         raise ValueError(
             f"GradScaler: expected {name} to be an int of at least {least}, got {value!r}."
         )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -122,7 +121,7 @@ class GradScaler(ScalerState):
         self._allow_no_grads = allow_no_grads
         self._no_overflow: Tensor | None = None  # an argument that only torch's own methods read
         for name, count in (("hysteresis", hysteresis), ("history_size", history_size)):
-            if not isinstance(count, Integral):
+            if not hasattr(count, "__index__"):
                 raise TypeError(f"GradScaler: expected {name} to be an int, got {count!r}.")
         # Created before torch's constructor, which assigns _scale and _growth_tracker to it.
         self._core = _C.GradScalerCore(**self._extras)

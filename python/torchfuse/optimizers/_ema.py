@@ -130,19 +130,17 @@ class EmaWeights(ApexAttributes):
                 self._swapped = self._put_averages_in()
                 self._swapped_versions = _versions(self._swapped)
                 return
-            self._warn_of_changes()
+            written = self._swapped_versions not in (None, _versions(self._swapped))
+            self._swapped_versions = None
             _put_back(type(self).__name__, self._swapped)
             self._swapped = None
-
-    def _warn_of_changes(self) -> None:
-        if self._swapped_versions not in (None, _versions(self._swapped or [])):
+        if written:
             warnings.warn(
                 f"{type(self).__name__}.swap_ema_: parameters were written while they held their "
                 "averages. What was written is in the averages now, and the parameters are as "
                 "before. Load weights after the averages are out.",
-                stacklevel=2,
+                stacklevel=3,
             )
-        self._swapped_versions = None
 
     def _put_averages_in(self) -> list[_Swapped]:
         if all(group["ema_decay"] is None for group in self.param_groups):

@@ -120,6 +120,14 @@ def test_numbers_out_of_range(name: str, bad: Any) -> None:
     assert_goes_on(scaler)
 
 
+def test_numbers_in_tensors_are_numbers() -> None:
+    options = {"init_scale": torch.tensor(8.0), "growth_factor": torch.tensor(4.0)}
+    counts = {"growth_interval": torch.tensor(3), "hysteresis": torch.tensor(2)}
+    scaler = GradScaler("cpu", **options, **counts)  # type: ignore[arg-type]
+    assert scaler.get_scale() == 8.0
+    scaler.set_backoff_factor(torch.tensor(0.25))  # type: ignore[arg-type]
+
+
 def test_what_is_no_count_and_no_group() -> None:
     with pytest.raises(TypeError, match=r"GradScaler: expected hysteresis to be an int, got 2\.5"):
         GradScaler("cpu", hysteresis=2.5)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import torchfuse
+from torchfuse.apex.fp16_utils import FP16_Optimizer
 from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedSGD
 from torchfuse.parallel import LARC
 
@@ -290,8 +291,16 @@ class Wrapper(torch.optim.Optimizer):
         self.inside.load_state_dict(state)
 
 
-def test_what_wraps_the_optimizer_of_a_scheduler_is_not_refused(path: Path) -> None:
+@pytest.mark.parametrize("around", [Wrapper, FP16_Optimizer])
+def test_what_holds_the_optimizer_of_a_scheduler_is_not_refused(path: Path, around: Any) -> None:
     inside = stepped(FusedAdam)
-    parts = {"optimizer": Wrapper(inside), "scheduler": lr_scheduler.StepLR(inside, 3)}
+    parts = {"optimizer": around(inside), "scheduler": lr_scheduler.StepLR(inside, 3)}
     torchfuse.save_checkpoint(path, **parts)
     torchfuse.load_checkpoint(path, **parts)
+
+
+def test_a_module_of_the_name_that_compiled_ones_have_is_saved_whole(path: Path) -> None:
+    model = nn.Module()
+    model._orig_mod, model.head = nn.Linear(2, 2), nn.Linear(2, 1)
+    torchfuse.save_checkpoint(path, model=model)
+    assert len(torch.load(path, weights_only=True)["model"]) == 4

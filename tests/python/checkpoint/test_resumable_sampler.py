@@ -38,6 +38,7 @@ def test_an_epoch_goes_on(tmp_path: Path, name: str) -> None:
     batches = [batch.tolist() for batch in loader]
     sampler.advance(4)
     torchfuse.save_checkpoint(tmp_path / "last.pt", sampler=sampler)
+    sampler.set_epoch(1)
     list(sampler)  # what is drawn ahead does not count
 
     resumed = ResumableSampler(MAKERS[name]())
@@ -99,6 +100,7 @@ def test_a_damaged_state_changes_nothing(bad: Any, message: str) -> None:
     sampler = ResumableSampler(MAKERS["random"]())
     list(sampler)
     sampler.advance(3)
+    sampler.set_epoch(0)
     before = sampler.state_dict()
     rest = list(sampler)
     state = bad if bad is None else {**before, "position": 5, **bad}
@@ -127,7 +129,9 @@ def test_an_epoch_that_nobody_announced_is_an_error(name: str) -> None:
     loader = DataLoader(DATA, batch_size=4, sampler=sampler)
     for batch in loader:
         sampler.advance(len(batch))
-    message = r"expected set_epoch\(\) before an epoch, got none after all \d+ samples of epoch 0"
+    message = (
+        r"expected set_epoch\(\) before another iteration, got none after \d+ samples of epoch 0"
+    )
     with pytest.raises(RuntimeError, match=message):
         list(loader)
     # What is left of a finished epoch is nothing, also after loading.
@@ -151,3 +155,14 @@ def test_counts_are_ints() -> None:
     state = sampler.state_dict()
     assert type(state["position"]) is int
     sampler.load_state_dict(state)
+
+
+def test_samples_that_a_loader_drops_hide_no_missing_call() -> None:
+    sampler = ResumableSampler(RandomSampler(range(10), generator=torch.Generator()))  # type: ignore[arg-type]
+    loader = DataLoader(DATA, batch_size=4, sampler=sampler, drop_last=True)
+    for batch in loader:
+        sampler.advance(len(batch))
+    with pytest.raises(RuntimeError, match=r"expected set_epoch\(\) before another iteration"):
+        list(loader)
+    sampler.set_epoch(1)
+    assert len(list(loader)) == 2

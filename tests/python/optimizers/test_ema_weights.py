@@ -111,6 +111,13 @@ def test_parameters_that_are_written_in_the_block_are_warned_of() -> None:
         warnings.simplefilter("error")
         with optimizer.ema_weights():
             assert_same_bits(params[0], best)
+    # As an error, the warning comes when all is back.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=message), optimizer.ema_weights(), torch.no_grad():
+            params[0].add_(0.0)
+    assert_same_bits(params[0], before)
+    train(optimizer, params, 3)
 
 
 def test_parameters_without_an_average_keep_their_values() -> None:

@@ -94,7 +94,7 @@ def initialize(
         >>> model.weight.dtype, model(torch.ones(1, 4)).dtype
         (torch.float16, torch.float32)
     """
-    if not isinstance(enabled, bool | int) or enabled not in (True, False):
+    if enabled is not None and (isinstance(enabled, str) or enabled not in (True, False)):
         raise TypeError(
             f"amp.initialize: expected enabled to be a bool, got {enabled!r}. Pass a level by "
             f"name: opt_level={enabled!r}."
@@ -177,11 +177,13 @@ def _check_count(num_losses: Any) -> None:
 
 
 def _warn_of_strangers(models: list[torch.nn.Module], optimizers: list[Any]) -> None:
-    """Warns of an optimizer that would not train any of the models."""
+    """Warns of an optimizer of a copy of a model, which would not train the model."""
     known = {id(param) for model in models for param in model.parameters()}
+    shapes = [[param.shape for param in model.parameters()] for model in models]
     for index, optimizer in enumerate(optimizers):
-        own = {id(param) for group in optimizer.param_groups for param in group["params"]}
-        if known and own.isdisjoint(known):
+        own = [param for group in optimizer.param_groups for param in group["params"]]
+        is_copy = [param.shape for param in own] in shapes and own
+        if is_copy and known.isdisjoint(map(id, own)):
             warnings.warn(
                 f"amp.initialize: expected optimizers[{index}] to have parameters of the models, "
                 f"got a {type(optimizer).__name__} without one. Make it of model.parameters(), "

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -83,9 +83,12 @@ class MasterStash(AmpStash):
                 _C.remake_master(model.detach(), self.all_fp32_from_fp16_params[place].detach())
                 self._versions[place] = model._version
 
-    def remake_masters(self) -> None:
-        """Makes the masters anew of parameters that were written in a way that leaves no trace."""
-        self._versions = [_UNKNOWN] * len(self._models)
+    def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        """Makes masters anew of the model's parameters, as `FusedOptimizer.remake_masters` does."""
+        chosen = None if params is None else set(map(id, params))
+        for place, model in enumerate(self._models):
+            if chosen is None or id(model) in chosen:
+                self._versions[place] = _UNKNOWN
         self.make_masters()
 
     def _new_master(self, param: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def _check_closure(optimizer: Any, stash: AmpStash) -> None:
     remedy = "Compute the gradients first, within amp.scale_loss"
     if isinstance(stash, MasterStash):
         raise RuntimeError(f"{where} master weights, got one. {remedy}.")
-    if stash.has_dynamic_scale:
+    if any(scaler.dynamic for scaler in _amp_state.loss_scalers):
         raise RuntimeError(
             f"{where} a dynamic loss scale, got one: its overflow would come too late to skip the "
             f"step. {remedy}, or pass loss_scale=1.0 to amp.initialize."
@@ -119,15 +119,14 @@ def _skip(optimizer: Any, stash: AmpStash) -> None:
 
 def _zero_grad(zero_grad: Any) -> Any:
     @functools.wraps(zero_grad)
-    def amp_zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
+    def amp_zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         stash: AmpStash = optimizer._amp_stash
-        if set_to_none is None:
-            zero_grad()
-        else:
-            zero_grad(set_to_none=set_to_none)
+        result = zero_grad(*args, **kwargs)
         stash.forget()
         if isinstance(stash, MasterStash):
             stash.drop_master_grads()
+            set_to_none = kwargs.get("set_to_none", args[0] if args else True)
             stash.zero_model_grads(set_to_none is not False)
+        return result
 
     return amp_zero_grad

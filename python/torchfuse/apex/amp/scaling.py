@@ -47,8 +47,7 @@ def scale_loss(
             `amp._amp_state.loss_scalers[loss_id].update_scale()` itself.
 
     Raises:
-        RuntimeError: before `amp.initialize`, within another block with the same optimizer, and for
-            gradients that are still scaled for another optimizer.
+        RuntimeError: before `amp.initialize`, and within another block with the same optimizer.
         TypeError: if the loss is not a tensor.
         ValueError: for an optimizer that `amp.initialize` has not seen, or a `loss_id` out of
             range.
@@ -84,7 +83,9 @@ def scale_loss(
         return
     for stash in stashes:
         _check_closed(stash)
-    others = [stash for stash in AmpStash._all if scale != 1.0 and stash not in stashes]
+    others = {
+        stash: stash.noted() for stash in AmpStash._all if scale != 1.0 and stash not in stashes
+    }
     scaled_loss, passes = _counted(loss.float() * scale)
     seen: set[int] = set()
     fresh: list[AmpStash] = []
@@ -92,8 +93,9 @@ def scale_loss(
         for stash in stashes:
             if stash.prepare(scale, seen):
                 fresh.append(stash)
-        for stash in others:
-            stash.note_others()
+        if len(fresh) == len(stashes) and all(stash.is_empty for stash in stashes):
+            for stash in stashes:
+                stash.skip_next_step = False  # what overflowed is gone
         yield scaled_loss
     except BaseException:
         for stash in fresh:
@@ -102,8 +104,8 @@ def scale_loss(
     finally:
         for stash in stashes:
             stash.is_open = False
-    for stash in others:
-        stash.find_foreign(scale)
+        for stash, before in others.items():
+            stash.find_foreign(before, scale)
     if scaled_loss.requires_grad and not passes:
         warnings.warn(
             "amp.scale_loss: expected a backward pass of the scaled loss within the block, got "

@@ -6,13 +6,16 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.loss_scaler import LossScaler
+
+#: Changes by the program, and what marks each gradient.
+Noted: TypeAlias = tuple[int, dict[int, tuple[int, int]]]
 
 
 class AmpStash:
@@ -23,7 +26,7 @@ class AmpStash:
     unscaled gradients aside before the backward pass, and adds them after it has unscaled the new
     ones. Gradients that stay scaled, with `delay_unscale`, are brought to the next pass's scale.
     The pass may also reach parameters of optimizers that `scale_loss` was not given: their new
-    gradients stay scaled, and are remembered until they are replaced.
+    gradients stay scaled. The step warns of them unless they were replaced or written.
 
     Args:
         optimizer: the optimizer.
@@ -31,7 +34,6 @@ class AmpStash:
 
     Attributes:
         is_open: whether a block of `scale_loss` with this optimizer has begun and not ended.
-        has_dynamic_scale: whether its losses have a dynamic scale.
         lazy_init_called: whether masters exist; always True in levels without masters.
         skip_next_step: whether the next step is to be skipped.
         scaled_by: loss scale of the gradients that `delay_unscale` has left, or None.
@@ -44,7 +46,6 @@ class AmpStash:
     def __init__(self, optimizer: torch.optim.Optimizer, expects_scaling: bool = False) -> None:
         self.optimizer = optimizer
         self.is_open = False
-        self.has_dynamic_scale = expects_scaling
         self._expects_scaling = expects_scaling
         self.skip_next_step = False
         self.scaled_by: float | None = None
@@ -52,8 +53,8 @@ class AmpStash:
         self.had_backward = False  # a scaled one, since the last step
         self._owned: list[Tensor] = []
         self._aside: list[tuple[Tensor, Tensor]] = []
-        self._before: dict[int, tuple[int, int]] = {}  # gradients before a pass of others
-        self._foreign: list[tuple[weakref.ref[Tensor], int]] = []  # those of others, and versions
+        self._changes = 0  # own blocks that began, and calls of zero_grad()
+        self._foreign: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # those of others
         self._foreign_scale = 1.0
         AmpStash._all.add(self)
 
@@ -98,7 +99,7 @@ class AmpStash:
             False if there are scaled gradients, to which the backward pass adds.
         """
         self.is_open = True
-        self.check_foreign("amp.scale_loss")
+        self._changes += 1
         self._owned = [param for param in self.params() if id(param) not in seen]
         seen.update(map(id, self._owned))
         is_first = self.scaled_by is None
@@ -111,47 +112,51 @@ class AmpStash:
             if param.grad is not None:
                 self._aside.append((param, param.grad))
                 param.grad = None
-        if is_first and not self._aside:
-            self.skip_next_step = False  # what overflowed is gone
         return is_first
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there were no gradients before the block that is open."""
+        return not self._aside
 
     # Passes that other optimizers are given.
 
-    def note_others(self) -> None:
-        """Notes the gradients before a backward pass that `scale_loss` is not given this for."""
-        self._before = {id(param): _mark(param.grad) for param in self._with_grads()}
+    def noted(self) -> Noted:
+        """Returns what `find_foreign` compares with, before a pass that is not for this one."""
+        return self._changes, {id(param): _mark(param.grad) for param in self.params()}
 
-    def find_foreign(self, loss_scale: float) -> None:
-        """Finds gradients of such a pass; `before_step` refuses them."""
-        for param in self._with_grads():
-            grad = param.grad
-            if grad is not None and self._before.get(id(param)) != _mark(grad):
-                self._foreign.append((weakref.ref(grad), grad._version))
+    def find_foreign(self, before: Noted, loss_scale: float) -> None:
+        """Finds gradients that the pass has left scaled."""
+        changes, marks = before
+        if self._changes != changes:  # they may be those of an own block inside
+            return
+        found = [param for param in self.params() if _mark(param.grad) != marks.get(id(param))]
+        for param in found:
+            if param.grad is not None:
+                self._foreign[id(param)] = weakref.ref(param.grad), _mark(param.grad)[1]
                 self._foreign_scale = loss_scale
-        self._before = {}
 
-    def _with_grads(self) -> Iterator[Tensor]:
-        return (param for param in self.params() if param.grad is not None)
-
-    def check_foreign(self, caller: str) -> None:
-        """Refuses gradients that are still scaled, for another optimizer."""
-        grads = {id(param.grad) for param in self._with_grads()} if self._foreign else set()
-        foreign, self._foreign = self._foreign, []
-        for reference, version in foreign:
-            grad = reference()
-            if grad is not None and id(grad) in grads and grad._version == version:
-                self._foreign = foreign
-                raise RuntimeError(
-                    f"{caller}: expected unscaled gradients in {type(self.optimizer).__name__}, "
-                    f"got some of a loss that amp.scale_loss scaled for another optimizer, "
+    def _warn_of_foreign(self) -> None:
+        grads = {id(param): param.grad for param in self.params()} if self._foreign else {}
+        foreign, self._foreign = self._foreign, {}
+        for key, (reference, version) in foreign.items():
+            grad = grads.get(key)
+            if grad is not None and reference() is grad and _mark(grad)[1] == version:
+                self._expects_scaling = False  # the other warning would be misleading
+                warnings.warn(
+                    f"{type(self.optimizer).__name__}.step: expected unscaled gradients, got some "
+                    "of a loss that amp.scale_loss scaled for another optimizer, "
                     f"{self._foreign_scale} times as large. Call zero_grad() before, or pass both "
-                    "optimizers: amp.scale_loss(loss, [one, other])."
+                    "optimizers: amp.scale_loss(loss, [one, other]).",
+                    stacklevel=5,
                 )
+                return
 
     def forget(self) -> None:
         """Drops all gradients of before; `zero_grad()` has been called."""
         self._aside = []
-        self._foreign = []
+        self._foreign = {}
+        self._changes += 1
         if not self.is_open:
             self.scaled_by = None
             self.skip_next_step = False
@@ -198,7 +203,7 @@ class AmpStash:
                 f"{name}: expected a call after the block of amp.scale_loss, got one inside. The "
                 "gradients are unscaled when the block ends: call step() after it."
             )
-        self.check_foreign(name)
+        self._warn_of_foreign()
         if self.scaled_by is not None:
             raise RuntimeError(
                 f"{type(self.optimizer).__name__}.step: expected unscaled gradients, got those of "
@@ -225,4 +230,6 @@ class AmpStash:
 
 def _mark(grad: Tensor | None) -> tuple[int, int]:
     """What changes when a gradient is replaced or written."""
-    return (0, 0) if grad is None else (id(grad), grad._version)
+    if grad is None:
+        return 0, 0
+    return id(grad), 0 if grad.is_inference() else grad._version

@@ -30,7 +30,7 @@ class FP16_Optimizer:
         init_optimizer: optimizer to wrap.
         static_loss_scale: constant loss scale.
         dynamic_loss_scale: use a `DynamicLossScaler` instead.
-        dynamic_loss_args: its arguments by name.
+        dynamic_loss_args: its arguments by name; ignored with a constant scale.
         verbose: print when a step is skipped.
 
     Attributes:
@@ -40,8 +40,7 @@ class FP16_Optimizer:
 
     Raises:
         TypeError: if `init_optimizer` is not an optimizer.
-        ValueError: for a loss scale that is not a positive, finite number, and for arguments of a
-            dynamic scale without one.
+        ValueError: for a loss scale that is not a positive, finite number.
 
     Example:
         >>> import torch
@@ -73,11 +72,6 @@ class FP16_Optimizer:
             raise TypeError(
                 "FP16_Optimizer: expected init_optimizer to be a torch.optim.Optimizer, got "
                 f"{type(init_optimizer).__name__}."
-            )
-        if dynamic_loss_args is not None and not dynamic_loss_scale:
-            raise ValueError(
-                "FP16_Optimizer: expected dynamic_loss_args only with dynamic_loss_scale=True, got "
-                f"{dynamic_loss_args!r}."
             )
         self.optimizer = init_optimizer
         self.verbose = verbose
@@ -207,13 +201,16 @@ class FP16_Optimizer:
                 )
             return None
         result = self._step_with(closure) if closure is not None else self.optimizer.step()
+        self._has_grads = False
         self._masters_to_model()
         return result
 
     def _check_grads(self) -> None:
         """Refuses gradients that have not reached the masters."""
         models = [param for group in self.fp16_groups for param in group]
-        if self._has_grads or not any(m.grad is not None and m.grad.any() for m in models):
+        masters = [param for group in self.fp32_from_fp16_groups for param in group]
+        copied = self._has_grads or any(master.grad is not None for master in masters)
+        if copied or not any(model.grad is not None and model.grad.any() for model in models):
             return
         raise RuntimeError(
             "FP16_Optimizer.step: expected gradients of optimizer.backward(loss) since the last "

@@ -196,6 +196,11 @@ TEST_F(CheckpointTest, ASchedulerBelongsToAnOptimizerOfTheCheckpoint) {
   save_checkpoint(path_, both);
   load_checkpoint(path_, both);
 
+  // A part of the program's own may hold the optimizer.
+  const auto nothing = Checkpoint().scheduler(others).archived("mine", [](auto&) {}, [](auto&) {});
+  save_checkpoint(path_, nothing);
+  load_checkpoint(path_, nothing);
+
   // The description does not know the optimizers of torch.
   torch::optim::SGD sgd(critic->parameters(), torch::optim::SGDOptions(0.1));
   optim::StepLR of_torch(sgd, 2, 0.5);
