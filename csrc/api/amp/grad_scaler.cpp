@@ -202,8 +202,7 @@ void GradScaler::update() {
   require_scale("update");
   const std::vector<at::Tensor> flags = recorded_flags();
   TORCH_CHECK(options_.allow_no_grads() || !flags.empty(),
-              "No inf checks were recorded prior to update. Call scaler.step(optimizer) before it, "
-              "not optimizer.step(), with gradients.");
+              "No inf checks were recorded prior to update. Call scaler.step(), with gradients.");
   if (!flags.empty()) core_.update(flags, rule());
   states_.clear();
 }

@@ -75,6 +75,27 @@ def check_count(name: str, value: Any, least: int) -> None:
         )
 
 
+def check_rule(scale: Any, growth_factor: Any, backoff_factor: Any, growth_interval: Any) -> None:
+    check_factor("init_scale", scale)
+    check_factor("growth_factor", growth_factor)
+    check_factor("backoff_factor", backoff_factor)
+    check_count("growth_interval", growth_interval, 1)
+
+
+def checked_extras(process_group: Any, **extras: Any) -> dict[str, Any]:
+    """Checks types and returns the arguments of the native object, which checks the ranges."""
+    for name in ("hysteresis", "history_size"):
+        if not hasattr(extras[name], "__index__"):
+            raise TypeError(f"GradScaler: expected {name} to be an int, got {extras[name]!r}.")
+    if process_group is not None and not hasattr(process_group, "group_name"):
+        raise TypeError(
+            f"GradScaler: expected process_group to be a ProcessGroup or None, got "
+            f"{process_group!r}. Make one with torch.distributed.new_group()."
+        )
+    group = None if process_group is None else str(process_group.group_name)
+    return {**extras, "process_group": group}
+
+
 class ScalerState(_TorchGradScaler):
     """torch's scaler with its tensors stored in the native object, under torch's private names."""
 

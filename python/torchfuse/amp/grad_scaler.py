@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
 from torchfuse.amp._device import chosen_device_type
-from torchfuse.amp._scaler_state import ScalerState, check_count, check_factor, check_scale
+from torchfuse.amp._scaler_state import ScalerState, check_rule, check_scale, checked_extras
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Attributes that the scaler sets on an optimizer of torchfuse during one step.
@@ -25,12 +25,7 @@ def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _grad_device(optimizer: torch.optim.Optimizer) -> torch.device | None:
     """Returns the device of the first parameter that has a gradient, or None."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.grad is not None:
-                device: torch.device = param.device
-                return device
-    return None
+    return next((param.device for param in _params(optimizer) if param.grad is not None), None)
 
 
 class GradScaler(ScalerState):
@@ -104,32 +99,21 @@ class GradScaler(ScalerState):
         process_group: torch.distributed.ProcessGroup | None = None,
         history_size: int = 0,
     ) -> None:
-        if process_group is not None and not hasattr(process_group, "group_name"):
-            raise TypeError(
-                f"GradScaler: expected process_group to be a ProcessGroup or None, got "
-                f"{process_group!r}. Make one with torch.distributed.new_group()."
-            )
-        self._extras: dict[str, Any] = {
-            "hysteresis": hysteresis,
-            "min_scale": min_scale,
-            "max_scale": max_scale,
-            "dynamic": dynamic,
-            "process_group": None if process_group is None else process_group.group_name,
-            "history_size": history_size,
-        }
+        self._extras = checked_extras(
+            hysteresis=hysteresis,
+            min_scale=min_scale,
+            max_scale=max_scale,
+            dynamic=dynamic,
+            process_group=process_group,
+            history_size=history_size,
+        )
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
         self._no_overflow: Tensor | None = None  # an argument that only torch's own methods read
-        for name, count in (("hysteresis", hysteresis), ("history_size", history_size)):
-            if not hasattr(count, "__index__"):
-                raise TypeError(f"GradScaler: expected {name} to be an int, got {count!r}.")
         # Created before torch's constructor, which assigns _scale and _growth_tracker to it.
         self._core = _C.GradScalerCore(**self._extras)
         if enabled:
-            check_factor("init_scale", init_scale)
-            check_factor("growth_factor", growth_factor)
-            check_factor("backoff_factor", backoff_factor)
-            check_count("growth_interval", growth_interval, 1)
+            check_rule(init_scale, growth_factor, backoff_factor, growth_interval)
         kind = chosen_device_type("GradScaler: expected device", "init_scale", device)
         super().__init__(kind, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 

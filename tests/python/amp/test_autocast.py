@@ -156,18 +156,6 @@ def test_what_torch_cuda_amp_takes_first_is_refused_by_name(
         make(ast.literal_eval(got))
 
 
-def test_what_else_stands_in_the_place_of_the_device() -> None:
-    with pytest.raises(ValueError, match=r"by name: dtype=torch\.float16\.$"):
-        autocast(torch.float16)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"by name: enabled=True\.$"):
-        GradScaler(True)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"written with parentheses: @autocast\(\)\.$"):
-
-        @autocast  # type: ignore[arg-type]
-        def function() -> None:
-            """Never called."""
-
-
 # --- Functions that use it, compiled and not ---------------------------------------------------
 
 

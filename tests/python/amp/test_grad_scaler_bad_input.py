@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchfuse.amp import GradScaler
+from torchfuse.amp import GradScaler, autocast
 from torchfuse.optimizers import FusedAdam
 
 
@@ -135,3 +135,15 @@ def test_what_is_no_count_and_no_group() -> None:
         GradScaler("cpu", history_size="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected process_group to be a ProcessGroup or None, got"):
         GradScaler("cpu", process_group="x")  # type: ignore[arg-type]
+
+
+def test_what_else_stands_in_the_place_of_the_device() -> None:
+    with pytest.raises(ValueError, match=r"by name: dtype=torch\.float16\.$"):
+        autocast(torch.float16)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"by name: enabled=True\.$"):
+        GradScaler(True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"written with parentheses: @autocast\(\)\.$"):
+
+        @autocast  # type: ignore[arg-type]
+        def function() -> None:
+            """Never called."""

@@ -94,11 +94,7 @@ def initialize(
         >>> model.weight.dtype, model(torch.ones(1, 4)).dtype
         (torch.float16, torch.float32)
     """
-    if enabled is not None and (isinstance(enabled, str) or enabled not in (True, False)):
-        raise TypeError(
-            f"amp.initialize: expected enabled to be a bool, got {enabled!r}. Pass a level by "
-            f"name: opt_level={enabled!r}."
-        )
+    _check_enabled(enabled)
     if not enabled:
         _disable()
         return models if optimizers is None else (models, optimizers)
@@ -140,6 +136,14 @@ def initialize(
         is_dynamic = properties.loss_scale == "dynamic"
         prepare_optimizer(optimizer, bool(properties.master_weights), is_dynamic)
     return models if optimizers is None else (models, optimizers)
+
+
+def _check_enabled(enabled: Any) -> None:
+    if enabled is not None and (isinstance(enabled, str) or enabled not in (True, False)):
+        raise TypeError(
+            f"amp.initialize: expected enabled to be a bool, got {enabled!r}. Pass a level by "
+            f"name: opt_level={enabled!r}."
+        )
 
 
 def _disable() -> None:

@@ -42,10 +42,8 @@ TEST(GradScalerRules, RefusesCallsOutOfOrder) {
   expect_error([&] { scaler.step(optimizer); }, "Attempted step" + unscaled);
   expect_error([&] { scaler.update(); }, "Attempted update" + unscaled);
   scaler.scale(torch::zeros({}));
-  expect_error(
-      [&] { scaler.update(); },
-      "No inf checks were recorded prior to update. Call scaler.step(optimizer) before it, "
-      "not optimizer.step(), with gradients.");
+  expect_error([&] { scaler.update(); },
+               "No inf checks were recorded prior to update. Call scaler.step(), with gradients.");
   scaler.unscale_(optimizer);
   expect_error([&] { scaler.unscale_(optimizer); },
                "unscale_() has already been called on this optimizer since the last update().");
