@@ -80,7 +80,7 @@ help:
 	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
 	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
 	@echo "make docs            the documentation site, with its doctests and examples: build/docs/html"
-	@echo "make bench           benchmarks/run.py --suite fused_adam"
+	@echo "make bench | bench-peers  the suites fused_adam, and peers with DeepSpeed"
 	@echo "make lint | clean"
 
 # --- Environment -------------------------------------------------------------------------------------
@@ -113,13 +113,16 @@ build/torch-%/.requirements: requirements-dev.txt
 	touch $@
 
 # An environment on top of .venv, which stays as it is.
-build/integrations/.requirements: requirements-integrations.txt .venv/.requirements
-	$(VENV_PYTHON) -m venv --clear build/integrations
+ABOVE_VENV := build/integrations/.requirements build/peers/.requirements
+$(ABOVE_VENV): build/%/.requirements: requirements-%.txt .venv/.requirements
+	$(VENV_PYTHON) -m venv --clear build/$*
 	echo "import site; site.addsitedir('$$($(VENV_PYTHON) $(PURELIB))')" \
-	  > "$$(build/integrations/bin/python $(PURELIB))/venv_below.pth"
-	build/integrations/bin/python -m pip install --quiet -r requirements-integrations.txt \
-	  -c requirements-dev.txt
+	  > "$$(build/$*/bin/python $(PURELIB))/venv_below.pth"
+	build/$*/bin/python -m pip install --quiet -r $< -c requirements-dev.txt $(PIP_FLAGS_$*)
 	touch $@
+
+# DeepSpeed asks torch when it is built.
+PIP_FLAGS_peers := --no-build-isolation
 
 # --- Build -------------------------------------------------------------------------------------------
 
@@ -380,6 +383,11 @@ tutorials: prefix
 
 bench: build
 	$(VENV_PYTHON) benchmarks/run.py --suite fused_adam $(BENCH_ARGS)
+
+# The packages bring an OpenMP of their own: threads of one that wait must not spin beside the other's.
+bench-peers: build/peers/.requirements build
+	OMP_WAIT_POLICY=PASSIVE TORCH_EXTENSIONS_DIR=build/peers/extensions \
+	  build/peers/bin/python benchmarks/run.py --suite peers $(BENCH_ARGS)
 
 # --- Documentation -----------------------------------------------------------------------------------
 

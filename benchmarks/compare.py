@@ -171,6 +171,9 @@ def table(result: dict[str, Any]) -> str:
             lines += ["", *render(result[key])]
     if on_gpu:
         lines += ["", *_host_lines(on_gpu)]
+    missing = result.get("missing", {})
+    if missing:
+        lines += ["", *(f"missing: {peer} ({why})" for peer, why in missing.items())]
     return "\n".join(lines)
 
 

@@ -36,6 +36,7 @@ SUITES = (
     "sync_batch_norm",
     "rows",
     "amp_c",
+    "peers",
     "gpu",
 )
 RESULT_FORMAT = 1
@@ -186,6 +187,7 @@ def main() -> int:
             rounds=arguments.rounds,
         ),
         **run_suite(suite, arguments),
+        "missing": dict(getattr(suite, "MISSING", {})),
         "host_path": host_path.measure() if arguments.callgrind else None,
     }
     if not (result["cases"] or result["peak_memory"] or result["host_path"]):

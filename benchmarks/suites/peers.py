@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The steps of other packages: DeepSpeed's CPU optimizers, and torch's under torch.compile.
+
+`make bench-peers` installs the packages beside the development environment and runs this suite. A
+peer that cannot be imported or built is reported with its error, and no row has its name. All
+contenders keep fp32 states, so that they move the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suites.contenders import AGAIN, FUSED, OURS
+from suites.fused_adam import Prepared
+from suites.parameters import ParameterSet, load
+from torchfuse import optimizers
+
+QUICK_NUMEL = 30_000_000
+LEARNING_RATE = 1e-3
+#: Relative difference in norm of the parameters from ours after three steps.
+TOLERANCE = 5e-6
+DEEPSPEED = "DeepSpeed"
+COMPILED = "torch compiled"
+MEMORY_CASES = ()
+#: Peers that could not be made, and why.
+MISSING: dict[str, str] = {}
+
+Make = Callable[[list[Tensor]], Any]
+
+
+def _of_deepspeed(package: str, name: str) -> Any:
+    """A class of DeepSpeed, whose native code is compiled when its first object is made."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        kind = getattr(importlib.import_module(f"deepspeed.ops.{package}"), name)
+        kind([torch.nn.Parameter(torch.zeros(8))])
+    except Exception as error:  # whatever the package raises where it cannot be built
+        MISSING[f"{DEEPSPEED} {package}"] = f"{type(error).__name__}: {error}"
+        return None
+    return kind
+
+
+class CompiledStep:
+    """torch's optimizer, whose whole step is one function of torch.compile."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes an optimizer that torch can compile."""
+        self._optimizer = optimizer
+        self._step = torch.compile(optimizer.step)
+
+    def step(self) -> None:
+        """One step."""
+        self._step()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row: one optimizer in fp32, without scaling and clipping.
+
+    `bytes_per_element` counts each stream that is read, and each that is written, once.
+    """
+
+    optimizer: str
+    contenders: tuple[tuple[str, Make], ...]
+    bytes_per_element: int
+    parameters: str = "large"
+    target: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For --only and for the table."""
+        return f"{self.optimizer}/step/{self.parameters}"
+
+    @property
+    def subject(self) -> str:
+        """Whose time the peers' times are divided by."""
+        return OURS
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The others; the target is for the first."""
+        return tuple(name for name, _ in self.contenders if name != OURS)
+
+    def load(self) -> ParameterSet:
+        """The parameter set."""
+        return load(self.parameters)
+
+    def prepare(self, device: torch.device, seed: int) -> Prepared:
+        """Builds the contenders, and compares each with ours after three steps."""
+        params = {name: self._params(device, seed) for name, _ in self.contenders}
+        made = {name: make(params[name]) for name, make in self.contenders}
+        for optimizer in made.values():
+            for _ in range(3):
+                optimizer.step()
+        largest = 0.0
+        for name in self.peers:
+            for mine, theirs in zip(params[OURS], params[name], strict=True):
+                error = float((mine - theirs).detach().double().norm() / theirs.detach().norm())
+                if not error <= TOLERANCE:
+                    raise RuntimeError(
+                        f"{self.name}: expected parameters of {name} within {TOLERANCE:g} of ours "
+                        f"after three steps, got {error:g}"
+                    )
+                largest = max(largest, error)
+        return Prepared({name: made[name].step for name in made}, {"params": largest})
+
+    def _params(self, device: torch.device, seed: int) -> list[Tensor]:
+        parameters = self.load()
+        values = parameters.randn(torch.float32, device, seed)
+        params: list[Tensor] = [torch.nn.Parameter(value.mul_(0.1)) for value in values]
+        for param, grad in zip(
+            params, parameters.randn(torch.float32, device, seed + 1), strict=True
+        ):
+            param.grad = grad
+        return params
+
+
+def _made(kind: Any, **options: Any) -> Make:
+    return lambda params: kind(params, lr=LEARNING_RATE, **options)
+
+
+def _compiled(kind: Any, **options: Any) -> Make:
+    return lambda params: CompiledStep(kind(params, lr=LEARNING_RATE, **options))
+
+
+def _case(optimizer: str, bytes_per_element: int, *contenders: tuple[str, Make | None]) -> Case:
+    present = tuple((name, make) for name, make in contenders if make is not None)
+    target = 1.0 if DEEPSPEED in dict(present) else None
+    return Case(optimizer, present, bytes_per_element, target=target)
+
+
+def _deepspeed(package: str, name: str, **options: Any) -> Make | None:
+    kind = _of_deepspeed(package, name)
+    return None if kind is None else _made(kind, **options)
+
+
+_DECAY = {"weight_decay": 0.01}
+_ALL_CASES = (
+    _case(
+        "adam",
+        28,
+        (OURS, _made(optimizers.FusedAdam, **_DECAY)),
+        (DEEPSPEED, _deepspeed("adam", "DeepSpeedCPUAdam", adamw_mode=True, **_DECAY)),
+        (FUSED, _made(torch.optim.AdamW, fused=True, **_DECAY)),
+        (AGAIN, _made(torch.optim.AdamW, fused=True, **_DECAY)),
+        (COMPILED, _compiled(torch.optim.AdamW, foreach=True, **_DECAY)),
+    ),
+    _case(
+        "adagrad",
+        20,
+        (OURS, _made(optimizers.FusedAdagrad, eps=1e-10)),
+        (DEEPSPEED, _deepspeed("adagrad", "DeepSpeedCPUAdagrad", eps=1e-10)),
+        (FUSED, _made(torch.optim.Adagrad, fused=True)),
+    ),
+    _case(
+        "lion",
+        20,
+        (OURS, _made(optimizers.FusedLion, **_DECAY)),
+        (DEEPSPEED, _deepspeed("lion", "DeepSpeedCPULion", **_DECAY)),
+    ),
+)
+_LARGE_CASES = tuple(case for case in _ALL_CASES if case.peers)
+#: The targets are those of the large set. The small one is what --quick runs.
+CASES = _LARGE_CASES + tuple(
+    dataclasses.replace(case, parameters="resnet50", target=None) for case in _LARGE_CASES
+)
