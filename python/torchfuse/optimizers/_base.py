@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, ClassVar, overload
 
 import torch
@@ -18,6 +20,16 @@ from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
+
+
+def _similar_argument(name: str, kind: type) -> str:
+    """Returns the end of an error: the argument that may have been meant."""
+    functions = (vars(cls)["__init__"] for cls in kind.__mro__ if "__init__" in vars(cls))
+    known = {
+        argument for function in functions for argument in inspect.signature(function).parameters
+    }
+    found = get_close_matches(name, sorted(known), 1)
+    return f". Did you mean {found[0]!r}?" if found else ""
 
 
 class FusedOptimizer(Checkpoints):
@@ -76,7 +88,8 @@ class FusedOptimizer(Checkpoints):
     ) -> None:
         name = type(self).__name__
         for key in unknown:
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}")
+            hint = _similar_argument(key, type(self))
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}{hint}")
         check_master_dtype(name, 0, master_weight_dtype)
         choices = {"fused": fused, "foreach": foreach, "differentiable": differentiable}
         check_torch_only(name, 0, choices)

@@ -91,7 +91,8 @@ class DistributedDataParallel(nn.Module):
         g \leftarrow \frac{f}{n} \sum_{r=1}^{n} \frac{g_r}{f}
 
     with :math:`n` processes and the `gradient_predivide_factor` :math:`f`. The whole gradient is
-    reduced, including what earlier backward passes have accumulated.
+    reduced, including what earlier backward passes have accumulated. `apex.amp.scale_loss` sets it
+    aside: with `disable_allreduce()`, pass it `delay_unscale=True`.
 
     Args:
         module: module to train, with parameters on one type of device.

@@ -138,3 +138,14 @@ def test_an_unknown_argument_names_a_subclass() -> None:
 
     with pytest.raises(TypeError, match=r"^.*Mine\.__init__\(\) got an unexpected keyword .*'no'"):
         Mine(make_params(), no=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("clip_grad_norm", "max_grad_norm"), ("adamw_mode", "adam_w_mode"), ("beta", "betas")],
+)
+def test_an_unknown_argument_is_answered_with_a_similar_one(wrong: str, right: str) -> None:
+    with pytest.raises(TypeError, match=rf"keyword argument '{wrong}'\. Did you mean '{right}'\?$"):
+        optimizers.FusedAdam(make_params(), **{wrong: 1.0})
+    with pytest.raises(TypeError, match=r"keyword argument 'xyzxyz'$"):
+        optimizers.FusedAdam(make_params(), xyzxyz=1.0)  # type: ignore[call-arg]
