@@ -106,6 +106,8 @@ def scale_loss(
             stash.is_open = False
         for stash, before in others.items():
             stash.find_foreign(before, scale)
+    if not delay_unscale:
+        _finish(stashes, scaler, loss_id, delay_overflow_check)
     if scaled_loss.requires_grad and not passes:
         warnings.warn(
             "amp.scale_loss: expected a backward pass of the scaled loss within the block, got "
@@ -113,8 +115,6 @@ def scale_loss(
             "scaled_loss.backward()'.",
             stacklevel=3,
         )
-    if not delay_unscale:
-        _finish(stashes, scaler, loss_id, delay_overflow_check)
 
 
 def _counted(scaled_loss: Tensor) -> tuple[Tensor, list[bool]]:

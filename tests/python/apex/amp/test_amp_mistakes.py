@@ -100,11 +100,15 @@ def test_a_loss_that_is_not_scaled_is_warned_of(amp: Any) -> None:
     loss = loss_of(model)
     with pytest.warns(UserWarning, match=message), amp.scale_loss(loss, optimizer):
         loss.backward()
+    # As an error, the warning comes when the block has ended.
     optimizer.zero_grad()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=message), amp.scale_loss(loss_of(model), optimizer):
+            pass
         with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
             (2 * scaled_loss).backward()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
