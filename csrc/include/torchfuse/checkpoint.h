@@ -36,6 +36,7 @@ struct CheckpointPart {
 /// The values of the program's own that a checkpoint file holds, by name.
 class TORCHFUSE_API CheckpointValues {
  public:
+  /// Takes the values of the file `path`; load_checkpoint() calls it.
   CheckpointValues(std::string path, std::map<std::string, c10::IValue> values);
   /// Returns a value: `values.at("epoch").toInt()`. A number has the type that it was saved with:
   /// `toDouble()` refuses an integer, and `toScalar().toDouble()` takes both.
