@@ -72,6 +72,7 @@ class Case:
     bytes_per_element: int
     parameters: str = "large"
     target: float | None = None
+    tolerance: float = TOLERANCE
 
     @property
     def name(self) -> str:
@@ -103,9 +104,9 @@ class Case:
         for name in self.peers:
             for mine, theirs in zip(params[OURS], params[name], strict=True):
                 error = float((mine - theirs).detach().double().norm() / theirs.detach().norm())
-                if not error <= TOLERANCE:
+                if not error <= self.tolerance:
                     raise RuntimeError(
-                        f"{self.name}: expected parameters of {name} within {TOLERANCE:g} of ours "
+                        f"{self.name}: expected parameters of {name} within {self.tolerance:g} of ours "
                         f"after three steps, got {error:g}"
                     )
                 largest = max(largest, error)
@@ -166,7 +167,12 @@ _ALL_CASES = (
         (DEEPSPEED, _deepspeed("lion", "DeepSpeedCPULion", **_DECAY)),
     ),
 )
-_LARGE_CASES = tuple(case for case in _ALL_CASES if case.peers)
+#: Lion moves an element by the sign of a sum, which rounding turns where the sum is near 0.
+_LARGE_CASES = tuple(
+    dataclasses.replace(case, tolerance=1e-4) if case.optimizer == "lion" else case
+    for case in _ALL_CASES
+    if case.peers
+)
 #: The targets are those of the large set. The small one is what --quick runs.
 CASES = _LARGE_CASES + tuple(
     dataclasses.replace(case, parameters="resnet50", target=None) for case in _LARGE_CASES
