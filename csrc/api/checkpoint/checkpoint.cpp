@@ -141,7 +141,7 @@ Checkpoint& Checkpoint::group(const parallel::ProcessGroup& group) {
 }
 
 // With the epoch of a scheduler and other rates than its optimizer had, a run goes on with wrong
-// rates. Optimizers of torch are parts of the program's own, which the description does not know.
+// rates. Any optimizer may be in a part of the program's own, as those of torch always are.
 void Checkpoint::check_schedulers(const char* caller) const {
   if (has_others_) return;
   for (const auto& [name, optimizer] : scheduled_optimizers_) {

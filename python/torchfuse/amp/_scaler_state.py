@@ -49,13 +49,8 @@ class ScaleHistory(NamedTuple):
     skipped: list[bool]
 
 
-def check_scale(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"GradScaler: expected {name} to be positive and finite, got {value}.")
-
-
-def check_factor(name: str, value: Any) -> None:
-    """Checks a factor of the scale; above or below 1 is torch's to check, in the constructor."""
+def check_positive(name: str, value: Any) -> None:
+    """Checks the scale or a factor of it; torch compares factors with 1, in its constructor."""
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -76,9 +71,9 @@ def check_count(name: str, value: Any, least: int) -> None:
 
 
 def check_rule(scale: Any, growth_factor: Any, backoff_factor: Any, growth_interval: Any) -> None:
-    check_factor("init_scale", scale)
-    check_factor("growth_factor", growth_factor)
-    check_factor("backoff_factor", backoff_factor)
+    check_positive("init_scale", scale)
+    check_positive("growth_factor", growth_factor)
+    check_positive("backoff_factor", backoff_factor)
     check_count("growth_interval", growth_interval, 1)
 
 
@@ -107,12 +102,12 @@ class ScalerState(_TorchGradScaler):
 
     def set_growth_factor(self, new_factor: float) -> None:
         """Sets the factor by which the scale grows, a positive number."""
-        check_factor("growth_factor", new_factor)
+        check_positive("growth_factor", new_factor)
         super().set_growth_factor(new_factor)
 
     def set_backoff_factor(self, new_factor: float) -> None:
         """Sets the factor of the scale after an overflow, a positive number."""
-        check_factor("backoff_factor", new_factor)
+        check_positive("backoff_factor", new_factor)
         super().set_backoff_factor(new_factor)
 
     def set_growth_interval(self, new_interval: int) -> None:
@@ -229,9 +224,9 @@ class ScalerState(_TorchGradScaler):
             values[key] = self._number(key, state_dict[key], convert)
         tracker = state_dict.get("_hysteresis_tracker", self._extras["hysteresis"])
         tracker = int(self._number("_hysteresis_tracker", tracker, int))
-        check_scale("state_dict['scale']", values["scale"])
+        check_positive("state_dict['scale']", values["scale"])
         for name in ("growth_factor", "backoff_factor"):
-            check_factor(f"state_dict['{name}']", values[name])
+            check_positive(f"state_dict['{name}']", values[name])
         check_count("state_dict['growth_interval']", values["growth_interval"], 1)
         super().load_state_dict(values)
         self._core.set_hysteresis_tracker(tracker)

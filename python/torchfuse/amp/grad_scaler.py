@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
 from torchfuse.amp._device import chosen_device_type
-from torchfuse.amp._scaler_state import ScalerState, check_rule, check_scale, checked_extras
+from torchfuse.amp._scaler_state import ScalerState, check_positive, check_rule, checked_extras
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Attributes that the scaler sets on an optimizer of torchfuse during one step.
@@ -273,7 +273,7 @@ class GradScaler(ScalerState):
             return
         scale, _ = self._check_scale_growth_tracker("update")
         if isinstance(new_scale, (int, float)):
-            check_scale("new_scale", new_scale)
+            check_positive("new_scale", 0 + new_scale)  # a bool is a number here, as in torch
         elif new_scale is not None and not self._fits_scale(new_scale):
             raise AssertionError(
                 "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "

@@ -131,7 +131,7 @@ def _flag(name: str, value: Any) -> bool:
     """Returns a bool, also of a command line's text."""
     flags = {"True": True, "False": False}
     flag = flags.get(value) if isinstance(value, str) else value
-    if isinstance(flag, str) or flag not in (True, False):
+    if flag not in (True, False):
         raise _expected(name, "a bool, 'True', 'False' or None", value)
     return bool(flag)
 

@@ -86,7 +86,8 @@ def scale_loss(
     others = {
         stash: stash.noted() for stash in AmpStash._all if scale != 1.0 and stash not in stashes
     }
-    scaled_loss, passes = _counted(loss.float() * scale)
+    scaled_loss = loss.float() * scale
+    passes = _backward_passes(scaled_loss)
     seen: set[int] = set()
     fresh: list[AmpStash] = []
     try:
@@ -117,12 +118,12 @@ def scale_loss(
         )
 
 
-def _counted(scaled_loss: Tensor) -> tuple[Tensor, list[bool]]:
-    """Returns the loss, and a list with an entry for each of its backward passes."""
+def _backward_passes(scaled_loss: Tensor) -> list[bool]:
+    """Returns a list that gets an entry at each backward pass of the loss."""
     passes: list[bool] = []
     if scaled_loss.requires_grad:
         scaled_loss.register_hook(lambda grad: passes.append(True))
-    return scaled_loss, passes
+    return passes
 
 
 def _check_closed(stash: AmpStash) -> None:
