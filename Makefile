@@ -48,8 +48,8 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help demo distributed-demo images images-cpp test bench lint clean build coverage docs \
   doxygen-is-here \
-  package prefix pretended-cuda \
-  test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
+  package prefix pretended-cuda programs \
+  test-api test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
   test-newest-torch test-pretended-cuda test-consumer-whole \
   all-needed check test-all test-headers test-headers-in-turn test-mutations-in-turn \
   test-packaging test-python test-python-quick \
@@ -64,7 +64,7 @@ help:
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
 	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
 	@echo "make test-all        everything below too, as in CI: about an hour"
-	@echo "make test-cpp | test-python | test-asan | test-tsan | test-layers | test-consumer"
+	@echo "make test-cpp | test-api | test-python | test-asan | test-tsan | test-layers | test-consumer"
 	@echo "make test-types      mypy and stubtest"
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
@@ -146,7 +146,8 @@ prefix: build
 # Each lane runs to its end whatever became of the others, and says what it cost. What a lane of
 # `make test` proves is proven again by none of `make test-all`, but for the build.
 CHECK_LANES := test-layers test-types test-cpp test-python-quick
-TEST_LANES := test-layers test-types test-cpp test-python test-asan test-consumer \
+# `make test` runs the tests of the kernels once, under the sanitizers.
+TEST_LANES := test-layers test-types test-api test-python test-asan test-consumer \
   test-some-on-pretended-cuda
 # The first one makes what all need.
 ALL_LANES := all-needed lint test-layers test-types test-cpp docs test-consumer-whole \
@@ -165,10 +166,15 @@ test-all:
 
 all-needed: .venv/.requirements-lint .venv/.requirements-docs .venv/.requirements-packaging build
 
-test-cpp: build
+# Ops and classes of C++.
+test-api: build
+	cmake --build $(BUILD) --target torchfuse_api_tests
+	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L api --verbose --no-tests=error $(CTEST_ARGS)
+
+# These, and the kernels: as they are released, and counting the accesses of the CUDA kernels' source.
+test-cpp: test-api
 	cmake --build $(BUILD) --target all
 	ctest --test-dir $(BUILD) -LE api --output-on-failure --no-tests=error $(CTEST_ARGS)
-	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L api --verbose --no-tests=error $(CTEST_ARGS)
 
 # Every header compiles when it is included alone.
 test-headers: build
@@ -189,7 +195,12 @@ test-headers-in-turn: build
 PYTEST_WORKERS ?= 2
 PYTEST_IN_PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile
 
-test-python: build
+# What Python tests start or import. One that is older than the library would see other objects.
+PROGRAMS := torchfuse_programs torchfuse_synchronous_gloo torchfuse_bench_data_parallel
+programs: build
+	cmake --build $(BUILD) --target $(PROGRAMS)
+
+test-python: programs
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL) $(PYTEST_ARGS)
 
 # Without what starts programs or several processes.
@@ -205,7 +216,7 @@ UNDER_LOAD := tests/python/parallel tests/python/optimizers/test_dtensor.py \
   tests/python/optimizers/test_threads.py tests/python/amp/test_grad_scaler_dtensor.py \
   tests/python/apex/test_apex_ddp_program.py
 
-test-under-load: build
+test-under-load: programs
 	OMP_WAIT_POLICY=PASSIVE tools/under_load.sh $(or $(TIMES),20) \
 	  $(VENV_PYTHON) -m pytest -q $(PYTEST_IN_PARALLEL) $(UNDER_LOAD) $(PYTEST_ARGS)
 

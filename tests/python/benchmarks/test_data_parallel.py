@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The benchmark of data parallelism: that both languages do the same, and what it refuses.
 
-The C++ side is benchmarks/cpp/bench_data_parallel.cpp; `make test-cpp` builds it.
+The C++ side is benchmarks/cpp/bench_data_parallel.cpp; `make programs` builds it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIME_LIMIT = 300
 def program() -> Path:
     path = data_parallel.program_of(BUILD)
     if not path.exists():
-        pytest.skip(f"{path.name} is not built in {BUILD}; make test-cpp builds it")
+        pytest.skip(f"{path.name} is not built in {BUILD}; make programs builds it")
     return path
 
 

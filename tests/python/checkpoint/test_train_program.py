@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +183,31 @@ def test_cpp_reads_what_schedulers_and_views_save(tmp_path: Path) -> None:
     assert len(run_cpp("fp32", 1, 2, path, tmp_path / "next.pt")) == 1
 
 
+@contextmanager
+def saving(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that saves again and again, from its first file on; it ends with the block."""
+    program = subprocess.Popen(cpp_program("train", "loop", path), stdout=subprocess.PIPE)
+    try:
+        assert program.stdout is not None
+        started, _, _ = select.select([program.stdout], [], [], 120.0)
+        assert started, "the program has saved nothing within 120 s"
+        assert program.stdout.readline() == b"ready\n"
+        yield program
+    finally:
+        program.kill()
+        program.communicate()
+
+
 def test_a_killed_save_leaves_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     seed = random.Random(5)
     latest = 0
     left_behind = 0
     for _ in range(KILLS):
-        program = subprocess.Popen(cpp_program("train", "loop", path), stdout=subprocess.PIPE)
-        assert program.stdout is not None
-        assert program.stdout.readline() == b"ready\n"
-        time.sleep(seed.uniform(0.0, 0.05))
-        program.send_signal(signal.SIGKILL)
-        assert program.wait() == -signal.SIGKILL
-        program.stdout.close()
+        with saving(path) as program:
+            time.sleep(seed.uniform(0.0, 0.05))
+            program.send_signal(signal.SIGKILL)
+            assert program.wait() == -signal.SIGKILL
         values = torchfuse.load_checkpoint(path)
         assert torch.equal(values["tensor"], torch.full((200_000,), values["number"]))
         latest = max(latest, values["number"])
@@ -205,18 +220,7 @@ def test_a_killed_save_leaves_a_whole_file(tmp_path: Path) -> None:
 
 def test_two_writers_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
-    programs = [
-        subprocess.Popen(cpp_program("train", "loop", path), stdout=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    try:
-        for program in programs:
-            assert program.stdout is not None
-            assert program.stdout.readline() == b"ready\n"
+    with saving(path), saving(path):
         for _ in range(20):
             values = torchfuse.load_checkpoint(path)
             assert torch.equal(values["tensor"], torch.full((200_000,), values["number"]))
-    finally:
-        for program in programs:
-            program.kill()
-            program.communicate()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A backend that gives no Work for what is not asynchronous, as NCCL's does since torch 2.8.
 
-It is Gloo, wrapped by tests/cpp/api/parallel/synchronous_gloo.cpp, which `make test-cpp` builds.
+It is Gloo, wrapped by tests/cpp/api/parallel/synchronous_gloo.cpp, which `make programs` builds.
 Two processes make every kind of collective that the package starts.
 """
 
@@ -67,7 +67,7 @@ def _join(rank: int, ranks: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     if not FILE.exists():
-        pytest.skip(f"{MODULE} is not built in {FOLDER}; make test-cpp builds it")
+        pytest.skip(f"{MODULE} is not built in {FOLDER}; make programs builds it")
     return run_cases(tmp_path_factory.mktemp("without_work"), RANKS, CASES, _join)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The C++ programs of tests/cpp/api/programs.h, one executable; `make test-cpp` builds it."""
+"""The C++ programs of tests/cpp/api/programs.h, one executable; `make programs` builds it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = BUILD / "tests" / "cpp" / "torchfuse_programs"
 @functools.cache
 def _unusable() -> str | None:
     if not PROGRAMS.exists():
-        return f"{PROGRAMS.name} is not built in {BUILD}; make test-cpp builds it"
+        return f"{PROGRAMS.name} is not built in {BUILD}; make programs builds it"
     command = [PROGRAMS, "--torch-version"]
     built = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     if built != torch.__version__.split("+")[0]:

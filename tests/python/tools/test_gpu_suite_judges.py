@@ -79,7 +79,7 @@ def test_tests_pass_only_if_some_passed_and_none_failed(
         ("needs a CUDA device", False),
         ("this torch is built without nccl", False),
         ("could not import 'expecttest'", False),
-        ("torchfuse_programs is not built in build/gpu; make test-cpp builds it", False),
+        ("torchfuse_programs is not built in build/gpu; make programs builds it", False),
     ],
 )
 def test_nothing_is_skipped_for_being_absent(reason: str, may: bool, decide: Decide) -> None:

@@ -112,6 +112,7 @@ def test_every_test_target_is_a_lane_of_all() -> None:
     within = {
         "test": "test-cpp",
         "test-all": "test-cpp",
+        "test-api": "test-cpp",
         "test-asan": "coverage",
         "test-consumer": "test-consumer-whole",
         "test-cubins": "test-packaging",
