@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Says when the CUDA kernels last ran on a GPU, from the result files of tools/gpu_suite.sh alone.
 
-docs/testing.md gets all of it; README.md and the site's first page get a paragraph.
+Three pages have the same paragraph about it.
 
 Example:
     python tools/last_gpu_run.py --write   put it into these pages
@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = Path("docs/testing.md")
-# Where a paragraph stands, and from there the way to the page.
-SUMMARIES = {Path("README.md"): "docs/testing.md", Path("docs/index.md"): "testing.md"}
+# Where the paragraph stands, and from there the way to docs/testing.md and to the root.
+PAGES = {
+    Path("README.md"): ("docs/testing.md", ""),
+    Path("docs/index.md"): ("testing.md", "../"),
+    Path("docs/testing.md"): ("", "../"),
+}
 RESULTS = Path("benchmarks/results")
 BEGIN = "<!-- last GPU run: begin -->"
 END = "<!-- last GPU run: end -->"
-NEVER = (
-    "The CUDA kernels have never run on a GPU: `benchmarks/results` holds no result of "
-    "`tools/gpu_suite.sh`."
-)
 WITHOUT_GPU = (
     "The CUDA kernels compile for four GPU architectures, and their source is tested on the CPU "
     "and on a pretended CUDA device."
@@ -46,51 +45,28 @@ def latest(root: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def outcome(result: dict[str, Any]) -> str:
-    """One clause."""
-    return "every stage passed" if result["passed"] else "not every stage of three calls passed"
+    """One clause, which names every stage that has not passed."""
+    stages = [stage for part in result["parts"].values() for stage in part["stages"].items()]
+    others = [f"{name} {stage['status']}" for name, stage in stages if stage["status"] != "passed"]
+    if others:
+        return f"not every stage passed ({', '.join(others)})"
+    return "every stage passed" if result["passed"] else "some calls were not made"
 
 
-def summarize(root: Path, page: str) -> str:
-    """The paragraph for readers who are new, with a link to `page`."""
-    link = f"{page}#the-last-run-on-a-gpu"
+def summarize(root: Path, page: Path) -> str:
+    """The paragraph of one page."""
+    testing, to_root = PAGES[page]
+    proofs = f"[Testing]({testing}#what-only-a-gpu-can-show) says what each test proves."
     found = latest(root)
     if found is None:
-        return (
-            f"**Nothing has run on a GPU yet.** {WITHOUT_GPU} [Testing]({link}) says what that "
-            "proves, and what only a GPU can show."
-        )
-    result = found[1]
-    return (
-        f"**The last run on a GPU** was on {result['date'][:10]}, on one {result['gpu']}: "
-        f"{outcome(result)}. {WITHOUT_GPU} [Testing]({link}) has that run, and says what each test "
-        "proves."
-    )
-
-
-def describe(root: Path) -> str:
-    """The section as Markdown, without the markers: the latest result of the suite on a GPU."""
-    found = latest(root)
-    if found is None:
-        return NEVER
+        return f"**Nothing has run on a GPU yet.** {WITHOUT_GPU} {proofs}"
     path, result = found
-    changed = " with uncommitted changes" if result["dirty"] else ""
-    lines = [
-        f"Last run of `tools/gpu_suite.sh`: {result['date'][:10]} (UTC), commit "
-        f"`{result['sha'][:7]}`{changed}, {result['gpu']}: {outcome(result)}. "
-        f"Everything is in [`{path.as_posix()}`](../{path.as_posix()}).",
-        "",
-        "| call | stage | outcome | seconds | |",
-        "|---|---|---|---:|---|",
-    ]
-    for call, part in result["parts"].items():
-        machine = part["machine"]
-        versions = ", ".join(f"{name} {machine[name]}" for name in ("driver", "nvcc", "torch"))
-        lines.append(f"| {call} | | | | {versions} |")
-        for name, stage in part["stages"].items():
-            notes = "; ".join(text for text in (stage["reason"], stage.get("key")) if text)
-            notes = notes.replace("|", "\\|").replace("\n", " ")
-            lines.append(f"| | {name} | {stage['status']} | {stage['seconds']:.1f} | {notes} |")
-    return "\n".join(lines)
+    changes = " with uncommitted changes" if result["dirty"] else ""
+    return (
+        f"**The last run on a GPU** was on {result['date'][:10]} (UTC), on one {result['gpu']}, of "
+        f"commit `{result['sha'][:7]}`{changes}: {outcome(result)}. Its "
+        f"[result file]({to_root}{path.as_posix()}) has every stage. {WITHOUT_GPU} {proofs}"
+    )
 
 
 def updated(path: Path, section: str) -> tuple[str, str]:
@@ -111,14 +87,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Writes or checks the sections."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     action = parser.add_mutually_exclusive_group(required=True)
-    pages = ", ".join(path.as_posix() for path in (PAGE, *SUMMARIES))
+    pages = ", ".join(map(str, PAGES))
     action.add_argument("--write", action="store_true", help=f"update {pages}")
     action.add_argument("--check", action="store_true", help=f"compare with {pages}")
     options = parser.parse_args(arguments)
     try:
-        sections = {PAGE: describe(ROOT)}
-        sections |= {path: summarize(ROOT, page) for path, page in SUMMARIES.items()}
-        texts = {path: updated(path, section) for path, section in sections.items()}
+        texts = {path: updated(path, summarize(ROOT, path)) for path in PAGES}
         for path, (page, wanted) in texts.items():
             if options.check and page != wanted:
                 raise ValueError(

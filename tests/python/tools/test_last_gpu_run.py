@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,62 +37,49 @@ def add_result(root: Path, name: str, **changes: Any) -> None:
     path.write_text(json.dumps(result))
 
 
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(params=last_gpu_run.PAGES, ids=str)
+def page(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(last_gpu_run, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
-    for path in (last_gpu_run.PAGE, *last_gpu_run.SUMMARIES):
+    for path in last_gpu_run.PAGES:
         (tmp_path / path).write_text(PAGE)
-    return tmp_path / last_gpu_run.PAGE
+    return tmp_path / request.param
 
 
-def test_without_a_result_it_says_never(tmp_path: Path) -> None:
+def test_without_a_result_it_says_never(page: Path, tmp_path: Path) -> None:
     add_result(tmp_path, "amd-epyc-cpu/2026-11-21-93f4cfd.json", kind=None)
     add_result(tmp_path, "trial/2026-11-22-93f4cfd.json", gpu=None)
-    assert "have never run on a GPU" in last_gpu_run.describe(tmp_path)
-
-
-def test_the_newest_result_is_described(tmp_path: Path) -> None:
-    add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json", dirty=True, passed=False)
-    add_result(tmp_path, "zzz/2027-01-01-0123456.json", date="2027-01-01T23:59:59+00:00")
-    text = last_gpu_run.describe(tmp_path)
-    assert "2027-01-02 (UTC), commit `0123456` with uncommitted changes, NVIDIA H200" in text
-    assert "NVIDIA H200: not every stage of three calls passed" in text
-    assert "(../benchmarks/results/nvidia-h200/2027-01-02-0123456.json)" in text
-    assert "| tests | | | | driver 580.1, nvcc 13.0, torch 2.11.0 |" in text
-    assert "| | build | passed | 83.2 |  |" in text
-    assert "| | racecheck | failed | 9.0 | a\\|b; 2 errors |" in text
-    assert text.endswith("| | last | not run | 0.0 | not reached |")
-
-
-def test_write_makes_check_pass_until_a_newer_result_comes(page: Path, tmp_path: Path) -> None:
     assert last_gpu_run.main(["--check"]) == 1
     assert page.read_text() == PAGE
     assert last_gpu_run.main(["--write"]) == 0
     assert last_gpu_run.main(["--check"]) == 0
     text = page.read_text()
-    assert text.startswith("# Tests\n\n<!-- last GPU run: begin -->\nThe CUDA kernels have never")
+    start = "# Tests\n\n<!-- last GPU run: begin -->\n**Nothing has run on a GPU yet.**"
+    assert text.startswith(start)
     assert text.endswith("<!-- last GPU run: end -->\n\nThe end.\n")
-    add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json")
+    page.write_text(text.replace("Nothing", "Everything"))
     assert last_gpu_run.main(["--check"]) == 1
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_first_pages_say_in_a_paragraph_whether_anything_ran(
-    name: str, page: Path, tmp_path: Path
-) -> None:
-    first = tmp_path / name
-    link = "(docs/testing.md#" if name == "README.md" else "(testing.md#"
+def test_the_newest_result_is_described(page: Path, tmp_path: Path) -> None:
+    add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json", dirty=True, passed=False)
+    add_result(tmp_path, "zzz/2027-01-01-0123456.json", date="2027-01-01T23:59:59+00:00")
     assert last_gpu_run.main(["--write"]) == 0
-    assert "**Nothing has run on a GPU yet.**" in first.read_text()
-    assert link in first.read_text()
-    first.write_text(first.read_text().replace("Nothing", "Everything"))
-    assert last_gpu_run.main(["--check"]) == 1
-    add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json", passed=False)
-    assert last_gpu_run.main(["--write"]) == 0
-    assert "2027-01-02, on one NVIDIA H200: not every stage of three calls" in first.read_text()
-    assert "yet" not in first.read_text()
-    assert link in first.read_text()
+    text = page.read_text()
+    assert (
+        "2027-01-02 (UTC), on one NVIDIA H200, of commit `0123456` with uncommitted changes: not "
+        "every stage passed (racecheck failed, last not run). Its [result file]("
+    ) in text
+    for target in re.findall(r"\]\((?!#)([^)#]+)", text):
+        assert (page.parent / target).exists()
+    assert "yet" not in text
+
+
+def test_all_stages_of_all_calls_must_pass(tmp_path: Path) -> None:
+    parts = {"tests": {"stages": {"build": {"status": "passed"}}}}
+    for passed, clause in ((True, ": every stage passed."), (False, ": some calls were not made.")):
+        add_result(tmp_path, "nvidia-h200/2027-01-02-0123456.json", parts=parts, passed=passed)
+        assert clause in last_gpu_run.summarize(tmp_path, Path("README.md"))
 
 
 @pytest.mark.parametrize(
