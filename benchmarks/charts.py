@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the charts of a page show, and the place of each on the page.
+
+A page asks for a chart of the table above, or of the result file that the table shows:
+
+    <!-- chart: ratios of adam -->          one bar per row of the table
+    <!-- chart: end -->
+
+    <!-- chart: bandwidth of adam -->       one bar per case of the file in which we are timed
+    <!-- chart: end -->
+
+What stands between the two lines is written by benchmarks/report.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import figures
+
+FOLDER = "docs/_static/charts"
+SCHEMES = ("light", "dark")
+MARK = re.compile(
+    r"(<!-- chart: (ratios|bandwidth) of ([\w-]+) -->\n).*?(<!-- chart: end -->)", re.DOTALL
+)
+DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
+
+
+class Bar(NamedTuple):
+    """A bar: one value, or the range between two, with what is drawn beside it.
+
+    Attributes:
+        label: what stands at the left above the bar.
+        note: what stands at the right above it.
+        value: what stands behind it.
+        low: the smallest value.
+        high: the largest value; of a bandwidth, the reference stream's.
+        quartiles: of single rounds; none for a bandwidth.
+    """
+
+    label: str
+    note: str
+    value: str
+    low: float
+    high: float
+    quartiles: tuple[float, float] | None
+
+
+class Chart(NamedTuple):
+    """A chart; its name is that of its files, without scheme and extension."""
+
+    name: str
+    kind: str
+    title: str
+    subtitle: str
+    file: str
+    bars: list[Bar]
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _ratio_bars(table: figures.Table, result: dict[str, Any]) -> list[Bar]:
+    bars = []
+    for row in table.rows:
+        found = figures.ratios(result, table, row)
+        medians = [ratio.of_medians for ratio in found]
+        quartiles = (min(r.low for r in found), max(r.high for r in found))
+        bars.append(
+            Bar(
+                label=row.label.replace("`", ""),
+                note=row.peer,
+                value=figures.as_text(medians),
+                low=_digits(min(medians)),
+                high=_digits(max(medians)),
+                quartiles=(_digits(quartiles[0]), _digits(quartiles[1])),
+            )
+        )
+    return bars
+
+
+def _bandwidth_bars(result: dict[str, Any]) -> list[Bar]:
+    bars = []
+    for case in result["cases"]:
+        if case["subject"] != "torchfuse":
+            continue  # torch against itself
+        rate, ceiling = (
+            case["gb_per_s"][name]
+            for name in ("torchfuse", case.get("reference", "in-place scale"))
+        )
+        value = f"{rate:.1f} GB/s, {100 * rate / ceiling:.0f} %"
+        bars.append(Bar(case["name"], "", value, _digits(rate), _digits(ceiling), None))
+    return bars
+
+
+def chart_of(kind: str, name: str, table: figures.Table, result: dict[str, Any]) -> Chart:
+    """The chart of a table or of its result file."""
+    environment = result["environment"]
+    where = f"{figures.machine(environment)}, {figures.threads(environment)}"
+    where += " in each process" if "models" in result else ""
+    if kind == "ratios":
+        bars = _ratio_bars(table, result)
+        titles = (table.section, f"{table.head}; {where}")
+    else:
+        bars = _bandwidth_bars(result)
+        titles = (f"{table.section}, memory speed", where)
+    return Chart(f"{name}-{kind}", kind, *titles, table.file, bars)
+
+
+def alternative(chart: Chart) -> str:
+    """What the chart says to those who do not see it."""
+    ends = [end for bar in chart.bars for end in (bar.low, bar.high)]
+    if chart.kind == "ratios":
+        return (
+            f"{chart.title}. The peer's time divided by torchfuse's is {figures.as_text(ends)} in "
+            f"the {len(chart.bars)} rows of the table above, which has each figure."
+        )
+    shares = [100 * bar.low / bar.high for bar in chart.bars]
+    return (
+        f"{chart.title}. In {len(chart.bars)} cases torchfuse moves its model bytes at "
+        f"{min(shares):.0f} to {max(shares):.0f} per cent of the reference stream's GB/s."
+    )
+
+
+def embedded(chart: Chart) -> str:
+    """The two pictures on the page, of which the theme shows one."""
+    source = f"{FOLDER.removeprefix('docs/')}/{chart.name}"
+    return "\n\n".join(
+        f"```{{image}} {source}-{scheme}.svg\n:alt: {alternative(chart)}\n"
+        f":class: diagram only-{scheme}\n```"
+        for scheme in SCHEMES
+    )
+
+
+def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart]]:
+    """The text of a page with its charts in their places, and the charts.
+
+    Raises:
+        ValueError: a chart is not below a table, or a table has not one chart below it.
+    """
+    tables = figures.tables(page, text)
+    charts: list[Chart] = []
+    shown: list[figures.Table] = []
+
+    def block(match: re.Match[str]) -> str:
+        line = text[: match.start()].count("\n") + 1
+        above = [table for table in tables if table.rows[-1].line < line]
+        if not above:
+            raise ValueError(f"{page}:{line}: expected a table above this chart, got none.")
+        chart = chart_of(match[2], match[3], above[-1], figures.load(root, above[-1].file))
+        charts.append(chart)
+        shown.extend(above[-1:] if chart.kind == "ratios" else [])
+        return f"{match[1]}{embedded(chart)}\n{match[4]}"
+
+    new = MARK.sub(block, text)
+    for table in tables:
+        if charts and shown.count(table) != 1:
+            raise ValueError(
+                f"{page}:{table.rows[0].line}: expected one line "
+                f"`<!-- chart: ratios of NAME -->` below this table, got {shown.count(table)}."
+            )
+    return new, charts
+
+
+def as_data(chart: Chart) -> str:
+    """What an SVG of the chart has as its description."""
+    return json.dumps(chart._asdict(), ensure_ascii=False)
+
+
+def drawn(path: Path) -> str | None:
+    """The data of a drawn chart; None if there is no such file."""
+    if not path.exists():
+        return None
+    node = ElementTree.parse(path).find(f".//{DESCRIPTION}")
+    return None if node is None else node.text

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What pages state about speed, and what the result files that they link say.
+
+A table whose head ends in case, peer and ratio shows the result file that is linked above it. The
+ratio of a row is the peer's time over ours: the smallest and the largest of all cases whose names
+begin with the row's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+README = "README.md"
+PAGES = (README, "docs/benchmarks.md")
+RESULTS = "benchmarks/results"
+
+HEAD = re.compile(r"^\| (.*) \| case \| peer \| ratio \|$")
+ROW = re.compile(r"^\| (.+) \| `(.+)` \| (.+) \| (.*) \|$")
+LINK = re.compile(r"\((?:\.\./)?(benchmarks/results/[\w./-]+\.json)\)")
+MACHINE = re.compile(
+    r"(?:[A-Z0-9][\w-]* )+with (?:AVX-512|AVX2)(?P<threads>, \w+ threads?)?"
+    r"(?= \(\[result file\]\((?:\.\./)?(?P<file>benchmarks/results/[\w./-]+\.json)\))"
+)
+NOISE = re.compile(r"(?<=In this run torch against itself came to )[\d.]+ and [\d.]+(?=:)")
+BUILD = re.compile(r"about \d+ s on two cores, or \d+ s with CUDA")
+ISA = {"avx512": "AVX-512", "avx2": "AVX2"}
+THREADS = {1: "one thread", 2: "two threads"}
+
+
+class Row(NamedTuple):
+    """A row of a table; lines are counted from 1."""
+
+    line: int
+    label: str
+    case: str
+    peer: str
+    ratio: str
+
+
+class Table(NamedTuple):
+    """A table of ratios, the title of its section and the result file that it shows."""
+
+    page: str
+    section: str
+    head: str
+    file: str
+    rows: list[Row]
+
+
+class Ratio(NamedTuple):
+    """The peer's time over ours: of the medians, and quartiles of the ratios of single rounds."""
+
+    of_medians: float
+    low: float
+    high: float
+
+
+def tables(page: str, text: str) -> list[Table]:
+    """The tables of a page.
+
+    Raises:
+        ValueError: a table has no result file above it, or a row has other cells.
+    """
+    found: list[Table] = []
+    section, file, inside = "", "", False
+    for number, line in enumerate(text.splitlines(), 1):
+        heading = re.match(r"#+ (.*)", line)
+        section = heading[1] if heading else section
+        file = (LINK.findall(line) or [file])[-1]
+        head = HEAD.match(line)
+        inside = (inside or head is not None) and line.startswith("|")
+        if head is not None:
+            if not file:
+                raise ValueError(f"{page}:{number}: expected a result file to be linked above.")
+            found.append(Table(page, section, head[1], file, []))
+        elif inside and not line.startswith("|---"):
+            row = ROW.match(line)
+            if row is None:
+                raise ValueError(f"{page}:{number}: expected label, `case`, peer and ratio: {line}")
+            found[-1].rows.append(Row(number, *row.groups()))
+    return found
+
+
+def load(root: Path, file: str) -> dict[str, Any]:
+    """A result file."""
+    result: dict[str, Any] = json.loads((root / file).read_text(encoding="utf-8"))
+    return result
+
+
+def ratios(result: dict[str, Any], table: Table, row: Row) -> list[Ratio]:
+    """The ratios of the cases that a row is about.
+
+    Raises:
+        ValueError: the file has no such case, or one of them has no such peer.
+    """
+    inverted = "models" in result  # benchmarks/data_parallel.py has our time over the peer's
+    entries = [
+        entry["ratios"].get(row.peer)
+        for entry in result["models" if inverted else "cases"]
+        if f"{entry['name']}/".startswith(f"{row.case}/")
+    ]
+    place = f"{table.page}:{row.line}: {table.file} has"
+    if not entries:
+        raise ValueError(f"{place} no case {row.case}.")
+    if None in entries:
+        raise ValueError(f"{place} no peer {row.peer} in {row.case}.")
+    found = [
+        Ratio(entry["of_medians"], entry["per_round"]["low"], entry["per_round"]["high"])
+        for entry in entries
+    ]
+    return [Ratio(1 / r.of_medians, 1 / r.high, 1 / r.low) for r in found] if inverted else found
+
+
+def as_text(values: list[float]) -> str:
+    """The smallest and the largest, or the one that both are, with three digits."""
+    ends = [f"{end:.2f}" if end < 9.995 else f"{end:.1f}" for end in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def expected(result: dict[str, Any], table: Table, row: Row) -> str:
+    """What the last cell of a row has to be."""
+    return as_text([ratio.of_medians for ratio in ratios(result, table, row)])
+
+
+def machine(environment: dict[str, Any]) -> str:
+    """The processor and its instructions as pages name them."""
+    processor = re.sub(r"\((R|TM)\)| Processor", "", environment["cpu"])
+    return f"{processor} with {ISA[environment['cpu_isa']]}"
+
+
+def threads(environment: dict[str, Any]) -> str:
+    """How many threads, in words."""
+    count = environment["threads"]
+    return THREADS.get(count, f"{count} threads")
+
+
+def _machines(root: Path, text: str) -> str:
+    """The words before each link of a result file, where they name a processor."""
+
+    def words(match: re.Match[str]) -> str:
+        environment = load(root, match["file"])["environment"]
+        counted = f", {threads(environment)}" if match["threads"] else ""
+        return machine(environment) + counted
+
+    return MACHINE.sub(words, text)
+
+
+def _noise(result: dict[str, Any]) -> str:
+    """How far torch is from itself."""
+    cases = [entry for entry in result["cases"] if entry["name"].startswith("noise/")]
+    ends = [entry["ratios"]["torch fused"]["of_medians"] for entry in cases]
+    return f"{min(ends):.2f} and {max(ends):.2f}"
+
+
+def _build(root: Path) -> str:
+    """Seconds of the newest result of benchmarks/build.py, to the nearest five."""
+    files = [path.relative_to(root) for path in (root / RESULTS).glob("*/*-build-*.json")]
+    newest = max((load(root, str(file)) for file in files), key=lambda result: str(result["date"]))
+    cpu, cuda = (newest["figures"][f"{kind}: build from nothing, s"] for kind in ("cpu", "cuda"))
+    return f"about {5 * round(cpu / 5)} s on two cores, or {5 * round(cuda / 5)} s with CUDA"
+
+
+def _replaced_once(page: str, text: str, pattern: re.Pattern[str], new: str) -> str:
+    text, times = pattern.subn(lambda _: new, text)
+    if times != 1:
+        raise ValueError(f"{page}: expected one match of {pattern.pattern!r}, got {times}.")
+    return text
+
+
+def refreshed(root: Path, page: str, text: str) -> str:
+    """The text of a page with the figures of the result files.
+
+    Raises:
+        ValueError: a table names a case or a peer that its file has not, or a sentence is missing.
+    """
+    found = tables(page, text)
+    lines = text.split("\n")
+    for table in found:
+        result = load(root, table.file)
+        for row in table.rows:
+            cells = f"| {row.label} | `{row.case}` | {row.peer} |"
+            lines[row.line - 1] = f"{cells} {expected(result, table, row)} |"
+    text = _machines(root, "\n".join(lines))
+    if page == README:
+        text = _replaced_once(page, text, NOISE, _noise(load(root, found[0].file)))
+        text = _replaced_once(page, text, BUILD, _build(root))
+    return text
