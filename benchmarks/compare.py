@@ -4,6 +4,8 @@
 Example:
     python benchmarks/compare.py result.json            one run, with targets and verdicts
     python benchmarks/compare.py old.json new.json      what changed between two runs
+
+Two runs have to be of one machine, of one torch and of commits; with --across they need not be.
 """
 
 from __future__ import annotations
@@ -16,6 +18,14 @@ from typing import Any
 
 # Two runs of the same code differ by up to this much on a busy machine, reference stream aside.
 BETWEEN_RUNS = 0.05
+# What two runs that are compared must have in common.
+SAME = {
+    "cpu": "processor",
+    "gpu": "GPU",
+    "cpu_isa": "instruction set",
+    "threads": "number of threads",
+    "torch": "version of torch",
+}
 
 
 def _row(*cells: str) -> str:
@@ -177,6 +187,22 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Why two runs cannot be compared, a sentence for each reason."""
+    runs = {"old": old["environment"], "new": new["environment"]}
+    found = [
+        f"Expected two runs with the same {words}, got {runs['old'][key]} and {runs['new'][key]}."
+        for key, words in SAME.items()
+        if runs["old"][key] != runs["new"][key]
+    ]
+    for name, environment in runs.items():
+        dirty = environment["git"]["dirty"]
+        if dirty is not False:
+            got = "one with uncommitted changes" if dirty else "none"
+            found.append(f"Expected the {name} run to have a clean git tree, got {got}.")
+    return found
+
+
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Two runs: the subject's time as a share of the in-run reference stream, old and new."""
     before = {row["name"]: row for row in old["cases"]}
@@ -213,11 +239,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+", help="one result file, or old and new")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument(
+        "--across",
+        action="store_true",
+        help="compare runs of other machines, versions or changed trees all the same",
+    )
     arguments = parser.parse_args()
     if len(arguments.results) > 2:
         parser.error(f"expected one or two result files, got {len(arguments.results)}")
     results = [json.loads(path.read_text()) for path in arguments.results]
-    print(table(results[0]) if len(results) == 1 else difference(*results))
+    if len(results) == 1:
+        print(table(results[0]))
+    else:
+        reasons = refusals(*results)
+        if reasons and not arguments.across:
+            print(*reasons, "Pass --across to compare them.", sep="\n", file=sys.stderr)
+            return 2
+        if reasons:
+            print("Across different runs:", *(f"- {reason}" for reason in reasons), "", sep="\n")
+        print(difference(*results))
     newest = results[-1]
     verdicts = [met(row) for row in newest["cases"]]
     verdicts += [memory_met(row) for row in newest["peak_memory"]]

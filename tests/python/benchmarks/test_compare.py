@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs of different machines, versions or uncommitted code are not compared by mistake."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compare
+
+ENVIRONMENT = {
+    "cpu": "AMD EPYC",
+    "gpu": None,
+    "cpu_isa": "avx512",
+    "threads": 2,
+    "torch": "2.11.0",
+    "git": {"sha": "0123456", "dirty": False},
+}
+
+
+def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, **changes: Any) -> int:
+    """Runs the program on a run and one twice as fast, whose environment has the changes."""
+    for name, median, change in (("old", 0.002, {}), ("new", 0.001, changes)):
+        case = {
+            "name": "step/large",
+            "subject": "torchfuse",
+            "seconds": {"torchfuse": {"median": median, "iqr": 0.0}},
+            "gb_per_s": {"torchfuse": 0.02 / median, "in-place scale": 40.0},
+            "target": None,
+        }
+        result = {"environment": {**ENVIRONMENT, **change}, "cases": [case], "peak_memory": []}
+        (folder / f"{name}.json").write_text(json.dumps(result))
+    files = [str(folder / "old.json"), str(folder / "new.json")]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *files, *options])
+    return compare.main()
+
+
+def test_runs_of_one_machine_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit = {"sha": "89abcde", "dirty": False}
+    assert compared(tmp_path, monkeypatch, git=commit, python="3.12.0") == 0
+    printed = capsys.readouterr()
+    assert "| step/large | 2.000 ± 0.000 | 1.000 ± 0.000 | 2.00x | faster |" in printed.out
+    assert "Across" not in printed.out
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"cpu": "Intel Xeon"},
+            "Expected two runs with the same processor, got AMD EPYC and Intel Xeon.",
+        ),
+        ({"gpu": "NVIDIA H100"}, "Expected two runs with the same GPU, got None and NVIDIA H100."),
+        (
+            {"cpu_isa": "avx2"},
+            "Expected two runs with the same instruction set, got avx512 and avx2.",
+        ),
+        ({"threads": 8}, "Expected two runs with the same number of threads, got 2 and 8."),
+        (
+            {"torch": "2.12.0"},
+            "Expected two runs with the same version of torch, got 2.11.0 and 2.12.0.",
+        ),
+        (
+            {"git": {"sha": "0123456", "dirty": True}},
+            "Expected the new run to have a clean git tree, got one with uncommitted changes.",
+        ),
+        (
+            {"git": {"sha": None, "dirty": None}},
+            "Expected the new run to have a clean git tree, got none.",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_other_runs_are_refused_unless_asked_for(
+    changes: dict[str, Any],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert compared(tmp_path, monkeypatch, **changes) == 2
+    refused = capsys.readouterr()
+    assert refused.err == f"{sentence}\nPass --across to compare them.\n"
+    assert refused.out == ""
+    assert compared(tmp_path, monkeypatch, "--across", **changes) == 0
+    allowed = capsys.readouterr()
+    assert allowed.out.startswith(f"Across different runs:\n- {sentence}\n\n| case |")
+    assert "| 2.00x | faster |" in allowed.out
+    assert allowed.err == ""
+
+
+def test_every_reason_is_named() -> None:
+    old = {"environment": {**ENVIRONMENT, "git": {"dirty": True}}}
+    new = {"environment": {**ENVIRONMENT, "threads": 1, "torch": "2.12.0"}}
+    assert len(compare.refusals(old, new)) == 3
