@@ -99,7 +99,7 @@ def _axis(axes: Axes, chart: Chart, colors: Colors) -> None:
     axes.set_xlim(left, right)
     axes.set_ylim(len(chart.bars) * ROW, 0)
     axes.yaxis.set_visible(False)
-    axes.tick_params("x", color=colors.axis, labelcolor=colors.quiet, labelsize=QUIET)
+    axes.tick_params("x", bottom=False, labelcolor=colors.quiet, labelsize=QUIET)
     axes.spines[["left", "right", "top"]].set_visible(False)
     axes.spines["bottom"].set_color(colors.axis)
     axes.set_axisbelow(True)

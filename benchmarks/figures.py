@@ -18,7 +18,7 @@ PAGES = (README, "docs/benchmarks.md")
 RESULTS = "benchmarks/results"
 
 HEAD = re.compile(r"^\| (.*) \| case \| peer \| ratio \|$")
-ROW = re.compile(r"^\| (.+) \| `(.+)` \| (.+) \| (.*) \|$")
+ROW = re.compile(r"^\| (.+) \| `(.+)` \| (.+) \| *(.*?) *\|$")
 LINK = re.compile(r"\((?:\.\./)?(benchmarks/results/[\w./-]+\.json)\)")
 MACHINE = re.compile(
     r"(?:[A-Z0-9][\w-]* )+with (?:AVX-512|AVX2)(?P<threads>, \w+ threads?)?"
@@ -128,7 +128,8 @@ def expected(result: dict[str, Any], table: Table, row: Row) -> str:
 def machine(environment: dict[str, Any]) -> str:
     """The processor and its instructions as pages name them."""
     processor = re.sub(r"\((R|TM)\)| Processor", "", environment["cpu"])
-    return f"{processor} with {ISA[environment['cpu_isa']]}"
+    isa = environment["cpu_isa"]
+    return f"{processor} with {ISA.get(isa, isa)}"
 
 
 def threads(environment: dict[str, Any]) -> str:

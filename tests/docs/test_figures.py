@@ -5,91 +5,101 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "docs" / "_static"
-HEAD = re.compile(r"^\| .* \| case \| peer \| ratio \|$")
-RESULT = re.compile(r"\((?:\.\./)?(benchmarks/results/[\w./-]+\.json)\)")
 SVG = "{http://www.w3.org/2000/svg}"
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import charts  # noqa: E402
+import figures  # noqa: E402
+import report  # noqa: E402
 
-class Figure(NamedTuple):
-    """A row of a table whose head ends in case, peer and ratio."""
-
-    page: str
-    file: str
-    case: str
-    peer: str
-    ratio: str
-
-
-def figures(page: str) -> list[Figure]:
-    """The rows of a page; the result file is the last one that is linked above them."""
-    found: list[Figure] = []
-    file, inside = "", False
-    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
-        file = (RESULT.findall(line) or [file])[-1]
-        inside = (inside or HEAD.match(line) is not None) and line.startswith("|")
-        if inside and not HEAD.match(line) and not line.startswith("|---"):
-            _, case, peer, ratio = (cell.strip() for cell in line.strip("|").split("|"))
-            found.append(Figure(page, file, case.strip("`"), peer, ratio))
-    return found
-
-
-FIGURES = [*figures("README.md"), *figures("docs/benchmarks.md")]
-
-
-def measured(file: str, case: str, peer: str) -> list[float]:
-    """The peer's time over ours, in the case or in all whose names begin with it."""
-    result: dict[str, Any] = json.loads((ROOT / file).read_text(encoding="utf-8"))
-    if "models" in result:  # benchmarks/data_parallel.py, where it is our time over the peer's
-        rows = [row for row in result["models"] if row["name"] == case]
-        return [1 / row["ratios"][peer]["of_medians"] for row in rows]
-    rows = [row for row in result["cases"] if f"{row['name']}/".startswith(f"{case}/")]
-    return [row["ratios"][peer]["of_medians"] for row in rows]
-
-
-def as_text(ratio: float) -> str:
-    """Three digits."""
-    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
+TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in figures.PAGES}
+TABLES = [table for page, text in TEXTS.items() for table in figures.tables(page, text)]
+ROWS = [(table, row) for table in TABLES for row in table.rows]
 
 
 def test_tables_are_read_at_all() -> None:
-    assert len([figure for figure in FIGURES if figure.page == "README.md"]) == 5
-    assert len(FIGURES) >= 50
+    assert len([table for table, _ in ROWS if table.page == "README.md"]) == 5
+    assert len(ROWS) >= 50
     results = {path for path in (ROOT / "benchmarks" / "results").glob("*-cpu/*.json")}
-    shown = {ROOT / figure.file for figure in FIGURES}
+    shown = {ROOT / table.file for table in TABLES}
     assert {path.name for path in results - shown} == {"2026-11-22-build-b800c8e.json"}
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.case}-{figure.peer}")
-def test_a_ratio_is_what_was_measured(figure: Figure) -> None:
-    ratios = measured(figure.file, figure.case, figure.peer)
-    assert ratios, f"{figure.file} has no case {figure.case}"
-    ends = dict.fromkeys([as_text(min(ratios)), as_text(max(ratios))])
-    assert figure.ratio == " to ".join(ends)
+@pytest.mark.parametrize(
+    ("table", "row"), ROWS, ids=[f"{table.page}-{row.case}-{row.peer}" for table, row in ROWS]
+)
+def test_a_ratio_is_what_was_measured(table: figures.Table, row: figures.Row) -> None:
+    assert row.ratio == figures.expected(figures.load(ROOT, table.file), table, row)
+
+
+def test_the_first_table_is_what_the_samples_say() -> None:
+    """By another way than the program that writes the tables."""
+    readme = TEXTS["README.md"]
+    (file,) = re.findall(r"benchmarks/results/\S+\.json", readme)
+    cases = {case["name"]: case for case in json.loads((ROOT / file).read_text())["cases"]}
+    rows = re.findall(r"`(\w+/\w+)` \| (torch fused) \| ([\d.]+) \|", readme)
+    assert len(rows) == 5
+    for name, peer, ratio in rows:
+        samples = cases[name]["samples"]
+        theirs, ours = (statistics.median(samples[who]) for who in (peer, "torchfuse"))
+        assert f"{float(f'{theirs / ours:.3g}'):g}" == f"{float(ratio):g}", name
+
+
+def test_pages_and_charts_are_those_of_the_result_files(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = report.main(["--check"])
+    assert status == 0, capsys.readouterr().err
+    assert len(list((ROOT / charts.FOLDER).iterdir())) >= 24
+
+
+@pytest.mark.parametrize(
+    ("page", "old", "new"),
+    [
+        ("README.md", "| 1.63 |", "| 1.64 |"),
+        ("README.md", "came to 0.97 and", "came to 0.98 and"),
+        ("README.md", "about 160 s", "about 150 s"),
+        ("README.md", "AMD EPYC with AVX-512, two threads", "AMD EPYC with AVX2, two threads"),
+        ("docs/benchmarks.md", "| 4.32 to 11.9 |", "| 4.32 to 12.9 |"),
+    ],
+)
+def test_a_figure_that_was_changed_by_hand_is_noticed(page: str, old: str, new: str) -> None:
+    text = TEXTS[page]
+    assert old in text
+    changed = text.replace(old, new, 1)
+    assert figures.refreshed(ROOT, page, changed) == text
+    (place,) = report.stale_lines(page, changed, text)
+    assert place.startswith(f"{page}:{text[: text.index(old)].count(chr(10)) + 1}: expected\n")
 
 
 def test_the_readme_states_device_threads_and_noise() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    file = figures("README.md")[0].file
-    environment = json.loads((ROOT / file).read_text(encoding="utf-8"))["environment"]
+    text = TEXTS["README.md"]
+    file = TABLES[0].file
+    result = json.loads((ROOT / file).read_text(encoding="utf-8"))
+    environment = result["environment"]
     threads = {1: "one thread", 2: "two threads"}[environment["threads"]]
     assert f"on an {environment['cpu']} with AVX-512, {threads} ([result file]({file}))" in text
-    noise = measured(file, "noise", "torch fused")
+    noise = [
+        case["ratios"]["torch fused"]["of_medians"]
+        for case in result["cases"]
+        if case["name"].startswith("noise/")
+    ]
     assert f"came to {min(noise):.2f} and {max(noise):.2f}:" in text
 
 
 def test_the_readme_states_how_long_building_took() -> None:
     (path,) = (ROOT / "benchmarks" / "results").glob("*/*-build-*.json")
     seconds = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (found,) = re.findall(r"about (\d+) s on two cores, or (\d+) s with CUDA", readme)
+    (found,) = re.findall(r"about (\d+) s on two cores, or (\d+) s with CUDA", TEXTS["README.md"])
     for text, kind in zip(found, ("cpu", "cuda"), strict=True):
         assert int(text) == pytest.approx(seconds[f"{kind}: build from nothing, s"], abs=5)
 
@@ -112,10 +122,15 @@ def test_the_picture_of_the_step_is_to_scale(scheme: str) -> None:
     assert widths["torch"] / widths["torchfuse"] == pytest.approx(ratio, rel=0.005)
 
 
-@pytest.mark.parametrize("name", ["step", "buckets"])
+PICTURES = sorted(
+    path.relative_to(STATIC).as_posix().removesuffix("-light.svg")
+    for path in STATIC.rglob("*-light.svg")
+)
+
+
+@pytest.mark.parametrize("name", PICTURES)
 def test_light_and_dark_differ_in_colors_alone(name: str) -> None:
-    light, dark = (
-        re.sub(r"#[0-9a-f]{6}", "#", (STATIC / f"{name}-{scheme}.svg").read_text(encoding="utf-8"))
-        for scheme in ("light", "dark")
-    )
+    texts = [(STATIC / f"{name}-{scheme}.svg").read_text("utf-8") for scheme in charts.SCHEMES]
+    light, dark = (re.sub(r"#[0-9a-f]{6}", "#", text) for text in texts)
     assert light == dark
+    assert len(light) < 60_000
