@@ -124,8 +124,8 @@ def test_figures_of_a_page_are_written(root: Path) -> None:
     [
         (
             "`step/large`",
-            "`step/larg`",
-            f"docs/benchmarks.md:9: {RESULT} has no case step/larg.",
+            "`step/missing`",
+            f"docs/benchmarks.md:9: {RESULT} has no case step/missing.",
         ),
         (
             "`step` | torch fused",
@@ -250,3 +250,22 @@ def test_drawings_are_equal_but_for_colors(root: Path) -> None:
             assert f">{words}</text>" in light
         assert ("GB/s of model bytes" if chart.kind == "bandwidth" else "time of the peer") in light
         assert len(light) < 60_000
+
+
+def test_labels_of_the_committed_charts_fit() -> None:
+    """In DejaVu Sans, the widest of the fonts that the charts name."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.textpath import TextPath
+
+    import drawing
+
+    def width(text: str, size: int) -> float:
+        return TextPath((0, 0), text, size=size).get_extents().width if text else 0.0
+
+    folder = Path(__file__).resolve().parents[3] / charts.FOLDER
+    for path in sorted(folder.glob("*-light.svg")):
+        chart = json.loads(charts.drawn(path) or "")
+        for label, note, *_ in chart["bars"]:
+            both = width(label, drawing.TEXT) + width(note, drawing.QUIET)
+            assert both + 10 < drawing.WIDTH - 2 * drawing.MARGIN, (path.name, label, note)
+        assert width(chart["subtitle"], drawing.QUIET) < drawing.WIDTH - 2 * drawing.MARGIN
