@@ -252,6 +252,7 @@ PYTEST_ON_PRETENDED_CUDA := OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(BUILD)
   PRETENDED_CUDA_DEVICES=4 tools/on_pretended_cuda.sh $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL)
 
 test-pretended-cuda: pretended-cuda
+	cmake --build $(BUILD) --target pretended_cuda_tests
 	ctest --test-dir $(BUILD) -L pretended_cuda --output-on-failure --no-tests=error
 	$(PYTEST_ON_PRETENDED_CUDA) tests/pretended_cuda
 	$(PYTEST_ON_PRETENDED_CUDA) --orders-of-time -m "cuda and not slow" $(PYTEST_ARGS)
