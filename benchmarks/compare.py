@@ -120,6 +120,26 @@ def _host_lines(cases: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _other_lines(cases: list[dict[str, Any]]) -> list[str]:
+    """Contenders with other bytes or another result: a ratio of times would compare nothing."""
+    lines = [
+        _row("no peer", "case", "ms (± half IQR)", "bytes per element", "error against ours"),
+        _row("---", "---", *["---:"] * 3),
+    ]
+    for row in cases:
+        for name, other in row["others"].items():
+            lines.append(
+                _row(
+                    name,
+                    row["name"],
+                    _milliseconds(row["seconds"][name]),
+                    f"{other['bytes_per_element']:.1f}",
+                    f"{other['error']:.1e}",
+                )
+            )
+    return lines
+
+
 def _memory_lines(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         _row(
@@ -172,6 +192,7 @@ def table(result: dict[str, Any]) -> str:
         f"torch {environment['torch']}, {environment['date']}"
     ]
     on_gpu = [row for row in result["cases"] if row.get("host")]
+    with_others = [row for row in result["cases"] if row.get("others")]
     for key, render in (
         ("cases", _case_lines),
         ("peak_memory", _memory_lines),
@@ -179,6 +200,8 @@ def table(result: dict[str, Any]) -> str:
     ):
         if result[key]:
             lines += ["", *render(result[key])]
+    if with_others:
+        lines += ["", *_other_lines(with_others)]
     if on_gpu:
         lines += ["", *_host_lines(on_gpu)]
     missing = result.get("missing", {})

@@ -124,24 +124,22 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         peer: {"of_medians": summary[peer]["ratio_of_medians"], "per_round": summary[peer]["ratio"]}
         for peer in case.peers
     }
+    moved = dict.fromkeys(times, model_bytes) | {reference_name: reference_bytes}
+    moved |= {name: o.bytes_per_element * parameters.numel for name, o in prepared.others.items()}
     return {
         "name": case.name,
         "subject": case.subject,
         "tensors": len(parameters.shapes),
         "numel": parameters.numel,
         "model_bytes": model_bytes,
-        "gb_per_s": {
-            name: (reference_bytes if name == reference_name else model_bytes)
-            / value["median"]
-            / 1e9
-            for name, value in times.items()
-        },
+        "gb_per_s": {name: moved[name] / value["median"] / 1e9 for name, value in times.items()},
         "reference": reference_name,
         "host": host_row(host, case),
         "seconds": times,
         "ratios": ratios,
         "target": None if case.target is None else {"peer": case.peers[0], "ratio": case.target},
         "verified": prepared.verified,
+        "others": {name: dataclasses.asdict(other) for name, other in prepared.others.items()},
         "samples": samples,
     }
 

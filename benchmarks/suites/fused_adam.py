@@ -25,11 +25,20 @@ QUICK_NUMEL = 30_000_000
 
 
 @dataclasses.dataclass(frozen=True)
+class Other:
+    """A contender that computes something else: its bytes, and its relative error against ours."""
+
+    bytes_per_element: float
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A verified case, ready to be timed."""
+    """A verified case, ready to be timed. `others` are timed too, and never divided by."""
 
     functions: Mapping[str, Callable[[], object]]
     verified: dict[str, float]
+    others: Mapping[str, Other] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

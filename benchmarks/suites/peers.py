@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The steps of other packages: DeepSpeed's CPU optimizers, and torch's under torch.compile.
+"""The steps of other packages and of torch.compile.
 
-`make bench-peers` installs the packages beside the development environment and runs this suite. A
-peer that cannot be imported or built is reported with its error, and no row has its name. All
-contenders keep fp32 states, so that they move the same bytes.
+`make bench-peers` installs DeepSpeed, bitsandbytes and torchao beside the development environment
+and runs this suite. A peer that cannot be imported or built is reported with its error, and no row
+has its name. Peers keep fp32 states, so that they move the same bytes. Those that keep 8-bit states
+are no peers: they appear with their bytes and their distance from ours, and without a ratio.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from suites.contenders import AGAIN, FUSED, LEARNING_RATE, OURS, difference
-from suites.fused_adam import Prepared
+from suites.fused_adam import Other, Prepared
 from suites.parameters import ParameterSet, load
 from torchfuse import optimizers
 
@@ -27,6 +28,8 @@ QUICK_NUMEL = 30_000_000
 TOLERANCE = 5e-6
 DEEPSPEED = "DeepSpeed"
 COMPILED = "torch compiled"
+BITSANDBYTES = "bitsandbytes"
+TORCHAO = "torchao"
 MEMORY_CASES = ()
 #: Peers that could not be made, and why.
 MISSING: dict[str, str] = {}
@@ -34,14 +37,14 @@ MISSING: dict[str, str] = {}
 Make = Callable[[list[Tensor]], Any]
 
 
-def _of_deepspeed(package: str, name: str) -> Any:
-    """A class of DeepSpeed, whose native code is compiled when its first object is made."""
+def _class_of(package: str, module: str, name: str) -> Any:
+    """An optimizer of another package, whose native code may be compiled for its first object."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
-        kind = getattr(importlib.import_module(f"deepspeed.ops.{package}"), name)
+        kind = getattr(importlib.import_module(module), name)
         kind([torch.nn.Parameter(torch.zeros(8))])
     except Exception as error:  # whatever the package raises where it cannot be built
-        MISSING[f"{DEEPSPEED} {package}"] = f"{type(error).__name__}: {error}"
+        MISSING[f"{package} {name}"] = f"{type(error).__name__}: {error}"
         return None
     return kind
 
@@ -63,7 +66,8 @@ class CompiledStep:
 class Case:
     """One row: one optimizer in fp32, without scaling and clipping.
 
-    `bytes_per_element` counts each stream that is read, and each that is written, once.
+    `bytes_per_element` counts each stream that is read, and each that is written, once. `others`
+    are contenders that move other bytes, with these.
     """
 
     optimizer: str
@@ -72,6 +76,7 @@ class Case:
     parameters: str = "large"
     target: float | None = None
     tolerance: float = TOLERANCE
+    others: tuple[tuple[str, Make, float], ...] = ()
 
     @property
     def name(self) -> str:
@@ -94,23 +99,25 @@ class Case:
 
     def prepare(self, device: torch.device, seed: int) -> Prepared:
         """Builds the contenders, and compares each with ours after three steps."""
-        params = {name: self._params(device, seed) for name, _ in self.contenders}
-        made = {name: make(params[name]) for name, make in self.contenders}
+        makes = {**dict(self.contenders), **{name: make for name, make, _ in self.others}}
+        params = {name: self._params(device, seed) for name in makes}
+        made = {name: make(params[name]) for name, make in makes.items()}
         for name, optimizer in made.items():
             for _ in range(3):
                 self._fill_grads(params[name], device, seed)
                 optimizer.step()
-        largest = 0.0
+        errors = {
+            name: max(map(difference, params[OURS], theirs)) for name, theirs in params.items()
+        }
         for name in self.peers:
-            for mine, theirs in zip(params[OURS], params[name], strict=True):
-                error = difference(mine, theirs)
-                if not error <= self.tolerance:
-                    raise RuntimeError(
-                        f"{self.name}: expected parameters of {name} within {self.tolerance:g} of "
-                        f"ours after three steps, got {error:g}"
-                    )
-                largest = max(largest, error)
-        return Prepared({name: made[name].step for name in made}, {"params": largest})
+            if not errors[name] <= self.tolerance:
+                raise RuntimeError(
+                    f"{self.name}: expected parameters of {name} within {self.tolerance:g} of "
+                    f"ours after three steps, got {errors[name]:g}"
+                )
+        verified = {"params": max(errors[name] for name in self.peers)}
+        others = {name: Other(count, errors[name]) for name, _, count in self.others}
+        return Prepared({name: made[name].step for name in made}, verified, others)
 
     def _params(self, device: torch.device, seed: int) -> list[Tensor]:
         parameters = self.load()
@@ -149,9 +156,13 @@ def _case(
     return Case(optimizer, present, bytes_per_element, target=target, tolerance=tolerance)
 
 
-def _deepspeed(package: str, name: str, **options: Any) -> Make | None:
-    kind = _of_deepspeed(package, name)
+def _of(package: str, module: str, name: str, **options: Any) -> Make | None:
+    kind = _class_of(package, module, name)
     return None if kind is None else _made(kind, **options)
+
+
+def _deepspeed(module: str, name: str, **options: Any) -> Make | None:
+    return _of(DEEPSPEED, f"deepspeed.ops.{module}", name, **options)
 
 
 _DECAY = {"weight_decay": 0.01}
@@ -161,6 +172,7 @@ _ALL_CASES = (
         28,
         (OURS, _made(optimizers.FusedAdam, **_DECAY)),
         (DEEPSPEED, _deepspeed("adam", "DeepSpeedCPUAdam", adamw_mode=True, **_DECAY)),
+        (BITSANDBYTES, _of(BITSANDBYTES, "bitsandbytes.optim", "AdamW", **_DECAY)),
         (FUSED, _made(torch.optim.AdamW, fused=True, **_DECAY)),
         (AGAIN, _made(torch.optim.AdamW, fused=True, **_DECAY)),
         (COMPILED, _compiled(torch.optim.AdamW, foreach=True, **_DECAY)),
@@ -182,7 +194,20 @@ _ALL_CASES = (
     ),
 )
 _LARGE_CASES = tuple(case for case in _ALL_CASES if case.peers)
+#: Moments of a byte per element, with a scale for 256 of them.
+_ADAM_8BIT_BYTES = 16 + 4 * 4 / 256
+_ADAM_8BIT = tuple(
+    (f"{package}, 8-bit", make, _ADAM_8BIT_BYTES)
+    for package, module in ((BITSANDBYTES, "bitsandbytes.optim"), (TORCHAO, "torchao.optim"))
+    if (make := _of(package, module, "AdamW8bit", **_DECAY)) is not None
+)
 #: The targets are those of the large set. The small one is what --quick runs.
 CASES = _LARGE_CASES + tuple(
-    dataclasses.replace(case, parameters="resnet50", target=None) for case in _LARGE_CASES
+    dataclasses.replace(
+        case,
+        parameters="resnet50",
+        target=None,
+        others=_ADAM_8BIT if case.optimizer == "adam" else (),
+    )
+    for case in _LARGE_CASES
 )

@@ -3,29 +3,37 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import re
 import sys
 
 import pytest
 import torch
 
 import compare
+import run
 from suites import peers
-from suites.contenders import FUSED, OURS
+from suites.contenders import AGAIN, FUSED, OURS
 
 
 def test_a_missing_peer_is_named_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    for package in ("deepspeed", "bitsandbytes", "torchao"):
+        monkeypatch.setitem(sys.modules, package, None)
     suite = importlib.reload(peers)
-    packages = ("adam", "adagrad", "lion")
-    assert list(suite.MISSING) == [f"DeepSpeed {package}" for package in packages]
-    assert all("deepspeed" in why for why in suite.MISSING.values())
-    assert all(suite.DEEPSPEED not in case.peers for case in suite.CASES)
+    classes = ("CPUAdam", "CPUAdagrad", "CPULion")
+    missing = [f"DeepSpeed DeepSpeed{name}" for name in classes]
+    missing += ["bitsandbytes AdamW", "bitsandbytes AdamW8bit", "torchao AdamW8bit"]
+    assert sorted(suite.MISSING) == sorted(missing)
+    for name, why in suite.MISSING.items():
+        assert name.partition(" ")[0].lower() in why
+    assert all(set(case.peers) <= {FUSED, AGAIN, suite.COMPILED} for case in suite.CASES)
+    assert not any(case.others for case in suite.CASES)
     assert {case.optimizer for case in suite.CASES} == {"adam", "adagrad"}
     environment = dict.fromkeys(("gpu", "cpu", "threads", "cpu_isa", "torch", "date"))
     result = {"suite": "peers", "environment": environment, "missing": suite.MISSING}
     table = compare.table({**result, "cases": [], "peak_memory": [], "host_path": None})
-    assert "missing: DeepSpeed lion (ModuleNotFoundError: " in table
+    assert "missing: DeepSpeed DeepSpeedCPULion (ModuleNotFoundError: " in table
 
 
 def test_a_contender_that_computes_something_else_is_not_timed() -> None:
@@ -40,3 +48,25 @@ def test_a_contender_that_computes_something_else_is_not_timed() -> None:
         spoiled.prepare(torch.device("cpu"), 0)
     right = peers.Case("adam", tuple((name, makes[name]) for name in (OURS, FUSED)), 28, "tiny_400")
     assert right.prepare(torch.device("cpu"), 0).verified["params"] < peers.TOLERANCE
+
+
+def test_what_moves_other_bytes_has_no_ratio() -> None:
+    def far(params: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=1.0)
+
+    (case,) = [case for case in peers.CASES if case.name == "adam/step/resnet50"]
+    makes = dict(case.contenders)
+    contenders = ((OURS, makes[OURS]), (FUSED, makes[FUSED]))
+    other = peers.Case("adam", contenders, 28, "tiny_400", others=(("SGD", far, 12.0),))
+    arguments = argparse.Namespace(device="cpu", seed=0, rounds=3)
+    row = run.run_case(other, arguments)
+    assert set(row["ratios"]) == {FUSED}
+    assert row["others"]["SGD"]["error"] > 1.0
+    rate, median = row["gb_per_s"]["SGD"], row["seconds"]["SGD"]["median"]
+    assert rate == pytest.approx(12.0 * row["numel"] / median / 1e9)
+    environment = dict.fromkeys(("gpu", "cpu", "threads", "cpu_isa", "torch", "date"))
+    result = {"suite": "peers", "environment": environment, "cases": [row]}
+    table = compare.table({**result, "peak_memory": [], "host_path": None})
+    assert re.search(
+        r"^\| SGD \| adam/step/tiny_400 \| .* \| 12\.0 \| \d\.\de.\d+ \|$", table, re.M
+    )
