@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,13 +27,12 @@ from typing import Any
 import torch
 
 import environment
+import launch
 from torchfuse.testing.bench import summarize
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT_FORMAT = 1
 PROCESSES = 2
-#: Of one start, in seconds.
-TIME_LIMIT = 600
 #: Relative; of the losses of all steps.
 TOLERANCE = 1e-5
 #: Upper limit on our step time, as a share of each peer's.
@@ -88,27 +86,6 @@ def contenders(build: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
     return {SUBJECT: ([str(program_of(build))], ()), **peers}
 
 
-def torchrun(command: Sequence[str]) -> None:
-    """Runs a program in PROCESSES processes; its output is shown if it fails."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-    with subprocess.Popen(
-        [*launcher, "--nproc-per-node", str(PROCESSES), *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=TIME_LIMIT)
-            failure = "this failed" if process.returncode != 0 else ""
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its processes before itself
-            output, _ = process.communicate()
-            failure = f"this has not ended within {TIME_LIMIT} s"
-    if failure:
-        raise SystemExit(f"{output}\ndata_parallel.py: {failure}: {' '.join(command)}")
-
-
 def verify(name: str, found: Figures, expected: Figures) -> float:
     """Compares a run with the first one.
 
@@ -141,7 +118,8 @@ def run_once(model: str, name: str, arguments: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         numbers = [str(arguments.seed), str(arguments.warmup), str(arguments.steps)]
-        torchrun([*command, model, *numbers, str(out), *options])
+        started = [*command, model, *numbers, str(out), *options]
+        launch.run(started, processes=PROCESSES, threads=1)
         figures: Figures = json.loads(out.read_text(encoding="utf-8"))
     figures["torch"] = str(figures["torch"]).partition("+")[0]
     return figures

@@ -88,25 +88,6 @@ def test_losses_that_agree() -> None:
     assert data_parallel.verify("peer", other, FIGURES) == pytest.approx(4e-6)
 
 
-def test_a_program_that_fails_is_shown() -> None:
-    command = [sys.executable, "-c", "raise SystemExit('no such luck')"]
-    with pytest.raises(SystemExit, match=r"(?s)no such luck.*data_parallel.py: this failed"):
-        data_parallel.torchrun(command)
-
-
-def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(data_parallel, "TIME_LIMIT", 20)
-    code = (
-        "import os, pathlib, time; "
-        f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(600)"
-    )
-    with pytest.raises(SystemExit, match="this has not ended within 20 s"):
-        data_parallel.torchrun([sys.executable, "-c", code])
-    started = [path.name for path in tmp_path.iterdir()]
-    assert len(started) == 2
-    assert not [number for number in started if Path("/proc", number).exists()]
-
-
 def test_a_build_without_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         data_parallel.parse_arguments(["--build", str(tmp_path)])

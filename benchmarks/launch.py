@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Starts the programs whose time is measured, in one process or several, and ends them in time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+#: Of one start, in seconds.
+TIME_LIMIT = 600
+
+
+def run(command: Sequence[str], *, processes: int, threads: int) -> None:
+    """Runs a program, under torchrun if it has several processes.
+
+    Args:
+        command: the program and its arguments.
+        processes: number of equal processes.
+        threads: of each process.
+
+    Raises:
+        SystemExit: the program failed or took longer than TIME_LIMIT; with its output.
+    """
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    launcher = [] if processes == 1 else [*torchrun, "--nproc-per-node", str(processes)]
+    with subprocess.Popen(
+        [*launcher, *command],
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TIME_LIMIT)
+            failure = "this failed" if process.returncode != 0 else ""
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its processes before itself
+            output, _ = process.communicate()
+            failure = f"this has not ended within {TIME_LIMIT} s"
+    if failure:
+        raise SystemExit(f"{output}\n{failure}: {' '.join(command)}")
