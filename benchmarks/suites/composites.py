@@ -6,7 +6,7 @@ They are the peers where torch has no such optimizer, and of 16-bit parameters w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -174,15 +174,18 @@ def grads_of(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 class CopiedMasters:
-    """A torch optimizer of fp32 copies of 16-bit parameters: copy gradients, step, copy back."""
+    """A step of fp32 copies of 16-bit parameters: copy gradients, step, copy back."""
 
     def __init__(
-        self, params: Sequence[Tensor], masters: Sequence[Tensor], inner: torch.optim.Optimizer
+        self,
+        params: Sequence[Tensor],
+        masters: Sequence[Tensor],
+        step_of_masters: Callable[[], object],
     ) -> None:
-        """`inner` is an optimizer of `masters`."""
+        """`step_of_masters` reads the gradients of the masters and updates them."""
         self._params = params
         self._masters = masters
-        self.inner = inner
+        self._step_of_masters = step_of_masters
         for master in masters:
             master.grad = torch.empty_like(master)
 
@@ -190,5 +193,5 @@ class CopiedMasters:
     def step(self) -> None:
         """One step."""
         torch._foreach_copy_(grads_of(self._masters), grads_of(self._params))
-        self.inner.step()
+        self._step_of_masters()
         torch._foreach_copy_(list(self._params), list(self._masters))

@@ -143,7 +143,7 @@ class _Contender:
         if masters and not ours:
             copies = [param.detach().float().requires_grad_() for param in self._params]
             self._optimizer = make(copies, self._max_norm)
-            self._step = CopiedMasters(self._params, copies, self._optimizer).step
+            self._step = CopiedMasters(self._params, copies, self._optimizer.step).step
             self._masters = copies
             return
         self._optimizer = make(list(self._params), self._max_norm)

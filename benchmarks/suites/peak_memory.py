@@ -25,7 +25,7 @@ class PeakMemory:
     later_step_mib: float
 
 
-def _peak_growth_mib(step: Callable[[], None], device: torch.device) -> float:
+def peak_growth_mib(step: Callable[[], object], device: torch.device) -> float:
     """How far `step` raises the process's (or the GPU allocator's) peak."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -63,13 +63,13 @@ def _measure(case: MemoryCase, device_name: str, threads: int, seed: int) -> Pea
         seed,
         case.scale_and_clip,
     )
-    growth = _peak_growth_mib(contender.step, device)
+    growth = peak_growth_mib(contender.step, device)
     states = sum(
         value.numel() * value.element_size()
         for state in contender.optimizer.state.values()
         for value in state.values()
     )
-    later = [_peak_growth_mib(contender.step, device) for _ in range(5)]
+    later = [peak_growth_mib(contender.step, device) for _ in range(5)]
     return PeakMemory(growth - states / 2**20, statistics.median(later))
 
 
