@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models and their data for benchmarks/end_to_end.py: a language model and a residual network.
+
+All layers are torch's, so that trainings differ by nothing but the optimizer. The data is random,
+from a fixed seed: what a model learns does not matter, only how long it takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+#: Inputs and targets.
+Batch = tuple[Tensor, Tensor]
+
+
+class LanguageModel(nn.Module):
+    """A transformer encoder that predicts the next token of each position."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int, length: int) -> None:
+        """Four heads, no dropout; `length` is that of every sequence."""
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(length, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [N, length] to logits [N * length, vocabulary]."""
+        hidden = self.tokens(tokens) + self.positions
+        hidden = self.encoder(hidden, self.get_buffer("mask"), is_causal=True)
+        logits: Tensor = self.head(hidden.flatten(0, 1))
+        return logits
+
+
+class Block(nn.Module):
+    """Two convolutions and a way around them, which stride 2 halves in size."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        """From `before` to `after` channels."""
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        same = before == after and stride == 1
+        self.around = nn.Identity() if same else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [N, before, H, W] to [N, after, H / stride, W / stride]."""
+        total: Tensor = self.convolutions(images) + self.around(images)
+        return total.relu()
+
+
+def residual_network(width: int, blocks: int) -> nn.Sequential:
+    """Three stages of `blocks` blocks each, with `width`, 2 and 4 times as many channels."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+    layers.append(nn.ReLU())
+    before = width
+    for stage in range(3):
+        for index in range(blocks):
+            after = width * 2**stage
+            layers.append(Block(before, after, 2 if stage > 0 and index == 0 else 1))
+            before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
+def token_batch(sequences: int, length: int, vocabulary: int, generator: torch.Generator) -> Batch:
+    """Sequences of random tokens, and for each token the next one."""
+    tokens = torch.randint(vocabulary, (sequences, length + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+
+
+def image_batch(images: int, generator: torch.Generator) -> Batch:
+    """Random images of 32x32 pixels, in 10 classes."""
+    return (
+        torch.randn(images, 3, 32, 32, generator=generator),
+        torch.randint(10, (images,), generator=generator),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model and its batches.
+
+    `memory_mib` is how much a process needs at most that trains the model with both contenders.
+    """
+
+    name: str
+    batch: str
+    make: Callable[[], nn.Module]
+    draw: Callable[[torch.Generator], Batch]
+    memory_mib: int
+
+
+def _transformer(
+    vocabulary: int, width: int, sequences: int, length: int, memory_mib: int
+) -> Workload:
+    return Workload(
+        "transformer",
+        f"{sequences} sequences of {length} tokens",
+        lambda: LanguageModel(vocabulary, width, layers=2, length=length),
+        lambda generator: token_batch(sequences, length, vocabulary, generator),
+        memory_mib,
+    )
+
+
+def _resnet(width: int, blocks: int, images: int, memory_mib: int) -> Workload:
+    return Workload(
+        "resnet",
+        f"{images} images",
+        lambda: residual_network(width, blocks),
+        lambda generator: image_batch(images, generator),
+        memory_mib,
+    )
+
+
+WORKLOADS = (_transformer(8000, 256, 8, 64, 1500), _resnet(32, 2, 32, 1500))
+#: Of the same names, but small: what --quick trains.
+QUICK_WORKLOADS = (_transformer(100, 16, 2, 8, 1000), _resnet(4, 1, 2, 1000))
