@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -69,12 +68,12 @@ def times(
         gc.enable()
     # Those before are of warm-up rounds.
     steps = {name: training.step_seconds[-rounds:] for name, training in trainings.items()}
-    shapes = trainings[OURS].shapes
+    parameters = trainings[OURS].parameters
     return {
         "batch_per_process": workload.batch,
         "threads": torch.get_num_threads(),
-        "tensors": len(shapes),
-        "numel": sum(math.prod(shape) for shape in shapes),
+        "tensors": len(parameters),
+        "numel": sum(param.numel() for param in parameters),
         "verified": verified,
         "iteration": summarized(iterations),
         "step": summarized(steps),

@@ -148,7 +148,7 @@ class Training:
         """Equal arguments give equal weights; each rank has data of its own."""
         torch.manual_seed(seed)
         model = workload.make().to(configuration.dtype)
-        self._params = list(model.parameters())
+        self.parameters = list(model.parameters())
         self._model: nn.Module = model
         rank = 0
         if dist.is_initialized():
@@ -160,7 +160,7 @@ class Training:
             (inputs.to(configuration.dtype) if inputs.is_floating_point() else inputs, targets)
             for inputs, targets in batches
         )
-        self._contender = CONTENDERS[contender](self._params, configuration)
+        self._contender = CONTENDERS[contender](self.parameters, configuration)
         self.step_seconds: list[float] = []
 
     def backward(self) -> None:
@@ -182,19 +182,14 @@ class Training:
         self.step_seconds.append(time.perf_counter() - begin)
 
     @property
-    def shapes(self) -> list[torch.Size]:
-        """Of the parameters."""
-        return [param.shape for param in self._params]
-
-    @property
     def grads(self) -> list[Tensor]:
         """Between `backward` and `finish`."""
-        return grads_of(self._params)
+        return grads_of(self.parameters)
 
     def values(self) -> dict[str, Tensor]:
         """Parameters, masters and first moments, each as one vector; moments after a step."""
         parts: dict[str, Sequence[Tensor]] = {
-            "params": self._params,
+            "params": self.parameters,
             "masters": self._contender.values(),
             "exp_avg": [state["exp_avg"] for state in self._contender.optimizer.state.values()],
         }
