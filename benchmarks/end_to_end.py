@@ -36,6 +36,9 @@ from suites.workloads import QUICK_WORKLOADS, WORKLOADS
 
 PROGRAM = Path(__file__).resolve().with_name("end_to_end_process.py")
 RESULT_FORMAT = 1
+#: Freed blocks of more bytes go back to the system at once, so that a peak counts what is in use,
+#: and no gaps between blocks. With gaps, peaks of equal runs differ by a half.
+MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,15 +104,21 @@ def needed_mib(row: Row, quick: bool) -> int:
     return row.processes * workload.memory_mib
 
 
-def start(row: Row, arguments: argparse.Namespace, *options: str) -> dict[str, Any]:
-    """Runs a row's processes; returns the figures of rank 0."""
+def start(row: Row, arguments: argparse.Namespace, memory_of: str | None = None) -> dict[str, Any]:
+    """Runs a row's processes, for times or for one contender's memory.
+
+    Returns:
+        The figures of rank 0.
+    """
+    options = [] if memory_of is None else ["--memory-of", memory_of]
+    options += ["--quick"] if arguments.quick else []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
         command = [sys.executable, str(PROGRAM), row.workload, row.configuration, str(out)]
         command += ["--rounds", str(arguments.rounds), "--seed", str(arguments.seed), *options]
-        command += ["--quick"] if arguments.quick else []
         threads = arguments.threads if row.processes == 1 else 1
-        launch.run(command, processes=row.processes, threads=threads)
+        variables = {} if memory_of is None else MEMORY_VARIABLES
+        launch.run(command, processes=row.processes, threads=threads, variables=variables)
         figures: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return figures
 
@@ -117,7 +126,7 @@ def start(row: Row, arguments: argparse.Namespace, *options: str) -> dict[str, A
 def run_row(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
     """Times one row, and measures the memory of each contender in processes of its own."""
     figures = start(row, arguments)
-    memory = {name: start(row, arguments, "--memory-of", name)["peak_mib"] for name in CONTENDERS}
+    memory = {name: start(row, arguments, name)["peak_mib"] for name in CONTENDERS}
     return {"name": row.name, **dataclasses.asdict(row), **figures, "peak_mib": memory}
 
 

@@ -6,19 +6,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 #: Of one start, in seconds.
 TIME_LIMIT = 600
 
 
-def run(command: Sequence[str], *, processes: int, threads: int) -> None:
+def run(
+    command: Sequence[str],
+    *,
+    processes: int,
+    threads: int,
+    variables: Mapping[str, str] | None = None,
+) -> None:
     """Runs a program, under torchrun if it has several processes.
 
     Args:
         command: the program and its arguments.
         processes: number of equal processes.
         threads: of each process.
+        variables: of the environment, beside those of this process.
 
     Raises:
         SystemExit: the program failed or took longer than TIME_LIMIT; with its output.
@@ -27,7 +34,7 @@ def run(command: Sequence[str], *, processes: int, threads: int) -> None:
     launcher = [] if processes == 1 else [*torchrun, "--nproc-per-node", str(processes)]
     with subprocess.Popen(
         [*launcher, *command],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        env={**os.environ, **(variables or {}), "OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -59,8 +59,11 @@ def test_a_run_in_one_process(
 ) -> None:
     """Which is this one, though a run starts new ones: the imports would take most of the time."""
 
-    def run(command: Sequence[str], *, processes: int, threads: int) -> None:
+    def run(
+        command: Sequence[str], *, processes: int, threads: int, variables: dict[str, str]
+    ) -> None:
         assert (command[0], processes, threads) == (sys.executable, 1, 1)
+        assert bool(variables) == ("--memory-of" in command)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", command[1:])
             end_to_end_process.main()

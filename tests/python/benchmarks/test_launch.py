@@ -31,3 +31,10 @@ def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     started = [path.name for path in tmp_path.iterdir()]
     assert len(started) == 2
     assert not [number for number in started if Path("/proc", number).exists()]
+
+
+def test_variables_of_the_environment() -> None:
+    command = [sys.executable, "-c", "import os; assert os.environ['GIVEN'] == 'here'"]
+    launch.run(command, processes=1, threads=1, variables={"GIVEN": "here"})
+    with pytest.raises(SystemExit, match="KeyError: 'GIVEN'"):
+        launch.run(command, processes=1, threads=1)
