@@ -1,107 +1,133 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Counts the instructions of one optimizer step for growing numbers of one-element tensors.
+"""Counts the instructions and allocations of optimizer steps, and compares them with a baseline.
 
-With one element per tensor nearly all of a step is host work: reading gradients and pointers,
-checking identities, filling tables. Callgrind counts the same number on every run, which no clock
-does. It hides AVX-512 from programs, so the kernels run at their AVX2 level here.
+Callgrind counts the same number on every run, which no clock does. `make test-host-path` fails if a
+row of `suites/host_path_rows.py` costs more than the committed baseline.
 
 Example:
-    python benchmarks/host_path.py
+    python benchmarks/host_path.py --check
+    python benchmarks/host_path.py --only FusedAdam/400 --top 25
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
-import subprocess
+import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TENSORS = (100, 400, 1000)
+import torch
+
+import callgrind
+import compare
+import host_path_baseline as baseline
+import torchfuse
+from suites.host_path_rows import ROWS, Row
+
+#: Python specializes a function's bytecode while it runs for the first few times.
+WARM_UP_STEPS = 20
 STEPS = 10
-WARM_UP_STEPS = 3
 
 
-def valgrind() -> str | None:
-    """Path of the valgrind program, if there is one."""
-    return shutil.which("valgrind")
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="count the rows whose name contains this")
+    parser.add_argument("--peers", action="store_true", help="count torch's steps too")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", action="store_true", help="exit with 1 above the baseline")
+    action.add_argument("--write-baseline", action="store_true", help="make this the baseline")
+    action.add_argument("--top", type=int, help="so many functions of the one row in --only")
+    parser.add_argument("--under-valgrind", nargs="+", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
-def _plan() -> list[tuple[str, int]]:
-    from suites.contenders import FUSED, OURS
-
-    return [(contender, tensors) for contender in (OURS, FUSED) for tensors in TENSORS]
-
-
-def _run_under_valgrind() -> None:
-    """Runs in valgrind: one dump of the counters per contender and number of tensors."""
-    import torch
-
-    from suites.contenders import Contender
-    from suites.parameters import ParameterSet
-
-    torch.set_num_threads(1)
-    for name, tensors in _plan():
-        shapes = ((1,),) * tensors
-        parameters = ParameterSet("host_path", shapes, offset=0, moments={}, zero_grads=False)
-        contender = Contender(name, parameters, torch.float32, torch.device("cpu"), seed=0)
-        for _ in range(WARM_UP_STEPS):
-            contender.step()
-        torch._C._valgrind_toggle()
-        for _ in range(STEPS):
-            contender.step()
-        torch._C._valgrind_toggle_and_dump_stats()
+def selected(only: str = "", peers: bool = False) -> list[Row]:
+    """The rows with this in their names; one whose whole name it is stands alone."""
+    rows = [row for row in ROWS if only in row.name and (peers or not row.peer)]
+    return [row for row in rows if row.name == only] or rows
 
 
-def _instructions(dump: Path) -> int:
-    match = re.search(r"^(?:totals|summary): (\d+)", dump.read_text(), re.MULTILINE)
-    if match is None:
-        raise RuntimeError(f"host_path: expected a total in {dump.name}, got none")
-    return int(match.group(1))
-
-
-def measure() -> list[dict[str, Any]]:
-    """Runs this file under callgrind; takes some minutes.
-
-    Raises:
-        RuntimeError: valgrind is missing, or wrote another number of dumps than asked for.
-    """
-    program = valgrind()
-    if program is None:
-        raise RuntimeError("host_path: expected valgrind on the PATH, got none. Install it.")
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [
-                program,
-                "--tool=callgrind",
-                "--collect-atstart=no",
-                f"--callgrind-out-file={folder}/dump",
-                sys.executable,
-                str(Path(__file__).resolve()),
-                "--under-valgrind",
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            check=True,
+def run_under_valgrind(names: Sequence[str]) -> None:
+    """Runs in valgrind: one dump of the counters per row."""
+    if torchfuse._C.cpu_isa() != "avx2":
+        raise RuntimeError(
+            f"host_path: expected avx2 under valgrind, got {torchfuse._C.cpu_isa()}: other code "
+            "would be counted than in the baseline. Count on a processor with AVX2."
         )
-        # The dumps are dump.1, dump.2, ...; the end of the program writes one more.
-        plan = _plan()
-        dumps = [Path(folder) / f"dump.{index}" for index in range(1, len(plan) + 1)]
-        missing = [dump.name for dump in dumps if not dump.exists()]
-        if missing:
-            raise RuntimeError(f"host_path: expected {len(plan)} dumps, got no {missing[0]}")
-        counts = [_instructions(dump) for dump in dumps]
+    torch.set_num_threads(1)
+    rows = {row.name: row for row in ROWS}
+    for name in names:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        step = rows[name].prepare(rows[name].tensors)
+        for _ in range(WARM_UP_STEPS):
+            step()
+        with callgrind.counting():
+            for _ in range(STEPS):
+                step()
+
+
+def count(rows: Sequence[Row]) -> list[callgrind.Profile]:
+    """Runs this file under callgrind; returns a profile per row."""
+    names = [row.name for row in rows]
+    command = [sys.executable, str(Path(__file__).resolve()), "--under-valgrind", *names]
+    with tempfile.TemporaryDirectory() as folder:
+        return callgrind.run(command, Path(folder), len(names))
+
+
+def measure(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Counts of each row; takes some minutes."""
     return [
-        {"contender": contender, "tensors": tensors, "instructions_per_step": count / STEPS}
-        for (contender, tensors), count in zip(plan, counts, strict=True)
+        {
+            "contender": row.contender,
+            "tensors": row.tensors,
+            "instructions_per_step": profile.instructions() / STEPS,
+            "allocations_per_step": profile.allocations().total() / STEPS,
+        }
+        for row, profile in zip(rows, count(rows), strict=True)
     ]
 
 
+def breakdown(row: Row, profile: callgrind.Profile, most: int) -> str:
+    """The dearest functions of a step, by tensor, and who allocates in it."""
+    total = profile.instructions()
+    per_tensor = STEPS * row.tensors
+    lines = [f"{row.name}: {total / per_tensor:,.1f} instructions per step and tensor"]
+    lines += [
+        f"{own / per_tensor:9.1f} {own / total:6.1%}  {name} [{library}]"
+        for (name, library), own in profile.functions().most_common(most)
+    ]
+    allocations = profile.allocations()
+    lines.append(f"{row.name}: {allocations.total() / STEPS:,.1f} allocations per step")
+    lines += [f"{calls / STEPS:9.1f}  {name}" for name, calls in allocations.most_common(most)]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Counts, prints and compares."""
+    options = parse_arguments(arguments)
+    if options.under_valgrind:
+        run_under_valgrind(options.under_valgrind)
+        return 0
+    rows = selected(options.only, options.peers)
+    if not rows or (options.top and len(rows) > 1):
+        known = "\n  ".join(row.name for row in rows or ROWS)
+        print(f"host_path: expected --only to name a row, got {options.only!r}:\n  {known}")
+        return 2
+    if options.top:
+        print(breakdown(rows[0], count(rows)[0], options.top))
+        return 0
+    measured = measure(rows)
+    print("\n".join(compare.host_path_lines(measured)))
+    counts = baseline.counts_of(measured, {row.name for row in rows if not row.peer})
+    if options.write_baseline:
+        baseline.write(counts, keep=bool(options.only))
+        print(f"host_path: wrote {baseline.FILE.name}")
+        return 0
+    return baseline.check(counts) if options.check else 0
+
+
 if __name__ == "__main__":
-    if "--under-valgrind" in sys.argv:
-        _run_under_valgrind()
-    else:
-        print(json.dumps(measure(), indent=1))
+    sys.exit(main())

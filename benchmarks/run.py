@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+import callgrind
 import compare
 import environment
 import host_path
@@ -63,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
         arguments.rounds = 5 if arguments.quick else 15
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda was asked for, but torch sees no CUDA device")
-    if arguments.callgrind and host_path.valgrind() is None:
+    if arguments.callgrind and callgrind.valgrind() is None:
         parser.error("--callgrind needs valgrind on the PATH; install it or leave the option out")
     return arguments
 
@@ -186,7 +187,9 @@ def main() -> int:
         ),
         **run_suite(suite, arguments),
         "missing": dict(getattr(suite, "MISSING", {})),
-        "host_path": host_path.measure() if arguments.callgrind else None,
+        "host_path": host_path.measure(host_path.selected(peers=True))
+        if arguments.callgrind
+        else None,
     }
     if not (result["cases"] or result["peak_memory"] or result["host_path"]):
         print(f"no case of {arguments.suite} has {arguments.only!r} in its name", file=sys.stderr)

@@ -36,7 +36,8 @@ def _mesh(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (1,))
 
 
-def _sharded(tensor: torch.Tensor) -> DTensor:
+def sharded(tensor: torch.Tensor) -> DTensor:
+    """The tensor as a DTensor on a mesh of one process, which the first call makes."""
     return distribute_tensor(tensor, _mesh(tensor.device.type), [Shard(0)])
 
 
@@ -86,13 +87,13 @@ class Case:
         """Parameters and a step; with `fused` ours, else torch's."""
         parameters = self.load()
         params = [
-            torch.nn.Parameter(_sharded(values))
+            torch.nn.Parameter(sharded(values))
             for values in parameters.randn(torch.float32, device, seed)
         ]
         grads = parameters.randn(torch.float32, device, seed + 1)
         for param, grad in zip(params, grads, strict=True):
             # A norm below the limit: clipping leaves the gradients as they are.
-            param.grad = _sharded(grad.mul_(0.5))
+            param.grad = sharded(grad.mul_(0.5))
         max_norm = float(parameters.numel) ** 0.5 if self.clip else None
         if fused:
             ours = FusedAdam(

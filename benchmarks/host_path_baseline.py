@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The committed counts of the host path, and the comparison with them."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchfuse
+
+FILE = Path(__file__).parent / "baselines" / "host_path.json"
+#: A count may be so much above its baseline.
+TOLERANCE = 0.02
+UPDATE = "`python benchmarks/host_path.py --write-baseline` takes it over."
+REMEDY = (
+    "If this is meant, run `python benchmarks/host_path.py --write-baseline` and commit the file."
+)
+
+#: Of one row: what is counted, and how often it happens in a step.
+Counts = Mapping[str, float]
+UNITS = {"instructions_per_step": "instructions", "allocations_per_step": "allocations"}
+
+
+def key() -> str:
+    """What counts depend on, and the baselines are kept by: torch, Python and the compilers."""
+    python = f"Python {platform.python_version()} ({platform.python_compiler()})"
+    compiler = torchfuse._C.build_info()["compiler"]
+    return f"torch {torch.__version__}, {python}, torchfuse by {compiler}"
+
+
+def counts_of(measured: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, Counts]:
+    """The counts by row, of the rows with these names."""
+    by_name = {f"{row['contender']}/{row['tensors']}": row for row in measured}
+    return {
+        name: {unit: row[unit] for unit in UNITS} for name, row in by_name.items() if name in names
+    }
+
+
+def read() -> dict[str, dict[str, Counts]]:
+    """All baselines by their keys."""
+    content: dict[str, dict[str, Counts]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
+
+
+def write(counts: Mapping[str, Counts], keep: bool) -> None:
+    """Makes the counts the baseline of `key()`; with `keep`, other rows stay as they are."""
+    content = read() if FILE.exists() else {}
+    content[key()] = {**(content.get(key(), {}) if keep else {}), **counts}
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def compare(
+    counts: Mapping[str, Counts], expected: Mapping[str, Counts]
+) -> tuple[list[str], list[str]]:
+    """Compares rows with their baseline.
+
+    Returns:
+        What fails, and what became so much cheaper that the baseline should follow.
+    """
+    failures, hints = [], []
+    for name, row in counts.items():
+        if name not in expected:
+            failures.append(f"{name}: expected a row in the baseline, got none. {REMEDY}")
+            continue
+        for unit, what in UNITS.items():
+            was, now = expected[name][unit], row[unit]
+            change = f"{was:,.1f} {what} per step in the baseline, {now:,.1f} now"
+            if now > was * (1 + TOLERANCE):
+                failures.append(
+                    f"{name}: expected at most {TOLERANCE:.0%} above the baseline, got more: "
+                    f"{change}. {REMEDY}"
+                )
+            elif now < was * (1 - TOLERANCE):
+                hints.append(f"{name}: became cheaper: {change}. {UPDATE}")
+    return failures, hints
+
+
+def check(counts: Mapping[str, Counts]) -> int:
+    """Prints the comparison; returns 1 if a row fails."""
+    baselines = read()
+    if key() not in baselines:
+        print(f"host_path: no baseline for {key()}; nothing was compared")
+        return 0
+    failures, hints = compare(counts, baselines[key()])
+    for line in (*hints, *failures):
+        print(f"host_path: {line}")
+    failed = len({line.partition(":")[0] for line in failures})
+    print(f"host_path: {len(counts) - failed} of {len(counts)} rows passed")
+    return 1 if failures else 0

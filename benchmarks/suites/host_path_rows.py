@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The steps whose instructions `host_path.py` counts, on tensors of one element.
+
+With one element per tensor nearly all of a step is host work: reading gradients and pointers,
+checking identities, filling tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.testing import OPTIM_SPECS
+
+LEARNING_RATE = 1e-3
+TENSORS = 400
+ADAM_TENSORS = (100, 400, 1000, 10_000)
+
+Step = Callable[[], object]
+#: Makes the optimizer of so many tensors.
+Prepare = Callable[[int], Step]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One step. A peer's is not ours to keep cheap: it is counted on request, without baseline."""
+
+    contender: str
+    tensors: int
+    prepare: Prepare
+    peer: bool = False
+
+    @property
+    def name(self) -> str:
+        """For --only and for the baseline."""
+        return f"{self.contender}/{self.tensors}"
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value
+
+
+def _dtensor(value: Tensor) -> Tensor:
+    from suites.dtensor import sharded
+
+    return sharded(value)
+
+
+def _params(tensors: int, place: Callable[[Tensor], Tensor] = _plain) -> list[Tensor]:
+    params: list[Tensor] = []
+    for _ in range(tensors):
+        params.append(torch.nn.Parameter(place(torch.full((1,), 0.1))))
+        params[-1].grad = place(torch.ones(1))
+    return params
+
+
+def _step_of(kind: Any, place: Callable[[Tensor], Tensor] = _plain, **hyper_params: Any) -> Prepare:
+    def prepare(tensors: int) -> Step:
+        step: Step = kind(_params(tensors, place), lr=LEARNING_RATE, **hyper_params).step
+        return step
+
+    return prepare
+
+
+def _scaled_step(tensors: int) -> Step:
+    optimizer = FusedAdam(_params(tensors), lr=LEARNING_RATE)
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+
+    def step() -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+#: What differs from the defaults of a class.
+HYPER_PARAMS: dict[type, dict[str, Any]] = {FusedSGD: {"momentum": 0.9}}
+
+
+def _optimizers() -> list[Row]:
+    """Every fused optimizer, of which only Adam has several numbers of tensors."""
+    return [
+        Row(
+            spec.optimizer.__name__,
+            tensors,
+            _step_of(spec.optimizer, **HYPER_PARAMS.get(spec.optimizer, {})),
+        )
+        for spec in OPTIM_SPECS
+        for tensors in (ADAM_TENSORS if spec.optimizer is FusedAdam else (TENSORS,))
+    ]
+
+
+ROWS = (
+    *_optimizers(),
+    Row("FusedAdam with clipping", TENSORS, _step_of(FusedAdam, max_grad_norm=1.0)),
+    Row("FusedAdam on DTensors", TENSORS, _step_of(FusedAdam, _dtensor)),
+    Row("GradScaler step and update", TENSORS, _scaled_step),
+    Row("torch fused AdamW", TENSORS, _step_of(torch.optim.AdamW, fused=True), peer=True),
+    Row(
+        "torch fused AdamW on DTensors",
+        TENSORS,
+        _step_of(torch.optim.AdamW, _dtensor, fused=True),
+        peer=True,
+    ),
+)
