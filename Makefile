@@ -49,8 +49,8 @@ endif
 .PHONY: help demo distributed-demo images images-cpp test bench lint clean build coverage docs \
   doxygen-is-here \
   package prefix pretended-cuda programs \
-  test-api test-asan test-consumer test-cpp test-cubins test-integrations test-layers test-mutations \
-  test-newest-torch test-pretended-cuda test-consumer-whole \
+  test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
+  test-mutations test-newest-torch test-pretended-cuda test-consumer-whole \
   all-needed check test-all test-headers test-headers-in-turn test-mutations-in-turn \
   test-packaging test-python test-python-quick \
   test-python-whole test-some-on-pretended-cuda \
@@ -66,6 +66,7 @@ help:
 	@echo "make test-all        everything below too, as in CI: about an hour"
 	@echo "make test-cpp | test-api | test-python | test-asan | test-tsan | test-layers | test-consumer"
 	@echo "make test-types      mypy and stubtest"
+	@echo "make test-host-path  instructions of optimizer steps against a baseline (needs valgrind)"
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
 	@echo "make coverage        test-asan, and lines of the CUDA kernels that it executed"
@@ -150,7 +151,7 @@ CHECK_LANES := test-layers test-types test-cpp test-python-quick
 TEST_LANES := test-layers test-types test-api test-python test-asan test-consumer \
   test-some-on-pretended-cuda
 # The first one makes what all need.
-ALL_LANES := all-needed lint test-layers test-types test-cpp docs test-consumer-whole \
+ALL_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs test-consumer-whole \
   test-python-whole test-integrations coverage test-packaging test-newest-torch \
   test-pretended-cuda test-walkthrough test-tsan test-headers-in-turn test-mutations-in-turn
 
@@ -290,6 +291,10 @@ test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
 	$(VENV_PYTHON) tools/check_sizes.py
 	$(VENV_PYTHON) tools/last_gpu_run.py --check
+
+# What a step costs the host, counted in instructions: load and clock do not change it.
+test-host-path: build
+	$(VENV_PYTHON) benchmarks/host_path.py --check
 
 # The C++ package as a program finds it: that of the README.
 CONSUMER := readme find_package messages symbols

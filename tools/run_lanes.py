@@ -35,6 +35,7 @@ NEEDS = {
         "the thread sanitizer needs a process without address randomization",
     ),
     "docs": ("doxygen --version", "the documentation needs Doxygen, which root may install"),
+    "test-host-path": ("valgrind --version", "valgrind counts, which root may install"),
 }
 A_YEAR = 365 * 24 * 60
 
