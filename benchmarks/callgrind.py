@@ -65,7 +65,7 @@ def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
         raise RuntimeError("callgrind: expected valgrind on the PATH, got none. Install it.")
     # Counts of single instructions, and of a function that allocates by its callers: see Profile.
     form = ["--dump-instr=yes", "--compress-pos=no", "--compress-strings=no"]
-    form += [f"--separate-callers2={name}" for name in sorted(ALLOCATING)]
+    form += [f"--separate-callers3={name}" for name in sorted(ALLOCATING)]
     out = ("--collect-atstart=no", f"--callgrind-out-file={folder}/dump")
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     subprocess.run(
@@ -87,7 +87,7 @@ class Profile:
 
     Callgrind's own numbers of calls are of no use here: they include calls outside of what was
     counted. But a function is called as often as its first instruction is executed. One that
-    allocates is a function of its own for each caller and its caller: malloc'make'main.
+    allocates is a function of its own for each chain of three callers: malloc'make'step'main.
 
     Attributes:
         executed: by function and address.
@@ -137,7 +137,7 @@ class Profile:
         calls: collections.Counter[str] = collections.Counter()
         for (name, _), counts in self.executed.items():
             called, *callers = name.split("'")
-            if called in ALLOCATING and callers[:1] and callers[0] not in ALLOCATING:
-                by_new = callers[0].startswith("operator new") and len(callers) > 1
-                calls[callers[1 if by_new else 0]] += counts[min(counts)]
+            if called in ALLOCATING and callers and callers[0] not in ALLOCATING:
+                asking = [caller for caller in callers if not caller.startswith("operator new")]
+                calls[(asking or callers)[0]] += counts[min(counts)]
         return calls

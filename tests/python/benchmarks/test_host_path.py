@@ -45,7 +45,7 @@ fn=malloc'step(bool)'main
 0x98930 3281 3
 0x98932 3281 9
 
-fn=malloc'operator new(unsigned long)'make()
+fn=malloc'operator new(unsigned long)'operator new[](unsigned long)'make()
 0x98930 3281 2
 0x98932 3281 98
 
