@@ -141,6 +141,12 @@ class StepEngine {
     kernels::NormPartial* partials_ptr() const;
   };
 
+  /// Where the row of a slot goes.
+  struct Target {
+    DeviceWork* work = nullptr;
+    Bucket* bucket = nullptr;
+  };
+
   // The plan.
   const char* caller() const;
   Argument argument(const char* list, const char* key, std::size_t index,
@@ -161,7 +167,9 @@ class StepEngine {
   at::Tensor usable_grad(std::size_t index, bool write_back);
   void check_used_states(std::size_t index) const;
   void check_used_ema(std::size_t index) const;
-  void add_row(std::size_t index, const FusedStepOptions& options);
+  Target target_of(const BucketKey& key);
+  void add_row(std::size_t index, const FusedStepOptions& options, const PlannedSlot*& like,
+               Target& target);
   bool gather(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
   DeviceWork& work_on(const c10::Device& device);
 

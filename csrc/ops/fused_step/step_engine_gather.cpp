@@ -21,7 +21,7 @@ void* memory_of(c10::TensorImpl* impl) {
 
 }  // namespace
 
-inline bool Layout::matches(const c10::TensorImpl& tensor) const {
+[[gnu::always_inline]] inline bool Layout::matches(const c10::TensorImpl& tensor) const {
   const c10::IntArrayRef own = tensor.sizes();
   if (own.size() != sizes.size()) return false;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -34,8 +34,9 @@ inline bool Layout::matches(const c10::TensorImpl& tensor) const {
   return true;
 }
 
-inline bool PlannedTensor::find_memory(c10::TensorImpl& tensor, std::int64_t numel,
-                                       void*& address) const {
+[[gnu::always_inline]] inline bool PlannedTensor::find_memory(c10::TensorImpl& tensor,
+                                                              std::int64_t numel,
+                                                              void*& address) const {
   const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
   if (storage == nullptr) return false;
   address = nullptr;
@@ -49,15 +50,17 @@ inline bool PlannedTensor::find_memory(c10::TensorImpl& tensor, std::int64_t num
 }
 
 /// An operand: memory that has an element for each of the parameter's.
-inline bool PlannedSlot::take_operand(const PlannedTensor& like, c10::TensorImpl* tensor,
-                                      void*& address) const {
+[[gnu::always_inline]] inline bool PlannedSlot::take_operand(const PlannedTensor& like,
+                                                             c10::TensorImpl* tensor,
+                                                             void*& address) const {
   if (tensor == nullptr) return !like.exists;
   return like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
          like.find_memory(*tensor, row.numel, address);
 }
 
-inline bool PlannedSlot::take_number(const PlannedTensor& like, c10::TensorImpl* tensor,
-                                     void*& address) {
+[[gnu::always_inline]] inline bool PlannedSlot::take_number(const PlannedTensor& like,
+                                                            c10::TensorImpl* tensor,
+                                                            void*& address) {
   return tensor != nullptr && like.exists && like.matches(*tensor) && tensor->numel() == 1 &&
          like.find_memory(*tensor, 1, address);
 }
@@ -194,31 +197,41 @@ void StepEngine::match_slots() {
                    });
 }
 
-void StepEngine::add_row(std::size_t index, const FusedStepOptions& options) {
-  const PlannedSlot& planned = planned_[index];
-  kernels::TensorRow row = planned.row;
-  BucketKey key = planned.key;
-  key.grad = key.param;
-  key.has_ema = options.ema.has_value();
-  check_used_states(index);
-  if (key.has_ema) check_used_ema(index);
-  if (matches_[index] != Match::kAsPlanned) {
-    const at::Tensor grad = usable_grad(index, options.writes_grads());
-    row.grad = memory_of(grad.unsafeGetTensorImpl());
-    key.grad = dtype_of(grad_argument(index), grad);
-  }
+StepEngine::Target StepEngine::target_of(const BucketKey& key) {
   DeviceWork& work = work_on(key.device);
-  work.steps.push_back(row.step);
-  active_.push_back(index);
   if (key.sharding != BucketKey::kWhole) {
     const auto place = std::lower_bound(work.shardings.begin(), work.shardings.end(), key.sharding);
     if (place == work.shardings.end() || *place != key.sharding) {
       work.shardings.insert(place, key.sharding);
     }
-  } else if (row.numel == 0) {
-    return;
   }
-  buckets_.of(key).add(row);
+  return {&work, &buckets_.of(key)};
+}
+
+/// `like` is the slot that `target` is of; null: none. Neighbors nearly always share theirs.
+void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
+                         const PlannedSlot*& like, Target& target) {
+  PlannedSlot& planned = planned_[index];
+  check_used_states(index);
+  if (options.ema.has_value()) check_used_ema(index);
+  const bool as_planned = matches_[index] == Match::kAsPlanned;
+  if (!as_planned || like == nullptr || !(like->key == planned.key)) {
+    BucketKey key = planned.key;
+    key.grad = key.param;
+    key.has_ema = options.ema.has_value();
+    if (!as_planned) {
+      const at::Tensor grad = usable_grad(index, options.writes_grads());
+      planned.row.grad = memory_of(grad.unsafeGetTensorImpl());
+      key.grad = dtype_of(grad_argument(index), grad);
+    }
+    target = target_of(key);
+    like = as_planned ? &planned : nullptr;
+  }
+  target.work->steps.push_back(planned.row.step);
+  active_.push_back(index);
+  if (planned.row.numel != 0 || planned.key.sharding != BucketKey::kWhole) {
+    target.bucket->add(planned.row);
+  }
 }
 
 /// False if a tensor is not as planned.
@@ -243,13 +256,15 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
       if (used) used_states_[group] |= 1u << k;
     }
   }
+  const PlannedSlot* like = nullptr;
+  Target target;
   for (std::size_t i = 0; i < planned_.size(); ++i) {
     if (matches_[i] == Match::kNoGrad) continue;
     const std::int64_t group = planned_[i].row.group;
     TORCH_CHECK(group >= 0 && group < static_cast<std::int64_t>(groups.size()), caller(),
                 ": expected params[", i, "] to belong to one of ", groups.size(),
                 " parameter groups, got group ", group, ".");
-    add_row(i, options);
+    add_row(i, options, like, target);
   }
   for (Bucket& bucket : buckets_.all()) {
     if (bucket.rows.empty()) continue;

@@ -41,6 +41,8 @@ OTHER_FLAGS = (
     "ema_warmup",
 )
 
+# Asking whether something is a tensor takes longer than what a step does with a number.
+_PLAIN = frozenset((float, int, bool))
 # Dtypes that kernels read.
 _NATIVE_DTYPES = (torch.float32, torch.float64)
 
@@ -104,6 +106,8 @@ def values(owner: type, index: int, algorithm: str, group: Mapping[str, Any]) ->
             caller = f"{owner.__name__}.step"
             raise _no_pair(caller, index, keys[place], found[place]) from None
         found[place : place + 1] = (first, second)
+    if all(type(value) in _PLAIN for value in found):
+        return tuple(found)
     return tuple(_as_native(value) if isinstance(value, Tensor) else value for value in found)
 
 

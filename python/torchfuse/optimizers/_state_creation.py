@@ -142,23 +142,29 @@ class StateCreation(EmaWeights):
         local_part(ema).copy_(value if master is None else master)
         return ema
 
-    @torch.no_grad()
     def _step_on_fakes(self) -> bool:
         """Performs the step if the parameters are fake tensors, and returns whether they are.
 
         Memory estimators run a whole training step under FakeTensorMode and count the tensors that
         remain. So missing states are created, and nothing is computed.
         """
-        first = next((param for group in self.param_groups for param in group["params"]), None)
-        if first is None or type(first) is torch.nn.Parameter or not is_fake(first):
-            return False
+        for group in self.param_groups:
+            if group["params"]:
+                first = group["params"][0]
+                if type(first) is torch.nn.Parameter or not is_fake(first):
+                    return False
+                self._create_fake_states()
+                return True
+        return False
+
+    @torch.no_grad()
+    def _create_fake_states(self) -> None:
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     self._create_state(param, group)
                     count = local_part(param).new_zeros((), dtype=torch.float32)
                     self.state[param].setdefault("step", count)
-        return True
 
     def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Returns the states and the storage of parameters for which a plan is made."""
