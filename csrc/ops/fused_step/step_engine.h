@@ -52,7 +52,7 @@ struct PlannedTensor {
   PlannedTensor() = default;
   explicit PlannedTensor(const at::Tensor& tensor);
   /// Whether `tensor` is like this, besides its sizes and strides.
-  bool matches(const c10::TensorImpl& tensor) const {
+  [[gnu::always_inline]] bool matches(const c10::TensorImpl& tensor) const {
     return tensor.key_set() == keys && tensor.dtype() == type && tensor.device() == device;
   }
   /// Finds `numel` elements in a row, if the storage holds them.
