@@ -4,15 +4,18 @@
 Example:
     python benchmarks/run.py --suite fused_adam
     python benchmarks/run.py --suite fused_adam --only scale_clip_step/large --out result.json
+    python benchmarks/run.py --suite all --quick
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import gc
 import importlib
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +43,10 @@ SUITES = (
     "peers",
     "gpu",
 )
+#: Every suite of the device, each in a process and with a result file of its own.
+ALL = "all"
+# On a CPU its sets would take hours.
+CUDA_SUITES = ("gpu",)
 RESULT_FORMAT = 1
 # What this machine's memory gives, by device; each up to so many bytes.
 REFERENCES = {"cpu": ("in-place scale", 512 * 2**20), "cuda": ("copy", 4 * 2**30)}
@@ -48,10 +55,12 @@ REFERENCES = {"cpu": ("in-place scale", 512 * 2**20), "cuda": ("copy", 4 * 2**30
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suite", choices=SUITES, default=SUITES[0])
+    parser.add_argument("--suite", choices=(*SUITES, ALL), default=SUITES[0])
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="small sets, five rounds")
-    parser.add_argument("--out", type=Path, help="result file; default: build/benchmarks/...")
+    parser.add_argument(
+        "--out", type=Path, help=f"result file, of {ALL} a folder; default: build/benchmarks/..."
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, help="default 15; with --quick 5")
@@ -60,6 +69,8 @@ def parse_arguments() -> argparse.Namespace:
         "--callgrind", action="store_true", help="count the host path's instructions (valgrind)"
     )
     arguments = parser.parse_args()
+    if arguments.suite == ALL and (arguments.only or arguments.callgrind):
+        parser.error(f"--only and --callgrind need one suite, got --suite {ALL}; name one")
     if arguments.rounds is None:
         arguments.rounds = 5 if arguments.quick else 15
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -171,9 +182,39 @@ def run_suite(suite: ModuleType, arguments: argparse.Namespace) -> dict[str, Any
     return {"cases": rows, "peak_memory": memory}
 
 
+def run_all(arguments: argparse.Namespace) -> int:
+    """Runs the suites one after another; returns 1 and names them if some failed.
+
+    A process each, so that no suite meets the memory, threads and process groups of another.
+    """
+    folder = arguments.out or default_path(ALL, arguments.device).with_suffix("")
+    failed = []
+    for name in SUITES:
+        if name in CUDA_SUITES and arguments.device != "cuda":
+            continue
+        command = [sys.executable, __file__, "--suite", name, "--out", str(folder / f"{name}.json")]
+        for option in ("device", "threads", "rounds", "seed"):
+            command += [f"--{option}", str(getattr(arguments, option))]
+        command += ["--quick"] * arguments.quick
+        if subprocess.run(command).returncode != 0:
+            failed.append(name)
+        print(flush=True)
+    if failed:
+        print(f"suites that failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def default_path(suite: str, device: str) -> Path:
+    """Where a result goes that no path was named for."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return Path("build/benchmarks") / f"{suite}-{device}-{now:%Y-%m-%dT%H%M%S}.json"
+
+
 def main() -> int:
     """Runs the suite, writes the result file and prints the table."""
     arguments = parse_arguments()
+    if arguments.suite == ALL:
+        return run_all(arguments)
     torch.set_num_threads(arguments.threads)
     suite = importlib.import_module(f"suites.{arguments.suite}")
     result = {
@@ -194,10 +235,7 @@ def main() -> int:
     if not (result["cases"] or result["peak_memory"] or result["host_path"]):
         print(f"no case of {arguments.suite} has {arguments.only!r} in its name", file=sys.stderr)
         return 1
-    out = arguments.out
-    if out is None:
-        stamp = result["environment"]["date"].replace(":", "").partition("+")[0]
-        out = Path("build/benchmarks") / f"{arguments.suite}-{arguments.device}-{stamp}.json"
+    out = arguments.out or default_path(arguments.suite, arguments.device)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(compare.table(result))
