@@ -90,6 +90,18 @@ def load(root: Path, file: str) -> dict[str, Any]:
     return result
 
 
+def _entries(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Names and ratios of a result file's rows, whichever benchmark wrote it."""
+    if "rows" in result:  # benchmarks/end_to_end.py has one peer, and two ratios to it
+        parts = ("step", "iteration")
+        return [
+            (entry["name"], {f"torch fused, {part}": entry[part]["ratio"] for part in parts})
+            for entry in result["rows"]
+        ]
+    entries = result["models" if "models" in result else "cases"]
+    return [(entry["name"], entry["ratios"]) for entry in entries]
+
+
 def ratios(result: dict[str, Any], table: Table, row: Row) -> list[Ratio]:
     """The ratios of the cases that a row is about.
 
@@ -98,9 +110,9 @@ def ratios(result: dict[str, Any], table: Table, row: Row) -> list[Ratio]:
     """
     inverted = "models" in result  # benchmarks/data_parallel.py has our time over the peer's
     entries = [
-        entry["ratios"].get(row.peer)
-        for entry in result["models" if inverted else "cases"]
-        if f"{entry['name']}/".startswith(f"{row.case}/")
+        entry.get(row.peer)
+        for name, entry in _entries(result)
+        if f"{name}/".startswith(f"{row.case}/")
     ]
     place = f"{table.page}:{row.line}: {table.file} has"
     if not entries:
