@@ -122,6 +122,7 @@ def ratios(result: dict[str, Any], table: Table, row: Row) -> list[Ratio]:
     found = [
         Ratio(entry["of_medians"], entry["per_round"]["low"], entry["per_round"]["high"])
         for entry in entries
+        if entry is not None
     ]
     return [Ratio(1 / r.of_medians, 1 / r.high, 1 / r.low) for r in found] if inverted else found
 
