@@ -201,23 +201,30 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
       });
 }
 
+/// "grad of params[2] of group 0", for a message.
+std::string PyFusedStep::grad_name(std::size_t index) const {
+  std::size_t group = 0;
+  while (index >= static_cast<std::size_t>(places_.group_sizes[group])) {
+    index -= static_cast<std::size_t>(places_.group_sizes[group++]);
+  }
+  return "grad of " + place_name(group, index);
+}
+
 /// Local tensors in the place of DTensors. False: a parameter is placed in another way.
 bool PyFusedStep::unwrap_shards() {
   for (const auto& [slot, param, index] : borrowed_.sharded) {
-    const py::handle handle(param);
-    if (!placement_of(handle).is(places_.entries[index].placement)) return false;
+    const py::object& placement = places_.entries[index].placement;
+    if (!placement_of(param).is(placement)) return false;
     slot->wrapper = slot->param;
-    slot->param = impl_of(borrowed_.hold(local_tensor(handle).ptr()));
-    const py::object grad = handle.attr("grad");
-    if (grad.is_none()) continue;
-    std::size_t group = 0;
-    std::size_t position = index;
-    while (position >= static_cast<std::size_t>(places_.group_sizes[group])) {
-      position -= static_cast<std::size_t>(places_.group_sizes[group++]);
+    slot->param = impl_of(borrowed_.hold(local_tensor(param).ptr()));
+    const at::Tensor& grad = slot->wrapper->grad();
+    if (!grad.defined()) continue;
+    const auto wrapper = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+    if (!placed_like(wrapper, placement)) {
+      check_placement(param, wrapper, caller_ + ": expected " + grad_name(index));
     }
-    check_placement(handle, grad, caller_ + ": expected grad of " + place_name(group, position));
-    borrowed_.grad_wrappers.push_back(impl_of(borrowed_.hold(grad.ptr())));
-    slot->grad = impl_of(borrowed_.hold(local_tensor(grad).ptr()));
+    borrowed_.grad_wrappers.push_back(impl_of(borrowed_.hold(wrapper.ptr())));
+    slot->grad = impl_of(borrowed_.hold(local_tensor(wrapper).ptr()));
   }
   for (const auto& [place, tensor] : borrowed_.unwraps) {
     *place = impl_of(borrowed_.hold(local_tensor(tensor).ptr()));

@@ -112,6 +112,7 @@ class PyFusedStep {
   }
 
   std::string place_name(std::size_t group, std::size_t position) const;
+  std::string grad_name(std::size_t index) const;
   at::Tensor tensor_in(PyObject* state, const std::string& key, const std::string& place,
                        bool sharded) const;
   FusedSlot slot(PyObject* param, PyObject* state, const std::string& place, bool sharded) const;

@@ -13,7 +13,11 @@ namespace torchfuse::bindings {
 pybind11::object local_tensor(pybind11::handle tensor);
 
 /// What says how a DTensor is placed: an object that every tensor placed by the same call shares.
+/// Null for a tensor that is no DTensor.
 pybind11::object placement_of(pybind11::handle dtensor);
+
+/// Whether a tensor is a DTensor that is placed as placement_of() another one says.
+bool placed_like(pybind11::handle tensor, pybind11::handle placement);
 
 /// @throws c10::TypeError, c10::ValueError for a gradient that is not placed like its parameter.
 /// The message begins with `where`, as "FusedAdam.step: expected grad of params[0] of group 0".

@@ -22,7 +22,9 @@ PIECES = Pieces()
 
 @PIECES.relies_on(
     "DTensor._local_tensor",
-    breaks="the step could not reach the part of a sharded parameter that lies in this process",
+    "DTensor._spec",
+    breaks="the step could not reach the part of a sharded parameter that lies in this process, or "
+    "compare how gradients are placed",
 )
 def _dtensors_hold_their_local_tensor() -> None:
     store = dist.HashStore()
@@ -31,6 +33,8 @@ def _dtensors_hold_their_local_tensor() -> None:
         mesh = init_device_mesh("cpu", (1,))
         sharded = distribute_tensor(torch.ones(2), mesh, [Shard(0)])
         assert torch.equal(sharded._local_tensor, torch.ones(2))
+        assert sharded._spec.mesh == sharded.device_mesh == mesh
+        assert sharded._spec.placements == sharded.placements == (Shard(0),)
         sharded._local_tensor.fill_(3.0)
         assert torch.equal(sharded.full_tensor(), torch.full((2,), 3.0))
     finally:
@@ -211,6 +215,6 @@ def test_every_piece_in_use_is_listed_and_every_listed_piece_is_in_use() -> None
     for path in (ROOT / "csrc").rglob("*.[ch]*"):
         text = path.read_text(encoding="utf-8")
         used |= set(re.findall(r"\b(?:at::_\w+|_c10d_functional::\w+)", text))
-        used |= {f"DTensor.{name}" for name in re.findall(r'"(_local_tensor)"', text)}
+        used |= {f"DTensor.{name}" for name in re.findall(r'"(_local_tensor|_spec)"', text)}
         used |= set(re.findall(r"#include <(torch/csrc/(?!api/)[^>]*)>", text))
     assert used == set(PIECES.names)
