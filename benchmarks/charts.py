@@ -25,7 +25,9 @@ import figures
 FOLDER = "docs/_static/charts"
 SCHEMES = ("light", "dark")
 MARK = re.compile(
-    r"(<!-- chart: (ratios|bandwidth) of ([\w-]+) -->\n).*?(<!-- chart: end -->)", re.DOTALL
+    r"(<!-- chart: (ratios|bandwidth) of ([\w-]+) -->\n)"
+    r"(?:(?!<!-- chart: ).)*(<!-- chart: end -->)",
+    re.DOTALL,
 )
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 
@@ -103,6 +105,8 @@ def chart_of(kind: str, name: str, table: figures.Table, result: dict[str, Any])
     environment = result["environment"]
     where = f"{figures.machine(environment)}, {figures.threads(environment)}"
     where += " in each process" if "models" in result else ""
+    if kind == "bandwidth" and "cases" not in result:
+        raise ValueError(f"{table.page}: expected bytes in {table.file} to draw {name}, got none.")
     if kind == "ratios":
         bars = _ratio_bars(table, result)
         titles = (table.section, f"{table.head}; {where}")
@@ -141,7 +145,8 @@ def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart]]:
     """The text of a page with its charts in their places, and the charts.
 
     Raises:
-        ValueError: a chart is not below a table, or a table has not one chart below it.
+        ValueError: a chart is not below a table, has no end or the name of another one, or a
+            table has not one chart below it.
     """
     tables = figures.tables(page, text)
     charts: list[Chart] = []
@@ -153,11 +158,17 @@ def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart]]:
         if not above:
             raise ValueError(f"{page}:{line}: expected a table above this chart, got none.")
         chart = chart_of(match[2], match[3], above[-1], figures.load(root, above[-1].file))
+        if chart.name in [other.name for other in charts]:
+            raise ValueError(
+                f"{page}:{line}: expected one chart of the name {chart.name}, got two."
+            )
         charts.append(chart)
         shown.extend(above[-1:] if chart.kind == "ratios" else [])
         return f"{match[1]}{embedded(chart)}\n{match[4]}"
 
     new = MARK.sub(block, text)
+    if len(charts) != (begun := text.count("<!-- chart: ") - text.count("<!-- chart: end -->")):
+        raise ValueError(f"{page}: expected {begun} charts with an end, got {len(charts)}.")
     for table in tables:
         if charts and shown.count(table) != 1:
             raise ValueError(
@@ -173,8 +184,11 @@ def as_data(chart: Chart) -> str:
 
 
 def drawn(path: Path) -> str | None:
-    """The data of a drawn chart; None if there is no such file."""
+    """The data of a drawn chart; None if there is no such file, or half of one."""
     if not path.exists():
         return None
-    node = ElementTree.parse(path).find(f".//{DESCRIPTION}")
+    try:
+        node = ElementTree.parse(path).find(f".//{DESCRIPTION}")
+    except ElementTree.ParseError:
+        return None
     return None if node is None else node.text

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Why two runs cannot be compared, a sentence for each reason."""
+    """Why two runs should not be compared, a sentence for each reason."""
     runs = {"old": old["environment"], "new": new["environment"]}
     found = [
         f"Expected two runs with the same {words}, got {runs['old'][key]} and {runs['new'][key]}."
@@ -226,6 +227,19 @@ def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             got = "one with uncommitted changes" if dirty else "none"
             found.append(f"Expected the {name} run to have a clean git tree, got {got}.")
     return found
+
+
+def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> str | None:
+    """Why there is nothing to print, in a sentence."""
+    for path, result in zip(paths, results, strict=True):
+        if "suite" not in result:
+            return f"Expected a result file of benchmarks/run.py, got {path}, which has no suite."
+    if len({result["suite"] for result in results}) > 1:
+        suites = " and ".join(result["suite"] for result in results)
+        return f"Expected two runs of one suite, got {suites}: cases of one name differ."
+    if not set.intersection(*({row["name"] for row in run["cases"]} for run in results)):
+        return "Expected runs with a case in common, got none." if len(results) > 1 else None
+    return None
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -273,6 +287,10 @@ def main() -> int:
     if len(arguments.results) > 2:
         parser.error(f"expected one or two result files, got {len(arguments.results)}")
     results = [json.loads(path.read_text()) for path in arguments.results]
+    reason = incomparable(arguments.results, results)
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 2
     if len(results) == 1:
         print(table(results[0]))
     else:

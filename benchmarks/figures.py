@@ -81,6 +81,9 @@ def tables(page: str, text: str) -> list[Table]:
             if row is None:
                 raise ValueError(f"{page}:{number}: expected label, `case`, peer and ratio: {line}")
             found[-1].rows.append(Row(number, *row.groups()))
+    for table in found:
+        if not table.rows:
+            raise ValueError(f"{page}: expected rows below '{table.head} | case | peer', got none.")
     return found
 
 
@@ -140,7 +143,7 @@ def expected(result: dict[str, Any], table: Table, row: Row) -> str:
 
 def machine(environment: dict[str, Any]) -> str:
     """The processor and its instructions as pages name them."""
-    processor = re.sub(r"\((R|TM)\)| Processor", "", environment["cpu"])
+    processor = re.sub(r"\((R|TM)\)| Processor| CPU @ .*", "", environment["cpu"])
     isa = environment["cpu_isa"]
     return f"{processor} with {ISA.get(isa, isa)}"
 
@@ -151,8 +154,19 @@ def threads(environment: dict[str, Any]) -> str:
     return THREADS.get(count, f"{count} threads")
 
 
-def _machines(root: Path, text: str) -> str:
-    """The words before each link of a result file, where they name a processor."""
+def _machines(root: Path, page: str, text: str) -> str:
+    """The words before each link of a result file, which name a processor.
+
+    Raises:
+        ValueError: before the link of a table stand other words.
+    """
+    named = {match["file"] for match in MACHINE.finditer(text)}
+    for table in tables(page, text):
+        if table.file not in named:
+            raise ValueError(
+                f"{page}: expected words like 'AMD EPYC with AVX-512, two threads' before the link "
+                f"of {table.file}, got others."
+            )
 
     def words(match: re.Match[str]) -> str:
         environment = load(root, match["file"])["environment"]
@@ -172,8 +186,13 @@ def _noise(result: dict[str, Any]) -> str:
 def _build(root: Path) -> str:
     """Seconds of the newest result of benchmarks/build.py, to the nearest five."""
     files = [path.relative_to(root) for path in (root / RESULTS).glob("*/*-build-*.json")]
-    newest = max((load(root, str(file)) for file in files), key=lambda result: str(result["date"]))
-    cpu, cuda = (newest["figures"][f"{kind}: build from nothing, s"] for kind in ("cpu", "cuda"))
+    wanted = [f"{kind}: build from nothing, s" for kind in ("cpu", "cuda")]
+    results = [load(root, str(file)) for file in files]
+    complete = [result for result in results if set(wanted) <= set(result["figures"])]
+    if not complete:
+        raise ValueError(f"{README}: expected a result of benchmarks/build.py with CUDA, got none.")
+    newest = max(complete, key=lambda result: str(result["date"]))
+    cpu, cuda = (newest["figures"][name] for name in wanted)
     return f"about {5 * round(cpu / 5)} s on two cores, or {5 * round(cuda / 5)} s with CUDA"
 
 
@@ -197,7 +216,7 @@ def refreshed(root: Path, page: str, text: str) -> str:
         for row in table.rows:
             cells = f"| {row.label} | `{row.case}` | {row.peer} |"
             lines[row.line - 1] = f"{cells} {expected(result, table, row)} |"
-    text = _machines(root, "\n".join(lines))
+    text = _machines(root, page, "\n".join(lines))
     if page == README:
         text = _replaced_once(page, text, NOISE, _noise(load(root, found[0].file)))
         text = _replaced_once(page, text, BUILD, _build(root))

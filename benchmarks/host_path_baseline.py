@@ -27,10 +27,11 @@ UNITS = {"instructions_per_step": "instructions", "allocations_per_step": "alloc
 
 
 def key() -> str:
-    """What counts depend on, and the baselines are kept by: torch, Python and the compilers."""
+    """What counts depend on, and the baselines are kept by: torch, Python, compilers and CUDA."""
     python = f"Python {platform.python_version()} ({platform.python_compiler()})"
-    compiler = torchfuse._C.build_info()["compiler"]
-    return f"torch {torch.__version__}, {python}, torchfuse by {compiler}"
+    build = torchfuse._C.build_info()
+    cuda = f"CUDA {build['cuda']}" if build["cuda"] else "no CUDA"
+    return f"torch {torch.__version__}, {python}, torchfuse by {build['compiler']} with {cuda}"
 
 
 def counts_of(measured: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, Counts]:

@@ -4,12 +4,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-#: Of one start, in seconds.
+#: Of one start, in seconds, and then to end in good order.
 TIME_LIMIT = 600
+GRACE = 60
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """Ends a program with all that it started; returns its output."""
+    process.terminate()  # torchrun ends its processes before itself
+    try:
+        return process.communicate(timeout=GRACE)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0]
 
 
 def run(
@@ -38,13 +50,13 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     ) as process:
         try:
             output, _ = process.communicate(timeout=TIME_LIMIT)
             failure = "this failed" if process.returncode != 0 else ""
         except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its processes before itself
-            output, _ = process.communicate()
+            output = _end(process)
             failure = f"this has not ended within {TIME_LIMIT} s"
     if failure:
         raise SystemExit(f"{output}\n{failure}: {' '.join(command)}")

@@ -188,6 +188,7 @@ def run_all(arguments: argparse.Namespace) -> int:
     A process each, so that no suite meets the memory, threads and process groups of another.
     """
     folder = arguments.out or default_path(ALL, arguments.device).with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in SUITES:
         if name in CUDA_SUITES and arguments.device != "cuda":
@@ -215,6 +216,8 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.suite == ALL:
         return run_all(arguments)
+    out = arguments.out or default_path(arguments.suite, arguments.device)
+    out.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(arguments.threads)
     suite = importlib.import_module(f"suites.{arguments.suite}")
     result = {
@@ -235,8 +238,6 @@ def main() -> int:
     if not (result["cases"] or result["peak_memory"] or result["host_path"]):
         print(f"no case of {arguments.suite} has {arguments.only!r} in its name", file=sys.stderr)
         return 1
-    out = arguments.out or default_path(arguments.suite, arguments.device)
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(compare.table(result))
     print(f"\nwrote {out}")

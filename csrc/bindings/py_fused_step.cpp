@@ -119,6 +119,8 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
       made.stochastic_rounding = group < stochastic.size() && stochastic[group];
       if (sharded) {
         entry.placement = placement_of(param);
+        TORCH_CHECK_TYPE(static_cast<bool>(entry.placement), caller_, ": expected ", place,
+                         " to be a DTensor, got ", Py_TYPE(param.ptr())->tp_name, ".");
         made.shard_groups = *shard_groups[index];
       }
     }

@@ -33,6 +33,7 @@ def compared(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, **cha
             "target": None,
         }
         result = {"environment": {**ENVIRONMENT, **change}, "cases": [case], "peak_memory": []}
+        result["suite"] = "fused_adam"
         (folder / f"{name}.json").write_text(json.dumps(result))
     files = [str(folder / "old.json"), str(folder / "new.json")]
     monkeypatch.setattr(sys, "argv", ["compare.py", *files, *options])
@@ -94,6 +95,36 @@ def test_other_runs_are_refused_unless_asked_for(
     assert allowed.out.startswith(f"Across different runs:\n- {sentence}\n\n| case |")
     assert "| 2.00x | faster |" in allowed.out
     assert allowed.err == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"suite": None}, "Expected a result file of benchmarks/run.py, got {old}, which has no"),
+        ({"suite": "ema"}, "Expected two runs of one suite, got ema and fused_adam: cases of one"),
+        ({"cases": []}, "Expected runs with a case in common, got none."),
+    ],
+    ids=["file", "suite", "case"],
+)
+def test_what_has_nothing_in_common_is_refused(
+    changes: dict[str, Any],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert compared(tmp_path, monkeypatch) == 0
+    old = tmp_path / "old.json"
+    result = {**json.loads(old.read_text()), **changes}
+    old.write_text(json.dumps({key: value for key, value in result.items() if value is not None}))
+    capsys.readouterr()
+    for options in ((), ("--across",)):
+        files = (str(old), str(tmp_path / "new.json"))
+        monkeypatch.setattr(sys, "argv", ["compare.py", *files, *options])
+        assert compare.main() == 2
+        refused = capsys.readouterr()
+        assert refused.err.startswith(sentence.format(old=old))
+        assert refused.out == ""
 
 
 def test_every_reason_is_named() -> None:

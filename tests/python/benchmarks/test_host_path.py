@@ -193,3 +193,17 @@ def test_a_breakdown_is_of_one_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert host_path.main(["--top", "5", "--only", "FusedAdam/"]) == 2
     assert "expected --only to name a row, got 'FusedAdam/'" in capsys.readouterr().out
     assert host_path.main(["--check", "--only", "no such row"]) == 2
+
+
+@pytest.mark.parametrize("action", ["--check", "--write-baseline"])
+def test_peers_alone_have_nothing_to_compare(
+    action: str,
+    committed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = committed.read_text()
+    monkeypatch.setattr(host_path, "measure", lambda rows: [])
+    assert host_path.main(["--peers", "--only", "torch fused AdamW/400", action]) == 2
+    assert "expected a row with a baseline, got peers alone" in capsys.readouterr().out
+    assert committed.read_text() == before

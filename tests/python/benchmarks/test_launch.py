@@ -33,6 +33,23 @@ def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert not [number for number in started if Path("/proc", number).exists()]
 
 
+def test_a_program_that_ignores_the_request_to_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor does what it started outlive it, though that holds its output."""
+    monkeypatch.setattr(launch, "TIME_LIMIT", 5)
+    monkeypatch.setattr(launch, "GRACE", 1)
+    code = (
+        "import os, pathlib, signal, subprocess, time; signal.signal(signal.SIGTERM, "
+        "signal.SIG_IGN); child = subprocess.Popen(['sleep', '600']); "
+        f"pathlib.Path({str(tmp_path)!r}, str(child.pid)).touch(); time.sleep(600)"
+    )
+    with pytest.raises(SystemExit, match="this has not ended within 5 s"):
+        launch.run([sys.executable, "-c", code], processes=1, threads=1)
+    (child,) = tmp_path.iterdir()
+    assert not Path("/proc", child.name, "exe").exists()
+
+
 def test_variables_of_the_environment() -> None:
     command = [sys.executable, "-c", "import os; assert os.environ['GIVEN'] == 'here'"]
     launch.run(command, processes=1, threads=1, variables={"GIVEN": "here"})

@@ -50,7 +50,7 @@ Old Machine with AVX2, one thread ([result file](../{RESULT})).
 
 ## Models
 
-Two processes ([result file](../{MODELS})).
+Two processes on an Old Machine with AVX2 ([result file](../{MODELS})).
 
 | model | case | peer | ratio |
 |---|---|---|---:|
@@ -153,8 +153,45 @@ def test_figures_of_a_page_are_written(root: Path) -> None:
             "<!-- chart: ratios of early -->\n<!-- chart: end -->",
             "docs/benchmarks.md:3: expected a table above this chart, got none.",
         ),
+        (
+            "ratios of models",
+            "ratios of adam",
+            "docs/benchmarks.md:26: expected one chart of the name adam-ratios, got two.",
+        ),
+        (
+            "ratios of models",
+            "bandwidth of models",
+            f"docs/benchmarks.md: expected bytes in {MODELS} to draw models, got none.",
+        ),
+        (
+            "<!-- chart: end -->\n\n<!-- chart: bandwidth",
+            "<!-- chart: bandwidth",
+            "docs/benchmarks.md: expected 3 charts with an end, got 2.",
+        ),
+        (
+            "Old Machine with AVX2 ([result",
+            "Old Machine with AVX2, 64 threads in two sockets ([result",
+            "docs/benchmarks.md: expected words like 'AMD EPYC with AVX-512, two threads' before",
+        ),
+        (
+            "| perceptron | `mlp` | torch | 1 |\n",
+            "",
+            "docs/benchmarks.md: expected rows below 'model | case | peer', got none.",
+        ),
     ],
-    ids=["case", "peer", "cells", "file", "no chart", "chart above"],
+    ids=[
+        "case",
+        "peer",
+        "cells",
+        "file",
+        "no chart",
+        "chart above",
+        "two of a name",
+        "no bytes",
+        "no end",
+        "machine",
+        "no rows",
+    ],
 )
 def test_a_page_that_cannot_be_written_is_refused(
     old: str, new: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
@@ -166,6 +203,24 @@ def test_a_page_that_cannot_be_written_is_refused(
         assert report.main([option]) == 1
         assert f"report: {message}" in capsys.readouterr().err
     assert page.read_text() == before
+
+
+def test_a_processor_with_its_clock_is_named_once(root: Path) -> None:
+    replace(root / RESULT, "AMD EPYC Processor", "Intel(R) Xeon(R) CPU @ 2.20GHz")
+    text = figures.refreshed(root, "docs/benchmarks.md", BENCHMARKS)
+    assert text.count("Intel Xeon with AVX-512, two threads (") == 1
+    assert figures.refreshed(root, "docs/benchmarks.md", text) == text
+
+
+def test_builds_without_cuda_are_passed_over(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = root / BUILD.replace("2027-01-02", "2027-01-03")
+    newer.write_text(json.dumps({"date": "2027-01-03", "figures": {}}))
+    assert "about 160 s on two cores" in figures.refreshed(root, "README.md", README)
+    (root / BUILD).unlink()
+    assert report.main(["--check"]) == 1
+    assert "expected a result of benchmarks/build.py with CUDA, got none" in capsys.readouterr().err
 
 
 def test_a_sentence_of_the_readme_must_be_there(
@@ -199,6 +254,8 @@ def test_what_is_stale_is_named(root: Path, capsys: pytest.CaptureFixture[str]) 
 
     replace(root / "docs/benchmarks.md", "| 1.50 to 12.3 |", "| 1.50 to 12.4 |")
     replace(folder / "adam-ratios-dark.svg", '"1.50", 1.5,', '"1.50", 1.6,')
+    half = folder / "adam-ratios-light.svg"
+    half.write_text(half.read_text()[:1000])
     (folder / "adam-bandwidth-light.svg").unlink()
     (folder / "other-ratios-light.svg").touch()
     capsys.readouterr()
@@ -210,6 +267,7 @@ def test_what_is_stale_is_named(root: Path, capsys: pytest.CaptureFixture[str]) 
         f"{row}.3 |",
         "got",
         f"{row}.4 |",
+        f"{chart}/adam-ratios-light.svg: expected a chart of {RESULT}, got none.",
         f"{chart}/adam-ratios-dark.svg: expected a chart of what {RESULT} says, got other data.",
         f"{chart}/adam-bandwidth-light.svg: expected a chart of {RESULT}, got none.",
         f"{chart}/other-ratios-light.svg: expected a page that shows it, got none.",
