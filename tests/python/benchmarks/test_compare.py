@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import comparable
 import compare
 
 ENVIRONMENT = {
@@ -130,4 +131,4 @@ def test_what_has_nothing_in_common_is_refused(
 def test_every_reason_is_named() -> None:
     old = {"environment": {**ENVIRONMENT, "git": {"dirty": True}}}
     new = {"environment": {**ENVIRONMENT, "threads": 1, "torch": "2.12.0"}}
-    assert len(compare.refusals(old, new)) == 3
+    assert len(comparable.refusals(old, new)) == 3

@@ -215,26 +215,17 @@ def test_gradient_in_another_placement_is_refused(mesh: DeviceMesh) -> None:
 
 
 def test_gradient_on_another_mesh_is_refused(mesh: DeviceMesh) -> None:
-    other = init_device_mesh("cpu", (1,), mesh_dim_names=("other",))
-    assert other != mesh
     param = _param(mesh)
-    optimizer = FusedAdam([param])
-    for wrong in (other, mesh):
-        param.grad = distribute_tensor(torch.ones(4, 2), wrong, [Shard(0)])
-        if wrong is mesh:
-            optimizer.step()
-            continue
-        with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be placed like its param"):
-            optimizer.step()
-        assert torch.equal(_whole(param), torch.ones(4, 2))
-    assert not torch.equal(_whole(param), torch.ones(4, 2))
+    other = init_device_mesh("cpu", (1,), mesh_dim_names=("other",))
+    param.grad = distribute_tensor(torch.ones(4, 2), other, [Shard(0)])
+    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be placed like its parameter"):
+        FusedAdam([param]).step()
 
 
 def test_partial_parameter_is_refused(mesh: DeviceMesh) -> None:
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-    with pytest.raises(
-        ValueError, match=r"params\[0\] of group 0 to be sharded or replicated, got"
-    ):
+    message = r"params\[0\] of group 0 to be sharded or replicated, got"
+    with pytest.raises(ValueError, match=message):
         FusedAdam([torch.nn.Parameter(partial)])
 
 

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which result files of benchmarks/run.py can be compared, and why others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# What two runs that are compared must have in common.
+SAME = {
+    "cpu": "processor",
+    "gpu": "GPU",
+    "cpu_isa": "instruction set",
+    "threads": "number of threads",
+    "torch": "version of torch",
+}
+
+
+def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Why two runs should not be compared, a sentence for each reason."""
+    runs = {"old": old["environment"], "new": new["environment"]}
+    found = [
+        f"Expected two runs with the same {words}, got {runs['old'][key]} and {runs['new'][key]}."
+        for key, words in SAME.items()
+        if runs["old"][key] != runs["new"][key]
+    ]
+    for name, environment in runs.items():
+        dirty = environment["git"]["dirty"]
+        if dirty is not False:
+            got = "one with uncommitted changes" if dirty else "none"
+            found.append(f"Expected the {name} run to have a clean git tree, got {got}.")
+    return found
+
+
+def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> str | None:
+    """Why there is nothing to print, in a sentence."""
+    for path, result in zip(paths, results, strict=True):
+        if "suite" not in result:
+            return f"Expected a result file of benchmarks/run.py, got {path}, which has no suite."
+    if len({result["suite"] for result in results}) > 1:
+        suites = " and ".join(result["suite"] for result in results)
+        return f"Expected two runs of one suite, got {suites}: cases of one name differ."
+    if not set.intersection(*({row["name"] for row in run["cases"]} for run in results)):
+        return "Expected runs with a case in common, got none." if len(results) > 1 else None
+    return None
