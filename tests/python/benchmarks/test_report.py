@@ -179,19 +179,7 @@ def test_figures_of_a_page_are_written(root: Path) -> None:
             "docs/benchmarks.md: expected rows below 'model | case | peer', got none.",
         ),
     ],
-    ids=[
-        "case",
-        "peer",
-        "cells",
-        "file",
-        "no-chart",
-        "above",
-        "two-of-a-name",
-        "no-bytes",
-        "no-end",
-        "machine",
-        "no-rows",
-    ],
+    ids=range(1, 12),
 )
 def test_a_page_that_cannot_be_written_is_refused(
     old: str, new: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
