@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Counts the instructions and allocations of optimizer steps, and compares them with a baseline.
 
-Callgrind's numbers agree within 0.2 % from run to run, as those of no clock do. `make
+Callgrind's numbers agree within 0.4 % from run to run, as those of no clock do. `make
 test-host-path` fails if a row of `suites/host_path_rows.py` costs more than the committed baseline.
 
 Example:
