@@ -41,6 +41,7 @@ def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> st
     if len({result["suite"] for result in results}) > 1:
         suites = " and ".join(result["suite"] for result in results)
         return f"Expected two runs of one suite, got {suites}: cases of one name differ."
-    if not set.intersection(*({row["name"] for row in run["cases"]} for run in results)):
-        return "Expected runs with a case in common, got none." if len(results) > 1 else None
+    names = [{row["name"] for row in result["cases"]} for result in results]
+    if len(results) > 1 and not set.intersection(*names):
+        return "Expected runs with a case in common, got none."
     return None

@@ -28,6 +28,7 @@ import torch
 
 import environment
 import launch
+import result_file
 from torchfuse.testing.bench import summarize
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -200,6 +201,7 @@ def missed(rows: Sequence[dict[str, Any]]) -> bool:
 def main() -> int:
     """Measures, writes the result file and prints the table; returns 1 if a target is missed."""
     arguments = parse_arguments()
+    out = result_file.prepare(arguments.out, "data_parallel")
     torch.set_num_threads(1)
     described = environment.describe(
         "benchmarks/data_parallel.py",
@@ -216,12 +218,7 @@ def main() -> int:
     models = [arguments.only] if arguments.only else MODELS
     rows = [run_model(model, arguments) for model in models]
     result = {"format": RESULT_FORMAT, "environment": described, "models": rows}
-    out = arguments.out
-    if out is None:
-        stamp = described["date"].replace(":", "").partition("+")[0]
-        out = Path("build/benchmarks") / f"data_parallel-{stamp}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result_file.write(out, result)
     print(table(rows))
     print(f"\nwrote {out}")
     return 1 if missed(rows) else 0

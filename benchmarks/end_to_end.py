@@ -30,6 +30,7 @@ import torch
 
 import environment
 import launch
+import result_file
 from suites.contenders import FUSED, OURS
 from suites.trainings import CONFIGURATIONS, CONTENDERS
 from suites.workloads import QUICK_WORKLOADS, WORKLOADS
@@ -189,18 +190,14 @@ def _ratio(ratio: dict[str, Any]) -> str:
 def main() -> int:
     """Measures, writes the result file and prints the table."""
     arguments = parse_arguments()
+    out = result_file.prepare(arguments.out, "end_to_end")
     torch.set_num_threads(arguments.threads)
     described = environment.describe(
         "benchmarks/end_to_end.py", device="cpu", seed=arguments.seed, rounds=arguments.rounds
     )
     described |= {"processors": os.cpu_count(), "quick": arguments.quick}
     result = {"format": RESULT_FORMAT, "environment": described, **run_rows(arguments)}
-    out = arguments.out
-    if out is None:
-        stamp = described["date"].replace(":", "").partition("+")[0]
-        out = Path("build/benchmarks") / f"end_to_end-{stamp}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result_file.write(out, result)
     print(table(result))
     print(f"\nwrote {out}")
     return 0 if result["rows"] else 1

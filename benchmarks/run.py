@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import importlib
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +26,7 @@ import callgrind
 import compare
 import environment
 import host_path
+import result_file
 from suites import peak_memory
 from torchfuse.testing.bench import HostShare, interleave, summarize
 
@@ -187,7 +186,9 @@ def run_all(arguments: argparse.Namespace) -> int:
 
     A process each, so that no suite meets the memory, threads and process groups of another.
     """
-    folder = arguments.out or default_path(ALL, arguments.device).with_suffix("")
+    folder = arguments.out
+    if folder is None:
+        folder = result_file.default_path(f"{ALL}-{arguments.device}").with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in SUITES:
@@ -205,19 +206,12 @@ def run_all(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def default_path(suite: str, device: str) -> Path:
-    """Where a result goes that no path was named for."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    return Path("build/benchmarks") / f"{suite}-{device}-{now:%Y-%m-%dT%H%M%S}.json"
-
-
 def main() -> int:
     """Runs the suite, writes the result file and prints the table."""
     arguments = parse_arguments()
     if arguments.suite == ALL:
         return run_all(arguments)
-    out = arguments.out or default_path(arguments.suite, arguments.device)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = result_file.prepare(arguments.out, f"{arguments.suite}-{arguments.device}")
     torch.set_num_threads(arguments.threads)
     suite = importlib.import_module(f"suites.{arguments.suite}")
     result = {
@@ -238,7 +232,7 @@ def main() -> int:
     if not (result["cases"] or result["peak_memory"] or result["host_path"]):
         print(f"no case of {arguments.suite} has {arguments.only!r} in its name", file=sys.stderr)
         return 1
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    result_file.write(out, result)
     print(compare.table(result))
     print(f"\nwrote {out}")
     return 0

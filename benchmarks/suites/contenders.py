@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.amp.grad_scaler import GradScaler as TorchGradScaler
@@ -51,6 +51,20 @@ def _make_optimizer(
         fused=True if name == FUSED else None,
         foreach=True if name == FOREACH else None,
     )
+
+
+def scaled_step(
+    scaler: TorchGradScaler,
+    optimizer: torch.optim.Optimizer,
+    params: Sequence[torch.Tensor],
+    max_norm: float | None,
+) -> None:
+    """Unscaling and clipping as users of torch write them, if there is a limit; a scaled step."""
+    if max_norm is not None:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(params, max_norm)
+    scaler.step(optimizer)
+    scaler.update()
 
 
 class Contender:

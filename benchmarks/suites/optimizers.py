@@ -23,7 +23,7 @@ from suites.composites import (
     ForeachLion,
     ForeachNovoGrad,
 )
-from suites.contenders import FOREACH, FUSED, OUR_LAMB, OURS
+from suites.contenders import FOREACH, FUSED, OUR_LAMB, OURS, scaled_step
 from suites.fused_adam import MemoryCase, Prepared
 from suites.parameters import ParameterSet, load
 from torchfuse import optimizers
@@ -155,12 +155,10 @@ class _Contender:
 
     def _scaled_step(self) -> None:
         assert self._scaler is not None
-        if not self._ours:
-            assert self._max_norm is not None
-            self._scaler.unscale_(self._optimizer)
-            torch.nn.utils.clip_grad_norm_(self._params, self._max_norm)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        assert self._max_norm is not None
+        # Ours clips within the step.
+        max_norm = None if self._ours else self._max_norm
+        scaled_step(self._scaler, self._optimizer, self._params, max_norm)
 
     def step(self) -> None:
         """One step of the pipeline under test."""

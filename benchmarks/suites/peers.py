@@ -102,9 +102,10 @@ class Case:
         makes = {**dict(self.contenders), **{name: make for name, make, _ in self.others}}
         params = {name: self._params(device, seed) for name in makes}
         made = {name: make(params[name]) for name, make in makes.items()}
+        grads = self.load().randn(torch.float32, device, seed + 1)
         for name, optimizer in made.items():
             for _ in range(3):
-                self._fill_grads(params[name], device, seed)
+                self._fill_grads(params[name], grads)
                 optimizer.step()
         errors = {
             name: max(map(difference, params[OURS], theirs)) for name, theirs in params.items()
@@ -124,15 +125,15 @@ class Case:
         values = parameters.randn(torch.float32, device, seed)
         return [torch.nn.Parameter(value.mul_(0.1)) for value in values]
 
-    def _fill_grads(self, params: list[Tensor], device: torch.device, seed: int) -> None:
+    @staticmethod
+    def _fill_grads(params: list[Tensor], grads: list[Tensor]) -> None:
         """Before each step that is compared: DeepSpeed's Adagrad leaves updates in gradients.
 
         It does so for the elements that fill no vector.
         """
-        grads = self.load().randn(torch.float32, device, seed + 1)
         for param, grad in zip(params, grads, strict=True):
             if param.grad is None:
-                param.grad = grad
+                param.grad = grad.clone()
             else:  # a new tensor would be compiled for
                 param.grad.copy_(grad)
 

@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import GradScaler as TorchGradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from suites.composites import CopiedMasters, grads_of
-from suites.contenders import FUSED, LEARNING_RATE, OURS, WEIGHT_DECAY
+from suites.contenders import FUSED, LEARNING_RATE, OURS, WEIGHT_DECAY, scaled_step
 from suites.workloads import Workload
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
@@ -118,11 +118,7 @@ class TorchContender:
             self._step = CopiedMasters(params, self._values, self._scaled_step).step
 
     def _scaled_step(self) -> None:
-        if self._max_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self._values, self._max_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        scaled_step(self.scaler, self.optimizer, self._values, self._max_norm)
 
     def step(self) -> None:
         """With masters: gradients are copied there before, and parameters back afterwards."""
