@@ -28,7 +28,8 @@ class FetchHints {
     /// The dictionary and its header, index table and four entries.
     void add_dict(PyObject* dict) {
       add(dict);
-      const auto* keys = reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(dict)->ma_keys);
+      const auto* keys =
+          reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(dict)->ma_keys);
       for (std::size_t line = 0; line < kDictLines; ++line) add(keys + kLineBytes * line);
     }
 

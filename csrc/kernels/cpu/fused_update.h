@@ -4,13 +4,10 @@
 #pragma once
 
 #include "kernels/common/math.h"
+#include "kernels/cpu/known_storage.h"
 #include "kernels/cpu/operands.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
-
-/// Bytes ahead of the current element at which operands are prefetched, measured best between 1 and
-/// 2 KB on Sapphire Rapids and EPYC.
-constexpr std::int64_t kPrefetchBytes = 1024;
 
 /// The value that is updated: the master, wherever it is kept, or the parameter.
 TORCHFUSE_INLINE VecF load_value(const Operands& operands, std::int64_t index, float) {
@@ -123,31 +120,14 @@ TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begi
   if (i < end) update_tail<Functor, T>(operands, i, end - i, coefs, grad_coef);
 }
 
-/// Elements [begin, end) of one tensor. Where all operands are bf16 the arithmetic is the
-/// limit, not memory: telling the compiler so takes the type branches out of the loop.
+/// Elements [begin, end) of one tensor. See Note [Known storage].
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
-  const DType bf16 = DType::kBFloat16;
-  bool all_bf16 = operands.param_in_dtype == bf16 && operands.param_dtype == bf16 &&
-                  operands.grad_dtype == bf16 && operands.remainder == nullptr &&
-                  operands.ema == nullptr && !operands.stochastic && !operands.write_back;
-  for (int k = 0; k < Functor::kNumStates; ++k) {
-    all_bf16 = all_bf16 && (operands.state[k] == nullptr || operands.state_dtype[k] == bf16);
+  if constexpr (Simd<T>::kWidth > 1) {
+    begin = update_known<Functor>(operands, begin, end, coefs, grad_coef);
   }
-  if (all_bf16) {
-    Operands known = operands;
-    known.param_in_dtype = known.param_dtype = known.grad_dtype = bf16;
-    for (int k = 0; k < Functor::kNumStates; ++k) known.state_dtype[k] = bf16;
-    known.master = nullptr;
-    known.remainder = nullptr;
-    known.ema = nullptr;
-    known.stochastic = false;
-    known.write_back = false;
-    update_stretch<Functor, T>(known, begin, end, coefs, grad_coef);
-  } else {
-    update_stretch<Functor, T>(operands, begin, end, coefs, grad_coef);
-  }
+  update_stretch<Functor, T>(operands, begin, end, coefs, grad_coef);
 }
 
 /// The first cache lines of a tensor that comes soon. Within a tensor the hardware sees the

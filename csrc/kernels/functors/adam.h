@@ -37,7 +37,8 @@ struct Adam {
       {"bias_correction", &Params::bias_correction},
   };
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
-  static constexpr int kNumStates = 3;  ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
+  static constexpr int kNumStates = 3;    ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
+  static constexpr int kLeastStates = 2;  ///< always used
 
   /// Whether the operand `state` is used at all under these hyper-parameters.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int state) {

@@ -31,7 +31,8 @@ struct Sgd {
       {"maximize", &Params::maximize},
   };
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
-  static constexpr int kNumStates = 1;  ///< momentum_buffer (with momentum only)
+  static constexpr int kNumStates = 1;    ///< momentum_buffer (with momentum only)
+  static constexpr int kLeastStates = 0;  ///< always used
 
   /// Whether the operand `state` is used at all under these hyper-parameters. A momentum on the
   /// device may become positive at any time.
