@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Step time of data parallelism in C++ against torch's in Python, on two Gloo processes.
+"""Step time of data parallelism in C++ against torch's in Python, on Gloo processes.
 
 Example:
     cmake --build build/dev --target torchfuse_bench_data_parallel
@@ -20,7 +20,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="a few steps, to see that it works; judges nothing"
     )
+    parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--rounds", type=int, help="default 9; with --quick 1")
     parser.add_argument("--warmup", type=int, help="steps; default 5; with --quick 3")
     parser.add_argument("--steps", type=int, help="in a round; default 30; with --quick 3")
@@ -64,7 +65,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         if getattr(arguments, name) is None:
             setattr(arguments, name, values[arguments.quick])
     # Buckets are formed anew after the first step.
-    for name, least in (("rounds", 1), ("warmup", 2), ("steps", 1)):
+    for name, least in (("processes", 1), ("rounds", 1), ("warmup", 2), ("steps", 1)):
         if getattr(arguments, name) < least:
             parser.error(f"expected --{name} to be at least {least}")
     if not program_of(arguments.build).exists():
@@ -120,17 +121,24 @@ def run_once(model: str, name: str, arguments: argparse.Namespace) -> Figures:
         out = Path(folder) / "figures.json"
         numbers = [str(arguments.seed), str(arguments.warmup), str(arguments.steps)]
         started = [*command, model, *numbers, str(out), *options]
-        launch.run(started, processes=PROCESSES, threads=1)
+        launch.run(started, processes=arguments.processes, threads=1, alone_too=True)
         figures: Figures = json.loads(out.read_text(encoding="utf-8"))
     figures["torch"] = str(figures["torch"]).partition("+")[0]
     return figures
 
 
-def run_model(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def medians(steps: Mapping[str, list[list[float]]]) -> dict[str, list[float]]:
+    """A contender's sample of a round is its median step."""
+    return {name: [statistics.median(round_) for round_ in found] for name, found in steps.items()}
+
+
+def run_model(
+    model: str, arguments: argparse.Namespace, peers: Sequence[str] = tuple(PEERS)
+) -> dict[str, Any]:
     """All rounds of one model, each in another order."""
-    names = [SUBJECT, *PEERS]
+    names = [SUBJECT, *peers]
     reference: Figures | None = None
-    differences = dict.fromkeys(PEERS, 0.0)
+    differences = dict.fromkeys(peers, 0.0)
     steps: dict[str, list[list[float]]] = {name: [] for name in names}
     for index in range(arguments.rounds):
         print(f"{model}, round {index + 1} of {arguments.rounds} ...", file=sys.stderr, flush=True)
@@ -140,15 +148,13 @@ def run_model(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             figures = run_once(model, name, arguments)
             reference = reference or figures
             difference = verify(name, figures, reference)
-            if name in PEERS:
+            if name in peers:
                 differences[name] = max(differences[name], difference)
             steps[name].append(figures["seconds"])
     assert reference is not None
-    samples = {
-        name: [statistics.median(seconds) for seconds in rounds] for name, rounds in steps.items()
-    }
+    samples = medians(steps)
     ratios = {}
-    for peer in PEERS:
+    for peer in peers:
         entry = summarize(samples, peer)[SUBJECT]
         ratios[peer] = {"of_medians": entry["ratio_of_medians"], "per_round": entry["ratio"]}
     return {
@@ -210,7 +216,7 @@ def main() -> int:
         rounds=arguments.rounds,
     )
     described |= {
-        "processes": PROCESSES,
+        "processes": arguments.processes,
         "processors": os.cpu_count(),
         "warmup": arguments.warmup,
         "steps": arguments.steps,

@@ -19,7 +19,6 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ import torch
 
 import environment
 import launch
+import machine
 import result_file
 from suites.contenders import FUSED, OURS
 from suites.trainings import CONFIGURATIONS, CONTENDERS
@@ -89,15 +89,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def available_mib() -> int:
-    """What the machine could still give to new processes."""
-    meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
-    found = re.search(r"^MemAvailable: +(\d+) kB$", meminfo, re.MULTILINE)
-    if found is None:
-        raise RuntimeError("end_to_end.py: expected /proc/meminfo to have a MemAvailable line")
-    return int(found[1]) // 1024
-
-
 def needed_mib(row: Row, quick: bool) -> int:
     """What a row's processes need together, at most."""
     workloads = QUICK_WORKLOADS if quick else WORKLOADS
@@ -136,7 +127,7 @@ def run_rows(arguments: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
     for row in arguments.rows:
-        needed, available = needed_mib(row, arguments.quick), available_mib()
+        needed, available = needed_mib(row, arguments.quick), machine.available_mib()
         if needed > available:
             skipped[row.name] = f"needs {needed:,} MiB of memory, {available:,} MiB are available"
             continue

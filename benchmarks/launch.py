@@ -30,6 +30,7 @@ def run(
     processes: int,
     threads: int,
     variables: Mapping[str, str] | None = None,
+    alone_too: bool = False,
 ) -> None:
     """Runs a program, under torchrun if it has several processes.
 
@@ -38,12 +39,14 @@ def run(
         processes: number of equal processes.
         threads: of each process.
         variables: of the environment, beside those of this process.
+        alone_too: use torchrun for one process as well, so that it can join a group.
 
     Raises:
         SystemExit: the program failed or took longer than TIME_LIMIT; with its output.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-    launcher = [] if processes == 1 else [*torchrun, "--nproc-per-node", str(processes)]
+    direct = processes == 1 and not alone_too
+    launcher = [] if direct else [*torchrun, "--nproc-per-node", str(processes)]
     with subprocess.Popen(
         [*launcher, *command],
         env={**os.environ, **(variables or {}), "OMP_NUM_THREADS": str(threads)},

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -31,3 +32,12 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def available_mib() -> int:
+    """What the machine could still give to new processes."""
+    meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
+    found = re.search(r"^MemAvailable: +(\d+) kB$", meminfo, re.MULTILINE)
+    if found is None:
+        raise RuntimeError("expected /proc/meminfo to have a MemAvailable line, got none")
+    return int(found[1]) // 1024

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a benchmark's result goes."""
+"""Where a benchmark's result goes, and which results the repository does not take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import datetime
 import json
 from pathlib import Path
 from typing import Any
+
+import machine
+
+#: What is committed here is shown by the documentation.
+COMMITTED = Path(__file__).resolve().with_name("results")
 
 
 def default_path(name: str) -> Path:
@@ -16,8 +21,18 @@ def default_path(name: str) -> Path:
 
 
 def prepare(path: Path | None, name: str) -> Path:
-    """The result's path, in a folder that exists: before hours are spent on measuring."""
+    """The result's path, in a folder that exists: before hours are spent on measuring.
+
+    Raises:
+        SystemExit: the path is that of a committed result, and the git tree has uncommitted
+            changes: no commit would have the code that was measured.
+    """
     path = path or default_path(name)
+    if path.resolve().is_relative_to(COMMITTED) and machine.git("status", "--porcelain"):
+        raise SystemExit(
+            f"expected a clean git tree for a result in {COMMITTED.parent.name}/{COMMITTED.name}, "
+            "got one with uncommitted changes; commit before you measure, or give another --out"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

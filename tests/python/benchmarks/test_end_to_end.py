@@ -15,6 +15,7 @@ import torch
 import end_to_end
 import end_to_end_process
 import launch
+import machine
 from suites import trainings
 from suites.contenders import FUSED, OURS
 from suites.trainings import CONFIGURATIONS, Configuration, Training, verify
@@ -145,7 +146,7 @@ def test_unequal_weights() -> None:
 
 
 def test_a_row_that_does_not_fit_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_to_end, "available_mib", lambda: 1200)
+    monkeypatch.setattr(machine, "available_mib", lambda: 1200)
     monkeypatch.setattr(end_to_end, "run_row", lambda row, _: {"name": row.name})
     arguments = end_to_end.parse_arguments(["--quick", "--only", "resnet/fp32/"])
     assert end_to_end.run_rows(arguments) == {
@@ -157,7 +158,7 @@ def test_a_row_that_does_not_fit_is_skipped_by_name(monkeypatch: pytest.MonkeyPa
 
 
 def test_available_memory() -> None:
-    assert 0 < end_to_end.available_mib() < 1e8
+    assert 0 < machine.available_mib() < 1e8
 
 
 @pytest.mark.parametrize(
