@@ -9,6 +9,11 @@ A page asks for a chart of the table above, or of the result file that the table
     <!-- chart: bandwidth of adam -->       one bar per case of the file in which we are timed
     <!-- chart: end -->
 
+or of a result file of benchmarks/scale.py, which is linked above:
+
+    <!-- chart: curves of tensors -->       lines of times against sizes
+    <!-- chart: end -->
+
 What stands between the two lines is written by benchmarks/report.py.
 """
 
@@ -20,12 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import curves
 import figures
 
 FOLDER = "docs/_static/charts"
 SCHEMES = ("light", "dark")
 MARK = re.compile(
-    r"(<!-- chart: (ratios|bandwidth) of ([\w-]+) -->\n)"
+    r"(<!-- chart: (ratios|bandwidth|curves) of ([\w-]+) -->\n)"
     r"(?:(?!<!-- chart: ).)*(<!-- chart: end -->)",
     re.DOTALL,
 )
@@ -116,8 +122,10 @@ def chart_of(kind: str, name: str, table: figures.Table, result: dict[str, Any])
     return Chart(f"{name}-{kind}", kind, *titles, table.file, bars)
 
 
-def alternative(chart: Chart) -> str:
+def alternative(chart: Chart | curves.Curves) -> str:
     """What the chart says to those who do not see it."""
+    if isinstance(chart, curves.Curves):
+        return curves.alternative(chart)
     ends = [end for bar in chart.bars for end in (bar.low, bar.high)]
     if chart.kind == "ratios":
         return (
@@ -131,7 +139,7 @@ def alternative(chart: Chart) -> str:
     )
 
 
-def embedded(chart: Chart) -> str:
+def embedded(chart: Chart | curves.Curves) -> str:
     """The two pictures on the page, of which the theme shows one."""
     source = f"{FOLDER.removeprefix('docs/')}/{chart.name}"
     return "\n\n".join(
@@ -141,7 +149,19 @@ def embedded(chart: Chart) -> str:
     )
 
 
-def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart]]:
+def _curves(root: Path, place: str, above: str, name: str) -> curves.Curves:
+    """The curves of the result file that is linked last above them."""
+    files = figures.LINK.findall(above)
+    if not files:
+        raise ValueError(f"{place}: expected a result file to be linked above this chart.")
+    result = figures.load(root, files[-1])
+    try:
+        return curves.chart_of(name, files[-1], result, figures.machine(result["environment"]))
+    except ValueError as error:
+        raise ValueError(f"{place}: {files[-1]}: {error}.") from None
+
+
+def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart | curves.Curves]]:
     """The text of a page with its charts in their places, and the charts.
 
     Raises:
@@ -149,15 +169,19 @@ def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart]]:
             table has not one chart below it.
     """
     tables = figures.tables(page, text)
-    charts: list[Chart] = []
+    charts: list[Chart | curves.Curves] = []
     shown: list[figures.Table] = []
 
     def block(match: re.Match[str]) -> str:
         line = text[: match.start()].count("\n") + 1
         above = [table for table in tables if table.rows[-1].line < line]
-        if not above:
+        chart: Chart | curves.Curves
+        if match[2] == "curves":
+            chart = _curves(root, f"{page}:{line}", text[: match.start()], match[3])
+        elif above:
+            chart = chart_of(match[2], match[3], above[-1], figures.load(root, above[-1].file))
+        else:
             raise ValueError(f"{page}:{line}: expected a table above this chart, got none.")
-        chart = chart_of(match[2], match[3], above[-1], figures.load(root, above[-1].file))
         if chart.name in [other.name for other in charts]:
             raise ValueError(
                 f"{page}:{line}: expected one chart of the name {chart.name}, got two."
@@ -178,7 +202,7 @@ def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart]]:
     return new, charts
 
 
-def as_data(chart: Chart) -> str:
+def as_data(chart: Chart | curves.Curves) -> str:
     """What an SVG of the chart has as its description."""
     return json.dumps(chart._asdict(), ensure_ascii=False)
 

@@ -8,6 +8,7 @@ picture is shown at 60 per cent of its width.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import matplotlib
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from charts import Chart, as_data
+from curves import Curves
 
 
 class Colors(NamedTuple):
@@ -124,25 +126,37 @@ def _notes(chart: Chart) -> list[str]:
     ]
 
 
-def draw(chart: Chart, scheme: str) -> str:
-    """The chart as SVG; its data are its description."""
+def picture(
+    chart: Chart | Curves,
+    scheme: str,
+    notes: Sequence[str],
+    area: tuple[int, int, int],
+    paint: Callable[[Axes, Colors], None],
+) -> str:
+    """Title, subtitle, what is painted and notes, as SVG; the chart's data are its description.
+
+    Args:
+        chart: what is drawn.
+        scheme: of the colors.
+        notes: lines below the axis.
+        area: height of what is painted, and what is left free above it and at its left.
+        paint: draws it.
+    """
     colors = COLORS[scheme]
-    notes = _notes(chart)
-    rows = len(chart.bars) * ROW
-    height = TOP + rows + LINE * (len(notes) + 2)
+    rows, top, left = area
+    height = top + rows + LINE * (len(notes) + 2)
     with matplotlib.rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": chart.name, "font.family": "DejaVu Sans"}
     ):
         figure = Figure((WIDTH / 72, height / 72), dpi=72)
         axes = figure.add_axes(
-            (MARGIN / WIDTH, 1 - (TOP + rows) / height, 1 - 2 * MARGIN / WIDTH, rows / height)
+            (left / WIDTH, 1 - (top + rows) / height, 1 - (left + MARGIN) / WIDTH, rows / height)
         )
-        _axis(axes, chart, colors)
-        _bars(axes, chart, colors)
+        paint(axes, colors)
         lines = [(22, chart.title, 16, "bold", colors.ink)]
         lines += [(43, chart.subtitle, QUIET, "normal", colors.quiet)]
         for index, note in enumerate(notes):
-            y = TOP + rows + LINE * (index + 2)
+            y = top + rows + LINE * (index + 2)
             lines.append((y + 4, note, QUIET, "normal", colors.quiet))
         for y, text, size, weight, color in lines:
             x = MARGIN / WIDTH
@@ -152,3 +166,13 @@ def draw(chart: Chart, scheme: str) -> str:
             figure.savefig(file, format="svg", metadata=metadata, transparent=True)
             svg = file.getvalue().replace("font-family: 'DejaVu Sans'; ", "")
             return svg.replace("<style ", STYLE, 1)
+
+
+def draw(chart: Chart, scheme: str) -> str:
+    """A chart of bars as SVG."""
+
+    def paint(axes: Axes, colors: Colors) -> None:
+        _axis(axes, chart, colors)
+        _bars(axes, chart, colors)
+
+    return picture(chart, scheme, _notes(chart), (len(chart.bars) * ROW, TOP, MARGIN), paint)

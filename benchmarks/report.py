@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes the figures and charts of README.md and docs/benchmarks.md from committed result files.
+"""Writes figures and charts of README.md, docs/benchmarks.md and docs/scale.md from result files.
 
 Example:
-    python benchmarks/report.py --write    rewrites both pages and draws docs/_static/charts
+    python benchmarks/report.py --write    rewrites the pages and draws docs/_static/charts
     python benchmarks/report.py --check    exits with 1 and names what the files do not say
 """
 
@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import charts
+import curves
 import figures
+import scale_page
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,7 +33,7 @@ def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:
             yield f"{page}:{begin + 1}: expected\n{expected}\ngot\n{found}"
 
 
-def stale_charts(root: Path, wanted: dict[str, charts.Chart]) -> Iterator[str]:
+def stale_charts(root: Path, wanted: dict[str, charts.Chart | curves.Curves]) -> Iterator[str]:
     """A sentence for each chart that was drawn from other data, is missing or has no page."""
     for name, chart in wanted.items():
         found = charts.drawn(root / name)
@@ -53,9 +55,11 @@ def warnings(root: Path, texts: dict[str, str]) -> Iterator[str]:
             yield f"warning: {file} was not measured in a clean git tree."
 
 
-def write(root: Path, texts: dict[str, str], wanted: dict[str, charts.Chart]) -> None:
+def write(
+    root: Path, texts: dict[str, str], wanted: dict[str, charts.Chart | curves.Curves]
+) -> None:
     """Writes pages and charts, and removes charts that no page shows."""
-    from drawing import draw  # --check needs no matplotlib
+    from drawing_curves import draw  # --check needs no matplotlib
 
     for page, text in texts.items():
         (root / page).write_text(text, encoding="utf-8")
@@ -76,10 +80,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in figures.PAGES}
     wanted: dict[str, str] = {}
-    drawings: dict[str, charts.Chart] = {}
+    drawings: dict[str, charts.Chart | curves.Curves] = {}
     try:
         for page, text in texts.items():
-            wanted[page], shown = charts.placed(ROOT, page, figures.refreshed(ROOT, page, text))
+            refreshed = scale_page.placed(ROOT, page, figures.refreshed(ROOT, page, text))
+            wanted[page], shown = charts.placed(ROOT, page, refreshed)
             for chart in shown:
                 for scheme in charts.SCHEMES:
                     drawings[f"{charts.FOLDER}/{chart.name}-{scheme}.svg"] = chart

@@ -44,6 +44,8 @@ SUITES = (
 )
 #: Every suite of the device, each in a process and with a result file of its own.
 ALL = "all"
+#: With its own rounds and threads.
+SCALE = Path(__file__).resolve().with_name("scale.py")
 # On a CPU its sets would take hours.
 CUDA_SUITES = ("gpu",)
 RESULT_FORMAT = 1
@@ -190,14 +192,18 @@ def run_all(arguments: argparse.Namespace) -> int:
     if folder is None:
         folder = result_file.default_path(f"{ALL}-{arguments.device}").with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    failed = []
+    commands = {}
     for name in SUITES:
         if name in CUDA_SUITES and arguments.device != "cuda":
             continue
-        command = [sys.executable, __file__, "--suite", name, "--out", str(folder / f"{name}.json")]
+        commands[name] = [sys.executable, __file__, "--suite", name]
         for option in ("device", "threads", "rounds", "seed"):
-            command += [f"--{option}", str(getattr(arguments, option))]
-        command += ["--quick"] * arguments.quick
+            commands[name] += [f"--{option}", str(getattr(arguments, option))]
+    if arguments.device == "cpu":
+        commands[SCALE.stem] = [sys.executable, str(SCALE), "--seed", str(arguments.seed)]
+    failed = []
+    for name, command in commands.items():
+        command += ["--out", str(folder / f"{name}.json"), *["--quick"] * arguments.quick]
         if subprocess.run(command).returncode != 0:
             failed.append(name)
         print(flush=True)

@@ -106,11 +106,11 @@ def table(result: dict[str, Any]) -> str:
             lines.append(f"| {case['name']} | {name} | {times} | {_ratio(case, name)} |")
     lines += [
         "",
-        "| curve | contender | slope, last decade | fixed, µs | each, ns | worst error |",
+        "| curve | contender | last slope | fixed, µs | each, ns | worst error |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for fit in result["fits"]:
-        numbers = f"{fit['last_decade']:.2f} | {1e6 * fit['fixed_s']:,.4g} "
+        numbers = f"{fit['last_slope']:.2f} | {1e6 * fit['fixed_s']:,.4g} "
         numbers += f"| {1e9 * fit['per_unit_s']:,.4g} | {100 * fit['largest_relative_error']:.0f} %"
         lines.append(f"| {fit['curve']} | {fit['contender']} | {numbers} |")
     lines += ["", *(f"skipped: {name} ({why})" for name, why in result["skipped"].items())]

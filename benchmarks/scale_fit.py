@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-#: The last decade has the points of at least a tenth of the largest size.
-DECADE = 10.0
+#: The last slope is that of sizes of at least a hundredth of the largest: two decades. One decade
+#: has two points where sizes grow by factors of four, and a noisy one would decide.
+LAST = 100
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -62,14 +63,14 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None
     if len(sizes) < 2:
         return None
     points = sorted(zip(sizes, seconds, strict=True))
-    last = [point for point in points if point[0] * DECADE >= points[-1][0]]
+    last = [point for point in points if point[0] * LAST >= points[-1][0]]
     costs = linear(sizes, seconds)
     return {
         "segments": [
             {"from": a[0], "to": b[0], "slope": slope(*zip(a, b, strict=True))}
             for a, b in itertools.pairwise(points)
         ],
-        "last_decade": slope(*zip(*(last if len(last) > 1 else points[-2:]), strict=True)),
+        "last_slope": slope(*zip(*(last if len(last) > 1 else points[-2:]), strict=True)),
         "fixed_s": costs[0],
         "per_unit_s": costs[1],
         "largest_relative_error": math.sqrt(max(errors(costs, sizes, seconds))),

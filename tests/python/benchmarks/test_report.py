@@ -98,6 +98,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "docs/benchmarks.md").write_text(BENCHMARKS)
+    (tmp_path / "docs/scale.md").write_text("# Scale\n")
     return tmp_path
 
 

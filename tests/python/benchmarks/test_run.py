@@ -31,6 +31,9 @@ def test_all_suites_run_in_their_own_processes(
     options = ("--suite", "all", "--quick", "--threads", "1", "--out", str(tmp_path))
     assert start(monkeypatch, *options) == 1
     assert capsys.readouterr().err == "suites that failed: rows\n"
+    *commands, scale = commands
+    assert Path(scale[1]).name == "scale.py"
+    assert scale[2:] == ["--seed", "0", "--out", str(tmp_path / "scale.json"), "--quick"]
     names = [command[command.index("--suite") + 1] for command in commands]
     assert names == [name for name in run.SUITES if name != "gpu"]
     for name, command in zip(names, commands, strict=True):

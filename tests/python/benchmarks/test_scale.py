@@ -16,7 +16,7 @@ import data_parallel
 import machine
 import result_file
 import scale
-from suites import scale_sizes, scale_steps
+from suites import scale_processes, scale_sizes, scale_steps
 from suites.contenders import FOREACH, FUSED, OURS
 from suites.scale_norms import ALONE, PEER
 from suites.scale_points import SAMPLE, calls_for, measured
@@ -106,7 +106,7 @@ def test_a_run_over_processes_with_a_model() -> None:
         pytest.skip(f"the C++ side is not built in {BUILD}; make programs builds it")
     result = scale.run_axes(arguments)
     names = [f"data_parallel/mlp/processes_{count}" for count in (1, 2)]
-    check(result, names, {data_parallel.SUBJECT, "torch, Python, bucket views"})
+    check(result, names, {data_parallel.SUBJECT, scale_processes.PEER})
 
 
 def test_a_point_that_does_not_fit_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,16 +48,16 @@ def test_small_times_count_as_much_as_large_ones() -> None:
     assert fixed == pytest.approx(1e-5, rel=0.05)
 
 
-def test_segments_and_the_last_decade() -> None:
-    found = scale_fit.fit([1, 4, 16, 64, 128], [1.0, 1.0, 2.0, 8.0, 16.0])
+def test_segments_and_the_last_slope() -> None:
+    found = scale_fit.fit([1, 4, 16, 128, 512], [1.0, 1.0, 2.0, 16.0, 64.0])
     assert found is not None
     slopes = [segment["slope"] for segment in found["segments"]]
     assert slopes == pytest.approx([0.0, 0.5, 1.0, 1.0])
     assert (found["segments"][1]["from"], found["segments"][1]["to"]) == (4, 16)
-    assert found["last_decade"] == pytest.approx(1.0)  # 16, 64 and 128
-    sparse = scale_fit.fit([1, 100, 10_000], [1.0, 1.0, 10.0])
+    assert found["last_slope"] == pytest.approx(1.0)  # 16, 128 and 512
+    sparse = scale_fit.fit([1, 1000, 1_000_000], [1.0, 1.0, 10.0])
     assert sparse is not None
-    assert sparse["last_decade"] == pytest.approx(0.5)  # the last two
+    assert sparse["last_slope"] == pytest.approx(1 / 3)  # the last two
 
 
 def test_a_single_point_has_no_fit() -> None:
