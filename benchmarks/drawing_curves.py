@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -105,4 +106,9 @@ def draw(chart: Chart | Curves, scheme: str) -> str:
         f"From {chart.file.removeprefix('benchmarks/results/')}.",
     ]
     top = TOP + LINE * len(chart.series)
-    return drawing.picture(chart, scheme, notes, (HEIGHT, top, LEFT), paint)
+    svg = drawing.picture(chart, scheme, notes, (HEIGHT, top, LEFT), paint)
+    # matplotlib names a point's shape by its color; both schemes have the same names.
+    names = dict.fromkeys(re.findall(r'id="(m[0-9a-f]{10})"', svg))
+    for index, name in enumerate(names):
+        svg = svg.replace(name, f"point{index}")
+    return svg

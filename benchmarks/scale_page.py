@@ -23,9 +23,9 @@ MARK = re.compile(
 )
 
 
-def _table(head: list[str], rows: list[list[str]], left: int) -> str:
-    """A table whose first columns are aligned to the left."""
-    rule = ["---"] * left + ["---:"] * (len(head) - left)
+def _table(head: list[str], rows: list[list[str]], numbers: range) -> str:
+    """A table; columns of numbers are aligned to the right."""
+    rule = ["---:" if column in numbers else "---" for column in range(len(head))]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
@@ -55,13 +55,14 @@ def slopes(result: dict[str, Any]) -> str:
         )
     head = ["curve", "contender", "sizes", "smallest", "largest", "largest, each"]
     head += ["first slope", "last slope", "fixed, a", "each, b", "a + b n is off by"]
-    return _table(head, rows, 3)
+    return _table(head, rows, range(3, len(head)))
 
 
 def skipped(result: dict[str, Any]) -> str:
     """The points that were not measured, and why."""
     rows = [[f"`{name}`", reason] for name, reason in result["skipped"].items()]
-    return _table(["point", "why it was skipped"], rows, 2) if rows else "No point was skipped."
+    head = ["point", "why it was skipped"]
+    return _table(head, rows, range(0)) if rows else "No point was skipped."
 
 
 def _paper(parts: list[scale_paper.Part]) -> str:
@@ -70,7 +71,9 @@ def _paper(parts: list[scale_paper.Part]) -> str:
         times = map(duration, part.seconds)
         rows.append([part.name, part.grows, *times, part.source])
     counts = [f"{count:,} GPU{'s' if count > 1 else ''}" for count in scale_paper.REPLICAS]
-    return _table(["part of a step", "grows with", *counts, "source"], rows, 2)
+    return _table(
+        ["part of a step", "grows with", *counts, "source"], rows, range(2, 2 + len(counts))
+    )
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {

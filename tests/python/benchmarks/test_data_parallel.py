@@ -94,6 +94,12 @@ def test_a_build_without_the_program(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "build the target torchfuse_bench_data_parallel" in capsys.readouterr().err
 
 
+def test_a_group_has_a_process(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        data_parallel.parse_arguments(["--processes", "0"])
+    assert "expected --processes to be at least 1" in capsys.readouterr().err
+
+
 def test_the_verdict() -> None:
     def row(ratio: float, target: float | None) -> dict[str, Any]:
         return {"target": target, "ratios": {"peer": {"of_medians": ratio}}}

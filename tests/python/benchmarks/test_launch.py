@@ -55,3 +55,10 @@ def test_variables_of_the_environment() -> None:
     launch.run(command, processes=1, threads=1, variables={"GIVEN": "here"})
     with pytest.raises(SystemExit, match="KeyError: 'GIVEN'"):
         launch.run(command, processes=1, threads=1)
+
+
+def test_one_process_that_joins_a_group() -> None:
+    command = [sys.executable, "-c", "import os; assert os.environ['WORLD_SIZE'] == '1'"]
+    launch.run(command, processes=1, threads=1, alone_too=True)
+    with pytest.raises(SystemExit, match="KeyError: 'WORLD_SIZE'"):
+        launch.run(command, processes=1, threads=1)
