@@ -55,7 +55,8 @@ def _axis(axes: Axes, chart: Curves, colors: Colors) -> None:
     labelled = sizes[:: math.ceil(len(sizes) / LABELS)]
     axes.xaxis.set_major_locator(FixedLocator([float(size) for size in labelled]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _size(value, chart.unit)))
-    axes.yaxis.set_major_locator(LogLocator(10.0))
+    few = max(times) < 30 * min(times)
+    axes.yaxis.set_major_locator(LogLocator(10.0, subs=(1.0, 2.0, 5.0) if few else (1.0,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _seconds(value)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
