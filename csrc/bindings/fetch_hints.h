@@ -4,8 +4,11 @@
 
 #include <Python.h>
 
+#include <c10/core/TensorImpl.h>
+
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace torchfuse::bindings {
@@ -18,48 +21,60 @@ namespace torchfuse::bindings {
 // prefetch reads no value and faults on no address.
 class FetchHints {
  public:
-  /// The cache lines of one parameter.
+  /// Where the last step found one parameter's objects.
   class Lines {
    public:
-    void add(const void* address) {
-      if (count_ < kMost) addresses_[count_++] = address;
+    void set(PyObject* param, const c10::TensorImpl* tensor, PyObject* state) {
+      param_ = param;
+      tensor_ = tensor;
+      autograd_ = tensor->autograd_meta();
+      grad_ = nullptr;
+      state_ = state;
+      entries_ = reinterpret_cast<PyDictObject*>(state)->ma_keys;
+      num_values_ = 0;
     }
-
-    /// The dictionary and its header, index table and four entries.
-    void add_dict(PyObject* dict) {
-      add(dict);
-      const auto* keys =
-          reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(dict)->ma_keys);
-      for (std::size_t line = 0; line < kDictLines; ++line) add(keys + kLineBytes * line);
+    void set_grad(const c10::TensorImpl* grad) { grad_ = grad; }
+    void add_value(PyObject* value) {
+      if (num_values_ < kValues) values_[num_values_++] = value;
     }
 
    private:
     friend class FetchHints;
-    static constexpr std::size_t kLineBytes = 64;
-    static constexpr std::size_t kDictLines = 3;
-    static constexpr std::size_t kMost = 14;
+    static constexpr std::uint32_t kValues = 6;
 
-    std::array<const void*, kMost> addresses_{};
-    std::size_t count_ = 0;
+    const void* param_ = nullptr;
+    const void* tensor_ = nullptr;
+    const void* autograd_ = nullptr;
+    const void* grad_ = nullptr;
+    const void* state_ = nullptr;
+    const void* entries_ = nullptr;
+    std::uint32_t num_values_ = 0;
+    std::array<const void*, kValues> values_{};
   };
 
   void resize(std::size_t params) { lines_.resize(params); }
 
   /// Those of a parameter, to be noted anew.
-  Lines& of(std::size_t param) {
-    lines_[param].count_ = 0;
-    return lines_[param];
-  }
+  Lines& of(std::size_t param) { return lines_[param]; }
 
   /// Asks for what is noted of a parameter that comes soon.
   void fetch(std::size_t param) const {
     if (param + kAhead >= lines_.size()) return;
     const Lines& lines = lines_[param + kAhead];
-    for (std::size_t i = 0; i < lines.count_; ++i) __builtin_prefetch(lines.addresses_[i]);
+    __builtin_prefetch(lines.param_);
+    __builtin_prefetch(lines.tensor_);
+    __builtin_prefetch(lines.autograd_);
+    __builtin_prefetch(lines.grad_);
+    __builtin_prefetch(lines.state_);
+    for (int line = 0; line < kEntriesBytes; line += 64) {
+      __builtin_prefetch(static_cast<const char*>(lines.entries_) + line);
+    }
+    for (std::uint32_t i = 0; i < lines.num_values_; ++i) __builtin_prefetch(lines.values_[i]);
   }
 
  private:
   static constexpr std::size_t kAhead = 12;
+  static constexpr int kEntriesBytes = 192;  ///< of a dictionary: header, index, four entries
 
   std::vector<Lines> lines_;
 };

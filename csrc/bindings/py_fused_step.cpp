@@ -168,16 +168,13 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
   SlotTensors& slot = borrowed_.slots.emplace_back();
   slot.param = impl_of(borrowed_.hold(param));
   FetchHints::Lines& hints = hints_.of(index);
-  hints.add(param);
-  hints.add(slot.param);
-  hints.add(slot.param->autograd_meta());
-  hints.add_dict(state);
+  hints.set(param, slot.param, state);
   if (sharded) {
     borrowed_.sharded.push_back({&slot, param, index});
   } else if (const at::Tensor& grad = slot.param->grad(); grad.defined()) {
     borrowed_.grads.push_back(grad);
     slot.grad = grad.unsafeGetTensorImpl();
-    hints.add(slot.grad);
+    hints.set_grad(slot.grad);
   }
   return places_.keys[entry.keys].visit(
       state, [&](EntryRole role, std::uint8_t k, PyObject* value) {
@@ -187,7 +184,7 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
                                   : role == EntryRole::kEma    ? slot.ema
                                                                : slot.step;
         place = impl_of(borrowed_.hold(value));
-        hints.add(value);
+        hints.add_value(value);
         if (sharded) borrowed_.unwraps.push_back({&place, value});
         return true;
       });

@@ -110,7 +110,7 @@ TORCHFUSE_INLINE VectorOf<kDType> load_first(const ElementOf<kDType>* p, std::in
     return VecF(_mm512_mask_mov_ps(fill.v, lanes, load_vector<kDType>(loaded).v));
   }
 #else
-  ComputeOf<kDType> lanes[kWidthOf<kDType>];
+  alignas(64) ComputeOf<kDType> lanes[kWidthOf<kDType>];
   memcpy(lanes, &fill, sizeof lanes);
   for (std::int64_t i = 0; i < count; ++i) lanes[i] = load_one(p + i);
   return load_terms(lanes);

@@ -125,7 +125,7 @@ template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   if constexpr (Simd<T>::kWidth > 1) {
-    begin = update_known<Functor>(operands, begin, end, coefs, grad_coef);
+    if (update_known<Functor>(operands, begin, end, coefs, grad_coef)) return;
   }
   update_stretch<Functor, T>(operands, begin, end, coefs, grad_coef);
 }

@@ -5,8 +5,7 @@
 // The general loop asks for the type and the presence of each operand at every vector. While memory
 // is the limit that costs nothing. In the caches, on one thread of many channels, and with 16-bit
 // operands it took as long as the arithmetic, of SGD three times as long. So the storage that most
-// trainings have gets loops in which the compiler knows all of this. They take whole blocks and
-// leave the rest to the general loop, which computes the same bits.
+// trainings have gets loops in which the compiler knows all of this. They compute the same bits.
 #pragma once
 
 #include "kernels/cpu/elements.h"
@@ -50,7 +49,7 @@ using BFloat16WithMaster =
 template <class Functor>
 constexpr int kLeastStates = Functor::kNumStates;
 template <class Functor>
-  requires requires { Functor::kLeastStates; }
+requires requires { Functor::kLeastStates; }
 constexpr int kLeastStates<Functor> = Functor::kLeastStates;
 
 template <DType kDType>
@@ -61,80 +60,126 @@ TORCHFUSE_INLINE void fetch_block(const ElementOf<kDType>* block) {
   for (std::int64_t line = 0; line < kBytes; line += 64) prefetch(block, kPrefetchBytes + line);
 }
 
-/// Updates the whole blocks of elements [begin, end) and returns where the rest begins. A function
-/// of its own, so that its loop has all registers.
-template <class Functor, class Storage, int kUsed, class T>
-__attribute__((noinline)) std::int64_t update_blocks(
-    const Operands& operands, std::int64_t begin, std::int64_t end,
-    const typename Functor::template Coefs<T>& shared, T grad_coef) {
-  using V = typename Simd<T>::V;
-  constexpr bool kMovesStates = !kStatesInMeasure<Functor>;
-  constexpr int kStates = Functor::kNumStates;
-  const auto coefs = shared;  // no store can change the copy
-  auto* const values = static_cast<ElementOf<Storage::kValue>*>(Storage::kHasCopy ? operands.master
-                                                                                  : operands.param);
-  auto* const copies = static_cast<ElementOf<Storage::kCopy>*>(operands.param);
-  const auto* const grads = static_cast<const ElementOf<Storage::kGrad>*>(operands.grad);
-  ElementOf<Storage::kState>* states[kStates];
-  for (int k = 0; k < kStates; ++k) {
-    states[k] = static_cast<ElementOf<Storage::kState>*>(operands.state[k]);
+/// Access to a whole vector, and to the first elements of one.
+struct WholeVector {
+  template <DType kDType>
+  TORCHFUSE_INLINE VectorOf<kDType> load(const ElementOf<kDType>* p) const {
+    return load_vector<kDType>(p);
   }
-  std::int64_t i = begin;
-  for (; i + kBlock<T> <= end; i += kBlock<T>) {
+  template <DType kDType>
+  TORCHFUSE_INLINE void store(ElementOf<kDType>* p, VectorOf<kDType> x) const {
+    store_vector<kDType>(p, x);
+  }
+};
+struct FirstElements {
+  std::int64_t count;
+
+  template <DType kDType>
+  TORCHFUSE_INLINE VectorOf<kDType> load(const ElementOf<kDType>* p) const {
+    return load_first<kDType>(p, count, VectorOf<kDType>(ComputeOf<kDType>(0)));
+  }
+  template <DType kDType>
+  TORCHFUSE_INLINE void store(ElementOf<kDType>* p, VectorOf<kDType> x) const {
+    store_first<kDType>(p, count, x);
+  }
+};
+
+/// The operands of one tensor, of which `kUsed` are states.
+template <class Functor, class Storage, int kUsed>
+struct KnownOperands {
+  static constexpr int kStates = Functor::kNumStates;
+  static constexpr bool kMovesStates = !kStatesInMeasure<Functor>;
+
+  ElementOf<Storage::kValue>* values;
+  ElementOf<Storage::kCopy>* copies;
+  const ElementOf<Storage::kGrad>* grads;
+  ElementOf<Storage::kState>* states[kStates];
+
+  explicit KnownOperands(const Operands& operands)
+      : values(static_cast<ElementOf<Storage::kValue>*>(Storage::kHasCopy ? operands.master
+                                                                          : operands.param)),
+        copies(static_cast<ElementOf<Storage::kCopy>*>(operands.param)),
+        grads(static_cast<const ElementOf<Storage::kGrad>*>(operands.grad)) {
+    for (int k = 0; k < kStates; ++k) {
+      states[k] = static_cast<ElementOf<Storage::kState>*>(operands.state[k]);
+    }
+  }
+
+  TORCHFUSE_INLINE void fetch(std::int64_t i) const {
     fetch_block<Storage::kValue>(values + i);
     if constexpr (kMovesStates) fetch_block<Storage::kGrad>(grads + i);
 #pragma GCC unroll 4
     for (int k = 0; k < kUsed; ++k) fetch_block<Storage::kState>(states[k] + i);
+  }
+
+  template <class T, class Access>
+  TORCHFUSE_INLINE void update(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
+                               T grad_coef, const Access& access) const {
+    using V = typename Simd<T>::V;
+    V value = access.template load<Storage::kValue>(values + i);
+    V grad(T(0));
+    if constexpr (kMovesStates) {
+      grad = access.template load<Storage::kGrad>(grads + i) * V(grad_coef);
+    }
+    V state[kStates];
 #pragma GCC unroll 4
-    for (std::int64_t j = i; j < i + kBlock<T>; j += Simd<T>::kWidth) {
-      V value = load_vector<Storage::kValue>(values + j);
-      V grad(T(0));
-      if constexpr (kMovesStates) grad = load_vector<Storage::kGrad>(grads + j) * V(grad_coef);
-      V state[kStates];
+    for (int k = 0; k < kStates; ++k) {
+      state[k] = k < kUsed ? access.template load<Storage::kState>(states[k] + i) : V(T(0));
+    }
+    Functor::update(value, grad, state, coefs);
 #pragma GCC unroll 4
-      for (int k = 0; k < kStates; ++k) {
-        state[k] = k < kUsed ? load_vector<Storage::kState>(states[k] + j) : V(T(0));
-      }
-      Functor::update(value, grad, state, coefs);
+    for (int k = 0; k < (kMovesStates ? kUsed : 0); ++k) {
+      access.template store<Storage::kState>(states[k] + i, state[k]);
+    }
+    access.template store<Storage::kValue>(values + i, value);
+    if constexpr (Storage::kHasCopy) access.template store<Storage::kCopy>(copies + i, value);
+  }
+};
+
+/// Updates elements [begin, end): blocks, vectors, and the elements that fill none. A function of
+/// its own, so that its loop has all registers.
+template <class Functor, class Storage, int kUsed, class T>
+__attribute__((noinline)) void update_stored(const Operands& operands, std::int64_t begin,
+                                             std::int64_t end,
+                                             const typename Functor::template Coefs<T>& shared,
+                                             T grad_coef) {
+  constexpr std::int64_t kWidth = Simd<T>::kWidth;
+  const KnownOperands<Functor, Storage, kUsed> known(operands);
+  const auto coefs = shared;  // no store can change the copy
+  std::int64_t i = begin;
+  for (; i + kBlock<T> <= end; i += kBlock<T>) {
+    known.fetch(i);
 #pragma GCC unroll 4
-      for (int k = 0; k < (kMovesStates ? kUsed : 0); ++k) {
-        store_vector<Storage::kState>(states[k] + j, state[k]);
-      }
-      store_vector<Storage::kValue>(values + j, value);
-      if constexpr (Storage::kHasCopy) store_vector<Storage::kCopy>(copies + j, value);
+    for (std::int64_t v = 0; v < kBlock<T>; v += kWidth) {
+      known.update(i + v, coefs, grad_coef, WholeVector());
     }
   }
-  return i;
+  for (; i + kWidth <= end; i += kWidth) known.update(i, coefs, grad_coef, WholeVector());
+  if (i < end) known.update(i, coefs, grad_coef, FirstElements{end - i});
 }
 
-/// Updates as many of the elements as the loops above can, and returns where the rest begins.
+/// False, and nothing is done, if the operands are stored in another way.
 template <class Functor, int kUsed, class T>
-TORCHFUSE_INLINE std::int64_t update_known(const Operands& operands, std::int64_t begin,
-                                           std::int64_t end,
-                                           const typename Functor::template Coefs<T>& coefs,
-                                           T grad_coef) {
+TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin, std::int64_t end,
+                                   const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const auto run = [&]<class Kind>(Kind) {
-    return update_blocks<Functor, Kind, kUsed>(operands, begin, end, coefs, grad_coef);
+    if (!Kind::holds(operands, kUsed)) return false;
+    update_stored<Functor, Kind, kUsed>(operands, begin, end, coefs, grad_coef);
+    return true;
   };
-  if constexpr (sizeof(T) == 8) {
-    if (AllFloat64::holds(operands, kUsed)) return run(AllFloat64());
-  } else {
-    if (AllFloat32::holds(operands, kUsed)) return run(AllFloat32());
-    if (AllBFloat16::holds(operands, kUsed)) return run(AllBFloat16());
-    if (BFloat16WithMaster::holds(operands, kUsed)) return run(BFloat16WithMaster());
-  }
-  return begin;
+  if constexpr (sizeof(T) == 8)
+    return run(AllFloat64());
+  else
+    return run(AllFloat32()) || run(AllBFloat16()) || run(BFloat16WithMaster());
 }
 
 template <class Functor, class T>
-TORCHFUSE_INLINE std::int64_t update_known(const Operands& operands, std::int64_t begin,
-                                           std::int64_t end,
-                                           const typename Functor::template Coefs<T>& coefs,
-                                           T grad_coef) {
+TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin, std::int64_t end,
+                                   const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   constexpr int kStates = Functor::kNumStates;
-  if (end - begin < kBlock<T> || operands.remainder != nullptr || operands.ema != nullptr ||
-      operands.stochastic || operands.write_back) {
-    return begin;
+  if (operands.remainder != nullptr || operands.ema != nullptr || operands.stochastic ||
+      operands.write_back) {
+    return false;
   }
   bool all = true;
   for (int k = 0; k < kStates; ++k) all = all && operands.state[k] != nullptr;
@@ -143,7 +188,7 @@ TORCHFUSE_INLINE std::int64_t update_known(const Operands& operands, std::int64_
     static_assert(kLeastStates<Functor> == kStates - 1, "only the last state may be absent");
     return update_known<Functor, kStates - 1>(operands, begin, end, coefs, grad_coef);
   }
-  return begin;
+  return false;
 }
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE
