@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 README = "README.md"
-PAGES = (README, "docs/benchmarks.md", "docs/scale.md")
+PAGES = (README, "docs/benchmarks.md", "docs/scale.md", "docs/performance.md")
 RESULTS = "benchmarks/results"
 
 HEAD = re.compile(r"^\| (.*) \| case \| peer \| ratio \|$")

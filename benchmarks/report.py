@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes figures and charts of README.md, docs/benchmarks.md and docs/scale.md from result files.
+"""Writes the figures and charts of pages from committed result files.
 
 Example:
     python benchmarks/report.py --write    rewrites the pages and draws docs/_static/charts
@@ -17,9 +17,13 @@ from pathlib import Path
 import charts
 import curves
 import figures
+import gpu_predictions
+import page_tables
 import scale_page
+import targets
 
 ROOT = Path(__file__).resolve().parent.parent
+TABLES = {**scale_page.TABLES, **gpu_predictions.TABLES, **targets.TABLES}
 
 
 def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:
@@ -83,7 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     drawings: dict[str, charts.Chart | curves.Curves] = {}
     try:
         for page, text in texts.items():
-            refreshed = scale_page.placed(ROOT, page, figures.refreshed(ROOT, page, text))
+            refreshed = figures.refreshed(ROOT, page, text)
+            refreshed = page_tables.placed(ROOT, page, refreshed, TABLES)
             wanted[page], shown = charts.placed(ROOT, page, refreshed)
             for chart in shown:
                 for scheme in charts.SCHEMES:

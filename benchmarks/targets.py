@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The CPU's targets of docs/performance.md: wanted, before, after, and the memory's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import figures
+from page_tables import Maker, Result, table
+
+
+class Target(NamedTuple):
+    """How many times as long as ours `peer` shall take, in the cases whose names begin so."""
+
+    what: str
+    case: str
+    peer: str
+    wanted: float
+
+
+FUSED = "torch fused"
+TARGETS = (
+    Target("Adam, fp32, one tensor", "step/large", FUSED, 1.0),
+    Target("Adam, fp32, ResNet-50", "step/resnet50", FUSED, 1.0),
+    Target("Adam, fp32, unscaling and clipping, one tensor", "scale_clip_step/large", FUSED, 1.8),
+    Target("the same, ResNet-50", "scale_clip_step/resnet50", FUSED, 1.8),
+    Target("Adam, all bf16, one tensor", "bf16_step/large", FUSED, 1.6),
+    Target("the same, ResNet-50", "bf16_step/resnet50", FUSED, 1.6),
+    Target("norm and check, one tensor", "norm_and_check/large", "get_total_norm", 2.1),
+    Target("Adam, fp32, 10,000 tensors of 64", "step/tiny_10000x64", FUSED, 12.0),
+    Target("the same, unscaling and clipping", "scale_clip_step/tiny_10000x64", FUSED, 20.0),
+    Target("Adam, fp32, denormal moments", "step/stale_rows", "torch default", 10.0),
+)
+
+
+class Measured(NamedTuple):
+    """A target's ratio in a file, and our speed there as a share of the stream's."""
+
+    ratio: float
+    gb_per_s: float
+    share: float
+
+
+def _measured(result: Result, target: Target) -> Measured | None:
+    for case in result.get("cases", []):
+        if case["name"] == target.case and target.peer in case["ratios"]:
+            rate = case["gb_per_s"][case["subject"]]
+            stream = case["gb_per_s"][case.get("reference", "in-place scale")]
+            return Measured(case["ratios"][target.peer]["of_medians"], rate, rate / stream)
+    return None
+
+
+def cpu_targets(results: Sequence[dict[str, Any]]) -> str:
+    """A row for each target: the first file that has it is before, the last one after.
+
+    Raises:
+        ValueError: no file has a target's case.
+    """
+    rows = []
+    for target in TARGETS:
+        found = [one for result in results if (one := _measured(result, target)) is not None]
+        if not found:
+            raise ValueError(f"expected a result file with {target.case} and {target.peer}.")
+        before, after = found[0], found[-1]
+        rows.append(
+            [
+                target.what,
+                f"`{target.case}`",
+                target.peer,
+                f"≥ {target.wanted:g}",
+                figures.as_text([before.ratio]) if len(found) > 1 else "",
+                figures.as_text([after.ratio]),
+                f"{after.gb_per_s:.1f}",
+                f"{100 * after.share:.0f} %",
+                "met" if after.ratio >= target.wanted else "missed",
+            ]
+        )
+    head = ["target", "row", "against", "wanted", "before", "after", "GB/s", "of the stream", ""]
+    return table(head, rows, range(3, 8))
+
+
+TABLES: dict[str, Maker] = {"cpu-targets": cpu_targets}
