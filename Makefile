@@ -49,7 +49,7 @@ endif
 .PHONY: help demo distributed-demo images images-cpp test bench lint clean build coverage docs \
   doxygen-is-here \
   package prefix pretended-cuda programs \
-  test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
+  aarch64-is-here test-aarch64 test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
   test-mutations test-newest-torch test-pretended-cuda test-consumer-whole \
   all-needed check test-all test-headers test-headers-in-turn test-mutations-in-turn \
   test-packaging test-python test-python-quick \
@@ -68,6 +68,7 @@ help:
 	@echo "make test-types      mypy and stubtest"
 	@echo "make test-host-path  instructions of optimizer steps against a baseline (needs valgrind)"
 	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
+	@echo "make test-aarch64    the CPU kernels for aarch64, under emulation (needs a cross compiler and qemu)"
 	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
 	@echo "make coverage        test-asan, and lines of the CUDA kernels that it executed"
 	@echo "make test-headers    every header compiles alone"
@@ -235,6 +236,18 @@ test-tsan: .venv/.requirements
 	$(MAKE) --no-print-directory build/tsan/build.ninja
 	cmake --build --preset tsan
 	setarch --addr-no-randomize ctest --preset tsan
+
+aarch64-is-here:
+	@for program in aarch64-linux-gnu-g++ qemu-aarch64; do \
+	  command -v $$program > /dev/null || { \
+	    echo "make test-aarch64: expected $$program on PATH, got none. Install Debian's packages: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; \
+	    exit 1; }; done
+
+# The tests of the CPU kernels on the other architecture: tests/cpp/kernels.
+test-aarch64: aarch64-is-here .venv/.requirements
+	cmake --preset aarch64
+	cmake --build --preset aarch64
+	ctest --preset aarch64
 
 # The machine code of a build for every architecture. Needs no GPU. In `make test-all` the build is that
 # of test-packaging.

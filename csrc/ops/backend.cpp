@@ -58,14 +58,16 @@ std::string cpu_isa() { return kernels::name_of(ops::current_cpu_isa()); }
 void set_cpu_isa(const std::string& name) {
   using kernels::CpuIsa;
   const CpuIsa best = kernels::detect_cpu_isa();
-  for (const CpuIsa isa : {CpuIsa::kBaseline, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+  std::string names;
+  for (const CpuIsa isa : kernels::kCpuLevels) {
+    names += (names.empty() ? "" : ", ") + std::string(kernels::name_of(isa));
     if (name != kernels::name_of(isa)) continue;
     TORCH_CHECK(isa <= best, "set_cpu_isa: expected name to be a level of this processor, got ",
                 name, ". The best here is ", kernels::name_of(best), ".");
     ops::isa_in_force().store(isa, std::memory_order_relaxed);
     return;
   }
-  TORCH_CHECK(false, "set_cpu_isa: expected name to be baseline, avx2 or avx512, got ", name, ".");
+  TORCH_CHECK(false, "set_cpu_isa: expected name to be one of ", names, "; got ", name, ".");
 }
 
 }  // namespace torchfuse

@@ -11,7 +11,7 @@
 
 namespace torchfuse::kernels {
 
-#if !defined(__CUDA_ARCH__) && !defined(__FMA__)
+#if !defined(__CUDA_ARCH__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
 /// Correctly rounded a * b + c without the instruction. The product of two floats is exact in
 /// double; rounding the sum to odd there makes the final rounding to float the only one that counts
 /// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
@@ -39,7 +39,7 @@ TORCHFUSE_HOST_DEVICE float emulated_fma(float a, float b, float c) {
 TORCHFUSE_HOST_DEVICE float fma(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
-#elif defined(__FMA__)
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return __builtin_fmaf(a, b, c);
 #else
   return emulated_fma(a, b, c);

@@ -10,7 +10,7 @@
 
 namespace torchfuse::kernels {
 
-#define TORCHFUSE_DECLARE_LEVEL(level)                                                             \
+#define TORCHFUSE_DECLARE_LEVEL(level, enumerator, ...)                                            \
   namespace cpu::level {                                                                           \
   void multi_tensor_l2_norm(const L2NormArgs&, std::int64_t, std::int64_t);                        \
   bool multi_tensor_unscale(const UnscaleArgs&, std::int64_t, std::int64_t);                       \
@@ -24,71 +24,67 @@ namespace torchfuse::kernels {
   void softmax_cross_entropy_backward(const CrossEntropyBackwardArgs&, std::int64_t,               \
                                       std::int64_t);                                               \
   }
-TORCHFUSE_DECLARE_LEVEL(baseline)
-TORCHFUSE_DECLARE_LEVEL(avx2)
-TORCHFUSE_DECLARE_LEVEL(avx512)
+TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_DECLARE_LEVEL)
 #undef TORCHFUSE_DECLARE_LEVEL
 
-#define TORCHFUSE_CALL_LEVEL(isa, function, ...) \
-  switch (isa) {                                 \
-    case CpuIsa::kAvx512:                        \
-      return cpu::avx512::function(__VA_ARGS__); \
-    case CpuIsa::kAvx2:                          \
-      return cpu::avx2::function(__VA_ARGS__);   \
-    case CpuIsa::kBaseline:                      \
-      break;                                     \
-  }                                              \
-  return cpu::baseline::function(__VA_ARGS__)
+/// Returns function(args, begin, end) of the level `isa`.
+#define TORCHFUSE_CALL_LEVEL_CASE(level, enumerator, function) \
+  case CpuIsa::enumerator:                                     \
+    return cpu::level::function(args, begin, end);
+#define TORCHFUSE_CALL_LEVEL(isa, function)                                      \
+  switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL_CASE, function) } \
+  return cpu::baseline::function(args, begin, end)
 
 void multi_tensor_l2_norm_cpu(CpuIsa isa, const L2NormArgs& args, std::int64_t begin,
                               std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_l2_norm, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_l2_norm);
 }
 
 bool multi_tensor_unscale_cpu(CpuIsa isa, const UnscaleArgs& args, std::int64_t begin,
                               std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_unscale, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_unscale);
 }
 
 void batch_norm_stats_cpu(CpuIsa isa, const BatchNormStatsArgs& args, std::int64_t begin,
                           std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_stats, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_stats);
 }
 
 void batch_norm_elemt_cpu(CpuIsa isa, const BatchNormElemtArgs& args, std::int64_t begin,
                           std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_elemt, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_elemt);
 }
 
 void batch_norm_backward_reduce_cpu(CpuIsa isa, const BatchNormBackwardReduceArgs& args,
                                     std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_reduce, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_reduce);
 }
 
 void batch_norm_backward_elemt_cpu(CpuIsa isa, const BatchNormBackwardElemtArgs& args,
                                    std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_elemt, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_elemt);
 }
 
 void layer_norm_cpu(CpuIsa isa, const LayerNormArgs& args, std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, layer_norm, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, layer_norm);
 }
 
 void layer_norm_backward_cpu(CpuIsa isa, const LayerNormBackwardArgs& args, std::int64_t begin,
                              std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, layer_norm_backward, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, layer_norm_backward);
 }
 
 void softmax_cross_entropy_cpu(CpuIsa isa, const CrossEntropyArgs& args, std::int64_t begin,
                                std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy);
 }
 
 void softmax_cross_entropy_backward_cpu(CpuIsa isa, const CrossEntropyBackwardArgs& args,
                                         std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy_backward, args, begin, end);
+  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy_backward);
 }
 
 #undef TORCHFUSE_CALL_LEVEL
+#undef TORCHFUSE_CALL_LEVEL_CASE
 
 }  // namespace torchfuse::kernels

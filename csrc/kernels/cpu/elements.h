@@ -78,22 +78,6 @@ TORCHFUSE_INLINE Simd<double>::V load_terms(const double* p) { return load_f64(p
 TORCHFUSE_INLINE void store_terms(float* p, Simd<float>::V x) { store_f32(p, x); }
 TORCHFUSE_INLINE void store_terms(double* p, Simd<double>::V x) { store_f64(p, x); }
 
-/// The number that fills a vector of type V.
-template <class V>
-struct ScalarOf {
-  using Type = V;
-};
-#if defined(__AVX2__)
-template <>
-struct ScalarOf<VecF> {
-  using Type = float;
-};
-template <>
-struct ScalarOf<VecD> {
-  using Type = double;
-};
-#endif
-
 /// The first `count` elements of a vector, fewer than it has; `fill` in the other lanes.
 template <DType kDType>
 TORCHFUSE_INLINE VectorOf<kDType> load_first(const ElementOf<kDType>* p, std::int64_t count,
@@ -140,24 +124,6 @@ TORCHFUSE_INLINE void for_each_lane_vector(std::int64_t count, const Full& full,
     }
   }
 }
-
-#if defined(__AVX512F__)
-TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
-  return VecF(
-      _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate.v, _mm512_setzero_ps(), _CMP_NLE_UQ), value.v));
-}
-TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
-  return VecD(
-      _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(gate.v, _mm512_setzero_pd(), _CMP_NLE_UQ), value.v));
-}
-#elif defined(__AVX2__)
-TORCHFUSE_INLINE VecF pass_where_positive(VecF gate, VecF value) {
-  return VecF(_mm256_and_ps(_mm256_cmp_ps(gate.v, _mm256_setzero_ps(), _CMP_NLE_UQ), value.v));
-}
-TORCHFUSE_INLINE VecD pass_where_positive(VecD gate, VecD value) {
-  return VecD(_mm256_and_pd(_mm256_cmp_pd(gate.v, _mm256_setzero_pd(), _CMP_NLE_UQ), value.v));
-}
-#endif
 
 /// The sum of the lanes in fp64, by halves: a chain of 32 additions takes longer than a short row.
 template <class T, class V>

@@ -2,7 +2,11 @@
 // The CPU's side of -ftz=true.
 #pragma once
 
+#if defined(__aarch64__)
+#include <cstdint>
+#else
 #include <xmmintrin.h>
+#endif
 
 #include "kernels/common/macros.h"
 
@@ -14,13 +18,34 @@ namespace torchfuse::kernels::cpu {
 /// arithmetic depends on it, so the arithmetic belongs into a function that is not inlined.
 class FlushDenormals {
  public:
-  TORCHFUSE_HOST_DEVICE FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
-  TORCHFUSE_HOST_DEVICE ~FlushDenormals() { _mm_setcsr(saved_); }
+  TORCHFUSE_HOST_DEVICE FlushDenormals() : saved_(control()) { set_control(saved_ | kFlush); }
+  TORCHFUSE_HOST_DEVICE ~FlushDenormals() { set_control(saved_); }
   FlushDenormals(const FlushDenormals&) = delete;
   FlushDenormals& operator=(const FlushDenormals&) = delete;
 
  private:
-  unsigned saved_;
+#if defined(__aarch64__)
+  /// FZ: results count as denormal before they are rounded. Half precision is a format of storage
+  /// here, and conversions keep its denormals.
+  using Control = std::uint64_t;
+  static constexpr Control kFlush = Control{1} << 24;
+  TORCHFUSE_HOST_DEVICE static Control control() {
+    Control bits;
+    asm volatile("mrs %0, fpcr" : "=r"(bits));
+    return bits;
+  }
+  TORCHFUSE_HOST_DEVICE static void set_control(Control bits) {
+    asm volatile("msr fpcr, %0" : : "r"(bits) : "memory");
+  }
+#else
+  /// FTZ and DAZ: results count as denormal after they are rounded.
+  using Control = unsigned;
+  static constexpr Control kFlush = 0x8040;
+  TORCHFUSE_HOST_DEVICE static Control control() { return _mm_getcsr(); }
+  TORCHFUSE_HOST_DEVICE static void set_control(Control bits) { _mm_setcsr(bits); }
+#endif
+
+  Control saved_;
 };
 
 }  // namespace torchfuse::kernels::cpu

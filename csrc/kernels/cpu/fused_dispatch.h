@@ -1,48 +1,37 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The phases of any functor on the CPU, over the three objects that hold its instruction levels.
+// The phases of any functor on the CPU, over the objects that hold its instruction levels.
 #pragma once
 
 #include "kernels/layerwise_optimizer.h"
 
 namespace torchfuse::kernels {
 
-#define TORCHFUSE_DECLARE_LEVEL(level)                                         \
+#define TORCHFUSE_DECLARE_LEVEL(level, enumerator, ...)                        \
   namespace cpu::level {                                                       \
   template <class Functor>                                                     \
   void fused_update(const UpdateArgs<Functor>&, std::int64_t, std::int64_t);   \
   template <class Functor>                                                     \
   void fused_measure(const MeasureArgs<Functor>&, std::int64_t, std::int64_t); \
   }
-TORCHFUSE_DECLARE_LEVEL(baseline)
-TORCHFUSE_DECLARE_LEVEL(avx2)
-TORCHFUSE_DECLARE_LEVEL(avx512)
+TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_DECLARE_LEVEL)
 #undef TORCHFUSE_DECLARE_LEVEL
+
+#define TORCHFUSE_CALL_LEVEL(level, enumerator, function) \
+  case CpuIsa::enumerator:                                \
+    return cpu::level::function<Functor>(args, begin, end);
 
 template <class Functor>
 void fused_update_cpu(CpuIsa isa, const UpdateArgs<Functor>& args, std::int64_t begin,
                       std::int64_t end) {
-  switch (isa) {
-    case CpuIsa::kAvx512:
-      return cpu::avx512::fused_update<Functor>(args, begin, end);
-    case CpuIsa::kAvx2:
-      return cpu::avx2::fused_update<Functor>(args, begin, end);
-    case CpuIsa::kBaseline:
-      return cpu::baseline::fused_update<Functor>(args, begin, end);
-  }
+  switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, fused_update) }
 }
 
 template <class Functor>
 void fused_measure_cpu(CpuIsa isa, const MeasureArgs<Functor>& args, std::int64_t begin,
                        std::int64_t end) {
-  switch (isa) {
-    case CpuIsa::kAvx512:
-      return cpu::avx512::fused_measure<Functor>(args, begin, end);
-    case CpuIsa::kAvx2:
-      return cpu::avx2::fused_measure<Functor>(args, begin, end);
-    case CpuIsa::kBaseline:
-      return cpu::baseline::fused_measure<Functor>(args, begin, end);
-  }
+  switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, fused_measure) }
 }
+#undef TORCHFUSE_CALL_LEVEL
 
 template <class Functor>
 void tensor_norms(const MeasureArgs<Functor>& args, std::int64_t begin, std::int64_t end) {

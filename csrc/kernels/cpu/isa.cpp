@@ -13,19 +13,18 @@ CpuIsa detect_cpu_isa() {
                       __builtin_cpu_supports("avx512bf16");
   if (avx2 && avx512) return CpuIsa::kAvx512;
   if (avx2) return CpuIsa::kAvx2;
-#endif
   return CpuIsa::kBaseline;
+#elif defined(__aarch64__)
+  return CpuIsa::kNeon;
+#endif
 }
 
 const char* name_of(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::kAvx512:
-      return "avx512";
-    case CpuIsa::kAvx2:
-      return "avx2";
-    case CpuIsa::kBaseline:
-      break;
-  }
+#define TORCHFUSE_LEVEL(level, enumerator, ...) \
+  case CpuIsa::enumerator:                      \
+    return #level;
+  switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_LEVEL) }
+#undef TORCHFUSE_LEVEL
   return "baseline";
 }
 

@@ -29,66 +29,6 @@ TORCHFUSE_INLINE void for_each_norm_chunk(const TensorTable& table, std::int64_t
   }
 }
 
-template <class T>
-TORCHFUSE_INLINE T magnitude(T x) {
-  return x < T(0) ? -x : x;
-}
-
-#if defined(__AVX512F__)
-TORCHFUSE_INLINE bool reaches(VecF x, float threshold) {
-  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff));
-  const __m512i limit = _mm512_set1_epi32(static_cast<int>(float_bits(threshold)));
-  return _mm512_cmpge_epu32_mask(bits, limit) != 0;
-}
-TORCHFUSE_INLINE VecF larger_magnitude(VecF a, VecF b) {
-  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
-  return VecF(
-      _mm512_castsi512_ps(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a.v), mask),
-                                           _mm512_and_si512(_mm512_castps_si512(b.v), mask))));
-}
-TORCHFUSE_INLINE bool reaches(VecD x, double threshold) {
-  return _mm512_cmp_pd_mask(_mm512_abs_pd(x.v), _mm512_set1_pd(threshold), _CMP_NLT_UQ) != 0;
-}
-TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
-  const __m512i mask = _mm512_set1_epi64(0x7fffffffffffffff);
-  return VecD(
-      _mm512_castsi512_pd(_mm512_max_epu64(_mm512_and_si512(_mm512_castpd_si512(a.v), mask),
-                                           _mm512_and_si512(_mm512_castpd_si512(b.v), mask))));
-}
-#elif defined(__AVX2__)
-TORCHFUSE_INLINE bool reaches(VecF x, float threshold) {
-  const __m256i bits = _mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x7fffffff));
-  const __m256i limit = _mm256_set1_epi32(static_cast<int>(float_bits(threshold)));
-  return _mm256_movemask_epi8(_mm256_cmpgt_epi32(limit, bits)) != -1;
-}
-TORCHFUSE_INLINE VecF larger_magnitude(VecF a, VecF b) {
-  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
-  return VecF(
-      _mm256_castsi256_ps(_mm256_max_epu32(_mm256_and_si256(_mm256_castps_si256(a.v), mask),
-                                           _mm256_and_si256(_mm256_castps_si256(b.v), mask))));
-}
-TORCHFUSE_INLINE bool reaches(VecD x, double threshold) {
-  const __m256d absolute = _mm256_andnot_pd(_mm256_set1_pd(-0.0), x.v);
-  return _mm256_movemask_pd(_mm256_cmp_pd(absolute, _mm256_set1_pd(threshold), _CMP_NLT_UQ)) != 0;
-}
-TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
-  // As signed integers the bits of non-negative doubles are ordered, NaN above infinity.
-  const __m256i mask = _mm256_set1_epi64x(0x7fffffffffffffff);
-  const __m256i x = _mm256_and_si256(_mm256_castpd_si256(a.v), mask);
-  const __m256i y = _mm256_and_si256(_mm256_castpd_si256(b.v), mask);
-  return VecD(_mm256_castsi256_pd(_mm256_blendv_epi8(y, x, _mm256_cmpgt_epi64(x, y))));
-}
-#else
-template <class T>
-TORCHFUSE_INLINE bool reaches(T x, T threshold) {
-  return !(magnitude(x) < threshold);
-}
-template <class T>
-TORCHFUSE_INLINE T larger_magnitude(T a, T b) {
-  return kernels::max(magnitude(a), magnitude(b));
-}
-#endif
-
 /// Sums of one chunk, by lane.
 template <class T>
 struct Sums {

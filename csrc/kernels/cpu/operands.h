@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/simd_random.h"
 #include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {

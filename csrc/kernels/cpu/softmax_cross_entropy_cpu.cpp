@@ -3,8 +3,8 @@
 // cache for the sum of its exponentials; the backward pass reads it once and writes its gradient.
 #include "kernels/softmax_cross_entropy.h"
 
+#include "kernels/common/exp.h"
 #include "kernels/cpu/rows.h"
-#include "kernels/cpu/simd_exp.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 

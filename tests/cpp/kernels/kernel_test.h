@@ -18,7 +18,7 @@ namespace torchfuse::kernels::testing {
 
 inline std::vector<CpuIsa> levels_here() {
   std::vector<CpuIsa> levels;
-  for (const CpuIsa isa : {CpuIsa::kBaseline, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+  for (const CpuIsa isa : kCpuLevels) {
     if (isa <= detect_cpu_isa()) levels.push_back(isa);
   }
   return levels;

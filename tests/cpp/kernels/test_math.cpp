@@ -2,19 +2,21 @@
 #include "kernels/common/math.h"
 
 #include <gtest/gtest.h>
-#include <immintrin.h>
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <vector>
 
 #include "kernels/common/float16.h"
+#include "kernels/cpu/flush_denormals.h"
 
 namespace torchfuse::kernels {
 namespace {
 
-// This file is compiled without -mfma, so `fma` is the emulation that the baseline level uses.
+// This file is compiled without -mfma, so `fma` is the emulation that the baseline level uses on
+// x86-64.
 TEST(Fma, EmulationRoundsOnceForRandomBits) {
   std::mt19937 random(1);
   std::int64_t compared = 0;
@@ -64,13 +66,13 @@ TEST(RoundTo, IsAZeroBelowTheSmallestNormalFloatWhereverDenormalsGo) {
   // What is rounded up to the smallest normal float lies between these.
   const double half_way = 0x1p-126 * (1.0 - 0x1p-25);
   for (const bool flush : {false, true}) {
-    const unsigned control = _mm_getcsr();
-    if (flush) _mm_setcsr(control | 0x8040);
+    std::optional<cpu::FlushDenormals> flushed;
+    if (flush) flushed.emplace();
     std::vector<std::uint32_t> bits;
     for (const double x : {below, half_way, -below, 0x1p-130, 0x1p-126, -0x1p-126, -0.0}) {
       bits.push_back(float_bits(kernels::round_to<float>(x)));
     }
-    _mm_setcsr(control);
+    flushed.reset();
     const std::vector<std::uint32_t> expected = {0,           0,           0x80000000u, 0,
                                                  0x00800000u, 0x80800000u, 0x80000000u};
     EXPECT_EQ(bits, expected) << flush;
@@ -110,10 +112,11 @@ TEST(Sign, IsOneOrMinusOneOrTheZeroOrNanItself) {
 TEST(Sign, TakesDenormalsForZeroWhereTheyAreFlushed) {
   volatile float minus_tiny = -0x1p-130f;
   EXPECT_EQ(kernels::sign(minus_tiny), -1.0f);
-  const unsigned control = _mm_getcsr();
-  _mm_setcsr(control | 0x8040);
-  volatile float flushed = kernels::sign(minus_tiny);  // computed before the next line
-  _mm_setcsr(control);
+  volatile float flushed;
+  {
+    const cpu::FlushDenormals flush;
+    flushed = kernels::sign(minus_tiny);
+  }
   EXPECT_EQ(float_bits(flushed), 0x80000000u);
 }
 
@@ -121,11 +124,13 @@ TEST(Max, FlushesDenormalsWhereTheyAreFlushed) {
   volatile float tiny = 0x1p-130f;
   volatile float minus_tiny = -0x1p-140f;
   EXPECT_EQ(kernels::max(tiny, minus_tiny), 0x1p-130f);
-  const unsigned control = _mm_getcsr();
-  _mm_setcsr(control | 0x8040);
-  const float positive = kernels::max(minus_tiny, tiny);
-  const float negative = kernels::max(tiny, minus_tiny);
-  _mm_setcsr(control);
+  volatile float positive;
+  volatile float negative;
+  {
+    const cpu::FlushDenormals flush;
+    positive = kernels::max(minus_tiny, tiny);
+    negative = kernels::max(tiny, minus_tiny);
+  }
   EXPECT_EQ(float_bits(positive), 0u);
   EXPECT_EQ(float_bits(negative), 0x80000000u);
 }
