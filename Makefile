@@ -49,7 +49,8 @@ endif
 .PHONY: help demo distributed-demo images images-cpp test bench lint clean build coverage docs \
   doxygen-is-here \
   package prefix pretended-cuda programs \
-  aarch64-is-here test-aarch64 test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
+  aarch64-is-here test-aarch64 test-on-aarch64 test-on-kernels \
+  test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
   test-mutations test-newest-torch test-pretended-cuda test-consumer-whole \
   all-needed check test-all test-headers test-headers-in-turn test-mutations-in-turn \
   test-packaging test-python test-python-quick \
@@ -243,11 +244,21 @@ aarch64-is-here:
 	    echo "make test-aarch64: expected $$program on PATH, got none. Install Debian's packages: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; \
 	    exit 1; }; done
 
-# The tests of the CPU kernels on the other architecture: tests/cpp/kernels.
-test-aarch64: aarch64-is-here .venv/.requirements
-	cmake --preset aarch64
-	cmake --build --preset aarch64
-	ctest --preset aarch64
+# The tests of the CPU kernels for the other architecture, and whether they compute there what they compute
+# here: tests/cpp/kernels/recorded_results.h.
+RECORDED = $(CURDIR)/build/$*/results
+test-aarch64: aarch64-is-here test-on-kernels test-on-aarch64
+	$(VENV_PYTHON) tools/check_layers.py --build-dir build/aarch64
+	@diff -rq build/kernels/results build/aarch64/results || { \
+	  echo "$@: expected the same results from both architectures, got those above. Each line of a file is a checksum: tests/cpp/kernels/recorded_results.h." >&2; \
+	  exit 1; }
+	@echo "$@: the results of $$(cat build/kernels/results/*.txt | wc -l) recorded arrays are the same on both architectures"
+
+test-on-kernels test-on-aarch64: test-on-%: .venv/.requirements
+	cmake --preset $*
+	cmake --build --preset $*
+	rm -rf $(RECORDED) && mkdir $(RECORDED)
+	TORCHFUSE_RECORDED_RESULTS=$(RECORDED) ctest --preset $*
 
 # The machine code of a build for every architecture. Needs no GPU. In `make test-all` the build is that
 # of test-packaging.

@@ -98,8 +98,10 @@ def check_symbols(name: str, level: str, nm_output: str) -> list[str]:
 def check_objects(build_dir: Path) -> list[str]:
     """Violations in the objects of all instruction levels of a build."""
     violations = []
-    for level in ("baseline", "avx2", "avx512"):
-        folder = build_dir / f"csrc/kernels/CMakeFiles/torchfuse_kernels_{level}.dir"
+    targets = build_dir / "csrc/kernels/CMakeFiles"
+    on_aarch64 = (targets / "torchfuse_kernels_neon.dir").exists()
+    for level in ("baseline", "neon") if on_aarch64 else ("baseline", "avx2", "avx512"):
+        folder = targets / f"torchfuse_kernels_{level}.dir"
         objects = sorted(folder.rglob("*.o"))
         if not objects:
             violations.append(f"{folder}: expected objects, got none. Build torchfuse first.")

@@ -74,3 +74,18 @@ def test_weak_symbol_outside_its_level_is_a_violation(layers: ModuleType) -> Non
     violations = layers.check_symbols("avx512/lion_cpu.cpp.o", "avx512", listing)
     assert len(violations) == 1
     assert "got _ZN9torchfuse7kernels4lerpIfEET_S2_S2_" in violations[0]
+
+
+@pytest.mark.parametrize(
+    ("made", "levels"),
+    [("neon", ["baseline", "neon"]), ("avx2", ["baseline", "avx2", "avx512"])],
+)
+def test_levels_are_those_of_the_architecture(
+    layers: ModuleType, tmp_path: Path, made: str, levels: list[str]
+) -> None:
+    targets = tmp_path / "csrc/kernels/CMakeFiles"
+    (targets / f"torchfuse_kernels_{made}.dir").mkdir(parents=True)
+    folders = [targets / f"torchfuse_kernels_{level}.dir" for level in levels]
+    assert layers.check_objects(tmp_path) == [
+        f"{folder}: expected objects, got none. Build torchfuse first." for folder in folders
+    ]

@@ -12,6 +12,10 @@
 namespace torchfuse::kernels {
 
 #if !defined(__CUDA_ARCH__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
+#define TORCHFUSE_EMULATED_FMA
+#endif
+
+#if defined(TORCHFUSE_EMULATED_FMA)
 /// Correctly rounded a * b + c without the instruction. The product of two floats is exact in
 /// double; rounding the sum to odd there makes the final rounding to float the only one that counts
 /// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
@@ -39,10 +43,10 @@ TORCHFUSE_HOST_DEVICE float emulated_fma(float a, float b, float c) {
 TORCHFUSE_HOST_DEVICE float fma(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
-#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return __builtin_fmaf(a, b, c);
-#else
+#elif defined(TORCHFUSE_EMULATED_FMA)
   return emulated_fma(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
 #endif
 }
 
@@ -75,7 +79,12 @@ TORCHFUSE_HOST_DEVICE double sqrt(double x) {
 template <class T>
 TORCHFUSE_HOST_DEVICE T max(T a, T b) {
   const T larger = (a != a || a > b) ? a : b;
+#if defined(TORCHFUSE_EMULATED_FMA)
+  // Of the emulation, a compiler may see that it changes nothing.
+  return larger == T(0) ? larger * T(0) : larger;
+#else
   return fma(larger, T(1), T(-0.0));
+#endif
 }
 
 /// 1, -1 or the zero that `a` is; NaN stays NaN. Where denormals are flushed they count as zeros,

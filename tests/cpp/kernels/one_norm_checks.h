@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "one_norm_problem.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels::testing {
 
@@ -97,6 +98,9 @@ void expect_one_norm_same_bits(const typename Functor::Params& group) {
     for (const std::int64_t offset : {0, 1}) {
       const auto whole = one_norm_step<Functor>(tuple, sizes, group, 3.0f, CpuIsa::kBaseline,
                                                 std::int64_t{1} << 40, offset);
+      for (const auto& tensor : whole) {
+        record(tensor.param, tensor.grad, tensor.state, tensor.master, tensor.tracked);
+      }
       for (const CpuIsa isa : levels_here()) {
         ASSERT_TRUE(one_norm_step<Functor>(tuple, sizes, group, 3.0f, isa, 7919, offset) == whole)
             << name_of(isa);

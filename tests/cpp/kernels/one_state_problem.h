@@ -9,6 +9,7 @@
 
 #include "kernel_test.h"
 #include "kernels/fused_optimizer.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels::testing {
 
@@ -138,6 +139,7 @@ void expect_one_state_same_bits(const typename Functor::Params& group) {
     OneStateProblem whole(config, sizes);
     const std::int64_t total = whole.rows.offsets.back();
     fused_update_cpu(CpuIsa::kBaseline, whole.args<Functor>(group), 0, total);
+    record(whole.params, whole.grads, whole.masters, whole.states);
     for (const CpuIsa isa : levels_here()) {
       OneStateProblem split(config, sizes);
       for (std::int64_t begin = 0; begin < total; begin += 7919) {

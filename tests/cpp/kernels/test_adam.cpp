@@ -10,6 +10,7 @@
 
 #include "kernel_test.h"
 #include "kernels/fused_optimizer.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels {
 namespace {
@@ -191,6 +192,8 @@ TEST(Adam, EveryLevelAndEverySplitGivesTheSameBits) {
     Problem whole(config, sizes);
     const std::int64_t total = whole.rows.offsets.back();
     fused_update_cpu(CpuIsa::kBaseline, whole.args(group), 0, total);
+    testing::record(whole.params, whole.grads, whole.masters, whole.first, whole.second,
+                    whole.maximum);
     for (const CpuIsa isa : testing::levels_here()) {
       Problem split(config, sizes);
       for (std::int64_t begin = 0; begin < total; begin += 7919) {

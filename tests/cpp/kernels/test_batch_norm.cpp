@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "batch_norm_pass.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels::testing {
 namespace {
@@ -143,6 +144,8 @@ TEST(BatchNorm, ValuesAndBitsAtEveryLevel) {
     const Layer layer(c, /*offset=*/1);
     const BatchNormResults expected = layer.run(levels_here().back(), 1 << 30);
     layer.expect_right(expected);
+    record(expected.packed, expected.saved, expected.sums, expected.grad_weight, expected.grad_bias,
+           expected.output, expected.grad_input);
     for (const CpuIsa isa : levels_here()) {
       EXPECT_TRUE(layer.run(isa, 1 << 30) == expected) << name_of(isa);
     }

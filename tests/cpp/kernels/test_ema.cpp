@@ -11,6 +11,7 @@
 #include "kernel_test.h"
 #include "kernels/functors/sgd.h"
 #include "kernels/fused_optimizer.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels {
 namespace {
@@ -154,6 +155,7 @@ TEST(Ema, LevelsSplitsAndAlignmentsGiveTheSameBits) {
   for (const Storage& storage : kStorages) {
     Problem expected(storage, 517, 0);
     expected.update(CpuIsa::kBaseline, 517);
+    testing::record(expected.param, expected.master, expected.ema);
     for (const CpuIsa isa : testing::levels_here()) {
       for (const std::int64_t split : {517, 1, 37}) {
         for (const std::int64_t offset : {0, 3}) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "layerwise_problem.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels::testing {
 namespace {
@@ -76,6 +77,7 @@ TEST(Measure, GivesTheSameBitsAtEveryLevelForEverySplitAndAlignment) {
   const std::vector<std::int64_t> sizes{1, 0, 63, 64, 65, 1003, 16384, 16385, 40001};
   for (const LayerwiseTuple& tuple : layerwise_tuples()) {
     const Result expected = measure(CpuIsa::kBaseline, tuple, sizes, kWhole, scalars);
+    record(expected.norms);
     for (const CpuIsa isa : levels_here()) {
       for (const std::int64_t step : {kWhole, std::int64_t{1000}, std::int64_t{16384}}) {
         const Result result = measure(isa, tuple, sizes, step, scalars, step == 1000 ? 3 : 0);
@@ -89,6 +91,40 @@ TEST(Measure, GivesTheSameBitsAtEveryLevelForEverySplitAndAlignment) {
             ASSERT_EQ(result.list[t].exp_avg_sq.get(i), expected.list[t].exp_avg_sq.get(i));
           }
         }
+      }
+    }
+  }
+}
+
+/// All phases; the tensors' parameters, states and masters.
+std::vector<Buffer> step(CpuIsa isa, const LayerwiseTuple& tuple,
+                         const std::vector<std::int64_t>& sizes, std::int64_t range) {
+  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  std::vector<float> steps{1.0f, 7.0f};
+  std::vector<HostOperands> list = lamb_contents(tuple, sizes);
+  LambProblem<Buffer> problem(tuple, list, steps.data(), lamb_groups());
+  const MeasureArgs<Lamb> args = problem.args(&scalars);
+  const std::int64_t total = problem.rows.offsets.back();
+  fused_measure_cpu(isa, args, 0, total);
+  tensor_norms(args, 0, static_cast<std::int64_t>(sizes.size()));
+  for (std::int64_t begin = 0; begin < total; begin += range) {
+    fused_update_cpu(isa, args.update, begin, std::min(begin + range, total));
+  }
+  std::vector<Buffer> results;
+  for (const HostOperands& t : list) {
+    for (const Buffer* b : {&t.param, &t.exp_avg, &t.exp_avg_sq, &t.master}) results.push_back(*b);
+  }
+  return results;
+}
+
+TEST(Lamb, AStepGivesTheSameBitsAtEveryLevelForEverySplit) {
+  const std::vector<std::int64_t> sizes{1, 0, 63, 65, 1003, 16385};
+  for (const auto& tuples : {layerwise_tuples(), mixed_layerwise_tuples()}) {
+    for (const LayerwiseTuple& tuple : tuples) {
+      const std::vector<Buffer> expected = step(CpuIsa::kBaseline, tuple, sizes, kWhole);
+      record(expected);
+      for (const CpuIsa isa : levels_here()) {
+        EXPECT_TRUE(step(isa, tuple, sizes, 1000) == expected) << name_of(isa);
       }
     }
   }

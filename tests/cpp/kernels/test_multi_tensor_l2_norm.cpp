@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel_test.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels {
 namespace {
@@ -79,6 +80,7 @@ TEST(L2Norm, EveryLevelAndEverySplitGivesTheSameBits) {
     Problem problem(dtype, testing::interesting_sizes(), 1);
     problem.grads.back().set(5, dtype == DType::kFloat16 ? 60000.0 : 1e25);
     const auto expected = problem.run(CpuIsa::kBaseline, problem.rows.offsets.back());
+    testing::record(expected);
     for (const CpuIsa isa : testing::levels_here()) {
       for (const std::int64_t piece : {1000, 16384, 1000000}) {
         const auto partials = problem.run(isa, piece);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel_test.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels {
 namespace {
@@ -47,6 +48,7 @@ TEST(Unscale, MultipliesEveryElementOnce) {
       const Problem before(dtype, testing::interesting_sizes(), 1);
       Problem after(dtype, testing::interesting_sizes(), 1);
       EXPECT_FALSE(after.run(isa, 0.3f, 7919));
+      if (isa == CpuIsa::kBaseline) testing::record(after.grads);
       for (std::size_t t = 0; t < before.grads.size(); ++t) {
         Buffer expected = before.grads[t];
         for (std::int64_t i = 0; i < expected.numel(); ++i) {
@@ -112,6 +114,24 @@ TEST(Unscale, ConvertsEveryEncodingAtEveryLevel) {
               << name_of(isa) << ' ' << i << " x " << scale;
         }
       }
+    }
+  }
+}
+
+// A product that its rounding brings to the smallest normal number: x86 looks for denormals after
+// it rounds, aarch64 before.
+TEST(Unscale, FlushesBeforeOrAfterRoundingAsTheProcessorDoes) {
+#if defined(__aarch64__)
+  const double expected = 0.0;
+#else
+  const double expected = 0x1p-126;
+#endif
+  for (const CpuIsa isa : testing::levels_here()) {
+    Problem problem(DType::kFloat32, {35}, 0);
+    for (std::int64_t i = 0; i < 35; ++i) problem.grads[0].set(i, 0x1.0008p-63);
+    EXPECT_FALSE(problem.run(isa, 0x1.fff0p-64f, 100));
+    for (std::int64_t i = 0; i < 35; ++i) {
+      ASSERT_EQ(problem.grads[0].get(i), expected) << name_of(isa) << ' ' << i;
     }
   }
 }

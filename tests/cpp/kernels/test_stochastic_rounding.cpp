@@ -11,6 +11,7 @@
 #include "kernel_test.h"
 #include "kernels/functors/adam.h"
 #include "kernels/fused_optimizer.h"
+#include "recorded_results.h"
 
 namespace torchfuse::kernels {
 namespace {
@@ -181,6 +182,9 @@ TEST(StochasticRounding, TheDriverRoundsWhatAMasterWouldKeep) {
       Problem problem(kNumel, false);
       for (std::int64_t begin = 0; begin < kNumel; begin += split) {
         problem.update(isa, begin, std::min(kNumel, begin + split));
+      }
+      if (isa == CpuIsa::kBaseline && split == kNumel) {
+        testing::record(problem.param, problem.first, problem.second);
       }
       for (std::int64_t i = 0; i < kNumel; ++i) {
         const float value = static_cast<float>(exact.master.get(i));
