@@ -12,6 +12,6 @@ set(CPACK_PACKAGE_VENDOR "the torchfuse authors")
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
 string(
   CONCAT CPACK_PACKAGE_FILE_NAME
-  "torchfuse-${PROJECT_VERSION}-torch${TORCHFUSE_TORCH_MINOR}-${platform}-linux-x86_64"
+  "torchfuse-${PROJECT_VERSION}-torch${TORCHFUSE_TORCH_MINOR}-${platform}-linux-${CMAKE_SYSTEM_PROCESSOR}"
 )
 include(CPack)

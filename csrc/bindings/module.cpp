@@ -74,7 +74,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("build_info", &bindings::build_info,
              "What was built, with which torch, CUDA and compiler.");
   module.def("cpu_isa", &torchfuse::cpu_isa,
-             "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'.");
+             "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'; on aarch64 "
+             "'baseline' or 'neon'.");
   module.def("set_cpu_isa", &torchfuse::set_cpu_isa, py::arg("name"),
              "Chooses the instruction level of the CPU kernels for this process.");
   module.def(
