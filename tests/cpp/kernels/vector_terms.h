@@ -40,8 +40,8 @@ struct Stored {
   std::int16_t* remainder;
 };
 inline constexpr RoundingKey kStoredKey{0x12345678, 0x9abcdef0};
-/// The first element's number: the lower 32 bits of later ones are less.
-inline constexpr std::uint64_t kStoredElement = 0x1fffffff5;
+/// The first element's number. The 73rd after it needs a carry beyond 32 bits, inside of a vector.
+inline constexpr std::uint64_t kStoredElement = 0x1ffffffb7;
 
 }  // namespace torchfuse::kernels::testing
 
