@@ -49,7 +49,7 @@ endif
 .PHONY: help demo distributed-demo images images-cpp test bench lint clean build coverage docs \
   doxygen-is-here \
   package prefix pretended-cuda programs \
-  aarch64-is-here test-aarch64 test-on-aarch64 test-on-kernels \
+  aarch64-is-here test-aarch64 results-of-aarch64 results-of-kernels \
   test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
   test-mutations test-newest-torch test-pretended-cuda test-consumer-whole \
   all-needed check test-all test-headers test-headers-in-turn test-mutations-in-turn \
@@ -247,14 +247,14 @@ aarch64-is-here:
 # The tests of the CPU kernels for the other architecture, and whether they compute there what they compute
 # here: tests/cpp/kernels/recorded_results.h.
 RECORDED = $(CURDIR)/build/$*/results
-test-aarch64: aarch64-is-here test-on-kernels test-on-aarch64
+test-aarch64: aarch64-is-here results-of-kernels results-of-aarch64
 	$(VENV_PYTHON) tools/check_layers.py --build-dir build/aarch64
 	@diff -rq build/kernels/results build/aarch64/results || { \
 	  echo "$@: expected the same results from both architectures, got those above. Each line of a file is a checksum: tests/cpp/kernels/recorded_results.h." >&2; \
 	  exit 1; }
 	@echo "$@: the results of $$(cat build/kernels/results/*.txt | wc -l) recorded arrays are the same on both architectures"
 
-test-on-kernels test-on-aarch64: test-on-%: .venv/.requirements
+results-of-kernels results-of-aarch64: results-of-%: .venv/.requirements
 	cmake --preset $*
 	cmake --build --preset $*
 	rm -rf $(RECORDED) && mkdir $(RECORDED)

@@ -111,6 +111,7 @@ def test_every_test_target_is_a_lane_of_all() -> None:
     """One that proves nothing more than a lane does is named here with that lane."""
     within = {
         "test": "test-cpp",
+        "test-aarch64": "test-cpp",
         "test-all": "test-cpp",
         "test-api": "test-cpp",
         "test-asan": "coverage",
