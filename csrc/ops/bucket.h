@@ -76,6 +76,11 @@ struct Bucket {
   }
 
   std::int64_t num_partials() const { return chunk_offsets.back(); }
+
+  /// Of the numbers that the prologue adds: on a CUDA device K1 has added the partials in bundles.
+  std::int64_t num_sums() const {
+    return key.device.is_cuda() ? kernels::num_norm_bundles(num_partials()) : num_partials();
+  }
 };
 
 /// Buckets by key. Few keys exist at a time, so that the search is a short loop; the last one found

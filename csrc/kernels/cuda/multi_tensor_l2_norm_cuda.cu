@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// K1: one read of all gradients gives sums of squares and the non-finite flag; the last block may
-// run the step's prologue.
+// K1: one read of all gradients gives sums of squares and the non-finite flag, in two tiers of
+// sums; the last block may run the step's prologue.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include "kernels/common/atomic.h"
-#include "kernels/common/shared.h"
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/prologue.cuh"
@@ -22,15 +21,22 @@ struct NormRow {
   std::int64_t first_partial;  ///< of the tensor's first chunk
 };
 
-constexpr std::size_t kNormFixedBytes = sizeof(PrologueInputs) + 4 * sizeof(void*);
+/// What a launch needs to know of Note [Bundles of partials].
+struct NormPlaces {
+  NormPartial* partials;
+  std::int64_t num_partials;  ///< of the whole list
+  NormBundles bundles;
+};
+
+constexpr std::size_t kNormFixedBytes =
+    sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(std::int64_t);
 /// Every row may bring a step count along.
 constexpr int kNormRows = table_capacity(sizeof(NormRow) + sizeof(float*), kNormFixedBytes);
 
 struct NormLaunch {
   LaunchTable<NormRow, kNormRows> table;
-  NormPartial* partials;
-  std::uint32_t* arrivals;  ///< null: no prologue
-  PrologueInputs prologue;
+  NormPlaces places;
+  PrologueInputs prologue;  ///< without scalars: none
   std::int32_t num_steps;
   float* steps[kNormRows];
 };
@@ -70,9 +76,35 @@ __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const Row
   return sums;
 }
 
-struct NormShared {
-  bool last;
-};
+/// Puts a team's partial into its place, and adds its bundle if that was the last one missing: see
+/// Note [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the team's first
+/// warp must call it; lane 0 has the partial, and learns whether all bundles are added now.
+__device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64_t place,
+                                            const NormPartial& partial) {
+  const std::uint32_t lane = threadIdx.x % kWarpThreads;
+  const std::int64_t bundle = place / kNormBundle;
+  const std::int64_t first = bundle * kNormBundle;
+  const std::int64_t rest = places.num_partials - first;
+  const std::uint32_t size = static_cast<std::uint32_t>(rest < kNormBundle ? rest : kNormBundle);
+  std::uint32_t* const arrivals = places.bundles.arrivals;
+  std::uint32_t before = 0;
+  if (lane == 0) {
+    places.partials[place] = partial;
+    before = fetch_add_acq_rel(arrivals + 1 + bundle, 1);
+  }
+  if (__shfl_sync(0xffffffffu, before, 0) != size - 1) return false;
+  __syncwarp();
+  NormPartial sum{0.0, 0.0, 0};
+  if (lane < size) sum = places.partials[first + lane];
+  sum = warp_sum(sum);
+  if (lane != 0) return false;
+  places.bundles.sums[bundle] = sum;
+  arrivals[1 + bundle] = 0;
+  const std::int64_t others = (places.num_partials - 1) / kNormBundle;
+  if (fetch_add_acq_rel(arrivals, 1) != static_cast<std::uint32_t>(others)) return false;
+  *arrivals = 0;
+  return true;
+}
 
 // A block handles one chunk of kNormChunk elements, a warp one small gradient; each writes one
 // partial. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any
@@ -89,20 +121,12 @@ __global__ void __launch_bounds__(kThreads)
     partial = sum_squares<S>(grad, share).partial();
   }
   partial = share.size == kThreads ? block_sum(partial) : warp_sum(partial);
-  if (share.row >= 0 && share.rank == 0) {
-    launch.partials[launch.table.rows[share.row].first_partial + share.chunk_index] = partial;
+  bool last = false;
+  if (share.row >= 0 && share.rank < kWarpThreads) {
+    const std::int64_t place = launch.table.rows[share.row].first_partial + share.chunk_index;
+    last = put_partial(launch.places, place, partial);
   }
-  if (launch.arrivals == nullptr) return;
-
-  // See Note [Hand-over between blocks].
-  NormShared& shared = block_shared<NormShared>();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared.last = fetch_add_acq_rel(launch.arrivals, 1) == gridDim.x - 1;
-  }
-  __syncthreads();
-  if (!shared.last) return;
-  if (threadIdx.x == 0) *launch.arrivals = 0;
+  if (launch.prologue.scalars == nullptr || __syncthreads_or(last) == 0) return;
   run_prologue(launch.prologue, launch.steps, launch.num_steps);
 }
 
@@ -126,10 +150,9 @@ Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
 
 /// The last launch of a list: its last block runs the prologue, for everything before it on the
 /// stream is finished.
-Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
-                            std::uint32_t* arrivals, DType dtype, Stream stream) {
+Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue, DType dtype,
+                            Stream stream) {
   const std::int64_t taken = prologue.num_steps < kNormRows ? prologue.num_steps : kNormRows;
-  arguments.arrivals = arrivals;
   arguments.prologue = {prologue.params, prologue.partials, prologue.num_partials,
                         prologue.scalars};
   for (std::int64_t i = 0; i < taken; ++i) arguments.steps[i] = prologue.steps[i];
@@ -142,13 +165,13 @@ Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
 }  // namespace
 }  // namespace cuda
 
-Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const PrologueArgs* prologue,
-                                 std::uint32_t* arrivals, bool* prologue_done, Stream stream) {
+Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const NormBundles& bundles,
+                                 const PrologueArgs* prologue, bool* prologue_done, Stream stream) {
   using namespace cuda;
   constexpr std::uint32_t kChunk = static_cast<std::uint32_t>(kNormChunk);
   *prologue_done = false;
   NormLaunch arguments{};
-  arguments.partials = args.partials;
+  arguments.places = {args.partials, args.chunk_offsets[args.tensors.count], bundles};
   arguments.table.reset(kChunk);
   const Status status = for_each_row(args.tensors, [&](std::int64_t i) {
     // A full table leaves when the next row comes, so that the last launch is known to be the last.
@@ -164,7 +187,7 @@ Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const PrologueArgs* pro
   if (!status.ok() || arguments.table.count == 0) return status;
   if (prologue == nullptr) return launch_norm(arguments, args.tensors.grad, stream);
   *prologue_done = true;
-  return launch_with_prologue(arguments, *prologue, arrivals, args.tensors.grad, stream);
+  return launch_with_prologue(arguments, *prologue, args.tensors.grad, stream);
 }
 
 }  // namespace torchfuse::kernels

@@ -3,16 +3,11 @@
 
 #include <algorithm>
 
+#include "ops/arrivals.h"
 #include "ops/backend.h"
 
 #if defined(TORCHFUSE_WITH_CUDA)
-#include <ATen/Functions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <cuda_runtime_api.h>
-
-#include <map>
-#include <mutex>
-#include <utility>
 #endif
 
 namespace torchfuse::ops {
@@ -40,26 +35,6 @@ void parallel_over_channels(const kernels::BatchNormShape& shape, const Body& bo
 }
 
 #if defined(TORCHFUSE_WITH_CUDA)
-
-/// Counters that every launch leaves as zero, so that they are cleared once: one set for each
-/// stream, whose launches do not overlap. A graph that is being captured may run on any stream, and
-/// gets counters of its own.
-at::Tensor zeroed_arrivals(const c10::Device& device, kernels::Stream stream, std::int64_t count) {
-  const auto options = at::TensorOptions().device(device).dtype(at::kInt);
-  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
-    return at::zeros({count}, options);
-  }
-  static std::mutex mutex;
-  static auto* const cached =
-      new std::map<std::pair<c10::DeviceIndex, kernels::Stream>, at::Tensor>();
-  const std::lock_guard<std::mutex> lock(mutex);
-  at::Tensor& arrivals = (*cached)[{device.index(), stream}];
-  constexpr std::int64_t kLeast = 2048;
-  if (!arrivals.defined() || arrivals.numel() < count) {
-    arrivals = at::zeros({std::max(count, kLeast)}, options);
-  }
-  return arrivals;
-}
 
 /// What a launch uses of the workspace, as the kernels' declarations say.
 enum class Uses { kMultiprocessors, kArrivals, kArrivalsAndPartials };

@@ -32,7 +32,7 @@ kernels::StepScalars* StepEngine::DeviceWork::scalars_ptr() const {
   return static_cast<kernels::StepScalars*>(scalars.mutable_data_ptr());
 }
 
-kernels::NormPartial* StepEngine::DeviceWork::partials_ptr() const {
+kernels::NormPartial* StepEngine::DeviceWork::sums_ptr() const {
   return reinterpret_cast<kernels::NormPartial*>(
       shared.defined() ? shared.mutable_data_ptr<double>() : workspace.data());
 }
@@ -79,23 +79,30 @@ void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& group
   }
 }
 
+void StepEngine::DeviceWork::reserve_sums() {
+  num_sums = 0;
+  std::int64_t num_partials = 0;  // beside the sums: of one bucket after the other
+  for (const Bucket* bucket : buckets) {
+    num_sums += bucket->num_sums();
+    if (device.is_cuda()) num_partials = std::max(num_partials, bucket->num_partials());
+  }
+  if (device.is_cuda()) arrivals.reserve(kernels::num_norm_arrivals(num_partials), device);
+  workspace.reserve(std::max<std::int64_t>(1, num_sums + num_partials) * kPartialDoubles, device);
+}
+
 void StepEngine::prepare_scalars(const FusedStepOptions& options) {
   for (DeviceWork& work : work_) {
     if (work.steps.empty()) continue;
     const auto on_device = at::TensorOptions().device(work.device);
     if (!work.scalars.defined()) {
       work.scalars = at::empty({kScalarsFloats}, on_device.dtype(at::kFloat));
-      work.arrivals = at::zeros({1}, on_device.dtype(at::kInt));
     }
     work.grad_scale =
         options.grad_scale ? to_device(*options.grad_scale, work.device) : at::Tensor();
     work.found_inf = options.found_inf ? to_device(*options.found_inf, work.device) : at::Tensor();
-    work.num_partials = 0;
     work.prologue_done = false;
-    for (const Bucket* bucket : work.buckets) work.num_partials += bucket->num_partials();
     work.shared.reset();
-    work.workspace.reserve(std::max<std::int64_t>(1, work.num_partials) * kPartialDoubles,
-                           work.device);
+    if (measured_) work.reserve_sums();
   }
 }
 

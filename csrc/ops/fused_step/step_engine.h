@@ -16,6 +16,7 @@
 
 #include "kernels/common/step_scalars.h"
 #include "kernels/prologue.h"
+#include "ops/arrivals.h"
 #include "ops/bucket.h"
 #include "ops/fused_step/algorithm.h"
 #include "ops/fused_step/workspace.h"
@@ -129,16 +130,19 @@ class StepEngine {
     /// Those of all slots that take part, in order; kWhole is always there.
     std::vector<std::int32_t> shardings{BucketKey::kWhole};
     at::Tensor scalars;   ///< the bytes of a StepScalars, as four floats
-    Workspace workspace;  ///< for the partials of this step's gradients
+    Workspace workspace;  ///< for the sums and the partials of this step's gradients
     at::Tensor shared;    ///< the sums of all devices and processes, in their place
-    at::Tensor arrivals;  ///< zeroed counter for K1's last block
+    Arrivals arrivals;    ///< of K1's partials
     at::Tensor grad_scale;
     at::Tensor found_inf;
-    std::int64_t num_partials = 0;
+    std::int64_t num_sums = 0;  ///< that the prologue adds
     bool prologue_done = false;
 
+    void reserve_sums();
     kernels::StepScalars* scalars_ptr() const;
-    kernels::NormPartial* partials_ptr() const;
+    kernels::NormPartial* sums_ptr() const;
+    /// A CUDA device's partials, of one bucket after the other. Those of a CPU are the sums.
+    kernels::NormPartial* partials_ptr() const { return sums_ptr() + num_sums; }
   };
 
   /// Where the row of a slot goes.
@@ -184,6 +188,8 @@ class StepEngine {
   kernels::PrologueArgs prologue_args(const DeviceWork& work, const FusedStepOptions& options,
                                       bool has_norm) const;
   void reduce_norms(const FusedStepOptions& options);
+  void reduce_norm(DeviceWork& work, const Bucket& bucket, kernels::NormPartial* sums,
+                   const kernels::PrologueArgs* prologue) const;
   at::Tensor sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
                           std::int64_t count) const;
   void share_partials();

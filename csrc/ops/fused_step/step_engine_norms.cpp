@@ -41,12 +41,34 @@ kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
   args.params.check = options.check_inside;
   args.params.has_norm = has_norm;
   args.params.max_grad_norm = options.max_grad_norm.value_or(-1.0);
-  args.partials = work.partials_ptr();
-  args.num_partials = has_norm ? work.num_partials : 0;
+  if (has_norm) {
+    args.partials = work.sums_ptr();
+    args.num_partials = work.num_sums;
+  }
   args.scalars = work.scalars_ptr();
   args.steps = work.steps.data();
   args.num_steps = static_cast<std::int64_t>(work.steps.size());
   return args;
+}
+
+void StepEngine::reduce_norm(DeviceWork& work, const Bucket& bucket, kernels::NormPartial* sums,
+                             [[maybe_unused]] const kernels::PrologueArgs* prologue) const {
+  kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), sums};
+  if (work.device.is_cpu()) {
+    parallel_over_elements(args.tensors.total(),
+                           [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                             norm_from_the_end(isa, args, begin, end);
+                           });
+    return;
+  }
+#if defined(TORCHFUSE_WITH_CUDA)
+  args.partials = work.partials_ptr();
+  const kernels::Status status =
+      kernels::multi_tensor_l2_norm_cuda(args, {sums, work.arrivals.data()}, prologue,
+                                         &work.prologue_done, current_stream(work.device));
+  if (!status.ok()) work.arrivals.forget();
+  check_status(caller(), status);
+#endif
 }
 
 void StepEngine::reduce_norms(const FusedStepOptions& options) {
@@ -55,28 +77,14 @@ void StepEngine::reduce_norms(const FusedStepOptions& options) {
     if (!work.steps.empty()) sources += static_cast<std::int64_t>(work.shardings.size());
   }
   for (DeviceWork& work : work_) {
+    if (work.buckets.empty()) continue;
     const c10::OptionalDeviceGuard guard(work.device);
-    kernels::NormPartial* partials = work.steps.empty() ? nullptr : work.partials_ptr();
+    const kernels::PrologueArgs prologue = prologue_args(work, options, true);
+    kernels::NormPartial* sums = work.sums_ptr();
     for (const Bucket* bucket : work.buckets) {
-      const kernels::L2NormArgs args{bucket->table(), bucket->chunk_offsets.data(), partials};
-      partials += bucket->num_partials();
-      if (work.device.is_cpu()) {
-        parallel_over_elements(args.tensors.total(),
-                               [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
-                                 norm_from_the_end(isa, args, begin, end);
-                               });
-        continue;
-      }
-#if defined(TORCHFUSE_WITH_CUDA)
-      const kernels::PrologueArgs prologue = prologue_args(work, options, true);
-      const bool only_source = sources == 1 && work.buckets.size() == 1;
-      check_status(caller(), kernels::multi_tensor_l2_norm_cuda(
-                                 args, only_source ? &prologue : nullptr,
-                                 static_cast<std::uint32_t*>(work.arrivals.mutable_data_ptr()),
-                                 &work.prologue_done, current_stream(work.device)));
-#else
-      (void)options;
-#endif
+      const bool last_source = sources == 1 && bucket == work.buckets.back();
+      reduce_norm(work, *bucket, sums, last_source ? &prologue : nullptr);
+      sums += bucket->num_sums();
     }
   }
   if (sources > 1) share_partials();
@@ -97,20 +105,20 @@ at::Tensor StepEngine::sum_partials(const DeviceWork& work, const kernels::NormP
   return sum;
 }
 
-/// Several devices, or parameters that are split over processes: each device's partials are reduced
-/// to one per sharding, these are summed over the processes, and all devices get a copy of all.
+/// Several devices, or parameters that are split over processes: each device's sums are reduced to
+/// one per sharding, these are summed over the processes, and all devices get a copy of all.
 /// Splits without an element here take part too: see Note [Sharded parameters].
 void StepEngine::share_partials() {
   std::vector<at::Tensor> sums;
   for (const DeviceWork& work : work_) {
     if (work.steps.empty()) continue;
     const c10::OptionalDeviceGuard guard(work.device);
-    const kernels::NormPartial* partials = work.partials_ptr();
+    const kernels::NormPartial* partials = work.sums_ptr();
     auto bucket = work.buckets.begin();
     for (const std::int32_t sharding : work.shardings) {
       std::int64_t count = 0;
       for (; bucket != work.buckets.end() && (*bucket)->key.sharding == sharding; ++bucket) {
-        count += (*bucket)->num_partials();
+        count += (*bucket)->num_sums();
       }
       sums.push_back(sum_partials(work, partials, count));
       if (sharding != BucketKey::kWhole) sum_over_shards(sums.back(), shardings_[sharding]);
@@ -122,7 +130,7 @@ void StepEngine::share_partials() {
     std::vector<at::Tensor> local;
     for (const at::Tensor& sum : sums) local.push_back(to_device(sum, work.device));
     work.shared = at::cat(local);
-    work.num_partials = static_cast<std::int64_t>(local.size());
+    work.num_sums = static_cast<std::int64_t>(local.size());
   }
 }
 

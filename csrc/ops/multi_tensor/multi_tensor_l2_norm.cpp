@@ -7,6 +7,9 @@
 #include <torch/library.h>
 #include <torchfuse/ops.h>
 
+#include <algorithm>
+
+#include "ops/arrivals.h"
 #include "ops/backend.h"
 #include "ops/multi_tensor/tensor_list.h"
 
@@ -26,9 +29,12 @@ void run_prologue(const c10::Device& device, const kernels::PrologueArgs& args) 
 #endif
 }
 
-void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* partials) {
-  const kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), partials};
-  if (bucket.key.device.is_cpu()) {
+/// Writes the sums that the prologue adds; `partials` is memory for those of a CUDA device.
+void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* sums,
+                [[maybe_unused]] kernels::NormPartial* partials) {
+  const c10::Device& device = bucket.key.device;
+  kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), sums};
+  if (device.is_cpu()) {
     ops::parallel_over_elements(args.tensors.total(),
                                 [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
                                   kernels::multi_tensor_l2_norm_cpu(isa, args, begin, end);
@@ -36,10 +42,16 @@ void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* partials) {
     return;
   }
 #if defined(TORCHFUSE_WITH_CUDA)
+  const kernels::Stream stream = ops::current_stream(device);
+  const at::Tensor arrivals =
+      ops::zeroed_arrivals(device, stream, kernels::num_norm_arrivals(bucket.num_partials()));
+  args.partials = partials;
   bool prologue_done = false;
-  ops::check_status(kL2Norm,
-                    kernels::multi_tensor_l2_norm_cuda(args, nullptr, nullptr, &prologue_done,
-                                                       ops::current_stream(bucket.key.device)));
+  const kernels::Status status = kernels::multi_tensor_l2_norm_cuda(
+      args, {sums, static_cast<std::uint32_t*>(arrivals.mutable_data_ptr())}, nullptr,
+      &prologue_done, stream);
+  if (!status.ok()) ops::forget_arrivals(device, stream);
+  ops::check_status(kL2Norm, status);
 #endif
 }
 
@@ -47,11 +59,17 @@ NormAndFlag l2_norm_impl(at::TensorList tensors) {
   ops::TensorList list(kL2Norm, "tensors", tensors);
   const c10::OptionalDeviceGuard guard(list.device());
   const auto options = at::TensorOptions().device(list.device());
+  std::int64_t num_sums = 0;
   std::int64_t num_partials = 0;
-  for (const ops::Bucket& bucket : list.buckets()) num_partials += bucket.num_partials();
+  for (const ops::Bucket& bucket : list.buckets()) {
+    num_sums += bucket.num_sums();
+    if (list.device().is_cuda()) num_partials = std::max(num_partials, bucket.num_partials());
+  }
   constexpr std::int64_t kDoubles = sizeof(kernels::NormPartial) / sizeof(double);
-  const at::Tensor workspace = at::empty({num_partials * kDoubles}, options.dtype(at::kDouble));
-  auto* partials = static_cast<kernels::NormPartial*>(workspace.mutable_data_ptr());
+  const at::Tensor workspace =
+      at::empty({(num_sums + num_partials) * kDoubles}, options.dtype(at::kDouble));
+  auto* sums = static_cast<kernels::NormPartial*>(workspace.mutable_data_ptr());
+  kernels::NormPartial* const partials = sums + num_sums;
   const at::Tensor scalars =
       at::empty({static_cast<std::int64_t>(sizeof(kernels::StepScalars) / sizeof(float))},
                 options.dtype(at::kFloat));
@@ -61,12 +79,12 @@ NormAndFlag l2_norm_impl(at::TensorList tensors) {
   prologue.params.found_inf = found_inf.mutable_data_ptr<float>();
   prologue.params.check = true;
   prologue.params.has_norm = true;
-  prologue.partials = partials;
-  prologue.num_partials = num_partials;
+  prologue.partials = sums;
+  prologue.num_partials = num_sums;
   prologue.scalars = static_cast<kernels::StepScalars*>(scalars.mutable_data_ptr());
   for (const ops::Bucket& bucket : list.buckets()) {
-    sum_bucket(bucket, partials);
-    partials += bucket.num_partials();
+    sum_bucket(bucket, sums, partials);
+    sums += bucket.num_sums();
   }
   run_prologue(list.device(), prologue);
   return {scalars.select(0, offsetof(kernels::StepScalars, total_norm) / sizeof(float)).clone(),

@@ -122,10 +122,12 @@ TEST_F(LargeOffsets, NormWritesTheSlotsOfTheseChunks) {
       const NormPartial fresh{-1.0, -1.0, 77};
       std::vector<NormPartial> partials(1 + kBlocks, fresh);
       select(dtype, 1);
+      std::vector<NormPartial> sums(num_norm_bundles(1 + kBlocks));
+      std::vector<std::uint32_t> arrivals(num_norm_arrivals(1 + kBlocks));
       bool done = false;
       const Status status = multi_tensor_l2_norm_cuda(
-          {rows.table(dtype, dtype, dtype), chunk_offsets, partials.data()}, nullptr, nullptr,
-          &done, nullptr);
+          {rows.table(dtype, dtype, dtype), chunk_offsets, partials.data()},
+          {sums.data(), arrivals.data()}, nullptr, &done, nullptr);
       expect_launched(status, 1 + kBlocks);
       expect_partial(partials[0], sum_of_squares(other, 0));
       partials[0] = fresh;
@@ -154,11 +156,24 @@ TEST_F(LargeOffsets, NormWritesSlotsBeyond32Bits) {
   Rows rows;
   rows.add({.grad = content.data(), .numel = content.numel()});
   const std::int64_t chunk_offsets[] = {kFirstChunk, kFirstChunk + 2};
+  // All but these two of their bundle have arrived.
+  constexpr std::int64_t kBundle = kFirstChunk / kNormBundle;
+  const SparseMemory sum_memory((kBundle + 1) * sizeof(NormPartial));
+  sum_memory.open(kBundle * sizeof(NormPartial), (kBundle + 1) * sizeof(NormPartial));
+  auto* const sums = reinterpret_cast<NormPartial*>(sum_memory.data());
+  const SparseMemory arrival_memory((kBundle + 2) * sizeof(std::uint32_t));
+  arrival_memory.open(0, sizeof(std::uint32_t));
+  arrival_memory.open((kBundle + 1) * sizeof(std::uint32_t), (kBundle + 2) * sizeof(std::uint32_t));
+  auto* const arrivals = reinterpret_cast<std::uint32_t*>(arrival_memory.data());
+  arrivals[1 + kBundle] = kFirstChunk % kNormBundle;
   bool done = false;
   const Status status = multi_tensor_l2_norm_cuda(
       {rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32), chunk_offsets, partials},
-      nullptr, nullptr, &done, nullptr);
-  EXPECT_TRUE(status.ok()) << status.what;
+      {sums, arrivals}, nullptr, &done, nullptr);
+  EXPECT_TRUE(status.ok()) << status.what << ": " << last_fault();
+  expect_partial(sums[kBundle], sum_of_squares(content, 0) + sum_of_squares(content, kChunk));
+  EXPECT_EQ(arrivals[0], 1u);
+  EXPECT_EQ(arrivals[1 + kBundle], 0u);
   expect_partial(partials[kFirstChunk - 1], 0.0);
   expect_partial(partials[kFirstChunk], sum_of_squares(content, 0));
   expect_partial(partials[kFirstChunk + 1], sum_of_squares(content, kChunk));

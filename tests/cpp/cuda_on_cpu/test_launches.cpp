@@ -62,14 +62,13 @@ class ListLaunches : public ::testing::Test {
     const Rows list = rows(sizes);
     const std::vector<std::int64_t> chunk_offsets(sizes.size() + 1);
     const std::vector<float*> counts(steps);
-    std::uint32_t arrivals = 0;
     PrologueArgs prologue;
     prologue.steps = counts.data();
     prologue.num_steps = static_cast<std::int64_t>(steps);
     bool done = false;
     return count([&] {
-      return multi_tensor_l2_norm_cuda({table(list), chunk_offsets.data(), nullptr}, &prologue,
-                                       &arrivals, &done, nullptr);
+      return multi_tensor_l2_norm_cuda({table(list), chunk_offsets.data(), nullptr}, {}, &prologue,
+                                       &done, nullptr);
     });
   }
 

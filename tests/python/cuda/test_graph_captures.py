@@ -103,3 +103,25 @@ def test_what_a_graph_works_in_outlives_a_larger_step() -> None:
     assert norm is not None
     torch.testing.assert_close(norm, torch.tensor(128.0, device="cuda"))
     assert all(bool((other == 7.0).all()) for other in others)
+
+
+@pytest.mark.cuda
+def test_a_capture_of_more_gradients_than_any_step_before() -> None:
+    """It counts arrivals for itself: until a replay, nothing has cleared what it counts in."""
+    weights = [torch.nn.Parameter(torch.ones(4, device="cuda")) for _ in range(100)]
+    optimizer = FusedAdam(weights, capturable=True, max_grad_norm=1.0)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        weight.grad = None
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for count, step in enumerate((optimizer.step, graph.replay) * 2, start=2):
+        step()
+        norm = optimizer.grad_norm()
+        assert norm is not None
+        assert float(norm) == 20.0
+        assert float(optimizer.state[weights[-1]]["step"]) == count

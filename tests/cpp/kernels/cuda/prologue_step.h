@@ -18,8 +18,9 @@ struct Step {
   bool has_norm = true;
   double max_grad_norm = -1.0;
   std::vector<NormPartial> partials = {};
-  std::int64_t unwritten_partials = 0;  ///< instead of them: as many that a kernel will write
-  std::vector<float> counts = {};       ///< of steps, one for each parameter
+  const NormPartial* sums_elsewhere = nullptr;  ///< instead of them: those that a kernel writes
+  std::int64_t num_sums_elsewhere = 0;
+  std::vector<float> counts = {};  ///< of steps, one for each parameter
 };
 
 struct Outcome {
@@ -47,7 +48,7 @@ inline PrologueArgs prologue_args(const Step& step, const float* grad_scale, flo
   args.params.check = step.check;
   args.params.has_norm = step.has_norm;
   args.params.max_grad_norm = step.max_grad_norm;
-  args.num_partials = step.unwritten_partials + static_cast<std::int64_t>(step.partials.size());
+  args.num_partials = step.num_sums_elsewhere + static_cast<std::int64_t>(step.partials.size());
   args.scalars = scalars;
   args.steps = counts.data();
   args.num_steps = static_cast<std::int64_t>(counts.size());
@@ -74,19 +75,16 @@ class DeviceStep {
         grad_scale_({step.grad_scale.value_or(0.0f)}),
         found_inf_({step.found_inf.value_or(0.0f)}),
         scalars_(DeviceArray<StepScalars>::unwritten(1)),
-        partials_(step.unwritten_partials > 0
-                      ? DeviceArray<NormPartial>::unwritten(step.unwritten_partials)
-                      : DeviceArray<NormPartial>(step.partials)),
+        partials_(step.partials),
         counts_(step.counts) {
     for (std::size_t i = 0; i < step.counts.size(); ++i)
       count_pointers_.push_back(counts_.data() + i);
   }
 
-  NormPartial* partials() const { return partials_.data(); }
   PrologueArgs args() const {
     PrologueArgs args = prologue_args(step_, grad_scale_.data(), found_inf_.data(), scalars_.data(),
                                       count_pointers_);
-    args.partials = partials_.data();
+    args.partials = step_.sums_elsewhere == nullptr ? partials_.data() : step_.sums_elsewhere;
     return args;
   }
 
@@ -100,11 +98,11 @@ class DeviceStep {
 
   /// After `launches` prologues: every count grew once in each, or was left alone, and every
   /// partial was read once in each.
-  void expect_single_accesses(unsigned launches, unsigned partials_written) const {
+  void expect_single_accesses(unsigned launches) const {
     const bool skipped = scalars_.to_host()[0].skip != 0.0f;
     const unsigned grown = skipped ? 0 : launches;
     counts_.expect_accesses(grown, grown);
-    partials_.expect_accesses(launches, partials_written);
+    partials_.expect_accesses(launches, 0);
   }
 
  private:
@@ -123,7 +121,7 @@ inline Outcome prologue_on_device(const Step& step) {
   const Status status = prologue_cuda(device.args(), stream());
   EXPECT_TRUE(status.ok()) << status.what;
   synchronize();
-  device.expect_single_accesses(1, 0);
+  device.expect_single_accesses(1);
   return device.outcome();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The prologue in the last block of K1: it runs once, after everything else, and leaves the arrival
-// counter ready for the next launch.
+// counters ready for the next launch.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -21,13 +21,14 @@ class NormStep {
       : list_(list),
         rows_(list.device_rows()),
         chunk_offsets_(list.chunk_offsets()),
-        device_(with_unwritten_partials(std::move(step), chunk_offsets_.back())),
-        arrivals_({0}) {}
+        partials_(DeviceArray<NormPartial>::unwritten(chunk_offsets_.back())),
+        bundles_(chunk_offsets_.back()),
+        device_(with_sums_of(std::move(step), bundles_, chunk_offsets_.back())) {}
 
   Status launch(bool* done) const {
-    const L2NormArgs args{list_.table(rows_), chunk_offsets_.data(), device_.partials()};
+    const L2NormArgs args{list_.table(rows_), chunk_offsets_.data(), partials_.data()};
     const PrologueArgs prologue = device_.args();
-    return multi_tensor_l2_norm_cuda(args, &prologue, arrivals_.data(), done, stream());
+    return multi_tensor_l2_norm_cuda(args, bundles_.get(), &prologue, done, stream());
   }
 
   void run() const {
@@ -36,26 +37,32 @@ class NormStep {
     ASSERT_TRUE(status.ok()) << status.what;
     synchronize();
     EXPECT_TRUE(done);
-    EXPECT_EQ(arrivals_.to_host()[0], 0u);
-    arrivals_.expect_margins_intact();
+    bundles_.expect_ready();
   }
 
-  const DeviceStep& device() const { return device_; }
+  void expect_single_accesses(unsigned launches) const {
+    device_.expect_single_accesses(launches);
+    partials_.expect_accesses(launches, launches);
+    bundles_.expect_accesses(launches, launches);
+  }
+
   Outcome outcome() const { return device_.outcome(); }
-  std::uint32_t arrivals() const { return arrivals_.to_host()[0]; }
+  const DeviceBundles& bundles() const { return bundles_; }
 
  private:
-  static Step with_unwritten_partials(Step step, std::int64_t chunk_offsets) {
+  static Step with_sums_of(Step step, const DeviceBundles& bundles, std::int64_t partials) {
     step.partials.clear();
-    step.unwritten_partials = chunk_offsets;
+    step.sums_elsewhere = bundles.get().sums;
+    step.num_sums_elsewhere = num_norm_bundles(partials);
     return step;
   }
 
   const GradientList& list_;
   Rows rows_;
   std::vector<std::int64_t> chunk_offsets_;
+  DeviceArray<NormPartial> partials_;
+  DeviceBundles bundles_;
   DeviceStep device_;
-  DeviceArray<std::uint32_t> arrivals_;
 };
 
 /// Tensors of whole numbers for `blocks` blocks, two of them of several warps.
@@ -87,7 +94,7 @@ TEST(CudaLastBlock, SmallListsRunThePrologueOnceInEveryLaunch) {
       for (const unsigned launches : {1, 2}) {
         set_order_for(dtype, 10 * resident + launches, resident);
         step.run();
-        step.device().expect_single_accesses(launches, launches);
+        step.expect_single_accesses(launches);
         const auto grown = static_cast<float>(launches);
         const Outcome outcome = step.outcome();
         EXPECT_EQ(outcome.scalars.total_norm, static_cast<float>(exact_norm(list)));
@@ -124,7 +131,6 @@ TEST(CudaLastBlock, SmallListsAreSkippedForAnElementThatIsNotFinite) {
 TEST(CudaLastBlock, GivesTheBitsOfThePrologueKernel) {
   std::mt19937 random(2);
   for (const DType dtype : kEveryDType) {
-    // More partials than a block has threads, so that the order of their sum matters.
     std::vector<std::int64_t> sizes(300, 5);
     sizes.insert(sizes.end(), {600, 700, 3 * kNormChunk + 17});
     Buffer content(dtype, 300 * 5 + 600 + 700 + 3 * kNormChunk + 17);
@@ -133,7 +139,7 @@ TEST(CudaLastBlock, GivesTheBitsOfThePrologueKernel) {
     list.add_packed(content, sizes, 1);
     set_order_for(dtype, 1, 4);
     Step step{.grad_scale = 1024.0f, .found_inf = 0.0f, .check = true, .counts = {1.0f, 2.0f}};
-    step.partials = partials_of(list);
+    step.partials = added_in_bundles(partials_of(list));
     for (const double max_norm : {-1.0, 0.001}) {
       step.max_grad_norm = max_norm;
       const NormStep behind(list, step);
@@ -151,7 +157,7 @@ TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
       set_order({.seed = count, .resident_blocks = 4});
       const NormStep step(list, {.found_inf = flag, .counts = std::vector<float>(count, 9.0f)});
       step.run();
-      step.device().expect_single_accesses(1, 1);
+      step.expect_single_accesses(1);
       ASSERT_EQ(step.outcome().counts, std::vector<float>(count, flag == 0.0f ? 10.0f : 9.0f));
     }
   }
@@ -169,7 +175,7 @@ TEST(CudaLastBlock, ComesAfterAllLaunchesOfAList) {
     set_order({.seed = length, .resident_blocks = 4});
     const NormStep step(list, {.counts = std::vector<float>(length, 0.0f)});
     step.run();
-    step.device().expect_single_accesses(1, 1);
+    step.expect_single_accesses(1);
     EXPECT_EQ(step.outcome().scalars.total_norm, static_cast<float>(exact_norm(list))) << length;
     EXPECT_EQ(step.outcome().counts, std::vector<float>(length, 1.0f)) << length;
   }
@@ -187,7 +193,7 @@ TEST(CudaLastBlock, DoesNotRunForAListWithoutElements) {
     EXPECT_TRUE(status.ok()) << status.what;
     synchronize();
     EXPECT_FALSE(done);
-    EXPECT_EQ(step.arrivals(), 0u);
+    step.bundles().expect_ready();
     EXPECT_TRUE(std::isnan(step.outcome().scalars.grad_coef)) << "as fresh memory is";
     EXPECT_EQ(step.outcome().counts[0], 3.0f);
   }
@@ -201,14 +207,12 @@ Status refused(const std::vector<std::int64_t>& sizes, DType dtype, const Device
     rows.add({.grad = nullptr, .numel = numel});
     chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(numel));
   }
-  const DeviceArray<std::uint32_t> arrivals({0});
   const PrologueArgs prologue = step.args();
   bool done = false;
   const Status status =
       multi_tensor_l2_norm_cuda({rows.table(dtype, dtype, dtype), chunk_offsets.data(), nullptr},
-                                &prologue, arrivals.data(), &done, stream());
+                                {}, &prologue, &done, stream());
   synchronize();
-  EXPECT_EQ(arrivals.to_host()[0], 0u);
   return status;
 }
 

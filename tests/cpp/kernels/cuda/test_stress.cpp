@@ -10,6 +10,7 @@
 
 #include "batch_norm_problem.h"
 #include "kernels/multi_tensor_l2_norm.h"
+#include "norm_partials.h"
 #include "prologue_step.h"
 
 namespace torchfuse::kernels::testing {
@@ -60,8 +61,10 @@ TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
   std::mt19937 random(1);
   // More blocks than a GPU holds at once.
   const Cells cells(device_is_cpu() ? 8 : 2048, random);
-  const DeviceStep step({.unwritten_partials = cells.count() + kMostSmall, .counts = {0.0f, 5.0f}});
-  const DeviceArray<std::uint32_t> arrivals({0});
+  const std::int64_t most_partials = cells.count() + kMostSmall;
+  const auto partials = DeviceArray<NormPartial>::unwritten(most_partials);
+  const DeviceBundles bundles(most_partials);
+  const DeviceStep step({.sums_elsewhere = bundles.get().sums, .counts = {0.0f, 5.0f}});
   for (unsigned done = 0; done < repetitions(); ++done) {
     Rows rows;
     std::vector<std::int64_t> chunk_offsets{0};
@@ -80,12 +83,12 @@ TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
     }
     set_order({.seed = done, .resident_blocks = 1 + done % 8});
     PrologueArgs prologue = step.args();
-    prologue.num_partials = chunk_offsets.back();
+    prologue.num_partials = num_norm_bundles(chunk_offsets.back());
     bool prologue_done = false;
     const DType dtype = DType::kFloat32;
     const Status status = multi_tensor_l2_norm_cuda(
-        {rows.table(dtype, dtype, dtype), chunk_offsets.data(), step.partials()}, &prologue,
-        arrivals.data(), &prologue_done, stream());
+        {rows.table(dtype, dtype, dtype), chunk_offsets.data(), partials.data()}, bundles.get(),
+        &prologue, &prologue_done, stream());
     ASSERT_TRUE(status.ok()) << status.what;
     synchronize();
     ASSERT_TRUE(prologue_done);
@@ -94,7 +97,7 @@ TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
         << "launch " << done << " of " << chunk_offsets.back() << " chunk_offsets";
     const auto grown = static_cast<float>(done + 1);
     ASSERT_EQ(outcome.counts, (std::vector{grown, 5.0f + grown}));
-    ASSERT_EQ(arrivals.to_host()[0], 0u);
+    bundles.expect_ready();
   }
 }
 
