@@ -52,6 +52,7 @@ struct MeasureArgs {
   /// Where the norms phase writes the sums of each tensor's partials, kNumNorms for each tensor,
   /// instead of what follows from them; null: it finishes the norms.
   MeasurePartial* sums = nullptr;
+  std::int64_t chunk = kNormChunk;  ///< as in L2NormArgs
 };
 
 /// Measures every chunk whose first flattened element lies in [begin, end).

@@ -23,8 +23,21 @@
 namespace torchfuse::kernels {
 
 /// Chunks of `numel` elements: each has one partial.
-constexpr std::int64_t num_norm_chunks(std::int64_t numel) {
-  return (numel + kNormChunk - 1) / kNormChunk;
+constexpr std::int64_t num_norm_chunks(std::int64_t numel, std::int64_t chunk = kNormChunk) {
+  return (numel + chunk - 1) / chunk;
+}
+
+/// Elements of a chunk on a CUDA device whose gradients have `total`: fewer for a small model, of
+/// which chunks of kNormChunk would leave multiprocessors without a block, and the others with one
+/// that waits for memory several times in sequence. Follows from `total` alone, so that the same
+/// gradients have the same norm whatever the rest of a step is. At least kWarpElements, as a small
+/// tensor is one chunk.
+constexpr std::int64_t norm_chunk_on_cuda(std::int64_t total) {
+  constexpr std::int64_t kAimedChunks = 512;
+  constexpr std::int64_t kLeast = 2048;
+  std::int64_t chunk = kNormChunk;
+  while (chunk > kLeast && total / chunk < kAimedChunks) chunk /= 2;
+  return chunk;
 }
 
 /// Partials that are added to one sum on CUDA devices: one for each lane of a warp.
@@ -36,10 +49,11 @@ constexpr std::int64_t num_norm_bundles(std::int64_t partials) {
 
 struct L2NormArgs {
   TensorTable tensors;  ///< only rows[i].grad and rows[i].numel are used
-  /// First chunk of each tensor: prefix sums of num_norm_chunks(numel), count + 1 of them.
+  /// First chunk of each tensor: prefix sums of num_norm_chunks(numel, chunk), count + 1 of them.
   const std::int64_t* chunk_offsets = nullptr;
   /// On the tensors' device: one for each of chunk_offsets[count] chunks, all written.
   NormPartial* partials = nullptr;
+  std::int64_t chunk = kNormChunk;  ///< which it always is on the CPU
 };
 
 /// Writes the partial of every chunk whose first flattened element lies in [begin, end).

@@ -40,7 +40,8 @@ struct Bucket {
   BucketKey key;
   std::vector<kernels::TensorRow> rows;
   std::vector<std::int64_t> offsets{0};        ///< prefix sums of numel
-  std::vector<std::int64_t> chunk_offsets{0};  ///< prefix sums of norm chunks
+  std::int64_t chunk = kernels::kNormChunk;    ///< elements that share a partial sum of a norm
+  std::vector<std::int64_t> chunk_offsets{0};  ///< prefix sums of these chunks: see divide()
   std::uint64_t seed = 0;                      ///< of stochastic rounding
   kernels::EmaParams ema;                      ///< with has_ema
   /// Process groups over which the tensors are split; null: every tensor is whole.
@@ -55,7 +56,16 @@ struct Bucket {
   void add(const kernels::TensorRow& row) {
     rows.push_back(row);
     offsets.push_back(offsets.back() + row.numel);
-    chunk_offsets.push_back(chunk_offsets.back() + kernels::num_norm_chunks(row.numel));
+  }
+
+  /// Divides the rows that were added into the chunks of a device whose rows have `total` elements.
+  void divide(std::int64_t total) {
+    chunk = key.device.is_cuda() ? kernels::norm_chunk_on_cuda(total) : kernels::kNormChunk;
+    chunk_offsets.resize(1);
+    chunk_offsets.reserve(rows.size() + 1);
+    for (const kernels::TensorRow& row : rows) {
+      chunk_offsets.push_back(chunk_offsets.back() + kernels::num_norm_chunks(row.numel, chunk));
+    }
   }
 
   kernels::TensorTable table() const {

@@ -136,7 +136,7 @@ Status enqueue_measures(const MeasureArgs<typename Tuple::Functor>& args, Stream
   using Phase = Measure<Access>;
   const auto& update = args.update;
   Launch<Phase> launch{};
-  begin_launch(update, static_cast<std::uint32_t>(kNormChunk), launch);
+  begin_launch(update, static_cast<std::uint32_t>(args.chunk), launch);
   LaunchFiller filler(launch, update.groups, [&](const Launch<Phase>& full) {
     return kernels::cuda::launch(fused_measure_kernel<Access>, full, full.table.blocks, kThreads,
                                  stream, "launch of fused_measure_kernel");

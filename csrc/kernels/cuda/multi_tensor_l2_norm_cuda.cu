@@ -30,6 +30,7 @@ struct NormPlaces {
 
 constexpr std::size_t kNormFixedBytes =
     sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(std::int64_t);
+static_assert(norm_chunk_on_cuda(0) >= kWarpElements, "a small gradient is one chunk");
 /// Every row may bring a step count along.
 constexpr int kNormRows = table_capacity(sizeof(NormRow) + sizeof(float*), kNormFixedBytes);
 
@@ -106,8 +107,8 @@ __device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64
   return true;
 }
 
-// A block handles one chunk of kNormChunk elements, a warp one small gradient; each writes one
-// partial. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any
+// A block handles one chunk of up to kNormChunk elements, a warp one small gradient; each writes
+// one partial. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any
 // alignment.
 template <class S>
 __global__ void __launch_bounds__(kThreads)
@@ -168,17 +169,17 @@ Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
 Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const NormBundles& bundles,
                                  const PrologueArgs* prologue, bool* prologue_done, Stream stream) {
   using namespace cuda;
-  constexpr std::uint32_t kChunk = static_cast<std::uint32_t>(kNormChunk);
+  const std::uint32_t chunk = static_cast<std::uint32_t>(args.chunk);
   *prologue_done = false;
   NormLaunch arguments{};
   arguments.places = {args.partials, args.chunk_offsets[args.tensors.count], bundles};
-  arguments.table.reset(kChunk);
+  arguments.table.reset(chunk);
   const Status status = for_each_row(args.tensors, [&](std::int64_t i) {
     // A full table leaves when the next row comes, so that the last launch is known to be the last.
     Status launched;
     if (arguments.table.full()) {
       launched = launch_norm(arguments, args.tensors.grad, stream);
-      arguments.table.reset(kChunk);
+      arguments.table.reset(chunk);
     }
     const TensorRow& row = args.tensors.rows[i];
     arguments.table.append(NormRow{row.grad, row.numel, args.chunk_offsets[i]});

@@ -18,6 +18,7 @@
 namespace torchfuse::kernels {
 
 /// Elements that share one NormPartial. Fixed, so that sums do not depend on threads or grid size.
+/// Small models have smaller chunks on CUDA devices: see norm_chunk_on_cuda().
 constexpr std::int64_t kNormChunk = 16384;
 
 template <class T>

@@ -187,8 +187,12 @@ class FusedAlgorithm final : public Algorithm {
   void update_layerwise(const Bucket& bucket, kernels::UpdateArgs<Functor> args) {
     workspace_.reserve(bucket, Functor::kNumNorms);
     args.norms = workspace_.norms();
-    const kernels::MeasureArgs<Functor> measure{args, bucket.chunk_offsets.data(),
-                                                workspace_.partials(), workspace_.norms()};
+    const kernels::MeasureArgs<Functor> measure{args,
+                                                bucket.chunk_offsets.data(),
+                                                workspace_.partials(),
+                                                workspace_.norms(),
+                                                nullptr,
+                                                bucket.chunk};
     if (bucket.shard_groups == nullptr && bucket.key.device.is_cpu()) {
       update_spans(bucket, measure);
       return;

@@ -278,6 +278,9 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     std::stable_sort(
         work.buckets.begin(), work.buckets.end(),
         [](const Bucket* a, const Bucket* b) { return a->key.sharding < b->key.sharding; });
+    std::int64_t total = 0;
+    for (const Bucket* bucket : work.buckets) total += bucket->offsets.back();
+    for (Bucket* bucket : work.buckets) bucket->divide(total);
   }
   return true;
 }

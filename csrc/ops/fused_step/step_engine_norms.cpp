@@ -53,7 +53,7 @@ kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
 
 void StepEngine::reduce_norm(DeviceWork& work, const Bucket& bucket, kernels::NormPartial* sums,
                              [[maybe_unused]] const kernels::PrologueArgs* prologue) const {
-  kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), sums};
+  kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), sums, bucket.chunk};
   if (work.device.is_cpu()) {
     parallel_over_elements(args.tensors.total(),
                            [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {

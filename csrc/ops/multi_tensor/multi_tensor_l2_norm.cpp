@@ -33,7 +33,7 @@ void run_prologue(const c10::Device& device, const kernels::PrologueArgs& args) 
 void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* sums,
                 [[maybe_unused]] kernels::NormPartial* partials) {
   const c10::Device& device = bucket.key.device;
-  kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), sums};
+  kernels::L2NormArgs args{bucket.table(), bucket.chunk_offsets.data(), sums, bucket.chunk};
   if (device.is_cpu()) {
     ops::parallel_over_elements(args.tensors.total(),
                                 [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
@@ -61,7 +61,10 @@ NormAndFlag l2_norm_impl(at::TensorList tensors) {
   const auto options = at::TensorOptions().device(list.device());
   std::int64_t num_sums = 0;
   std::int64_t num_partials = 0;
-  for (const ops::Bucket& bucket : list.buckets()) {
+  std::int64_t total = 0;
+  for (const ops::Bucket& bucket : list.buckets()) total += bucket.offsets.back();
+  for (ops::Bucket& bucket : list.buckets()) {
+    bucket.divide(total);
     num_sums += bucket.num_sums();
     if (list.device().is_cuda()) num_partials = std::max(num_partials, bucket.num_partials());
   }

@@ -130,8 +130,8 @@ inline std::vector<LambOperands<Buffer>> lamb_contents(const LayerwiseTuple& tup
 template <class Tensor>
 struct LambProblem {
   LambProblem(const LayerwiseTuple& tuple_, std::vector<LambOperands<Tensor>>& list, float* steps,
-              const std::vector<LambParams>& groups_)
-      : tuple(tuple_), groups(groups_) {
+              const std::vector<LambParams>& groups_, std::int64_t chunk_ = kNormChunk)
+      : tuple(tuple_), groups(groups_), chunk(chunk_) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       TensorRow row;
       row.group = static_cast<std::int32_t>(i % groups.size());
@@ -145,7 +145,7 @@ struct LambProblem {
       row.step = steps + i % 2;
       row.numel = list[i].param.numel();
       rows.add(row);
-      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel));
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel, chunk));
     }
     norms.resize(list.size() * Lamb::kNumNorms);
     partials.resize(static_cast<std::size_t>(chunk_offsets.back()) * Lamb::kNumNorms);
@@ -160,7 +160,7 @@ struct LambProblem {
     update.scalars = scalars;
     update.write_back_grads = write_back;
     update.norms = norm_memory;
-    return {update, chunk_offsets.data(), partial_memory, norm_memory};
+    return {update, chunk_offsets.data(), partial_memory, norm_memory, nullptr, chunk};
   }
   MeasureArgs<Lamb> args(const StepScalars* scalars) {
     return args(scalars, partials.data(), norms.data());
@@ -168,6 +168,7 @@ struct LambProblem {
 
   LayerwiseTuple tuple;
   std::vector<LambParams> groups;
+  std::int64_t chunk;
   bool write_back = false;
   Rows rows;
   std::vector<std::int64_t> chunk_offsets{0};

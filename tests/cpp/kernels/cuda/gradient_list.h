@@ -100,10 +100,10 @@ class GradientList {
   }
   TensorTable table(const Rows& rows) const { return rows.table(dtype_, dtype_, dtype_); }
 
-  std::vector<std::int64_t> chunk_offsets() const {
+  std::vector<std::int64_t> chunk_offsets(std::int64_t chunk = kNormChunk) const {
     std::vector<std::int64_t> chunk_offsets{0};
     for (const Row& row : rows_)
-      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel));
+      chunk_offsets.push_back(chunk_offsets.back() + num_norm_chunks(row.numel, chunk));
     return chunk_offsets;
   }
 

@@ -61,15 +61,16 @@ inline std::vector<NormPartial> added_in_bundles(const std::vector<NormPartial>&
 
 /// Launches without a prologue. Every chunk must be written once and every gradient read once, and
 /// every partial must be in the sum of its bundle.
-inline std::vector<NormPartial> partials_of(const GradientList& list) {
+inline std::vector<NormPartial> partials_of(const GradientList& list,
+                                            std::int64_t elements = kNormChunk) {
   list.upload();
   const Rows rows = list.device_rows();
-  const auto chunk_offsets = list.chunk_offsets();
+  const auto chunk_offsets = list.chunk_offsets(elements);
   const auto partials = DeviceArray<NormPartial>::unwritten(chunk_offsets.back());
   const DeviceBundles bundles(chunk_offsets.back());
   bool done = true;
   const Status status =
-      multi_tensor_l2_norm_cuda({list.table(rows), chunk_offsets.data(), partials.data()},
+      multi_tensor_l2_norm_cuda({list.table(rows), chunk_offsets.data(), partials.data(), elements},
                                 bundles.get(), nullptr, &done, stream());
   EXPECT_TRUE(status.ok()) << status.what;
   synchronize();
@@ -86,11 +87,11 @@ inline std::vector<NormPartial> partials_of(const GradientList& list) {
 
 /// Calls visit(row, first, stop, chunk) for the elements [first, stop) of every chunk.
 template <class Visit>
-void for_each_chunk(const GradientList& list, Visit visit) {
+void for_each_chunk(const GradientList& list, Visit visit, std::int64_t elements = kNormChunk) {
   std::size_t chunk = 0;
   for (const GradientList::Row& row : list.rows()) {
-    for (std::int64_t first = 0; first < row.numel; first += kNormChunk) {
-      visit(row, first, std::min(first + kNormChunk, row.numel), chunk++);
+    for (std::int64_t first = 0; first < row.numel; first += elements) {
+      visit(row, first, std::min(first + elements, row.numel), chunk++);
     }
   }
 }

@@ -34,14 +34,14 @@ void run_on_cpu(LambProblem<Buffer>& problem, const StepScalars& scalars) {
 }
 
 void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::int64_t>& sizes,
-                            bool aligned, std::uint64_t seed) {
+                            bool aligned, std::uint64_t seed, std::int64_t chunk = kNormChunk) {
   std::vector<float> steps{1.0f, 7.0f};
   const StepScalars scalars{0.5, 0.0f, 0.0f};
   const DeviceArray<float> device_steps(steps);
   std::vector<HostOperands> expected = lamb_contents(tuple, sizes);
   std::vector<DeviceOperands> actual = on_device(expected, aligned);
   LambProblem<Buffer> host(tuple, expected, steps.data(), lamb_groups());
-  LambProblem<DeviceTensor> device(tuple, actual, device_steps.data(), lamb_groups());
+  LambProblem<DeviceTensor> device(tuple, actual, device_steps.data(), lamb_groups(), chunk);
   host.write_back = device.write_back = seed % 2 == 1;
   run_on_cpu(host, scalars);
 
@@ -64,6 +64,13 @@ TEST(CudaLayerwise, GivesTheBitsOfTheCpu) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
       expect_bits_of_the_cpu(tuple, {0, 1, 31, 33, 512, 513, 5003, 16384, 16387}, aligned, seed);
     }
+  }
+}
+
+TEST(CudaLayerwise, SmallerChunksMeasureTheSame) {
+  for (const std::int64_t chunk : {2048, 8192}) {
+    expect_bits_of_the_cpu(layerwise_tuples().front(), {0, 512, 2048, 2049, 8192, 16387}, false, 50,
+                           chunk);
   }
 }
 

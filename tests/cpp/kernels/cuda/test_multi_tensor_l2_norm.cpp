@@ -15,15 +15,16 @@ namespace {
 using namespace testing;
 
 /// For contents from whole_numbers(): nothing is rounded, so the order of additions plays no part.
-void expect_exact_sums(const GradientList& list) {
-  const auto partials = partials_of(list);
-  for_each_chunk(list, [&](const auto& row, auto first, auto stop, std::size_t chunk) {
+void expect_exact_sums(const GradientList& list, std::int64_t elements = kNormChunk) {
+  const auto partials = partials_of(list, elements);
+  const auto expect_exact = [&](const auto& row, auto first, auto stop, std::size_t chunk) {
     double sum = 0.0;
     for (std::int64_t i = first; i < stop; ++i) sum += list.get(row, i) * list.get(row, i);
     ASSERT_EQ(partials[chunk].small, sum) << row.numel << " elements from " << first;
     ASSERT_EQ(partials[chunk].big, 0.0) << row.numel << " elements from " << first;
     ASSERT_EQ(partials[chunk].nonfinite, 0u) << row.numel << " elements from " << first;
-  });
+  };
+  for_each_chunk(list, expect_exact, elements);
 }
 
 /// Load instructions for a row: vectors in the widest accesses that its address allows, then the
@@ -78,6 +79,30 @@ TEST(CudaL2Norm, EverySizeAtEveryMisalignmentHasExactSums) {
     }
   }
 }
+
+TEST(CudaL2Norm, ChunksOfEverySizeHaveExactSums) {
+  std::mt19937 random(7);
+  for (const DType dtype : kEveryDType) {
+    for (const std::int64_t elements : {2048, 4096, 8192}) {
+      GradientList list(dtype);
+      for (const std::int64_t numel : border_sizes(elements)) {
+        list.add(whole_numbers(dtype, numel, random), 1);
+      }
+      set_order_for(dtype, 1);
+      expect_exact_sums(list, elements);
+    }
+  }
+}
+
+// Two blocks for each multiprocessor of the largest GPUs, as long as chunks are larger than the
+// least.
+static_assert(norm_chunk_on_cuda(0) == 2048);
+static_assert(norm_chunk_on_cuda(512 * 4096 - 1) == 2048);
+static_assert(norm_chunk_on_cuda(512 * 4096) == 4096);
+static_assert(norm_chunk_on_cuda(512 * 8192) == 8192);
+static_assert(norm_chunk_on_cuda(512 * kNormChunk - 1) == 8192);
+static_assert(norm_chunk_on_cuda(512 * kNormChunk) == kNormChunk);
+static_assert(norm_chunk_on_cuda(std::int64_t{1} << 40) == kNormChunk);
 
 TEST(CudaL2Norm, ListsOfEveryLengthHaveExactSums) {
   std::mt19937 random(3);
