@@ -113,15 +113,28 @@ TORCHFUSE_HOST_DEVICE T round_to(double x) {
   return static_cast<T>(x);
 }
 
-/// base^exponent for a whole exponent >= 0 by repeated squaring: the same bits on every device,
-/// which `pow` does not promise.
-TORCHFUSE_HOST_DEVICE double integer_power(double base, double exponent) {
+struct Powers {
+  double a;
+  double b;
+};
+
+/// a^exponent and b^exponent, both below 1, for a whole exponent >= 0 by repeated squaring: the
+/// same bits on every device, which `pow` does not promise. On a GPU one thread computes them while
+/// its team waits: products of the two do not wait for each other, and four bits take one branch.
+/// Squares behind the last bit are not used.
+TORCHFUSE_HOST_DEVICE Powers integer_powers(double a, double b, double exponent) {
   std::uint64_t remaining = static_cast<std::uint64_t>(exponent);
-  double result = 1.0;
+  Powers result{1.0, 1.0};
   while (remaining != 0) {
-    if ((remaining & 1u) != 0) result = result * base;
-    base = base * base;
-    remaining >>= 1;
+    for (int bit = 0; bit < 4; ++bit) {
+      if ((remaining & 1u) != 0) {
+        result.a = result.a * a;
+        result.b = result.b * b;
+      }
+      a = a * a;
+      b = b * b;
+      remaining >>= 1;
+    }
   }
   return result;
 }

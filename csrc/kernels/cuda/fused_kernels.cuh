@@ -230,18 +230,22 @@ template <class Phase, bool kAligned>
 __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   using Access = typename Phase::Access;
   using Functor = typename Phase::Functor;
-  if (launch.scalars->skip != 0.0f) return;
+  // The search and both loads run side by side; a step that is skipped has counts too.
+  const float skip = launch.scalars->skip;
   TeamsShared<Access>& shared = block_shared<TeamsShared<Access>>();
   const RowShare share = row_share(launch.table);
-  if (share.row >= 0 && share.rank == 0) {
+  const bool prepares = share.row >= 0 && share.rank == 0;
+  const float step = prepares ? *launch.table.rows[share.row].step : 0.0f;
+  if (skip != 0.0f) return;
+  if (prepares) {
     const Row<Phase>& row = launch.table.rows[share.row];
     const auto& params = launch.groups[launch.group[share.row]];
     auto coefs =
-        Functor::template prepare<typename Access::Compute>(params, static_cast<double>(*row.step));
+        Functor::template prepare<typename Access::Compute>(params, static_cast<double>(step));
     if constexpr (Layerwise<Functor> && !Phase::kMeasures) {
       Functor::apply_norms(params, row.norms, coefs);
     }
-    shared.teams[share.team].set(launch, row, *row.step);
+    shared.teams[share.team].set(launch, row, step);
     shared.teams[share.team].coefs = coefs;
   }
   __syncthreads();

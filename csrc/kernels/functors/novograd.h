@@ -67,8 +67,10 @@ struct NovoGrad {
     const double beta1 = params.beta1.load();
     const double beta2 = params.beta2.load();
     const double weight_decay = params.weight_decay.load();
-    const double bias1 = params.bias_correction ? 1.0 - integer_power(beta1, step) : 1.0;
-    const double bias2 = params.bias_correction ? 1.0 - integer_power(beta2, step) : 1.0;
+    const Powers powers =
+        params.bias_correction ? integer_powers(beta1, beta2, step) : Powers{0.0, 0.0};
+    const double bias1 = 1.0 - powers.a;
+    const double bias2 = 1.0 - powers.b;
     Coefs<T> coefs;
     coefs.grad_factor = params.maximize ? T(-1) : T(1);
     coefs.minus_rate = coefs.minus_lr = round_to<T>(-lr / bias1);

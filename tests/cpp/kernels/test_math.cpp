@@ -51,12 +51,38 @@ TEST(Fma, EmulationRoundsOnceNearTies) {
   }
 }
 
-TEST(IntegerPower, AgreesWithPow) {
-  for (const double base : {0.9, 0.99, 0.999, 0.95, 0.5}) {
+constexpr double kBases[] = {0.0, 0.9, 0.99, 0.999, 0.95, 0.5};
+
+TEST(IntegerPowers, AgreeWithPow) {
+  for (const double base : kBases) {
     for (const double exponent : {0.0, 1.0, 2.0, 3.0, 10.0, 777.0, 100000.0}) {
       const double expected = std::pow(base, exponent);
-      EXPECT_NEAR(integer_power(base, exponent), expected, 1e-11 * expected)
-          << base << '^' << exponent;
+      const Powers powers = integer_powers(base, 0.9, exponent);
+      EXPECT_NEAR(powers.a, expected, 1e-11 * expected) << base << '^' << exponent;
+    }
+  }
+}
+
+/// As it is defined: one bit after the other, from the lowest on.
+double squared_repeatedly(double base, std::uint64_t exponent) {
+  double result = 1.0;
+  for (; exponent != 0; exponent >>= 1) {
+    if (exponent % 2 != 0) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+TEST(IntegerPowers, HaveTheBitsOfRepeatedSquaring) {
+  std::vector<std::uint64_t> exponents{(1u << 24) - 1, 1u << 24, std::uint64_t{1} << 40};
+  for (std::uint64_t exponent = 0; exponent < 1100; ++exponent) exponents.push_back(exponent);
+  for (const double a : kBases) {
+    for (const double b : kBases) {
+      for (const std::uint64_t exponent : exponents) {
+        const Powers powers = integer_powers(a, b, static_cast<double>(exponent));
+        ASSERT_EQ(powers.a, squared_repeatedly(a, exponent)) << a << '^' << exponent;
+        ASSERT_EQ(powers.b, squared_repeatedly(b, exponent)) << b << '^' << exponent;
+      }
     }
   }
 }
