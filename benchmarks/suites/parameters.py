@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,8 @@ class ParameterSet:
     """Shapes of one optimizer's parameters, from `suites/<name>.json`.
 
     `offset` shifts every tensor by that many elements from an aligned address. `moments` are the
-    values that Adam's moments start from, and `zero_grads` makes all gradients zero.
+    values that Adam's moments start from, and `zero_grads` makes all gradients zero. With
+    `bucket_mib` the tensors are views of flat buffers of about this size in fp32, the last first.
     """
 
     name: str
@@ -24,6 +26,7 @@ class ParameterSet:
     offset: int
     moments: dict[str, float]
     zero_grads: bool
+    bucket_mib: int | None = None
 
     @property
     def numel(self) -> int:
@@ -33,26 +36,60 @@ class ParameterSet:
     def randn(self, dtype: torch.dtype, device: torch.device, seed: int) -> list[torch.Tensor]:
         """Normally distributed tensors of these shapes; the same for the same seed and device."""
         generator = torch.Generator(device).manual_seed(seed)
-        tensors = []
-        for shape in self.shapes:
-            numel = math.prod(shape)
-            buffer = torch.empty(numel + self.offset, dtype=dtype, device=device)
-            view = buffer[self.offset :].view(shape)
-            tensors.append(view.normal_(generator=generator))
-        return tensors
+        return [tensor.normal_(generator=generator) for tensor in self.empty(dtype, device)]
+
+    def empty(self, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+        """Tensors of these shapes that nothing was written to."""
+        if self.bucket_mib is not None:
+            return self._in_buckets(self.bucket_mib * 2**20 // 4, dtype, device)
+        buffers = [
+            torch.empty(math.prod(shape) + self.offset, dtype=dtype, device=device)
+            for shape in self.shapes
+        ]
+        return [
+            buffer[self.offset :].view(shape)
+            for buffer, shape in zip(buffers, self.shapes, strict=True)
+        ]
+
+    def _in_buckets(
+        self, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> list[torch.Tensor]:
+        """A bucket is full when it holds `capacity` elements, as DistributedDataParallel's."""
+        buckets: list[list[tuple[int, ...]]] = [[]]
+        for shape in reversed(self.shapes):
+            if sum(map(math.prod, buckets[-1])) >= capacity:
+                buckets.append([])
+            buckets[-1].append(shape)
+        views: list[torch.Tensor] = []
+        for bucket in buckets:
+            sizes = [math.prod(shape) for shape in bucket]
+            flat = torch.empty(sum(sizes), dtype=dtype, device=device)
+            parts = zip(flat.split(sizes), bucket, strict=True)
+            views += [part.view(shape) for part, shape in parts]
+        return views[::-1]
+
+    def of_one_element(self) -> ParameterSet:
+        """As many tensors, of which each has one element: what remains of a step is host work."""
+        return dataclasses.replace(
+            self, name=f"{self.name}, one element each", shapes=((1,),) * len(self.shapes)
+        )
 
 
 def load(name: str) -> ParameterSet:
     """Reads a parameter set."""
-    path = Path(__file__).with_name(f"{name}.json")
-    content = json.loads(path.read_text())
-    shapes = tuple(
-        tuple(entry["shape"]) for entry in content["tensors"] for _ in range(entry["count"])
-    )
+    content = _content(name)
+    tensors = _content(content["shapes_of"] if "shapes_of" in content else name)["tensors"]
+    shapes = tuple(tuple(entry["shape"]) for entry in tensors for _ in range(entry["count"]))
     return ParameterSet(
         name=name,
         shapes=shapes,
         offset=content.get("offset", 0),
         moments=content.get("moments", {}),
         zero_grads=content.get("zero_grads", False),
+        bucket_mib=content.get("bucket_mib"),
     )
+
+
+def _content(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
+    return content
