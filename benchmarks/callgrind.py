@@ -60,25 +60,30 @@ def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
         RuntimeError: valgrind is missing, or the program wrote fewer dumps.
         CalledProcessError: the program failed.
     """
-    program = valgrind()
-    if program is None:
-        raise RuntimeError("callgrind: expected valgrind on the PATH, got none. Install it.")
     # Counts of single instructions, and of a function that allocates by its callers: see Profile.
     form = ["--dump-instr=yes", "--compress-pos=no", "--compress-strings=no"]
     form += [f"--separate-callers3={name}" for name in sorted(ALLOCATING)]
+    return [Profile.read(dump) for dump in dumps(command, folder, expected, form)]
+
+
+def dumps(command: Sequence[str], folder: Path, expected: int, options: Sequence[str]) -> list[str]:
+    """Runs a program under callgrind with these options; returns the text of each of its dumps."""
+    program = valgrind()
+    if program is None:
+        raise RuntimeError("callgrind: expected valgrind on the PATH, got none. Install it.")
     out = ("--collect-atstart=no", f"--callgrind-out-file={folder}/dump")
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     subprocess.run(
-        [program, "--tool=callgrind", "--quiet", *form, *out, *command],
+        [program, "--tool=callgrind", "--quiet", *options, *out, *command],
         env={**kept, **PINNED},
         check=True,
     )
     # The dumps are dump.1, dump.2, ...; the end of the program writes one more.
-    dumps = [folder / f"dump.{index}" for index in range(1, expected + 1)]
-    missing = [dump.name for dump in dumps if not dump.exists()]
+    written = [folder / f"dump.{index}" for index in range(1, expected + 1)]
+    missing = [dump.name for dump in written if not dump.exists()]
     if missing:
         raise RuntimeError(f"callgrind: expected {expected} dumps, got no {missing[0]}")
-    return [Profile.read(dump.read_text(encoding="utf-8")) for dump in dumps]
+    return [dump.read_text(encoding="utf-8") for dump in written]
 
 
 @dataclasses.dataclass(frozen=True)

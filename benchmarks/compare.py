@@ -16,14 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import contender_table
 from comparable import incomparable, refusals
+from contender_table import reference as _reference
+from contender_table import row as _row
 
 # Two runs of the same code differ by up to this much on a busy machine, reference stream aside.
 BETWEEN_RUNS = 0.05
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _milliseconds(quartiles: dict[str, float]) -> str:
@@ -32,11 +31,6 @@ def _milliseconds(quartiles: dict[str, float]) -> str:
 
 def _verdict(reached: bool | None) -> str:
     return "" if reached is None else "met" if reached else "**missed**"
-
-
-def _reference(row: dict[str, Any]) -> str:
-    """The stream that bandwidths are compared with; older files do not name it."""
-    return str(row.get("reference", "in-place scale"))
 
 
 def met(row: dict[str, Any]) -> bool | None:
@@ -62,16 +56,18 @@ def _case_lines(cases: list[dict[str, Any]]) -> list[str]:
             "tensors",
             "ms (± half IQR)",
             "GB/s",
-            f"{_reference(cases[0])} GB/s",
+            "streams: GB/s",
+            "share of the faster",
             "peer",
             "its ms",
             "ratio (quartiles per round)",
             "target",
             "verdict",
         ),
-        _row("---", *["---:"] * 4, "---", *["---:"] * 3, "---"),
+        _row("---", *["---:"] * 5, "---", *["---:"] * 3, "---"),
     ]
     for row in cases:
+        rates = [f"{name} {row['gb_per_s'][name]:.1f}" for name in contender_table.streams(row)]
         for peer, ratio in row["ratios"].items():
             target = row["target"]
             is_target = target is not None and target["peer"] == peer
@@ -82,7 +78,8 @@ def _case_lines(cases: list[dict[str, Any]]) -> list[str]:
                     f"{row['tensors']:,}",
                     _milliseconds(row["seconds"][row["subject"]]),
                     f"{row['gb_per_s'][row['subject']]:.1f}",
-                    f"{row['gb_per_s'][_reference(row)]:.1f}",
+                    ", ".join(rates),
+                    contender_table.share(row, row["subject"]),
                     peer,
                     _milliseconds(row["seconds"][peer]),
                     f"{ratio['of_medians']:.2f}x ({rounds['low']:.2f} to {rounds['high']:.2f})",
@@ -188,6 +185,7 @@ def table(result: dict[str, Any]) -> str:
         f"torch {environment['torch']}, {environment['date']}"
     ]
     on_gpu = [row for row in result["cases"] if row.get("host")]
+    with_passes = [row for row in result["cases"] if row.get("pass_bytes")]
     with_others = [row for row in result["cases"] if row.get("others")]
     for key, render in (
         ("cases", _case_lines),
@@ -196,6 +194,8 @@ def table(result: dict[str, Any]) -> str:
     ):
         if result[key]:
             lines += ["", *render(result[key])]
+    if with_passes:
+        lines += ["", *contender_table.lines(with_passes)]
     if with_others:
         lines += ["", *_other_lines(with_others)]
     if on_gpu:

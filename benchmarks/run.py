@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import gc
 import importlib
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ import compare
 import environment
 import host_path
 import result_file
+from op_count import dispatched
 from suites import peak_memory
 from torchfuse.testing.bench import HostShare, interleave, summarize
 
@@ -40,6 +42,7 @@ SUITES = (
     "rows",
     "amp_c",
     "peers",
+    "scenarios",
     "gpu",
 )
 #: Every suite of the device, each in a process and with a result file of its own.
@@ -49,8 +52,10 @@ SCALE = Path(__file__).resolve().with_name("scale.py")
 # On a CPU its sets would take hours.
 CUDA_SUITES = ("gpu",)
 RESULT_FORMAT = 1
-# What this machine's memory gives, by device; each up to so many bytes.
-REFERENCES = {"cpu": ("in-place scale", 512 * 2**20), "cuda": ("copy", 4 * 2**30)}
+#: What this machine's memory gives: a stream in place, and one from a buffer to another.
+IN_PLACE, COPY = "in-place scale", "copy"
+# The one that bandwidths are compared with, by device; streams move up to so many bytes.
+REFERENCES = {"cpu": (IN_PLACE, 512 * 2**20), "cuda": (COPY, 4 * 2**30)}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,18 +86,32 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def reference_stream(num_bytes: int, device: torch.device) -> tuple[Callable[[], object], int]:
-    """Scales a buffer in place, or copies one on a GPU: what its memory gives at this moment.
+def reference_streams(
+    num_bytes: int, device: torch.device
+) -> tuple[dict[str, Callable[[], object]], int]:
+    """Scales a buffer in place, and copies one: what the memory gives at this moment.
 
     Returns:
-        The function, and the bytes that it reads and writes: as many as the case, if it can be.
+        The functions, and the bytes that each reads and writes: as many as the case, if it can be.
     """
     moved = min(num_bytes, REFERENCES[device.type][1])
     buffer = torch.ones(max(moved // 8, 1), device=device)
-    if device.type == "cuda":
-        target = torch.empty_like(buffer)
-        return lambda: target.copy_(buffer), 8 * buffer.numel()
-    return lambda: buffer.mul_(1.0), 8 * buffer.numel()
+    target = torch.empty_like(buffer)
+    streams: dict[str, Callable[[], object]] = {
+        IN_PLACE: lambda: buffer.mul_(1.0),
+        COPY: lambda: target.copy_(buffer),
+    }
+    return streams, 8 * buffer.numel()
+
+
+def host_parts(case: Any, arguments: argparse.Namespace) -> dict[str, float]:
+    """Median seconds of the steps on as many tensors of one element, where a suite has them."""
+    if not hasattr(case, "prepare_host"):
+        return {}
+    samples = interleave(
+        case.prepare_host(torch.device(arguments.device)), rounds=3 * arguments.rounds
+    )
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def host_row(host: HostShare, case: Any) -> dict[str, Any] | None:
@@ -116,14 +135,13 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     parameters = case.load()
     model_bytes = case.bytes_per_element * parameters.numel
     prepared = case.prepare(device, arguments.seed)
-    reference_name = REFERENCES[device.type][0]
-    reference, reference_bytes = reference_stream(model_bytes, device)
+    streams, stream_bytes = reference_streams(model_bytes, device)
     host = HostShare()
     gc.collect()
     gc.disable()  # as timeit does: a collection hits whoever runs when it is due
     try:
         samples = interleave(
-            {**prepared.functions, reference_name: reference},
+            {**prepared.functions, **streams},
             rounds=arguments.rounds,
             device=device,
             host=host,
@@ -137,7 +155,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         peer: {"of_medians": summary[peer]["ratio_of_medians"], "per_round": summary[peer]["ratio"]}
         for peer in case.peers
     }
-    moved = dict.fromkeys(times, model_bytes) | {reference_name: reference_bytes}
+    moved = dict.fromkeys(times, model_bytes) | dict.fromkeys(streams, stream_bytes)
     moved |= {name: o.bytes_per_element * parameters.numel for name, o in prepared.others.items()}
     return {
         "name": case.name,
@@ -146,12 +164,19 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "numel": parameters.numel,
         "model_bytes": model_bytes,
         "gb_per_s": {name: moved[name] / value["median"] / 1e9 for name, value in times.items()},
-        "reference": reference_name,
+        "reference": REFERENCES[device.type][0],
+        "ceilings": list(streams),
         "host": host_row(host, case),
         "seconds": times,
         "ratios": ratios,
         "target": None if case.target is None else {"peer": case.peers[0], "ratio": case.target},
         "verified": prepared.verified,
+        "bytes_per_element": case.bytes_per_element,
+        "pass_bytes": dict(prepared.pass_bytes),
+        "host_part_seconds": host_parts(case, arguments),
+        "dispatched": {
+            name: dispatched(prepared.functions[name], device) for name in prepared.pass_bytes
+        },
         "others": {name: dataclasses.asdict(other) for name, other in prepared.others.items()},
         "samples": samples,
     }
@@ -161,8 +186,8 @@ def run_suite(suite: ModuleType, arguments: argparse.Namespace) -> dict[str, Any
     """Runs all selected cases of a suite."""
     rows = []
     for case in suite.CASES:
-        too_large = arguments.quick and case.load().numel > suite.QUICK_NUMEL
-        if arguments.only in case.name and not too_large:
+        quick = case.load().numel <= suite.QUICK_NUMEL and getattr(case, "quick", True)
+        if arguments.only in case.name and (quick or not arguments.quick):
             print(f"{case.name} ...", file=sys.stderr, flush=True)
             rows.append(run_case(case, arguments))
     memory = []

@@ -187,7 +187,8 @@ class CopiedMasters:
         self._masters = masters
         self._step_of_masters = step_of_masters
         for master in masters:
-            master.grad = torch.empty_like(master)
+            if master.grad is None:
+                master.grad = torch.empty_like(master)
 
     @torch.no_grad()
     def step(self) -> None:

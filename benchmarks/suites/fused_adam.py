@@ -34,11 +34,15 @@ class Other:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A verified case, ready to be timed. `others` are timed too, and never divided by."""
+    """A verified case, ready to be timed. `others` are timed too, and never divided by.
+
+    `pass_bytes` are the bytes per element of all passes that a contender makes, where known.
+    """
 
     functions: Mapping[str, Callable[[], object]]
     verified: dict[str, float]
     others: Mapping[str, Other] = dataclasses.field(default_factory=dict)
+    pass_bytes: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,7 @@ class ParameterSet:
 def load(name: str) -> ParameterSet:
     """Reads a parameter set."""
     content = _content(name)
-    tensors = _content(content["shapes_of"] if "shapes_of" in content else name)["tensors"]
+    tensors = _content(content.get("shapes_of", name))["tensors"]
     shapes = tuple(tuple(entry["shape"]) for entry in tensors for _ in range(entry["count"]))
     return ParameterSet(
         name=name,

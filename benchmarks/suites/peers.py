@@ -10,8 +10,6 @@ are no peers: they appear with their bytes and their distance from ours, and wit
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from suites.contenders import AGAIN, FUSED, LEARNING_RATE, OURS, difference
 from suites.fused_adam import Other, Prepared
+from suites.packages import class_of
 from suites.parameters import ParameterSet, load
 from torchfuse import optimizers
 
@@ -35,18 +34,6 @@ MEMORY_CASES = ()
 MISSING: dict[str, str] = {}
 
 Make = Callable[[list[Tensor]], Any]
-
-
-def _class_of(package: str, module: str, name: str) -> Any:
-    """An optimizer of another package, whose native code may be compiled for its first object."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
-        kind = getattr(importlib.import_module(module), name)
-        kind([torch.nn.Parameter(torch.zeros(8))])
-    except Exception as error:  # whatever the package raises where it cannot be built
-        MISSING[f"{package} {name}"] = f"{type(error).__name__}: {error}"
-        return None
-    return kind
 
 
 class CompiledStep:
@@ -158,7 +145,7 @@ def _case(
 
 
 def _of(package: str, module: str, name: str, **options: Any) -> Make | None:
-    kind = _class_of(package, module, name)
+    kind = class_of(package, module, name, MISSING)
     return None if kind is None else _made(kind, **options)
 
 
