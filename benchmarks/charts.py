@@ -9,6 +9,9 @@ A page asks for a chart of the table above, or of the result file that the table
     <!-- chart: bandwidth of adam -->       one bar per case of the file in which we are timed
     <!-- chart: end -->
 
+    <!-- chart: bytes of adam -->           one bar per row of a table of bytes
+    <!-- chart: end -->
+
 or of a result file of benchmarks/scale.py, which is linked above:
 
     <!-- chart: curves of tensors -->       lines of times against sizes
@@ -31,7 +34,7 @@ import figures
 FOLDER = "docs/_static/charts"
 SCHEMES = ("light", "dark")
 MARK = re.compile(
-    r"(<!-- chart: (ratios|bandwidth|curves) of ([\w-]+) -->\n)"
+    r"(<!-- chart: (ratios|bandwidth|bytes|curves) of ([\w-]+) -->\n)"
     r"(?:(?!<!-- chart: ).)*(<!-- chart: end -->)",
     re.DOTALL,
 )
@@ -46,7 +49,8 @@ class Bar(NamedTuple):
         note: what stands at the right above it.
         value: what stands behind it.
         low: the smallest value.
-        high: the largest value; of a bandwidth, the reference stream's.
+        high: the largest value; of a bandwidth, the reference stream's. Of bytes, `low` are those
+            of the model and `high` all.
         quartiles: of single rounds; none for a bandwidth.
     """
 
@@ -106,6 +110,16 @@ def _bandwidth_bars(result: dict[str, Any]) -> list[Bar]:
     return bars
 
 
+def _bytes_bars(table: figures.Table, result: dict[str, Any]) -> list[Bar]:
+    bars = []
+    for row in table.rows:
+        read, written, model = figures.traffic(result, table, row)
+        both = read + written
+        low = _digits(min(model, both))
+        bars.append(Bar(row.label, row.peer, f"{both:.1f}", low, _digits(both), None))
+    return bars
+
+
 def chart_of(kind: str, name: str, table: figures.Table, result: dict[str, Any]) -> Chart:
     """The chart of a table or of its result file."""
     environment = result["environment"]
@@ -113,8 +127,10 @@ def chart_of(kind: str, name: str, table: figures.Table, result: dict[str, Any])
     where += " in each process" if "models" in result else ""
     if kind == "bandwidth" and "cases" not in result:
         raise ValueError(f"{table.page}: expected bytes in {table.file} to draw {name}, got none.")
-    if kind == "ratios":
-        bars = _ratio_bars(table, result)
+    if table.of_bytes != (kind == "bytes"):
+        raise ValueError(f"{table.page}: expected no chart of {kind} for '{table.head}', got one.")
+    if kind != "bandwidth":
+        bars = (_bytes_bars if table.of_bytes else _ratio_bars)(table, result)
         titles = (table.section, f"{table.head}; {where}")
     else:
         bars = _bandwidth_bars(result)
@@ -131,6 +147,12 @@ def alternative(chart: Chart | curves.Curves) -> str:
         return (
             f"{chart.title}. The peer's time divided by torchfuse's is {figures.as_text(ends)} in "
             f"the {len(chart.bars)} rows of the table above, which has each figure."
+        )
+    if chart.kind == "bytes":
+        moved = [bar.high for bar in chart.bars]
+        return (
+            f"{chart.title}. In {len(moved)} rows of the table above {min(moved):.0f} to "
+            f"{max(moved):.0f} bytes per element are read and written."
         )
     shares = [100 * bar.low / bar.high for bar in chart.bars]
     return (
@@ -187,7 +209,7 @@ def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart | curves.C
                 f"{page}:{line}: expected one chart of the name {chart.name}, got two."
             )
         charts.append(chart)
-        shown.extend(above[-1:] if chart.kind == "ratios" else [])
+        shown.extend(above[-1:] if chart.kind != "bandwidth" else [])
         return f"{match[1]}{embedded(chart)}\n{match[4]}"
 
     new = MARK.sub(block, text)
@@ -195,9 +217,10 @@ def placed(root: Path, page: str, text: str) -> tuple[str, list[Chart | curves.C
         raise ValueError(f"{page}: expected {begun} charts with an end, got {len(charts)}.")
     for table in tables:
         if charts and shown.count(table) != 1:
+            kind = "bytes" if table.of_bytes else "ratios"
             raise ValueError(
                 f"{page}:{table.rows[0].line}: expected one line "
-                f"`<!-- chart: ratios of NAME -->` below this table, got {shown.count(table)}."
+                f"`<!-- chart: {kind} of NAME -->` below this table, got {shown.count(table)}."
             )
     return new, charts
 

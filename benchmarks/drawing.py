@@ -117,6 +117,12 @@ def _notes(chart: Chart) -> list[str]:
             "Pale, up to the mark: the reference stream, timed in the same rounds.",
             source,
         ]
+    if chart.kind == "bytes":
+        return [
+            "bytes per element, read and written",
+            "Pale, up to the mark: beyond the model bytes, which no step can do without.",
+            source,
+        ]
     ranges = any(bar.low != bar.high for bar in chart.bars)
     return [
         "time of the peer (at the right) / time of torchfuse; 1x: equally fast",

@@ -3,7 +3,8 @@
 
 A table whose head ends in case, peer and ratio shows the result file that is linked above it. The
 ratio of a row is the peer's time over ours: the smallest and the largest of all cases whose names
-begin with the row's.
+begin with the row's. A table whose head ends in case, contender and bytes per element shows what
+benchmarks/traffic.py counted: bytes read and bytes written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ README = "README.md"
 PAGES = (README, "docs/benchmarks.md", "docs/scale.md", "docs/performance.md")
 RESULTS = "benchmarks/results"
 
-HEAD = re.compile(r"^\| (.*) \| case \| peer \| ratio \|$")
+HEAD = re.compile(r"^\| (.*) \| case \| (peer \| ratio|contender \| bytes per element) \|$")
 ROW = re.compile(r"^\| (.+) \| `(.+)` \| (.+) \| *(.*?) *\|$")
 LINK = re.compile(r"\((?:\.\./)?(benchmarks/results/[\w./-]+\.json)\)")
 MACHINE = re.compile(
@@ -41,13 +42,14 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of ratios, the title of its section and the result file that it shows."""
+    """A table of ratios or bytes, the title of its section and the result file that it shows."""
 
     page: str
     section: str
     head: str
     file: str
     rows: list[Row]
+    of_bytes: bool = False
 
 
 class Ratio(NamedTuple):
@@ -75,7 +77,8 @@ def tables(page: str, text: str) -> list[Table]:
         if head is not None:
             if not file:
                 raise ValueError(f"{page}:{number}: expected a result file to be linked above.")
-            found.append(Table(page, section, head[1], file, []))
+            of_bytes = head[2].endswith("bytes per element")
+            found.append(Table(page, section, head[1], file, [], of_bytes))
         elif inside and not line.startswith("|---"):
             row = ROW.match(line)
             if row is None:
@@ -130,6 +133,20 @@ def ratios(result: dict[str, Any], table: Table, row: Row) -> list[Ratio]:
     return [Ratio(1 / r.of_medians, 1 / r.high, 1 / r.low) for r in found] if inverted else found
 
 
+def traffic(result: dict[str, Any], table: Table, row: Row) -> tuple[float, float, float]:
+    """Bytes per element that a contender reads and writes, and those of the model.
+
+    Raises:
+        ValueError: the file has no such case, or no such contender in it.
+    """
+    for entry in result["cases"]:
+        if entry["name"] == row.case and row.peer in entry.get("traffic", {}):
+            counted = entry["traffic"][row.peer]
+            return counted["read"], counted["written"], entry["model_bytes"]
+    place = f"{table.page}:{row.line}: {table.file} has"
+    raise ValueError(f"{place} no traffic of {row.peer} in {row.case}.")
+
+
 def as_text(values: list[float]) -> str:
     """The smallest and the largest, or the one that both are, with three digits."""
     ends = [f"{end:.2f}" if end < 9.995 else f"{end:.1f}" for end in (min(values), max(values))]
@@ -138,6 +155,9 @@ def as_text(values: list[float]) -> str:
 
 def expected(result: dict[str, Any], table: Table, row: Row) -> str:
     """What the last cell of a row has to be."""
+    if table.of_bytes:
+        read, written, _ = traffic(result, table, row)
+        return f"{read:.1f} + {written:.1f}"
     return as_text([ratio.of_medians for ratio in ratios(result, table, row)])
 
 
