@@ -36,7 +36,7 @@ STATIC = "torch compiled, static scale"
 DEEPSPEED = "DeepSpeed"
 BOTH = "apex/TE structure"
 APEX = "apex structure"
-TE = "TE structure"
+TRANSFORMER_ENGINE = "TE structure"
 SCALE = 65536.0
 STEPS = 3
 #: Relative differences in norm of parameters and first moments from ours, by peer. Structures with
@@ -218,7 +218,7 @@ _MASTERS = (
         _bytes(30, 34, 36, 40),
         ROUNDED,
     ),
-    Peer(TE, Structure, _bytes(28, 32, 34, 38), ROUNDED),
+    Peer(TRANSFORMER_ENGINE, Structure, _bytes(28, 32, 34, 38), ROUNDED),
 )
 _LOOP = Peer(FOR_LOOP, _theirs(_ADAMW, fused=False, foreach=False), _UNKNOWN)
 _COMPILED = {

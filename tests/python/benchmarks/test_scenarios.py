@@ -111,6 +111,15 @@ def test_contenders_work_in_one_memory() -> None:
         assert not torch.equal(memory.means[0], before[1])
 
 
+def test_what_one_contender_writes_is_no_change_by_the_user_of_another() -> None:
+    memory = Memory.of(scenarios.load(SMALL), True, CPU)
+    (ours, *_), (theirs, *_) = memory.parameters(), memory.parameters()
+    before = ours._version
+    theirs.detach().fill_(1.0)
+    memory.params[0].fill_(2.0)
+    assert (ours._version, float(ours[0])) == (before, 2.0)
+
+
 def test_a_row_says_bytes_share_host_and_dispatches() -> None:
     case = small_cases()[3]
     assert (case.scenario, case.masters) == (SCENARIOS[3], False)
