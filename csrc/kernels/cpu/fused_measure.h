@@ -51,24 +51,89 @@ struct Measured {
   }
 };
 
-/// Measures the 64 elements at `index`, moving the states where this phase does.
-template <class Functor, class T, class V>
-TORCHFUSE_INLINE void measure_lanes(const Operands& operands, std::int64_t index,
-                                    const typename Functor::template Coefs<T>& coefs, T grad_coef,
-                                    V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
-  constexpr bool kMoves = kStatesInMeasure<Functor>;
-#pragma GCC unroll 2
-  for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
-    const std::int64_t i = index + v * Simd<T>::kWidth;
+/// Operands of any storage, and what the measure phase does with them.
+template <class Functor>
+struct AnyOperands {
+  static constexpr bool kMoves = kStatesInMeasure<Functor>;
+
+  const Operands& operands;
+
+  TORCHFUSE_INLINE void fetch(std::int64_t i) const {
+    const auto ahead = [&](const void* operand, DType dtype) {
+      const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
+      for (std::int64_t line = 0; operand != nullptr && line < kLanes * size; line += 64) {
+        prefetch(operand, i * size + line + kPrefetchBytes);
+      }
+    };
+    ahead(operands.param_in, operands.param_in_dtype);
+    ahead(operands.remainder, DType::kBFloat16);
+    ahead(operands.grad, operands.grad_dtype);
+    for (int k = 0; kMoves && k < Functor::kNumStates; ++k) {
+      ahead(operands.state[k], operands.state_dtype[k]);
+    }
+  }
+
+  /// Measures the vector at `i`, moving the states where this phase does.
+  template <class T, class V>
+  TORCHFUSE_INLINE void measure(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
+                                T grad_coef, V (&measured)[Functor::kNumNorms]) const {
     const V param = load_value(operands, i, T());
     const V grad = load(operands.grad, i, operands.grad_dtype, T()) * V(grad_coef);
     V state[Functor::kNumStates] = {};
     if constexpr (kMoves) load_states<T>(operands, i, state);
-    V measured[Functor::kNumNorms];
     Functor::measure(param, grad, state, coefs, measured);
-    for (int n = 0; n < Functor::kNumNorms; ++n) x[n][v] = measured[n];
     if constexpr (kMoves) store_states<T>(operands, i, state);
     if (kMoves && operands.write_back) store(operands.grad, i, operands.grad_dtype, grad, T());
+  }
+};
+
+/// The same for storage that the compiler knows. See Note [Known storage].
+template <class Functor, class Storage>
+struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
+  using Base = KnownOperands<Functor, Storage, Functor::kNumStates>;
+  static constexpr bool kMoves = kStatesInMeasure<Functor>;
+
+  explicit MeasuredOperands(const Operands& operands) : Base(operands) {}
+
+  TORCHFUSE_INLINE void fetch(std::int64_t begin) const {
+#pragma GCC unroll 4
+    for (std::int64_t i = begin; i < begin + kLanes; i += Base::kBlockElements) {
+      fetch_block<Storage::kValue>(this->values + i);
+      fetch_block<Storage::kGrad>(this->grads + i);
+      for (int k = 0; kMoves && k < Functor::kNumStates; ++k) {
+        fetch_block<Storage::kState>(this->states[k] + i);
+      }
+    }
+  }
+
+  template <class T, class V>
+  TORCHFUSE_INLINE void measure(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
+                                T grad_coef, V (&measured)[Functor::kNumNorms]) const {
+    const V value = load_vector<Storage::kValue>(this->values + i);
+    const V grad = load_vector<Storage::kGrad>(this->grads + i) * V(grad_coef);
+    V state[Functor::kNumStates] = {};
+#pragma GCC unroll 4
+    for (int k = 0; k < (kMoves ? Functor::kNumStates : 0); ++k) {
+      state[k] = load_vector<Storage::kState>(this->states[k] + i);
+    }
+    Functor::measure(value, grad, state, coefs, measured);
+#pragma GCC unroll 4
+    for (int k = 0; k < (kMoves ? Functor::kNumStates : 0); ++k) {
+      store_vector<Storage::kState>(this->states[k] + i, state[k]);
+    }
+  }
+};
+
+/// Measures the 64 elements at `index`.
+template <class Functor, class T, class Access, class V>
+TORCHFUSE_INLINE void measure_lanes(const Access& access, std::int64_t index,
+                                    const typename Functor::template Coefs<T>& coefs, T grad_coef,
+                                    V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
+#pragma GCC unroll 2
+  for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
+    V measured[Functor::kNumNorms];
+    access.measure(index + v * Simd<T>::kWidth, coefs, grad_coef, measured);
+    for (int n = 0; n < Functor::kNumNorms; ++n) x[n][v] = measured[n];
   }
 }
 
@@ -80,7 +145,7 @@ void measure_tail(const Operands& operands, std::int64_t begin, std::int64_t cou
                   V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
   TailCopy<Functor::kNumStates, kLanes* static_cast<std::int64_t>(sizeof(T))> tail(operands, begin,
                                                                                    count);
-  measure_lanes<Functor, T>(tail.operands, 0, coefs, grad_coef, x);
+  measure_lanes<Functor, T>(AnyOperands<Functor>{tail.operands}, 0, coefs, grad_coef, x);
   for (int n = 0; n < Functor::kNumNorms; ++n) {
     alignas(64) T lanes[kLanes];
     memcpy(lanes, x[n], sizeof lanes);
@@ -91,28 +156,19 @@ void measure_tail(const Operands& operands, std::int64_t begin, std::int64_t cou
 }
 
 /// One chunk: elements [begin, end) of a tensor.
-template <class Functor, class T>
-TORCHFUSE_INLINE void measure_chunk(const Operands& operands, std::int64_t begin, std::int64_t end,
-                                    const typename Functor::template Coefs<T>& coefs, T grad_coef,
-                                    MeasurePartial* partials) {
+template <class Functor, class T, class Access>
+__attribute__((noinline)) void measure_chunk(const Operands& operands, const Access& access,
+                                             std::int64_t begin, std::int64_t end,
+                                             const typename Functor::template Coefs<T>& shared,
+                                             T grad_coef, MeasurePartial* partials) {
   using V = typename Simd<T>::V;
+  const auto coefs = shared;  // no store can change the copy
   Measured<Functor, T> measured;
   V x[Functor::kNumNorms][kLaneVectors<T>];
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    const auto ahead = [&](const void* operand, DType dtype) {
-      const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
-      for (std::int64_t line = 0; operand != nullptr && line < kLanes * size; line += 64) {
-        prefetch(operand, i * size + line + kPrefetchBytes);
-      }
-    };
-    ahead(operands.param_in, operands.param_in_dtype);
-    ahead(operands.remainder, DType::kBFloat16);
-    ahead(operands.grad, operands.grad_dtype);
-    for (int k = 0; kStatesInMeasure<Functor> && k < Functor::kNumStates; ++k) {
-      ahead(operands.state[k], operands.state_dtype[k]);
-    }
-    measure_lanes<Functor, T>(operands, i, coefs, grad_coef, x);
+    access.fetch(i);
+    measure_lanes<Functor, T>(access, i, coefs, grad_coef, x);
     measured.add(x);
   }
   if (i < end) {
@@ -120,6 +176,26 @@ TORCHFUSE_INLINE void measure_chunk(const Operands& operands, std::int64_t begin
     measured.add(x);
   }
   measured.write(partials);
+}
+
+/// Calls run(access to the operands).
+template <class Functor, class T, class Run>
+TORCHFUSE_INLINE void with_measured_operands(const Operands& operands, const Run& run) {
+  const auto run_known = [&]<class Kind>(Kind) {
+    if (!Kind::holds(operands, Functor::kNumStates)) return false;
+    run(MeasuredOperands<Functor, Kind>(operands));
+    return true;
+  };
+  if constexpr (Simd<T>::kWidth > 1) {
+    if (operands.remainder == nullptr && !operands.write_back) {
+      if constexpr (sizeof(T) == 8) {
+        if (run_known(AllFloat64())) return;
+      } else if (run_known(AllFloat32()) || run_known(BFloat16WithMaster())) {
+        return;
+      }
+    }
+  }
+  run(AnyOperands<Functor>{operands});
 }
 
 template <class Functor, class T>
@@ -136,12 +212,14 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
     Operands operands = operands_of(update, row);
     operands.write_back = update.write_back_grads;
     prefetch_start(table, t);
-    for_each_norm_chunk(table, t, begin, end,
-                        [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
-                          measure_chunk<Functor, T>(
-                              operands, first, stop, coefs, grad_coef,
-                              args.partials + (args.chunk_offsets[t] + chunk) * Functor::kNumNorms);
-                        });
+    with_measured_operands<Functor, T>(operands, [&](const auto& access) {
+      const auto measure = [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
+        measure_chunk<Functor, T>(
+            operands, access, first, stop, coefs, grad_coef,
+            args.partials + (args.chunk_offsets[t] + chunk) * Functor::kNumNorms);
+      };
+      for_each_norm_chunk(table, t, begin, end, measure);
+    });
   }
 }
 

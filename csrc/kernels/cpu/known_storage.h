@@ -89,6 +89,7 @@ template <class Functor, class Storage, int kUsed>
 struct KnownOperands {
   static constexpr int kStates = Functor::kNumStates;
   static constexpr bool kMovesStates = !kStatesInMeasure<Functor>;
+  static constexpr std::int64_t kBlockElements = kBlock<ComputeOf<Storage::kValue>>;
 
   ElementOf<Storage::kValue>* values;
   ElementOf<Storage::kCopy>* copies;

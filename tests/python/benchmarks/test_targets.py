@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The CPU's targets show the first and the last file that measured them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import targets
+
+TARGET = targets.Target("Adam", "step/large", "torch fused", 1.5)
+
+
+def result(ratio: float, gb_per_s: float, case: str = TARGET.case) -> dict[str, Any]:
+    """A result file of one case, whose stream runs at 50 GB/s."""
+    entry = {
+        "name": case,
+        "subject": "torchfuse",
+        "gb_per_s": {"torchfuse": gb_per_s, "in-place scale": 50.0},
+        "ratios": {TARGET.peer: {"of_medians": ratio}},
+    }
+    return {"cases": [entry]}
+
+
+@pytest.fixture(autouse=True)
+def one_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "TARGETS", (TARGET,))
+
+
+def cells(*results: dict[str, Any]) -> list[str]:
+    row = targets.cpu_targets(results).splitlines()[-1]
+    return [cell.strip().replace("\N{NO-BREAK SPACE}", " ") for cell in row.strip("|").split("|")]
+
+
+def test_the_first_file_is_before_and_the_last_one_after() -> None:
+    found = cells(result(1.2, 30.0), result(9.9, 9.9, "step/other"), result(1.625, 45.0))
+    assert found == [
+        "Adam",
+        "`step/large`",
+        "torch fused",
+        "≥ 1.5",
+        "1.20",
+        "1.62",
+        "45.0",
+        "90 %",
+        "met",
+    ]
+
+
+def test_one_file_has_no_before_and_a_miss_is_called_one() -> None:
+    assert cells(result(1.49, 25.0))[4:] == ["", "1.49", "25.0", "50 %", "missed"]
+
+
+def test_another_reference_stream_is_used_where_the_case_names_one() -> None:
+    measured = result(2.0, 30.0)
+    measured["cases"][0]["reference"] = "copy"
+    measured["cases"][0]["gb_per_s"]["copy"] = 40.0
+    assert cells(measured)[7] == "75 %"
+
+
+def test_a_target_that_no_file_measured_is_named() -> None:
+    with pytest.raises(ValueError, match="expected a result file with step/large and torch fused"):
+        targets.cpu_targets([result(1.0, 1.0, "step/other")])
