@@ -120,8 +120,11 @@ def test_the_table_has_rows_of_the_host() -> None:
     environment = dict.fromkeys(("gpu", "cpu", "threads", "cpu_isa", "torch", "date"), "x")
     result = {"suite": "gpu", "environment": environment, "cases": [row]}
     table = compare.table({**result, "peak_memory": [], "host_path": None})
-    assert "| copy GB/s |" in table
-    assert "| 900.0 | 1000.0 |" in table
+    assert "| 900.0 | copy 1000.0 | 90% |" in table
+    row |= {"ceilings": ["in-place scale", "copy"]}
+    row["gb_per_s"] = {"torchfuse": 900.0, "copy": 1000.0, "in-place scale": 1800.0}
+    table = compare.table({**result, "peak_memory": [], "host_path": None})
+    assert "| 900.0 | in-place scale 1800.0, copy 1000.0 | 50% |" in table
     assert "| step/large | 2.000 ± 0.000 | torch fused | 2.000 ± 0.000 | 1.00x | torch fused |" in (
         table
     )
