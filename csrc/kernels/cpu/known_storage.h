@@ -49,7 +49,7 @@ using BFloat16WithMaster =
 template <class Functor>
 constexpr int kLeastStates = Functor::kNumStates;
 template <class Functor>
-requires requires { Functor::kLeastStates; }
+  requires requires { Functor::kLeastStates; }
 constexpr int kLeastStates<Functor> = Functor::kLeastStates;
 
 template <DType kDType>
