@@ -28,18 +28,17 @@ struct NormPlaces {
   NormBundles bundles;
 };
 
-constexpr std::size_t kNormFixedBytes =
-    sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(std::int64_t);
 static_assert(norm_chunk_on_cuda(0) >= kWarpElements, "a small gradient is one chunk");
-/// Every row may bring a step count along.
-constexpr int kNormRows = table_capacity(sizeof(NormRow) + sizeof(float*), kNormFixedBytes);
+/// Step counts that are not in a row; more of them take a launch of their own.
+constexpr int kNormSteps = 256;
+constexpr int kNormRows = table_capacity(
+    sizeof(NormRow), sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(StepTable<kNormSteps>));
 
 struct NormLaunch {
   LaunchTable<NormRow, kNormRows> table;
   NormPlaces places;
   PrologueInputs prologue;  ///< without scalars: none
-  std::int32_t num_steps;
-  float* steps[kNormRows];
+  StepTable<kNormSteps> steps;
 };
 
 /// The calling thread's part of `count` elements. Which thread adds which element in which order
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
     last = put_partial(launch.places, place, partial);
   }
   if (launch.prologue.scalars == nullptr || __syncthreads_or(last) == 0) return;
-  run_prologue(launch.prologue, launch.steps, launch.num_steps);
+  run_prologue(launch.prologue, launch.steps);
 }
 
 Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
@@ -153,11 +152,10 @@ Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
 /// stream is finished.
 Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue, DType dtype,
                             Stream stream) {
-  const std::int64_t taken = prologue.num_steps < kNormRows ? prologue.num_steps : kNormRows;
   arguments.prologue = {prologue.params, prologue.partials, prologue.num_partials,
                         prologue.scalars};
-  for (std::int64_t i = 0; i < taken; ++i) arguments.steps[i] = prologue.steps[i];
-  arguments.num_steps = static_cast<std::int32_t>(taken);
+  const std::int64_t taken =
+      arguments.steps.take(prologue.steps, prologue.num_steps, kMostStepsOfABlock);
   const Status status = launch_norm(arguments, dtype, stream);
   if (!status.ok() || taken == prologue.num_steps) return status;
   return grow_steps(prologue.scalars, prologue.steps + taken, prologue.num_steps - taken, stream);

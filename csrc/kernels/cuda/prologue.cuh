@@ -21,13 +21,48 @@ struct PrologueInputs {
   StepScalars* scalars;
 };
 
+/// Step counts that one launch grows. Those of an optimizer lie one behind the other (see Note
+/// [Step counts in one buffer] in step_views.cpp), so that the first one's address tells them all.
+template <int kPointers>
+struct StepTable {
+  std::int32_t count;
+  bool in_a_row;
+  float* steps[kPointers];  ///< the first one alone, if they are in a row
+
+  /// Takes the first of `available` counts, `most_in_a_row` at most; returns how many.
+  std::int64_t take(float* const* source, std::int64_t available, std::int64_t most_in_a_row) {
+    const auto address = [&](std::int64_t i) {
+      return reinterpret_cast<std::uintptr_t>(source[i]);
+    };
+    std::int64_t row = 0;
+    while (row < available && row < most_in_a_row &&
+           address(row) - address(0) == static_cast<std::uintptr_t>(row) * sizeof(float)) {
+      ++row;
+    }
+    in_a_row = row > kPointers || row == available;
+    const std::int64_t pointers = available < kPointers ? available : kPointers;
+    count = static_cast<std::int32_t>(in_a_row ? row : pointers);
+    const std::int32_t stored = in_a_row && count > 0 ? 1 : count;
+    for (std::int32_t i = 0; i < stored; ++i) steps[i] = source[i];
+    return count;
+  }
+
+  __device__ __forceinline__ float* at(std::int32_t i) const {
+    return in_a_row ? steps[0] + i : steps[i];
+  }
+};
+
+/// In a row: those that the prologue's block grows sooner than another launch would begin.
+constexpr std::int64_t kMostStepsOfABlock = 4096;
+
 struct PrologueShared {
   float skip;
 };
 
 /// Called by all threads of one block of kThreads threads.
-__device__ __forceinline__ void run_prologue(const PrologueInputs& inputs, float* const* steps,
-                                             std::int32_t num_steps) {
+template <int kPointers>
+__device__ __forceinline__ void run_prologue(const PrologueInputs& inputs,
+                                             const StepTable<kPointers>& steps) {
   PrologueShared& shared = block_shared<PrologueShared>();
   const NormPartial sums = sum_partials(inputs.partials, inputs.num_partials);
   if (threadIdx.x == 0) {
@@ -37,9 +72,19 @@ __device__ __forceinline__ void run_prologue(const PrologueInputs& inputs, float
   }
   __syncthreads();
   if (shared.skip != 0.0f) return;
-  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < num_steps;
-       i += static_cast<std::int32_t>(kThreads)) {
-    *steps[i] += 1.0f;
+  constexpr std::int32_t kStride = static_cast<std::int32_t>(kThreads);
+  constexpr int kLoads = 4;  ///< counts in flight per thread
+  for (std::int32_t first = static_cast<std::int32_t>(threadIdx.x); first < steps.count;
+       first += kLoads * kStride) {
+    float values[kLoads] = {};
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      if (first + k * kStride < steps.count) values[k] = *steps.at(first + k * kStride);
+    }
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      if (first + k * kStride < steps.count) *steps.at(first + k * kStride) = values[k] + 1.0f;
+    }
   }
 }
 

@@ -10,18 +10,16 @@ namespace torchfuse::kernels {
 namespace cuda {
 namespace {
 
-constexpr int kStepsPerLaunch = 4000;
+constexpr int kStepPointers = 4000;
 
 struct PrologueLaunch {
   PrologueInputs inputs;
-  std::int32_t num_steps;
-  float* steps[kStepsPerLaunch];
+  StepTable<kStepPointers> steps;
 };
 
 struct GrowStepsLaunch {
   const StepScalars* scalars;
-  std::int32_t num_steps;
-  float* steps[kStepsPerLaunch];
+  StepTable<kStepPointers> steps;
 };
 
 struct ReduceLaunch {
@@ -34,15 +32,15 @@ struct ReduceLaunch {
 // step count (8 bytes each). No alignment beyond the types' own.
 __global__ void __launch_bounds__(kThreads)
     prologue_kernel(const PrologueLaunch __grid_constant__ launch) {
-  run_prologue(launch.inputs, launch.steps, launch.num_steps);
+  run_prologue(launch.inputs, launch.steps);
 }
 
 // One thread per step count, 8 bytes each.
 __global__ void __launch_bounds__(kThreads)
     grow_steps_kernel(const GrowStepsLaunch __grid_constant__ launch) {
   if (launch.scalars->skip != 0.0f) return;
-  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
-  if (i < static_cast<std::uint32_t>(launch.num_steps)) *launch.steps[i] += 1.0f;
+  const std::int32_t i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (i < launch.steps.count) *launch.steps.at(i) += 1.0f;
 }
 
 // One block: sums the partials (24 bytes each).
@@ -58,12 +56,11 @@ Status grow_steps(const StepScalars* scalars, float* const* steps, std::int64_t 
                   Stream stream) {
   GrowStepsLaunch arguments{};
   arguments.scalars = scalars;
-  for (std::int64_t begin = 0; begin < count; begin += kStepsPerLaunch) {
-    const std::int64_t rest = count - begin;
-    const std::int32_t taken =
-        static_cast<std::int32_t>(rest < kStepsPerLaunch ? rest : kStepsPerLaunch);
-    for (std::int32_t i = 0; i < taken; ++i) arguments.steps[i] = steps[begin + i];
-    arguments.num_steps = taken;
+  constexpr std::int64_t kMostInARow = std::int64_t{1} << 30;
+  while (count > 0) {
+    const std::int64_t taken = arguments.steps.take(steps, count, kMostInARow);
+    steps += taken;
+    count -= taken;
     const std::uint32_t blocks = (static_cast<std::uint32_t>(taken) + kThreads - 1) / kThreads;
     const Status status = launch(grow_steps_kernel, arguments, blocks, kThreads, stream,
                                  "launch of grow_steps_kernel");
@@ -75,12 +72,10 @@ Status grow_steps(const StepScalars* scalars, float* const* steps, std::int64_t 
 }  // namespace cuda
 
 Status prologue_cuda(const PrologueArgs& args, Stream stream) {
-  using cuda::kStepsPerLaunch;
   cuda::PrologueLaunch arguments{};
   arguments.inputs = {args.params, args.partials, args.num_partials, args.scalars};
-  const std::int64_t taken = args.num_steps < kStepsPerLaunch ? args.num_steps : kStepsPerLaunch;
-  for (std::int64_t i = 0; i < taken; ++i) arguments.steps[i] = args.steps[i];
-  arguments.num_steps = static_cast<std::int32_t>(taken);
+  const std::int64_t taken =
+      arguments.steps.take(args.steps, args.num_steps, cuda::kMostStepsOfABlock);
   const Status status = cuda::launch(cuda::prologue_kernel, arguments, 1, cuda::kThreads, stream,
                                      "launch of prologue_kernel");
   if (!status.ok() || taken == args.num_steps) return status;

@@ -58,10 +58,13 @@ class ListLaunches : public ::testing::Test {
     return rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32);
   }
 
-  static Launches norm(const std::vector<std::int64_t>& sizes, std::size_t steps = 0) {
+  static Launches norm(const std::vector<std::int64_t>& sizes, std::size_t steps = 0,
+                       std::size_t distance = 1) {
     const Rows list = rows(sizes);
     const std::vector<std::int64_t> chunk_offsets(sizes.size() + 1);
-    const std::vector<float*> counts(steps);
+    std::vector<float> memory(steps * distance);
+    std::vector<float*> counts;
+    for (std::size_t i = 0; i < steps; ++i) counts.push_back(memory.data() + i * distance);
     PrologueArgs prologue;
     prologue.steps = counts.data();
     prologue.num_steps = static_cast<std::int64_t>(steps);
@@ -108,9 +111,18 @@ TEST_F(ListLaunches, SmallTensorsShareBlocksWhereverTheyStandInTheList) {
   }
 }
 
-TEST_F(ListLaunches, AStepTakesOneLaunchUpToNineHundredCounts) {
-  EXPECT_EQ(norm({1}, 900).count, 1u);
-  EXPECT_EQ(norm({1}, 4900).count, 2u);
+TEST_F(ListLaunches, AStepTakesOneLaunchForThousandsOfCountsInARow) {
+  EXPECT_EQ(norm({1}, 4096).count, 1u);
+  EXPECT_EQ(norm({1}, 100'000).count, 2u);
+  EXPECT_EQ(norm({1}, 256, 2).count, 1u);
+  EXPECT_EQ(norm({1}, 4256, 2).count, 2u);
+  EXPECT_EQ(norm({1}, 4257, 2).count, 3u);
+}
+
+TEST_F(ListLaunches, TenThousandSmallTensorsTakeThirtyFive) {
+  const std::vector<std::int64_t> sizes(10'000, 64);
+  EXPECT_EQ(norm(sizes, 10'000).count, 10u + 1u);
+  EXPECT_EQ(update(sizes).count, 24u);
 }
 
 TEST_F(ListLaunches, ChunksGrowWithTheList) {

@@ -2,6 +2,7 @@
 // What one step gives the prologue and what the prologue leaves, on the CPU and on the device.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct Step {
   const NormPartial* sums_elsewhere = nullptr;  ///< instead of them: those that a kernel writes
   std::int64_t num_sums_elsewhere = 0;
   std::vector<float> counts = {};  ///< of steps, one for each parameter
+  bool scattered = false;          ///< on the device none lies behind the one before it
 };
 
 struct Outcome {
@@ -79,6 +81,9 @@ class DeviceStep {
         counts_(step.counts) {
     for (std::size_t i = 0; i < step.counts.size(); ++i)
       count_pointers_.push_back(counts_.data() + i);
+    if (!step.scattered) return;
+    std::stable_partition(count_pointers_.begin(), count_pointers_.end(),
+                          [&](float* count) { return (count - counts_.data()) % 2 == 0; });
   }
 
   PrologueArgs args() const {

@@ -149,13 +149,15 @@ TEST(CudaLastBlock, GivesTheBitsOfThePrologueKernel) {
   }
 }
 
-TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
+void expect_that_steps_of_any_number_grow_once(bool scattered) {
   const GradientList list = whole_list(DType::kFloat32, 3);
-  // Some 900 fit into K1's launch, 4,000 into each that follows.
-  for (const std::size_t count : {0, 1, 256, 257, 900, 905, 906, 907, 912, 4905, 4907, 9100}) {
+  // K1's launch takes 256 anywhere or 4,096 in a row, those that follow 4,000 anywhere.
+  for (const std::size_t count : {0, 1, 2, 255, 256, 257, 1025, 4095, 4096, 4097, 4257, 9100}) {
     for (const float flag : {0.0f, 2.0f}) {
       set_order({.seed = count, .resident_blocks = 4});
-      const NormStep step(list, {.found_inf = flag, .counts = std::vector<float>(count, 9.0f)});
+      const NormStep step(
+          list,
+          {.found_inf = flag, .counts = std::vector<float>(count, 9.0f), .scattered = scattered});
       step.run();
       step.expect_single_accesses(1);
       ASSERT_EQ(step.outcome().counts, std::vector<float>(count, flag == 0.0f ? 10.0f : 9.0f));
@@ -163,11 +165,18 @@ TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
   }
 }
 
+TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
+  for (const bool scattered : {false, true}) {
+    SCOPED_TRACE(scattered ? "scattered" : "in a row");
+    expect_that_steps_of_any_number_grow_once(scattered);
+  }
+}
+
 TEST(CudaLastBlock, ComesAfterAllLaunchesOfAList) {
   std::mt19937 random(3);
-  std::vector<std::size_t> lengths{1, 8, 9, 1820};
-  // The end of a launch, which takes some 900 tensors, is among these.
-  for (std::size_t length = 904; length <= 908; ++length) lengths.push_back(length);
+  std::vector<std::size_t> lengths{1, 8, 9, 2190};
+  // The end of a launch, which takes some 1,090 tensors, is among these.
+  for (std::size_t length = 1088; length <= 1096; ++length) lengths.push_back(length);
   for (const std::size_t length : lengths) {
     GradientList list(DType::kFloat32);
     list.add_packed(whole_numbers(DType::kFloat32, static_cast<std::int64_t>(length), random),

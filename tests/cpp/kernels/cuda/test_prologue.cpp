@@ -116,11 +116,13 @@ TEST(CudaPrologue, AnyPartialsFlagIsSeen) {
   }
 }
 
-TEST(CudaPrologue, StepsOfAnyNumberGrowOnce) {
+void expect_that_steps_of_any_number_grow_once(bool scattered) {
   std::mt19937 random(3);
-  // Some 4,000 fit into a launch.
-  for (const std::size_t count : {0, 1, 255, 256, 257, 3999, 4000, 4001, 4257, 8000, 8001, 9000}) {
+  // 4,000 fit into a launch, or 4,096 in a row, and then any number in a row.
+  for (const std::size_t count :
+       {0, 1, 255, 256, 257, 3999, 4000, 4001, 4096, 4097, 8000, 8001, 9000}) {
     Step step;
+    step.scattered = scattered;
     step.partials = {{1.0, 0.0, 0}};
     step.counts.resize(count);
     std::iota(step.counts.begin(), step.counts.end(), 0.0f);
@@ -128,7 +130,14 @@ TEST(CudaPrologue, StepsOfAnyNumberGrowOnce) {
     expect_the_cpus_bits(step);
     step.found_inf = 1.0f;
     expect_the_cpus_bits(step);
-    ASSERT_FALSE(HasFailure()) << count << " steps";
+    ASSERT_FALSE(::testing::Test::HasFailure()) << count << " steps";
+  }
+}
+
+TEST(CudaPrologue, StepsOfAnyNumberGrowOnce) {
+  for (const bool scattered : {false, true}) {
+    SCOPED_TRACE(scattered ? "scattered" : "in a row");
+    expect_that_steps_of_any_number_grow_once(scattered);
   }
 }
 
