@@ -99,6 +99,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "docs/benchmarks.md").write_text(BENCHMARKS)
     (tmp_path / "docs/scale.md").write_text("# Scale\n")
+    (tmp_path / "docs/performance.md").write_text("# Performance\n")
     return tmp_path
 
 
