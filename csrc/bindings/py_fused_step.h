@@ -16,7 +16,6 @@
 
 #include <torchfuse/fused_step.h>
 
-#include "bindings/fetch_hints.h"
 #include "bindings/state_keys.h"
 
 namespace torchfuse::bindings {
@@ -121,13 +120,12 @@ class PyFusedStep {
   bool borrow(const Sequences& param_lists, PyObject* owner);
   bool borrow_slot(std::size_t entry, PyObject* param, PyObject* state);
   bool unwrap_shards();
+  void fetch_ahead(PyObject* const* items, std::int64_t left, std::size_t next) const;
   std::vector<std::vector<HyperParam>> hyper_params(const py::list& groups) const;
 
   FusedStep native_;
   std::string caller_;
   Places places_;
-
-  FetchHints hints_;
 
   // For the time of a step.
   Borrowed borrowed_;

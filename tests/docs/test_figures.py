@@ -30,7 +30,7 @@ def test_tables_are_read_at_all() -> None:
     assert len([table for table, _ in ROWS if table.page == "README.md"]) == 5
     assert len(ROWS) >= 50
     results = {path for path in (ROOT / "benchmarks" / "results").glob("*-cpu/*.json")}
-    shown = {ROOT / table.file for table in TABLES}
+    shown = {ROOT / file for text in TEXTS.values() for file in figures.LINK.findall(text)}
     assert {path.name for path in results - shown} == {"2026-11-22-build-b800c8e.json"}
 
 

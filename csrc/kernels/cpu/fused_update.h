@@ -133,11 +133,10 @@ TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin
 /// The first cache lines of a tensor that comes soon. Within a tensor the hardware sees the
 /// operands; a list of small ones would wait for memory at each.
 TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
-  constexpr std::int64_t kAhead = 4;
+  constexpr std::int64_t kAhead = 2;
   constexpr std::int64_t kBytes = 256;
   if (t + kAhead >= table.count) return;
   const TensorRow& row = table.rows[t + kAhead];
-  prefetch(row.step, 0);
   for (std::int64_t line = 0; line < kBytes; line += 64) {
     prefetch(table.has_master ? row.master : row.param, line);
     prefetch(row.grad, line);

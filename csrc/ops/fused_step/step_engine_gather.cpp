@@ -150,12 +150,10 @@ StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
 void StepEngine::fetch_ahead(std::size_t index) const {
   constexpr std::size_t kObjects = 16;
   constexpr std::size_t kStorages = 8;
-  constexpr int kStorageBytes = 56;  ///< up to the size: what comes behind is not read
-  // Objects begin anywhere in a line, so that the last byte may lie in one more.
   const auto fetch = [](const void* object, int bytes) {
-    const char* first = static_cast<const char*>(object);
-    for (int line = 0; line < bytes; line += 64) __builtin_prefetch(first + line);
-    __builtin_prefetch(first + bytes - 1);
+    for (int line = 0; line < bytes; line += 64) {
+      __builtin_prefetch(static_cast<const char*>(object) + line);
+    }
   };
   const auto for_each = [&](const SlotTensors& tensors, const auto& visit) {
     for (c10::TensorImpl* tensor :
@@ -170,7 +168,7 @@ void StepEngine::fetch_ahead(std::size_t index) const {
   for_each((*slots_)[index + kObjects],
            [&](c10::TensorImpl* tensor) { fetch(tensor, sizeof(c10::TensorImpl)); });
   for_each((*slots_)[index + kStorages], [&](c10::TensorImpl* tensor) {
-    fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), kStorageBytes);
+    fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), 128);
   });
 }
 
