@@ -51,7 +51,7 @@ def test_the_first_table_is_what_the_samples_say() -> None:
     for name, peer, ratio in rows:
         samples = cases[name]["samples"]
         theirs, ours = (statistics.median(samples[who]) for who in (peer, "torchfuse"))
-        assert f"{float(f'{theirs / ours:.3g}'):g}" == f"{float(ratio):g}", name
+        assert float(ratio) == pytest.approx(theirs / ours, abs=0.0051), name
 
 
 def test_pages_and_charts_are_those_of_the_result_files(
@@ -65,8 +65,8 @@ def test_pages_and_charts_are_those_of_the_result_files(
 @pytest.mark.parametrize(
     ("page", "old", "new"),
     [
-        ("README.md", "| 1.63 |", "| 1.64 |"),
-        ("README.md", "came to 0.97 and", "came to 0.98 and"),
+        ("README.md", "| 1.57 |", "| 1.58 |"),
+        ("README.md", "came to 0.98 and", "came to 0.97 and"),
         ("README.md", "about 160 s", "about 150 s"),
         ("README.md", "AMD EPYC with AVX-512, two threads", "AMD EPYC with AVX2, two threads"),
         ("docs/benchmarks.md", "| 4.32 to 11.9 |", "| 4.32 to 12.9 |"),
