@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import contender_table
 import curves
 import figures
 
@@ -102,8 +103,7 @@ def _bandwidth_bars(result: dict[str, Any]) -> list[Bar]:
         if case["subject"] != "torchfuse":
             continue  # torch against itself
         rate, ceiling = (
-            case["gb_per_s"][name]
-            for name in ("torchfuse", case.get("reference", "in-place scale"))
+            case["gb_per_s"][name] for name in ("torchfuse", contender_table.reference(case))
         )
         value = f"{rate:.1f} GB/s, {100 * rate / ceiling:.0f} %"
         bars.append(Bar(case["name"], "", value, _digits(rate), _digits(ceiling), None))

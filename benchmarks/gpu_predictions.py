@@ -8,9 +8,10 @@ tools/cubin/budget.json records for sm_90. Launches that wait for each other add
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from page_tables import Maker, table
 
@@ -84,13 +85,19 @@ PREDICTIONS = (
 )
 
 
+@functools.cache
+def _budget(path: Path) -> dict[str, Any]:
+    budget: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return budget
+
+
 def registers(kernel: str) -> int:
     """Those of a kernel for aligned operands on sm_90.
 
     Raises:
         ValueError: the budget has no such kernel.
     """
-    budget = json.loads(BUDGET.read_text(encoding="utf-8"))
+    budget = _budget(BUDGET)
     if kernel not in budget["kernels"]:
         raise ValueError(f"expected {kernel} in {BUDGET.name}, got none.")
     place = budget["architectures"].index(ARCHITECTURE)

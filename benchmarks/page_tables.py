@@ -21,7 +21,7 @@ MARK = re.compile(
 )
 
 Result = dict[str, Any]
-#: A table from the result files that are linked above it in its section, in their order.
+#: A table from the result files that the page links above it, in their order.
 Maker = Callable[[Sequence[Result]], str]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import figures
+from contender_table import reference
 from page_tables import Maker, Result, table
 
 
@@ -46,7 +47,7 @@ def _measured(result: Result, target: Target) -> Measured | None:
     for case in result.get("cases", []):
         if case["name"] == target.case and target.peer in case["ratios"]:
             rate = case["gb_per_s"][case["subject"]]
-            stream = case["gb_per_s"][case.get("reference", "in-place scale")]
+            stream = case["gb_per_s"][reference(case)]
             return Measured(case["ratios"][target.peer]["of_medians"], rate, rate / stream)
     return None
 
