@@ -98,11 +98,7 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
   TORCHFUSE_INLINE void fetch(std::int64_t begin) const {
 #pragma GCC unroll 4
     for (std::int64_t i = begin; i < begin + kLanes; i += Base::kBlockElements) {
-      fetch_block<Storage::kValue>(this->values + i);
-      fetch_block<Storage::kGrad>(this->grads + i);
-      for (int k = 0; kMoves && k < Functor::kNumStates; ++k) {
-        fetch_block<Storage::kState>(this->states[k] + i);
-      }
+      Base::template fetch<true, kMoves>(i);
     }
   }
 
@@ -112,15 +108,9 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
     const V value = load_vector<Storage::kValue>(this->values + i);
     const V grad = load_vector<Storage::kGrad>(this->grads + i) * V(grad_coef);
     V state[Functor::kNumStates] = {};
-#pragma GCC unroll 4
-    for (int k = 0; k < (kMoves ? Functor::kNumStates : 0); ++k) {
-      state[k] = load_vector<Storage::kState>(this->states[k] + i);
-    }
+    if constexpr (kMoves) Base::load_states(i, WholeVector(), state);
     Functor::measure(value, grad, state, coefs, measured);
-#pragma GCC unroll 4
-    for (int k = 0; k < (kMoves ? Functor::kNumStates : 0); ++k) {
-      store_vector<Storage::kState>(this->states[k] + i, state[k]);
-    }
+    if constexpr (kMoves) Base::store_states(i, WholeVector(), state);
   }
 };
 

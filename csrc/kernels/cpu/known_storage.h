@@ -106,11 +106,33 @@ struct KnownOperands {
     }
   }
 
+  /// Prefetches a block ahead of `i`, of gradients and states where the phase reads them.
+  template <bool kGrads, bool kReadsStates>
   TORCHFUSE_INLINE void fetch(std::int64_t i) const {
     fetch_block<Storage::kValue>(values + i);
-    if constexpr (kMovesStates) fetch_block<Storage::kGrad>(grads + i);
+    if constexpr (kGrads) fetch_block<Storage::kGrad>(grads + i);
 #pragma GCC unroll 4
-    for (int k = 0; k < kUsed; ++k) fetch_block<Storage::kState>(states[k] + i);
+    for (int k = 0; k < (kReadsStates ? kUsed : 0); ++k) {
+      fetch_block<Storage::kState>(states[k] + i);
+    }
+  }
+
+  template <class Access, class V>
+  TORCHFUSE_INLINE void load_states(std::int64_t i, const Access& access,
+                                    V (&state)[kStates]) const {
+#pragma GCC unroll 4
+    for (int k = 0; k < kUsed; ++k) {
+      state[k] = access.template load<Storage::kState>(states[k] + i);
+    }
+  }
+
+  template <class Access, class V>
+  TORCHFUSE_INLINE void store_states(std::int64_t i, const Access& access,
+                                     const V (&state)[kStates]) const {
+#pragma GCC unroll 4
+    for (int k = 0; k < kUsed; ++k) {
+      access.template store<Storage::kState>(states[k] + i, state[k]);
+    }
   }
 
   template <class T, class Access>
@@ -123,15 +145,10 @@ struct KnownOperands {
       grad = access.template load<Storage::kGrad>(grads + i) * V(grad_coef);
     }
     V state[kStates];
-#pragma GCC unroll 4
-    for (int k = 0; k < kStates; ++k) {
-      state[k] = k < kUsed ? access.template load<Storage::kState>(states[k] + i) : V(T(0));
-    }
+    for (V& absent : state) absent = V(T(0));
+    load_states(i, access, state);
     Functor::update(value, grad, state, coefs);
-#pragma GCC unroll 4
-    for (int k = 0; k < (kMovesStates ? kUsed : 0); ++k) {
-      access.template store<Storage::kState>(states[k] + i, state[k]);
-    }
+    if constexpr (kMovesStates) store_states(i, access, state);
     access.template store<Storage::kValue>(values + i, value);
     if constexpr (Storage::kHasCopy) access.template store<Storage::kCopy>(copies + i, value);
   }
@@ -149,7 +166,7 @@ __attribute__((noinline)) void update_stored(const Operands& operands, std::int6
   const auto coefs = shared;  // no store can change the copy
   std::int64_t i = begin;
   for (; i + kBlock<T> <= end; i += kBlock<T>) {
-    known.fetch(i);
+    known.template fetch<!kStatesInMeasure<Functor>, true>(i);
 #pragma GCC unroll 4
     for (std::int64_t v = 0; v < kBlock<T>; v += kWidth) {
       known.update(i + v, coefs, grad_coef, WholeVector());
