@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import thread_gain
+
 # What two runs that are compared must have in common.
 SAME = {
     "cpu": "processor",
@@ -30,7 +32,8 @@ def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if dirty is not False:
             got = "one with uncommitted changes" if dirty else "none"
             found.append(f"Expected the {name} run to have a clean git tree, got {got}.")
-    return found
+    other_cores = thread_gain.refusal(old, new)
+    return found if other_cores is None else [*found, other_cores]
 
 
 def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> str | None:

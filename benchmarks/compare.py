@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import contender_table
+import thread_gain
 from comparable import incomparable, refusals
 from contender_table import reference as _reference
 from contender_table import row as _row
@@ -184,6 +185,9 @@ def table(result: dict[str, Any]) -> str:
         f"{environment['threads']} threads, {environment['cpu_isa']}, "
         f"torch {environment['torch']}, {environment['date']}"
     ]
+    gain = thread_gain.sentence(result)
+    if gain is not None:
+        lines += ["", gain]
     on_gpu = [row for row in result["cases"] if row.get("host")]
     with_passes = [row for row in result["cases"] if row.get("pass_bytes")]
     with_others = [row for row in result["cases"] if row.get("others")]

@@ -21,9 +21,10 @@ import gpu_predictions
 import page_tables
 import scale_page
 import targets
+import thread_gain
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = {**scale_page.TABLES, **gpu_predictions.TABLES, **targets.TABLES}
+TABLES = {**scale_page.TABLES, **gpu_predictions.TABLES, **targets.TABLES, **thread_gain.TABLES}
 
 
 def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:

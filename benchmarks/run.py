@@ -28,6 +28,7 @@ import compare
 import environment
 import host_path
 import result_file
+import thread_gain
 from op_count import dispatched
 from suites import peak_memory
 from torchfuse.testing.bench import HostShare, interleave, summarize
@@ -137,6 +138,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     prepared = case.prepare(device, arguments.seed)
     streams, stream_bytes = reference_streams(model_bytes, device)
     host = HostShare()
+    gains = [thread_gain.measure(arguments.threads)]
     gc.collect()
     gc.disable()  # as timeit does: a collection hits whoever runs when it is due
     try:
@@ -148,6 +150,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         )
     finally:
         gc.enable()
+    gains.append(thread_gain.measure(arguments.threads))
 
     summary = summarize(samples, case.subject)
     times = {name: entry["seconds"] for name, entry in summary.items()}
@@ -166,6 +169,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "gb_per_s": {name: moved[name] / value["median"] / 1e9 for name, value in times.items()},
         "reference": REFERENCES[device.type][0],
         "ceilings": list(streams),
+        "thread_gain": [gain for gain in gains if gain is not None],
         "host": host_row(host, case),
         "seconds": times,
         "ratios": ratios,
