@@ -71,7 +71,7 @@ def sentence(result: dict[str, Any]) -> str | None:
 
 
 def refusal(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """Why two runs of one machine should not be compared, if their threads were worth other work."""
+    """Why two runs should not be compared, if their threads were worth other work."""
     medians = [statistics.median(gains) for gains in (of(old), of(new)) if gains]
     if len(medians) < 2 or max(medians) <= SAME_CORES * min(medians):
         return None

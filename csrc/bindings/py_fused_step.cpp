@@ -111,18 +111,15 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
       if (PyDict_Size(state.ptr()) == 0) continue;
       entry.place = found->second;
       entry.keys = places.keys_of(state.ptr(), native_.state_names());
-      const bool sharded = index < shard_groups.size() && shard_groups[index].has_value();
-      FusedSlot& made = slots.emplace_back(slot(param.ptr(), state.ptr(), place, sharded));
+      const bool split = index < shard_groups.size() && shard_groups[index].has_value();
+      if (split) entry.placement = placement_of(param);
+      FusedSlot& made = slots.emplace_back(
+          slot(param.ptr(), state.ptr(), place, static_cast<bool>(entry.placement)));
       made.group = static_cast<std::int64_t>(group);
       made.position = static_cast<std::int64_t>(position);
       made.index = static_cast<std::int64_t>(index);
       made.stochastic_rounding = group < stochastic.size() && stochastic[group];
-      if (sharded) {
-        entry.placement = placement_of(param);
-        TORCH_CHECK_TYPE(static_cast<bool>(entry.placement), caller_, ": expected ", place,
-                         " to be a DTensor, got ", Py_TYPE(param.ptr())->tp_name, ".");
-        made.shard_groups = *shard_groups[index];
-      }
+      if (split) made.shard_groups = *shard_groups[index];
     }
   }
   native_.plan(slots);

@@ -53,6 +53,9 @@ class FusedOptimizer(Checkpoints):
     # and report them in `found_inf`.
     _check_inside: bool = False
 
+    #: Names of the process groups that every parameter is split over; None: what a DTensor says.
+    _split_over: list[str] | None = None
+
     _native: _C.FusedStep | None = None
     _planned_names: list[tuple[str, ...]] | None = None
 
@@ -237,7 +240,11 @@ class FusedOptimizer(Checkpoints):
             [group["params"] for group in self.param_groups],
             self.state,
             [bool(group.get("stochastic_rounding")) for group in self.param_groups],
-            [shard_groups(param) for group in self.param_groups for param in group["params"]],
+            [
+                shard_groups(param) if self._split_over is None else self._split_over
+                for group in self.param_groups
+                for param in group["params"]
+            ],
         )
         self._planned_names = names
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -40,14 +40,14 @@ def check_parameters(who: str, module: nn.Module) -> None:
             f"requires_grad={parameter.requires_grad}"
         )
     remedy = "Build the same module everywhere."
-    _check_same(f"{who}: expected the parameters of module", descriptions, remedy)
+    check_same(f"{who}: expected the parameters of module", descriptions, remedy)
 
 
 def check_gradients(who: str, named: Mapping[str, Tensor | None]) -> None:
     """Rejects sparse gradients, and those whose shape, dtype or layout differs between ranks."""
     descriptions = [f"{name}: {_describe(grad)}" for name, grad in named.items()]
     remedy = "Let every process compute the gradients of the same parameters."
-    _check_same(f"{who}: expected the gradients", descriptions, remedy)
+    check_same(f"{who}: expected the gradients", descriptions, remedy)
     for name, grad in named.items():
         if grad is not None and grad.layout is not torch.strided:
             raise ValueError(
@@ -62,23 +62,34 @@ def _describe(grad: Tensor | None) -> str:
     return f"shape {tuple(grad.shape)}, dtype {grad.dtype}, layout {grad.layout}"
 
 
-def _check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
-    """Raises in all processes if the descriptions of one differ from those of rank 0.
+def check_same(
+    expected: str,
+    descriptions: Sequence[str] | Callable[[], Sequence[str]],
+    remedy: str,
+    group: dist.ProcessGroup | None = None,
+    summary: bytes | None = None,
+) -> None:
+    """Raises in all processes of a group if the descriptions of one differ from those of rank 0.
 
     A checksum of each process is gathered and read on the host. The descriptions are gathered only
-    if the checksums differ.
+    if the checksums differ. With a `summary`, which must differ wherever the descriptions do, they
+    are not even made before.
     """
-    digest = hashlib.sha256("\n".join(descriptions).encode()).digest()
+    if summary is None:
+        summary = "\n".join(_made(descriptions)).encode()
+    digest = hashlib.sha256(summary).digest()
     mine = torch.tensor(
-        [int.from_bytes(digest[:8], "big", signed=True)], dtype=torch.int64, device=_device()
+        [int.from_bytes(digest[:8], "big", signed=True)],
+        dtype=torch.int64,
+        device=device_of_group(group),
     )
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, mine)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
     checksums = torch.cat(gathered).tolist()
     if checksums.count(checksums[0]) == len(checksums):
         return
     everywhere: list[Sequence[str]] = [[] for _ in checksums]
-    dist.all_gather_object(everywhere, list(descriptions))
+    dist.all_gather_object(everywhere, list(_made(descriptions)), group=group)
     rank = next(rank for rank, other in enumerate(everywhere) if other != everywhere[0])
     first, other = _first_difference(everywhere[0], everywhere[rank])
     raise RuntimeError(
@@ -87,12 +98,16 @@ def _check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None
     )
 
 
-def _device() -> torch.device:
+def _made(descriptions: Sequence[str] | Callable[[], Sequence[str]]) -> Sequence[str]:
+    return descriptions() if callable(descriptions) else descriptions
+
+
+def device_of_group(group: dist.ProcessGroup | None = None) -> torch.device:
     """Returns a device that every process of the group can send from; the CPU if possible.
 
     It must not depend on anything that may differ between processes, such as devices of tensors.
     """
-    if "cpu:" in dist.get_backend_config():
+    if "cpu:" in dist.get_backend_config(group):
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None

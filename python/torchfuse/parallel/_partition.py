@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Parameters in flat memory that is split evenly over the processes of a group.
+
+Note [Partition]
+The parameters of a device and a dtype lie one behind the other in one flat tensor, each at a
+multiple of 16 bytes. Its length is a multiple of the number of processes, and process r owns the
+r-th part, wherever a parameter begins or ends. So every process has the same number of elements,
+but for the ends of lists, however different the parameters are in size, and one all-gather in
+place brings what each has updated to all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+#: Parameters begin at multiples of so many bytes, where kernels read and write whole vectors, and
+#: parts at multiples of a cache line.
+_ALIGNMENT, _LINE = 16, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a parameter lies: elements [begin, begin + numel) of a flat tensor."""
+
+    flat: int
+    begin: int
+    numel: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A flat tensor of so many elements, in equal parts."""
+
+    device: torch.device
+    dtype: torch.dtype
+    numel: int
+    part: int
+
+    def own(self, rank: int) -> tuple[int, int]:
+        """The elements of a process: begin and end."""
+        return rank * self.part, (rank + 1) * self.part
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """The places of all parameters, in their order, and the flat tensors."""
+
+    places: tuple[Place, ...]
+    flats: tuple[Flat, ...]
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, params: Sequence[Tensor], rank: int, size: int) -> Partition:
+        """Plans flat tensors for these parameters; the same on every rank but for `rank`."""
+        kinds: dict[tuple[torch.device, torch.dtype], int] = {}
+        ends: list[int] = []
+        places = []
+        for param in params:
+            flat = kinds.setdefault((param.device, param.dtype), len(kinds))
+            if flat == len(ends):
+                ends.append(0)
+            places.append(Place(flat, ends[flat], param.numel()))
+            ends[flat] += _rounded(param.numel(), _ALIGNMENT // param.element_size())
+        flats = []
+        for (device, dtype), end in zip(kinds, ends, strict=True):
+            part = _rounded(math.ceil(end / size), _LINE // dtype.itemsize)
+            flats.append(Flat(device, dtype, part * size, part))
+        return cls(tuple(places), tuple(flats), rank, size)
+
+    def own(self, index: int) -> tuple[int, int]:
+        """Elements [begin, end) of a parameter that this process owns; empty if it has none."""
+        place = self.places[index]
+        low, high = self.flats[place.flat].own(self.rank)
+        begin = min(max(low - place.begin, 0), place.numel)
+        return begin, min(max(high - place.begin, begin), place.numel)
+
+    def part_of(self, index: int, tensor: Tensor) -> Tensor:
+        """This process's elements of a tensor that lies in memory as parameter `index` does.
+
+        It is a view of one dimension.
+        """
+        begin, end = self.own(index)
+        return tensor.as_strided((end - begin,), (1,), tensor.storage_offset() + begin)
+
+
+def laid_out_like(param: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor itself if its elements lie in memory in the parameter's order, else a copy."""
+    if tensor.stride() == param.stride() or tensor.numel() <= 1:
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
+
+
+def move_into(flats: Sequence[Tensor], partition: Partition, params: Iterable[Tensor]) -> None:
+    """Makes the parameters views of the flat tensors, with the values that they have."""
+    for param, place in zip(params, partition.places, strict=True):
+        view = flats[place.flat].as_strided(param.shape, param.stride(), place.begin)
+        view.copy_(param.detach())
+        param.data = view
+
+
+def _rounded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""State dicts of whole parameters from those of parts, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchfuse.parallel._partition import Partition, laid_out_like
+
+_WHERE = "ShardedOptimizer.load_state_dict: expected"
+
+
+#: Whether the state of this name has an entry for each element, and not one for the parameter.
+IsSplit = Callable[[str], bool]
+
+
+def whole_state_dict(
+    state_dict: dict[str, Any],
+    is_split: IsSplit,
+    partition: Partition,
+    params: Sequence[Tensor],
+    group: dist.ProcessGroup,
+) -> dict[str, Any]:
+    """The state dict of whole parameters, on the CPU. All processes of the group must call it."""
+    states = {
+        index: {key: value for key, value in entries.items() if not is_split(key)}
+        for index, entries in state_dict["state"].items()
+    }
+    kinds: dict[tuple[str, int, torch.dtype], list[int]] = {}
+    for index, entries in state_dict["state"].items():
+        for key, value in entries.items():
+            if is_split(key):
+                kind = (key, partition.places[index].flat, value.dtype)
+                kinds.setdefault(kind, []).append(index)
+    for (key, flat, dtype), indices in kinds.items():
+        whole = _gathered(state_dict["state"], key, flat, dtype, indices, partition, group)
+        for index in indices:
+            param, place = params[index], partition.places[index]
+            view = whole.as_strided(param.shape, param.stride(), place.begin)
+            states[index][key] = view.clone(memory_format=torch.preserve_format)
+    ordered = {
+        index: {key: states[index][key] for key in entries}
+        for index, entries in state_dict["state"].items()
+    }
+    return {**state_dict, "state": ordered}
+
+
+def _gathered(
+    states: Mapping[int, Mapping[str, Tensor]],
+    key: str,
+    flat: int,
+    dtype: torch.dtype,
+    indices: Sequence[int],
+    partition: Partition,
+    group: dist.ProcessGroup,
+) -> Tensor:
+    """One state of all parameters of a flat tensor, laid out like that."""
+    plan = partition.flats[flat]
+    low, _ = plan.own(partition.rank)
+    part = torch.zeros(plan.part, dtype=dtype, device=plan.device)
+    for index in indices:
+        begin, end = partition.own(index)
+        first = partition.places[index].begin + begin - low
+        part[first : first + end - begin] = states[index][key]
+    whole = torch.empty(plan.numel, dtype=dtype, device=plan.device)
+    # Bytes, because backends do not know int16.
+    dist.all_gather_into_tensor(whole.view(torch.uint8), part.view(torch.uint8), group=group)
+    return whole.cpu()
+
+
+def split_state_dict(
+    state_dict: Mapping[str, Any],
+    is_split: IsSplit,
+    partition: Partition,
+    params: Sequence[Tensor],
+) -> dict[str, Any]:
+    """This process's part of a state dict of whole parameters.
+
+    Raises:
+        ValueError: for a state that has neither one entry nor those of its parameter.
+    """
+    states, groups = state_dict.get("state"), state_dict.get("param_groups")
+    if not isinstance(states, Mapping) or not isinstance(groups, list):
+        return dict(state_dict)  # the optimizer says what is missing
+    keys = [key for group in groups for key in group.get("params", ())]
+    if len(keys) != len(params):
+        raise ValueError(
+            f"{_WHERE} the state of {len(params)} parameters, got that of {len(keys)}. "
+            "Make the optimizer of the model that was saved."
+        )
+    split = dict(states)
+    for index, (key, param) in enumerate(zip(keys, params, strict=True)):
+        entries = states.get(key)
+        if not isinstance(entries, Mapping):
+            continue
+        split[key] = local = dict(entries)
+        for name, value in entries.items():
+            if not is_split(name) or not isinstance(value, Tensor):
+                continue
+            if value.shape != param.shape:
+                raise ValueError(
+                    f"{_WHERE} state[{key!r}][{name!r}] to have the shape {tuple(param.shape)} of "
+                    f"its parameter, got {tuple(value.shape)}."
+                )
+            local[name] = partition.part_of(index, laid_out_like(param, value)).clone()
+    return {**state_dict, "state": split}

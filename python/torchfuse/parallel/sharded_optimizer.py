@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Optimizers whose states are split over the processes of data parallelism (ZeRO stage 1)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchfuse._delegation import attribute_of
+from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.parallel._partition import Partition, laid_out_like, move_into
+from torchfuse.parallel._ranks import device_of_group
+from torchfuse.parallel._sharded_checks import (
+    NAME,
+    check_agreement,
+    check_class,
+    check_params,
+    checked_group,
+)
+from torchfuse.parallel._whole_state import split_state_dict, whole_state_dict
+
+_LENT = ("grad_scale", "found_inf", "_check_inside")
+
+
+class ShardedOptimizer(FusedOptimizer):
+    r"""Splits the states and the step of a fused optimizer over the processes of a group.
+
+    This is stage 1 of ZeRO (Rajbhandari et al. 2020): all processes have all parameters, and
+    gradients that data parallelism made equal. Of :math:`N` processes each keeps the states of an
+    :math:`N`-th of the elements, updates these, and receives the other updated elements in one
+    all-gather for each dtype, in the dtype of the model. What is computed for an element is what
+    the optimizer would compute alone: bit for bit, except that norms over all elements (clipping,
+    LAMB, LARS, NovoGrad) are sums over the processes.
+
+    It is a fused optimizer itself: schedulers, :class:`torchfuse.amp.GradScaler` and hooks accept
+    it, and its `param_groups` have the parameters of the model and the options of the step.
+
+    Args:
+        params: parameters or groups of them, the same on all ranks, with the values that rank 0
+            has: wrap the model in DistributedDataParallel first. They become views of flat memory
+            and have to stay there: move and convert the model before.
+        optimizer_class: a class of :mod:`torchfuse.optimizers`.
+        process_group: processes that the states are split over. None: the default group.
+        **options: the arguments of `optimizer_class`.
+
+    Attributes:
+        optim: the optimizer of this process's part. Its parameters are views of the part.
+        process_group: the group.
+
+    Raises:
+        TypeError: if `optimizer_class` is none of torchfuse, for its arguments, and for parameters
+            that are DTensors.
+        ValueError: as `optimizer_class`, and for `stochastic_rounding=True`.
+        RuntimeError: without a process group; for parameters or options that differ between ranks;
+            in `step()` for parameters that have left their memory, and if other parameters have
+            gradients on other ranks. All ranks raise it, and nothing has been changed.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> from torchfuse.parallel import ShardedOptimizer
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        >>> optimizer = ShardedOptimizer(model.parameters(), FusedAdam, lr=1e-3, max_grad_norm=1.0)
+        >>> model(torch.ones(5, 3)).sum().backward()
+        >>> optimizer.step()
+        >>> float(optimizer.grad_norm()) > 0
+        True
+        >>> dist.destroy_process_group()
+
+    Notes:
+        `state` is empty: the states are those of `optim`. `state_dict()` and `load_state_dict()`
+        speak of whole parameters, in the layout of `optimizer_class`; both are collectives.
+    """
+
+    optim: FusedOptimizer
+    process_group: dist.ProcessGroup
+
+    _whole: FusedOptimizer
+
+    # Properties, because loading replaces groups.
+    param_groups: list[dict[str, Any]] = attribute_of(
+        "_whole", "param_groups", "Groups of whole parameters, with the options of the step."
+    )
+    defaults: dict[str, Any] = attribute_of("_whole", "defaults", "Defaults of the options.")
+    state: defaultdict[Tensor, Any] = attribute_of(
+        "_whole", "state", "Empty: the states are those of `optim`."
+    )
+    _swapped: Any = attribute_of("optim", "_swapped")
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: type[FusedOptimizer],
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        group = checked_group(process_group)
+        check_class(optimizer_class, ShardedOptimizer)
+        # The groups of this optimizer; it makes no step, and so has no state.
+        whole = optimizer_class(params, **options)
+        params = [param for of_group in whole.param_groups for param in of_group["params"]]
+        check_params(whole.param_groups)
+        self.__setstate__({"_whole": whole, "process_group": group})
+        check_agreement(group, params, whole.param_groups, in_step=False)
+        self._partition = Partition.of(params, group.rank(), group.size())
+        self._flats = [
+            torch.zeros(flat.numel, dtype=flat.dtype, device=flat.device)
+            for flat in self._partition.flats
+        ]
+        move_into(self._flats, self._partition, params)
+        self._addresses = [param.data_ptr() for param in params]
+        # A view of detach() shares the count of writes, by which masters are kept up to date.
+        parts = [
+            self._partition.part_of(index, param.detach()) for index, param in enumerate(params)
+        ]
+        self._parts = dict(zip(params, parts, strict=True))
+        self.optim = optimizer_class(
+            [{**g, "params": [self._parts[p] for p in g["params"]]} for g in whole.param_groups],
+            **options,
+        )
+        self.optim._split_over = [group.group_name] if group.size() > 1 else None
+        self._steps = 0
+
+    def __repr__(self) -> str:
+        return f"{NAME} over {self.process_group.size()} processes of {self._whole!r}"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        """Raises: the parameters are split when the optimizer is made."""
+        raise RuntimeError(
+            f"{NAME}.add_param_group: expected all parameters at construction, got more. "
+            "Make a new optimizer with all of them, and load the state of this one."
+        )
+
+    def __getstate__(self) -> NoReturn:
+        """Raises: a process group can be neither copied nor pickled."""
+        raise RuntimeError(
+            f"{NAME}: expected no copy or pickle, got one. Save state_dict(), which has whole "
+            "parameters, on all ranks at a time."
+        )
+
+    # The step.
+
+    @torch.no_grad()
+    def _update_params(self) -> None:
+        params = list(self._parts)
+        for index, (param, address) in enumerate(zip(params, self._addresses, strict=True)):
+            if param.data_ptr() != address:
+                raise RuntimeError(
+                    f"{NAME}.step: expected parameter {index} to stay in the memory that the "
+                    "optimizer gave it, got another address. Move, convert and load models before "
+                    "the optimizer is made, and write values in place: param.copy_(value)."
+                )
+        # Where a GPU would have to be waited for, ranks are compared in the first step only.
+        if self._steps == 0 or device_of_group(self.process_group).type == "cpu":
+            check_agreement(self.process_group, params, self.param_groups, in_step=True)
+        for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True):
+            group.update((key, value) for key, value in whole.items() if key != "params")
+        self._bring_gradients()
+        self._step_of_part()
+        self._gather()
+        self._steps += 1
+
+    def _bring_gradients(self) -> None:
+        """Gives the parts their gradients. An empty part needs one, so that ranks count alike."""
+        nothing: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        for index, (param, part) in enumerate(self._parts.items()):
+            grad = param.grad
+            if grad is None:
+                part.grad = None
+            elif part.numel() > 0:
+                part.grad = self._partition.part_of(index, laid_out_like(param, grad))
+            else:
+                kind = (grad.device, grad.dtype)
+                if kind not in nothing:
+                    nothing[kind] = torch.empty(0, dtype=grad.dtype, device=grad.device)
+                part.grad = nothing[kind]
+
+    def _step_of_part(self) -> None:
+        lent = {name: getattr(self, name) for name in _LENT if hasattr(self, name)}
+        for name, value in lent.items():
+            setattr(self.optim, name, value)
+        try:
+            self.optim._fused_update()
+        finally:
+            for name in lent:
+                vars(self.optim).pop(name, None)
+            for part in self._parts.values():
+                part.grad = None
+
+    def _gather(self) -> None:
+        """Brings all parts to all processes."""
+        for flat, plan in zip(self._flats, self._partition.flats, strict=True):
+            begin, end = plan.own(self._partition.rank)
+            dist.all_gather_into_tensor(flat, flat[begin:end], group=self.process_group)
+
+    # What the last step did, masters and averages.
+
+    def grad_norm(self) -> Tensor | None:
+        """Returns the norm of the whole gradients, as the optimizer of the part does."""
+        return self.optim.grad_norm()
+
+    def last_step_skipped(self) -> Tensor | None:
+        """Returns 1 if the last step was skipped, else 0; None before the first step."""
+        return self.optim.last_step_skipped()
+
+    def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        """Updates this process's masters after writes to parameters that a step cannot detect.
+
+        Args:
+            params: parameters of the model. None: all.
+        """
+        wanted = list(self._parts) if params is None else list(params)
+        unknown = [index for index, param in enumerate(wanted) if param not in self._parts]
+        if unknown:
+            raise ValueError(
+                f"{NAME}.remake_masters: expected params[{unknown[0]}] to be a parameter of the "
+                "optimizer, got another tensor."
+            )
+        self.optim.remake_masters([self._parts[param] for param in wanted])
+
+    def swap_ema_(self) -> None:
+        """Exchanges the parameters and their averages on all processes; a collective."""
+        self.optim.swap_ema_()
+        self._gather()
+
+    # Checkpoints.
+
+    def _is_split(self, name: str) -> bool:
+        return name != "step" and not self.optim._is_tensor_state(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state dict of the whole optimizer, on every rank; a collective.
+
+        It is what `optimizer_class` itself would return, so that it loads into that class and into
+        this one on any number of ranks. Its tensors are on the CPU.
+        """
+        return whole_state_dict(
+            self.optim.state_dict(),
+            self._is_split,
+            self._partition,
+            list(self._parts),
+            self.process_group,
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state dict of `optimizer_class`, or of this class on any number of ranks.
+
+        Args:
+            state_dict: the same on all ranks.
+
+        Raises:
+            ValueError: as `optimizer_class` does; the optimizer is unchanged.
+        """
+        local = split_state_dict(state_dict, self._is_split, self._partition, list(self._parts))
+        self.optim.load_state_dict(local)
+        for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True):
+            whole.update((key, value) for key, value in group.items() if key != "params")

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What ranks do differently, or what cannot be split, is refused on all ranks by one sentence."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.cases import run_cases
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from torchfuse.optimizers import FusedAdam
+from torchfuse.parallel import ShardedOptimizer
+
+pytestmark = pytest.mark.processes
+
+RANKS = 2
+
+
+def params(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(shape)) for shape in shapes or ((5, 3), (4,))]
+
+
+def with_grads(values: list[nn.Parameter]) -> list[nn.Parameter]:
+    for value in values:
+        value.grad = torch.ones_like(value)
+    return values
+
+
+def other_shapes(rank: int) -> None:
+    ShardedOptimizer(params((5, 3), (4 + rank,)), FusedAdam)
+
+
+def other_number(rank: int) -> None:
+    ShardedOptimizer(params(*[(3,)] * (rank + 1)), FusedAdam)
+
+
+def other_dtypes(rank: int) -> None:
+    values = params()
+    values[1].data = values[1].data.to(torch.bfloat16 if rank == 1 else torch.float32)
+    ShardedOptimizer(values, FusedAdam)
+
+
+def other_options(rank: int) -> None:
+    ShardedOptimizer(params(), FusedAdam, lr=0.1 * (rank + 1))
+
+
+def other_rates_in_a_step(rank: int) -> None:
+    optimizer = ShardedOptimizer(with_grads(params()), FusedAdam, lr=0.1)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.2 + rank
+    optimizer.step()
+
+
+def missing_gradient(rank: int) -> None:
+    values = with_grads(params())
+    optimizer = ShardedOptimizer(values, FusedAdam)
+    optimizer.step()
+    if rank == 1:
+        values[1].grad = None
+    optimizer.step()
+
+
+def no_gradients_on_a_rank(rank: int) -> None:
+    values = params()
+    optimizer = ShardedOptimizer(values, FusedAdam)
+    if rank == 0:
+        with_grads(values)
+    optimizer.step()
+
+
+def moved(rank: int) -> None:
+    values = with_grads(params())
+    optimizer = ShardedOptimizer(values, FusedAdam)
+    values[1].data = values[1].data.clone()
+    optimizer.step()
+
+
+def dtensor(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (RANKS,))
+    value = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
+    ShardedOptimizer([value], FusedAdam)
+
+
+def gaps(rank: int) -> None:
+    ShardedOptimizer([nn.Parameter(torch.ones(4, 6)[:, :3])], FusedAdam)
+
+
+def rounding(rank: int) -> None:
+    values = [nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
+    ShardedOptimizer(values, FusedAdam, stochastic_rounding=True)
+
+
+def not_fused(rank: int) -> None:
+    ShardedOptimizer(params(), torch.optim.Adam)  # type: ignore[arg-type]
+
+
+def of_itself(rank: int) -> None:
+    ShardedOptimizer(params(), ShardedOptimizer)
+
+
+def not_a_member(rank: int) -> None:
+    group = dist.new_group([1])
+    if rank == 0:
+        ShardedOptimizer(params(), FusedAdam, process_group=group)
+    else:
+        raise TypeError("in the group")
+
+
+def more_groups(rank: int) -> None:
+    ShardedOptimizer(params(), FusedAdam).add_param_group({"params": params((2,))})
+
+
+def copied(rank: int) -> None:
+    copy.deepcopy(ShardedOptimizer(params(), FusedAdam))
+
+
+def pickled(rank: int) -> None:
+    pickle.dumps(ShardedOptimizer(params(), FusedAdam))
+
+
+def unknown_master(rank: int) -> None:
+    ShardedOptimizer(params(), FusedAdam).remake_masters(params((2,)))
+
+
+def saved(*shapes: tuple[int, ...]) -> dict[str, Any]:
+    optimizer = FusedAdam(with_grads(params(*shapes)))
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def loaded_other_shape(rank: int) -> None:
+    ShardedOptimizer(params(), FusedAdam).load_state_dict(saved((3, 5), (4,)))
+
+
+def loaded_other_number(rank: int) -> None:
+    ShardedOptimizer(params(), FusedAdam).load_state_dict(saved((5, 3)))
+
+
+def loaded_nothing(rank: int) -> None:
+    ShardedOptimizer(params(), FusedAdam).load_state_dict({})
+
+
+AGREE = "expected the parameters, their gradients and the options to be the same on all ranks, got "
+#: What is raised, in the words of every rank.
+EXPECTED: dict[Callable[[int], None], str] = {
+    other_shapes: f"RuntimeError: ShardedOptimizer: {AGREE}shape (4,), ",
+    other_number: f"RuntimeError: ShardedOptimizer: {AGREE}a group of 1 with ",
+    other_dtypes: f"RuntimeError: ShardedOptimizer: {AGREE}shape (4,), strides (1,), dtype "
+    "torch.float32, no gradient on rank 0 and shape (4,), strides (1,), dtype torch.bfloat16, ",
+    other_options: f"RuntimeError: ShardedOptimizer: {AGREE}a group of 2 with {{'lr': 0.1, ",
+    other_rates_in_a_step: f"RuntimeError: ShardedOptimizer: {AGREE}a group of 2 with {{'lr': 0.2,",
+    missing_gradient: f"RuntimeError: ShardedOptimizer: {AGREE}shape (4,), strides (1,), dtype "
+    "torch.float32, a gradient on rank 0 and shape (4,), strides (1,), dtype torch.float32, no "
+    "gradient on rank 1. Let every process do the same.",
+    no_gradients_on_a_rank: f"RuntimeError: ShardedOptimizer: {AGREE}shape (5, 3), ",
+    moved: "RuntimeError: ShardedOptimizer.step: expected parameter 1 to stay in the memory that",
+    dtensor: "TypeError: ShardedOptimizer: expected params[0] of group 0 to be a plain tensor, got "
+    "a DTensor, whose states are split already.",
+    gaps: "ValueError: FusedAdam: expected params[0] of group 0 to be without gaps or overlap",
+    rounding: "ValueError: ShardedOptimizer: expected stochastic_rounding of group 0 to be False,",
+    not_fused: "TypeError: ShardedOptimizer: expected optimizer_class to be a class of torchfuse.",
+    of_itself: "TypeError: ShardedOptimizer: expected optimizer_class to be a class of torchfuse.",
+    more_groups: "RuntimeError: ShardedOptimizer.add_param_group: expected all parameters at",
+    copied: "RuntimeError: ShardedOptimizer: expected no copy or pickle, got one. Save state_dic",
+    pickled: "RuntimeError: ShardedOptimizer: expected no copy or pickle, got one. Save state_di",
+    unknown_master: "ValueError: ShardedOptimizer.remake_masters: expected params[0] to be a param",
+    loaded_other_shape: "ValueError: ShardedOptimizer.load_state_dict: expected state[0]['exp_avg']"
+    " to have the shape (5, 3) of its parameter, got (3, 5).",
+    loaded_other_number: "ValueError: ShardedOptimizer.load_state_dict: expected the state of 2 par"
+    "ameters, got that of 1. Make the optimizer of the model that was saved.",
+    loaded_nothing: "ValueError: FusedAdam.load_state_dict: expected state_dict to ",
+}
+
+
+class Message:
+    """Runs a case and returns what it raised."""
+
+    def __init__(self, case: Callable[[int], None]) -> None:
+        self.case = case
+
+    def __call__(self, rank: int) -> str:
+        try:
+            self.case(rank)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing was raised"
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    cases = {case.__name__: Message(case) for case in (*EXPECTED, not_a_member)}
+    return run_cases(tmp_path_factory.mktemp("messages"), RANKS, cases)
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids=lambda case: case.__name__)
+def test_every_rank_raises_the_same_sentence(
+    case: Callable[[int], None], messages: dict[str, list[str]]
+) -> None:
+    first, second = messages[case.__name__]
+    assert first == second
+    assert first.startswith(EXPECTED[case])
+
+
+def test_a_process_outside_of_the_group_is_told_so(messages: dict[str, list[str]]) -> None:
+    outside, _ = messages["not_a_member"]
+    assert outside.startswith("TypeError: ShardedOptimizer: expected process_group to be a group ")
+
+
+def unchanged(rank: int) -> bool:
+    """After a refused step, and after a refused checkpoint, training goes on as if it were not."""
+    values, others = with_grads(params()), with_grads(params())
+    optimizer, undisturbed = ShardedOptimizer(values, FusedAdam), FusedAdam(others)
+    optimizer.step()
+    if rank == 1:
+        values[0].grad = None
+    assert AGREE in Message(lambda rank: optimizer.step())(rank)
+    if rank == 1:
+        values[0].grad = torch.ones_like(values[0])
+    assert "expected state[0]" in Message(
+        lambda rank: optimizer.load_state_dict(saved((3, 5), (4,)))
+    )(rank)
+    optimizer.step()
+    undisturbed.step()
+    undisturbed.step()
+    return all(map(torch.equal, values, others))
+
+
+def test_nothing_is_lost_by_what_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("unchanged")
+    assert run_cases(folder, RANKS, {"unchanged": unchanged})["unchanged"] == [True, True]
+
+
+def test_a_process_group_is_needed() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"expected torch\.distributed to have a process group"
+    ):
+        ShardedOptimizer(params(), FusedAdam)
