@@ -16,6 +16,10 @@ def class_of(package: str, module: str, name: str, missing: dict[str, str]) -> A
     Returns:
         The class; None if there is none, and then `missing` says why.
     """
+    if "vgpreload" in os.environ.get("LD_PRELOAD", ""):
+        # What is compiled for this processor has instructions that valgrind ends a process for.
+        missing[f"{package} {name}"] = "not loaded under valgrind"
+        return None
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         kind = getattr(importlib.import_module(module), name)

@@ -239,7 +239,5 @@ def test_nothing_is_lost_by_what_is_refused(tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_process_group_is_needed() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"expected torch\.distributed to have a process group"
-    ):
+    with pytest.raises(RuntimeError, match=r"expected torch\.distributed to have a process group"):
         ShardedOptimizer(params(), FusedAdam)
