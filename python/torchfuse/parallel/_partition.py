@@ -5,8 +5,8 @@ Note [Partition]
 The parameters of a device and a dtype lie one behind the other in one flat tensor, each at a
 multiple of 16 bytes. Its length is a multiple of the number of processes, and process r owns the
 r-th part, wherever a parameter begins or ends. So every process has the same number of elements,
-but for the ends of lists, however different the parameters are in size, and one all-gather in
-place brings what each has updated to all others.
+but for the ends of lists, however different the parameters are in size, and what each has updated
+reaches the others in place.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchfuse.parallel._gather import gather
 from torchfuse.parallel._partition import Partition, laid_out_like
 
 _WHERE = "ShardedOptimizer.load_state_dict: expected"
@@ -61,15 +63,15 @@ def _gathered(
 ) -> Tensor:
     """One state of all parameters of a flat tensor, laid out like that."""
     plan = partition.flats[flat]
-    low, _ = plan.own(partition.rank)
-    part = torch.zeros(plan.part, dtype=dtype, device=plan.device)
+    whole = torch.zeros(plan.numel, dtype=dtype, device=plan.device)
     for index in indices:
         begin, end = partition.own(index)
-        first = partition.places[index].begin + begin - low
-        part[first : first + end - begin] = states[index][key]
-    whole = torch.empty(plan.numel, dtype=dtype, device=plan.device)
+        first = partition.places[index].begin + begin
+        whole[first : first + end - begin] = states[index][key]
     # Bytes, because backends do not know int16.
-    dist.all_gather_into_tensor(whole.view(torch.uint8), part.view(torch.uint8), group=group)
+    size = dtype.itemsize
+    as_bytes = dataclasses.replace(plan, part=size * plan.part)
+    gather(whole.view(torch.uint8), as_bytes, partition.rank, group)
     return whole.cpu()
 
 

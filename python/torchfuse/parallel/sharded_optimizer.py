@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.parallel._gather import gather
 from torchfuse.parallel._partition import Partition, laid_out_like, move_into
 from torchfuse.parallel._ranks import device_of_group
 from torchfuse.parallel._sharded_checks import (
@@ -32,8 +33,8 @@ class ShardedOptimizer(FusedOptimizer):
 
     This is stage 1 of ZeRO (Rajbhandari et al. 2020): all processes have all parameters, and
     gradients that data parallelism made equal. Of :math:`N` processes each keeps the states of an
-    :math:`N`-th of the elements, updates these, and receives the other updated elements in one
-    all-gather for each dtype, in the dtype of the model. What is computed for an element is what
+    :math:`N`-th of the elements, updates these, and receives the other elements in the dtype
+    of the model. What is computed for an element is what
     the optimizer would compute alone: bit for bit, except that norms over all elements (clipping,
     LAMB, LARS, NovoGrad) are sums over the processes.
 
@@ -195,10 +196,8 @@ class ShardedOptimizer(FusedOptimizer):
                 part.grad = None
 
     def _gather(self) -> None:
-        """Brings all parts to all processes."""
         for flat, plan in zip(self._flats, self._partition.flats, strict=True):
-            begin, end = plan.own(self._partition.rank)
-            dist.all_gather_into_tensor(flat, flat[begin:end], group=self.process_group)
+            gather(flat, plan, self._partition.rank, self.process_group)
 
     # What the last step did, masters and averages.
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Steps whose states are split over Gloo processes: ours, torch's ZeRO and FSDP2 with torch fused.
+
+Example:
+    python benchmarks/sharded.py
+    python benchmarks/sharded.py --only tensors_400 --quick
+
+Every contender ends with all parameters on all ranks. Ours is also compared with the sum of its
+parts: the step of a rank's elements, and the gather of all. A sample is the slowest rank's.
+Run it on a quiet machine with at least two processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import environment
+import launch
+import result_file
+from contender_table import row
+from torchfuse.testing.bench import summarize
+
+RESULT_FORMAT = 1
+PROCESSES = 2
+SETS = ("resnet50", "tensors_400")
+SUBJECT, AGAIN = "torchfuse", "torchfuse, again"
+PART, GATHER = "step of a part", "gather"
+PARTS = (PART, GATHER)
+ZERO, FSDP = "ZeroRedundancyOptimizer", "FSDP2, torch fused"
+PEERS = (AGAIN, ZERO, FSDP)
+#: Upper limit on our step, as a share of its parts, and lower limit on a peer's, as one of ours.
+PARTS_TARGET, PEER_TARGET = 1.1, 0.97
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=SETS, help="measure this parameter set alone")
+    parser.add_argument("--quick", action="store_true", help="three rounds; judges nothing")
+    parser.add_argument("--processes", type=int, default=PROCESSES)
+    parser.add_argument("--rounds", type=int, help="default 15; with --quick 3")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="result file; default: build/benchmarks/...")
+    arguments = parser.parse_args(words)
+    if arguments.rounds is None:
+        arguments.rounds = 3 if arguments.quick else 15
+    for name in ("processes", "rounds"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"expected --{name} to be at least 1, got {getattr(arguments, name)}")
+    return arguments
+
+
+def run_set(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All rounds of one parameter set, in one group of processes."""
+    program = Path(__file__).resolve().with_name("sharded_process.py")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        words = [sys.executable, str(program), name, str(arguments.rounds), str(arguments.seed)]
+        launch.run([*words, str(out)], processes=arguments.processes, threads=1, alone_too=True)
+        figures: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return case_of(name, figures, judged=not arguments.quick)
+
+
+def case_of(name: str, figures: Mapping[str, Any], judged: bool) -> dict[str, Any]:
+    """A row of the result from the figures of the processes."""
+    samples: dict[str, list[float]] = figures["samples"]
+    summary = summarize(samples, SUBJECT)
+    sums = [sum(samples[part][index] for part in PARTS) for index in range(len(samples[PART]))]
+    shares = [whole / parts for whole, parts in zip(samples[SUBJECT], sums, strict=True)]
+    return {
+        "name": name,
+        "subject": SUBJECT,
+        "seconds": {contender: entry["seconds"] for contender, entry in summary.items()},
+        "ratios": {
+            peer: {
+                "of_medians": summary[peer]["ratio_of_medians"],
+                "per_round": summary[peer]["ratio"],
+            }
+            for peer in PEERS
+        },
+        "of_parts": statistics.median(shares),
+        "targets": {"parts": PARTS_TARGET, "peers": PEER_TARGET} if judged else None,
+        "state_bytes": figures["state_bytes"],
+        "verified": figures["verified"],
+        "samples": samples,
+    }
+
+
+def lines(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Times, ratios, and the bytes of states on each rank."""
+    head = ("set", "contender", "ms (± half IQR)", "its time / ours", "bytes of states by rank")
+    found = [row(*head), row("---", "---", *["---:"] * 3)]
+    for case in cases:
+        for name, seconds in case["seconds"].items():
+            ratio = case["ratios"].get(name)
+            of_ranks = case["state_bytes"].get(name, [])
+            found.append(
+                row(
+                    case["name"],
+                    name,
+                    f"{1e3 * seconds['median']:.2f} ± {1e3 * seconds['iqr'] / 2:.2f}",
+                    "" if ratio is None else f"{ratio['of_medians']:.2f}x",
+                    ", ".join(f"{count:,}" for count in of_ranks),
+                )
+            )
+        found.append(
+            row(
+                case["name"], f"{SUBJECT} / {' + '.join(PARTS)}", f"{case['of_parts']:.3f}x", "", ""
+            )
+        )
+    return found
+
+
+def missed(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each target that is missed."""
+    found = []
+    for case in cases:
+        targets = case["targets"]
+        if targets is None:
+            continue
+        if not case["of_parts"] <= targets["parts"]:
+            found.append(
+                f"{case['name']}: expected at most {targets['parts']:g} times the parts, got "
+                f"{case['of_parts']:.3f}"
+            )
+        found += [
+            f"{case['name']}: expected {peer} to take at least {targets['peers']:g} times our "
+            f"time, got {case['ratios'][peer]['of_medians']:.3f}"
+            for peer in (ZERO, FSDP)
+            if not case["ratios"][peer]["of_medians"] >= targets["peers"]
+        ]
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measures, writes the result file and prints the table; returns 1 if a target is missed."""
+    arguments = parse_arguments(words)
+    out = result_file.prepare(arguments.out, "sharded")
+    torch.set_num_threads(1)
+    described = environment.describe(
+        "benchmarks/sharded.py", device="cpu", seed=arguments.seed, rounds=arguments.rounds
+    ) | {"processes": arguments.processes, "processors": os.cpu_count()}
+    cases = [run_set(name, arguments) for name in ([arguments.only] if arguments.only else SETS)]
+    result = {
+        "format": RESULT_FORMAT,
+        "suite": "sharded",
+        "environment": described,
+        "cases": cases,
+    }
+    result_file.write(out, result)
+    print("\n".join([*lines(cases), "", *missed(cases)]))
+    print(f"wrote {out}")
+    return 1 if missed(cases) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
