@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ TOLERANCE = 2e-6
 class Contender:
     """A step that ends with all parameters on all ranks, and where its states are."""
 
-    def __init__(self, params: list[Tensor], step: Callable[[], object], optimizer: Any) -> None:
+    def __init__(
+        self, params: Sequence[Tensor], step: Callable[[], object], optimizer: Any
+    ) -> None:
         """`params` are whole; `optimizer` holds the states of this rank."""
         self.params, self.step, self.optimizer = params, step, optimizer
 
@@ -61,7 +63,7 @@ def ours(shapes: ParameterSet, seed: int) -> Contender:
     """Our optimizer around FusedAdam."""
     params = parameters(shapes, seed)
     optimizer = ShardedOptimizer(params, FusedAdam, **OPTIONS)
-    return Contender(list(params), optimizer.step, optimizer.optim)
+    return Contender(params, optimizer.step, optimizer.optim)
 
 
 def torch_zero(shapes: ParameterSet, seed: int) -> Contender:
@@ -70,7 +72,7 @@ def torch_zero(shapes: ParameterSet, seed: int) -> Contender:
     optimizer = ZeroRedundancyOptimizer(
         params, torch.optim.AdamW, parameters_as_bucket_view=True, fused=True, **OPTIONS
     )
-    return Contender(list(params), optimizer.step, optimizer.optim)
+    return Contender(params, optimizer.step, optimizer.optim)
 
 
 def fsdp(shapes: ParameterSet, seed: int) -> Contender:
@@ -113,7 +115,7 @@ def parts(shapes: ParameterSet, seed: int) -> dict[str, Callable[[], object]]:
     """What our step is made of, apart."""
     params = parameters(shapes, seed)
     split = ShardedOptimizer(params, FusedAdam, **OPTIONS)
-    own = []
+    own: list[Tensor] = []
     for index, param in enumerate(params):
         part = nn.Parameter(split._partition.part_of(index, param.detach()))
         assert param.grad is not None
@@ -122,7 +124,7 @@ def parts(shapes: ParameterSet, seed: int) -> dict[str, Callable[[], object]]:
     return {PART: FusedAdam(own, **OPTIONS).step, GATHER: split._gather}
 
 
-def difference(found: list[Tensor], expected: list[Tensor]) -> float:
+def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The largest, relative in norm."""
     whole = [v.full_tensor() if isinstance(v, DTensor) else v for v in found]
     return max(
