@@ -106,7 +106,14 @@ def train_placed(ranks: int, key: str, rank: int) -> list[Tensor]:
     return [param.detach() for param in train(name, options, place)]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(8, marks=pytest.mark.slow)])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Two ranks, and in a run of all combinations eight."""
+    if "trained" in metafunc.fixturenames:
+        ranks = (2, 8) if metafunc.config.getoption("--combinations") == "all" else (2,)
+        metafunc.parametrize("trained", ranks, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Any]]:
