@@ -27,12 +27,16 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def shard_groups(param: Tensor) -> list[str] | None:
-    """Returns the names of the process groups that a DTensor is sharded over; None for others."""
+    """Returns the names of the process groups that a DTensor is sharded over; None for others.
+
+    What is not on all ranks is split: FSDP over tensor parallelism has a strided placement, which
+    is no `Shard` and says so of itself.
+    """
     if not is_dtensor(param):
         return None
     mesh = param.device_mesh
     return [
         mesh.get_group(dim).group_name
         for dim, placement in enumerate(param.placements)
-        if placement.is_shard() and mesh.size(dim) > 1
+        if not placement.is_replicate() and mesh.size(dim) > 1
     ]

@@ -64,8 +64,13 @@ def experts(ranks: int) -> Layout:
     return [(mesh["outer"], [Shard(0)]), (whole, [Shard(0)]), (mesh["inner"], [Shard(1)]), None]
 
 
-LAYOUTS: dict[str, Callable[[int], Layout]] = {
-    f.__name__: f for f in (fsdp, tensor_parallel, hybrid, fsdp_and_tensor_parallel, experts)
+#: With the ranks that they need at least, for a mesh of two dimensions four.
+LAYOUTS: dict[str, tuple[Callable[[int], Layout], int]] = {
+    "fsdp": (fsdp, 2),
+    "tensor_parallel": (tensor_parallel, 2),
+    "hybrid": (hybrid, 4),
+    "fsdp_and_tensor_parallel": (fsdp_and_tensor_parallel, 4),
+    "experts": (experts, 4),
 }
 CASES = {
     f"{layout}, {name}, {options}": (layout, name, options)
@@ -97,7 +102,7 @@ def train(name: str, options: str, place: Callable[[int, Tensor], Tensor]) -> li
 
 def train_placed(ranks: int, key: str, rank: int) -> list[Tensor]:
     layout, name, options = CASES[key]
-    places = LAYOUTS[layout](ranks)
+    places = LAYOUTS[layout][0](ranks)
 
     def place(index: int, value: Tensor) -> Tensor:
         where = places[index]
@@ -107,10 +112,15 @@ def train_placed(ranks: int, key: str, rank: int) -> list[Tensor]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Two ranks, and in a run of all combinations eight."""
+    """As many ranks as it takes, and in a run of all combinations eight too."""
     if "trained" in metafunc.fixturenames:
-        ranks = (2, 8) if metafunc.config.getoption("--combinations") == "all" else (2,)
-        metafunc.parametrize("trained", ranks, indirect=True, scope="module")
+        every = metafunc.config.getoption("--combinations") == "all"
+        pairs = [
+            (ranks, key)
+            for key, case in CASES.items()
+            for ranks in ((LAYOUTS[case[0]][1], 8) if every else (LAYOUTS[case[0]][1],))
+        ]
+        metafunc.parametrize(("trained", "key"), pairs, indirect=["trained"], scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +128,14 @@ def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Any]]:
     ranks: int = request.param
-    cases = {key: partial(train_placed, ranks, key) for key in CASES}
+    cases = {
+        key: partial(train_placed, ranks, key)
+        for key, case in CASES.items()
+        if ranks in (LAYOUTS[case[0]][1], 8)
+    }
     return run_cases(tmp_path_factory.mktemp("meshes"), ranks, cases)
 
 
-@pytest.mark.parametrize("key", CASES)
 def test_shards_train_as_the_whole(key: str, trained: dict[str, list[Any]]) -> None:
     _, name, options = CASES[key]
     whole = train(name, options, lambda index, value: value.clone())

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whole models, trained on several ranks as on one: FSDP, tensor parallel, hybrid and split states.
+
+Gradients are summed in other orders than on one rank, so results agree to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.cases import run_cases
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from torchfuse import optimizers
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedOptimizer
+from torchfuse.parallel import ShardedOptimizer
+
+pytestmark = pytest.mark.processes
+
+STEPS = 50
+BATCH, WIDTH = 16, 16
+#: Relative difference of each parameter in norm.
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+
+class Block(nn.Module):
+    """A residual pair of layers, as tensor parallelism splits them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+def make_model(dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 8)).to(dtype)
+
+
+def batch_of(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(step)
+    x = torch.randn(BATCH, WIDTH, generator=random, dtype=torch.float64)
+    return x.to(dtype), torch.tanh(x[:, :8] * x[:, 8:]).to(dtype)
+
+
+#: Wraps a model on some ranks; returns it, and which part of how many parts the rank takes.
+Wrap = Callable[[nn.Sequential, int, int], tuple[nn.Module, int, int]]
+
+
+def fsdp(model: nn.Sequential, rank: int, ranks: int) -> tuple[nn.Module, int, int]:
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh), rank, ranks
+
+
+def hybrid(model: nn.Sequential, rank: int, ranks: int) -> tuple[nn.Module, int, int]:
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh), rank, ranks
+
+
+_PLAN: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+
+def tensor_parallel(model: nn.Sequential, rank: int, ranks: int) -> tuple[nn.Module, int, int]:
+    mesh = init_device_mesh("cpu", (ranks,))
+    for block in model[:2]:
+        parallelize_module(block, mesh, _PLAN)
+    return model, 0, 1
+
+
+def fsdp_and_tensor_parallel(
+    model: nn.Sequential, rank: int, ranks: int
+) -> tuple[nn.Module, int, int]:
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
+    for block in model[:2]:
+        parallelize_module(block, mesh["tensor"], _PLAN)
+    for layer in model:
+        fully_shard(layer, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"]), rank // 2, ranks // 2
+
+
+def split_states(model: nn.Sequential, rank: int, ranks: int) -> tuple[nn.Module, int, int]:
+    return nn.parallel.DistributedDataParallel(model), rank, ranks
+
+
+#: With the ranks that they need at least, for a mesh of two dimensions four.
+WRAPS: dict[str, tuple[Wrap, int]] = {
+    "fsdp": (fsdp, 2),
+    "hybrid": (hybrid, 4),
+    "tensor_parallel": (tensor_parallel, 2),
+    "fsdp_and_tensor_parallel": (fsdp_and_tensor_parallel, 4),
+    "split_states": (split_states, 2),
+}
+TRAININGS: dict[str, tuple[str, torch.dtype, dict[str, Any], bool]] = {
+    "adam fp64": ("FusedAdam", torch.float64, {"lr": 1e-3, "weight_decay": 0.1}, False),
+    "adam fp32 clipped scaled": ("FusedAdam", torch.float32, {"max_grad_norm": 0.1}, True),
+    "lamb fp64": ("FusedLAMB", torch.float64, {"lr": 1e-3}, False),
+    "sgd fp32": ("FusedSGD", torch.float32, {"lr": 0.05, "momentum": 0.9}, False),
+}
+CASES = {f"{wrap}, {key}": (wrap, key) for wrap in WRAPS for key in TRAININGS}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """As many ranks as it takes, and in a run of all combinations eight too."""
+    if "trained" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--combinations") == "all"
+        pairs = [
+            (ranks, case)
+            for case in CASES
+            for ranks in ((WRAPS[CASES[case][0]][1], 8) if every else (WRAPS[CASES[case][0]][1],))
+        ]
+        metafunc.parametrize(("trained", "case"), pairs, indirect=["trained"], scope="module")
+
+
+def train(model: nn.Module, optimizer: FusedOptimizer, key: str, part: int, parts: int) -> float:
+    """Returns the last loss of this rank's part."""
+    _, dtype, _, scaled = TRAININGS[key]
+    scaler = GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    loss = torch.zeros(())
+    for step in range(STEPS):
+        x, y = batch_of(step, dtype)
+        optimizer.zero_grad()
+        loss = (model(x.chunk(parts)[part]) - y.chunk(parts)[part]).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return float(loss.detach())
+
+
+def train_wrapped(ranks: int, wrap: str, key: str, rank: int) -> list[Tensor]:
+    name, dtype, options, _ = TRAININGS[key]
+    kind = getattr(optimizers, name)
+    model, part, parts = WRAPS[wrap][0](make_model(dtype), rank, ranks)
+    optimizer: FusedOptimizer
+    if wrap == "split_states":
+        optimizer = ShardedOptimizer(model.parameters(), kind, **options)
+    else:
+        optimizer = kind(model.parameters(), **options)
+    train(model, optimizer, key, part, parts)
+    return [
+        (param.full_tensor() if isinstance(param, DTensor) else param).detach().clone()
+        for param in model.parameters()
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Any]]:
+    ranks: int = request.param
+    cases = {
+        name: partial(train_wrapped, ranks, *case)
+        for name, case in CASES.items()
+        if ranks in (WRAPS[case[0]][1], 8)
+    }
+    return run_cases(tmp_path_factory.mktemp("models"), ranks, cases)
+
+
+def test_models_train_as_on_one_rank(case: str, trained: dict[str, list[Any]]) -> None:
+    key = CASES[case][1]
+    name, dtype, options, _ = TRAININGS[key]
+    model = make_model(dtype)
+    before = [param.detach().clone() for param in model.parameters()]
+    train(model, getattr(optimizers, name)(model.parameters(), **options), key, 0, 1)
+    first, *others = trained[case]
+    for index, (param, start) in enumerate(zip(model.parameters(), before, strict=True)):
+        assert not torch.equal(param, start)
+        error = (first[index] - param.detach()).norm() / param.detach().norm()
+        assert error <= TOLERANCES[dtype]
+        assert all(torch.equal(of_rank[index], first[index]) for of_rank in others)
