@@ -75,6 +75,41 @@ def _gathered(
     return whole.cpu()
 
 
+def with_places(
+    state_dict: dict[str, Any],
+    is_split: IsSplit,
+    partition: Partition,
+    params: Sequence[Tensor],
+) -> dict[str, Any]:
+    """The state dict of parts, whose states know where in their parameters they belong."""
+    # The package takes a second to import, which only its users should wait for.
+    from torchfuse.parallel._parts_of_tensors import PartOfTensor
+
+    first = partition.rank == 0
+    states = {
+        index: {
+            key: PartOfTensor.of(value, params[index], partition.own(index)[0], writes_empty=first)
+            if is_split(key)
+            else value
+            for key, value in entries.items()
+        }
+        for index, entries in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states}
+
+
+def without_places(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The state dict that with_places() was given, with the values that are in it now."""
+    states = {
+        index: {
+            key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
+            for key, value in entries.items()
+        }
+        for index, entries in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states}
+
+
 def split_state_dict(
     state_dict: Mapping[str, Any],
     is_split: IsSplit,
