@@ -18,6 +18,9 @@ SAME = {
     "torch": "version of torch",
 }
 
+# What each file of benchmarks/run.py has.
+PARTS = ("suite", "environment", "cases", "peak_memory")
+
 
 def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Why two runs should not be compared, a sentence for each reason."""
@@ -39,8 +42,10 @@ def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> str | None:
     """Why there is nothing to print, in a sentence."""
     for path, result in zip(paths, results, strict=True):
-        if "suite" not in result:
-            return f"Expected a result file of benchmarks/run.py, got {path}, which has no suite."
+        missing = [part for part in PARTS if part not in result]
+        if missing:
+            parts = " and no ".join(missing)
+            return f"Expected a result file of benchmarks/run.py, got {path}, which has no {parts}."
     if len({result["suite"] for result in results}) > 1:
         suites = " and ".join(result["suite"] for result in results)
         return f"Expected two runs of one suite, got {suites}: cases of one name differ."

@@ -11,12 +11,12 @@ Two runs have to be of one machine, of one torch and of commits; with --across t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import contender_table
+import result_file
 import thread_gain
 from comparable import incomparable, refusals
 from contender_table import reference as _reference
@@ -213,6 +213,7 @@ def table(result: dict[str, Any]) -> str:
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Two runs: the subject's time as a share of the in-run reference stream, old and new."""
     before = {row["name"]: row for row in old["cases"]}
+    after = [row["name"] for row in new["cases"]]
     lines = [
         _row("case", "old ms", "new ms", "speed, relative to the reference", "verdict"),
         _row("---", *["---:"] * 3, "---"),
@@ -238,7 +239,12 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
                 verdict,
             )
         )
-    return "\n".join(lines)
+    alone = {
+        "old": [name for name in before if name not in after],
+        "new": [name for name in after if name not in before],
+    }
+    found = [f"only in the {run} run: {', '.join(names)}" for run, names in alone.items() if names]
+    return "\n".join([*lines, "", *found] if found else lines)
 
 
 def main() -> int:
@@ -254,7 +260,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if len(arguments.results) > 2:
         parser.error(f"expected one or two result files, got {len(arguments.results)}")
-    results = [json.loads(path.read_text()) for path in arguments.results]
+    try:
+        results = [result_file.read(path) for path in arguments.results]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     reason = incomparable(arguments.results, results)
     if reason is not None:
         print(reason, file=sys.stderr)

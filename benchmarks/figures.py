@@ -9,10 +9,11 @@ benchmarks/traffic.py counted: bytes read and bytes written.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import result_file
 
 README = "README.md"
 PAGES = (README, "docs/benchmarks.md", "docs/scale.md", "docs/performance.md")
@@ -92,8 +93,7 @@ def tables(page: str, text: str) -> list[Table]:
 
 def load(root: Path, file: str) -> dict[str, Any]:
     """A result file."""
-    result: dict[str, Any] = json.loads((root / file).read_text(encoding="utf-8"))
-    return result
+    return result_file.read(root / file)
 
 
 def _entries(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

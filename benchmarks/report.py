@@ -54,9 +54,10 @@ def stale_charts(root: Path, wanted: dict[str, charts.Chart | curves.Curves]) ->
 
 def warnings(root: Path, texts: dict[str, str]) -> Iterator[str]:
     """A sentence for each result file that no commit has the code of."""
-    files = {table.file for page, text in texts.items() for table in figures.tables(page, text)}
+    files = {file for text in texts.values() for file in figures.LINK.findall(text)}
     for file in sorted(files):
-        if figures.load(root, file)["environment"]["git"]["dirty"] is not False:
+        git = figures.load(root, file).get("environment", {}).get("git", {})
+        if git.get("dirty") is not False:
             yield f"warning: {file} was not measured in a clean git tree."
 
 
@@ -98,6 +99,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"report: {warning}", file=sys.stderr)
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
+        return 1
+    except KeyError as error:
+        reason = f"expected {error} in a result file that it links, got none."
+        print(f"report: {page}: {reason}", file=sys.stderr)
         return 1
     if options.write:
         write(ROOT, wanted, drawings)

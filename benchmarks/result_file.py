@@ -24,10 +24,12 @@ def prepare(path: Path | None, name: str) -> Path:
     """The result's path, in a folder that exists: before hours are spent on measuring.
 
     Raises:
-        SystemExit: the path is that of a committed result, and the git tree has uncommitted
-            changes: no commit would have the code that was measured.
+        SystemExit: the path is that of a folder; or of a committed result, and the git tree has
+            uncommitted changes: no commit would have the code that was measured.
     """
     path = path or default_path(name)
+    if path.is_dir():
+        raise SystemExit(f"expected --out to name a file, got the folder {path}; name one in it")
     if path.resolve().is_relative_to(COMMITTED) and machine.git("status", "--porcelain"):
         raise SystemExit(
             f"expected a clean git tree for a result in {COMMITTED.parent.name}/{COMMITTED.name}, "
@@ -35,6 +37,21 @@ def prepare(path: Path | None, name: str) -> Path:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A result.
+
+    Raises:
+        ValueError: there is no such file, or no result in it.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"expected a result file, got {path}: {error}") from error
+    if not isinstance(result, dict):
+        raise ValueError(f"expected a result file, got {path}, which holds no object")
+    return result
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -80,6 +80,9 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--only and --callgrind need one suite, got --suite {ALL}; name one")
     if arguments.rounds is None:
         arguments.rounds = 5 if arguments.quick else 15
+    for name in ("rounds", "threads"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"expected --{name} to be at least 1, got {getattr(arguments, name)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda was asked for, but torch sees no CUDA device")
     if arguments.callgrind and callgrind.valgrind() is None:
@@ -265,7 +268,9 @@ def main() -> int:
         else None,
     }
     if not (result["cases"] or result["peak_memory"] or result["host_path"]):
-        print(f"no case of {arguments.suite} has {arguments.only!r} in its name", file=sys.stderr)
+        quick = " that --quick runs" * arguments.quick
+        found = f"no case of {arguments.suite}{quick} has {arguments.only!r} in its name"
+        print(found, file=sys.stderr)
         return 1
     result_file.write(out, result)
     print(compare.table(result))

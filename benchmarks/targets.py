@@ -20,6 +20,8 @@ class Target(NamedTuple):
     wanted: float
 
 
+#: What a time before and one after must have in common.
+MACHINE = ("cpu", "cpu_isa", "threads")
 FUSED = "torch fused"
 TARGETS = (
     Target("Adam, fp32, one tensor", "step/large", FUSED, 1.0),
@@ -56,9 +58,13 @@ def cpu_targets(results: Sequence[dict[str, Any]]) -> str:
     """A row for each target: the first file that has it is before, the last one after.
 
     Raises:
-        ValueError: no file has a target's case.
+        ValueError: no file has a target's case, or the files are not of one machine.
     """
     rows = []
+    for key in MACHINE:
+        values = dict.fromkeys(str(result["environment"][key]) for result in results)
+        if len(values) > 1:
+            raise ValueError(f"expected files with the same {key}, got {' and '.join(values)}.")
     for target in TARGETS:
         found = [one for result in results if (one := _measured(result, target)) is not None]
         if not found:

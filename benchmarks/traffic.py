@@ -101,7 +101,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--cache", type=int, default=CACHE, help="bytes of the last-level cache")
     parser.add_argument("--out", type=Path, help="result file; default: build/benchmarks/...")
     parser.add_argument("--under-valgrind", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.numel < 1:
+        parser.error(f"expected --numel to be at least 1, got {options.numel}")
+    return options
 
 
 def run_under_valgrind(options: argparse.Namespace) -> None:

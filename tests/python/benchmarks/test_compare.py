@@ -132,3 +132,48 @@ def test_every_reason_is_named() -> None:
     old = {"environment": {**ENVIRONMENT, "git": {"dirty": True}}}
     new = {"environment": {**ENVIRONMENT, "threads": 1, "torch": "2.12.0"}}
     assert len(comparable.refusals(old, new)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("", "Expecting value"),
+        ('{"suite": ', "Expecting value"),
+        ("[]", "which holds no object"),
+        ('{"suite": "ema"}', "which has no environment and no cases and no peak_memory."),
+    ],
+    ids=["missing", "empty", "half", "list", "parts"],
+)
+def test_a_file_that_cannot_be_read_is_no_missed_target(
+    text: str | None,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "result.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["compare.py", str(file), "--check"])
+    assert compare.main() == 2
+    printed = capsys.readouterr()
+    assert printed.err.lower().startswith("expected a result file")
+    assert str(file) in printed.err
+    assert reason in printed.err
+    assert printed.out == ""
+
+
+def test_cases_of_one_run_alone_are_named() -> None:
+    def case(name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "subject": "torchfuse",
+            "seconds": {"torchfuse": {"median": 1.0, "iqr": 0.0}},
+            "gb_per_s": {"torchfuse": 20.0, "in-place scale": 40.0},
+        }
+
+    old, new = ({"cases": [case("both"), case(name)]} for name in ("gone", "added"))
+    lines = compare.difference(old, new).splitlines()
+    assert lines[-2:] == ["only in the old run: gone", "only in the new run: added"]
+    assert "only" not in compare.difference(old, old)

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import result_file
 import run
 
 
@@ -50,3 +52,29 @@ def test_options_of_one_suite_are_refused(
     with pytest.raises(SystemExit):
         start(monkeypatch, "--suite", "all", *option)
     assert "--only and --callgrind need one suite, got --suite all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--threads"])
+def test_a_number_below_one_is_refused_before_anything_runs(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", option, "0"])
+    with pytest.raises(SystemExit):
+        run.parse_arguments()
+    assert f"expected {option} to be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_case_that_quick_leaves_out_is_not_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    options = ("--suite", "fused_adam", "--quick", "--only", "step/large")
+    assert start(monkeypatch, *options, "--out", str(tmp_path / "result.json")) == 1
+    expected = "no case of fused_adam that --quick runs has 'step/large' in its name\n"
+    assert capsys.readouterr().err == expected
+    assert torch.get_num_threads() == threads
+
+
+def test_a_folder_is_no_result_file(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="expected --out to name a file, got the folder"):
+        result_file.prepare(tmp_path, "rows-cpu")

@@ -20,7 +20,8 @@ def result(ratio: float, gb_per_s: float, case: str = TARGET.case) -> dict[str, 
         "gb_per_s": {"torchfuse": gb_per_s, "in-place scale": 50.0},
         "ratios": {TARGET.peer: {"of_medians": ratio}},
     }
-    return {"cases": [entry]}
+    environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2}
+    return {"environment": environment, "cases": [entry]}
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +63,21 @@ def test_another_reference_stream_is_used_where_the_case_names_one() -> None:
 def test_a_target_that_no_file_measured_is_named() -> None:
     with pytest.raises(ValueError, match="expected a result file with step/large and torch fused"):
         targets.cpu_targets([result(1.0, 1.0, "step/other")])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cpu": "Intel Xeon"}, "the same cpu, got AMD EPYC and Intel Xeon."),
+        ({"cpu_isa": "avx2"}, "the same cpu_isa, got avx512 and avx2."),
+        ({"threads": 1}, "the same threads, got 2 and 1."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_files_of_two_machines_are_no_before_and_after(
+    change: dict[str, Any], message: str
+) -> None:
+    other = result(1.2, 30.0)
+    other["environment"] |= change
+    with pytest.raises(ValueError, match=message):
+        targets.cpu_targets([result(1.0, 20.0), other])

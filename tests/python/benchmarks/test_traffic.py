@@ -45,6 +45,12 @@ def test_an_unknown_scenario_is_refused(
     assert "expected valgrind on the PATH, got none. Install it." in capsys.readouterr().err
 
 
+def test_a_set_without_elements_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        traffic.parse_arguments(["--numel", "0"])
+    assert "expected --numel to be at least 1, got 0" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_step_reads_and_writes_what_the_model_says(tmp_path: Path) -> None:
     if callgrind.valgrind() is None:
