@@ -31,9 +31,10 @@ template <class T>
 TORCHFUSE_INLINE bool reaches(T x, T threshold) {
   return !(magnitude(x) < threshold);
 }
+/// Of two zeros the positive one, as the levels give it that clear the bit of the sign.
 template <class T>
 TORCHFUSE_INLINE T larger_magnitude(T a, T b) {
-  return kernels::max(magnitude(a), magnitude(b));
+  return kernels::max(magnitude(a), magnitude(b)) + T(0);
 }
 
 TORCHFUSE_INLINE void store_stochastic(BFloat16* p, VecF x, RoundingKey key,
