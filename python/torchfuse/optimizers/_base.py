@@ -13,10 +13,16 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checkpoint import Checkpoints
-from torchfuse.optimizers._checks import check_count, check_master_dtype, check_torch_only
+from torchfuse.optimizers._checks import (
+    check_count,
+    check_master_dtype,
+    check_memory,
+    check_torch_only,
+)
 from torchfuse.optimizers._ema import native_ema
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
+from torchfuse.optimizers._masters import MASTER_DTYPES
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
@@ -230,6 +236,7 @@ class FusedOptimizer(Checkpoints):
             for place, param in enumerate(group["params"]):
                 if param.grad is not None or self.state.get(param):
                     self._refuse_capture(param, group)
+                    self._check_memory(index, place, param)
                     self._create_state(param, group)
                     check_count(type(self).__name__, index, place, self.state[param].get("step"))
                     with_state.append(param)
@@ -247,6 +254,15 @@ class FusedOptimizer(Checkpoints):
             ],
         )
         self._planned_names = names
+
+    def _check_memory(self, index: int, place: int, param: Tensor) -> None:
+        """Checks what is read while states are created, converted and gathered."""
+        state = self.state.get(param, {})
+        named = {"": param, **{f"{name} of ": state.get(name) for name in (*MASTER_DTYPES, "step")}}
+        for name, tensor in named.items():
+            if isinstance(tensor, Tensor):
+                where = f"{self._caller(in_step=True)}: expected {name}params[{place}]"
+                check_memory(f"{where} of group {index}", tensor)
 
     def _patch_step_function(self) -> None:
         # torch wraps the class's step for hooks and the profiler. torch.compile is disabled around

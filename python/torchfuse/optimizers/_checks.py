@@ -113,6 +113,25 @@ def check_count(owner: str, group: int, place: int, step: Any) -> None:
         )
 
 
+def check_memory(where: str, tensor: Tensor) -> None:
+    """Rejects a tensor whose storage was freed; torch's operations would end the process.
+
+    The native step checks all that a kernel reads. This is for what is read before, to create and
+    convert states.
+    """
+    local = local_part(tensor)
+    if is_traceable_wrapper_subclass(local) or local.layout != torch.strided:
+        return  # refused elsewhere
+    size, offset, there = local.element_size(), local.storage_offset(), local.untyped_storage()
+    last = offset + sum((n - 1) * s for n, s in zip(local.shape, local.stride(), strict=True))
+    if local.numel() != 0 and (last + 1) * size > there.nbytes():
+        raise RuntimeError(
+            f"{where} to lie within its storage, got {local.numel()} elements of {size} bytes "
+            f"from element {offset} on in a storage of {there.nbytes()} bytes. The storage was "
+            "resized: resize it back before the step."
+        )
+
+
 def check_placements(where: str, param: DTensor) -> None:
     """Rejects a DTensor with partial sums, whose elements are sums over processes."""
     if any(placement.is_partial() for placement in param.placements):

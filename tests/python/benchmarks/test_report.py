@@ -15,7 +15,6 @@ import figures
 import report
 
 RESULT = "benchmarks/results/amd-epyc-cpu/2027-01-02-0123456.json"
-OTHER = "benchmarks/results/amd-epyc-cpu/2026-12-31-0123456.json"
 MODELS = "benchmarks/results/amd-epyc-cpu/2027-01-02-models-0123456.json"
 BUILD = "benchmarks/results/amd-epyc-cpu/2027-01-02-build-0123456.json"
 README = f"""# A page
@@ -230,33 +229,6 @@ def test_results_of_changed_trees_are_named(root: Path, capsys: pytest.CaptureFi
     assert report.main(["--check"]) == 0
     warning = f"report: warning: {RESULT} was not measured in a clean git tree.\n"
     assert capsys.readouterr().err == warning
-
-
-def test_a_changed_tree_is_named_wherever_a_page_links_its_result(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    page = root / "docs/performance.md"
-    page.write_text(f"# Performance\n\nBefore: ([result file](../{OTHER})).\n")
-    (root / OTHER).write_text(json.dumps({"environment": {"git": {"dirty": True}}}))
-    report.main(["--check"])
-    assert f"warning: {OTHER} was not measured in a clean git tree." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"models": [', f"expected a result file, got {{root}}/{MODELS}: Expecting value"),
-        ("{}", "docs/benchmarks.md: expected 'cases' in a result file that it links, got none."),
-    ],
-    ids=["half", "other"],
-)
-def test_a_damaged_result_file_is_named(
-    text: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (root / MODELS).write_text(text)
-    assert report.main(["--check"]) == 1
-    assert f"report: {message.format(root=root)}" in capsys.readouterr().err
 
 
 def test_what_is_stale_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

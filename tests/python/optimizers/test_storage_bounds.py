@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.compare import assert_same_bits
@@ -41,6 +43,52 @@ def test_a_storage_that_is_too_small_is_never_touched(name: str, nbytes: int) ->
         tensor.copy_(kept)
     optimizer.step()
     assert float(optimizer.state[p]["step"]) == 2.0
+
+
+def test_a_step_count_without_memory_is_never_read() -> None:
+    """All counts are elements of one buffer; this one has been freed."""
+    p, optimizer = _planned()
+    before = p.detach().clone()
+    buffer = optimizer.state[p]["step"].untyped_storage()
+    size = buffer.nbytes()
+    buffer.resize_(0)
+    with pytest.raises(
+        RuntimeError,
+        match=r"FusedAdam\.step: expected step of params\[0\] of group 0 to lie within its storage,"
+        r" got 1 elements of 4 bytes from element 0 on in a storage of 0 bytes",
+    ):
+        optimizer.step()
+    assert_same_bits(p.detach(), before, "the parameter")
+    buffer.resize_(size)
+    for state in optimizer.state.values():
+        state["step"].fill_(1.0)
+    optimizer.step()
+    assert float(optimizer.state[p]["step"]) == 2.0
+
+
+@pytest.mark.parametrize("option", [{}, {"ema_decay": 0.9}, {"master_weights": True}])
+def test_a_parameter_without_memory_is_not_copied_to_its_first_states(
+    option: dict[str, Any],
+) -> None:
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = FusedAdam([p], **option)
+    p.grad = torch.ones_like(p)
+    p.data.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"expected params\[0\] of group 0 to lie within its"):
+        optimizer.step()
+
+
+def test_a_remainder_without_memory_is_not_converted() -> None:
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = FusedAdam([p], master_weights=True, store_param_remainders=True)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.state[p]["param_remainder"].untyped_storage().resize_(0)
+    optimizer.param_groups[0]["store_param_remainders"] = False
+    with pytest.raises(
+        RuntimeError, match=r"expected param_remainder of params\[0\] of group 0 to"
+    ):
+        optimizer.step()
 
 
 def test_a_view_of_a_freed_storage_is_refused() -> None:

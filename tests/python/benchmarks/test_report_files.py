@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What pages and charts say of result files that are damaged, or of a changed tree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import figures
+import report
+
+LINKED = "benchmarks/results/amd-epyc-cpu/2026-12-31-0123456.json"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose pages show nothing, but for a page that links a result."""
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "PAGES", ("docs/performance.md",))
+    (tmp_path / LINKED).parent.mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    link = f"AMD EPYC with AVX-512, two threads ([result file](../{LINKED}))."
+    (tmp_path / "docs/performance.md").write_text(f"# Performance\n\nBefore: {link}\n")
+    return tmp_path
+
+
+def test_a_changed_tree_is_named_wherever_a_page_links_its_result(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2}
+    for dirty, warned in ((False, 0), (True, 1)):
+        result = {"environment": {**environment, "git": {"dirty": dirty}}}
+        (root / LINKED).write_text(json.dumps(result))
+        assert report.main(["--check"]) == 0
+        warning = f"report: warning: {LINKED} was not measured in a clean git tree.\n"
+        assert capsys.readouterr().err == warning * warned
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"cases": [', f"expected a result file, got {{root}}/{LINKED}: Expecting value"),
+        ("{}", "docs/performance.md: expected 'environment' in a result file that it links, got "),
+    ],
+    ids=["half", "other"],
+)
+def test_a_damaged_result_file_is_named(
+    text: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / LINKED).write_text(text)
+    assert report.main(["--check"]) == 1
+    assert f"report: {message.format(root=root)}" in capsys.readouterr().err
