@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed import ProcessGroup
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.parallel import LARC, DistributedDataParallel
+from torchfuse.parallel import LARC, DistributedDataParallel, ShardedOptimizer
 
 
 class Stateful(Protocol):
@@ -34,7 +35,7 @@ class Stateful(Protocol):
 
 def class_name(part: Stateful) -> str | None:
     """Returns the class that a file names: torchfuse's of an optimizer, torch's of a scheduler."""
-    if isinstance(part, LARC):
+    if isinstance(part, LARC | ShardedOptimizer):
         return class_name(part.optim)
     if isinstance(part, LRScheduler):
         package = "torch.optim."
@@ -168,6 +169,26 @@ def _kept_model(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
+# --- States that are split over processes ---------------------------------------------------------
+
+
+def states_of_split(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> dict[str, Any]:
+    """The whole states of the parts that are split; all of their processes must make the call."""
+    states = {}
+    for name, part in parts.items():
+        split = part.optim if isinstance(part, LARC) else part
+        if not isinstance(split, ShardedOptimizer):
+            continue
+        if group is None and split.process_group.size() > 1:
+            raise ValueError(
+                f"save_checkpoint: expected group to be a process group, got None: {name!r} is "
+                f"split over {split.process_group.size()} processes, and all of them have to take "
+                "part. Make the call in all of them, with group=."
+            )
+        states[name] = part.state_dict()
+    return states
+
+
 # --- Loading --------------------------------------------------------------------------------------
 
 
@@ -202,6 +223,15 @@ def _kept(part: Any) -> Callable[[], None]:
         return _kept_model(part)
     if isinstance(part, LARC):
         return _kept(part.optim)
+    if isinstance(part, ShardedOptimizer):
+        # Its state dict is a collective, which ranks that cannot read the file would not join.
+        groups, restore_part = part.param_groups, _kept(part.optim)
+
+        def restore_split() -> None:
+            restore_part()
+            part.param_groups = groups
+
+        return restore_split
     load = getattr(part.load_state_dict, "__func__", None)
     if load in (Optimizer.load_state_dict, FusedOptimizer.load_state_dict):
         # Optimizers replace their states and groups and do not write to the old ones.

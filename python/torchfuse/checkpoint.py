@@ -26,6 +26,7 @@ from torchfuse._checkpoint_parts import (
     check_schedulers,
     class_name,
     load_part,
+    states_of_split,
     unwrapped,
 )
 
@@ -54,14 +55,15 @@ def save_checkpoint(
             lists and dicts of them. Numbers of NumPy become Python's.
         rng: save the states of torch's default generators, of the CPU and of every CUDA device.
         group: process group. Rank 0 saves, with the generators' states of all ranks; all ranks
-            must make the same call, and get the same error if it fails.
+            must make the same call, and get the same error if it fails. ShardedOptimizer needs it.
         **parts: models, optimizers, scalers, schedulers, samplers: objects with ``state_dict()``,
             under names of your choice. C++ uses "model", "optimizer", "scaler", "scheduler" and
             "sampler". What DistributedDataParallel or torch.compile wrapped is saved without.
 
     Raises:
         ValueError: for a value that cannot be saved, naming its keys, for a scheduler of an
-            optimizer that is not saved, and for a path that is neither a file nor a new name.
+            optimizer that is not saved, for a path that is neither a file nor a new name, and
+            without `group` for an optimizer whose states are split over processes.
         OSError: if the file cannot be written. In all cases `path` is as it was.
 
     Example:
@@ -83,10 +85,13 @@ def save_checkpoint(
             "each value a name."
         )
     generators = _gather(_generator_states(), group) if rng else None
+    split = states_of_split(own, group)
 
     def save() -> None:
         check_schedulers("save_checkpoint", own)
-        contents: dict[str, Any] = {name: part.state_dict() for name, part in own.items()}
+        contents: dict[str, Any] = {
+            name: split[name] if name in split else part.state_dict() for name, part in own.items()
+        }
         if generators is not None:
             contents["rng"] = generators
         contents["values"] = dict(values or {})

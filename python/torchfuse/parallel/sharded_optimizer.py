@@ -262,48 +262,10 @@ class ShardedOptimizer(FusedOptimizer):
         Raises:
             ValueError: as `optimizer_class` does; the optimizer is unchanged.
         """
-        self._load_parts(
-            split_state_dict(state_dict, self._is_split, self._partition, list(self._parts))
-        )
-
-    @torch.no_grad()
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """Returns this process's part of the state dict, for torch.distributed.checkpoint.
-
-        Files have the states in the shapes of their parameters, under the keys of `state_dict()`:
-        they load into any number of processes, and into `optimizer_class` alone. States that are
-        missing, before the first step, are created, so that a checkpoint can be loaded into them.
-        Tensors share memory with the states: a load that fails may have changed some.
-
-        Example:
-            >>> import tempfile, torch, torch.distributed as dist
-            >>> import torch.distributed.checkpoint as dcp
-            >>> from torchfuse.optimizers import FusedAdam
-            >>> from torchfuse.parallel import ShardedOptimizer
-            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-            >>> optimizer = ShardedOptimizer(torch.nn.Linear(3, 2).parameters(), FusedAdam)
-            >>> folder = tempfile.mkdtemp()
-            >>> state = {"optimizer": optimizer.sharded_state_dict()}
-            >>> saved = dcp.save(state, checkpoint_id=folder)
-            >>> dcp.load(state, checkpoint_id=folder)
-            >>> optimizer.load_sharded_state_dict(state["optimizer"])
-            >>> dist.destroy_process_group()
-        """
-        self.optim._refuse_swapped("sharded_state_dict")
-        for group in self.optim.param_groups:
-            for part in group["params"]:
-                self.optim._create_state(part, group)
-                count = torch.zeros((), dtype=torch.float32, device=part.device)
-                self.optim.state[part].setdefault("step", count)
-        return with_places(
-            self.optim.state_dict(), self._is_split, self._partition, list(self._parts)
-        )
-
-    def load_sharded_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads what torch.distributed.checkpoint has read into `sharded_state_dict()`."""
-        self._load_parts(without_places(state_dict))
-
-    def _load_parts(self, state_dict: Mapping[str, Any]) -> None:
-        self.optim.load_state_dict(state_dict)
-        for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True):
-            whole.update((key, value) for key, value in group.items() if key != "params")
+        local = split_state_dict(state_dict, self._is_split, self._partition, list(self._parts))
+        self.optim.load_state_dict(local)
+        # New groups, as other optimizers make: a checkpoint that fails later puts the old ones back.
+        self.param_groups = [
+            {**whole, **group, "params": whole["params"]}
+            for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True)
+        ]
