@@ -73,8 +73,7 @@ class Checkpoints(ParamGroups):
         # there by then.
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state_dict = packed(self.param_groups, self.state)
-        self._complete_state_dict(state_dict)
+        state_dict = self._own_state_dict()
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replacement = post_hook(self, state_dict)
             if replacement is not None:
@@ -104,12 +103,22 @@ class Checkpoints(ParamGroups):
             replacement = pre_hook(self, loaded)
             if replacement is not None:
                 loaded = replacement
-        # Tensors of inference mode could not be written in later steps.
-        with torch.inference_mode(False), torch.no_grad():
-            state, groups = self._read_state_dict(loaded)
-        self.__setstate__({"state": state, "param_groups": groups})
+        self._load_own_state_dict(loaded)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _own_state_dict(self) -> dict[str, Any]:
+        """What `state_dict` returns, before hooks change it."""
+        state_dict = packed(self.param_groups, self.state)
+        self._complete_state_dict(state_dict)
+        return state_dict
+
+    def _load_own_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads what hooks have left of the argument of `load_state_dict`."""
+        # Tensors of inference mode could not be written in later steps.
+        with torch.inference_mode(False), torch.no_grad():
+            state, groups = self._read_state_dict(state_dict)
+        self.__setstate__({"state": state, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copy.deepcopy and pickle take."""

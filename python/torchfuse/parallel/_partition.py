@@ -12,6 +12,7 @@ reaches the others in place.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -75,10 +76,16 @@ class Partition:
 
     def own(self, index: int) -> tuple[int, int]:
         """Elements [begin, end) of a parameter that this process owns; empty if it has none."""
-        place = self.places[index]
-        low, high = self.flats[place.flat].own(self.rank)
-        begin = min(max(low - place.begin, 0), place.numel)
-        return begin, min(max(high - place.begin, begin), place.numel)
+        return self._owned[index]
+
+    @functools.cached_property
+    def _owned(self) -> list[tuple[int, int]]:
+        found = []
+        for place in self.places:
+            low, high = self.flats[place.flat].own(self.rank)
+            begin = min(max(low - place.begin, 0), place.numel)
+            found.append((begin, min(max(high - place.begin, begin), place.numel)))
+        return found
 
     def part_of(self, index: int, tensor: Tensor) -> Tensor:
         """This process's elements of a tensor that lies in memory as parameter `index` does.

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -33,29 +37,107 @@ def checked_group(group: Any) -> dist.ProcessGroup:
 
 
 def check_class(optimizer_class: Any, itself: type) -> None:
-    """Rejects what is no optimizer of torchfuse, and the sharded one."""
+    """Rejects what is no optimizer of torchfuse, the sharded one, and steps of other packages."""
     fused = isinstance(optimizer_class, type) and issubclass(optimizer_class, FusedOptimizer)
     if not fused or issubclass(optimizer_class, itself):
         raise TypeError(
             f"{NAME}: expected optimizer_class to be a class of torchfuse.optimizers, "
             f"got {optimizer_class!r}."
         )
+    # torch wraps the step of each class that has an instance.
+    step = inspect.unwrap(optimizer_class.step)
+    if step.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        raise TypeError(
+            f"{NAME}: expected optimizer_class to have the step of torchfuse, got "
+            f"{optimizer_class.__name__}, whose own step() would not be called. Use hooks of the "
+            "step, or the class without sharding."
+        )
 
 
 def check_params(groups: list[dict[str, Any]]) -> None:
     """Rejects parameters that cannot be split."""
+    ranges: dict[torch.device, list[tuple[int, int, str]]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        for place, param in enumerate(group["params"]):
+            name = f"params[{place}] of group {index}"
+            if is_dtensor(param):
+                raise TypeError(
+                    f"{NAME}: expected {name} to be a plain tensor, got a DTensor, whose states "
+                    "are split already. Give it to the optimizer alone."
+                )
+            if param.is_inference():
+                raise ValueError(
+                    f"{NAME}: expected {name} to be made outside of inference mode, got a tensor "
+                    "of it, which cannot be moved. Build the model outside."
+                )
+            if param.numel() > 0:
+                begin = param.data_ptr()
+                ranges[param.device].append((begin, begin + param.nbytes, name))
+    for of_device in ranges.values():
+        of_device.sort()
+        for (_, end, first), (begin, _, second) in pairwise(of_device):
+            if begin < end:
+                raise ValueError(
+                    f"{NAME}: expected parameters to have memory of their own, got {first} and "
+                    f"{second} in the same memory, which would part. Use one Parameter for both."
+                )
+
+
+def check_options(where: str, groups: list[dict[str, Any]]) -> None:
+    """Rejects options that need whole gradients, or the places of elements in them."""
     for index, group in enumerate(groups):
         if group.get("stochastic_rounding"):
             raise ValueError(
-                f"{NAME}: expected stochastic_rounding of group {index} to be False, got True. "
+                f"{where}: expected stochastic_rounding of group {index} to be False, got True. "
                 "Use master_weights=True, whose masters are split too."
             )
-        for place, param in enumerate(group["params"]):
-            if is_dtensor(param):
-                raise TypeError(
-                    f"{NAME}: expected params[{place}] of group {index} to be a plain tensor, got "
-                    "a DTensor, whose states are split already. Give it to the optimizer alone."
-                )
+        if group["write_back_grads"]:
+            raise ValueError(
+                f"{where}: expected write_back_grads of group {index} to be False, got "
+                f"{group['write_back_grads']!r}: a process has only its part of the gradients in "
+                "hand. Set it to False; before a step, scaler.unscale_() and clip_grad_norm_() "
+                "change whole gradients."
+            )
+
+
+#: How a parameter comes to a step; what is beyond the second is refused.
+_STANDINGS = (
+    "no gradient",
+    "a gradient",
+    "a gradient that is not dense",
+    "other memory than the optimizer gave it",
+)
+
+
+def standings(params: list[Tensor], addresses: list[int]) -> bytes:
+    """For each parameter, the index of what `_STANDINGS` says of it."""
+    found = bytearray()
+    for param, address in zip(params, addresses, strict=True):
+        grad = param.grad
+        if param.data_ptr() != address:
+            found.append(3)
+        elif grad is None:
+            found.append(0)
+        else:
+            found.append(1 if grad.layout is torch.strided else 2)
+    return bytes(found)
+
+
+def check_standings(found: bytes) -> None:
+    """Rejects parameters that have left their memory, and sparse gradients."""
+    if not found or max(found) < 2:
+        return
+    index = next(index for index, standing in enumerate(found) if standing > 1)
+    if found[index] == 2:
+        raise RuntimeError(
+            f"{NAME}.step: expected the gradient of parameter {index} to be dense, got another "
+            "layout. Sparse gradients are not supported; use layers without sparse=True."
+        )
+    raise RuntimeError(
+        f"{NAME}.step: expected parameter {index} to stay in the memory that the optimizer gave "
+        "it, got another address. Move, convert and load models before the optimizer is made, and "
+        "write values in place: param.copy_(value)."
+    )
 
 
 def _number(value: Any) -> Any:
@@ -68,31 +150,36 @@ def _number(value: Any) -> Any:
 def check_agreement(
     process_group: dist.ProcessGroup,
     params: list[Tensor],
-    groups: list[dict[str, Any]],
-    *,
-    in_step: bool,
+    whole: FusedOptimizer,
+    found: bytes | None = None,
 ) -> None:
     """Rejects other parameters, options or sets of gradients than on rank 0, on all ranks.
 
-    In a step the parameters themselves are those of the construction.
+    Args:
+        process_group: all of its processes make the call.
+        params: the parameters.
+        whole: has the groups. Keys that its class does not know are the program's own.
+        found: their `standings` in a step, where the parameters are those of the construction.
     """
-    options = [{k: _number(v) for k, v in group.items() if k != "params"} for group in groups]
-    summary = bytes(param.grad is not None for param in params) + repr(options).encode()
+    options = [
+        {key: _number(value) for key, value in group.items() if key in whole.defaults}
+        for group in whole.param_groups
+    ]
 
     def described() -> list[str]:
-        found = [
+        texts = [
             f"shape {tuple(p.shape)}, strides {tuple(p.stride())}, dtype {p.dtype}, "
-            + ("no gradient" if p.grad is None else "a gradient")
-            for p in params
+            + _STANDINGS[(p.grad is not None) if found is None else found[index]]
+            for index, p in enumerate(params)
         ]
-        for of_group, group in zip(options, groups, strict=True):
-            found.append(f"a group of {len(group['params'])} with {of_group}")
-        return found
+        for of_group, group in zip(options, whole.param_groups, strict=True):
+            texts.append(f"a group of {len(group['params'])} with {of_group}")
+        return texts
 
     check_same(
         f"{NAME}: expected the parameters, their gradients and the options",
         described,
         "Let every process do the same.",
         process_group,
-        summary if in_step else None,
+        None if found is None else found + repr(options).encode(),
     )

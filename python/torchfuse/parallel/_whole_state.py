@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchfuse.parallel._gather import gather
+from torchfuse.optimizers._saved_state import AMP_MASTERS
 from torchfuse.parallel._partition import Partition, laid_out_like
 
 _WHERE = "ShardedOptimizer.load_state_dict: expected"
@@ -116,33 +116,34 @@ def split_state_dict(
     partition: Partition,
     params: Sequence[Tensor],
 ) -> dict[str, Any]:
-    """This process's part of a state dict of whole parameters.
+    """This process's part of a state dict of whole parameters, whose structure has been checked.
 
     Raises:
         ValueError: for a state that has neither one entry nor those of its parameter.
     """
-    states, groups = state_dict.get("state"), state_dict.get("param_groups")
-    if not isinstance(states, Mapping) or not isinstance(groups, list):
-        return dict(state_dict)  # the optimizer says what is missing
-    keys = [key for group in groups for key in group.get("params", ())]
-    if len(keys) != len(params):
-        raise ValueError(
-            f"{_WHERE} the state of {len(params)} parameters, got that of {len(keys)}. "
-            "Make the optimizer of the model that was saved."
-        )
-    split = dict(states)
-    for index, (key, param) in enumerate(zip(keys, params, strict=True)):
-        entries = states.get(key)
-        if not isinstance(entries, Mapping):
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    states, masters = dict(state_dict["state"]), state_dict.get(AMP_MASTERS)
+    split: dict[str, Any] = {**state_dict, "state": states}
+    if isinstance(masters, Mapping):
+        masters = split[AMP_MASTERS] = dict(masters)
+
+    def part_of(index: int, where: str, whole: Tensor) -> Tensor:
+        if whole.shape != params[index].shape:
+            raise ValueError(
+                f"{_WHERE} {where} to have the shape {tuple(params[index].shape)} of its "
+                f"parameter, got {tuple(whole.shape)}."
+            )
+        return partition.part_of(index, laid_out_like(params[index], whole)).clone()
+
+    for index, key in enumerate(keys):
+        if isinstance(masters, dict) and isinstance(masters.get(key), Tensor):
+            masters[key] = part_of(index, f"{AMP_MASTERS}[{key!r}]", masters[key])
+        if not isinstance(states.get(key), Mapping):
             continue
-        split[key] = local = dict(entries)
-        for name, value in entries.items():
-            if not is_split(name) or not isinstance(value, Tensor):
-                continue
-            if value.shape != param.shape:
-                raise ValueError(
-                    f"{_WHERE} state[{key!r}][{name!r}] to have the shape {tuple(param.shape)} of "
-                    f"its parameter, got {tuple(value.shape)}."
-                )
-            local[name] = partition.part_of(index, laid_out_like(param, value)).clone()
-    return {**state_dict, "state": split}
+        states[key] = {
+            name: part_of(index, f"state[{key!r}][{name!r}]", value)
+            if is_split(name) and isinstance(value, Tensor)
+            else value
+            for name, value in states[key].items()
+        }
+    return split

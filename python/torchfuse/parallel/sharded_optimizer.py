@@ -13,15 +13,20 @@ from torch import Tensor
 
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.parallel._gather import gather
+from torchfuse.optimizers._ema import EMA
+from torchfuse.optimizers._masters import MASTER_DTYPES
+from torchfuse.optimizers._saved_state import check_structure
 from torchfuse.parallel._partition import Partition, laid_out_like, move_into
 from torchfuse.parallel._ranks import device_of_group
 from torchfuse.parallel._sharded_checks import (
     NAME,
     check_agreement,
     check_class,
+    check_options,
     check_params,
+    check_standings,
     checked_group,
+    standings,
 )
 from torchfuse.parallel._whole_state import (
     split_state_dict,
@@ -61,7 +66,8 @@ class ShardedOptimizer(FusedOptimizer):
     Raises:
         TypeError: if `optimizer_class` is none of torchfuse, for its arguments, and for parameters
             that are DTensors.
-        ValueError: as `optimizer_class`, and for `stochastic_rounding=True`.
+        ValueError: as `optimizer_class`; for `stochastic_rounding=True`, `write_back_grads`, and
+            parameters that share memory or are tensors of inference mode.
         RuntimeError: without a process group; for parameters or options that differ between ranks;
             in `step()` for parameters that have left their memory, and if other parameters have
             gradients on other ranks. All ranks raise it, and nothing has been changed.
@@ -80,8 +86,9 @@ class ShardedOptimizer(FusedOptimizer):
         >>> dist.destroy_process_group()
 
     Notes:
-        `state` is empty: the states are those of `optim`. `state_dict()` and `load_state_dict()`
-        speak of whole parameters, in the layout of `optimizer_class`; both are collectives.
+        `state` is that of `optim`, of parts. `state_dict()` and `load_state_dict()` speak of whole
+        parameters, in the layout of `optimizer_class`; `state_dict()` and `swap_ema_()` are
+        collectives.
     """
 
     optim: FusedOptimizer
@@ -95,7 +102,7 @@ class ShardedOptimizer(FusedOptimizer):
     )
     defaults: dict[str, Any] = attribute_of("_whole", "defaults", "Defaults of the options.")
     state: defaultdict[Tensor, Any] = attribute_of(
-        "_whole", "state", "Empty: the states are those of `optim`."
+        "optim", "state", "States of this process's parts, by part: a parameter of `optim`."
     )
     _swapped: Any = attribute_of("optim", "_swapped")
 
@@ -113,19 +120,22 @@ class ShardedOptimizer(FusedOptimizer):
         whole = optimizer_class(params, **options)
         params = [param for of_group in whole.param_groups for param in of_group["params"]]
         check_params(whole.param_groups)
+        check_options(NAME, whole.param_groups)
         self.__setstate__({"_whole": whole, "process_group": group})
-        check_agreement(group, params, whole.param_groups, in_step=False)
+        check_agreement(group, params, whole)
         self._partition = Partition.of(params, group.rank(), group.size())
-        self._flats = [
-            torch.zeros(flat.numel, dtype=flat.dtype, device=flat.device)
-            for flat in self._partition.flats
-        ]
-        move_into(self._flats, self._partition, params)
+        # Tensors of inference mode could not be written in later steps.
+        with torch.inference_mode(False), torch.no_grad():
+            self._flats = [
+                torch.zeros(flat.numel, dtype=flat.dtype, device=flat.device)
+                for flat in self._partition.flats
+            ]
+            move_into(self._flats, self._partition, params)
+            # A view of detach() shares the count of writes, by which masters are kept up to date.
+            parts = [
+                self._partition.part_of(index, param.detach()) for index, param in enumerate(params)
+            ]
         self._addresses = [param.data_ptr() for param in params]
-        # A view of detach() shares the count of writes, by which masters are kept up to date.
-        parts = [
-            self._partition.part_of(index, param.detach()) for index, param in enumerate(params)
-        ]
         self._parts = dict(zip(params, parts, strict=True))
         self.optim = optimizer_class(
             [{**g, "params": [self._parts[p] for p in g["params"]]} for g in whole.param_groups],
@@ -136,6 +146,10 @@ class ShardedOptimizer(FusedOptimizer):
 
     def __repr__(self) -> str:
         return f"{NAME} over {self.process_group.size()} processes of {self._whole!r}"
+
+    def make_capturable(self) -> None:
+        """Converts numeric hyper-parameters of all groups to tensors, as `optimizer_class` does."""
+        self._whole.make_capturable()
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Raises: the parameters are split when the optimizer is made."""
@@ -156,19 +170,14 @@ class ShardedOptimizer(FusedOptimizer):
     @torch.no_grad()
     def _update_params(self) -> None:
         params = list(self._parts)
-        for index, (param, address) in enumerate(zip(params, self._addresses, strict=True)):
-            if param.data_ptr() != address:
-                raise RuntimeError(
-                    f"{NAME}.step: expected parameter {index} to stay in the memory that the "
-                    "optimizer gave it, got another address. Move, convert and load models before "
-                    "the optimizer is made, and write values in place: param.copy_(value)."
-                )
+        found = standings(params, self._addresses)
         # Where a GPU would have to be waited for, ranks are compared in the first step only.
         if self._steps == 0 or device_of_group(self.process_group).type == "cpu":
-            check_agreement(self.process_group, params, self.param_groups, in_step=True)
+            check_agreement(self.process_group, params, self._whole, found)
+        check_standings(found)
+        check_options(f"{NAME}.step", self.param_groups)
         for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True):
             group.update((key, value) for key, value in whole.items() if key != "params")
-        self._bring_gradients()
         self._step_of_part()
         self._gather()
         self._steps += 1
@@ -179,8 +188,10 @@ class ShardedOptimizer(FusedOptimizer):
         for index, (param, part) in enumerate(self._parts.items()):
             grad = param.grad
             if grad is None:
-                part.grad = None
-            elif part.numel() > 0:
+                continue
+            if grad.dtype != part.dtype:
+                part.grad_dtype = None  # any, as the parameter must have it too
+            if part.numel() > 0:
                 part.grad = self._partition.part_of(index, laid_out_like(param, grad))
             else:
                 kind = (grad.device, grad.dtype)
@@ -193,6 +204,7 @@ class ShardedOptimizer(FusedOptimizer):
         for name, value in lent.items():
             setattr(self.optim, name, value)
         try:
+            self._bring_gradients()
             self.optim._fused_update()
         finally:
             for name in lent:
@@ -237,7 +249,8 @@ class ShardedOptimizer(FusedOptimizer):
     # Checkpoints.
 
     def _is_split(self, name: str) -> bool:
-        return name != "step" and not self.optim._is_tensor_state(name)
+        known = (*self.optim._all_state_names(), *MASTER_DTYPES, EMA)
+        return name in known and not self.optim._is_tensor_state(name)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dict of the whole optimizer, on every rank; a collective.
@@ -245,13 +258,7 @@ class ShardedOptimizer(FusedOptimizer):
         It is what `optimizer_class` itself would return, so that it loads into that class and into
         this one on any number of ranks. Its tensors are on the CPU.
         """
-        return whole_state_dict(
-            self.optim.state_dict(),
-            self._is_split,
-            self._partition,
-            list(self._parts),
-            self.process_group,
-        )
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state dict of `optimizer_class`, or of this class on any number of ranks.
@@ -262,9 +269,23 @@ class ShardedOptimizer(FusedOptimizer):
         Raises:
             ValueError: as `optimizer_class` does; the optimizer is unchanged.
         """
+        super().load_state_dict(state_dict)
+
+    def _own_state_dict(self) -> dict[str, Any]:
+        return whole_state_dict(
+            self.optim.state_dict(),
+            self._is_split,
+            self._partition,
+            list(self._parts),
+            self.process_group,
+        )
+
+    @torch.no_grad()
+    def _load_own_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        check_structure(f"{NAME}.load_state_dict: expected", self.param_groups, state_dict)
         local = split_state_dict(state_dict, self._is_split, self._partition, list(self._parts))
         self.optim.load_state_dict(local)
-        # New groups, as other optimizers make: a checkpoint that fails later puts the old ones back.
+        # New groups, as others make: a checkpoint that fails later puts the old ones back.
         self.param_groups = [
             {**whole, **group, "params": whole["params"]}
             for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parameters of tests of ShardedOptimizer, the same on all ranks."""
+"""Parameters of tests of ShardedOptimizer, the same on all ranks, and what their cases raise."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -21,3 +23,27 @@ def set_grads(params: list[nn.Parameter], step: int) -> None:
     for param in params:
         grad = torch.randn(param.shape, generator=random).to(param.dtype)
         param.grad = torch.empty_like(param).copy_(grad)
+
+
+def params(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(shape)) for shape in shapes or ((5, 3), (4,))]
+
+
+def with_grads(values: list[nn.Parameter]) -> list[nn.Parameter]:
+    for value in values:
+        value.grad = torch.ones_like(value)
+    return values
+
+
+class Message:
+    """Runs a case and returns what it raised."""
+
+    def __init__(self, case: Callable[[int], None]) -> None:
+        self.case = case
+
+    def __call__(self, rank: int) -> str:
+        try:
+            self.case(rank)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing was raised"
