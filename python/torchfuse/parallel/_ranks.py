@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -84,7 +85,8 @@ def check_same(
         device=device_of_group(group),
     )
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
+    with naming(expected.partition(":")[0]):
+        dist.all_gather(gathered, mine, group=group)
     checksums = torch.cat(gathered).tolist()
     if checksums.count(checksums[0]) == len(checksums):
         return
@@ -102,12 +104,31 @@ def _made(descriptions: Sequence[str] | Callable[[], Sequence[str]]) -> Sequence
     return descriptions() if callable(descriptions) else descriptions
 
 
+@contextmanager
+def naming(who: str) -> Iterator[None]:
+    """Says in a backend's errors, which have addresses only, who could not communicate and why."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise type(error)(
+            f"{who}: expected all processes of the group to take part, got: {error}. Let all of "
+            "them make the same calls; if one has ended, see its output."
+        ) from error
+
+
 def device_of_group(group: dist.ProcessGroup | None = None) -> torch.device:
     """Returns a device that every process of the group can send from; the CPU if possible.
 
     It must not depend on anything that may differ between processes, such as devices of tensors.
     """
-    if "cpu:" in dist.get_backend_config(group):
+    try:
+        backends = dist.get_backend_config(group)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RuntimeError(
+            "torchfuse.parallel: expected the process group to exist, got one that "
+            "destroy_process_group() has ended. Destroy it after the last step."
+        ) from error
+    if "cpu:" in backends:
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None

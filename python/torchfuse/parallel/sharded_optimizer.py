@@ -17,7 +17,7 @@ from torchfuse.optimizers._ema import EMA
 from torchfuse.optimizers._masters import MASTER_DTYPES
 from torchfuse.optimizers._saved_state import check_structure
 from torchfuse.parallel._partition import Partition, laid_out_like, move_into
-from torchfuse.parallel._ranks import device_of_group
+from torchfuse.parallel._ranks import device_of_group, naming
 from torchfuse.parallel._sharded_checks import (
     NAME,
     check_agreement,
@@ -214,7 +214,9 @@ class ShardedOptimizer(FusedOptimizer):
 
     def _gather(self) -> None:
         for flat, plan in zip(self._flats, self._partition.flats, strict=True):
-            gather(flat, plan, self._partition.rank, self.process_group)
+            begin, end = plan.own(self._partition.rank)
+            with naming(NAME):
+                dist.all_gather_into_tensor(flat, flat[begin:end], group=self.process_group)
 
     # What the last step did, masters and averages.
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.cases import run_cases
 from support.sharded import Message, params, with_grads
 
@@ -192,6 +194,41 @@ def unchanged(rank: int) -> bool:
 def test_nothing_is_lost_by_what_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("unchanged")
     assert run_cases(folder, RANKS, {"unchanged": unchanged})["unchanged"] == [True, True]
+
+
+def of_group(group: Any) -> ShardedOptimizer:
+    optimizer = ShardedOptimizer(with_grads(params()), FusedAdam, process_group=group)
+    optimizer.step()
+    return optimizer
+
+
+def alone(rank: int) -> list[str]:
+    """One process makes a step and saves; the other has left the loop."""
+    optimizer = of_group(dist.new_group(timeout=timedelta(seconds=2)))
+    calls = (lambda rank: optimizer.step(), lambda rank: optimizer.state_dict())
+    found = [Message(call)(rank) for call in calls] if rank == 0 else []
+    dist.barrier()
+    return found
+
+
+def ended(rank: int) -> str:
+    group = dist.new_group()
+    optimizer = of_group(group)
+    dist.destroy_process_group(group)
+    return Message(lambda rank: optimizer.step())(rank)
+
+
+def test_a_process_that_nobody_joins_is_told_what_it_waited_for(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cases = {"alone": alone, "ended": ended}
+    found = run_cases(tmp_path_factory.mktemp("alone"), RANKS, cases)
+    step, saving = found["alone"][0]
+    told = "expected all processes of the group to take part, got: "
+    assert step.startswith(f"RuntimeError: ShardedOptimizer: {told}")
+    assert saving.startswith(f"RuntimeError: ShardedOptimizer.state_dict: {told}")
+    message = "RuntimeError: torchfuse.parallel: expected the process group to exist, got one that "
+    assert all(text.startswith(message) for text in found["ended"])
 
 
 def test_a_process_group_is_needed() -> None:
