@@ -86,9 +86,9 @@ class ShardedOptimizer(FusedOptimizer):
         >>> dist.destroy_process_group()
 
     Notes:
-        `state` is that of `optim`, of parts. `state_dict()` and `load_state_dict()` speak of whole
-        parameters, in the layout of `optimizer_class`; `state_dict()` and `swap_ema_()` are
-        collectives.
+        `state` has the states of this process's parts. `state_dict()` and `load_state_dict()` speak
+        of whole parameters, in the layout of `optimizer_class`; `state_dict()` and `swap_ema_()`
+        are collectives.
     """
 
     optim: FusedOptimizer
@@ -101,9 +101,7 @@ class ShardedOptimizer(FusedOptimizer):
         "_whole", "param_groups", "Groups of whole parameters, with the options of the step."
     )
     defaults: dict[str, Any] = attribute_of("_whole", "defaults", "Defaults of the options.")
-    state: defaultdict[Tensor, Any] = attribute_of(
-        "optim", "state", "States of this process's parts, by part: a parameter of `optim`."
-    )
+    param_groups_master: Any = attribute_of("optim", "param_groups_master", "As `optim` has it.")
     _swapped: Any = attribute_of("optim", "_swapped")
 
     def __init__(
@@ -143,6 +141,14 @@ class ShardedOptimizer(FusedOptimizer):
         )
         self.optim._split_over = [group.group_name] if group.size() > 1 else None
         self._steps = 0
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        """For each parameter with states, those of this process's part of it, in one dimension."""
+        of_parts = self.optim.state
+        return defaultdict(
+            dict, {param: of_parts[part] for param, part in self._parts.items() if part in of_parts}
+        )
 
     def __repr__(self) -> str:
         return f"{NAME} over {self.process_group.size()} processes of {self._whole!r}"

@@ -67,6 +67,26 @@ def distributed_checkpoint(rank: int) -> list[float]:
     return [*counts, float(optimizer.state_dict()["state"][0]["step"])]
 
 
+def states(rank: int) -> list[bool]:
+    """Programs read states by parameter, also of one that has none, and masters."""
+    optimizer, _ = twins(torch.bfloat16, **MASTERS)
+    values = params_of(optimizer)
+    set_grads(values, 0)
+    values[1].grad = None
+    before = optimizer.state
+    optimizer.step()
+    own = [optimizer.state[param].get("exp_avg", torch.empty(0)).numel() for param in values]
+    masters = optimizer.param_groups_master
+    assert masters is not None
+    return [
+        not before,
+        optimizer.state[values[1]] == {},
+        0 < sum(own) < sum(param.numel() for param in values),
+        sum(own) == sum(m.numel() for m in masters[0]["params"] if m.dtype == torch.float32),
+        list(optimizer.state_dict()["state"]) == [0, 2, 3, 4, 5],
+    ]
+
+
 def wide_gradients(rank: int) -> bool:
     """16-bit parameters take fp32 gradients, and 16-bit ones again."""
     optimizers = twins(torch.bfloat16, **MASTERS)
@@ -134,6 +154,7 @@ def foreign_states(rank: int) -> list[Any]:
 EXPECTED: dict[Any, Any] = {
     state_hooks: ["before saving", "loading 1", "loaded"],
     distributed_checkpoint: [1.0, 1.0],
+    states: [True] * 5,
     wide_gradients: True,
     capturable: True,
     made_in_inference_mode: True,
