@@ -52,9 +52,9 @@ class ShardedOptimizer(FusedOptimizer):
     it, and its `param_groups` have the parameters of the model and the options of the step.
 
     Args:
-        params: parameters or groups of them, the same on all ranks, with the values that rank 0
-            has: wrap the model in DistributedDataParallel first. They become views of flat memory
-            and have to stay there: move and convert the model before.
+        params: parameters or groups of them, of the same shapes on all ranks. All ranks get the
+            values of rank 0. They become views of flat memory and have to stay there: move and
+            convert the model before.
         optimizer_class: a class of :mod:`torchfuse.optimizers`.
         process_group: processes that the states are split over. None: the default group.
         **options: the arguments of `optimizer_class`.
@@ -129,6 +129,8 @@ class ShardedOptimizer(FusedOptimizer):
                 for flat in self._partition.flats
             ]
             move_into(self._flats, self._partition, params)
+            for flat in self._flats:
+                dist.broadcast(flat, group=group, group_src=0)
             # A view of detach() shares the count of writes, by which masters are kept up to date.
             parts = [
                 self._partition.part_of(index, param.detach()) for index, param in enumerate(params)

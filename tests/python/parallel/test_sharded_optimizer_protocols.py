@@ -87,6 +87,18 @@ def states(rank: int) -> list[bool]:
     ]
 
 
+def other_values(rank: int) -> bool:
+    """All ranks begin with the values of rank 0, as behind DistributedDataParallel."""
+    optimizers = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        values = make_params(dtype)
+        with torch.no_grad():
+            for value in values:
+                value.add_(rank)
+        optimizers.append((ShardedOptimizer(values, FusedAdam), FusedAdam(make_params(dtype))))
+    return all(equal(*pair) for pair in optimizers)
+
+
 def wide_gradients(rank: int) -> bool:
     """16-bit parameters take fp32 gradients, and 16-bit ones again."""
     optimizers = twins(torch.bfloat16, **MASTERS)
@@ -155,6 +167,7 @@ EXPECTED: dict[Any, Any] = {
     state_hooks: ["before saving", "loading 1", "loaded"],
     distributed_checkpoint: [1.0, 1.0],
     states: [True] * 5,
+    other_values: True,
     wide_gradients: True,
     capturable: True,
     made_in_inference_mode: True,
