@@ -247,11 +247,7 @@ class FusedOptimizer(Checkpoints):
             [group["params"] for group in self.param_groups],
             self.state,
             [bool(group.get("stochastic_rounding")) for group in self.param_groups],
-            [
-                shard_groups(param) if self._split_over is None else self._split_over
-                for group in self.param_groups
-                for param in group["params"]
-            ],
+            [self._split_over or shard_groups(p) for g in self.param_groups for p in g["params"]],
         )
         self._planned_names = names
 

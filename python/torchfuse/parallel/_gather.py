@@ -14,20 +14,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchfuse.parallel._partition import Flat
+from torchfuse.parallel._ranks import naming
 
 
-def gather(tensor: Tensor, flat: Flat, rank: int, group: dist.ProcessGroup) -> None:
-    """Fills a tensor that is laid out as `flat`, of which this process has written its part."""
+def gather(tensor: Tensor, flat: Flat, rank: int, group: dist.ProcessGroup, who: str) -> None:
+    """Fills a tensor that is laid out as `flat`, of which this process has written its part.
+
+    Raises:
+        RuntimeError: naming `who`, if a rank does not arrive within the group's timeout.
+    """
     parts = tensor.split(flat.part)
     if len(parts) <= 1:
         return
-    if tensor.device.type != "cpu":
-        dist.all_gather_into_tensor(tensor, parts[rank], group=group)
-        return
-    pending = [
-        dist.broadcast(part.view(torch.uint8), group=group, group_src=source, async_op=True)
-        for source, part in enumerate(parts)
-    ]
-    for work in pending:
-        assert work is not None
-        work.wait()
+    with naming(who):
+        if tensor.device.type != "cpu":
+            dist.all_gather_into_tensor(tensor, parts[rank], group=group)
+            return
+        pending = [
+            dist.broadcast(part.view(torch.uint8), group=group, group_src=source, async_op=True)
+            for source, part in enumerate(parts)
+        ]
+        for work in pending:
+            assert work is not None
+            work.wait()

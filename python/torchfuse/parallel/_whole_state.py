@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchfuse.optimizers._saved_state import AMP_MASTERS
+from torchfuse.parallel._gather import gather
 from torchfuse.parallel._partition import Partition, laid_out_like
-from torchfuse.parallel._ranks import naming
 
 _WHERE = "ShardedOptimizer.load_state_dict: expected"
 
@@ -70,8 +70,9 @@ def _gathered(
         first = partition.places[index].begin + begin
         whole[first : first + end - begin] = states[index][key]
     # Bytes, because backends do not know int16.
-    with naming("ShardedOptimizer.state_dict"):
-        dist.all_gather_into_tensor(whole.view(torch.uint8), part.view(torch.uint8), group=group)
+    as_bytes = dataclasses.replace(plan, part=dtype.itemsize * plan.part)
+    who = "ShardedOptimizer.state_dict"
+    gather(whole.view(torch.uint8), as_bytes, partition.rank, group, who)
     return whole.cpu()
 
 

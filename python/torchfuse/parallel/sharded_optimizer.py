@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -13,11 +13,9 @@ from torch import Tensor
 
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._ema import EMA
-from torchfuse.optimizers._masters import MASTER_DTYPES
-from torchfuse.optimizers._saved_state import check_structure
+from torchfuse.parallel._gather import gather
 from torchfuse.parallel._partition import Partition, laid_out_like, move_into
-from torchfuse.parallel._ranks import device_of_group, naming
+from torchfuse.parallel._ranks import device_of_group
 from torchfuse.parallel._sharded_checks import (
     NAME,
     check_agreement,
@@ -28,25 +26,20 @@ from torchfuse.parallel._sharded_checks import (
     checked_group,
     standings,
 )
-from torchfuse.parallel._whole_state import (
-    split_state_dict,
-    whole_state_dict,
-    with_places,
-    without_places,
-)
+from torchfuse.parallel._split_states import SplitStates
 
 _LENT = ("grad_scale", "found_inf", "_check_inside")
 
 
-class ShardedOptimizer(FusedOptimizer):
+class ShardedOptimizer(SplitStates):
     r"""Splits the states and the step of a fused optimizer over the processes of a group.
 
     This is stage 1 of ZeRO (Rajbhandari et al. 2020): all processes have all parameters, and
     gradients that data parallelism made equal. Of :math:`N` processes each keeps the states of an
-    :math:`N`-th of the elements, updates these, and receives the other elements in the dtype
-    of the model. What is computed for an element is what
-    the optimizer would compute alone: bit for bit, except that norms over all elements (clipping,
-    LAMB, LARS, NovoGrad) are sums over the processes.
+    :math:`N`-th of the elements, updates these, and receives the other elements in the dtype of the
+    model. What is computed for an element is what the optimizer would compute alone: bit for bit,
+    except that norms over all elements (clipping, LAMB, LARS, NovoGrad) are sums over the
+    processes.
 
     It is a fused optimizer itself: schedulers, :class:`torchfuse.amp.GradScaler` and hooks accept
     it, and its `param_groups` have the parameters of the model and the options of the step.
@@ -90,9 +83,6 @@ class ShardedOptimizer(FusedOptimizer):
         of whole parameters, in the layout of `optimizer_class`; `state_dict()` and `swap_ema_()`
         are collectives.
     """
-
-    optim: FusedOptimizer
-    process_group: dist.ProcessGroup
 
     _whole: FusedOptimizer
 
@@ -222,9 +212,7 @@ class ShardedOptimizer(FusedOptimizer):
 
     def _gather(self) -> None:
         for flat, plan in zip(self._flats, self._partition.flats, strict=True):
-            begin, end = plan.own(self._partition.rank)
-            with naming(NAME):
-                dist.all_gather_into_tensor(flat, flat[begin:end], group=self.process_group)
+            gather(flat, plan, self._partition.rank, self.process_group, NAME)
 
     # What the last step did, masters and averages.
 
@@ -255,48 +243,3 @@ class ShardedOptimizer(FusedOptimizer):
         """Exchanges the parameters and their averages on all processes; a collective."""
         self.optim.swap_ema_()
         self._gather()
-
-    # Checkpoints.
-
-    def _is_split(self, name: str) -> bool:
-        known = (*self.optim._all_state_names(), *MASTER_DTYPES, EMA)
-        return name in known and not self.optim._is_tensor_state(name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict of the whole optimizer, on every rank; a collective.
-
-        It is what `optimizer_class` itself would return, so that it loads into that class and into
-        this one on any number of ranks. Its tensors are on the CPU.
-        """
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a state dict of `optimizer_class`, or of this class on any number of ranks.
-
-        Args:
-            state_dict: the same on all ranks.
-
-        Raises:
-            ValueError: as `optimizer_class` does; the optimizer is unchanged.
-        """
-        super().load_state_dict(state_dict)
-
-    def _own_state_dict(self) -> dict[str, Any]:
-        return whole_state_dict(
-            self.optim.state_dict(),
-            self._is_split,
-            self._partition,
-            list(self._parts),
-            self.process_group,
-        )
-
-    @torch.no_grad()
-    def _load_own_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        check_structure(f"{NAME}.load_state_dict: expected", self.param_groups, state_dict)
-        local = split_state_dict(state_dict, self._is_split, self._partition, list(self._parts))
-        self.optim.load_state_dict(local)
-        # New groups, as others make: a checkpoint that fails later puts the old ones back.
-        self.param_groups = [
-            {**whole, **group, "params": whole["params"]}
-            for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True)
-        ]
