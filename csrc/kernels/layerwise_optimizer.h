@@ -16,8 +16,9 @@
 // first it stops at the sums; when these are summed over the processes, they are the only partial
 // of each tensor.
 //
-// A functor with kStatesInMeasure moves its states in `measure`, because the measured values depend
-// on them; its update only reads them, and no gradient.
+// A functor with kStatesInMeasure moves its states before it measures, in `move`, because the
+// measured values depend on them; its update only reads them, and no gradient. States are rounded to
+// their storage in between: the norm is that of the change which the update will make.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,8 @@
 // read, 8 written); any alignment.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/common/math.h"
 #include "kernels/cpu/fused_update.h"
 #include "kernels/cpu/lane_sums.h"
@@ -80,9 +82,13 @@ struct AnyOperands {
     const V param = load_value(operands, i, T());
     const V grad = load(operands.grad, i, operands.grad_dtype, T()) * V(grad_coef);
     V state[Functor::kNumStates] = {};
-    if constexpr (kMoves) load_states<T>(operands, i, state);
+    if constexpr (kMoves) {
+      load_states<T>(operands, i, state);
+      Functor::move(param, grad, state, coefs);
+      store_states<T>(operands, i, state);
+      load_states<T>(operands, i, state);  // rounded
+    }
     Functor::measure(param, grad, state, coefs, measured);
-    if constexpr (kMoves) store_states<T>(operands, i, state);
     if (kMoves && operands.write_back) store(operands.grad, i, operands.grad_dtype, grad, T());
   }
 };
@@ -108,9 +114,13 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
     const V value = load_vector<Storage::kValue>(this->values + i);
     const V grad = load_vector<Storage::kGrad>(this->grads + i) * V(grad_coef);
     V state[Functor::kNumStates] = {};
-    if constexpr (kMoves) Base::load_states(i, WholeVector(), state);
+    if constexpr (kMoves) {
+      static_assert(std::is_same_v<ElementOf<Storage::kState>, T>, "states would be rounded");
+      Base::load_states(i, WholeVector(), state);
+      Functor::move(value, grad, state, coefs);
+      Base::store_states(i, WholeVector(), state);
+    }
     Functor::measure(value, grad, state, coefs, measured);
-    if constexpr (kMoves) Base::store_states(i, WholeVector(), state);
   }
 };
 

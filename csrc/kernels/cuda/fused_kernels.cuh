@@ -67,6 +67,13 @@ __device__ __forceinline__ void apply(const Chunk<Access>& chunk, T& param, T gr
                                       [[maybe_unused]] typename Phase::Sums& sums) {
   using Functor = typename Phase::Functor;
   if constexpr (Phase::kMeasures) {
+    if constexpr (Phase::kMovesStates) {
+      Functor::move(param, grad, state, chunk.team->coefs);
+#pragma unroll
+      for (int k = 0; k < Access::kStates; ++k) {
+        state[k] = Access::stored(chunk, Access::kStateOperand + k, state[k]);
+      }
+    }
     T measured[Functor::kNumNorms];
     Functor::measure(param, grad, state, chunk.team->coefs, measured);
 #pragma unroll

@@ -228,6 +228,16 @@ struct LookedUpAccess {
     });
   }
 
+  /// A state's value as it comes back from memory.
+  template <class Chunk>
+  __device__ __forceinline__ static float stored(const Chunk& chunk, int operand, float value) {
+    with_type(chunk.dtype(operand), [&](auto narrowed) {
+      narrow(value, narrowed);
+      value = widen(narrowed);
+    });
+    return value;
+  }
+
   template <class Chunk>
   __device__ __forceinline__ static float load_source_one(const Chunk& chunk, std::uint32_t index) {
     const unsigned char* master = chunk.operands[kMasterOperand];

@@ -161,6 +161,15 @@ struct TypedAccess {
     store_element<S>(chunk.operands[operand], index, value);
   }
 
+  /// A state's value as it comes back from memory.
+  template <class Chunk>
+  __device__ __forceinline__ static Compute stored(const Chunk&, int /*operand*/, Compute value) {
+    if constexpr (sizeof(State) == sizeof(Compute)) return value;
+    State narrowed;
+    narrow(value, narrowed);
+    return static_cast<Compute>(widen(narrowed));
+  }
+
   template <class Chunk>
   __device__ __forceinline__ static Compute load_source_one(const Chunk& chunk,
                                                             std::uint32_t index) {

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), with AMSGrad (Reddi et al.
 // 2018).
+//
+// Note [Decay rates of zero]
+// m += (1 - beta) (g - m) keeps a moment that decays slowly most exactly. With beta = 0, as in GANs,
+// it should forget all of m, and in rounded numbers does not: where g is far below m, g - m is -m,
+// and nothing is left. So a moment of that rate is set.
 #pragma once
 
 #include "kernels/common/hyper_param.h"
@@ -95,6 +100,8 @@ struct Adam {
     const V g = fma(V(coefs.l2_decay), param, grad * V(coefs.grad_sign));
     state[0] = fma(V(coefs.one_minus_beta1), g - state[0], state[0]);
     state[1] = fma(V(coefs.one_minus_beta2), fma(g, g, V(T(0)) - state[1]), state[1]);
+    if (coefs.one_minus_beta1 == T(1)) state[0] = g;
+    if (coefs.one_minus_beta2 == T(1)) state[1] = g * g;
     V second_moment = state[1];
     if (coefs.amsgrad) {
       state[2] = max(state[2], state[1]);

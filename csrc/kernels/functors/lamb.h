@@ -115,12 +115,20 @@ struct Lamb {
   ///   g  = +-grad + l2_decay p
   ///   m += (1 - beta1) (grad_weight g - m)      v += (1 - beta2) (g^2 - v)
   template <class V, class T>
-  TORCHFUSE_HOST_DEVICE static void measure(V param, V grad, V (&state)[kNumStates],
-                                            const Coefs<T>& coefs, V (&measured)[kNumNorms]) {
+  TORCHFUSE_HOST_DEVICE static void move(V param, V grad, V (&state)[kNumStates],
+                                         const Coefs<T>& coefs) {
     const V g = fma(V(coefs.l2_decay), param, grad * V(coefs.grad_sign));
     const V difference = fma(V(coefs.grad_weight), g, V(T(0)) - state[0]);
     state[0] = fma(V(coefs.one_minus_beta1), difference, state[0]);
     state[1] = fma(V(coefs.one_minus_beta2), fma(g, g, V(T(0)) - state[1]), state[1]);
+    if (coefs.one_minus_beta1 == T(1)) state[0] = g;  // see Note [Decay rates of zero] in adam.h
+    if (coefs.one_minus_beta2 == T(1)) state[1] = g * g;
+  }
+
+  /// With the states as they are stored, and as the update reads them.
+  template <class V, class T>
+  TORCHFUSE_HOST_DEVICE static void measure(V param, V /*grad*/, V (&state)[kNumStates],
+                                            const Coefs<T>& coefs, V (&measured)[kNumNorms]) {
     measured[0] = param;
     measured[1] = change(param, state, coefs);
   }

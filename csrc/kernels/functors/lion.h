@@ -58,9 +58,12 @@ struct Lion {
   template <class V, class T>
   TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
                                            const Coefs<T>& coefs) {
-    const V difference = grad * V(coefs.grad_sign) - state[0];
-    const V direction = fma(V(coefs.one_minus_beta1), difference, state[0]);
+    const V g = grad * V(coefs.grad_sign);
+    const V difference = g - state[0];
+    V direction = fma(V(coefs.one_minus_beta1), difference, state[0]);
     state[0] = fma(V(coefs.one_minus_beta2), difference, state[0]);
+    if (coefs.one_minus_beta1 == T(1)) direction = g;  // see Note [Decay rates of zero] in adam.h
+    if (coefs.one_minus_beta2 == T(1)) state[0] = g;
     // Both changes are summed before they meet the parameter: one rounding at its magnitude.
     param = param + fma(V(coefs.minus_lr_decay), param, sign(direction) * V(coefs.minus_lr));
   }

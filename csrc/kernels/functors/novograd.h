@@ -128,6 +128,7 @@ struct NovoGrad {
     const V g = fma(V(coefs.moment_decay), param, grad * V(coefs.grad_factor));
     const V difference = fma(V(coefs.grad_weight), g, V(T(0)) - state[0]);
     state[0] = fma(V(coefs.one_minus_beta1), difference, state[0]);
+    if (coefs.one_minus_beta1 == T(1)) state[0] = g;  // see Note [Decay rates of zero] in adam.h
     // Both changes are summed before they meet the parameter: one rounding at its magnitude.
     const V change = state[0] * V(coefs.minus_lr);
     param = param + fma(V(coefs.minus_lr_decay), param, change);

@@ -224,3 +224,20 @@ def test_documented_defaults_are_the_real_ones() -> None:
     parameters = inspect.signature(FusedLAMB).parameters
     for name in ("lr", "betas", "eps", "weight_decay", "max_grad_norm", "use_nvlamb"):
         assert group[name] == parameters[name].default, name
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("state_dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-3])
+def test_the_trust_ratio_is_that_of_the_change_with_stored_states(
+    size: float, state_dtype: torch.dtype, device: str
+) -> None:
+    """In fp16 most second moments are stored as 0, and the change is large."""
+    random = torch.Generator().manual_seed(0)
+    param = torch.nn.Parameter(torch.ones(1003, device=device))
+    optimizer = FusedLAMB([param], lr=0.01, max_grad_norm=None, state_dtype=state_dtype)
+    param.grad = (size * torch.randn(param.shape, generator=random)).to(device)
+    before = param.detach().clone()
+    optimizer.step()
+    step = (param.detach() - before).norm()
+    assert float(step / (0.01 * before.norm())) == pytest.approx(1.0, rel=1e-3)
