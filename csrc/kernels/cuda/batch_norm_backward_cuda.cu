@@ -12,7 +12,7 @@ Status batch_norm_backward_reduce_cuda(const BatchNormBackwardReduceArgs& args,
       args.shape, "dtype of batch_norm_backward_reduce", [&]<class S, class Layout>(S, Layout) {
         BatchNormBackwardReduceLaunch arguments{};
         arguments.grid = batch_norm_grid(args.shape, args.input, BatchNormPass::kSums,
-                                         workspace.multiprocessors * kResidentBlocks<Layout>);
+                                         workspace.multiprocessors * kSumBlocks<Layout>);
         arguments.grad_output = args.grad_output;
         arguments.input = args.input;
         arguments.output = args.output;
@@ -39,7 +39,7 @@ Status batch_norm_backward_elemt_cuda(const BatchNormBackwardElemtArgs& args,
         BatchNormBackwardElemtLaunch arguments{};
         arguments.grad_input = dense(args.shape, args.grad_input);
         arguments.grid = batch_norm_grid(args.shape, arguments.grad_input, BatchNormPass::kElements,
-                                         workspace.multiprocessors * kResidentBlocks<Layout>);
+                                         workspace.multiprocessors * kSumBlocks<Layout>);
         arguments.grad_output = args.grad_output;
         arguments.input = args.input;
         arguments.weight = args.weight;

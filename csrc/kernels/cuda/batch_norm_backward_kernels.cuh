@@ -61,69 +61,79 @@ __device__ __forceinline__ void write_sums(const BatchNormBackwardReduceLaunch& 
   store_channel(launch.grad_bias, c, sums.dy);
 }
 
+/// The sums of a window, whose gradients become those behind the ReLU. Outside of the window they
+/// are zero, and add nothing.
+template <class S, class Terms, class Sums>
+__device__ __forceinline__ void add_gradients(const Terms& terms, bool relu, bool has_output,
+                                              GradWindows<S>& loaded, Sums& sums) {
+  using T = ComputeTypeOf<S>;
+  terms.begin_window();
+#pragma unroll
+  for (int pair = 0; pair < kWindow<S> / 2; ++pair) {
+    T dy[2];
+    T x[2];
+    T y[2];
+    get_pair(loaded.grad, pair, dy);
+    get_pair(loaded.input, pair, x);
+    get_pair(loaded.output, pair, y);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int e = 2 * pair + j;
+      const NormalizeTerms<T> term = terms.of(e % Terms::kChannels);
+      const T deviation = x[j] - term.center;
+      if (relu) {
+        const T gate = has_output ? y[j] : normalize(deviation, term.scale, term.shift);
+        dy[j] = pass_where_positive(gate, dy[j]);
+      }
+      sums.add(e, dy[j], dy[j], deviation);
+    }
+    set_pair(loaded.grad, pair, dy);
+  }
+}
+
 // Reads gradient and input once, the output too where it says what the ReLU let pass, and may write
 // the gradient behind the ReLU.
 template <class S, class Layout>
-__global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
+__global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_backward_reduce_kernel(
         const BatchNormBackwardReduceLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);
-  // Read again for each window: beside the sums there are no registers for those of all channels.
-  const NormalizeTerms<T>* terms =
-      share_terms<NormalizeTerms<T>>(launch.grid, cursor, [&](std::int64_t c) {
+  const ChannelTerms<T, NormalizeTerms<T>, WindowCursor<S, Layout>> terms(
+      launch.grid, cursor, [&](std::int64_t c) {
         return forward_terms<T>(launch.saved, launch.grid.channels, launch.weight, launch.bias, c);
       });
-  const ChannelOperand<S> grad_output(launch.grad_output, cursor.channel);
-  const ChannelOperand<S> input(launch.input, cursor.channel);
-  const ChannelOperand<S> output(launch.output, cursor.channel);
-  const ChannelOperand<S> grad_residual(launch.grad_residual, cursor.channel);
+  const ChannelOperand<S> grad_output(launch.grad_output, cursor.base_channel());
+  const ChannelOperand<S> input(launch.input, cursor.base_channel());
+  const ChannelOperand<S> output(launch.output, cursor.base_channel());
+  const ChannelOperand<S> grad_residual(launch.grad_residual, cursor.base_channel());
   const bool relu = launch.relu;
   const bool has_output = relu && launch.output.data != nullptr;
   const bool writes = launch.grad_residual.data != nullptr;
-  WindowSums<S, Layout> sums;
+  GradSumsOf<S, Layout> sums(launch.grid);
   using Loaded = GradWindows<S>;
-  for_each_window<sizeof(S) == 8 ? 1 : 2>(
+  const auto add = [&](const Window& window, Loaded& loaded) {
+    if (window.hi == 0) return;
+    add_gradients(terms, relu, has_output, loaded, sums);
+    if (writes) store_window(grad_residual, window, loaded.grad);
+    sums.end_window();
+  };
+  constexpr int kLoads = sizeof(S) == 8 ? 1 : 2;
+  for_each_round<kLoads>(
       cursor,
       [&](const Window& window) {
         Loaded loaded{load_window(grad_output, window), load_window(input, window), {}};
         if (has_output) loaded.output = load_window(output, window);
         return loaded;
       },
-      // Outside of the window the gradient is zero, and adds nothing.
-      [&](const Window& window, Loaded& loaded) {
-        if (window.hi == 0) return;
+      [&](const auto& windows, auto& loaded) {
 #pragma unroll
-        for (int pair = 0; pair < kWindow<S> / 2; ++pair) {
-          T dy[2];
-          T x[2];
-          T y[2];
-          get_pair(loaded.grad, pair, dy);
-          get_pair(loaded.input, pair, x);
-          get_pair(loaded.output, pair, y);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const int e = 2 * pair + j;
-            const NormalizeTerms<T>& term = terms[e % cursor.kChannels];
-            const T deviation = x[j] - term.center;
-            if (relu) {
-              const T gate = has_output ? y[j] : normalize(deviation, term.scale, term.shift);
-              dy[j] = pass_where_positive(gate, dy[j]);
-            }
-            sums.add(e, dy[j], dy[j], deviation);
-          }
-          set_pair(loaded.grad, pair, dy);
-        }
-        if (writes) store_window(grad_residual, window, loaded.grad);
-        sums.end_window();
+        for (int k = 0; k < kLoads; ++k) add(windows[k], loaded[k]);
+        sums.end_round(kLoads);
       });
 
-  sums.flush();
-  DeviationSums partials[cursor.kChannels];
-#pragma unroll
-  for (int c = 0; c < cursor.kChannels; ++c) partials[c] = {sums.first[c], sums.second[c]};
-  const auto [channel, total] =
-      total_of_slices(launch.grid, cursor, partials, launch.partials, launch.arrivals);
+  const auto [channel, total] = total_of_slices(launch.grid, cursor, sums.block_sum(launch.grid),
+                                                launch.partials, launch.arrivals);
   if (channel >= 0) write_sums<T>(launch, channel, total);
 }
 
@@ -149,12 +159,12 @@ struct BackwardTerms {
 
 // Reads gradient and input once, and writes the input's gradient.
 template <class S, class Layout>
-__global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
+__global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_backward_elemt_kernel(const BatchNormBackwardElemtLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);
-  const BackwardTerms<T>* shared_terms =
-      share_terms<BackwardTerms<T>>(launch.grid, cursor, [&](std::int64_t c) {
+  const ChannelTerms<T, BackwardTerms<T>, WindowCursor<S, Layout>> terms(
+      launch.grid, cursor, [&](std::int64_t c) {
         const std::int64_t channels = launch.grid.channels;
         return BackwardTerms<T>{
             forward_terms<T>(launch.saved, channels, launch.weight, launch.bias, c),
@@ -162,12 +172,9 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
                 launch.saved[c], launch.saved[channels + c], load_channel(launch.weight, c, 1.0),
                 GradSums{launch.sums[c], launch.sums[channels + c]}, launch.saved[2 * channels])};
       });
-  BackwardTerms<T> terms[cursor.kChannels];
-#pragma unroll
-  for (int c = 0; c < cursor.kChannels; ++c) terms[c] = shared_terms[c];
-  const ChannelOperand<S> grad_output(launch.grad_output, cursor.channel);
-  const ChannelOperand<S> input(launch.input, cursor.channel);
-  const ChannelOperand<S> grad_input_operand(launch.grad_input, cursor.channel);
+  const ChannelOperand<S> grad_output(launch.grad_output, cursor.base_channel());
+  const ChannelOperand<S> input(launch.input, cursor.base_channel());
+  const ChannelOperand<S> grad_input_operand(launch.grad_input, cursor.base_channel());
   const bool relu = launch.relu;
   struct Loaded {
     RawWindow<S> grad;
@@ -179,6 +186,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
         return Loaded{load_window(grad_output, window), load_window(input, window)};
       },
       [&](const Window& window, Loaded& loaded) {
+        terms.begin_window();
 #pragma unroll
         for (int pair = 0; pair < kWindow<S> / 2; ++pair) {
           T dy[2];
@@ -187,7 +195,7 @@ __global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
           get_pair(loaded.input, pair, x);
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            const auto& [forward, backward] = terms[(2 * pair + j) % cursor.kChannels];
+            const auto [forward, backward] = terms.of((2 * pair + j) % cursor.kChannels);
             const T deviation = x[j] - forward.center;
             if (relu) {
               dy[j] =

@@ -29,7 +29,7 @@ constexpr int kFields = static_cast<int>(sizeof(Partial) / sizeof(double));
 
 template <class Partial>
 struct TileShared {
-  double fields[kFields<Partial>][kGridWarps][kSumTileChannels];
+  alignas(16) double fields[kFields<Partial>][kGridWarps][kSumTileChannels];
 };
 
 template <class Partial>
@@ -43,39 +43,15 @@ __device__ __forceinline__ Partial shuffle_down(const Partial& value, unsigned d
   return other;
 }
 
-/// Every thread has values of the kChannels channels of its column; see Note [Windows]. Thread i
-/// gets the sum of channel i of the tile, up to columns * kChannels. All threads must call it, and
-/// pass a barrier before they call it again.
-template <class Partial, int kChannels>
-__device__ __forceinline__ Partial tile_sum(Partial (&values)[kChannels], std::uint32_t lanes,
-                                            std::uint32_t columns) {
-  const auto add_from = [&](std::uint32_t distance) {
-#pragma unroll
-    for (Partial& value : values) value = merge(value, shuffle_down(value, distance));
-  };
-  const auto row_threads = lanes * columns;
-#pragma unroll 1
-  for (std::uint32_t d = kWarp / 2; d >= row_threads; d /= 2) add_from(d);
-#pragma unroll 1
-  for (std::uint32_t d = lanes / 2; d > 0; d /= 2) add_from(d);
-
-  auto& shared = block_shared<TileShared<Partial>>();
-  const std::uint32_t in_warp = threadIdx.x % kWarp;
-  if (in_warp < row_threads && in_warp % lanes == 0) {
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      double fields[kFields<Partial>];
-      memcpy(fields, &values[c], sizeof fields);
-      const std::uint32_t place = in_warp / lanes * kChannels + c;
-#pragma unroll
-      for (int f = 0; f < kFields<Partial>; ++f) {
-        shared.fields[f][threadIdx.x / kWarp][place] = fields[f];
-      }
-    }
-  }
+/// Thread i gets the sum over the block's warps of channel i of the tile, up to `tile_channels`: of
+/// what TileShared holds. All threads must call it, and pass a barrier before TileShared is written
+/// again.
+template <class Partial>
+__device__ __forceinline__ Partial sum_of_warps(std::uint32_t tile_channels) {
+  const auto& shared = block_shared<TileShared<Partial>>();
   __syncthreads();
   Partial sum{};
-  if (threadIdx.x < columns * kChannels) {
+  if (threadIdx.x < tile_channels) {
 #pragma unroll 1
     for (std::uint32_t warp = 0; warp < kGridWarps; ++warp) {
       double fields[kFields<Partial>];
@@ -87,6 +63,32 @@ __device__ __forceinline__ Partial tile_sum(Partial (&values)[kChannels], std::u
     }
   }
   return sum;
+}
+
+/// Every thread has the value of one channel, that of its column; see Note [Windows]. Thread i gets
+/// the sum of channel i of the tile. As sum_of_warps().
+template <class Partial>
+__device__ __forceinline__ Partial tile_sum(Partial value, std::uint32_t lanes,
+                                            std::uint32_t columns) {
+  const auto row_threads = lanes * columns;
+#pragma unroll 1
+  for (std::uint32_t d = kWarp / 2; d >= row_threads; d /= 2) {
+    value = merge(value, shuffle_down(value, d));
+  }
+#pragma unroll 1
+  for (std::uint32_t d = lanes / 2; d > 0; d /= 2) value = merge(value, shuffle_down(value, d));
+
+  const std::uint32_t in_warp = threadIdx.x % kWarp;
+  if (in_warp < row_threads && in_warp % lanes == 0) {
+    auto& shared = block_shared<TileShared<Partial>>();
+    double fields[kFields<Partial>];
+    memcpy(fields, &value, sizeof fields);
+#pragma unroll
+    for (int f = 0; f < kFields<Partial>; ++f) {
+      shared.fields[f][threadIdx.x / kWarp][in_warp / lanes] = fields[f];
+    }
+  }
+  return sum_of_warps<Partial>(columns);
 }
 
 struct ArrivalShared {
@@ -120,31 +122,32 @@ struct ChannelTotal {
 };
 
 /// The sums of whole channels, in the last block of each tile to come here, one per thread.
-template <class Partial, class S, class Layout, int kChannels>
-__device__ __forceinline__ ChannelTotal<Partial> total_of_slices(
-    const BatchNormGrid& grid, const WindowCursor<S, Layout>& cursor, Partial (&values)[kChannels],
-    double* partials, std::uint32_t* arrivals) {
-  const std::uint32_t tile_channels = grid.columns * kChannels;
+/// `block_sum`: that of the calling thread's channel of the tile, over the block.
+template <class Partial, class S, class Layout>
+__device__ __forceinline__ ChannelTotal<Partial> total_of_slices(const BatchNormGrid& grid,
+                                                                 const GridPlace<S, Layout>& at,
+                                                                 const Partial& block_sum,
+                                                                 double* partials,
+                                                                 std::uint32_t* arrivals) {
+  const std::uint32_t tile_channels = grid.columns * at.kChannels;
   const std::uint32_t place = threadIdx.x % tile_channels;
-  const std::int64_t channel = cursor.tile * tile_channels + place;
+  const std::int64_t channel = at.tile * tile_channels + place;
   const bool exists = channel < grid.channels;
   const bool represents = threadIdx.x == place && exists;
   const std::int64_t none = -1;
-  ChannelTotal<Partial> result{represents ? channel : none,
-                               tile_sum(values, grid.lanes, grid.columns)};
-  if (grid.slices == 1) return result;
+  if (grid.slices == 1) return {represents ? channel : none, block_sum};
   if (represents) {
     double fields[kFields<Partial>];
-    memcpy(fields, &result.total, sizeof fields);
+    memcpy(fields, &block_sum, sizeof fields);
 #pragma unroll
     for (int f = 0; f < kFields<Partial>; ++f) {
-      *partial_field<Partial>(partials, grid.channels, cursor.slice, f, channel) = fields[f];
+      *partial_field<Partial>(partials, grid.channels, at.slice, f, channel) = fields[f];
     }
   }
   const auto slices = static_cast<std::uint32_t>(grid.slices);
-  if (!last_to_arrive(arrivals + cursor.tile, slices)) return {none, {}};
+  if (!last_to_arrive(arrivals + at.tile, slices)) return {none, {}};
 
-  Partial total[1] = {};
+  Partial total{};
   if (exists) {
 #pragma unroll 4
     for (std::uint32_t s = threadIdx.x / tile_channels; s < slices;
@@ -156,11 +159,10 @@ __device__ __forceinline__ ChannelTotal<Partial> total_of_slices(
       }
       Partial other;
       memcpy(&other, fields, sizeof other);
-      total[0] = merge(total[0], other);
+      total = merge(total, other);
     }
   }
-  result.total = tile_sum(total, 1, tile_channels);
-  return result;
+  return {represents ? channel : none, tile_sum(total, 1, tile_channels)};
 }
 
 }  // namespace torchfuse::kernels::cuda

@@ -12,7 +12,7 @@ Status batch_norm_stats_cuda(const BatchNormStatsArgs& args, const BatchNormWork
       args.shape, "dtype of batch_norm_stats", [&]<class S, class Layout>(S, Layout) {
         BatchNormStatsLaunch arguments{};
         arguments.grid = batch_norm_grid(args.shape, args.input, BatchNormPass::kSums,
-                                         workspace.multiprocessors * kResidentBlocks<Layout>);
+                                         workspace.multiprocessors * kSumBlocks<Layout>);
         arguments.input = args.input;
         arguments.count = static_cast<double>(args.shape.outer * args.shape.inner);
         arguments.packed = args.packed;
@@ -31,7 +31,7 @@ Status batch_norm_elemt_cuda(const BatchNormElemtArgs& args, const BatchNormFini
         BatchNormElemtLaunch arguments{};
         arguments.output = dense(args.shape, args.output);
         arguments.grid = batch_norm_grid(args.shape, arguments.output, BatchNormPass::kElements,
-                                         workspace.multiprocessors * kElemtBlocks<Layout>);
+                                         workspace.multiprocessors * kElementBlocks);
         arguments.input = args.input;
         arguments.residual = args.residual;
         arguments.weight = args.weight;

@@ -7,30 +7,72 @@
 #include <cstdint>
 
 #include "kernels/batch_norm.h"
-#include "kernels/cuda/batch_norm_sums.cuh"
+#include "kernels/cuda/batch_norm_row_sums.cuh"
 
 namespace torchfuse::kernels::cuda {
 
-/// Kernels take their channels' terms from here. A tile is at most a warp wide.
-template <class Terms, int kChannels>
+/// The terms of a tile's channels: each of their numbers, of type T, for the columns side by side.
+/// A tile is at most a warp wide.
+template <class T, class Terms, int kChannels>
 struct TermsShared {
-  alignas(16) Terms channels[kWarp * kChannels];
+  static constexpr int kNumbers = static_cast<int>(sizeof(Terms) / sizeof(T));
+  T numbers[kNumbers][kChannels][kWarp];
 };
 
-/// Writes terms_of(channel, place in the tile) for the tile's channels; behind it, all threads may
-/// read them.
-template <class Terms, class Cursor, class TermsOf>
-__device__ __forceinline__ const Terms* share_terms(const BatchNormGrid& grid, const Cursor& cursor,
-                                                    const TermsOf& terms_of) {
-  auto& shared = block_shared<TermsShared<Terms, Cursor::kChannels>>();
-  const std::uint32_t tile_channels = grid.columns * Cursor::kChannels;
-  const std::int64_t channel = cursor.tile * tile_channels + threadIdx.x;
-  if (threadIdx.x < tile_channels && channel < grid.channels) {
-    shared.channels[threadIdx.x] = terms_of(channel);
+/// The terms of the calling thread's channels. One channel's are kept in registers. Those of a row
+/// would take up to 48 of them, so they are read again for each window.
+template <class T, class Terms, class Cursor>
+class ChannelTerms {
+ public:
+  static constexpr int kChannels = Cursor::kChannels;
+  using Shared = TermsShared<T, Terms, kChannels>;
+
+  /// Takes terms_of(channel) for the tile's channels. All threads of the block must come here.
+  template <class TermsOf>
+  __device__ __forceinline__ ChannelTerms(const BatchNormGrid& grid, const Cursor& cursor,
+                                          const TermsOf& terms_of)
+      : column_(cursor.column) {
+    const std::int64_t first = cursor.tile * grid.columns * kChannels;
+    if (threadIdx.x < grid.columns * kChannels && first + threadIdx.x < grid.channels) {
+      const Terms terms = terms_of(first + threadIdx.x);
+      T numbers[Shared::kNumbers];
+      memcpy(numbers, &terms, sizeof terms);
+#pragma unroll
+      for (int n = 0; n < Shared::kNumbers; ++n) {
+        shared().numbers[n][threadIdx.x % kChannels][threadIdx.x / kChannels] = numbers[n];
+      }
+    }
+    __syncthreads();
+    if constexpr (kChannels == 1) own_ = read(0);
   }
-  __syncthreads();
-  return shared.channels + cursor.column * Cursor::kChannels;
-}
+
+  /// Ahead of each window: what was read for the one before is not kept.
+  __device__ __forceinline__ void begin_window() const {
+    if constexpr (kChannels > 1) asm volatile("" ::: "memory");
+  }
+
+  __device__ __forceinline__ Terms of(int channel) const {
+    if constexpr (kChannels == 1) return own_;
+    return read(channel);
+  }
+
+ private:
+  __device__ __forceinline__ static Shared& shared() { return block_shared<Shared>(); }
+
+  __device__ __forceinline__ Terms read(int channel) const {
+    T numbers[Shared::kNumbers];
+#pragma unroll
+    for (int n = 0; n < Shared::kNumbers; ++n) {
+      numbers[n] = shared().numbers[n][channel][column_];
+    }
+    Terms terms;
+    memcpy(&terms, numbers, sizeof terms);
+    return terms;
+  }
+
+  std::uint32_t column_;
+  Terms own_;
+};
 
 // --- Statistics ----------------------------------------------------------------------------------
 
@@ -45,19 +87,18 @@ struct BatchNormStatsLaunch {
 
 // Reads every element once. Each block leaves one partial for each of its channels.
 template <class S, class Layout>
-__global__ void __launch_bounds__(kGridThreads, kResidentBlocks<Layout>)
+__global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_stats_kernel(const BatchNormStatsLaunch __grid_constant__ launch) {
   WindowCursor<S, Layout> cursor(launch.grid);
-  const ChannelOperand<S> input(launch.input, cursor.channel);
-  PivotedWindows<S, Layout> windows;
-  for_each_window<sizeof(S) == 8 ? 3 : 4>(
+  const ChannelOperand<S> input(launch.input, cursor.base_channel());
+  MomentsOf<S, Layout> moments(launch.grid);
+  constexpr int kLoads = sizeof(S) == (std::is_same_v<Layout, Rows> ? 2 : 8) ? 3 : 4;
+  for_each_round<kLoads>(
       cursor, [&](const Window& window) { return load_window(input, window); },
-      [&](const Window& window, const RawWindow<S>& raw) { windows.add(window, raw); });
+      [&](const auto& windows, const auto& loaded) { moments.add(windows, loaded); });
 
-  PivotedSums sums[cursor.kChannels];
-  windows.partials(sums);
-  const auto [channel, total] =
-      total_of_slices(launch.grid, cursor, sums, launch.partials, launch.arrivals);
+  const auto [channel, total] = total_of_slices(launch.grid, cursor, moments.block_sum(launch.grid),
+                                                launch.partials, launch.arrivals);
   if (channel >= 0) {
     pack_moments(moments_of(total), launch.packed, channel, launch.grid.channels);
   }
@@ -126,38 +167,32 @@ __device__ __forceinline__ void finish_count(const BatchNormElemtLaunch& launch,
   if (last && threadIdx.x == 0) *args.num_batches_tracked += 1;
 }
 
-/// With one channel per thread and no sums, another block fits.
-template <class Layout>
-constexpr int kElemtBlocks = std::is_same_v<Layout, Rows> ? 2 : 4;
-
 // Reads every element once, of the residual too, and writes one. The blocks of slice 0 also keep
 // the statistics of their channels.
 template <class S, class Layout>
-__global__ void __launch_bounds__(kGridThreads, kElemtBlocks<Layout>)
+__global__ void __launch_bounds__(kGridThreads, kElementBlocks)
     batch_norm_elemt_kernel(const BatchNormElemtLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
   WindowCursor<S, Layout> cursor(launch.grid);
-  const NormalizeTerms<T>* shared_terms =
-      share_terms<NormalizeTerms<T>>(launch.grid, cursor, [&](std::int64_t c) {
+  const ChannelTerms<T, NormalizeTerms<T>, WindowCursor<S, Layout>> terms(
+      launch.grid, cursor, [&](std::int64_t c) {
         const auto [mean, invstd] = finish_channel(launch.finish, c, cursor.slice == 0);
         return normalize_terms<T>(mean, invstd, load_channel(launch.weight, c, 1.0),
                                   load_channel(launch.bias, c, 0.0));
       });
   if (cursor.slice == 0) finish_count(launch, cursor.tile == 0);
 
-  NormalizeTerms<T> terms[cursor.kChannels];
-#pragma unroll
-  for (int c = 0; c < cursor.kChannels; ++c) terms[c] = shared_terms[c];
-  const ChannelOperand<S> input(launch.input, cursor.channel);
-  const ChannelOperand<S> residual(launch.residual, cursor.channel);
-  const ChannelOperand<S> output(launch.output, cursor.channel);
+  const ChannelOperand<S> input(launch.input, cursor.base_channel());
+  const ChannelOperand<S> residual(launch.residual, cursor.base_channel());
+  const ChannelOperand<S> output(launch.output, cursor.base_channel());
   const bool has_residual = launch.residual.data != nullptr;
   const bool relu = launch.relu;
   struct Loaded {
     RawWindow<S> input;
     RawWindow<S> residual;
   };
-  for_each_window<std::is_same_v<Layout, Rows> ? 4 : 2>(
+  constexpr int kLoads = std::is_same_v<Layout, Rows> && sizeof(S) != 2 ? 3 : 2;
+  for_each_window<kLoads>(
       cursor,
       [&](const Window& window) {
         Loaded loaded{load_window(input, window), {}};
@@ -165,6 +200,7 @@ __global__ void __launch_bounds__(kGridThreads, kElemtBlocks<Layout>)
         return loaded;
       },
       [&](const Window& window, Loaded& loaded) {
+        terms.begin_window();
 #pragma unroll
         for (int pair = 0; pair < kWindow<S> / 2; ++pair) {
           T x[2];
@@ -173,7 +209,7 @@ __global__ void __launch_bounds__(kGridThreads, kElemtBlocks<Layout>)
           get_pair(loaded.residual, pair, z);
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            const NormalizeTerms<T>& term = terms[(2 * pair + j) % cursor.kChannels];
+            const NormalizeTerms<T> term = terms.of((2 * pair + j) % cursor.kChannels);
             x[j] = normalize(x[j] - term.center, term.scale, term.shift);
             if (has_residual) x[j] = x[j] + z[j];
             if (relu) x[j] = kernels::max(x[j], T(0));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums of the elements that one thread sees: in their compute type over a bounded number of
-// them, in fp64 beyond.
+// Channels first: sums of the elements that one thread sees, in their compute type over a bounded
+// number of them, in fp64 beyond.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,17 +14,16 @@ namespace torchfuse::kernels::cuda {
 /// Additions to an fp32 sum before it moves to fp64.
 constexpr int kMaxAdditions = 64;
 
-/// Two sums of each channel of a window. Channels first, even and odd elements are added apart, so
-/// that additions do not wait for each other.
-template <class S, class Layout>
-class WindowSums {
+/// Two sums of the channel that the thread's windows belong to. Even and odd elements are added
+/// apart, so that additions do not wait for each other.
+template <class S>
+class PlaneSums {
  public:
   using T = ComputeTypeOf<S>;
-  static constexpr int kChannels = kWindowChannels<S, Layout>;
-  static constexpr int kChains = kChannels == 1 ? 2 : kChannels;
+  static constexpr int kChains = 2;
   static constexpr int kWindows = kMaxAdditions * kChains / kWindow<S>;
 
-  /// `term` to the first sum of element `e` of a window, and a * b to the second.
+  /// `term` to the first sum, for element `e` of a window, and a * b to the second.
   __device__ __forceinline__ void add(int e, T term, T a, T b) {
     sum_[e % kChains] += term;
     product_[e % kChains] = kernels::fma(a, b, product_[e % kChains]);
@@ -39,15 +38,15 @@ class WindowSums {
   __device__ __forceinline__ void flush() {
 #pragma unroll
     for (int i = 0; i < kChains; ++i) {
-      first[i % kChannels] += static_cast<double>(sum_[i]);
-      second[i % kChannels] += static_cast<double>(product_[i]);
+      first += static_cast<double>(sum_[i]);
+      second += static_cast<double>(product_[i]);
       sum_[i] = product_[i] = T(0);
     }
     windows_ = 0;
   }
 
-  double first[kChannels] = {};
-  double second[kChannels] = {};
+  double first = 0.0;
+  double second = 0.0;
 
  private:
   T sum_[kChains] = {};
@@ -55,17 +54,47 @@ class WindowSums {
   int windows_ = 0;
 };
 
-/// The moments of a thread's elements, about the first one of each channel.
-template <class S, class Layout>
-class PivotedWindows {
+/// Gradient sums of a tile's channels.
+template <class S>
+class PlaneGradSums : public PlaneSums<S> {
+ public:
+  __device__ __forceinline__ explicit PlaneGradSums(const BatchNormGrid&) {}
+  __device__ __forceinline__ void end_round(int /*windows*/) {}
+  /// As tile_sum().
+  __device__ __forceinline__ DeviationSums block_sum(const BatchNormGrid& grid) {
+    this->flush();
+    return tile_sum(DeviationSums{this->first, this->second}, grid.lanes, grid.columns);
+  }
+};
+
+/// The moments of a thread's elements, about the first one.
+template <class S>
+class PlaneMoments {
  public:
   using T = ComputeTypeOf<S>;
-  static constexpr int kChannels = kWindowChannels<S, Layout>;
 
+  __device__ __forceinline__ explicit PlaneMoments(const BatchNormGrid&) {}
+
+  template <int kLoads>
+  __device__ __forceinline__ void add(const Window (&windows)[kLoads],
+                                      const RawWindow<S> (&raw)[kLoads]) {
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) add(windows[k], raw[k]);
+  }
+
+  /// As tile_sum().
+  __device__ __forceinline__ PivotedSums block_sum(const BatchNormGrid& grid) {
+    sums_.flush();
+    return tile_sum(PivotedSums{static_cast<double>(pivot_), sums_.first, sums_.second,
+                                static_cast<double>(count_)},
+                    grid.lanes, grid.columns);
+  }
+
+ private:
   __device__ __forceinline__ void add(const Window& window, const RawWindow<S>& raw) {
     if (window.hi == 0) return;
-    if (count_ == 0) take_pivots(window, raw);
-    count_ += kChannels == 1 ? window.hi - window.lo : 1;
+    if (count_ == 0) take_pivot(window, raw);
+    count_ += window.hi - window.lo;
     if (is_full<S>(window)) {
       add_elements<true>(window, raw);
     } else {
@@ -74,20 +103,10 @@ class PivotedWindows {
     sums_.end_window();
   }
 
-  __device__ __forceinline__ void partials(PivotedSums (&result)[kChannels]) {
-    sums_.flush();
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      result[c] = PivotedSums{static_cast<double>(pivot_[c]), sums_.first[c], sums_.second[c],
-                              static_cast<double>(count_)};
-    }
-  }
-
- private:
-  __device__ __forceinline__ void take_pivots(const Window& window, const RawWindow<S>& raw) {
+  __device__ __forceinline__ void take_pivot(const Window& window, const RawWindow<S>& raw) {
 #pragma unroll
     for (int e = kWindow<S> - 1; e >= 0; --e) {
-      if (e >= window.lo && e < window.hi) pivot_[e % kChannels] = widen(get_element<S>(raw, e));
+      if (e >= window.lo && e < window.hi) pivot_ = widen(get_element<S>(raw, e));
     }
   }
 
@@ -100,7 +119,7 @@ class PivotedWindows {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int e = 2 * pair + j;
-        const T deviation = values[j] - pivot_[e % kChannels];
+        const T deviation = values[j] - pivot_;
         if (kFull || (e >= window.lo && e < window.hi)) {
           sums_.add(e, deviation, deviation, deviation);
         }
@@ -108,8 +127,8 @@ class PivotedWindows {
     }
   }
 
-  WindowSums<S, Layout> sums_;
-  T pivot_[kChannels] = {};
+  PlaneSums<S> sums_;
+  T pivot_ = T(0);
   std::int64_t count_ = 0;
 };
 
