@@ -13,11 +13,13 @@ from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam, FusedLAMB
 
 OURS = "torchfuse"
+OURS_FROM_THE_END = "torchfuse, update from the end"
 OUR_LAMB = "torchfuse LAMB"
 FUSED = "torch fused"
 FOREACH = "torch foreach"
 DEFAULT = "torch default"  # AdamW() as written: a loop over the tensors on a CPU
 AGAIN = "torch fused, again"
+_OF_TORCHFUSE = (OURS, OURS_FROM_THE_END, OUR_LAMB)
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.01
@@ -32,9 +34,9 @@ def _fp64_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def _make_optimizer(
     name: str, params: list[torch.Tensor], max_norm: float | None
 ) -> torch.optim.Optimizer:
-    if name == OURS:
+    if name in (OURS, OURS_FROM_THE_END):
         dtype = params[0].dtype
-        return FusedAdam(
+        optimizer = FusedAdam(
             params,
             lr=LEARNING_RATE,
             weight_decay=WEIGHT_DECAY,
@@ -42,6 +44,8 @@ def _make_optimizer(
             # torch keeps the moments of a bf16 parameter in bf16; so do we here.
             state_dtype=None if dtype == torch.float32 else dtype,
         )
+        optimizer._update_from_the_end = name == OURS_FROM_THE_END
+        return optimizer
     if name == OUR_LAMB:
         return FusedLAMB(params, lr=LEARNING_RATE, max_grad_norm=max_norm)
     return torch.optim.AdamW(
@@ -100,7 +104,7 @@ class Contender:
         self.optimizer = _make_optimizer(name, list(self.params), self._max_norm)
         self.scaler: TorchGradScaler | None = None
         if scale_and_clip:
-            scaler_type = GradScaler if name in (OURS, OUR_LAMB) else TorchGradScaler
+            scaler_type = GradScaler if name in _OF_TORCHFUSE else TorchGradScaler
             self.scaler = scaler_type(device.type, init_scale=SCALE)
             self.scaler.scale(torch.zeros((), device=device))
 
@@ -122,7 +126,7 @@ class Contender:
         if self.scaler is None:
             self.optimizer.step()
             return
-        if self.name not in (OURS, OUR_LAMB):
+        if self.name not in _OF_TORCHFUSE:
             assert self._max_norm is not None
             self.scaler.unscale_(self.optimizer)
             if exact_norm:

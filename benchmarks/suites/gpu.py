@@ -12,7 +12,7 @@ import dataclasses
 import torch
 
 from suites import fused_adam, optimizers, sync_batch_norm
-from suites.contenders import FUSED
+from suites.contenders import FUSED, OURS_FROM_THE_END
 from suites.fused_adam import MemoryCase
 
 QUICK_NUMEL = 30_000_000
@@ -27,6 +27,12 @@ _HUGE = (
     fused_adam.Case("step", HUGE, (FUSED,), fused_adam.STEP),
     fused_adam.Case("bf16_step", HUGE, (FUSED,), fused_adam.BF16_STEP, torch.bfloat16),
 )
+#: Gradients of 100 MB, of which the second-level cache may keep half from the norm to the update.
+_FROM_THE_END = (
+    fused_adam.Case(
+        "scale_clip_step", "resnet50", (FUSED, OURS_FROM_THE_END), fused_adam.SCALE_CLIP_STEP
+    ),
+)
 _LAYERWISE = tuple(
     case
     for case in optimizers.CASES
@@ -39,5 +45,5 @@ _BATCH_NORM = tuple(
     if case.shape in ((32, 64, 112, 112), (32, 256, 56, 56)) and case.fusion != "relu"
 )
 
-CASES = (*_ADAM, *_LAYERWISE, *_BATCH_NORM, *_HUGE)
+CASES = (*_ADAM, *_FROM_THE_END, *_LAYERWISE, *_BATCH_NORM, *_HUGE)
 MEMORY_CASES: tuple[MemoryCase, ...] = ()

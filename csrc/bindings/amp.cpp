@@ -72,8 +72,7 @@ void bind_amp(py::module_& module) {
       .def("inv_scale", &GradScalerCore::inv_scale)
       .def("hysteresis_tracker", &GradScalerCore::hysteresis_tracker)
       .def("set_hysteresis_tracker", &GradScalerCore::set_hysteresis_tracker, py::arg("value"))
-      .def("clear_found_inf", &GradScalerCore::clear_found_inf, py::arg("optimizer"),
-           py::arg("device"))
+      .def("found_inf", &GradScalerCore::found_inf, py::arg("optimizer"), py::arg("device"))
       .def("unscale_", &GradScalerCore::unscale_, py::arg("optimizer"), py::arg("params"),
            py::arg("inv_scale"), py::arg("allow_fp16") = false, WithoutGil())
       .def("check", &GradScalerCore::check, py::arg("optimizer"), py::arg("params"), WithoutGil())

@@ -66,7 +66,8 @@ void bind_optim(py::module_& module) {
              const py::list& groups, const std::optional<at::Tensor>& grad_scale,
              const std::optional<at::Tensor>& found_inf, bool check_inside,
              std::optional<double> max_grad_norm, const py::object& write_back_grads,
-             std::int64_t seed, const std::optional<std::tuple<double, bool, std::int64_t>>& ema) {
+             std::int64_t seed, const std::optional<std::tuple<double, bool, std::int64_t>>& ema,
+             bool update_from_the_end, bool found_inf_is_output) {
             FusedStepOptions options;
             options.grad_scale = grad_scale;
             options.found_inf = found_inf;
@@ -75,12 +76,15 @@ void bind_optim(py::module_& module) {
             options.write_back_grads = write_back_choice(write_back_grads);
             options.seed = seed;
             if (ema) options.ema = std::make_from_tuple<EmaOptions>(*ema);
+            options.update_from_the_end = update_from_the_end;
+            options.found_inf_is_output = found_inf_is_output;
             return self.step(param_lists, owner, groups, options);
           },
           py::arg("param_lists"), py::arg("owner"), py::arg("groups"),
           py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
           py::arg("check_inside") = false, py::arg("max_grad_norm") = py::none(),
-          py::arg("write_back_grads") = false, py::arg("seed") = 0, py::arg("ema") = py::none())
+          py::arg("write_back_grads") = false, py::arg("seed") = 0, py::arg("ema") = py::none(),
+          py::arg("update_from_the_end") = false, py::arg("found_inf_is_output") = false)
       .def("total_norm", &PyFusedStep::total_norm)
       .def("skipped", &PyFusedStep::skipped);
 }

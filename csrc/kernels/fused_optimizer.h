@@ -29,6 +29,9 @@ struct UpdateArgs {
   std::int32_t num_groups = 0;
   const StepScalars* scalars = nullptr;  ///< on the tensors' device
   bool write_back_grads = false;         ///< store grad * grad_coef
+  /// CUDA: walk from the last tensor to the first, and in each from its last chunk to its first.
+  /// The results are the same bits.
+  bool from_the_end = false;
   /// Layerwise: kNumNorms for each tensor, on the tensors' device.
   const double* norms = nullptr;
 };

@@ -2,10 +2,14 @@
 #include "ops/arrivals.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "ops/backend.h"
@@ -39,36 +43,86 @@ void Arrivals::reserve(std::int64_t count, const c10::Device& device) {
 
 namespace {
 
-struct OfStreams {
+/// A device and a stream of it.
+using Place = std::pair<c10::DeviceIndex, kernels::Stream>;
+
+constexpr std::int64_t kLeast = 2048;  ///< counters of a stream or a capture
+constexpr std::int64_t kReserved = 128 * kLeast;
+
+/// Counters of a device for captures. They are cleared once, outside of any: a clearing of the
+/// capture's own would be part of every replay. What a capture has taken remains its graph's.
+struct Reserve {
+  at::Tensor counters;
+  std::int64_t taken = 0;
+  c10::Event cleared{c10::DeviceType::CUDA};
+};
+
+struct OfCapture {
+  std::uint64_t capture = 0;
+  at::Tensor counters;
+};
+
+struct AllArrivals {
   std::mutex mutex;
-  std::map<std::pair<c10::DeviceIndex, kernels::Stream>, at::Tensor> counters;
+  std::map<Place, at::Tensor> of_streams;
+  std::map<Place, OfCapture> of_captures;
+  std::map<c10::DeviceIndex, Reserve> reserves;
 };
 
 /// Never destroyed: the device may be gone by then.
-OfStreams& of_streams() {
-  static auto* const all = new OfStreams();
+AllArrivals& all_arrivals() {
+  static auto* const all = new AllArrivals();
   return *all;
+}
+
+/// Whatever comes on the device's current stream finds the reserve cleared. A replay does too: it
+/// follows eager steps of the program, whose stream came here.
+void clear_reserve(Reserve& reserve, const c10::Device& device) {
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (reserve.counters.defined()) {
+    reserve.cleared.block(stream);
+    return;
+  }
+  reserve.counters = at::zeros({kReserved}, at::TensorOptions().device(device).dtype(at::kInt));
+  reserve.cleared.record(stream);
+}
+
+/// Those of a capture on one of its streams; of its own if the reserve is not there or used up.
+at::Tensor of_capture(AllArrivals& all, const c10::Device& device, kernels::Stream stream,
+                      std::uint64_t capture, std::int64_t count) {
+  OfCapture& known = all.of_captures[{device.index(), stream}];
+  if (known.capture == capture && known.counters.numel() >= count) return known.counters;
+  const std::int64_t wanted = std::max(count, kLeast);
+  Reserve& reserve = all.reserves[device.index()];
+  if (!reserve.counters.defined() || reserve.taken + wanted > kReserved) {
+    return at::zeros({count}, at::TensorOptions().device(device).dtype(at::kInt));
+  }
+  known = {capture, reserve.counters.narrow(0, reserve.taken, wanted)};
+  reserve.taken += wanted;
+  return known.counters;
 }
 
 }  // namespace
 
 at::Tensor zeroed_arrivals(const c10::Device& device, kernels::Stream stream, std::int64_t count) {
-  const auto options = at::TensorOptions().device(device).dtype(at::kInt);
-  if (is_capturing(device)) return at::zeros({count}, options);
-  OfStreams& all = of_streams();
+  AllArrivals& all = all_arrivals();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  at::Tensor& arrivals = all.counters[{device.index(), stream}];
-  constexpr std::int64_t kLeast = 2048;
+  const std::optional<std::uint64_t> capture = current_capture(device);
+  if (capture.has_value()) return of_capture(all, device, stream, *capture, count);
+  at::Tensor& arrivals = all.of_streams[{device.index(), stream}];
   if (!arrivals.defined() || arrivals.numel() < count) {
-    arrivals = at::zeros({std::max(count, kLeast)}, options);
+    clear_reserve(all.reserves[device.index()], device);
+    arrivals =
+        at::zeros({std::max(count, kLeast)}, at::TensorOptions().device(device).dtype(at::kInt));
   }
   return arrivals;
 }
 
 void forget_arrivals(const c10::Device& device, kernels::Stream stream) {
-  OfStreams& all = of_streams();
+  AllArrivals& all = all_arrivals();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  all.counters.erase({device.index(), stream});
+  all.of_streams.erase({device.index(), stream});
+  all.of_captures.erase({device.index(), stream});
 }
 
 }  // namespace torchfuse::ops

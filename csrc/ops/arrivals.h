@@ -35,7 +35,8 @@ class Arrivals {
 };
 
 /// Those of whoever launches on a stream, whose launches do not overlap: one set for each. A graph
-/// that is being captured may run on any stream, and gets counters of its own.
+/// that is being captured may run on any stream, and gets counters of its own, for each stream of
+/// the capture. They are cleared in advance, as long as the reserve for captures lasts.
 at::Tensor zeroed_arrivals(const c10::Device& device, kernels::Stream stream, std::int64_t count);
 
 /// To be called when a launch on the stream has failed.

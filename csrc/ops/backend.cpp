@@ -10,8 +10,9 @@
 
 #if defined(TORCHFUSE_WITH_CUDA)
 #include <c10/core/DeviceGuard.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #endif
 
 #if !defined(_OPENMP)
@@ -39,15 +40,19 @@ kernels::Stream current_stream(const c10::Device& device) {
 #endif
 }
 
-bool is_capturing([[maybe_unused]] const c10::Device& device) {
+std::optional<std::uint64_t> current_capture([[maybe_unused]] const c10::Device& device) {
 #if defined(TORCHFUSE_WITH_CUDA)
-  if (!device.is_cuda()) return false;
+  if (!device.is_cuda()) return std::nullopt;
   const c10::OptionalDeviceGuard guard(device);
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-#else
-  return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(c10::cuda::getCurrentCUDAStream(), &status, &id));
+  if (status != cudaStreamCaptureStatusNone) return id;
 #endif
+  return std::nullopt;
 }
+
+bool is_capturing(const c10::Device& device) { return current_capture(device).has_value(); }
 
 }  // namespace torchfuse::ops
 

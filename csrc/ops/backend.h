@@ -6,6 +6,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "kernels/common/status.h"
 #include "kernels/common/stream.h"
@@ -22,7 +23,10 @@ kernels::CpuIsa current_cpu_isa();
 /// The device's current stream (torch's).
 kernels::Stream current_stream(const c10::Device& device);
 
-/// Whether the device's current stream is being captured in a graph.
+/// The capture that the device's current stream is part of: a number that no other one has.
+std::optional<std::uint64_t> current_capture(const c10::Device& device);
+
+/// Whether there is one.
 bool is_capturing(const c10::Device& device);
 
 /// Throws if a launcher failed: op, CUDA error name and text; where the current device is one for

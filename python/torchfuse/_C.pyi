@@ -62,6 +62,8 @@ class FusedStep:
         write_back_grads: bool | str = False,
         seed: int = 0,
         ema: tuple[float, bool, int] | None = None,
+        update_from_the_end: bool = False,
+        found_inf_is_output: bool = False,
     ) -> bool:
         """Updates all parameters that have a gradient.
 
@@ -71,6 +73,8 @@ class FusedStep:
             groups: for each group, values in the order of `hyper_params_of`.
             seed: seed of stochastic rounding.
             ema: decay, warm-up and start step of the parameters' averages; None: they stay.
+            update_from_the_end: on CUDA devices, from the last parameter to the first.
+            found_inf_is_output: it becomes 1 or 0, whatever it was.
 
         Returns:
             False if the plan no longer fits; nothing has been changed then.
@@ -119,7 +123,7 @@ class GradScalerCore:
     def initialize(self, device: torch.device, scale: float, growth_tracker: int) -> None: ...
     def hysteresis_tracker(self) -> int: ...
     def set_hysteresis_tracker(self, value: int) -> None: ...
-    def clear_found_inf(self, optimizer: int, device: torch.device) -> Tensor: ...
+    def found_inf(self, optimizer: int, device: torch.device) -> Tensor: ...
     def unscale_(
         self,
         optimizer: int,

@@ -172,21 +172,23 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   if (check_first) state.found_inf = core_.check(key_of(optimizer), params_of(optimizer));
   if (device && scaled) request.grad_scale = to_device(core_.scale(), *device);
   if (device && scaled && !check_first) {
-    request.found_inf = core_.clear_found_inf(key_of(optimizer), *device);
-    request.check = true;
+    request.found_inf = core_.found_inf(key_of(optimizer), *device);
+    request.check = request.found_inf_is_output = true;
     state.found_inf = {*request.found_inf};
   } else if (device && !state.found_inf.empty()) {
     request.found_inf = to_device(core_.combine(state.found_inf), *device);
   }
   optimizer.scaling_ = std::move(request);
   const auto clear_request = c10::make_scope_exit([&optimizer] { optimizer.scaling_.reset(); });
-  try {
-    return optimizer.step();
-  } catch (...) {
-    // What a check inside the step has found by then says nothing about the gradients.
+  // What a check inside a step that failed has found says nothing about the gradients.
+  auto forget_flag = c10::make_scope_exit([&] {
     if (scaled) state.found_inf.clear();
-    throw;
-  }
+  });
+  at::Tensor result = optimizer.step();
+  forget_flag.release();
+  // Neither does a step of the program's own.
+  if (optimizer.scaling_->found_inf_is_output) optimizer.scaling_->found_inf->zero_();
+  return result;
 }
 
 std::vector<at::Tensor> GradScaler::recorded_flags() const {
@@ -200,18 +202,16 @@ std::vector<at::Tensor> GradScaler::recorded_flags() const {
 void GradScaler::update() {
   if (!options_.enabled()) return;
   require_scale("update");
-  const std::vector<at::Tensor> flags = recorded_flags();
-  TORCH_CHECK(options_.allow_no_grads() || !flags.empty(),
+  TORCH_CHECK(options_.allow_no_grads() || !recorded_flags().empty(),
               "No inf checks were recorded prior to update. Call scaler.step(), with gradients.");
-  if (!flags.empty()) core_.update(flags, rule());
-  states_.clear();
+  count(/*adjust=*/true);
 }
 
 void GradScaler::update(double new_scale) {
   if (!options_.enabled()) return;
   require_scale("update");
   check_scale("new_scale", new_scale);
-  count_only();
+  count(/*adjust=*/false);
   core_.scale().fill_(new_scale);
 }
 
@@ -222,13 +222,13 @@ void GradScaler::update(const at::Tensor& new_scale) {
                   new_scale.numel() == 1 && !new_scale.requires_grad(),
               "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
               "torch.FloatTensor with requires_grad=False.");
-  count_only();
+  count(/*adjust=*/false);
   core_.scale().copy_(new_scale.reshape({}));
 }
 
-void GradScaler::count_only() {
+void GradScaler::count(bool adjust) {
   const std::vector<at::Tensor> flags = recorded_flags();
-  if (!flags.empty()) core_.update(flags, rule(), /*adjust=*/false);
+  if (!flags.empty()) core_.update(flags, rule(), adjust);
   states_.clear();
 }
 

@@ -194,10 +194,10 @@ const at::Tensor& GradScalerCore::inv_scale() {
   return inv_scale_.copy_(reciprocal_);
 }
 
-at::Tensor GradScalerCore::clear_found_inf(Key optimizer, const at::Device& device) {
+at::Tensor GradScalerCore::found_inf(Key optimizer, const at::Device& device) {
   std::vector<at::Tensor>& flags = found_inf_[optimizer];
-  for (at::Tensor& flag : flags) {
-    if (flag.device() == device) return flag.zero_();
+  for (const at::Tensor& flag : flags) {
+    if (flag.device() == device) return flag;
   }
   refuse_capture(device);
   flags.push_back(at::zeros({}, float_on(device)));
@@ -209,7 +209,7 @@ at::Tensor& GradScalerCore::record_found_inf(Key optimizer, const at::Device& de
   for (at::Tensor& flag : recorded) {
     if (flag.device() == device) return flag;
   }
-  recorded.push_back(clear_found_inf(optimizer, device));
+  recorded.push_back(found_inf(optimizer, device).zero_());
   return recorded.back();
 }
 
@@ -254,7 +254,7 @@ std::vector<at::Tensor> GradScalerCore::share(Key optimizer, std::vector<at::Ten
   // Apart from the flags, one of which takes the result.
   combined_.copy_(combine(recorded));
   all_reduce_(combined_, "max", {*extras_.process_group});
-  return {clear_found_inf(optimizer, scale_.device()).copy_(combined_)};
+  return {found_inf(optimizer, scale_.device()).copy_(combined_)};
 }
 
 at::Tensor GradScalerCore::combine(const std::vector<at::Tensor>& flags) {

@@ -81,16 +81,19 @@ void FusedOptimizer::fused_update() {
     options.grad_scale = scaling_->grad_scale;
     options.found_inf = scaling_->found_inf;
     options.check_inside = options.check_inside || scaling_->check;
+    options.found_inf_is_output = scaling_->found_inf_is_output;
   }
   std::optional<FusedStep>& step = impl_->fused_step;
   if (!step.has_value()) step.emplace(algorithm(), std::string(name()) + "::step");
   std::vector<SlotTensors>& slots = impl_->slots;
   const auto release = c10::make_scope_exit([&slots] { slots.clear(); });
-  if (borrow_slots(slots) && step->step(slots, groups, options)) return;
-  build_plan();
-  TORCH_CHECK(borrow_slots(slots) && step->step(slots, groups, options), name(),
-              "::step: expected the state to stay as it is during the step, got a change. Do not "
-              "change it from another thread.");
+  if (!borrow_slots(slots) || !step->step(slots, groups, options)) {
+    build_plan();
+    TORCH_CHECK(borrow_slots(slots) && step->step(slots, groups, options), name(),
+                "::step: expected the state to stay as it is during the step, got a change. Do not "
+                "change it from another thread.");
+  }
+  if (scaling_.has_value()) scaling_->found_inf_is_output = false;
 }
 
 void FusedOptimizer::remake_masters() {

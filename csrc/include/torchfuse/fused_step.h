@@ -84,12 +84,17 @@ struct FusedStepOptions {
   /// Check all gradients inside the step; a non-finite element skips the step and sets `found_inf`,
   /// if given.
   bool check_inside = false;
+  /// With `check_inside`: `found_inf` becomes 1 or 0 whatever it was, and need not be cleared.
+  bool found_inf_is_output = false;
   /// Clip the global L2 norm of the unscaled gradients, over all groups and devices. None: do not.
   std::optional<double> max_grad_norm;
   /// What to store in .grad; by default gradients are never modified.
   WriteBackGrads write_back_grads = WriteBackGrads::kNothing;
   /// Seed of stochastic rounding, at least 0.
   std::int64_t seed = 0;
+  /// On CUDA devices the update walks from the last parameter to the first. What the pass before it
+  /// read last may still lie in the device's caches. The results are the same bits.
+  bool update_from_the_end = false;
   /// Move the slots' averages; every slot with a gradient must have one. None: averages stay.
   std::optional<EmaOptions> ema;
 

@@ -240,7 +240,7 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   // The search and both loads run side by side; a step that is skipped has counts too.
   const float skip = launch.scalars->skip;
   TeamsShared<Access>& shared = block_shared<TeamsShared<Access>>();
-  const RowShare share = row_share(launch.table);
+  const RowShare share = row_share(launch.table, launch.from_the_end);
   const bool prepares = share.row >= 0 && share.rank == 0;
   const float step = prepares ? *launch.table.rows[share.row].step : 0.0f;
   if (skip != 0.0f) return;
@@ -260,7 +260,14 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   typename Phase::Sums sums{};
   if (share.row >= 0) {
     const auto chunk = chunk_of(launch, share, shared.teams[share.team]);
-    handle_chunk<Phase, kAligned>(chunk, share, launch.head[share.row], sums);
+    const std::uint32_t head = launch.head[share.row];
+    if constexpr (!Phase::kMeasures) {
+      handle_chunk<Phase, kAligned>(chunk, share, head, sums);
+    } else if (!Access::kAlignedMeasure || head == kMisaligned) {
+      handle_chunk<Phase, false>(chunk, share, 0, sums);
+    } else {
+      handle_chunk<Phase, Access::kAlignedMeasure>(chunk, share, 0, sums);
+    }
   }
   if constexpr (Phase::kMeasures) write_partials(launch, share, sums);
 }
@@ -282,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? Access::kUpdateBlocksPerS
 template <class Access>
 __global__ void __launch_bounds__(kThreads, Access::kMeasureBlocksPerSm)
     fused_measure_kernel(const Launch<Measure<Access>> __grid_constant__ launch) {
-  run_phase<Measure<Access>, false>(launch);
+  run_phase<Measure<Access>, true>(launch);
 }
 
 }  // namespace torchfuse::kernels::cuda

@@ -53,6 +53,7 @@ void begin_launch(const UpdateArgs<typename Phase::Functor>& args, std::uint32_t
   static_cast<Storage&>(launch) = Storage(args.tensors);
   launch.scalars = args.scalars;
   launch.write_back_grads = args.write_back_grads;
+  launch.from_the_end = args.from_the_end;
   launch.table.chunk = chunk;
 }
 
@@ -74,7 +75,7 @@ Row<Phase> row_of(const TensorRow& tensor) {
   return row;
 }
 
-/// How an update's accesses to a row are aligned, as far as its operands are used.
+/// How a phase's accesses to a row are aligned, as far as its operands are used.
 template <class Phase>
 Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
                    const typename Phase::Functor::Params& params) {
@@ -84,10 +85,11 @@ Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
   for (int o = 0; o < Access::kOperands; ++o) {
     const int state = o - Access::kStateOperand;
     const bool is_state = state >= 0 && state < Access::kStates;
-    if (is_state && !Phase::Functor::uses_state(params, state)) continue;
+    if (is_state && !(Phase::kReadsStates && Phase::Functor::uses_state(params, state))) continue;
     if (!launch.has_operand(o) || (o == Access::kGradOperand && !Phase::kReadsGrad)) continue;
     const bool read_only = o == Access::kGradOperand && !launch.write_back_grads;
     const bool write_only = o == Access::kParamOperand && launch.has_master();
+    if (Phase::kMeasures && write_only) continue;
     accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.operands[o]), launch.element_size(o),
                          read_only || write_only ? 1u : 2u};
   }
@@ -104,17 +106,20 @@ Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream 
     return kernels::cuda::launch(fused_update_kernel<Access, kAligned>, full, full.table.blocks,
                                  kThreads, stream, "launch of fused_update_kernel");
   });
-  const Status status = for_each_row(args.tensors, [&](std::int64_t i) {
-    const TensorRow& tensor = args.tensors.rows[i];
-    Row<Phase> row = row_of<Phase>(tensor);
-    if constexpr (Layerwise<typename Access::Functor>) {
-      row.norms = args.norms + i * Access::Functor::kNumNorms;
-    }
-    const Peeling peeling = peeling_of(launch, row, args.groups[tensor.group]);
-    if (peeling.aligned == kAligned) return filler.add(row, tensor.group, peeling.head);
-    *others = true;
-    return Status{};
-  });
+  const Status status = for_each_row(
+      args.tensors,
+      [&](std::int64_t i) {
+        const TensorRow& tensor = args.tensors.rows[i];
+        Row<Phase> row = row_of<Phase>(tensor);
+        if constexpr (Layerwise<typename Access::Functor>) {
+          row.norms = args.norms + i * Access::Functor::kNumNorms;
+        }
+        const Peeling peeling = peeling_of(launch, row, args.groups[tensor.group]);
+        if (peeling.aligned == kAligned) return filler.add(row, tensor.group, peeling.head);
+        *others = true;
+        return Status{};
+      },
+      args.from_the_end);
   return status.ok() ? filler.flush() : status;
 }
 
@@ -141,12 +146,17 @@ Status enqueue_measures(const MeasureArgs<typename Tuple::Functor>& args, Stream
     return kernels::cuda::launch(fused_measure_kernel<Access>, full, full.table.blocks, kThreads,
                                  stream, "launch of fused_measure_kernel");
   });
-  const Status status = for_each_row(update.tensors, [&](std::int64_t i) {
-    const TensorRow& tensor = update.tensors.rows[i];
-    Row<Phase> row = row_of<Phase>(tensor);
-    row.partials = args.partials + args.chunk_offsets[i] * Access::Functor::kNumNorms;
-    return filler.add(row, tensor.group);
-  });
+  const Status status = for_each_row(
+      update.tensors,
+      [&](std::int64_t i) {
+        const TensorRow& tensor = update.tensors.rows[i];
+        Row<Phase> row = row_of<Phase>(tensor);
+        row.partials = args.partials + args.chunk_offsets[i] * Access::Functor::kNumNorms;
+        const Peeling peeling = peeling_of(launch, row, update.groups[tensor.group]);
+        const bool aligned = peeling.head == 0 && peeling.aligned;
+        return filler.add(row, tensor.group, aligned ? 0 : kMisaligned);
+      },
+      update.from_the_end);
   return status.ok() ? filler.flush() : status;
 }
 

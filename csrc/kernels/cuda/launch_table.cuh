@@ -94,8 +94,10 @@ struct RowShare {
   std::int64_t begin;
 };
 
+/// `from_the_end`: the blocks of a row take its chunks from the last to the first.
 template <class Row, int kCapacity>
-__device__ __forceinline__ RowShare row_share(const LaunchTable<Row, kCapacity>& table) {
+__device__ __forceinline__ RowShare row_share(const LaunchTable<Row, kCapacity>& table,
+                                              bool from_the_end = false) {
   int row = 0;
   int high = table.count;
   while (high - row > 1) {
@@ -128,6 +130,10 @@ __device__ __forceinline__ RowShare row_share(const LaunchTable<Row, kCapacity>&
   share.size = kThreads;
   share.row = row;
   share.chunk_index = blockIdx.x - table.first_block[row];
+  if (from_the_end) {
+    const std::uint32_t end = high < table.count ? table.first_block[high] : table.blocks;
+    share.chunk_index = end - 1 - blockIdx.x;
+  }
   share.begin = static_cast<std::int64_t>(share.chunk_index) * table.chunk;
   const std::int64_t rest = table.rows[row].numel - share.begin;
   share.count = rest < table.chunk ? static_cast<std::uint32_t>(rest) : table.chunk;
@@ -143,10 +149,12 @@ inline std::uint32_t choose_chunk(std::int64_t total, std::uint32_t smallest) {
 }
 
 /// Calls visit(row index) for the rows that are not empty, small ones first, until one fails.
+/// `from_the_end`: both kinds from the last to the first.
 template <class Visit>
-Status for_each_row(const TensorTable& tensors, Visit visit) {
+Status for_each_row(const TensorTable& tensors, Visit visit, bool from_the_end = false) {
   for (const bool small : {true, false}) {
-    for (std::int64_t i = 0; i < tensors.count; ++i) {
+    for (std::int64_t k = 0; k < tensors.count; ++k) {
+      const std::int64_t i = from_the_end ? tensors.count - 1 - k : k;
       const std::int64_t numel = tensors.rows[i].numel;
       if (numel == 0 || fits_warp(numel) != small) continue;
       const Status status = visit(i);

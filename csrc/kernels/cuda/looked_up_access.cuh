@@ -49,6 +49,7 @@ struct LookedUpAccess {
   /// As in TypedAccess: up to 160 bytes of loads are in flight.
   static constexpr int kUpdateBlocksPerSm = 2;
   static constexpr int kMeasureBlocksPerSm = 1;
+  static constexpr bool kAlignedMeasure = false;
 
   /// The types of a launch's operands, and how parameters are rounded.
   struct Storage {

@@ -61,6 +61,9 @@ struct Row : Phase::RowData, Phase::Access::RowData {
   std::int64_t numel;
 };
 
+/// What a measure, which peels nothing, has in place of a head where vectors are misaligned.
+constexpr std::uint8_t kMisaligned = 1;
+
 /// The arguments of a kernel.
 template <class Phase>
 struct Launch : Phase::Access::Storage {
@@ -76,6 +79,7 @@ struct Launch : Phase::Access::Storage {
   Params groups[kMaxGroups<Params>];
   const StepScalars* scalars;
   bool write_back_grads;
+  bool from_the_end;
   std::uint8_t group[kRows];  ///< index into groups
   std::uint8_t head[kRows];   ///< see Note [Peeling]
 

@@ -16,7 +16,8 @@ struct PrologueParams {
   /// Non-zero on entry skips the step. Set to 1 where `check` finds a non-finite gradient element;
   /// otherwise left as it was. Null: no scaler.
   float* found_inf = nullptr;
-  bool check = false;           ///< skip the step if the statistics saw a non-finite element
+  bool found_inf_is_output = false;  ///< what it was does not matter: set to 1 or 0
+  bool check = false;                ///< skip the step if the statistics saw a non-finite element
   bool has_norm = false;        ///< the sums are real; needed by `check`, clipping and the norm
   double max_grad_norm = -1.0;  ///< clip to this norm; negative: no clipping
 };
@@ -29,10 +30,11 @@ TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
   const float inverse_scale = params.grad_scale == nullptr
                                   ? 1.0f
                                   : round_to<float>(1.0 / static_cast<double>(*params.grad_scale));
-  bool skip = params.found_inf != nullptr && *params.found_inf != 0.0f;
-  if (params.check && sums.nonfinite != 0) {
-    skip = true;
-    if (params.found_inf != nullptr) *params.found_inf = 1.0f;
+  const bool found = params.check && sums.nonfinite != 0;
+  bool skip = found;
+  if (params.found_inf != nullptr) {
+    if (!params.found_inf_is_output) skip = skip || *params.found_inf != 0.0f;
+    if (found || params.found_inf_is_output) *params.found_inf = found ? 1.0f : 0.0f;
   }
   StepScalars scalars;
   scalars.grad_coef = static_cast<double>(inverse_scale);

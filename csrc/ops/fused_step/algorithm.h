@@ -64,9 +64,10 @@ class Algorithm {
   virtual bool uses_state(std::int64_t group, int state) const = 0;
   /// The same for values that were not taken, and may be out of range. No device is asked.
   virtual bool uses_state(const std::vector<HyperParam>& group, int state) const = 0;
-  /// Runs or enqueues the update of a bucket.
+  /// Runs or enqueues the update of a bucket. `from_the_end`: as in UpdateArgs. Where a pass comes
+  /// before the update it is that one's, and the update begins where it ended.
   virtual void update(const Bucket& bucket, const kernels::StepScalars* scalars,
-                      bool write_back_grads) = 0;
+                      bool write_back_grads, bool from_the_end) = 0;
 };
 
 /// Names and ranges of a functor's table.
@@ -139,14 +140,15 @@ class FusedAlgorithm final : public Algorithm {
     return state >= Functor::kNumStates || Functor::uses_state(params, state);
   }
 
-  void update(const Bucket& bucket, const kernels::StepScalars* scalars,
-              bool write_back_grads) final {
+  void update(const Bucket& bucket, const kernels::StepScalars* scalars, bool write_back_grads,
+              bool from_the_end) final {
     kernels::UpdateArgs<Functor> args;
     args.tensors = bucket.table();
     args.groups = groups_.data();
     args.num_groups = static_cast<std::int32_t>(groups_.size());
     args.scalars = scalars;
     args.write_back_grads = write_back_grads;
+    args.from_the_end = from_the_end;
     if constexpr (kernels::Layerwise<Functor>) {
       update_layerwise(bucket, args);
     } else {
@@ -202,6 +204,7 @@ class FusedAlgorithm final : public Algorithm {
     } else {
       measure_shards(bucket, measure);
     }
+    args.from_the_end = false;
     update_elements(bucket, args);
   }
 

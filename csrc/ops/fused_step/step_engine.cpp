@@ -41,6 +41,9 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
   const char* op = caller();
   if (options.grad_scale) check_scalar({op, "grad_scale"}, *options.grad_scale, at::kFloat);
   if (options.found_inf) check_scalar({op, "found_inf"}, *options.found_inf, at::kFloat);
+  TORCH_CHECK(!options.found_inf_is_output || (options.found_inf && options.check_inside), op,
+              ": expected found_inf and check_inside with found_inf_is_output, got no ",
+              options.found_inf ? "check_inside" : "found_inf", ".");
   TORCH_CHECK(options.seed >= 0, op, ": expected seed to be at least 0, got ", options.seed, ".");
   if (options.ema) check_ema_options(*options.ema);
   if (options.max_grad_norm) {
@@ -106,6 +109,13 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
   }
 }
 
+/// Whether a prologue writes this flag, not a copy on another device.
+bool StepEngine::writes_flag(const at::Tensor& found_inf) const {
+  return std::any_of(work_.begin(), work_.end(), [&](const DeviceWork& work) {
+    return !active_.empty() && !work.steps.empty() && work.device == found_inf.device();
+  });
+}
+
 void StepEngine::set_groups(const std::vector<std::vector<HyperParam>>& groups,
                             const c10::Device& device) {
   algorithm_->set_groups(caller(), groups, device);
@@ -119,13 +129,16 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
     if (work.buckets.empty()) continue;
     const c10::OptionalDeviceGuard guard(work.device);
     if (work.device != groups_device_) set_groups(groups, work.device);
-    for (Bucket* bucket : work.buckets) {
+    const auto count = work.buckets.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      Bucket* const bucket = work.buckets[options.update_from_the_end ? count - 1 - i : i];
       bucket->seed = static_cast<std::uint64_t>(options.seed);
       if (options.ema) {
         bucket->ema = {options.ema->decay, static_cast<double>(options.ema->start_step),
                        options.ema->warmup};
       }
-      algorithm_->update(*bucket, work.scalars_ptr(), options.writes_grads() && !unscales);
+      algorithm_->update(*bucket, work.scalars_ptr(), options.writes_grads() && !unscales,
+                         options.update_from_the_end);
     }
     if (unscales) unscale(work);
   }
@@ -211,6 +224,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
   ran_ = true;
   measured_ = options.check_inside || options.max_grad_norm.has_value();
   results_.reset();
+  if (options.found_inf_is_output && !writes_flag(*options.found_inf)) options.found_inf->zero_();
   if (active_.empty()) return true;
   follow_params();
   prepare_scalars(options);

@@ -151,6 +151,8 @@ class StepEngine {
     Bucket* bucket = nullptr;
   };
 
+  bool writes_flag(const at::Tensor& found_inf) const;
+
   // The plan.
   const char* caller() const;
   Argument argument(const char* list, const char* key, std::size_t index,

@@ -37,6 +37,7 @@ kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
   }
   if (work.found_inf.defined()) {
     args.params.found_inf = work.found_inf.mutable_data_ptr<float>();
+    args.params.found_inf_is_output = options.found_inf_is_output;
   }
   args.params.check = options.check_inside;
   args.params.has_norm = has_norm;

@@ -76,11 +76,11 @@ NormAndFlag l2_norm_impl(at::TensorList tensors) {
   const at::Tensor scalars =
       at::empty({static_cast<std::int64_t>(sizeof(kernels::StepScalars) / sizeof(float))},
                 options.dtype(at::kFloat));
-  const at::Tensor found_inf = at::zeros({}, options.dtype(at::kFloat));
+  const at::Tensor found_inf = at::empty({}, options.dtype(at::kFloat));
 
   kernels::PrologueArgs prologue;
   prologue.params.found_inf = found_inf.mutable_data_ptr<float>();
-  prologue.params.check = true;
+  prologue.params.found_inf_is_output = prologue.params.check = true;
   prologue.params.has_norm = true;
   prologue.partials = sums;
   prologue.num_partials = num_sums;

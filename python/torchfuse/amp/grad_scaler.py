@@ -16,7 +16,7 @@ from torchfuse.amp._scaler_state import ScalerState, check_positive, check_rule,
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Attributes that the scaler sets on an optimizer of torchfuse during one step.
-_LENT_ATTRIBUTES = ("grad_scale", "found_inf", "_check_inside")
+_LENT_ATTRIBUTES = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output")
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -200,6 +200,9 @@ class GradScaler(ScalerState):
         try:
             self._lend(optimizer, state)
             result: float | None = optimizer.step(*args, **kwargs)
+            if optimizer._found_inf_is_output:  # a step of the program's own has said nothing
+                for flag in state["found_inf_per_device"].values():
+                    flag.zero_()
         except BaseException:
             # The flag of a check inside a failed step says nothing about the gradients.
             if state["stage"] is OptState.READY:
@@ -249,10 +252,10 @@ class GradScaler(ScalerState):
             scale = scale if own_scale is None else scale * own_scale
             optimizer.grad_scale = _C.to_device(scale, device)
         if scaled and not check_first:
-            flag = self._core.clear_found_inf(id(optimizer), device)
+            flag = self._core.found_inf(id(optimizer), device)
             state["found_inf_per_device"] = {device: flag}
             optimizer.found_inf = flag
-            optimizer._check_inside = True
+            optimizer._check_inside = optimizer._found_inf_is_output = True
         elif state["found_inf_per_device"]:
             flags = list(state["found_inf_per_device"].values())
             optimizer.found_inf = _C.to_device(self._core.combine(flags), device)

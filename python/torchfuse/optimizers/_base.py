@@ -58,6 +58,10 @@ class FusedOptimizer(Checkpoints):
     # Set by torchfuse.amp.GradScaler during step(): check for non-finite gradients inside the step
     # and report them in `found_inf`.
     _check_inside: bool = False
+    # The same: it is cleared by the step that reports in it. Unset by that step.
+    _found_inf_is_output: bool = False
+    # Set by benchmarks, which measure on GPUs whether it saves reading gradients again.
+    _update_from_the_end: bool = False
 
     #: Names of the process groups that every parameter is split over; None: what a DTensor says.
     _split_over: list[str] | None = None
@@ -196,7 +200,7 @@ class FusedOptimizer(Checkpoints):
     def _native_step(self, native: _C.FusedStep, scale: Tensor | None) -> bool:
         shared = self.param_groups[0]
         try:
-            return native.step(
+            done = native.step(
                 param_lists=[group["params"] for group in self.param_groups],
                 owner=self.state,
                 groups=[self._hyper_params(*entry) for entry in enumerate(self.param_groups)],
@@ -207,6 +211,8 @@ class FusedOptimizer(Checkpoints):
                 write_back_grads=shared["write_back_grads"],
                 seed=shared["seed"],
                 ema=native_ema(shared),
+                update_from_the_end=self._update_from_the_end,
+                found_inf_is_output=self._found_inf_is_output,
             )
         except (RuntimeError, TypeError, ValueError):
             # Kernels have other names for a group's numbers, such as beta1.
@@ -215,6 +221,9 @@ class FusedOptimizer(Checkpoints):
             except (TypeError, ValueError) as refused:
                 raise refused from None
             raise
+        if done and self._found_inf_is_output:
+            self._found_inf_is_output = False
+        return done
 
     def _scaler_flag(self) -> Tensor | None:
         flag = getattr(self, "found_inf", None)

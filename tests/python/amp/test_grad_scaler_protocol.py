@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits
-from test_grad_scaler_steps import MakeOptimizer, fused_adam, torch_fused_adam
+from test_grad_scaler_steps import LENT, MakeOptimizer, fused_adam, torch_fused_adam
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
@@ -74,10 +74,39 @@ def test_an_error_in_the_step_returns_what_was_lent() -> None:
     with pytest.raises(KeyError, match="hook"):
         scaler.step(optimizer)
     handle.remove()
-    assert not {"grad_scale", "found_inf", "_check_inside"} & set(vars(optimizer))
+    assert not LENT & set(vars(optimizer))
     scaler.step(optimizer)
     scaler.update()
     assert float(optimizer.state[params[0]]["step"]) == 1.0
+
+
+@pytest.mark.parametrize("how", ["a hook drops the gradients", "a step of its own"])
+def test_a_step_that_checks_nothing_found_nothing(how: str) -> None:
+    """Whatever the step before it has found: the flag is the same."""
+
+    class Absent(FusedAdam):
+        reports = True
+
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure) if self.reports else None
+
+    params = make_params()
+    optimizer = Absent(params)
+    scaler = GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    for overflow in (True, False):
+        set_grads(params, random_grads(params, 0))
+        if overflow:
+            assert params[0].grad is not None
+            params[0].grad[0] = math.inf
+        elif how == "a step of its own":
+            optimizer.reports = False
+        else:
+            optimizer.register_step_pre_hook(lambda opt, *_: opt.zero_grad())
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.last_step_skipped() is overflow
+        assert scaler.get_scale() == 4.0
 
 
 def test_schedulers_see_the_step(recwarn: pytest.WarningsRecorder) -> None:

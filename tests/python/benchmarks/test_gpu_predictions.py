@@ -47,6 +47,13 @@ def test_passes_add_up_and_launches_wait() -> None:
     assert predictions.peer_seconds(step, "H200") == pytest.approx(peer + 4 * GAP)
 
 
+def test_a_pass_that_goes_back_finds_what_the_cache_holds() -> None:
+    back = Pass("small", 28, 4, begins_with=4)
+    assert predictions.memory_bytes(back, 1e9) == 28e9 - predictions.CACHE
+    assert predictions.memory_bytes(back, 1e6) == 24e6
+    assert predictions.memory_bytes(Pass("small", 28, 4), 1e6) == 28e6
+
+
 def test_a_kernel_that_the_budget_lacks_is_named() -> None:
     with pytest.raises(ValueError, match=r"expected other in budget\.json, got none"):
         predictions.registers("other")

@@ -137,8 +137,8 @@ class TORCHFUSE_API GradScaler {
   void require_scale(const char* caller) const;
   ScaleRule rule() const;
   std::vector<at::Tensor> recorded_flags() const;
-  /// Counts the iteration without adjusting the scale, and begins the next one.
-  void count_only();
+  /// Counts the iteration, adjusting the scale or not, and begins the next one.
+  void count(bool adjust);
   at::Tensor step_fused(torchfuse::optim::FusedOptimizer& optimizer, OptimizerState& state);
 
   at::Device device_;

@@ -86,8 +86,8 @@ class TORCHFUSE_API GradScalerCore {
   /// Returns 1 / scale (0-dim, fp32), rounded once, always in the same tensor.
   const at::Tensor& inv_scale();
 
-  /// Sets the optimizer's found_inf flag on `device` to zero and returns it (0-dim, fp32).
-  at::Tensor clear_found_inf(Key optimizer, const at::Device& device);
+  /// Returns the optimizer's found_inf flag on `device` (0-dim, fp32) as the last use left it.
+  at::Tensor found_inf(Key optimizer, const at::Device& device);
 
   /// Multiplies the gradients of `params` by `inv_scale` in place. Sparse gradients are unscaled
   /// through their values; fp16 ones are coalesced first, because sums of duplicates can overflow.

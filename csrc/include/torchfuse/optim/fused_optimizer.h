@@ -29,6 +29,7 @@ struct ScalingRequest {
   std::optional<at::Tensor> grad_scale;  ///< loss scale of the gradients
   std::optional<at::Tensor> found_inf;   ///< non-zero skips the step; set if `check` finds overflow
   bool check = false;                    ///< look for non-finite gradients inside the step
+  bool found_inf_is_output = false;      ///< the next step sets it, whatever it was
 };
 
 class EmaWeights;

@@ -15,6 +15,7 @@ namespace torchfuse::kernels::testing {
 struct Step {
   std::optional<float> grad_scale = std::nullopt;
   std::optional<float> found_inf = std::nullopt;
+  bool found_inf_is_output = false;
   bool check = false;
   bool has_norm = true;
   double max_grad_norm = -1.0;
@@ -47,6 +48,7 @@ inline PrologueArgs prologue_args(const Step& step, const float* grad_scale, flo
   PrologueArgs args;
   args.params.grad_scale = step.grad_scale ? grad_scale : nullptr;
   args.params.found_inf = step.found_inf ? found_inf : nullptr;
+  args.params.found_inf_is_output = step.found_inf_is_output;
   args.params.check = step.check;
   args.params.has_norm = step.has_norm;
   args.params.max_grad_norm = step.max_grad_norm;

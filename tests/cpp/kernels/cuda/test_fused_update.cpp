@@ -69,6 +69,7 @@ TEST_P(CudaFusedUpdateTuple, EverySizeGivesTheBitsOfTheCpu) {
     UpdateProblem problem(
         GetParam(), tensors_of(border_sizes(GetParam().vec(), dice), num_groups, dice), groups);
     problem.write_back_grads = seed != 0;
+    problem.from_the_end = seed == 1;
     problem.pack(dice, seed == 0 ? Packing::kScattered : Packing::kAlike);
     problem.run({.seed = dice, .resident_blocks = 1u << dice});
   }

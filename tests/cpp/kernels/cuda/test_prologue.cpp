@@ -74,6 +74,25 @@ TEST(CudaPrologue, SmallStepsAreSkippedForAnyFlagThatIsNotZero) {
   }
 }
 
+TEST(CudaPrologue, SmallFlagThatIsAnOutputIsWrittenWhateverItWas) {
+  Step step;
+  step.counts.assign(300, 5.0f);
+  step.check = step.found_inf_is_output = true;
+  for (const float before : {0.0f, 1.0f, NAN}) {
+    for (const std::uint64_t nonfinite : {0, 1}) {
+      step.found_inf = before;
+      step.partials = {{1.0, 0.0, 0}, {1.0, 0.0, nonfinite}};
+      set_order({.seed = 5});
+      const Outcome outcome = prologue_on_device(step);
+      expect_same_outcome(outcome, prologue_on_cpu(step));
+      const float found = nonfinite != 0 ? 1.0f : 0.0f;
+      EXPECT_EQ(outcome.found_inf, found) << before;
+      EXPECT_EQ(outcome.scalars.skip, found) << before;
+      EXPECT_EQ(outcome.counts, std::vector<float>(300, 6.0f - found));
+    }
+  }
+}
+
 /// Partials whose sums need no rounding.
 std::vector<NormPartial> whole_partials(std::size_t count, std::mt19937& random) {
   std::vector<NormPartial> partials(count);

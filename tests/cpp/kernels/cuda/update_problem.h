@@ -14,6 +14,7 @@ class UpdateProblem {
   using Guard = DeviceMemory::Guard;
 
   bool write_back_grads = false;
+  bool from_the_end = false;
   StepScalars scalars{0.375, 0.0f, 0.0f};
   /// The length of the list as far as the choice of a chunk is concerned, if it is larger than the
   /// real one: the CUDA driver asks for nothing else. Large chunks need no large list this way.
@@ -198,6 +199,7 @@ class UpdateProblem {
     result.num_groups = groups_.count();
     result.scalars = step_scalars;
     result.write_back_grads = write_back_grads;
+    result.from_the_end = from_the_end;
     return result;
   }
 
