@@ -61,10 +61,11 @@ struct TypedAccess {
   static constexpr int kUpdateBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes >= 128 ? 2
                                             : kVec == 4                               ? 4
                                                                                       : 3;
-  static constexpr int kMeasureBlocksPerSm = kVec == 4 && sizeof(Compute) == 4 ? 3 : 2;
+  static constexpr int kMeasureBlocksPerSm = kVec == 4 ? 3 : 2;
   /// Whether a measure has a loop of its own for aligned rows: it saves an eighth of the
-  /// instructions where there are seven accesses, and little where there are two.
-  static constexpr bool kAlignedMeasure = kStatesInMeasure<Functor>;
+  /// instructions where there are seven accesses, and little where there are two. With 16-bit
+  /// operands it would cost a resident block.
+  static constexpr bool kAlignedMeasure = kStatesInMeasure<Functor> && kVec == 4;
 
   /// What a launch has to say about its operands besides their addresses: nothing, it is all known.
   struct Storage {
