@@ -17,8 +17,8 @@
 // of each tensor.
 //
 // A functor with kStatesInMeasure moves its states before it measures, in `move`, because the
-// measured values depend on them; its update only reads them, and no gradient. States are rounded to
-// their storage in between: the norm is that of the change which the update will make.
+// measured values depend on them; its update only reads them, and no gradient. States are rounded
+// to their storage in between: the norm is that of the change which the update will make.
 #pragma once
 
 #include <cstdint>

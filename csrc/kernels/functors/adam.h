@@ -3,9 +3,9 @@
 // 2018).
 //
 // Note [Decay rates of zero]
-// m += (1 - beta) (g - m) keeps a moment that decays slowly most exactly. With beta = 0, as in GANs,
-// it should forget all of m, and in rounded numbers does not: where g is far below m, g - m is -m,
-// and nothing is left. So a moment of that rate is set.
+// m += (1 - beta) (g - m) keeps a moment that decays slowly most exactly. With beta = 0, as in
+// GANs, it should forget all of m, and in rounded numbers does not: where g is far below m, g - m
+// is -m, and nothing is left. So a moment of that rate is set.
 #pragma once
 
 #include "kernels/common/hyper_param.h"

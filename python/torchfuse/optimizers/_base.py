@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
-from torchfuse.optimizers._checkpoint import Checkpoints
 from torchfuse.optimizers._checks import (
     check_count,
     check_master_dtype,
@@ -22,6 +21,7 @@ from torchfuse.optimizers._checks import (
 from torchfuse.optimizers._ema import native_ema
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
+from torchfuse.optimizers._last_step import LastStep
 from torchfuse.optimizers._masters import MASTER_DTYPES
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import shard_groups
@@ -38,7 +38,7 @@ def _similar_argument(name: str, kind: type) -> str:
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
-class FusedOptimizer(Checkpoints):
+class FusedOptimizer(LastStep):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
     A subclass names its native algorithm, which defines the hyper-parameters and their keys in a
@@ -66,7 +66,6 @@ class FusedOptimizer(Checkpoints):
     #: Names of the process groups that every parameter is split over; None: what a DTensor says.
     _split_over: list[str] | None = None
 
-    _native: _C.FusedStep | None = None
     _planned_names: list[tuple[str, ...]] | None = None
 
     # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
@@ -280,26 +279,6 @@ class FusedOptimizer(Checkpoints):
             wrapped.hooked = True
             wrapped._torchfuse_uncompiled = True
             type(self).step = wrapped  # type: ignore[method-assign]
-
-    # What the last step did.
-
-    def grad_norm(self) -> Tensor | None:
-        """Returns the norm of the last step's unscaled gradients before clipping, over all groups.
-
-        It is a 0-dim fp32 tensor on the device: NaN if the step neither clipped nor checked for
-        overflow, 0 if no parameter had a gradient. It is None before the first step. Reading the
-        value makes the host wait.
-        """
-        with self._lock.between_steps:
-            return None if self._native is None else self._native.total_norm()
-
-    def last_step_skipped(self) -> Tensor | None:
-        """Returns 1 if the last step was skipped, else 0; None before the first step.
-
-        It is a 0-dim fp32 tensor on the device, and 0 if no parameter had a gradient.
-        """
-        with self._lock.between_steps:
-            return None if self._native is None else self._native.skipped()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores the state, also for copy.deepcopy and pickle, which drop the native object."""

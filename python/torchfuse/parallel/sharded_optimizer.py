@@ -28,7 +28,7 @@ from torchfuse.parallel._sharded_checks import (
 )
 from torchfuse.parallel._split_states import SplitStates
 
-_LENT = ("grad_scale", "found_inf", "_check_inside")
+_LENT = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output")
 
 
 class ShardedOptimizer(SplitStates):
@@ -204,6 +204,7 @@ class ShardedOptimizer(SplitStates):
         try:
             self._bring_gradients()
             self.optim._fused_update()
+            self._found_inf_is_output = False
         finally:
             for name in lent:
                 vars(self.optim).pop(name, None)
