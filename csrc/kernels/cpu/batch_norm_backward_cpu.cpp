@@ -2,33 +2,13 @@
 // Gradient sums (one read of gradient and input) and the input's gradient (the same, one write).
 #include "kernels/batch_norm_backward.h"
 
+#include "kernels/cpu/batch_norm_gradients.h"
 #include "kernels/cpu/batch_norm_vectors.h"
 #include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
-
-/// Where the gradient of the output passes: everywhere, where the output computed again is
-/// positive, or where the output is; there the gradient behind the ReLU may be written.
-enum class Gate { kOpen, kComputed, kOutput };
-
-template <Gate kGate, class V>
-TORCHFUSE_INLINE V passed(V dy, V deviation, V output, V scale, V shift) {
-  if constexpr (kGate == Gate::kComputed) {
-    return pass_where_positive(normalize(deviation, scale, shift), dy);
-  }
-  if constexpr (kGate == Gate::kOutput) return pass_where_positive(output, dy);
-  return dy;
-}
-
-/// Where the gradient behind the ReLU goes, `offset` elements on; null: it is not wanted.
-template <DType kDType>
-TORCHFUSE_INLINE ElementOf<kDType>* grad_residual_at(const BatchNormBackwardReduceArgs& args,
-                                                     std::int64_t offset) {
-  if (args.grad_residual == nullptr) return nullptr;
-  return static_cast<ElementOf<kDType>*>(args.grad_residual) + offset;
-}
 
 /// A channel's part of an item of planes.
 template <DType kDType, Gate kGate>
@@ -70,11 +50,11 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
       if (kGate == Gate::kOutput && dz != nullptr) store_vector<kDType>(dz + at, passing);
     };
     for (; i + kSumLanes <= count; i += kSumLanes) {
-      prefetch(x + i, kAheadBytes);
-      prefetch(dy + i, kAheadBytes);
+      prefetch_planes<kDType, kGate>(dy + i, x + i, y + i, kSumLanes);
 #pragma GCC unroll 32
       for (std::int64_t v = 0; v < kVectors; ++v) add_full(v, i + v * kWidth);
     }
+    prefetch_planes<kDType, kGate>(dy + i, x + i, y + i, count - i);
     // Zero gradients past the end add nothing.
     for_each_lane_vector<T>(
         count - i,
@@ -91,15 +71,6 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
   }
   partial[0] = sum_lanes<T>(sum);
   partial[1] = sum_lanes<T>(sum_deviation);
-}
-
-template <class T>
-TORCHFUSE_INLINE void store_partials(const T* sum, const T* sum_deviation, std::int64_t channels,
-                                     double* partials) {
-  for (std::int64_t c = 0; c < channels; ++c) {
-    partials[c * kGradPartial] = static_cast<double>(sum[c]);
-    partials[c * kGradPartial + 1] = static_cast<double>(sum_deviation[c]);
-  }
 }
 
 /// An item of rows: one accumulator for each channel, kRowBlock rows at a time.
@@ -132,8 +103,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
       const V center = load_terms(centers + c);
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
-        prefetch(x + (r + kRowsAhead) * x_stride + c, 0);
-        prefetch(dy + (r + kRowsAhead) * dy_stride + c, 0);
+        prefetch_block<kDType, kGate, kRows>(args, dy, x, y, channels, r, c);
         const V deviation = load_vector<kDType>(x + r * x_stride + c) - center;
         const V passing = passed<kGate>(load_vector<kDType>(dy + r * dy_stride + c), deviation,
                                         load_vector<kDType>(y + r * y_stride + c),
@@ -166,14 +136,6 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
   store_partials(sum, sum_deviation, channels, partials);
 }
 
-template <bool kRelu, class V>
-TORCHFUSE_INLINE V grad_input_of(V dy, V x, V center, V scale, V shift, V dy_scale,
-                                 V deviation_scale, V constant) {
-  const V deviation = x - center;
-  const V passing = passed<kRelu ? Gate::kComputed : Gate::kOpen>(dy, deviation, x, scale, shift);
-  return grad_input(passing, deviation, dy_scale, deviation_scale, constant);
-}
-
 template <DType kDType, bool kRelu>
 __attribute__((noinline)) void write_planes(const BatchNormBackwardElemtArgs& args,
                                             std::int64_t begin, std::int64_t end) {
@@ -181,29 +143,35 @@ __attribute__((noinline)) void write_planes(const BatchNormBackwardElemtArgs& ar
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
   const BatchNormShape& shape = args.shape;
-  for_each_run(shape, begin, end,
-               [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
-                   std::int64_t offset) __attribute__((always_inline)) {
-                 const E* dy = run_of<kDType>(args.grad_output, o, c, first);
-                 const E* x = run_of<kDType>(args.input, o, c, first);
-                 E* dx = static_cast<E*>(args.grad_input) + offset;
-                 T t[kNormalizeTerms + kGradInputTerms];
-                 for (std::int64_t k = 0; k < kNormalizeTerms + kGradInputTerms; ++k) {
-                   t[k] = *terms_row<T>(args.terms, k, shape.channels, c);
-                 }
-                 for_each_element<kWidthOf<kDType>>(
-                     count,
-                     [&](std::int64_t i) __attribute__((always_inline)) {
-                       store_vector<kDType>(
-                           dx + i, grad_input_of<kRelu>(
-                                       load_vector<kDType>(dy + i), load_vector<kDType>(x + i),
-                                       V(t[0]), V(t[1]), V(t[2]), V(t[3]), V(t[4]), V(t[5])));
-                     },
-                     [&](std::int64_t i) __attribute__((always_inline)) {
-                       store_one(dx + i, grad_input_of<kRelu>(load_one(dy + i), load_one(x + i),
-                                                              t[0], t[1], t[2], t[3], t[4], t[5]));
-                     });
-               });
+  const bool worth_streaming =
+      is_worth_streaming<kDType>(args.grad_input, shape.outer * shape.channels, shape.inner);
+  for_each_run(
+      shape, begin, end,
+      [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
+          std::int64_t offset) __attribute__((always_inline)) {
+        const E* dy = run_of<kDType>(args.grad_output, o, c, first);
+        const E* x = run_of<kDType>(args.input, o, c, first);
+        E* dx = static_cast<E*>(args.grad_input) + offset;
+        T t[kNormalizeTerms + kGradInputTerms];
+        for (std::int64_t k = 0; k < kNormalizeTerms + kGradInputTerms; ++k) {
+          t[k] = *terms_row<T>(args.terms, k, shape.channels, c);
+        }
+        const bool streamed = worth_streaming && are_lines<kDType>(dx, count);
+        for_each_element<kWidthOf<kDType>>(
+            count,
+            [&](std::int64_t i) __attribute__((always_inline)) {
+              store_in_row<kDType>(
+                  dx + i,
+                  grad_input_of<kRelu>(load_vector<kDType>(dy + i), load_vector<kDType>(x + i),
+                                       V(t[0]), V(t[1]), V(t[2]), V(t[3]), V(t[4]), V(t[5])),
+                  streamed);
+            },
+            [&](std::int64_t i) __attribute__((always_inline)) {
+              store_one(dx + i, grad_input_of<kRelu>(load_one(dy + i), load_one(x + i), t[0], t[1],
+                                                     t[2], t[3], t[4], t[5]));
+            });
+      });
+  if (worth_streaming) finish_streaming();
 }
 
 /// Loads all of kWriteBlock rows before it stores, as the forward's.
@@ -213,9 +181,12 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
   using E = ElementOf<kDType>;
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
   const std::int64_t channels = args.shape.channels;
   const std::int64_t dy_stride = args.grad_output.outer_stride;
   const std::int64_t x_stride = args.input.outer_stride;
+  const bool x_is_run = is_one_run(args.input, channels);
+  const bool dy_is_run = is_one_run(args.grad_output, channels);
   const bool streamed = is_worth_streaming<kDType>(args.grad_input, args.shape.outer, channels);
   const auto t = [&](std::int64_t k, std::int64_t c) __attribute__((always_inline)) {
     return terms_row<T>(args.terms, k, channels, c);
@@ -225,19 +196,30 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
     const E* dy = run_of<kDType>(args.grad_output, row, 0, 0);
     const E* x = run_of<kDType>(args.input, row, 0, 0);
     E* dx = static_cast<E*>(args.grad_input) + row * channels;
-    const auto write_vectors = [&](std::int64_t c) __attribute__((always_inline)) {
-      const V terms[] = {load_terms(t(0, c)), load_terms(t(1, c)), load_terms(t(2, c)),
-                         load_terms(t(3, c)), load_terms(t(4, c)), load_terms(t(5, c))};
-      V out[kRows];
-#pragma GCC unroll 8
-      for (std::int64_t r = 0; r < kRows; ++r) {
-        out[r] = grad_input_of<kRelu>(load_vector<kDType>(dy + r * dy_stride + c),
-                                      load_vector<kDType>(x + r * x_stride + c), terms[0], terms[1],
-                                      terms[2], terms[3], terms[4], terms[5]);
+    const auto write_vectors = [&](auto vector_count,
+                                   std::int64_t c) __attribute__((always_inline)) {
+      constexpr std::int64_t kVectors = decltype(vector_count)::value;
+      V out[kRows][kVectors];
+#pragma GCC unroll 4
+      for (std::int64_t v = 0; v < kVectors; ++v) {
+        const std::int64_t at = c + v * kWidth;
+        const V terms[] = {load_terms(t(0, at)), load_terms(t(1, at)), load_terms(t(2, at)),
+                           load_terms(t(3, at)), load_terms(t(4, at)), load_terms(t(5, at))};
+#pragma GCC unroll 4
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          if (x_is_run) prefetch(x + at * kRows + r * kWidth, kAheadBytes);
+          if (dy_is_run) prefetch(dy + at * kRows + r * kWidth, kAheadBytes);
+          out[r][v] = grad_input_of<kRelu>(load_vector<kDType>(dy + r * dy_stride + at),
+                                           load_vector<kDType>(x + r * x_stride + at), terms[0],
+                                           terms[1], terms[2], terms[3], terms[4], terms[5]);
+        }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (std::int64_t r = 0; r < kRows; ++r) {
-        store_in_row<kDType>(dx + r * channels + c, out[r], streamed);
+#pragma GCC unroll 4
+        for (std::int64_t v = 0; v < kVectors; ++v) {
+          store_in_row<kDType>(dx + r * channels + c + v * kWidth, out[r][v], streamed);
+        }
       }
     };
     const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
@@ -248,7 +230,7 @@ __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args
                                  *t(0, c), *t(1, c), *t(2, c), *t(3, c), *t(4, c), *t(5, c)));
       }
     };
-    for_each_element<kWidthOf<kDType>>(channels, write_vectors, write_elements);
+    for_each_block_of_row<kWidth>(channels, write_vectors, write_elements);
   };
   const RowRange rows = rows_within(args.shape, begin, end);
   for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);

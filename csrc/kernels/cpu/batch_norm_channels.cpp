@@ -55,7 +55,7 @@ void batch_norm_pack_cpu(const BatchNormStatsArgs& args, std::int64_t begin, std
     const std::int64_t count = cpu::smaller(kTogether, end - first);
     PivotedSums sums[kTogether];
     for (std::int64_t r = 0; r < rows; ++r) {
-      const double elements = cpu::item_of(shape, split, r * split.channel_items).count();
+      const double elements = cpu::item_of(shape, split, r, 0).count();
       const double* partial = args.partials + (r * shape.channels + first) * kStatsPartial;
       for (std::int64_t i = 0; i < count; ++i, partial += kStatsPartial) {
         sums[i] = merge(sums[i], PivotedSums{partial[0], partial[1], partial[2], elements});

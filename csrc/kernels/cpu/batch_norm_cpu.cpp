@@ -38,10 +38,11 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
     const E* x = run_of<kDType>(args.input, o, c, item.inner_begin);
     std::int64_t i = 0;
     for (; i + kSumLanes <= count; i += kSumLanes) {
-      prefetch(x + i, kAheadBytes);
+      prefetch_lines(x + i, bytes_of<kDType>(kSumLanes), kPlanesAheadBytes);
 #pragma GCC unroll 32
       for (std::int64_t v = 0; v < kVectors; ++v) add(v, load_vector<kDType>(x + i + v * kWidth));
     }
+    prefetch_lines(x + i, bytes_of<kDType>(count - i), kPlanesAheadBytes);
     // Pivots past the end add nothing.
     for_each_lane_vector<T>(
         count - i,
@@ -82,7 +83,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
       V q(T(0));
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
-        prefetch(x + (r + kRowsAhead) * stride + c, 0);
+        prefetch_rows<kRows, kWidth>(x, args.input, channels, r, c);
         const V deviation = load_vector<kDType>(x + r * stride + c) - pivot;
         s = s + deviation;
         q = fma(deviation, deviation, q);
@@ -126,29 +127,34 @@ __attribute__((noinline)) void write_planes(const BatchNormElemtArgs& args, std:
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
   const BatchNormShape& shape = args.shape;
-  for_each_run(shape, begin, end,
-               [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
-                   std::int64_t offset) __attribute__((always_inline)) {
-                 const E* x = run_of<kDType>(args.input, o, c, first);
-                 const E* z = kResidual ? run_of<kDType>(args.residual, o, c, first) : x;
-                 E* y = static_cast<E*>(args.output) + offset;
-                 const T center = *terms_row<T>(args.terms, 0, shape.channels, c);
-                 const T scale = *terms_row<T>(args.terms, 1, shape.channels, c);
-                 const T shift = *terms_row<T>(args.terms, 2, shape.channels, c);
-                 for_each_element<kWidthOf<kDType>>(
-                     count,
-                     [&](std::int64_t i) __attribute__((always_inline)) {
-                       store_vector<kDType>(
-                           y + i, output_of<kResidual, kRelu>(load_vector<kDType>(x + i),
-                                                              load_vector<kDType>(z + i), V(center),
-                                                              V(scale), V(shift)));
-                     },
-                     [&](std::int64_t i) __attribute__((always_inline)) {
-                       store_one(y + i,
-                                 output_of<kResidual, kRelu>(load_one(x + i), load_one(z + i),
-                                                             center, scale, shift));
-                     });
-               });
+  const bool worth_streaming =
+      is_worth_streaming<kDType>(args.output, shape.outer * shape.channels, shape.inner);
+  for_each_run(
+      shape, begin, end,
+      [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
+          std::int64_t offset) __attribute__((always_inline)) {
+        const E* x = run_of<kDType>(args.input, o, c, first);
+        const E* z = kResidual ? run_of<kDType>(args.residual, o, c, first) : x;
+        E* y = static_cast<E*>(args.output) + offset;
+        const T center = *terms_row<T>(args.terms, 0, shape.channels, c);
+        const T scale = *terms_row<T>(args.terms, 1, shape.channels, c);
+        const T shift = *terms_row<T>(args.terms, 2, shape.channels, c);
+        const bool streamed = worth_streaming && are_lines<kDType>(y, count);
+        for_each_element<kWidthOf<kDType>>(
+            count,
+            [&](std::int64_t i) __attribute__((always_inline)) {
+              store_in_row<kDType>(y + i,
+                                   output_of<kResidual, kRelu>(load_vector<kDType>(x + i),
+                                                               load_vector<kDType>(z + i),
+                                                               V(center), V(scale), V(shift)),
+                                   streamed);
+            },
+            [&](std::int64_t i) __attribute__((always_inline)) {
+              store_one(y + i, output_of<kResidual, kRelu>(load_one(x + i), load_one(z + i), center,
+                                                           scale, shift));
+            });
+      });
+  if (worth_streaming) finish_streaming();
 }
 
 /// kWriteBlock rows of a channel are all loaded before the first is stored: where rows are a
@@ -159,32 +165,46 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
   using E = ElementOf<kDType>;
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
   const std::int64_t channels = args.shape.channels;
   const T* centers = terms_row<T>(args.terms, 0, channels, 0);
   const T* scales = terms_row<T>(args.terms, 1, channels, 0);
   const T* shifts = terms_row<T>(args.terms, 2, channels, 0);
   const std::int64_t x_stride = args.input.outer_stride;
   const std::int64_t z_stride = kResidual ? args.residual.outer_stride : x_stride;
+  const bool x_is_run = is_one_run(args.input, channels);
+  const bool z_is_run = kResidual && is_one_run(args.residual, channels);
   const bool streamed = is_worth_streaming<kDType>(args.output, args.shape.outer, channels);
   const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* x = run_of<kDType>(args.input, row, 0, 0);
     const E* z = kResidual ? run_of<kDType>(args.residual, row, 0, 0) : x;
     E* y = static_cast<E*>(args.output) + row * channels;
-    const auto write_vectors = [&](std::int64_t c) __attribute__((always_inline)) {
-      const V center = load_terms(centers + c);
-      const V scale = load_terms(scales + c);
-      const V shift = load_terms(shifts + c);
-      V out[kRows];
-#pragma GCC unroll 8
-      for (std::int64_t r = 0; r < kRows; ++r) {
-        out[r] = output_of<kResidual, kRelu>(load_vector<kDType>(x + r * x_stride + c),
-                                             load_vector<kDType>(z + r * z_stride + c), center,
-                                             scale, shift);
+    const auto write_vectors = [&](auto vector_count,
+                                   std::int64_t c) __attribute__((always_inline)) {
+      constexpr std::int64_t kVectors = decltype(vector_count)::value;
+      V out[kRows][kVectors];
+#pragma GCC unroll 4
+      for (std::int64_t v = 0; v < kVectors; ++v) {
+        const std::int64_t at = c + v * kWidth;
+        const V center = load_terms(centers + at);
+        const V scale = load_terms(scales + at);
+        const V shift = load_terms(shifts + at);
+#pragma GCC unroll 4
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          if (x_is_run) prefetch(x + at * kRows + r * kWidth, kAheadBytes);
+          if (z_is_run) prefetch(z + at * kRows + r * kWidth, kAheadBytes);
+          out[r][v] = output_of<kResidual, kRelu>(load_vector<kDType>(x + r * x_stride + at),
+                                                  load_vector<kDType>(z + r * z_stride + at),
+                                                  center, scale, shift);
+        }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (std::int64_t r = 0; r < kRows; ++r) {
-        store_in_row<kDType>(y + r * channels + c, out[r], streamed);
+#pragma GCC unroll 4
+        for (std::int64_t v = 0; v < kVectors; ++v) {
+          store_in_row<kDType>(y + r * channels + c + v * kWidth, out[r][v], streamed);
+        }
       }
     };
     const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
@@ -195,7 +215,7 @@ __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::i
                                               shifts[c]));
       }
     };
-    for_each_element<kWidthOf<kDType>>(channels, write_vectors, write_elements);
+    for_each_block_of_row<kWidth>(channels, write_vectors, write_elements);
   };
   const RowRange rows = rows_within(args.shape, begin, end);
   for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);

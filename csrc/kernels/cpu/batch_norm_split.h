@@ -68,16 +68,26 @@ TORCHFUSE_HOST_DEVICE BatchNormSplit split_of(const BatchNormShape& shape) {
 }
 
 TORCHFUSE_HOST_DEVICE BatchNormItem item_of(const BatchNormShape& shape,
-                                            const BatchNormSplit& split, std::int64_t index) {
+                                            const BatchNormSplit& split, std::int64_t partial_row,
+                                            std::int64_t channel_item) {
   BatchNormItem item{};
-  item.channel_begin = index % split.channel_items * split.channel_step;
+  item.channel_begin = channel_item * split.channel_step;
   item.channel_end = smaller(item.channel_begin + split.channel_step, shape.channels);
-  item.partial_row = index / split.channel_items;
-  item.inner_begin = item.partial_row % split.inner_items * split.inner_step;
+  item.partial_row = partial_row;
+  item.inner_begin = partial_row % split.inner_items * split.inner_step;
   item.inner_end = smaller(item.inner_begin + split.inner_step, shape.inner);
-  item.outer_begin = item.partial_row / split.inner_items * split.outer_step;
+  item.outer_begin = partial_row / split.inner_items * split.outer_step;
   item.outer_end = smaller(item.outer_begin + split.outer_step, shape.outer);
   return item;
+}
+
+/// Neighboring items lie next to each other in memory: the parts of a plane, then the channels.
+TORCHFUSE_HOST_DEVICE BatchNormItem item_of(const BatchNormShape& shape,
+                                            const BatchNormSplit& split, std::int64_t index) {
+  const std::int64_t channel = index / split.inner_items;
+  const std::int64_t samples = channel / split.channel_items;
+  return item_of(shape, split, samples * split.inner_items + index % split.inner_items,
+                 channel % split.channel_items);
 }
 
 }  // namespace torchfuse::kernels::cpu

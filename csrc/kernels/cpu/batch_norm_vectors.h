@@ -7,6 +7,7 @@
 #include "kernels/batch_norm.h"
 #include "kernels/cpu/batch_norm_split.h"
 #include "kernels/cpu/elements.h"
+#include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -14,9 +15,68 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 /// them: of sums, and of results, whose stores take their share of the cache.
 constexpr std::int64_t kRowBlock = 4;
 constexpr std::int64_t kWriteBlock = 2;
-/// How far ahead sums of rows are prefetched: a tile's part of the next row may lie in another
-/// page, which the processor does not foresee.
+/// Vectors of each of these rows: 16-bit rows are written a line at a time.
+constexpr std::int64_t kWriteVectors = 2;
+
+// Note [Prefetching in order]
+// The processor foresees one run of memory, not several that advance in turns within a page, as
+// rows in a block do, nor the next of many short planes. So each line is prefetched, in the order
+// of memory. Measured on an AMD EPYC with data that no cache has: rows of 512 to 1,024 bytes are
+// read in half to two thirds of the time.
+/// How far ahead: of sums of rows, of sums of planes. Of results, kAheadBytes.
+constexpr std::int64_t kRowsAheadBytes = 8192;
+constexpr std::int64_t kPlanesAheadBytes = 1024;
+/// Of rows that lie apart, or whose channels are worked on in parts.
 constexpr std::int64_t kRowsAhead = 4;
+
+template <std::int64_t kVectors>
+struct Vectors {
+  static constexpr std::int64_t value = kVectors;
+};
+
+/// Bytes of `elements` elements.
+template <DType kDType>
+constexpr std::int64_t bytes_of(std::int64_t elements) {
+  return elements * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
+}
+
+/// Whether all rows of a tensor are one run.
+TORCHFUSE_INLINE bool is_one_run(const BatchNormInput& input, std::int64_t channels) {
+  return input.outer_stride == channels;
+}
+
+/// Prefetches what rows of `input` to come have of a block's row `r` from channel `c` on; of each
+/// row an item has `channels` channels.
+template <std::int64_t kRows, std::int64_t kWidth, class E>
+TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
+                                    std::int64_t channels, std::int64_t r, std::int64_t c) {
+  if (is_one_run(input, channels)) {
+    prefetch(block + c * kRows + r * kWidth, kRowsAheadBytes);
+  } else {
+    prefetch(block + (r + kRowsAhead) * input.outer_stride + c, 0);
+  }
+}
+
+/// Calls block(Vectors<n>(), c) for n vectors of channels from `c` on, and single(c) for the
+/// channels of rows that fill no vector. Results are written apart from what is read, so that the
+/// last vector may overlap the one before it.
+template <std::int64_t kWidth, class Block, class Single>
+TORCHFUSE_INLINE void for_each_block_of_row(std::int64_t channels, const Block& block,
+                                            const Single& single) {
+  std::int64_t c = 0;
+  for (; c + kWriteVectors * kWidth <= channels; c += kWriteVectors * kWidth) {
+    block(Vectors<kWriteVectors>(), c);
+  }
+  for (; c + kWidth <= channels; c += kWidth) block(Vectors<1>(), c);
+  if (c == channels) return;
+  if (channels >= kWidth) return block(Vectors<1>(), channels - kWidth);
+  for (; c < channels; ++c) single(c);
+}
+
+/// Prefetches every line of `bytes` bytes, which are `ahead` bytes on.
+TORCHFUSE_INLINE void prefetch_lines(const void* p, std::int64_t bytes, std::int64_t ahead) {
+  for (std::int64_t i = 0; i < bytes; i += kLineBytes) prefetch(p, ahead + i);
+}
 
 /// Row `row` of the terms, from channel `c` on.
 template <class T>

@@ -13,19 +13,25 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 // read of all of it for nothing, and what lies in the caches has to leave; streaming stores do
 // neither. They need whole lines, since a line that ordinary stores finish is written twice, and a
 // fence before others read. Rows that are written to memory which was not used just before gain by
-// it, with their next reader counted: 1.1 to 1.9 times. Planes, whose stores the processor foresees
-// better, do not.
+// it, with their next reader counted: 1.1 to 1.9 times; planes of whole lines 1.05 to 1.5 times on
+// an AMD EPYC.
 constexpr std::int64_t kLineBytes = 64;
 /// Bytes: a second-level cache, of which the reads of the same pass take their share.
 constexpr std::int64_t kWorthStreaming = std::int64_t{2} << 20;
+
+/// Whether `count` elements are whole lines.
+template <DType kDType>
+TORCHFUSE_INLINE bool are_lines(const void* data, std::int64_t count) {
+  const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
+  return bytes % kLineBytes == 0 && reinterpret_cast<std::uintptr_t>(data) % kLineBytes == 0;
+}
 
 template <DType kDType>
 TORCHFUSE_INLINE bool is_worth_streaming(const void* data, std::int64_t rows,
                                          std::int64_t columns) {
 #if defined(__AVX2__)
   const auto row_bytes = columns * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
-  return rows * row_bytes >= kWorthStreaming && row_bytes % kLineBytes == 0 &&
-         reinterpret_cast<std::uintptr_t>(data) % kLineBytes == 0;
+  return rows * row_bytes >= kWorthStreaming && are_lines<kDType>(data, columns);
 #else
   static_cast<void>(data), static_cast<void>(rows), static_cast<void>(columns);
   return false;

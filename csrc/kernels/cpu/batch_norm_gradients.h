@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the backward passes do with a vector or an element, and where it goes.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/batch_norm_backward.h"
+#include "kernels/cpu/batch_norm_vectors.h"
+
+namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
+
+/// Where the gradient of the output passes: everywhere, where the output computed again is
+/// positive, or where the output is; there the gradient behind the ReLU may be written.
+enum class Gate { kOpen, kComputed, kOutput };
+
+template <Gate kGate, class V>
+TORCHFUSE_INLINE V passed(V dy, V deviation, V output, V scale, V shift) {
+  if constexpr (kGate == Gate::kComputed) {
+    return pass_where_positive(normalize(deviation, scale, shift), dy);
+  }
+  if constexpr (kGate == Gate::kOutput) return pass_where_positive(output, dy);
+  return dy;
+}
+
+template <bool kRelu, class V>
+TORCHFUSE_INLINE V grad_input_of(V dy, V x, V center, V scale, V shift, V dy_scale,
+                                 V deviation_scale, V constant) {
+  const V deviation = x - center;
+  const V passing = passed<kRelu ? Gate::kComputed : Gate::kOpen>(dy, deviation, x, scale, shift);
+  return grad_input(passing, deviation, dy_scale, deviation_scale, constant);
+}
+
+/// Where the gradient behind the ReLU goes, `offset` elements on; null: it is not wanted.
+template <DType kDType>
+TORCHFUSE_INLINE ElementOf<kDType>* grad_residual_at(const BatchNormBackwardReduceArgs& args,
+                                                     std::int64_t offset) {
+  if (args.grad_residual == nullptr) return nullptr;
+  return static_cast<ElementOf<kDType>*>(args.grad_residual) + offset;
+}
+
+/// What is read for the gradient sums of planes, `count` elements of each, some way on.
+template <DType kDType, Gate kGate, class E>
+TORCHFUSE_INLINE void prefetch_planes(const E* dy, const E* x, const E* y, std::int64_t count) {
+  prefetch_lines(dy, bytes_of<kDType>(count), kPlanesAheadBytes);
+  prefetch_lines(x, bytes_of<kDType>(count), kPlanesAheadBytes);
+  if (kGate == Gate::kOutput) prefetch_lines(y, bytes_of<kDType>(count), kPlanesAheadBytes);
+}
+
+/// The same of rows: see prefetch_rows().
+template <DType kDType, Gate kGate, std::int64_t kRows, class E>
+TORCHFUSE_INLINE void prefetch_block(const BatchNormBackwardReduceArgs& args, const E* dy,
+                                     const E* x, const E* y, std::int64_t channels, std::int64_t r,
+                                     std::int64_t c) {
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
+  prefetch_rows<kRows, kWidth>(dy, args.grad_output, channels, r, c);
+  prefetch_rows<kRows, kWidth>(x, args.input, channels, r, c);
+  if (kGate == Gate::kOutput) prefetch_rows<kRows, kWidth>(y, args.output, channels, r, c);
+}
+
+template <class T>
+TORCHFUSE_INLINE void store_partials(const T* sum, const T* sum_deviation, std::int64_t channels,
+                                     double* partials) {
+  for (std::int64_t c = 0; c < channels; ++c) {
+    partials[c * kGradPartial] = static_cast<double>(sum[c]);
+    partials[c * kGradPartial + 1] = static_cast<double>(sum_deviation[c]);
+  }
+}
+
+}  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE
