@@ -12,6 +12,7 @@
 
 #include "kernels/common/tensor_table.h"
 #include "kernels/multi_tensor_l2_norm.h"
+#include "ops/kept_rows.h"
 
 namespace torchfuse::ops {
 
@@ -46,6 +47,7 @@ struct Bucket {
   kernels::EmaParams ema;                      ///< with has_ema
   /// Process groups over which the tensors are split; null: every tensor is whole.
   const std::vector<std::string>* shard_groups = nullptr;
+  KeptRows kept;  ///< on a CUDA device
 
   void clear() {
     rows.clear();
@@ -68,6 +70,9 @@ struct Bucket {
     }
   }
 
+  /// To be called when the rows of a step on a CUDA device are divided.
+  void keep_rows() { kept.follow(key.device, table(), chunk_offsets, chunk); }
+
   kernels::TensorTable table() const {
     kernels::TensorTable table;
     table.rows = rows.data();
@@ -82,6 +87,7 @@ struct Bucket {
     table.seed = seed;
     table.has_ema = key.has_ema;
     table.ema = ema;
+    table.device = kept.for_update();
     return table;
   }
 

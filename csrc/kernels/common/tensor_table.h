@@ -28,6 +28,17 @@ struct TensorRow {
   std::int64_t index = 0;  ///< number of the parameter, for the random bits of its rounding
 };
 
+/// Whether the rows say the same of everything but the gradient.
+inline bool same_besides_grad(const TensorRow& a, const TensorRow& b) {
+  bool same = a.param == b.param && a.master == b.master && a.ema == b.ema && a.step == b.step &&
+              a.tensor_state == b.tensor_state && a.numel == b.numel && a.group == b.group &&
+              a.index == b.index;
+  for (int k = 0; k < kMaxStates; ++k) same = same && a.state[k] == b.state[k];
+  return same;
+}
+
+struct DeviceTable;
+
 /// `offsets` are the prefix sums of numel, count + 1 of them, so that work can be split by
 /// elements.
 struct TensorTable {
@@ -43,6 +54,8 @@ struct TensorTable {
   bool has_remainder = false;    ///< see Note [Parameter remainders] in param_remainder.h
   bool has_ema = false;          ///< in fp64 for fp64 parameters, else in fp32
   EmaParams ema;
+  /// The same rows on the device, if they are kept there: see Note [Device tables].
+  const DeviceTable* device = nullptr;
 
   std::int64_t total() const { return count == 0 ? 0 : offsets[count]; }
 };

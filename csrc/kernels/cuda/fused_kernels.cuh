@@ -39,14 +39,14 @@ struct Chunk : Access::ChunkData {
 
 template <class Phase>
 __device__ __forceinline__ Chunk<typename Phase::Access> chunk_of(
-    const Launch<Phase>& launch, const RowShare& share, const Team<typename Phase::Access>& team) {
+    const Launch<Phase>& launch, const FoundRow<Phase>& found, const RowShare& share,
+    const Team<typename Phase::Access>& team) {
   using Access = typename Phase::Access;
-  const Row<Phase>& row = launch.table.rows[share.row];
-  const auto& params = launch.groups[launch.group[share.row]];
+  const auto& params = launch.groups[found.group];
   Chunk<Access> chunk;
 #pragma unroll
   for (int o = 0; o < Access::kOperands; ++o) {
-    chunk.operands[o] = static_cast<unsigned char*>(row.operands[o]) +
+    chunk.operands[o] = static_cast<unsigned char*>(found.row.operands[o]) +
                         share.begin * static_cast<std::int64_t>(launch.element_size(o));
   }
 #pragma unroll
@@ -240,30 +240,30 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   // The search and both loads run side by side; a step that is skipped has counts too.
   const float skip = launch.scalars->skip;
   TeamsShared<Access>& shared = block_shared<TeamsShared<Access>>();
-  const RowShare share = row_share(launch.table, launch.from_the_end);
+  const RowShare share = share_of<Phase, kAligned>(launch);
   const bool prepares = share.row >= 0 && share.rank == 0;
-  const float step = prepares ? *launch.table.rows[share.row].step : 0.0f;
+  const float step = prepares ? *find<Phase, kAligned>(launch, share.row).row.step : 0.0f;
   if (skip != 0.0f) return;
   if (prepares) {
-    const Row<Phase>& row = launch.table.rows[share.row];
-    const auto& params = launch.groups[launch.group[share.row]];
+    const FoundRow<Phase> found = find<Phase, kAligned>(launch, share.row);
+    const auto& params = launch.groups[found.group];
     auto coefs =
         Functor::template prepare<typename Access::Compute>(params, static_cast<double>(step));
     if constexpr (Layerwise<Functor> && !Phase::kMeasures) {
-      Functor::apply_norms(params, row.norms, coefs);
+      Functor::apply_norms(params, found.row.norms, coefs);
     }
-    shared.teams[share.team].set(launch, row, step);
+    shared.teams[share.team].set(launch, found.row, step);
     shared.teams[share.team].coefs = coefs;
   }
   __syncthreads();
 
   typename Phase::Sums sums{};
   if (share.row >= 0) {
-    const auto chunk = chunk_of(launch, share, shared.teams[share.team]);
-    const std::uint32_t head = launch.head[share.row];
+    const FoundRow<Phase> found = find<Phase, kAligned>(launch, share.row);
+    const auto chunk = chunk_of(launch, found, share, shared.teams[share.team]);
     if constexpr (!Phase::kMeasures) {
-      handle_chunk<Phase, kAligned>(chunk, share, head, sums);
-    } else if (!Access::kAlignedMeasure || head == kMisaligned) {
+      handle_chunk<Phase, kAligned>(chunk, share, found.head, sums);
+    } else if (!Access::kAlignedMeasure || found.head == kMisaligned) {
       handle_chunk<Phase, false>(chunk, share, 0, sums);
     } else {
       handle_chunk<Phase, Access::kAlignedMeasure>(chunk, share, 0, sums);

@@ -53,26 +53,9 @@ void begin_launch(const UpdateArgs<typename Phase::Functor>& args, std::uint32_t
   static_cast<Storage&>(launch) = Storage(args.tensors);
   launch.scalars = args.scalars;
   launch.write_back_grads = args.write_back_grads;
+  launch.is_span = false;
   launch.from_the_end = args.from_the_end;
   launch.table.chunk = chunk;
-}
-
-template <class Phase>
-Row<Phase> row_of(const TensorRow& tensor) {
-  using Access = typename Phase::Access;
-  constexpr int kMasterOperand = Access::kStateOperand + Access::kStates;
-  Row<Phase> row;
-  row.operands[Access::kParamOperand] = tensor.param;
-  row.operands[Access::kGradOperand] = tensor.grad;
-  for (int k = 0; k < Access::kStates; ++k) {
-    row.operands[Access::kStateOperand + k] = tensor.state[k];
-  }
-  if constexpr (Access::kOperands > kMasterOperand) row.operands[kMasterOperand] = tensor.master;
-  if constexpr (requires { Access::kEmaOperand; }) row.operands[Access::kEmaOperand] = tensor.ema;
-  row.step = tensor.step;
-  row.numel = tensor.numel;
-  row.set(tensor);
-  return row;
 }
 
 /// How a phase's accesses to a row are aligned, as far as its operands are used.
@@ -96,27 +79,56 @@ Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
   return best_peeling(accesses, count, Access::kVec);
 }
 
-/// Enqueues the rows that are aligned or those that are not; sets `others` if there are rows of the
-/// other kind.
+/// Which rows an update has yet to enqueue.
+struct Rest {
+  bool of_spans = false;  ///< no row for which all_aligned() holds
+  bool misaligned = false;
+};
+
+/// Enqueues the rows that are kept on the device and aligned. See Note [Device tables].
+template <class Access>
+Status enqueue_spans(const UpdateArgs<typename Access::Functor>& args, Stream stream,
+                     Launch<Update<Access>>& launch) {
+  const TensorTable& tensors = args.tensors;
+  launch.is_span = true;
+  launch.from_the_end = false;
+  std::copy_n(args.groups, args.num_groups, launch.groups);
+  const auto grad_of = [&](std::int64_t i) {
+    return all_aligned(tensors.rows[i]) ? tensors.rows[i].grad : nullptr;
+  };
+  const std::int32_t spans = (tensors.device->count + launch.span.kRows - 1) / launch.span.kRows;
+  for (std::int32_t i = 0; i < spans; ++i) {
+    const std::int32_t begin = launch.span.kRows * (args.from_the_end ? spans - 1 - i : i);
+    if (launch.span.fill(*tensors.device, begin, args.from_the_end, grad_of) == 0) continue;
+    const Status status =
+        kernels::cuda::launch(fused_update_kernel<Access, true>, launch, launch.span.blocks,
+                              kThreads, stream, "launch of fused_update_kernel");
+    if (!status.ok()) return status;
+  }
+  return Status{};
+}
+
+/// Enqueues the rows that are aligned or those that are not, by value.
 template <class Access, bool kAligned>
 Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream stream,
-                       Launch<Update<Access>>& launch, bool* others) {
+                       Launch<Update<Access>>& launch, Rest& rest) {
   using Phase = Update<Access>;
   LaunchFiller filler(launch, args.groups, [&](const Launch<Phase>& full) {
-    return kernels::cuda::launch(fused_update_kernel<Access, kAligned>, full, full.table.blocks,
+    return kernels::cuda::launch(fused_update_kernel<Access, kAligned>, full, full.table.blocks(),
                                  kThreads, stream, "launch of fused_update_kernel");
   });
   const Status status = for_each_row(
       args.tensors,
       [&](std::int64_t i) {
         const TensorRow& tensor = args.tensors.rows[i];
+        if (rest.of_spans && all_aligned(tensor)) return Status{};
         Row<Phase> row = row_of<Phase>(tensor);
         if constexpr (Layerwise<typename Access::Functor>) {
           row.norms = args.norms + i * Access::Functor::kNumNorms;
         }
         const Peeling peeling = peeling_of(launch, row, args.groups[tensor.group]);
         if (peeling.aligned == kAligned) return filler.add(row, tensor.group, peeling.head);
-        *others = true;
+        rest.misaligned = true;
         return Status{};
       },
       args.from_the_end);
@@ -126,13 +138,23 @@ Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream 
 template <class Tuple>
 Status enqueue_updates(const UpdateArgs<typename Tuple::Functor>& args, Stream stream) {
   using Access = typename Needed<Tuple>::ForUpdate;
-  Launch<Update<Access>> launch{};
-  begin_launch(args, choose_chunk(args.tensors.total(), kThreads * Access::kVec), launch);
-  bool misaligned = false;
-  bool unused = false;
-  const Status status = enqueue_updates<Access, true>(args, stream, launch, &misaligned);
-  if (!status.ok() || !misaligned) return status;
-  return enqueue_updates<Access, false>(args, stream, launch, &unused);
+  using Phase = Update<Access>;
+  Launch<Phase> launch{};
+  const std::uint32_t chunk = choose_chunk(args.tensors.total(), kThreads * Access::kVec);
+  Rest rest;
+  if constexpr (kTakesSpans<Phase, true>) {
+    if (args.tensors.device != nullptr &&
+        args.num_groups <= kMaxGroups<typename Phase::Functor::Params>) {
+      begin_launch(args, chunk, launch);
+      const Status status = enqueue_spans<Access>(args, stream, launch);
+      if (!status.ok()) return status;
+      rest.of_spans = true;
+    }
+  }
+  begin_launch(args, chunk, launch);
+  const Status status = enqueue_updates<Access, true>(args, stream, launch, rest);
+  if (!status.ok() || !rest.misaligned) return status;
+  return enqueue_updates<Access, false>(args, stream, launch, rest);
 }
 
 template <class Tuple>
@@ -143,7 +165,7 @@ Status enqueue_measures(const MeasureArgs<typename Tuple::Functor>& args, Stream
   Launch<Phase> launch{};
   begin_launch(update, static_cast<std::uint32_t>(args.chunk), launch);
   LaunchFiller filler(launch, update.groups, [&](const Launch<Phase>& full) {
-    return kernels::cuda::launch(fused_measure_kernel<Access>, full, full.table.blocks, kThreads,
+    return kernels::cuda::launch(fused_measure_kernel<Access>, full, full.table.blocks(), kThreads,
                                  stream, "launch of fused_measure_kernel");
   });
   const Status status = for_each_row(

@@ -81,7 +81,7 @@ struct LookedUpAccess {
   /// Stochastic rounding asks for the number of the parameter, and of the element in it.
   struct RowData {
     std::int64_t index;
-    void set(const TensorRow& row) { index = row.index; }
+    TORCHFUSE_HOST_DEVICE void set(const TensorRow& row) { index = row.index; }
   };
   struct TeamData {
     RoundingKey rounding;

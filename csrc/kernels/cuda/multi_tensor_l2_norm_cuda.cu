@@ -5,6 +5,7 @@
 
 #include "kernels/common/atomic.h"
 #include "kernels/cuda/block_reduce.cuh"
+#include "kernels/cuda/device_span.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/prologue.cuh"
 #include "kernels/cuda/thread_sums.cuh"
@@ -35,11 +36,26 @@ constexpr int kNormRows = table_capacity(
     sizeof(NormRow), sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(StepTable<kNormSteps>));
 
 struct NormLaunch {
-  LaunchTable<NormRow, kNormRows> table;
+  using Table = LaunchTable<NormRow, kNormRows>;
+  union {
+    Table table;
+    DeviceSpan<sizeof(Table)> span;
+  };
+  bool is_span;  ///< which of the two: see Note [Device tables]
   NormPlaces places;
   PrologueInputs prologue;  ///< without scalars: none
   StepTable<kNormSteps> steps;
+
+  std::uint32_t blocks() const { return is_span ? span.blocks : table.blocks(); }
 };
+
+__device__ __forceinline__ const void* grad_of(const NormLaunch& launch, int row) {
+  return launch.is_span ? launch.span.grads[row] : launch.table.rows[row].grad;
+}
+
+__device__ __forceinline__ std::int64_t first_partial_of(const NormLaunch& launch, int row) {
+  return launch.is_span ? launch.span.row(row).first_chunk : launch.table.rows[row].first_partial;
+}
 
 /// The calling thread's part of `count` elements. Which thread adds which element in which order
 /// depends on `count` alone, not on the address: misaligned operands are read in narrower accesses.
@@ -112,18 +128,18 @@ __device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64
 template <class S>
 __global__ void __launch_bounds__(kThreads)
     multi_tensor_l2_norm_kernel(const NormLaunch __grid_constant__ launch) {
-  const RowShare share = row_share(launch.table);
+  const RowShare share = row_share(EitherRows(launch));
   NormPartial partial{0.0, 0.0, 0};
+  std::int64_t place = 0;
   if (share.row >= 0) {
-    const unsigned char* grad =
-        static_cast<const unsigned char*>(launch.table.rows[share.row].grad) +
-        share.begin * static_cast<std::int64_t>(sizeof(S));
+    place = first_partial_of(launch, share.row) + share.chunk_index;
+    const unsigned char* grad = static_cast<const unsigned char*>(grad_of(launch, share.row)) +
+                                share.begin * static_cast<std::int64_t>(sizeof(S));
     partial = sum_squares<S>(grad, share).partial();
   }
   partial = share.size == kThreads ? block_sum(partial) : warp_sum(partial);
   bool last = false;
   if (share.row >= 0 && share.rank < kWarpThreads) {
-    const std::int64_t place = launch.table.rows[share.row].first_partial + share.chunk_index;
     last = put_partial(launch.places, place, partial);
   }
   if (launch.prologue.scalars == nullptr || __syncthreads_or(last) == 0) return;
@@ -132,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
   const auto enqueue = [&](auto* kernel) {
-    return launch(kernel, arguments, arguments.table.blocks, kThreads, stream,
+    return launch(kernel, arguments, arguments.blocks(), kThreads, stream,
                   "launch of multi_tensor_l2_norm_kernel");
   };
   switch (dtype) {
@@ -161,29 +177,49 @@ Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
   return grow_steps(prologue.scalars, prologue.steps + taken, prologue.num_steps - taken, stream);
 }
 
+/// Enqueues all but the last launch of a list, which is left in `arguments` if there is `any`.
+Status fill_norms(const L2NormArgs& args, Stream stream, NormLaunch& arguments, bool* any) {
+  const TensorTable& tensors = args.tensors;
+  const std::uint32_t chunk = static_cast<std::uint32_t>(args.chunk);
+  *any = false;
+  // A launch leaves when the next row comes, so that the last one is known to be the last.
+  if (tensors.device != nullptr) {
+    arguments.is_span = true;
+    for (std::int32_t begin = 0; begin < tensors.device->count; begin += arguments.span.count) {
+      const Status status = *any ? launch_norm(arguments, tensors.grad, stream) : Status{};
+      if (!status.ok()) return status;
+      arguments.span.fill(*tensors.device, begin, /*from_the_end=*/false,
+                          [&](std::int64_t i) { return tensors.rows[i].grad; });
+      *any = true;
+    }
+    return Status{};
+  }
+  arguments.table.reset(chunk);
+  return for_each_row(tensors, [&](std::int64_t i) {
+    Status status;
+    if (arguments.table.full()) {
+      status = launch_norm(arguments, tensors.grad, stream);
+      arguments.table.reset(chunk);
+    }
+    const TensorRow& row = tensors.rows[i];
+    arguments.table.append(NormRow{row.grad, row.numel, args.chunk_offsets[i]});
+    *any = true;
+    return status;
+  });
+}
+
 }  // namespace
 }  // namespace cuda
 
 Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const NormBundles& bundles,
                                  const PrologueArgs* prologue, bool* prologue_done, Stream stream) {
   using namespace cuda;
-  const std::uint32_t chunk = static_cast<std::uint32_t>(args.chunk);
   *prologue_done = false;
   NormLaunch arguments{};
   arguments.places = {args.partials, args.chunk_offsets[args.tensors.count], bundles};
-  arguments.table.reset(chunk);
-  const Status status = for_each_row(args.tensors, [&](std::int64_t i) {
-    // A full table leaves when the next row comes, so that the last launch is known to be the last.
-    Status launched;
-    if (arguments.table.full()) {
-      launched = launch_norm(arguments, args.tensors.grad, stream);
-      arguments.table.reset(chunk);
-    }
-    const TensorRow& row = args.tensors.rows[i];
-    arguments.table.append(NormRow{row.grad, row.numel, args.chunk_offsets[i]});
-    return launched;
-  });
-  if (!status.ok() || arguments.table.count == 0) return status;
+  bool any = false;
+  const Status status = fill_norms(args, stream, arguments, &any);
+  if (!status.ok() || !any) return status;
   if (prologue == nullptr) return launch_norm(arguments, args.tensors.grad, stream);
   *prologue_done = true;
   return launch_with_prologue(arguments, *prologue, args.tensors.grad, stream);

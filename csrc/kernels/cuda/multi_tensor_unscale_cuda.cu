@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Status launch_unscale(const UnscaleLaunch& arguments, DType dtype, Stream stream) {
   const auto enqueue = [&](auto* kernel) {
-    return launch(kernel, arguments, arguments.table.blocks, kThreads, stream,
+    return launch(kernel, arguments, arguments.table.blocks(), kThreads, stream,
                   "launch of multi_tensor_unscale_kernel");
   };
   switch (dtype) {

@@ -9,6 +9,8 @@
 #include <type_traits>
 
 #include "kernels/common/step_scalars.h"
+#include "kernels/common/tensor_table.h"
+#include "kernels/cuda/device_span.cuh"
 #include "kernels/cuda/group_table.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/thread_sums.cuh"
@@ -64,6 +66,29 @@ struct Row : Phase::RowData, Phase::Access::RowData {
 /// What a measure, which peels nothing, has in place of a head where vectors are misaligned.
 constexpr std::uint8_t kMisaligned = 1;
 
+template <class Phase>
+TORCHFUSE_HOST_DEVICE Row<Phase> row_of(const TensorRow& tensor) {
+  using Access = typename Phase::Access;
+  constexpr int kMasterOperand = Access::kStateOperand + Access::kStates;
+  Row<Phase> row;
+  row.operands[Access::kParamOperand] = tensor.param;
+  row.operands[Access::kGradOperand] = tensor.grad;
+  for (int k = 0; k < Access::kStates; ++k) {
+    row.operands[Access::kStateOperand + k] = tensor.state[k];
+  }
+  if constexpr (Access::kOperands > kMasterOperand) row.operands[kMasterOperand] = tensor.master;
+  if constexpr (requires { Access::kEmaOperand; }) row.operands[Access::kEmaOperand] = tensor.ema;
+  row.step = tensor.step;
+  row.numel = tensor.numel;
+  row.set(tensor);
+  return row;
+}
+
+/// Whether launches of a kernel may be spans of a device table: updates of aligned operands that
+/// need nothing besides.
+template <class Phase, bool kAligned>
+constexpr bool kTakesSpans = kAligned && !Phase::kMeasures && !Layerwise<typename Phase::Functor>;
+
 /// The arguments of a kernel.
 template <class Phase>
 struct Launch : Phase::Access::Storage {
@@ -75,13 +100,18 @@ struct Launch : Phase::Access::Storage {
       table_capacity(sizeof(Row<Phase>) + 2,
                      kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*) + kStorageBytes);
 
-  LaunchTable<Row<Phase>, kRows> table;
+  using Table = LaunchTable<Row<Phase>, kRows>;
+  union {
+    Table table;
+    DeviceSpan<sizeof(Table)> span;
+  };
+  bool is_span;       ///< which of the two
+  bool from_the_end;  ///< see row_share(); false in a span
+  bool write_back_grads;
   Params groups[kMaxGroups<Params>];
   const StepScalars* scalars;
-  bool write_back_grads;
-  bool from_the_end;
-  std::uint8_t group[kRows];  ///< index into groups
-  std::uint8_t head[kRows];   ///< see Note [Peeling]
+  std::uint8_t group[kRows];  ///< index into groups; in a span a row's group is
+  std::uint8_t head[kRows];   ///< see Note [Peeling]; in a span 0
 
   void reset() { table.reset(table.chunk); }
   bool full() const { return table.full(); }
@@ -92,5 +122,39 @@ struct Launch : Phase::Access::Storage {
     head[place] = row_head;
   }
 };
+
+template <class Phase, bool kAligned>
+__device__ __forceinline__ RowShare share_of(const Launch<Phase>& launch) {
+  if constexpr (kTakesSpans<Phase, kAligned>) {
+    RowShare share = row_share(EitherRows(launch), launch.from_the_end);
+    const bool left_out =
+        launch.is_span && share.row >= 0 && launch.span.grads[share.row] == nullptr;
+    if (left_out) share.row = -1;
+    return share;
+  } else {
+    return row_share(launch.table, launch.from_the_end);
+  }
+}
+
+/// What a launch says of one of its rows, wherever it says it.
+template <class Phase>
+struct FoundRow {
+  Row<Phase> row;
+  std::int32_t group;  ///< index into the launch's groups
+  std::uint32_t head;
+};
+
+template <class Phase, bool kAligned>
+__device__ __forceinline__ FoundRow<Phase> find(const Launch<Phase>& launch, int row) {
+  if constexpr (kTakesSpans<Phase, kAligned>) {
+    if (launch.is_span) {
+      const TensorRow& tensor = launch.span.row(row).tensor;
+      FoundRow<Phase> found{row_of<Phase>(tensor), tensor.group, 0};
+      found.row.operands[Phase::Access::kGradOperand] = launch.span.grads[row];
+      return found;
+    }
+  }
+  return {launch.table.rows[row], launch.group[row], launch.head[row]};
+}
 
 }  // namespace torchfuse::kernels::cuda

@@ -82,7 +82,7 @@ struct TypedAccess {
   };
   /// What a row says besides, what a team shares, and what a chunk knows: nothing either.
   struct RowData {
-    void set(const TensorRow&) {}
+    TORCHFUSE_HOST_DEVICE void set(const TensorRow&) {}
   };
   struct TeamData {
     __device__ void set(const Storage&, const RowData&, float) {}

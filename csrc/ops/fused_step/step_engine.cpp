@@ -93,6 +93,14 @@ void StepEngine::DeviceWork::reserve_sums() {
   workspace.reserve(std::max<std::int64_t>(1, num_sums + num_partials) * kPartialDoubles, device);
 }
 
+void StepEngine::keep_rows() {
+  for (DeviceWork& work : work_) {
+    if (!work.device.is_cuda()) continue;
+    const c10::OptionalDeviceGuard guard(work.device);
+    for (Bucket* bucket : work.buckets) bucket->keep_rows();
+  }
+}
+
 void StepEngine::prepare_scalars(const FusedStepOptions& options) {
   for (DeviceWork& work : work_) {
     if (work.steps.empty()) continue;
@@ -227,6 +235,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
   if (options.found_inf_is_output && !writes_flag(*options.found_inf)) options.found_inf->zero_();
   if (active_.empty()) return true;
   follow_params();
+  keep_rows();
   prepare_scalars(options);
   if (measured_) reduce_norms(options);
   run_prologues(options, measured_);

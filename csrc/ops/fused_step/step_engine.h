@@ -186,6 +186,7 @@ class StepEngine {
   void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
   void follow_params();
   void note_written();
+  void keep_rows();
   void prepare_scalars(const FusedStepOptions& options);
   kernels::PrologueArgs prologue_args(const DeviceWork& work, const FusedStepOptions& options,
                                       bool has_norm) const;

@@ -63,6 +63,7 @@ void StepEngine::reduce_norm(DeviceWork& work, const Bucket& bucket, kernels::No
     return;
   }
 #if defined(TORCHFUSE_WITH_CUDA)
+  args.tensors.device = bucket.kept.for_norm();
   args.partials = work.partials_ptr();
   const kernels::Status status =
       kernels::multi_tensor_l2_norm_cuda(args, {sums, work.arrivals.data()}, prologue,

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine.h"
+#include "kernels/common/device_table.h"
 #include "kernels/functors/adam.h"
 #include "kernels/fused_optimizer.h"
 #include "kernels/kernel_test.h"
@@ -45,10 +46,12 @@ class ListLaunches : public ::testing::Test {
   }
 
   static Rows rows(const std::vector<std::int64_t>& sizes) {
+    alignas(16) static float gradient = 0.0f;
     Rows rows;
     for (const std::int64_t numel : sizes) {
       TensorRow row;
       row.numel = numel;
+      row.grad = &gradient;
       rows.add(row);
     }
     return rows;
@@ -58,8 +61,25 @@ class ListLaunches : public ::testing::Test {
     return rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32);
   }
 
+  /// As if the rows of a list were kept on the device: the host looks at its own copy only.
+  class Kept {
+   public:
+    Kept(const TensorTable& tensors, const std::int64_t* chunk_offsets, std::int64_t chunk)
+        : host_(make_host_table(tensors, chunk_offsets, static_cast<std::uint32_t>(chunk))) {
+      table_.host_rows = host_.rows.data();
+      table_.count = static_cast<std::int32_t>(host_.rows.size());
+      table_.blocks = static_cast<std::uint32_t>(host_.row_of_block.size());
+      table_.chunk = host_.chunk;
+    }
+    const DeviceTable* get() const { return &table_; }
+
+   private:
+    HostTable host_;
+    DeviceTable table_;
+  };
+
   static Launches norm(const std::vector<std::int64_t>& sizes, std::size_t steps = 0,
-                       std::size_t distance = 1) {
+                       std::size_t distance = 1, bool kept = false) {
     const Rows list = rows(sizes);
     const std::vector<std::int64_t> chunk_offsets(sizes.size() + 1);
     std::vector<float> memory(steps * distance);
@@ -69,10 +89,10 @@ class ListLaunches : public ::testing::Test {
     prologue.steps = counts.data();
     prologue.num_steps = static_cast<std::int64_t>(steps);
     bool done = false;
-    return count([&] {
-      return multi_tensor_l2_norm_cuda({table(list), chunk_offsets.data(), nullptr}, {}, &prologue,
-                                       &done, nullptr);
-    });
+    L2NormArgs args{table(list), chunk_offsets.data(), nullptr};
+    const Kept on_device(args.tensors, chunk_offsets.data(), args.chunk);
+    if (kept) args.tensors.device = on_device.get();
+    return count([&] { return multi_tensor_l2_norm_cuda(args, {}, &prologue, &done, nullptr); });
   }
 
   static Launches unscale(const std::vector<std::int64_t>& sizes) {
@@ -81,11 +101,14 @@ class ListLaunches : public ::testing::Test {
         [&] { return multi_tensor_unscale_cuda({table(list), nullptr, nullptr}, nullptr); });
   }
 
-  static Launches update(const std::vector<std::int64_t>& sizes) {
+  static Launches update(const std::vector<std::int64_t>& sizes, bool kept = false) {
     const Rows list = rows(sizes);
+    const std::vector<std::int64_t> chunk_offsets(sizes.size() + 1);
     const AdamParams group;
     UpdateArgs<Adam> args;
     args.tensors = table(list);
+    const Kept on_device(args.tensors, chunk_offsets.data(), update_chunk(args.tensors.total()));
+    if (kept) args.tensors.device = on_device.get();
     args.groups = &group;
     args.num_groups = 1;
     return count([&] { return fused_update_cuda(args, nullptr); });
@@ -123,6 +146,23 @@ TEST_F(ListLaunches, TenThousandSmallTensorsTakeThirtyFive) {
   const std::vector<std::int64_t> sizes(10'000, 64);
   EXPECT_EQ(norm(sizes, 10'000).count, 10u + 1u);
   EXPECT_EQ(update(sizes).count, 24u);
+}
+
+TEST_F(ListLaunches, WithRowsOnTheDeviceTheyTakeEight) {
+  const std::vector<std::int64_t> sizes(10'000, 64);
+  const Launches norms = norm(sizes, 10'000, 1, true);
+  EXPECT_EQ(norms.count, 3u + 1u);
+  const Launches updates = update(sizes, true);
+  EXPECT_EQ(updates.count, 4u);
+  EXPECT_EQ(updates.blocks, 10'000u / 8);
+}
+
+TEST_F(ListLaunches, RowsOnTheDeviceTakeTheBlocksOfRowsByValue) {
+  std::vector<std::int64_t> sizes;
+  for (int i = 0; i < 160; ++i) sizes.insert(sizes.end(), {512, 513, 0, 5000});
+  EXPECT_EQ(norm(sizes, 0, 1, true).blocks, norm(sizes).blocks);
+  EXPECT_EQ(update(sizes, true).count, 1u);
+  EXPECT_EQ(update(sizes, true).blocks, 160u / 8 + 160u * (1 + 3));
 }
 
 TEST_F(ListLaunches, ChunksGrowWithTheList) {

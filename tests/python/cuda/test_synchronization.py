@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A step makes the host wait for nothing, and allocates nothing once it has run.
+"""A step makes the host wait for nothing, and allocates nothing once it has run twice.
 
 On the CPU the same bodies run where reading a tensor's value is refused, and where large
 allocations are: that checks the tests, and that no value is read on the way to the kernels.
@@ -266,8 +266,9 @@ def check_memory(device: str, body: Callable[[], object], steps: int = 20) -> No
 @pytest.mark.parametrize("kind", FEW_KINDS, ids=str)
 def test_memory_of_a_step(kind: Kind, sizes: list[int], device: str) -> None:
     problem = warm_problem(device, kind, sizes=sizes, max_grad_norm=0.5, layout="packed")
+    problem.optimizer.step()  # long lists are uploaded, once
     check_memory(device, problem.optimizer.step)
-    assert set(problem.result()["state step"].tolist()) == {21.0}
+    assert set(problem.result()["state step"].tolist()) == {22.0}
 
 
 @pytest.mark.parametrize("unscale", [False, True])

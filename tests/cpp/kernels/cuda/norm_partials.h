@@ -8,6 +8,7 @@
 
 #include "gradient_list.h"
 #include "kernels/multi_tensor_l2_norm.h"
+#include "rows_on_device.h"
 
 namespace torchfuse::kernels::testing {
 
@@ -59,19 +60,21 @@ inline std::vector<NormPartial> added_in_bundles(const std::vector<NormPartial>&
   return sums;
 }
 
-/// Launches without a prologue. Every chunk must be written once and every gradient read once, and
-/// every partial must be in the sum of its bundle.
+/// Launches without a prologue, with rows by value or on the device. Every chunk must be written
+/// once and every gradient read once, and every partial must be in the sum of its bundle.
 inline std::vector<NormPartial> partials_of(const GradientList& list,
-                                            std::int64_t elements = kNormChunk) {
+                                            std::int64_t elements = kNormChunk,
+                                            bool rows_on_device = false) {
   list.upload();
   const Rows rows = list.device_rows();
   const auto chunk_offsets = list.chunk_offsets(elements);
   const auto partials = DeviceArray<NormPartial>::unwritten(chunk_offsets.back());
   const DeviceBundles bundles(chunk_offsets.back());
   bool done = true;
-  const Status status =
-      multi_tensor_l2_norm_cuda({list.table(rows), chunk_offsets.data(), partials.data(), elements},
-                                bundles.get(), nullptr, &done, stream());
+  L2NormArgs args{list.table(rows), chunk_offsets.data(), partials.data(), elements};
+  const RowsOnDevice kept(args.tensors, chunk_offsets.data(), elements);
+  if (rows_on_device) args.tensors.device = kept.get();
+  const Status status = multi_tensor_l2_norm_cuda(args, bundles.get(), nullptr, &done, stream());
   EXPECT_TRUE(status.ok()) << status.what;
   synchronize();
   EXPECT_FALSE(done);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 
 #include "kernels/multi_tensor_l2_norm.h"
 #include "norm_partials.h"
@@ -17,16 +18,19 @@ using namespace testing;
 /// K1 with a prologue over its partials, on memory that lasts for several launches.
 class NormStep {
  public:
-  NormStep(const GradientList& list, Step step)
+  NormStep(const GradientList& list, Step step, bool rows_on_device = false)
       : list_(list),
         rows_(list.device_rows()),
         chunk_offsets_(list.chunk_offsets()),
         partials_(DeviceArray<NormPartial>::unwritten(chunk_offsets_.back())),
         bundles_(chunk_offsets_.back()),
-        device_(with_sums_of(std::move(step), bundles_, chunk_offsets_.back())) {}
+        device_(with_sums_of(std::move(step), bundles_, chunk_offsets_.back())) {
+    if (rows_on_device) kept_.emplace(list.table(rows_), chunk_offsets_.data(), kNormChunk);
+  }
 
   Status launch(bool* done) const {
-    const L2NormArgs args{list_.table(rows_), chunk_offsets_.data(), partials_.data()};
+    L2NormArgs args{list_.table(rows_), chunk_offsets_.data(), partials_.data()};
+    if (kept_) args.tensors.device = kept_->get();
     const PrologueArgs prologue = device_.args();
     return multi_tensor_l2_norm_cuda(args, bundles_.get(), &prologue, done, stream());
   }
@@ -63,6 +67,7 @@ class NormStep {
   DeviceArray<NormPartial> partials_;
   DeviceBundles bundles_;
   DeviceStep device_;
+  std::optional<RowsOnDevice> kept_;
 };
 
 /// Tensors of whole numbers for `blocks` blocks, two of them of several warps.
@@ -103,6 +108,22 @@ TEST(CudaLastBlock, SmallListsRunThePrologueOnceInEveryLaunch) {
         EXPECT_EQ(outcome.counts, (std::vector{grown, 41.0f + grown, 7.0f + grown}));
       }
     }
+  }
+}
+
+TEST(CudaLastBlock, RowsOnTheDeviceRunThePrologueOnceAfterTheirLastLaunch) {
+  std::mt19937 random(3);
+  const std::vector<std::int64_t> sizes(9000, 5);
+  GradientList list(DType::kFloat32);
+  list.add_packed(whole_numbers(DType::kFloat32, 5 * 9000, random), sizes);
+  const NormStep step(list, {.counts = {0.0f, 41.0f}}, true);
+  for (const unsigned launches : {1, 2}) {
+    set_order_for(DType::kFloat32, launches, 4);
+    step.run();
+    step.expect_single_accesses(launches);
+    EXPECT_EQ(step.outcome().scalars.total_norm, static_cast<float>(exact_norm(list)));
+    EXPECT_EQ(step.outcome().counts,
+              (std::vector{static_cast<float>(launches), 41.0f + static_cast<float>(launches)}));
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/fused_optimizer.h"
+#include "rows_on_device.h"
 #include "update_data.h"
 #include "update_traffic.h"
 
@@ -15,9 +16,9 @@ class UpdateProblem {
 
   bool write_back_grads = false;
   bool from_the_end = false;
+  bool rows_on_device = false;  ///< see Note [Device tables]
   StepScalars scalars{0.375, 0.0f, 0.0f};
-  /// The length of the list as far as the choice of a chunk is concerned, if it is larger than the
-  /// real one: the CUDA driver asks for nothing else. Large chunks need no large list this way.
+  /// The length of the list as far as the choice of a chunk is concerned, if it is larger.
   std::int64_t claimed_total = 0;
 
   UpdateProblem(const UpdateTuple& tuple, std::vector<UpdateTensor> tensors,
@@ -34,14 +35,14 @@ class UpdateProblem {
 
   /// kScattered: the tensors of each part in an order of its own, so that nearly all are misaligned
   /// in a way that no head mends. kAlike: in one order and equally misaligned, so that heads do,
-  /// but for a third state that not all tensors have.
-  enum class Packing { kScattered, kAlike };
+  /// but for a third state that not all tensors have. kInOrder: from an aligned address on.
+  enum class Packing { kScattered, kAlike, kInOrder };
 
   /// One memory for each part, in which its tensors lie without gaps: an access outside of one
   /// falls into another.
   void pack(std::uint32_t seed, Packing packing = Packing::kScattered) {
     std::mt19937 random(seed);
-    const std::size_t misalignment = random() % 8;
+    const std::size_t misalignment = packing == Packing::kInOrder ? 0 : random() % 8;
     clear();
     for (int p = 0; p < kParts; ++p) {
       const Part part = static_cast<Part>(p);
@@ -52,7 +53,7 @@ class UpdateProblem {
       }
       const Guard guard = random() % 2 == 0 ? Guard::kBegin : Guard::kEnd;
       if (packing == Packing::kScattered) std::shuffle(used.begin(), used.end(), random);
-      place(part, used, packing == Packing::kAlike ? misalignment : random() % 8, guard);
+      place(part, used, packing == Packing::kScattered ? random() % 8 : misalignment, guard);
       place(part, spare, 0, guard);
     }
   }
@@ -100,8 +101,10 @@ class UpdateProblem {
     const DeviceArray<StepScalars> device_scalars({scalars});
     std::vector<std::int64_t> offsets = offsets_;
     offsets.back() = total();
-    const Status status = fused_update_cuda<Adam>(
-        args(rows_, offsets, groups_.on_device(), device_scalars.data()), stream());
+    UpdateArgs<Adam> arguments = args(rows_, offsets, groups_.on_device(), device_scalars.data());
+    const RowsOnDevice kept(arguments.tensors, offsets.data(), update_chunk(total()));
+    if (rows_on_device) arguments.tensors.device = kept.get();
+    const Status status = fused_update_cuda<Adam>(arguments, stream());
     synchronize();
     const StepScalars now = device_scalars.to_host()[0];
     EXPECT_EQ(std::memcmp(&now, &scalars, sizeof now), 0) << "the step's scalars were changed";
