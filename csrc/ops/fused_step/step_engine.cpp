@@ -93,11 +93,12 @@ void StepEngine::DeviceWork::reserve_sums() {
   workspace.reserve(std::max<std::int64_t>(1, num_sums + num_partials) * kPartialDoubles, device);
 }
 
+/// Those of a bucket that the step has no rows for are let go.
 void StepEngine::keep_rows() {
-  for (DeviceWork& work : work_) {
-    if (!work.device.is_cuda()) continue;
-    const c10::OptionalDeviceGuard guard(work.device);
-    for (Bucket* bucket : work.buckets) bucket->keep_rows();
+  for (Bucket& bucket : buckets_.all()) {
+    if (!bucket.key.device.is_cuda()) continue;
+    const c10::OptionalDeviceGuard guard(bucket.key.device);
+    bucket.keep_rows();
   }
 }
 

@@ -33,9 +33,9 @@ class UpdateProblem {
   /// What the device made of a part.
   const Buffer& result(Part part) const { return after_[part]; }
 
-  /// kScattered: the tensors of each part in an order of its own, so that nearly all are misaligned
-  /// in a way that no head mends. kAlike: in one order and equally misaligned, so that heads do,
-  /// but for a third state that not all tensors have. kInOrder: from an aligned address on.
+  /// kScattered: each part in an order of its own, so that no head mends nearly all. kAlike: in one
+  /// order and equally misaligned, so that heads do, but for a third state that not all tensors
+  /// have. kInOrder: the same from an aligned address on.
   enum class Packing { kScattered, kAlike, kInOrder };
 
   /// One memory for each part, in which its tensors lie without gaps: an access outside of one
@@ -67,9 +67,9 @@ class UpdateProblem {
       for (int p = 0; p < kParts; ++p) {
         const Part part = static_cast<Part>(p);
         if (!uses(part, t) && !has_spare(part, t)) continue;
-        const Guard guard =
-            (t + static_cast<std::size_t>(p)) % 2 == 0 ? Guard::kBegin : Guard::kEnd;
-        place(part, {t}, static_cast<std::size_t>(misalignment(part, t)), guard);
+        const bool even = (t + static_cast<std::size_t>(p)) % 2 == 0;
+        place(part, {t}, static_cast<std::size_t>(misalignment(part, t)),
+              even ? Guard::kBegin : Guard::kEnd);
       }
     }
   }
@@ -106,8 +106,8 @@ class UpdateProblem {
     if (rows_on_device) arguments.tensors.device = kept.get();
     const Status status = fused_update_cuda<Adam>(arguments, stream());
     synchronize();
-    const StepScalars now = device_scalars.to_host()[0];
-    EXPECT_EQ(std::memcmp(&now, &scalars, sizeof now), 0) << "the step's scalars were changed";
+    const auto now = device_scalars.to_host();
+    EXPECT_EQ(std::memcmp(&now[0], &scalars, sizeof scalars), 0) << "the scalars were changed";
     return status;
   }
 
@@ -150,9 +150,7 @@ class UpdateProblem {
   }
 
   /// The parameter's, which its random bits depend on.
-  std::int64_t number_of(std::size_t tensor) const {
-    return (std::int64_t{1} << 33) + tensors_[tensor].seed;
-  }
+  std::int64_t number_of(std::size_t t) const { return (std::int64_t{1} << 33) + tensors_[t].seed; }
 
   std::size_t bytes_of(Part part, std::size_t tensor) const {
     return static_cast<std::size_t>(tensors_[tensor].numel) * size_of(tuple_.dtype(part));
