@@ -50,8 +50,9 @@ def move_gradients(problem: Problem) -> None:
 
 
 def change_groups(problem: Problem) -> None:
+    """The order of all parameters stays."""
     first, second = problem.optimizer.param_groups[:2]
-    first["params"].append(second["params"].pop())
+    first["params"].append(second["params"].pop(0))
 
 
 def change_rates(problem: Problem) -> None:
