@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "kernels/cuda/rows_on_device.h"
 #include "kernels/functors/adam.h"
 #include "kernels/functors/lamb.h"
 #include "kernels/kernel_test.h"
@@ -18,6 +19,7 @@ namespace {
 
 using namespace torchfuse::kernels;
 using torchfuse::kernels::testing::Rows;
+using torchfuse::kernels::testing::RowsOnDevice;
 
 /// A tensor and a chunk of it.
 using Chunk = std::pair<std::size_t, std::size_t>;
@@ -92,12 +94,17 @@ class WalkOrder : public ::testing::Test {
   }
 
   static std::vector<std::vector<Chunk>> updated(const std::vector<std::int64_t>& sizes,
-                                                 std::uint32_t blocks, bool from_the_end) {
+                                                 std::uint32_t blocks, bool from_the_end,
+                                                 bool rows_on_device = false) {
     AdamParams group;
     group.lr.value = 0.1;
     const StepScalars scalars{1.0, 0.0f, 0.0f};
     return walk(sizes, blocks, &Tensors::params, 1.0f, [&](const Tensors& tensors) {
-      return fused_update_cuda(args<Adam>(tensors, group, scalars, from_the_end), nullptr);
+      UpdateArgs<Adam> update = args<Adam>(tensors, group, scalars, from_the_end);
+      const std::vector<std::int64_t> chunk_offsets(sizes.size() + 1);
+      const RowsOnDevice kept(update.tensors, chunk_offsets.data(), kChunk);
+      if (rows_on_device) update.tensors.device = kept.get();
+      return fused_update_cuda(update, nullptr);
     });
   }
 };
@@ -115,6 +122,17 @@ TEST_F(WalkOrder, UpdateFromTheEndBeginsWithTheLastChunk) {
   const std::vector<std::vector<Chunk>> expected{{{0, 0}, {3, 0}}, {{4, 2}}, {{4, 1}}, {{4, 0}},
                                                  {{2, 0}},         {{1, 2}}, {{1, 1}}, {{1, 0}}};
   EXPECT_EQ(updated(kSizes, 8, true), expected);
+}
+
+TEST_F(WalkOrder, UpdateOfRowsOnTheDeviceBeginsWithTheFirstTensor) {
+  EXPECT_EQ(updated(kSizes, 8, false, true), updated(kSizes, 8, false));
+}
+
+// A span has one order of blocks, so small tensors come last.
+TEST_F(WalkOrder, UpdateOfRowsOnTheDeviceFromTheEndBeginsWithTheLastBlock) {
+  const std::vector<std::vector<Chunk>> expected{{{4, 2}}, {{4, 1}}, {{4, 0}}, {{2, 0}},
+                                                 {{1, 2}}, {{1, 1}}, {{1, 0}}, {{0, 0}, {3, 0}}};
+  EXPECT_EQ(updated(kSizes, 8, true, true), expected);
 }
 
 TEST_F(WalkOrder, MeasureFromTheEndWritesThePartialsOfItsChunks) {

@@ -39,6 +39,7 @@ TEST_P(CudaDeviceTableTuple, EverySizeGivesTheBitsOfTheCpu) {
                           groups);
     problem.rows_on_device = true;
     problem.write_back_grads = seed != 0;
+    problem.from_the_end = seed != 0;
     // Aligned operands, but for some gradients.
     problem.set_apart(
         [&](Part part, std::size_t t) { return part == kGrad && seed != 0 && t % 3 == 0 ? 1 : 0; });
@@ -55,6 +56,7 @@ TEST(CudaDeviceTable, ListsOfSeveralSpans) {
   for (const UpdateTuple& tuple : {UpdateTuple{}, master}) {
     UpdateProblem problem(tuple, many_tensors(7000, 3), groups);
     problem.rows_on_device = true;
+    problem.from_the_end = tuple.has_master;
     problem.pack(1, Packing::kInOrder);
     problem.run({.seed = 2, .resident_blocks = 4});
   }

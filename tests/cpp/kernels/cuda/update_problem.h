@@ -242,8 +242,7 @@ class UpdateProblem {
 
   void expect_same(const Buffer& expected, Part part, std::size_t t) const {
     const std::int64_t numel = tensors_[t].numel;
-    const std::int64_t i =
-        first_difference(after_[part], offsets_[t], expected, offsets_[t], numel);
+    const auto i = first_difference(after_[part], offsets_[t], expected, offsets_[t], numel);
     ASSERT_EQ(i, numel) << "tensor " << t << " of " << numel << " elements differs at " << i << ": "
                         << after_[part].get(offsets_[t] + i) << " instead of "
                         << expected.get(offsets_[t] + i);
