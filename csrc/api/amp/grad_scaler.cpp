@@ -21,22 +21,12 @@ GradScalerCore::Key key_of(const torch::optim::Optimizer& optimizer) {
   return reinterpret_cast<GradScalerCore::Key>(&optimizer);
 }
 
-std::vector<at::Tensor> params_of(torch::optim::Optimizer& optimizer) {
+std::vector<at::Tensor> params_of(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   std::vector<at::Tensor> params;
-  for (const auto& group : optimizer.param_groups()) {
+  for (const auto& group : groups) {
     params.insert(params.end(), group.params().begin(), group.params().end());
   }
   return params;
-}
-
-/// Device of the first parameter that has a gradient; none if no parameter has one.
-std::optional<at::Device> device_of_grads(torch::optim::Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& param : group.params()) {
-      if (param.defined() && param.grad().defined()) return param.device();
-    }
-  }
-  return std::nullopt;
 }
 
 // Written so that NaN fails.
@@ -130,8 +120,10 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(state.stage != Stage::kUnscaled,
               "unscale_() has already been called on this optimizer since the last update().");
   TORCH_CHECK(state.stage != Stage::kStepped, "unscale_() is being called after step().");
+  const auto* fused = dynamic_cast<const optim::FusedOptimizer*>(&optimizer);
+  const auto& groups = fused != nullptr ? fused->model_groups() : optimizer.param_groups();
   state.found_inf =
-      core_.unscale_(key, params_of(optimizer), core_.inv_scale(), options_.allow_fp16_grads());
+      core_.unscale_(key, params_of(groups), core_.inv_scale(), options_.allow_fp16_grads());
   state.stage = Stage::kUnscaled;
 }
 
@@ -164,12 +156,14 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
 at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
                                   OptimizerState& state) {
   // Gradients may have been dropped since unscale_(), and the scale may live on another device.
-  const std::optional<at::Device> device = device_of_grads(optimizer);
+  const std::optional<at::Device> device = optimizer.device_of_grads();
   const bool scaled = state.stage == Stage::kReady;
   optim::ScalingRequest request;
   // What the processes have found together is known before the step only to a check of its own.
   const bool check_first = scaled && options_.process_group().has_value();
-  if (check_first) state.found_inf = core_.check(key_of(optimizer), params_of(optimizer));
+  if (check_first) {
+    state.found_inf = core_.check(key_of(optimizer), params_of(optimizer.model_groups()));
+  }
   if (device && scaled) request.grad_scale = to_device(core_.scale(), *device);
   if (device && scaled && !check_first) {
     request.found_inf = core_.found_inf(key_of(optimizer), *device);

@@ -77,6 +77,7 @@ Checkpoint& Checkpoint::model(torch::nn::Module& model, std::string name) {
 Checkpoint& Checkpoint::optimizer(optim::FusedOptimizer& optimizer, std::string name) {
   classes_[name] = optimizer.name();
   optimizers_.push_back(&optimizer);
+  if (optimizer.num_shards() > 1) shards_[name] = optimizer.num_shards();
   return add(std::move(name), checkpoint::optimizer_part(optimizer));
 }
 
@@ -168,18 +169,30 @@ c10::IValue saved_part(const std::string& name, const CheckpointPart& part) {
 
 }  // namespace
 
+std::map<std::string, c10::IValue> Checkpoint::save_shared(const Ranks& ranks) const {
+  std::map<std::string, c10::IValue> saved;
+  for (const auto& [name, part] : parts_) {
+    if (!shards_.contains(name)) continue;
+    TORCH_CHECK_VALUE(ranks.size() >= shards_.at(name), kSave, ": expected a group of the ",
+                      shards_.at(name), " processes that share the states of '", name, "', got ",
+                      ranks.size(), " in all. Call group(group), and save in each of them.");
+    saved[name] = saved_part(name, part);
+  }
+  if (rng_) saved[*rng_] = all_generator_states(ranks);
+  return saved;
+}
+
 void save_checkpoint(const std::string& path, const Checkpoint& description) {
   const at::NoGradGuard no_grad;
   const Ranks ranks(description.group_, kSave);
-  c10::IValue rng;
-  if (description.rng_) rng = all_generator_states(ranks);
+  const auto kept = description.save_shared(ranks);
   std::string failure;
   if (ranks.rank() == 0) {
     try {
       description.check_schedulers(kSave);
       Dict contents = checkpoint::make_dict();
       for (const auto& [name, part] : description.parts_) {
-        contents.insert_or_assign(name, description.rng_ == name ? rng : saved_part(name, part));
+        contents.insert_or_assign(name, kept.count(name) ? kept.at(name) : saved_part(name, part));
       }
       Dict values = checkpoint::make_dict();
       for (const auto& [name, value] : description.values_) values.insert_or_assign(name, value);

@@ -6,6 +6,7 @@
 
 #include <exception>
 
+#include "api/parallel/shards.h"
 #include "fused_optimizer_impl.h"
 
 namespace torchfuse::optim {
@@ -51,12 +52,17 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
   swapped.reset();
 }
 
+void FusedOptimizer::Impl::share_parts() const {
+  if (shards != nullptr) shards->gather();
+}
+
 void FusedOptimizer::swap_ema_() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
   if (impl_->swapped.has_value()) {
     impl_->warn_of_changes(name());
-    return impl_->restore_swapped(name());
+    impl_->restore_swapped(name());
+    return impl_->share_parts();
   }
   TORCH_CHECK(step_options().ema.has_value(), name(),
               "::swap_ema_: expected ema_decay to be a number, got none. Set it in the options.");
@@ -73,6 +79,7 @@ void FusedOptimizer::swap_ema_() {
       }
     }
     for (Impl::Swapped& entry : *impl_->swapped) entry.version = version_of(entry.param);
+    impl_->share_parts();
   } catch (...) {
     impl_->restore_swapped(name());
     throw;
@@ -97,6 +104,7 @@ EmaWeights::~EmaWeights() {
     if (impl_->swapped.has_value()) {
       impl_->warn_of_changes(name_);
       impl_->restore_swapped(name_);
+      impl_->share_parts();
     }
   } catch (const c10::Error& error) {
     warn(error.what_without_backtrace());

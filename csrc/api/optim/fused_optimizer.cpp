@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/parallel/shards.h"
 #include "fused_optimizer_impl.h"
 
 namespace torchfuse::optim {
@@ -43,6 +44,9 @@ FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& param_gro
 }
 
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
+  TORCH_CHECK(impl_ == nullptr || impl_->shards == nullptr, parallel::kSharded,
+              "::add_param_group: expected all parameters at construction, got more. Make a new "
+              "optimizer with all of them, and load the state of this one.");
   Optimizer::add_param_group(param_group);
   keep_options(param_group, param_groups_.back());
 }
@@ -62,12 +66,55 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
-  fused_update();
+  refuse_swapped("step");
+  if (impl_->shards == nullptr) {
+    fused_update();
+  } else {
+    update_part();
+  }
   return loss;
 }
 
+void FusedOptimizer::update_part() {
+  parallel::Shards& shards = *impl_->shards;
+  shards.before_step(param_groups_, described_options());
+  {
+    const auto release = c10::make_scope_exit([&shards] { shards.drop_gradients(); });
+    fused_update();
+  }
+  shards.gather();
+  shards.count_step();
+}
+
+std::vector<std::string> FusedOptimizer::described_options() const {
+  std::vector<std::string> lines;
+  for (const OptimizerParamGroup& group : param_groups_) {
+    lines.push_back(c10::str("a group of ", group.params().size(), " parameters with ",
+                             describe(group.options())));
+  }
+  lines.push_back("defaults with " + describe(defaults()));
+  return lines;
+}
+
+const std::vector<OptimizerParamGroup>& FusedOptimizer::model_groups() const {
+  const bool whole = impl_ == nullptr || impl_->shards == nullptr;
+  return whole ? param_groups_ : impl_->shards->model_groups();
+}
+
+std::optional<at::Device> FusedOptimizer::device_of_grads() const {
+  for (const OptimizerParamGroup& group : model_groups()) {
+    for (const at::Tensor& param : group.params()) {
+      if (param.defined() && param.grad().defined()) return param.device();
+    }
+  }
+  return std::nullopt;
+}
+
+std::int64_t FusedOptimizer::num_shards() const {
+  return impl_ != nullptr && impl_->shards != nullptr ? impl_->shards->size() : 1;
+}
+
 void FusedOptimizer::fused_update() {
-  refuse_swapped("step");
   check_options(defaults(), std::nullopt);
   std::vector<std::vector<HyperParam>> groups;
   groups.reserve(param_groups_.size());
@@ -205,6 +252,7 @@ void FusedOptimizer::build_plan() {
       slot.group = static_cast<std::int64_t>(group);
       slot.position = static_cast<std::int64_t>(index);
       slot.index = static_cast<std::int64_t>(planned.size()) - 1;
+      if (impl_->shards != nullptr) slot.shard_groups = impl_->shards->groups();
       params.push_back(slot.param);
       steps.push_back(slot.step);
       slots.push_back(std::move(slot));

@@ -8,10 +8,15 @@
 #include <torchfuse/optim/fused_optimizer.h>
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "step_lock.h"
+
+namespace torchfuse::parallel {
+class Shards;
+}
 
 namespace torchfuse::optim {
 
@@ -38,7 +43,11 @@ struct FusedOptimizer::Impl {
   StepLock lock;
   /// While averages are in the parameters' place.
   std::optional<std::vector<Swapped>> swapped;
+  /// Of an optimizer whose parameters are parts of a model's; null: they are the model's.
+  std::shared_ptr<parallel::Shards> shards;
 
+  /// Brings what the parameters hold to the other processes.
+  void share_parts() const;
   /// Warns, once, of parameters that were written while they held their averages.
   void warn_of_changes(const char* name);
   /// Exchanges the parameters and their averages back. What is back is no longer listed: after an

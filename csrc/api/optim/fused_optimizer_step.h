@@ -5,6 +5,7 @@
 
 #include "api/optim/fused_optimizer_archive.h"
 #include "api/optim/fused_optimizer_state_dict.h"
+#include "api/optim/options_text.h"
 #include "api/optim/options_traits.h"
 
 namespace torchfuse::optim {
@@ -56,6 +57,18 @@ template <class Options, class State>
 std::vector<HyperParam> FusedOptimizerOf<Options, State>::hyper_params(
     const torch::optim::OptimizerOptions& options) const {
   return hyper_params_from(static_cast<const Options&>(options));
+}
+
+template <class Options, class State>
+std::string FusedOptimizerOf<Options, State>::describe(
+    const torch::optim::OptimizerOptions& options) const {
+  std::string text;
+  const auto add = [&text](const char* key, const auto& value) {
+    text += (text.empty() ? "" : ", ") + std::string(key) + "=" + text_of(to_archive(value));
+  };
+  visit_options(static_cast<const Options&>(options), add);
+  visit_storage_options(static_cast<const Options&>(options), add);
+  return text;
 }
 
 template <class Options, class State>

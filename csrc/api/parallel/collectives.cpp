@@ -18,24 +18,28 @@ namespace {
 
 constexpr std::size_t kBytesAtATime = std::size_t{25} << 20;
 
+bool exchanges(const c10d::ProcessGroup& group, const c10::Device& device) {
+  const auto devices = group.getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](const auto& each) { return each.type() == device.type(); });
+}
+
 }  // namespace
 
 void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();
 }
 
-Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {
-  TORCH_CHECK_VALUE(group_, kDataParallel, ": expected group to be a process group, got none.");
+Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group, const char* who)
+    : group_(std::move(group)), who_(who) {
+  TORCH_CHECK_VALUE(group_, who_, ": expected group to be a process group, got none.");
   name_ = group_->getGroupName();
 }
 
 c10::intrusive_ptr<c10d::Backend> Collectives::backend(const c10::Device& device) const {
-  const auto devices = group_->getDeviceTypes();
-  const bool known = std::any_of(devices.begin(), devices.end(),
-                                 [&](const auto& each) { return each.type() == device.type(); });
-  TORCH_CHECK_VALUE(known, kDataParallel, ": expected group '", name_, "' to reduce tensors on ",
-                    device, ", got one of backend \"", group_->getBackendName(),
-                    "\". Move the module, or use another backend.");
+  TORCH_CHECK_VALUE(exchanges(*group_, device), who_, ": expected group '", name_,
+                    "' to reduce tensors on ", device, ", got one of backend \"",
+                    group_->getBackendName(), "\". Move the module, or use another backend.");
   return group_->getBackend(device.type());
 }
 
@@ -44,9 +48,9 @@ bool Collectives::averages(const c10::Device& device) const {
 }
 
 void Collectives::fail(const std::string& what, const std::exception& error) const {
-  TORCH_CHECK(false, kDataParallel, ": expected all ", size(), " ranks of group '", name_, "' in ",
-              what, " within the group's timeout, got in rank ", rank(), ": ", message_of(error),
-              ". ", describe_missing_ranks(*group_));
+  TORCH_CHECK(false, who_, ": expected all ", size(), " ranks of group '", name_, "' in ", what,
+              " within the group's timeout, got in rank ", rank(), ": ", message_of(error), ". ",
+              describe_missing_ranks(*group_));
 }
 
 Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,
@@ -84,6 +88,20 @@ void Collectives::broadcast(const at::Tensor& tensor, const std::string& what) c
   options.rootRank = 0;
   try {
     wait_for(target->broadcast(tensors, options));
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
+}
+
+bool Collectives::has_cpu() const { return exchanges(*group_, at::kCPU); }
+
+void Collectives::all_gather(const at::Tensor& flat, const at::Tensor& own,
+                             const std::string& what) const {
+  const auto target = backend(flat.device());
+  at::Tensor all = flat.view(at::kByte);
+  at::Tensor part = own.view(at::kByte);
+  try {
+    wait_for(target->_allgather_base(all, part));
   } catch (const std::exception& error) {
     fail(what, error);
   }

@@ -25,7 +25,9 @@ struct Pending {
 
 class Collectives {
  public:
-  explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group);
+  /// @param who is named first in messages.
+  explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                       const char* who = kDataParallel);
 
   std::int64_t rank() const { return group_->getRank(); }
   std::int64_t size() const { return group_->getSize(); }
@@ -44,12 +46,17 @@ class Collectives {
   void broadcast(const at::Tensor& tensor, const std::string& what) const;
   /// The same for many tensors, packed.
   void broadcast_all(const std::vector<at::Tensor>& tensors, const std::string& what) const;
+  /// All ranks' parts of a flat tensor, for any dtype. `own` may be this rank's part of it.
+  void all_gather(const at::Tensor& flat, const at::Tensor& own, const std::string& what) const;
+  /// Whether tensors on the CPU can be exchanged.
+  bool has_cpu() const;
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend(const c10::Device& device) const;
   [[noreturn]] void fail(const std::string& what, const std::exception& error) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const char* who_;
   std::string name_;
 };
 

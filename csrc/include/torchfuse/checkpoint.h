@@ -24,6 +24,10 @@
 
 namespace torchfuse {
 
+namespace checkpoint {
+class Ranks;
+}
+
 /// How a checkpoint saves and loads one object; see Checkpoint::part().
 struct CheckpointPart {
   /// Returns the state: a number, bool, string or tensor, or a list, tuple or dictionary of them.
@@ -61,7 +65,8 @@ class TORCHFUSE_API Checkpoint {
   /// Adds parameters and buffers, under the names of Python's `state_dict()` of the same module.
   /// Loading converts to the module's dtypes and devices.
   Checkpoint& model(torch::nn::Module& model, std::string name = "model");
-  /// Adds options and states, in the layout of Python's `state_dict()` of the class.
+  /// Adds options and states, in the layout of Python's `state_dict()` of the class. One whose
+  /// states are split over processes, a parallel::ShardedOptimizer, needs their group().
   Checkpoint& optimizer(torchfuse::optim::FusedOptimizer& optimizer,
                         std::string name = "optimizer");
   /// Adds the state of a scaler, in the layout of Python's `state_dict()`.
@@ -99,6 +104,8 @@ class TORCHFUSE_API Checkpoint {
  private:
   Checkpoint& add(std::string name, CheckpointPart part);
   void check_schedulers(const char* caller) const;
+  /// What all processes save together, by the names of the parts.
+  std::map<std::string, c10::IValue> save_shared(const checkpoint::Ranks& ranks) const;
 
   friend TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
   friend TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
@@ -108,6 +115,8 @@ class TORCHFUSE_API Checkpoint {
   std::map<std::string, std::string> classes_;
   bool has_others_ = false;  ///< parts of the program's own
   std::vector<const torch::optim::Optimizer*> optimizers_;
+  /// How many processes share the states of an optimizer, if there are several.
+  std::map<std::string, std::int64_t> shards_;
   /// By the names of the schedulers' parts.
   std::map<std::string, const torch::optim::Optimizer*> scheduled_optimizers_;
   std::map<std::string, c10::IValue> values_;

@@ -45,6 +45,7 @@
 #include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/distributed_sampler.h>
 #include <torchfuse/parallel/process_group.h>
+#include <torchfuse/parallel/sharded_optimizer.h>
 #include <torchfuse/softmax_cross_entropy.h>
 #include <torchfuse/step_views.h>
 #include <torchfuse/version.h>

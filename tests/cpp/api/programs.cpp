@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
       {"data_parallel", data_parallel_program::start},
       {"ranks", ranks_program::start},
       {"scheduler", scheduler_program::start},
+      {"sharded", sharded_program::start},
       {"train", train_program::start},
       {"weights", weights_program::start},
   };

@@ -23,6 +23,9 @@ void start(const Arguments& arguments);
 namespace scheduler_program {
 void start(const Arguments& arguments);
 }
+namespace sharded_program {
+void start(const Arguments& arguments);
+}
 namespace train_program {
 void start(const Arguments& arguments);
 }

@@ -6,6 +6,7 @@
 #include <torch/serialize/archive.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +20,9 @@ namespace torchfuse {
 class Checkpoint;
 namespace amp {
 class GradScaler;
+}
+namespace parallel {
+class ShardedBase;
 }
 }  // namespace torchfuse
 
@@ -100,6 +104,7 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   friend class torchfuse::amp::GradScaler;
   friend class EmaWeights;
   friend class torchfuse::Checkpoint;
+  friend class torchfuse::parallel::ShardedBase;
 
   /// Returns the name of the class, for error messages.
   virtual const char* name() const = 0;
@@ -112,6 +117,8 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Returns the values for one parameter group, in the order of FusedStep::hyper_params().
   virtual std::vector<HyperParam> hyper_params(
       const torch::optim::OptimizerOptions& options) const = 0;
+  /// Returns all options as text: "lr=0.001, betas=(0.9, 0.999), ...".
+  virtual std::string describe(const torch::optim::OptimizerOptions& options) const = 0;
   /// Returns the optimizer-wide options of a step without a scaler.
   virtual FusedStepOptions step_options() const = 0;
 
@@ -148,6 +155,16 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   bool borrow_slots(std::vector<SlotTensors>& slots) const;
   void build_plan();
   void fused_update();
+  void update_part();
+  /// One line for each group and one for the defaults.
+  std::vector<std::string> described_options() const;
+  /// Groups of the parameters whose gradients steps take: `param_groups()` or, where these have
+  /// parts, the model's, without options.
+  const std::vector<torch::optim::OptimizerParamGroup>& model_groups() const;
+  /// Device of the first of them that has a gradient; none if none has one.
+  std::optional<at::Device> device_of_grads() const;
+  /// How many processes share the states.
+  std::int64_t num_shards() const;
 
   struct Impl;
   std::shared_ptr<Impl> impl_;  ///< shared with EmaWeights alone
@@ -177,6 +194,8 @@ class TORCHFUSE_API EmaWeights {
 template <class Options, class State>
 class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
  public:
+  using options_t = Options;  ///< the options of the class
+
   /// @param param_groups groups without options of their own get `defaults`.
   /// @param defaults hyper-parameters, and the optimizer-wide options.
   /// @throws c10::Error for options out of range, naming the option and the group.
@@ -206,6 +225,7 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
                      std::optional<std::size_t> group) const override;
   std::vector<HyperParam> hyper_params(
       const torch::optim::OptimizerOptions& options) const override;
+  std::string describe(const torch::optim::OptimizerOptions& options) const override;
   FusedStepOptions step_options() const override;
   FusedSlot make_slot(const at::Tensor& param, const torch::optim::OptimizerParamState* state,
                       const torch::optim::OptimizerOptions& options) const override;

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/parallel/partition.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace torchfuse::parallel {
+
+namespace {
+
+/// Parameters begin at multiples of so many bytes, where kernels read and write whole vectors, and
+/// parts at multiples of a cache line.
+constexpr std::int64_t kParamAlignment = 16;
+constexpr std::int64_t kLine = 64;
+
+std::int64_t rounded(std::int64_t number, std::int64_t multiple) {
+  return (number + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+Partition::Partition(const std::vector<at::Tensor>& params, std::int64_t rank, std::int64_t size)
+    : rank_(rank) {
+  for (const at::Tensor& param : params) {
+    const auto found = std::find_if(flats_.begin(), flats_.end(), [&](const FlatPlan& plan) {
+      return plan.options.device() == param.device() && plan.options.dtype() == param.dtype();
+    });
+    const auto flat = static_cast<std::size_t>(found - flats_.begin());
+    if (found == flats_.end()) flats_.push_back({param.options().requires_grad(false), 0, 0});
+    std::int64_t& end = flats_[flat].numel;
+    places_.push_back({flat, end, param.numel()});
+    end += rounded(param.numel(), kParamAlignment / static_cast<std::int64_t>(param.itemsize()));
+  }
+  for (FlatPlan& plan : flats_) {
+    const auto line = kLine / static_cast<std::int64_t>(plan.options.dtype().itemsize());
+    plan.part = rounded((plan.numel + size - 1) / size, line);
+    plan.numel = plan.part * size;
+  }
+}
+
+std::pair<std::int64_t, std::int64_t> Partition::own(std::size_t index) const {
+  const Place& place = places_[index];
+  const std::int64_t low = first_of(place.flat) - place.begin;
+  const std::int64_t begin = std::clamp<std::int64_t>(low, 0, place.numel);
+  return {begin, std::clamp(low + flats_[place.flat].part, begin, place.numel)};
+}
+
+at::Tensor Partition::part_of(std::size_t index, const at::Tensor& tensor) const {
+  const auto [begin, end] = own(index);
+  return tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
+}
+
+at::Tensor Partition::view_of(std::size_t index, const at::Tensor& flat,
+                              const at::Tensor& param) const {
+  return flat.as_strided(param.sizes(), param.strides(), places_[index].begin);
+}
+
+at::Tensor laid_out_like(const at::Tensor& param, const at::Tensor& tensor) {
+  if (tensor.strides() == param.strides() || tensor.numel() <= 1) return tensor;
+  return at::empty_like(param, tensor.options().requires_grad(false)).copy_(tensor);
+}
+
+}  // namespace torchfuse::parallel

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <torchfuse/parallel/sharded_optimizer.h>
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <unordered_set>
+
+#include "api/optim/fused_optimizer_impl.h"
+#include "api/parallel/shards.h"
+
+namespace torchfuse::parallel {
+
+using torch::optim::OptimizerParamGroup;
+
+namespace {
+
+/// What is wrong with a parameter that is to be split; empty: nothing.
+std::string refusal_of(const at::Tensor& param) {
+  const at::ScalarType dtype = param.scalar_type();
+  const bool known =
+      dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble;
+  if (param.layout() != at::kStrided || !known) {
+    return c10::str(" to be a dense tensor of Float, Half, BFloat16 or Double, got layout ",
+                    param.layout(), " and dtype ", dtype, ".");
+  }
+  if (!param.is_non_overlapping_and_dense()) {
+    return c10::str(" to be without gaps or overlap in memory, got sizes ", param.sizes(),
+                    " with strides ", param.strides(), ". Use param.contiguous().");
+  }
+  return "";
+}
+
+/// The groups with other tensors in the parameters' place.
+std::vector<OptimizerParamGroup> with_tensors(const std::vector<OptimizerParamGroup>& groups,
+                                              const std::vector<at::Tensor>& tensors) {
+  std::vector<OptimizerParamGroup> result;
+  auto next = tensors.begin();
+  for (const OptimizerParamGroup& group : groups) {
+    const auto end = next + static_cast<std::ptrdiff_t>(group.params().size());
+    result.emplace_back(std::vector<at::Tensor>(next, end), group.options().clone());
+    next = end;
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
+  if (whole.step_options().write_back_grads != WriteBackGrads::kNothing) {
+    return "expected write_back_grads to be kNothing, got another value. A process would store its "
+           "own part alone.";
+  }
+  std::unordered_set<const void*> seen;
+  const auto& groups = whole.param_groups();
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    const std::string name = optim::FusedOptimizer::options_name(group);
+    if (whole.rounds_stochastically(groups[group].options())) {
+      return "expected stochastic_rounding of " + name +
+             " to be false, got true. Use master_weights(true), whose masters are split too.";
+    }
+    const auto& params = groups[group].params();
+    for (std::size_t index = 0; index < params.size(); ++index) {
+      const std::string where = c10::str("expected ", name, ".params[", index, "]");
+      if (!seen.insert(params[index].unsafeGetTensorImpl()).second) {
+        return where + " to be in the parameter groups once, got it a second time. Remove one.";
+      }
+      const std::string found = refusal_of(params[index]);
+      if (!found.empty()) return where + found;
+    }
+  }
+  return "";
+}
+
+ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
+                         const c10::intrusive_ptr<c10d::ProcessGroup>& group)
+    : shards_(std::make_shared<Shards>(whole.param_groups(), whole.described_options(),
+                                       refusal(whole), group)) {
+  const FusedStep step(whole.algorithm());
+  const auto& names = step.state_names();
+  numbers_.insert(names.end() - static_cast<std::ptrdiff_t>(step.num_tensor_states()), names.end());
+  numbers_.insert("step");
+}
+
+ShardedBase::~ShardedBase() = default;
+ShardedBase::ShardedBase(ShardedBase&&) noexcept = default;
+ShardedBase& ShardedBase::operator=(ShardedBase&&) noexcept = default;
+
+Shards& ShardedBase::shards() const {
+  TORCH_CHECK(shards_ != nullptr, kSharded,
+              ": expected an optimizer, got one that was moved from.");
+  return *shards_;
+}
+
+std::vector<OptimizerParamGroup> ShardedBase::part_groups(
+    const std::vector<OptimizerParamGroup>& whole) const {
+  return with_tensors(whole, shards().parts());
+}
+
+std::vector<OptimizerParamGroup> ShardedBase::shape_groups(
+    const std::vector<OptimizerParamGroup>& parts) const {
+  std::vector<at::Tensor> shapes;
+  for (const at::Tensor& param : shards().params()) {
+    shapes.push_back(at::empty_like(param, param.options().device(at::kCPU).requires_grad(false)));
+  }
+  return with_tensors(parts, shapes);
+}
+
+void ShardedBase::attach(optim::FusedOptimizer& of_parts) const {
+  of_parts.impl_->shards = shards_;
+}
+
+void ShardedBase::zero_gradients(bool set_to_none) const {
+  for (const at::Tensor& param : shards().params()) {
+    at::Tensor& grad = param.mutable_grad();
+    if (!grad.defined()) continue;
+    if (set_to_none) {
+      grad.reset();
+    } else {
+      grad.detach_();
+      grad.zero_();
+    }
+  }
+  shards().drop_gradients();
+}
+
+const std::vector<at::Tensor>& ShardedBase::model_parameters() const { return shards().params(); }
+
+c10::impl::GenericDict ShardedBase::whole_state(const c10::impl::GenericDict& of_parts) const {
+  return shards().whole_state(of_parts, numbers_);
+}
+
+c10::impl::GenericDict ShardedBase::own_state(const c10::impl::GenericDict& whole) const {
+  return shards().own_state(whole, numbers_);
+}
+
+}  // namespace torchfuse::parallel

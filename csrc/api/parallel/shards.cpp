@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/parallel/shards.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torchfuse/collectives.h>
+
+#include <utility>
+
+#include "api/parallel/agreement.h"
+
+namespace torchfuse::parallel {
+
+namespace {
+
+constexpr const char* kCompared = "the parameters, their gradients and the options";
+
+std::vector<at::Tensor> params_of(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> params;
+  for (const auto& group : groups) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
+}
+
+/// Tensors of inference mode do not count what is written to them.
+std::int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+std::string joined(const std::vector<std::string>& lines) { return c10::Join("\n", lines); }
+
+}  // namespace
+
+Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+               const std::vector<std::string>& options, const std::string& refusal,
+               c10::intrusive_ptr<c10d::ProcessGroup> group)
+    : collectives_(std::move(group), kSharded),
+      params_(params_of(groups)),
+      partition_(params_, collectives_.rank(), collectives_.size()) {
+  const at::NoGradGuard no_grad;
+  for (const auto& each : groups) model_.emplace_back(each.params());
+  if (collectives_.size() > 1) {
+    // Steps find the group by its name.
+    torchfuse::group_size(collectives_.name(), kSharded);
+    groups_ = {collectives_.name()};
+  }
+  std::vector<std::string> all = options;
+  if (!refusal.empty()) all.push_back(refusal);
+  compare(kCompared, joined(described(all)), all);
+  TORCH_CHECK_VALUE(refusal.empty(), kSharded, ": ", refusal);
+  for (const FlatPlan& plan : partition_.flats()) {
+    flats_.push_back(at::zeros({plan.numel}, plan.options));
+  }
+  for (std::size_t index = 0; index < params_.size(); ++index) {
+    at::Tensor& param = params_[index];
+    const at::Tensor view =
+        partition_.view_of(index, flats_[partition_.places()[index].flat], param);
+    view.copy_(param.detach());
+    param.set_data(view);
+    addresses_.push_back(param.const_data_ptr());
+    parts_.push_back(partition_.part_of(index, param.detach()));
+  }
+  drop_gradients();
+}
+
+bool Shards::moved(std::size_t index) const {
+  return index < addresses_.size() && params_[index].const_data_ptr() != addresses_[index];
+}
+
+std::vector<std::string> Shards::described(const std::vector<std::string>& options) const {
+  std::vector<std::string> lines;
+  for (std::size_t index = 0; index < params_.size(); ++index) {
+    const at::Tensor& param = params_[index];
+    const at::Tensor& grad = param.grad();
+    lines.push_back(c10::str(
+        "parameter ", index, " ", param.scalar_type(), " ", param.sizes(),
+        param.layout() == at::kStrided ? c10::str(" of strides ", param.strides()) : "",
+        moved(index) ? ", in other memory" : "",
+        grad.defined() ? c10::str(", with a ", grad.layout(), " gradient ", grad.scalar_type())
+                       : std::string(", without a gradient")));
+  }
+  lines.insert(lines.end(), options.begin(), options.end());
+  return lines;
+}
+
+/// A byte or two for each parameter, and the options.
+std::string Shards::summary(const std::vector<std::string>& options) const {
+  std::string text;
+  for (std::size_t index = 0; index < params_.size(); ++index) {
+    const at::Tensor& grad = params_[index].grad();
+    text += moved(index) ? 'm' : 's';
+    if (!grad.defined()) continue;
+    text += static_cast<char>('A' + static_cast<int>(grad.scalar_type()));
+    text += static_cast<char>('0' + static_cast<int>(grad.layout()));
+  }
+  return text + joined(options);
+}
+
+void Shards::compare(const char* what, const std::string& summary,
+                     const std::vector<std::string>& options) const {
+  // It must not depend on what may differ between processes: all have a CPU.
+  const c10::Device device =
+      collectives_.has_cpu() || params_.empty() ? c10::Device(at::kCPU) : params_.front().device();
+  check_agreement(collectives_, device, kSharded, what, summary,
+                  [&] { return described(options); });
+}
+
+// What a program does wrong on all ranks.
+void Shards::check_program(const std::vector<torch::optim::OptimizerParamGroup>& groups) const {
+  std::size_t next = 0;
+  bool same = true;
+  for (const auto& group : groups) {
+    for (const at::Tensor& part : group.params()) {
+      same = same && next < parts_.size() && part.is_same(parts_[next]);
+      ++next;
+    }
+  }
+  TORCH_CHECK(same && next == parts_.size(), kSharded,
+              "::step: expected the parameters of the construction, ", parts_.size(), ", got ",
+              next, ", or others. Make a new optimizer with all of them, and load the state of ",
+              "this one.");
+  if (parts_.empty()) return;
+  TORCH_CHECK(parts_[0].grad().is_same(sign_) && version_of(sign_) == sign_version_, kSharded,
+              "::step: expected zero_grad() of the ShardedOptimizer or of the model, got that of a "
+              "base class, which leaves the model's gradients. Call the one of the class itself.");
+}
+
+void Shards::check_gradients() const {
+  for (std::size_t index = 0; index < params_.size(); ++index) {
+    TORCH_CHECK(!moved(index), kSharded, "::step: expected parameter ", index,
+                " to stay in the memory that the optimizer gave it, got another address. Move, "
+                "convert and load models before the optimizer is made, and write values in place: "
+                "param.copy_(value).");
+    const at::Tensor& grad = params_[index].grad();
+    if (!grad.defined()) continue;
+    TORCH_CHECK_VALUE(
+        grad.layout() == at::kStrided, kSharded, "::step: expected the gradient of parameter ",
+        index, " to be dense, got layout ", grad.layout(), ". Use layers with dense gradients.");
+  }
+}
+
+void Shards::before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                         const std::vector<std::string>& options) {
+  check_program(groups);
+  // Where a GPU would have to be waited for, ranks are compared in the first step only.
+  if (!stepped_ || collectives_.has_cpu()) compare(kCompared, summary(options), options);
+  check_gradients();
+  for (std::size_t index = 0; index < params_.size(); ++index) {
+    const at::Tensor& param = params_[index];
+    const at::Tensor& grad = param.grad();
+    at::Tensor& of_part = parts_[index].mutable_grad();
+    if (!grad.defined()) {
+      of_part.reset();
+    } else if (parts_[index].numel() > 0) {
+      of_part = partition_.part_of(index, laid_out_like(param, grad.detach()));
+    } else {
+      // An empty part needs one, so that all ranks count alike.
+      of_part = at::empty({0}, grad.options().requires_grad(false));
+    }
+  }
+}
+
+void Shards::drop_gradients() {
+  if (parts_.empty()) return;
+  for (const at::Tensor& part : parts_) part.mutable_grad().reset();
+  if (!sign_.defined()) sign_ = at::empty({0}, parts_[0].options());
+  sign_version_ = version_of(sign_);
+  parts_[0].mutable_grad() = sign_;
+}
+
+void Shards::gather() const {
+  const at::NoGradGuard no_grad;
+  if (collectives_.size() == 1) return;
+  for (std::size_t flat = 0; flat < flats_.size(); ++flat) {
+    const std::int64_t part = partition_.flats()[flat].part;
+    if (part == 0) continue;
+    collectives_.all_gather(flats_[flat], flats_[flat].narrow(0, partition_.first_of(flat), part),
+                            "the gather of what each has updated");
+  }
+}
+
+}  // namespace torchfuse::parallel

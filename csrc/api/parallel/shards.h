@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What ShardedOptimizer adds to an optimizer: parts of parameters, and what surrounds a step.
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "api/parallel/collectives.h"
+#include "api/parallel/partition.h"
+
+namespace torchfuse::parallel {
+
+inline constexpr const char* kSharded = "torchfuse::parallel::ShardedOptimizer";
+
+class Shards {
+ public:
+  using StateDict = c10::impl::GenericDict;
+
+  /// Compares the processes, and moves the parameters into flat memory.
+  /// @param options one line for each group, and those of the defaults.
+  /// @param refusal what this process cannot split, for all to know; empty: nothing.
+  Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+         const std::vector<std::string>& options, const std::string& refusal,
+         c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  /// As FusedSlot::shard_groups.
+  const std::vector<std::string>& groups() const { return groups_; }
+  std::int64_t size() const { return collectives_.size(); }
+  /// Of the model, without options.
+  const std::vector<torch::optim::OptimizerParamGroup>& model_groups() const { return model_; }
+  /// The model's, in the order of the groups.
+  const std::vector<at::Tensor>& params() const { return params_; }
+  /// This process's parts of them, which share their counts of writes, by which masters are kept up
+  /// to date.
+  const std::vector<at::Tensor>& parts() const { return parts_; }
+
+  /// Compares the processes, and gives the parts their gradients. Throws in all processes or in
+  /// none, and nothing is changed then.
+  void before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   const std::vector<std::string>& options);
+  /// Takes the gradients from the parts, and puts a sign in their place: torch's zero_grad() is not
+  /// virtual, and through a base class it resets the gradients of parts and leaves the model's.
+  void drop_gradients();
+  /// Brings all parts to all processes.
+  void gather() const;
+  /// After a step that all processes have made.
+  void count_step() { stepped_ = true; }
+
+  /// The state dict of whole parameters, on the CPU; a collective.
+  /// @param numbers names of states that have one number for a parameter.
+  StateDict whole_state(const StateDict& of_parts,
+                        const std::unordered_set<std::string>& numbers) const;
+  /// This process's part of a state dict of whole parameters.
+  StateDict own_state(const StateDict& whole, const std::unordered_set<std::string>& numbers) const;
+
+ private:
+  struct SplitState;
+  std::vector<std::string> described(const std::vector<std::string>& options) const;
+  std::string summary(const std::vector<std::string>& options) const;
+  void compare(const char* what, const std::string& summary,
+               const std::vector<std::string>& options) const;
+  bool moved(std::size_t index) const;
+  void check_program(const std::vector<torch::optim::OptimizerParamGroup>& groups) const;
+  void check_gradients() const;
+  std::vector<SplitState> split_states(const StateDict& states,
+                                       const std::unordered_set<std::string>& numbers) const;
+  at::Tensor gathered(const StateDict& states, const SplitState& state) const;
+
+  Collectives collectives_;
+  std::vector<std::string> groups_;
+  std::vector<torch::optim::OptimizerParamGroup> model_;
+  std::vector<at::Tensor> params_;
+  Partition partition_;
+  std::vector<at::Tensor> flats_;
+  std::vector<const void*> addresses_;  ///< of the parameters in flat memory
+  std::vector<at::Tensor> parts_;
+  at::Tensor sign_;  ///< the first part's gradient between steps
+  std::int64_t sign_version_ = 0;
+  bool stepped_ = false;
+};
+
+}  // namespace torchfuse::parallel

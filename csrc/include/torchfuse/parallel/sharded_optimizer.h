@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <torchfuse/export.h>
+#include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/parallel/process_group.h>
+
+namespace torchfuse::parallel {
+
+class Shards;
+
+/// The part of ShardedOptimizer that does not depend on the optimizer's class.
+class TORCHFUSE_API ShardedBase {
+ protected:
+  /// Checks what `whole` is given, on all ranks, and moves its parameters into flat memory.
+  ShardedBase(const torchfuse::optim::FusedOptimizer& whole,
+              const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+  ~ShardedBase();
+  /// Movable, not copyable.
+  ShardedBase(ShardedBase&&) noexcept;
+  /// Movable, not copyable.
+  ShardedBase& operator=(ShardedBase&&) noexcept;
+
+  /// Returns the groups with this process's parts of their parameters.
+  std::vector<torch::optim::OptimizerParamGroup> part_groups(
+      const std::vector<torch::optim::OptimizerParamGroup>& whole) const;
+  /// Returns the groups with the shapes of the model's parameters, in memory that is never used.
+  std::vector<torch::optim::OptimizerParamGroup> shape_groups(
+      const std::vector<torch::optim::OptimizerParamGroup>& parts) const;
+  /// Makes the optimizer of the parts one of this process among others.
+  void attach(torchfuse::optim::FusedOptimizer& of_parts) const;
+  /// Resets the gradients of the model's parameters.
+  void zero_gradients(bool set_to_none) const;
+  /// Returns the model's parameters, in the order of the groups.
+  const std::vector<at::Tensor>& model_parameters() const;
+  /// Returns the state dict of whole parameters; a collective.
+  c10::impl::GenericDict whole_state(const c10::impl::GenericDict& of_parts) const;
+  /// Returns this process's part of a state dict of whole parameters.
+  c10::impl::GenericDict own_state(const c10::impl::GenericDict& whole) const;
+
+ private:
+  /// What cannot be split of an optimizer; empty: nothing.
+  static std::string refusal(const torchfuse::optim::FusedOptimizer& whole);
+  Shards& shards() const;
+  std::shared_ptr<Shards> shards_;
+  /// Names of the states that have one number for a parameter.
+  std::unordered_set<std::string> numbers_;
+};
+
+/// Splits the states and the step of a fused optimizer over the processes of a group: stage 1 of
+/// ZeRO (Rajbhandari et al. 2020). All processes have all parameters, and gradients that
+/// DistributedDataParallel made equal. Of N processes each keeps the states of an N-th of the
+/// elements, updates these, and receives the others in one all-gather for each dtype, in the dtype
+/// of the model. See docs/data_parallel.md.
+///
+///     torchfuse::parallel::DistributedDataParallel model(net, group);
+///     torchfuse::parallel::ShardedOptimizer<torchfuse::optim::FusedAdam> optimizer(
+///         net->parameters(), torchfuse::optim::FusedAdamOptions(1e-3).max_grad_norm(1.0), group);
+///
+/// What is computed for an element is what the class would compute alone: bit for bit, except that
+/// norms over all elements (clipping, LAMB, LARS, NovoGrad) are sums over the processes.
+///
+/// It is an optimizer of its class, over this process's parts: `param_groups()` have views of one
+/// dimension, and the options of the step. Schedulers, amp::GradScaler, EmaWeights and Checkpoint
+/// accept it; a Checkpoint needs the group. The parameters of the model become views of flat memory
+/// and have to stay there: move and convert the model before, and load it in place. Gradients stay
+/// those of the model: call zero_grad() of this class or of the model, not of a base class.
+///
+/// step(), EmaWeights, swap_ema_(), state_dict(), save() and load() are collectives: all ranks must
+/// call them.
+///
+/// @tparam Optimizer a class of torchfuse::optim, such as FusedAdam.
+template <class Optimizer>
+class ShardedOptimizer : private ShardedBase, public Optimizer {
+ public:
+  using options_t = typename Optimizer::options_t;  ///< the options of the class
+
+  /// @param param_groups groups of the model's parameters, the same on all ranks, with the values
+  ///   that rank 0 has. Groups without options of their own get `defaults`.
+  /// @param defaults hyper-parameters, and the optimizer-wide options.
+  /// @param group the processes that the states are split over; it must outlive this object.
+  /// @throws c10::Error for options out of range; for stochastic rounding and write_back_grads; for
+  ///   parameters with gaps or listed twice; and if parameters or options differ between ranks. All
+  ///   ranks throw the same, and nothing has been changed.
+  ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                   options_t defaults, const c10::intrusive_ptr<c10d::ProcessGroup>& group)
+      : ShardedOptimizer(Optimizer(param_groups, std::move(defaults)), group) {}
+  /// Constructs it with a group of init_process_group().
+  ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                   options_t defaults, const ProcessGroup& group)
+      : ShardedOptimizer(param_groups, std::move(defaults), group.get()) {}
+  /// Constructs an optimizer of one group of parameters.
+  template <class Group>
+  ShardedOptimizer(std::vector<torch::Tensor> params, options_t defaults, const Group& group)
+      : ShardedOptimizer(
+            std::vector<torch::optim::OptimizerParamGroup>{
+                torch::optim::OptimizerParamGroup(std::move(params))},
+            std::move(defaults), group) {}
+
+  /// Resets the gradients of the model's parameters.
+  void zero_grad(bool set_to_none = true) { zero_gradients(set_to_none); }
+  /// Returns the model's parameters, in the order of the groups.
+  const std::vector<torch::Tensor>& model_parameters() const {
+    return ShardedBase::model_parameters();
+  }
+
+  /// Returns the state dict of the whole optimizer, on every rank: what the class alone would
+  /// return, so that it loads into that class and into this one on any number of ranks, in C++ and
+  /// in Python. Its tensors are on the CPU and share no memory with the optimizer.
+  c10::impl::GenericDict state_dict() const override {
+    return whole_state(Optimizer::state_dict());
+  }
+  /// Checks a state_dict() of the class, or of this one on any number of ranks; see FusedOptimizer.
+  std::function<void()> prepare_state_dict(const c10::impl::GenericDict& state_dict) override {
+    return Optimizer::prepare_state_dict(own_state(state_dict));
+  }
+  /// Writes the whole optimizer, as the class alone does; all ranks call it, each with an archive.
+  void save(torch::serialize::OutputArchive& archive) const override {
+    Optimizer whole = shape();
+    whole.load_state_dict(state_dict());
+    whole.save(archive);
+  }
+  /// Reads what the class alone, or this one on any number of ranks, wrote.
+  void load(torch::serialize::InputArchive& archive) override {
+    Optimizer whole = shape();
+    whole.load(archive);
+    this->load_state_dict(whole.state_dict());
+  }
+
+ private:
+  ShardedOptimizer(const Optimizer& whole, const c10::intrusive_ptr<c10d::ProcessGroup>& group)
+      : ShardedBase(whole, group),
+        Optimizer(part_groups(whole.param_groups()),
+                  static_cast<const options_t&>(whole.defaults())) {
+    attach(*this);
+  }
+  /// An optimizer of the model's parameters without their values.
+  Optimizer shape() const {
+    return Optimizer(shape_groups(this->param_groups()),
+                     static_cast<const options_t&>(this->defaults()));
+  }
+};
+
+}  // namespace torchfuse::parallel

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ranks as threads of one process, and parameters that are the same in all of them.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torchfuse/parallel/process_group.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace torchfuse::testing {
+
+constexpr int kShardedSteps = 4;
+
+/// Calls `body` in so many threads, each a rank of one group. What each threw; empty: nothing.
+inline std::vector<std::string> on_ranks(std::int64_t ranks,
+                                         const std::function<void(parallel::ProcessGroup&)>& body) {
+  using namespace std::chrono_literals;
+  c10d::set_thread_isolation_mode(true);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  // A process counts how often it joined a group of a name; here, threads join as other ranks.
+  static int groups = 0;
+  const std::string name = "threads" + std::to_string(groups++);
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        auto group = parallel::init_process_group(store, parallel::ProcessGroupOptions()
+                                                             .backend("gloo")
+                                                             .name(name)
+                                                             .rank(rank)
+                                                             .world_size(ranks)
+                                                             .timeout(30s)
+                                                             .leave_timeout(2s));
+        body(group);
+      } catch (const c10::Error& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what_without_backtrace();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  c10d::set_thread_isolation_mode(false);
+  return errors;
+}
+
+/// The same on ranks that throw nothing.
+inline void run_on_ranks(std::int64_t ranks,
+                         const std::function<void(parallel::ProcessGroup&)>& body) {
+  for (const std::string& error : on_ranks(ranks, body)) EXPECT_EQ(error, "");
+}
+
+/// Numbers that do not depend on torch's generator, which threads share.
+inline torch::Tensor waves(at::IntArrayRef sizes, double shift) {
+  const auto count = c10::multiply_integers(sizes);
+  return torch::sin(torch::arange(count, torch::kDouble) * 0.7 + shift).reshape(sizes);
+}
+
+/// With cuts of two and three ranks inside of a parameter, a scalar, and one without elements.
+inline std::vector<torch::Tensor> sharded_params(torch::ScalarType dtype = torch::kFloat) {
+  const std::vector<std::vector<std::int64_t>> sizes{{7, 5}, {3}, {64, 33},    {1},
+                                                     {},     {0}, {4, 3, 3, 3}};
+  std::vector<torch::Tensor> params;
+  for (const auto& each : sizes) {
+    const auto shift = static_cast<double>(params.size());
+    torch::Tensor value = waves(each, shift).to(dtype);
+    if (each.size() == 4) value = value.contiguous(torch::MemoryFormat::ChannelsLast);
+    params.push_back(value.requires_grad_(true));
+  }
+  return params;
+}
+
+inline void set_waves_as_grads(const std::vector<torch::Tensor>& params, int step,
+                               double factor = 1.0) {
+  for (std::size_t index = 0; index < params.size(); ++index) {
+    const torch::Tensor& param = params[index];
+    const double shift = 10.0 * (step + 1) + static_cast<double>(index);
+    param.mutable_grad() =
+        torch::empty_like(param.detach()).copy_(waves(param.sizes(), shift) * factor);
+  }
+}
+
+/// Steps with rates that change.
+template <class Optimizer>
+void train_sharded(Optimizer& optimizer, const std::vector<torch::Tensor>& params, int begin = 0,
+                   int end = kShardedSteps) {
+  for (int step = begin; step < end; ++step) {
+    set_waves_as_grads(params, step);
+    optimizer.step();
+    auto& options = optimizer.param_groups()[0].options();
+    options.set_lr(options.get_lr() * 0.5);
+  }
+}
+
+inline std::vector<torch::Tensor> clones_of(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> copies;
+  for (const torch::Tensor& tensor : tensors) {
+    copies.push_back(tensor.detach().clone().requires_grad_(tensor.requires_grad()));
+  }
+  return copies;
+}
+
+}  // namespace torchfuse::testing
