@@ -77,7 +77,8 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
 
 void FusedOptimizer::update_part() {
   parallel::Shards& shards = *impl_->shards;
-  shards.before_step(param_groups_, described_options());
+  shards.before_step(param_groups_,
+                     shards.compares_step() ? described_options() : std::vector<std::string>());
   {
     const auto release = c10::make_scope_exit([&shards] { shards.drop_gradients(); });
     fused_update();

@@ -141,11 +141,14 @@ void Shards::check_gradients() const {
   }
 }
 
+bool Shards::compares_step() const {
+  return collectives_.size() > 1 && (!stepped_ || collectives_.has_cpu());
+}
+
 void Shards::before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                          const std::vector<std::string>& options) {
   check_program(groups);
-  // Where a GPU would have to be waited for, ranks are compared in the first step only.
-  if (!stepped_ || collectives_.has_cpu()) compare(kCompared, summary(options), options);
+  if (compares_step()) compare(kCompared, summary(options), options);
   check_gradients();
   for (std::size_t index = 0; index < params_.size(); ++index) {
     const at::Tensor& param = params_[index];

@@ -40,8 +40,12 @@ class Shards {
   /// to date.
   const std::vector<at::Tensor>& parts() const { return parts_; }
 
+  /// Whether the next step compares the processes. Where a GPU would have to be waited for, only
+  /// the first does.
+  bool compares_step() const;
   /// Compares the processes, and gives the parts their gradients. Throws in all processes or in
   /// none, and nothing is changed then.
+  /// @param options as above; ignored in a step that does not compare.
   void before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const std::vector<std::string>& options);
   /// Takes the gradients from the parts, and puts a sign in their place: torch's zero_grad() is not
