@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,12 @@ from torchfuse.parallel import ShardedOptimizer
 
 pytestmark = pytest.mark.processes
 
-OPTIONS = {"lr": 0.01, "weight_decay": 0.1, "master_weights": True, "ema_decay": 0.9}
+OPTIONS: dict[str, Any] = {
+    "lr": 0.01,
+    "weight_decay": 0.1,
+    "master_weights": True,
+    "ema_decay": 0.9,
+}
 
 
 def wave(shape: tuple[int, ...] | torch.Size, shift: float) -> Tensor:
