@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-namespace torchfuse::testing {
+namespace torchfuse::sharded_testing {
 
 constexpr int kShardedSteps = 4;
 
@@ -106,4 +106,4 @@ inline std::vector<torch::Tensor> clones_of(const std::vector<torch::Tensor>& te
   return copies;
 }
 
-}  // namespace torchfuse::testing
+}  // namespace torchfuse::sharded_testing

@@ -13,11 +13,14 @@
 #include "../optim/all_classes.h"
 #include "sharded_testing.h"
 
-namespace torchfuse::testing {
+namespace torchfuse::sharded_testing {
 namespace {
 
 using parallel::ProcessGroup;
 using parallel::ShardedOptimizer;
+using testing::all_states;
+using testing::AllClasses;
+using testing::ClassNames;
 
 /// Whether each element's update depends on that element alone.
 template <class Options>
@@ -116,4 +119,4 @@ TYPED_TEST(ShardedClasses, TrainAsTheClassAlone) {
 }
 
 }  // namespace
-}  // namespace torchfuse::testing
+}  // namespace torchfuse::sharded_testing

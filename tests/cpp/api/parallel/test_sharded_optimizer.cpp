@@ -13,7 +13,7 @@
 #include "../optim/optim_testing.h"
 #include "sharded_testing.h"
 
-namespace torchfuse::testing {
+namespace torchfuse::sharded_testing {
 namespace {
 
 using parallel::ProcessGroup;
@@ -21,6 +21,9 @@ using parallel::ShardedOptimizer;
 using ShardedAdam = ShardedOptimizer<optim::FusedAdam>;
 using optim::FusedAdam;
 using optim::FusedAdamOptions;
+using testing::expect_close;
+using testing::expect_equal;
+using testing::expect_error;
 
 TEST(ShardedOptimizer, EachRankKeepsItsShareOfTheStates) {
   run_on_ranks(3, [](ProcessGroup& group) {
@@ -221,4 +224,4 @@ TEST(ShardedOptimizer, AWorldOfOneIsTheClassAlone) {
 }
 
 }  // namespace
-}  // namespace torchfuse::testing
+}  // namespace torchfuse::sharded_testing

@@ -14,7 +14,7 @@
 #include "parallel_testing.h"
 #include "sharded_testing.h"
 
-namespace torchfuse::testing {
+namespace torchfuse::sharded_testing {
 namespace {
 
 using optim::FusedAdam;
@@ -23,6 +23,10 @@ using parallel::ProcessGroup;
 using parallel::ShardedOptimizer;
 using ShardedAdam = ShardedOptimizer<FusedAdam>;
 using Params = std::vector<torch::Tensor>;
+using testing::DataParallelTest;
+using testing::error_of;
+using testing::expect_equal;
+using testing::expect_error;
 
 const std::string kWho = "torchfuse::parallel::ShardedOptimizer";
 const std::string kAgree =
@@ -226,4 +230,4 @@ TEST_F(ShardedTwin, AGroupThatHasNoName) {
 }
 
 }  // namespace
-}  // namespace torchfuse::testing
+}  // namespace torchfuse::sharded_testing

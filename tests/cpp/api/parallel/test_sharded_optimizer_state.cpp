@@ -17,7 +17,7 @@
 #include "../optim/optim_testing.h"
 #include "sharded_testing.h"
 
-namespace torchfuse::testing {
+namespace torchfuse::sharded_testing {
 namespace {
 
 using optim::FusedAdam;
@@ -25,6 +25,10 @@ using optim::FusedAdamOptions;
 using parallel::ProcessGroup;
 using parallel::ShardedOptimizer;
 using ShardedAdam = ShardedOptimizer<FusedAdam>;
+using testing::expect_equal;
+using testing::expect_error;
+using testing::load;
+using testing::saved;
 
 void step_through(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& params,
                   int begin, int end) {
@@ -205,4 +209,4 @@ TEST(ShardedState, WhatDoesNotFitIsRefused) {
 }
 
 }  // namespace
-}  // namespace torchfuse::testing
+}  // namespace torchfuse::sharded_testing
