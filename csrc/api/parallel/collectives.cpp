@@ -100,8 +100,21 @@ void Collectives::all_gather(const at::Tensor& flat, const at::Tensor& own,
   const auto target = backend(flat.device());
   at::Tensor all = flat.view(at::kByte);
   at::Tensor part = own.view(at::kByte);
+  if (part.numel() == 0) return;
   try {
-    wait_for(target->_allgather_base(all, part));
+    if (!flat.device().is_cpu()) return wait_for(target->_allgather_base(all, part));
+    const std::vector<at::Tensor> parts = all.split(part.numel());
+    const auto& place = parts[static_cast<std::size_t>(rank())];
+    if (place.data_ptr() != part.data_ptr()) place.copy_(part);
+    std::vector<c10::intrusive_ptr<c10d::Work>> pending;
+    for (std::int64_t source = 0; source < size(); ++source) {
+      std::vector<at::Tensor> tensors{parts[static_cast<std::size_t>(source)]};
+      c10d::BroadcastOptions options;
+      options.rootRank = source;
+      options.asyncOp = true;
+      pending.push_back(target->broadcast(tensors, options));
+    }
+    for (const auto& work : pending) wait_for(work);
   } catch (const std::exception& error) {
     fail(what, error);
   }
