@@ -22,7 +22,6 @@ FILE_LINES, MOST_FILE_LINES, FUNCTION_LINES = 300, 500, 60
 EXCEPTIONS: Mapping[str, int] = {
     "csrc/api/amp/grad_scaler_core.cpp": 307,
     "tests/cpp/api/parallel/data_parallel_program.cpp": 313,
-    "tests/cpp/ops/fused_step/test_fused_step.cpp": 314,
     "tests/pretended_cuda/tests/test_nccl.py": 303,
 }
 

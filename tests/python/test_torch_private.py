@@ -248,6 +248,19 @@ def _private_pieces_of(path: Path) -> Iterator[str]:
                     yield f"{module}.{alias.name}"
 
 
+@PIECES.relies_on(
+    "_C._disabled_torch_function_impl",
+    breaks="parts of states, as torch.distributed.checkpoint reads them, would pass on their class",
+)
+def _a_subclass_computes_plain_tensors() -> None:
+    class Part(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    part = torch.ones(3).as_subclass(Part)
+    assert type(part) is Part
+    assert type(part + 1) is torch.Tensor
+
+
 def test_every_piece_in_use_is_listed_and_every_listed_piece_is_in_use() -> None:
     used: set[str] = set()
     for path in Path(torchfuse.__file__).parent.rglob("*.py"):

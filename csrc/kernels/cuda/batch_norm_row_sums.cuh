@@ -65,7 +65,7 @@ class RowSums {
         fields[kFirst + 1][threadIdx.x / kWarp][place] += second;
       }
       sum_[c] = product_[c] = T(0);
-      __syncwarp();  // or the compiler would hold the sums of all channels in registers
+      asm volatile("" ::: "memory");  // or a compiler would hold the sums of all channels
     }
     windows_ = 0;
   }

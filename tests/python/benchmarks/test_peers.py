@@ -58,7 +58,7 @@ def test_what_moves_other_bytes_has_no_ratio() -> None:
     makes = dict(case.contenders)
     contenders = ((OURS, makes[OURS]), (FUSED, makes[FUSED]))
     other = peers.Case("adam", contenders, 28, "tiny_400", others=(("SGD", far, 12.0),))
-    arguments = argparse.Namespace(device="cpu", seed=0, rounds=3)
+    arguments = argparse.Namespace(device="cpu", seed=0, threads=1, rounds=3)
     row = run.run_case(other, arguments)
     assert set(row["ratios"]) == {FUSED}
     assert row["others"]["SGD"]["error"] > 1.0

@@ -123,7 +123,7 @@ def test_what_one_contender_writes_is_no_change_by_the_user_of_another() -> None
 def test_a_row_says_bytes_share_host_and_dispatches() -> None:
     case = small_cases()[3]
     assert (case.scenario, case.masters) == (SCENARIOS[3], False)
-    arguments = argparse.Namespace(device="cpu", seed=0, rounds=2)
+    arguments = argparse.Namespace(device="cpu", seed=0, threads=1, rounds=2)
     found = run.run_case(case, arguments)
     assert found["ceilings"] == ["in-place scale", "copy"]
     assert found["pass_bytes"][FUSED] == 48

@@ -6,24 +6,10 @@
 
 #include <string>
 
+#include "adam_slots.h"
+
 namespace torchfuse {
 namespace {
-
-const std::vector<HyperParam> kGroup{1e-2, 0.9, 0.999, 0.1, 1e-8, 0.0, 0.0, 1.0, 1.0};
-
-FusedSlot make_slot(const at::Tensor& param) {
-  FusedSlot slot;
-  slot.param = param;
-  slot.states = {torch::zeros_like(param), torch::zeros_like(param), at::Tensor()};
-  slot.step = torch::zeros({});
-  return slot;
-}
-
-at::Tensor make_param(at::IntArrayRef sizes) {
-  at::Tensor param = torch::randn(sizes).requires_grad_();
-  param.mutable_grad() = torch::randn(sizes);
-  return param;
-}
 
 template <class Body>
 std::string message_of(const Body& body) {
