@@ -65,7 +65,8 @@ class RowSums {
         fields[kFirst + 1][threadIdx.x / kWarp][place] += second;
       }
       sum_[c] = product_[c] = T(0);
-      asm volatile("" ::: "memory");  // or a compiler would hold the sums of all channels
+      // Without it the sums of all channels would be in registers at the same time.
+      __syncwarp();  // for the compiler alone
     }
     windows_ = 0;
   }

@@ -47,6 +47,7 @@ BARRIER = re.compile(r"__sync\w+\(")
 
 
 def test_every_block_barrier_of_the_kernels_is_left_out_once() -> None:
+    """But for those that no result depends on, and that say so."""
     covered: dict[str, list[range]] = {}
     for mutation in load():
         if mutation.kind != "barrier":
@@ -60,6 +61,8 @@ def test_every_block_barrier_of_the_kernels_is_left_out_once() -> None:
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(ROOT).as_posix()
         for match in BARRIER.finditer(text):
+            if text[match.end() :].partition("\n")[0].endswith("// for the compiler alone"):
+                continue
             barriers += 1
             line = text.count("\n", 0, match.start()) + 1
             assert any(match.start() in span for span in covered.get(name, [])), f"{name}:{line}"
