@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/math.h"
 #include "kernels/common/shared.h"
@@ -198,20 +199,29 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
 
 /// The calling thread's share of a chunk. See Note [Peeling]. Single elements come first in an
 /// update: behind the loop they would keep its base addresses alive through it. Sums take them
-/// last.
+/// last, and peel nothing.
 template <class Phase, bool kAligned, class Access>
 __device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const RowShare& share,
-                                             std::uint32_t wanted_head,
-                                             typename Phase::Sums& sums) {
+                                             std::uint32_t row_head, typename Phase::Sums& sums) {
   constexpr std::uint32_t kVec = Access::kVec;
+  const std::uint32_t wanted_head = Phase::kMeasures ? 0 : row_head;
   const std::uint32_t head = wanted_head < share.count ? wanted_head : share.count;
   const std::uint32_t tail = share.count - (share.count - head) % kVec;
   const std::uint32_t singles = head + (share.count - tail);
   const std::uint32_t single = share.rank < head ? share.rank : tail + (share.rank - head);
-  if (!Phase::kMeasures && share.rank < singles) handle_single<Phase>(chunk, single, sums);
+  const auto handle_vectors = [&](auto aligned) {
 #pragma unroll 1
-  for (std::uint32_t i = share.rank; head + i * kVec < tail; i += share.size) {
-    handle_vector<Phase, kAligned>(chunk, head + i * kVec, sums);
+    for (std::uint32_t i = share.rank; head + i * kVec < tail; i += share.size) {
+      handle_vector<Phase, decltype(aligned)::value>(chunk, head + i * kVec, sums);
+    }
+  };
+  if (!Phase::kMeasures && share.rank < singles) handle_single<Phase>(chunk, single, sums);
+  if constexpr (!Phase::kMeasures) {
+    handle_vectors(std::bool_constant<kAligned>{});
+  } else if (!Access::kAlignedMeasure || row_head == kMisaligned) {
+    handle_vectors(std::false_type{});
+  } else {
+    handle_vectors(std::bool_constant<Access::kAlignedMeasure>{});
   }
   if (Phase::kMeasures && share.rank < singles) handle_single<Phase>(chunk, single, sums);
 }
@@ -261,13 +271,7 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   if (share.row >= 0) {
     const FoundRow<Phase> found = find<Phase, kAligned>(launch, share.row);
     const auto chunk = chunk_of(launch, found, share, shared.teams[share.team]);
-    if constexpr (!Phase::kMeasures) {
-      handle_chunk<Phase, kAligned>(chunk, share, found.head, sums);
-    } else if (!Access::kAlignedMeasure || found.head == kMisaligned) {
-      handle_chunk<Phase, false>(chunk, share, 0, sums);
-    } else {
-      handle_chunk<Phase, Access::kAlignedMeasure>(chunk, share, 0, sums);
-    }
+    handle_chunk<Phase, kAligned>(chunk, share, found.head, sums);
   }
   if constexpr (Phase::kMeasures) write_partials(launch, share, sums);
 }
