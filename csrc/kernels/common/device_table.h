@@ -2,7 +2,7 @@
 // The rows of a long list in memory of the device.
 //
 // Note [Device tables]
-// Arguments of a launch have room for some 500 rows (Note [Launch tables]), so that a step over
+// Arguments of a launch have room for some 420 rows (Note [Launch tables]), so that a step over
 // 10,000 small tensors would take 35 launches. But nearly all of a row is the same in every step.
 // For long lists `ops` keeps the rows on the device, and a launch carries by value what may differ:
 // the gradients' addresses, 8 bytes for each row, of which it has room for some 3,000.
