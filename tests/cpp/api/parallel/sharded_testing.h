@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -17,6 +18,12 @@
 namespace torchfuse::sharded_testing {
 
 constexpr int kShardedSteps = 4;
+
+/// torch's recorder of collectives is one for the process, and two groups that begin one at the
+/// same time write its maps without a lock (torch 2.11, FlightRecorder::record). Threads that are
+/// ranks do so all the time; without entries it records nothing. Read once, at the first
+/// collective.
+inline const bool kNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
 /// Calls `body` in so many threads, each a rank of one group. What each threw; empty: nothing.
 inline std::vector<std::string> on_ranks(std::int64_t ranks,
