@@ -86,26 +86,30 @@ def with_places(
     # The package takes a second to import, which only its users should wait for.
     from torchfuse.parallel._parts_of_tensors import PartOfTensor
 
-    first = partition.rank == 0
-    states = {
-        index: {
-            key: PartOfTensor.of(value, params[index], partition.own(index)[0], writes_empty=first)
-            if is_split(key)
-            else value
-            for key, value in entries.items()
-        }
-        for index, entries in state_dict["state"].items()
-    }
-    return {**state_dict, "state": states}
+    def placed(index: int, key: str, value: Any) -> Any:
+        if not is_split(key):
+            return value
+        begin, _ = partition.own(index)
+        return PartOfTensor.of(value, params[index], begin, writes_empty=partition.rank == 0)
+
+    return _with_values(state_dict, placed)
 
 
 def without_places(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """The state dict that with_places() was given, with the values that are in it now."""
+
+    def plain(_: int, __: str, value: Any) -> Any:
+        return value.as_subclass(Tensor) if isinstance(value, Tensor) else value
+
+    return _with_values(state_dict, plain)
+
+
+def _with_values(
+    state_dict: Mapping[str, Any], value_of: Callable[[int, str, Any], Any]
+) -> dict[str, Any]:
+    """The state dict with another value of each state: value_of(index, key, value)."""
     states = {
-        index: {
-            key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
-            for key, value in entries.items()
-        }
+        index: {key: value_of(index, key, value) for key, value in entries.items()}
         for index, entries in state_dict["state"].items()
     }
     return {**state_dict, "state": states}
