@@ -7,12 +7,12 @@ The optimizer alone: gradients are placed like their parameters, so nothing but 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from support.cases import run_cases
+from support.cases import MOST_RANKS, parametrize_by_ranks, run_cases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -111,35 +111,34 @@ def train_placed(ranks: int, key: str, rank: int) -> list[Tensor]:
     return [param.detach() for param in train(name, options, place)]
 
 
+#: What each rank has in the end, by case; called with the number of ranks.
+Trained = Callable[[int], dict[str, list[Any]]]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """As many ranks as it takes, and in a run of all combinations eight too."""
-    if "trained" in metafunc.fixturenames:
-        every = metafunc.config.getoption("--combinations") == "all"
-        pairs = [
-            (ranks, key)
-            for key, case in CASES.items()
-            for ranks in ((LAYOUTS[case[0]][1], 8) if every else (LAYOUTS[case[0]][1],))
-        ]
-        metafunc.parametrize(("trained", "key"), pairs, indirect=["trained"], scope="module")
+    if "ranks" in metafunc.fixturenames:
+        needed = {name: LAYOUTS[case[0]][1] for name, case in CASES.items()}
+        parametrize_by_ranks(metafunc, "key", needed)
 
 
 @pytest.fixture(scope="module")
-def trained(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[Any]]:
-    ranks: int = request.param
-    cases = {
-        key: partial(train_placed, ranks, key)
-        for key, case in CASES.items()
-        if ranks in (LAYOUTS[case[0]][1], 8)
-    }
-    return run_cases(tmp_path_factory.mktemp("meshes"), ranks, cases)
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    @cache
+    def on(ranks: int) -> dict[str, list[Any]]:
+        cases = {
+            key: partial(train_placed, ranks, key)
+            for key, case in CASES.items()
+            if ranks in (LAYOUTS[case[0]][1], MOST_RANKS)
+        }
+        return run_cases(tmp_path_factory.mktemp("meshes"), ranks, cases)
+
+    return on
 
 
-def test_shards_train_as_the_whole(key: str, trained: dict[str, list[Any]]) -> None:
+def test_shards_train_as_the_whole(ranks: int, key: str, trained: Trained) -> None:
     _, name, options = CASES[key]
     whole = train(name, options, lambda index, value: value.clone())
-    for of_rank in trained[key]:
+    for of_rank in trained(ranks)[key]:
         for param, expected in zip(of_rank, whole, strict=True):
             if name in ELEMENTWISE and options == "fp32":
                 assert torch.equal(param, expected)

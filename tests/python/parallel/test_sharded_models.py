@@ -7,12 +7,12 @@ Gradients are summed in other orders than on one rank, so results agree to round
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from support.cases import run_cases
+from support.cases import MOST_RANKS, parametrize_by_ranks, run_cases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -120,16 +120,14 @@ TRAININGS: dict[str, tuple[str, torch.dtype, dict[str, Any], bool]] = {
 CASES = {f"{wrap}, {key}": (wrap, key) for wrap in WRAPS for key in TRAININGS}
 
 
+#: What each rank has in the end, by case; called with the number of ranks.
+Trained = Callable[[int], dict[str, list[Any]]]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """As many ranks as it takes, and in a run of all combinations eight too."""
-    if "trained" in metafunc.fixturenames:
-        every = metafunc.config.getoption("--combinations") == "all"
-        pairs = [
-            (ranks, case)
-            for case in CASES
-            for ranks in ((WRAPS[CASES[case][0]][1], 8) if every else (WRAPS[CASES[case][0]][1],))
-        ]
-        metafunc.parametrize(("trained", "case"), pairs, indirect=["trained"], scope="module")
+    if "ranks" in metafunc.fixturenames:
+        needed = {name: WRAPS[case[0]][1] for name, case in CASES.items()}
+        parametrize_by_ranks(metafunc, "case", needed)
 
 
 def train(model: nn.Module, optimizer: FusedOptimizer, key: str, part: int, parts: int) -> float:
@@ -164,25 +162,26 @@ def train_wrapped(ranks: int, wrap: str, key: str, rank: int) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def trained(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[Any]]:
-    ranks: int = request.param
-    cases = {
-        name: partial(train_wrapped, ranks, *case)
-        for name, case in CASES.items()
-        if ranks in (WRAPS[case[0]][1], 8)
-    }
-    return run_cases(tmp_path_factory.mktemp("models"), ranks, cases)
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    @cache
+    def on(ranks: int) -> dict[str, list[Any]]:
+        cases = {
+            name: partial(train_wrapped, ranks, *case)
+            for name, case in CASES.items()
+            if ranks in (WRAPS[case[0]][1], MOST_RANKS)
+        }
+        return run_cases(tmp_path_factory.mktemp("models"), ranks, cases)
+
+    return on
 
 
-def test_models_train_as_on_one_rank(case: str, trained: dict[str, list[Any]]) -> None:
+def test_models_train_as_on_one_rank(ranks: int, case: str, trained: Trained) -> None:
     key = CASES[case][1]
     name, dtype, options, _ = TRAININGS[key]
     model = make_model(dtype)
     before = [param.detach().clone() for param in model.parameters()]
     train(model, getattr(optimizers, name)(model.parameters(), **options), key, 0, 1)
-    first, *others = trained[case]
+    first, *others = trained(ranks)[case]
     for index, (param, start) in enumerate(zip(model.parameters(), before, strict=True)):
         assert not torch.equal(param, start)
         error = (first[index] - param.detach()).norm() / param.detach().norm()

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from support.processes import join_group, leave_group, need_devices, run_ranks
@@ -16,6 +17,27 @@ from support.processes import join_group, leave_group, need_devices, run_ranks
 Case = Callable[[int], Any]
 #: Called with the rank, the number of ranks and a folder, and with the device if it is not the CPU.
 Join = Callable[..., None]
+
+
+#: What a run of all combinations tries beside the ranks that a case needs.
+MOST_RANKS = 8
+
+
+def parametrize_by_ranks(
+    metafunc: pytest.Metafunc, argument: str, needed: Mapping[str, int]
+) -> None:
+    """Each case on the ranks that it needs, and in a run of all combinations on MOST_RANKS too.
+
+    A fixture cannot take the number of ranks as its parameter: pytest mixes them, and makes the
+    fixture anew at each change.
+    """
+    every = metafunc.config.getoption("--combinations") == "all"
+    pairs = [
+        (ranks, name)
+        for name, least in needed.items()
+        for ranks in ((least, MOST_RANKS) if every else (least,))
+    ]
+    metafunc.parametrize(("ranks", argument), pairs)
 
 
 def _run(
