@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include <torchfuse/collectives.h>
 #include <torchfuse/device_copy.h>
 #include <torchfuse/optim/fused_optimizer.h>
 
@@ -121,9 +122,15 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
               "unscale_() has already been called on this optimizer since the last update().");
   TORCH_CHECK(state.stage != Stage::kStepped, "unscale_() is being called after step().");
   const auto* fused = dynamic_cast<const optim::FusedOptimizer*>(&optimizer);
-  const auto& groups = fused != nullptr ? fused->model_groups() : optimizer.param_groups();
+  const auto& groups = fused != nullptr ? fused->groups_with_gradients() : optimizer.param_groups();
   state.found_inf =
       core_.unscale_(key, params_of(groups), core_.inv_scale(), options_.allow_fp16_grads());
+  if (fused != nullptr && !fused->groups_of_gradients().empty()) {
+    // What one process finds in its part is true for all.
+    for (const at::Tensor& flag : state.found_inf) {
+      torchfuse::all_reduce_(flag, "max", fused->groups_of_gradients());
+    }
+  }
   state.stage = Stage::kUnscaled;
 }
 
@@ -162,7 +169,7 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   // What the processes have found together is known before the step only to a check of its own.
   const bool check_first = scaled && options_.process_group().has_value();
   if (check_first) {
-    state.found_inf = core_.check(key_of(optimizer), params_of(optimizer.model_groups()));
+    state.found_inf = core_.check(key_of(optimizer), params_of(optimizer.groups_with_gradients()));
   }
   if (device && scaled) request.grad_scale = to_device(core_.scale(), *device);
   if (device && scaled && !check_first) {

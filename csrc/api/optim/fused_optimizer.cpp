@@ -80,11 +80,11 @@ void FusedOptimizer::update_part() {
   shards.before_step(param_groups_,
                      shards.compares_step() ? described_options() : std::vector<std::string>());
   {
-    const auto release = c10::make_scope_exit([&shards] { shards.drop_gradients(); });
+    const auto release = c10::make_scope_exit([&shards] { shards.return_gradients(); });
     fused_update();
   }
   shards.gather();
-  shards.count_step();
+  shards.finish_step();
 }
 
 std::vector<std::string> FusedOptimizer::described_options() const {
@@ -97,13 +97,19 @@ std::vector<std::string> FusedOptimizer::described_options() const {
   return lines;
 }
 
-const std::vector<OptimizerParamGroup>& FusedOptimizer::model_groups() const {
-  const bool whole = impl_ == nullptr || impl_->shards == nullptr;
-  return whole ? param_groups_ : impl_->shards->model_groups();
+const std::vector<OptimizerParamGroup>& FusedOptimizer::groups_with_gradients() const {
+  const bool own = impl_ == nullptr || impl_->shards == nullptr || impl_->shards->scatters();
+  return own ? param_groups_ : impl_->shards->model_groups();
+}
+
+const std::vector<std::string>& FusedOptimizer::groups_of_gradients() const {
+  static const std::vector<std::string> none;
+  const bool scattered = impl_ != nullptr && impl_->shards != nullptr && impl_->shards->scatters();
+  return scattered ? impl_->shards->groups() : none;
 }
 
 std::optional<at::Device> FusedOptimizer::device_of_grads() const {
-  for (const OptimizerParamGroup& group : model_groups()) {
+  for (const OptimizerParamGroup& group : groups_with_gradients()) {
     for (const at::Tensor& param : group.params()) {
       if (param.defined() && param.grad().defined()) return param.device();
     }

@@ -23,6 +23,15 @@ struct Pending {
   std::string what;  ///< for messages
 };
 
+/// A reduce-scatter under way. It holds all memory that the backend reads and writes.
+struct PendingParts {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  at::Tensor flat;
+  at::Tensor own;       ///< this rank's part of the result, once it is complete
+  at::Tensor received;  ///< the other ranks' numbers for it, where they are added here
+  std::string what;     ///< for messages
+};
+
 class Collectives {
  public:
   /// @param who is named first in messages.
@@ -32,6 +41,7 @@ class Collectives {
   std::int64_t rank() const { return group_->getRank(); }
   std::int64_t size() const { return group_->getSize(); }
   const std::string& name() const { return name_; }
+  const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return group_; }
 
   /// Whether the backend of `device` averages by itself; else it sums.
   bool averages(const c10::Device& device) const;
@@ -40,6 +50,14 @@ class Collectives {
                            std::string what) const;
   /// Until the current stream, or on the CPU the caller, may use the result.
   void wait(Pending& pending) const;
+
+  /// Starts to reduce a flat tensor to each rank's part of it. On the CPU the parts are sent to
+  /// their owners, which add them: Gloo's reduce-scatter takes two to three times as long.
+  /// @param tag differs between those that are under way at the same time.
+  PendingParts start_reduce_scatter(const at::Tensor& flat, c10d::ReduceOp::RedOpType operation,
+                                    std::int64_t tag, std::string what) const;
+  /// Completes it, returns this rank's part and releases the flat tensor.
+  at::Tensor wait(PendingParts& pending) const;
 
   void sum(const at::Tensor& tensor, std::string what) const;
   /// Rank 0's values, for any dtype: the bytes travel.

@@ -7,20 +7,14 @@
 #include <utility>
 
 #include "api/parallel/collectives.h"
-#include "api/parallel/reducer.h"
+#include "api/parallel/replica.h"
 #include "api/parallel/replicas.h"
 
 namespace torchfuse::parallel {
 
-struct DataParallelBase::Replica {
-  explicit Replica(const c10::intrusive_ptr<c10d::ProcessGroup>& group) : collectives(group) {}
-
-  Collectives collectives;
-  std::vector<at::Tensor> buffers;  ///< that each forward broadcasts
-  std::vector<at::Tensor> all_buffers;
-  std::shared_ptr<bool> sync = std::make_shared<bool>(true);
-  std::shared_ptr<Reducer> reducer;
-};
+DataParallelBase::Replica::Replica(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                   DistributedDataParallelOptions options)
+    : collectives(group), options(std::move(options)) {}
 
 namespace {
 
@@ -65,7 +59,7 @@ std::unordered_set<const void*> kept_buffers(const torch::nn::Module& module,
 DataParallelBase::DataParallelBase(const torch::nn::Module& module,
                                    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                    const DistributedDataParallelOptions& options)
-    : replica_(std::make_unique<Replica>(group)) {
+    : replica_(std::make_unique<Replica>(group, options)) {
   check_options(options);
   std::vector<std::string> lines;
   std::vector<at::Tensor> state;
@@ -116,6 +110,13 @@ void DataParallelBase::before_forward() {
   if (sync && !in_use && !now.buffers.empty()) {
     now.collectives.broadcast_all(now.buffers, "the broadcast of buffers");
   }
+}
+
+void DataParallelBase::Replica::give_parts_to(std::shared_ptr<Shards> shards) {
+  auto scatters =
+      std::make_shared<Reducer>(reducer->parameters(), collectives, options, std::move(shards));
+  reducer = std::move(scatters);
+  reducer->install_hooks();
 }
 
 void DataParallelBase::sync_buffers() {

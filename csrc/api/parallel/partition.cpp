@@ -20,22 +20,21 @@ std::int64_t rounded(std::int64_t number, std::int64_t multiple) {
 
 }  // namespace
 
-Partition::Partition(const std::vector<at::Tensor>& params, std::int64_t rank, std::int64_t size)
-    : rank_(rank) {
-  for (const at::Tensor& param : params) {
-    const auto found = std::find_if(flats_.begin(), flats_.end(), [&](const FlatPlan& plan) {
-      return plan.options.device() == param.device() && plan.options.dtype() == param.dtype();
-    });
-    const auto flat = static_cast<std::size_t>(found - flats_.begin());
-    if (found == flats_.end()) flats_.push_back({param.options().requires_grad(false), 0, 0});
-    std::int64_t& end = flats_[flat].numel;
-    places_.push_back({flat, end, param.numel()});
-    end += rounded(param.numel(), kParamAlignment / static_cast<std::int64_t>(param.itemsize()));
-  }
-  for (FlatPlan& plan : flats_) {
-    const auto line = kLine / static_cast<std::int64_t>(plan.options.dtype().itemsize());
-    plan.part = rounded((plan.numel + size - 1) / size, line);
-    plan.numel = plan.part * size;
+Partition::Partition(const std::vector<at::Tensor>& params,
+                     const std::vector<std::vector<std::size_t>>& members, std::int64_t rank,
+                     std::int64_t size)
+    : places_(params.size()), rank_(rank) {
+  for (const std::vector<std::size_t>& of_flat : members) {
+    const at::TensorOptions options = params[of_flat.front()].options().requires_grad(false);
+    const auto itemsize = static_cast<std::int64_t>(options.dtype().itemsize());
+    std::int64_t end = 0;
+    for (const std::size_t index : of_flat) {
+      const std::int64_t numel = params[index].numel();
+      places_[index] = {flats_.size(), end, numel};
+      end += rounded(numel, kParamAlignment / itemsize);
+    }
+    const std::int64_t part = rounded((end + size - 1) / size, kLine / itemsize);
+    flats_.push_back({options, part * size, part});
   }
 }
 

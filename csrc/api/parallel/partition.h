@@ -27,11 +27,15 @@ struct FlatPlan {
   std::int64_t part;
 };
 
-/// The places of all parameters, in their order, and the flat tensors.
+/// The places of all parameters, in their order, and the flat tensors: one for each device and
+/// dtype, or several, where the gradients of each are reduced together.
 class Partition {
  public:
   /// Plans flat tensors for these parameters; the same on every rank but for `rank`.
-  Partition(const std::vector<at::Tensor>& params, std::int64_t rank, std::int64_t size);
+  /// @param members of each flat tensor, in their order there: all of one device and dtype.
+  Partition(const std::vector<at::Tensor>& params,
+            const std::vector<std::vector<std::size_t>>& members, std::int64_t rank,
+            std::int64_t size);
 
   const std::vector<Place>& places() const { return places_; }
   const std::vector<FlatPlan>& flats() const { return flats_; }

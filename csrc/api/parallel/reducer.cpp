@@ -13,6 +13,14 @@
 
 namespace torchfuse::parallel {
 
+bool Reducer::Form::fits(const at::Tensor& tensor) const {
+  return tensor.scalar_type() == dtype && tensor.device() == device && tensor.sizes() == sizes;
+}
+
+std::string Reducer::Form::described() const {
+  return c10::str(dtype, " ", at::IntArrayRef(sizes), " on ", device);
+}
+
 /// Runs after a parameter's gradient was accumulated.
 class Reducer::Hook : public torch::autograd::FunctionPostHook {
  public:
@@ -30,13 +38,19 @@ class Reducer::Hook : public torch::autograd::FunctionPostHook {
 };
 
 Reducer::Reducer(NamedTensors parameters, Collectives collectives,
-                 const DistributedDataParallelOptions& options)
+                 const DistributedDataParallelOptions& options, std::shared_ptr<Shards> shards)
     : collectives_(std::move(collectives)),
       sizes_{options.first_bucket_bytes(), options.bucket_bytes()},
-      find_unused_(options.find_unused_parameters()) {
+      find_unused_(options.find_unused_parameters()),
+      shards_(std::move(shards)) {
   for (auto& [name, parameter] : parameters) {
     parameters_.push_back(parameter);
-    tracked_.emplace_back().name = std::move(name);
+    tracked_.push_back(
+        {std::move(name), {parameter.scalar_type(), parameter.device(), parameter.sizes().vec()}});
+  }
+  if (shards_ != nullptr) {
+    form_buckets_of_shards();
+    return;
   }
   // Backward reaches the last layers first.
   std::vector<std::size_t> order(parameters_.size());
@@ -48,6 +62,14 @@ Reducer::~Reducer() {
   for (TrackedGrad& tracked : tracked_) {
     if (tracked.accumulator) tracked.accumulator->del_post_hook(tracked.hook);
   }
+}
+
+NamedTensors Reducer::parameters() const {
+  NamedTensors named;
+  for (std::size_t index = 0; index < tracked_.size(); ++index) {
+    named.emplace_back(tracked_[index].name, parameters_[index]);
+  }
+  return named;
 }
 
 void Reducer::install_hooks() {
@@ -108,6 +130,7 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
 
 void Reducer::begin_backward() {
   for (TrackedGrad& tracked : tracked_) tracked.ready = false;
+  discard_parts();
   for (Bucket& bucket : buckets_) bucket.missing = bucket.members.size();
   next_ = 0;
   arrived_.clear();
@@ -125,15 +148,25 @@ void Reducer::mark_ready(std::size_t index) {
 void Reducer::launch_complete_buckets() {
   for (; next_ < buckets_.size() && buckets_[next_].missing == 0; ++next_) {
     Bucket& bucket = buckets_[next_];
+    std::string what = c10::str("the reduction of gradients ", next_ + 1, " of ", buckets_.size(),
+                                " (", names_of(bucket.members), ")");
+    if (shards_ != nullptr) {
+      start_parts(next_, std::move(what));
+      continue;
+    }
     bucket.pending = collectives_.start_all_reduce(
-        bucket.flat, bucket.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM,
-        c10::str("the reduction of gradients ", next_ + 1, " of ", buckets_.size(), " (",
-                 names_of(bucket.members), ")"));
+        bucket.flat, bucket.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM, std::move(what));
   }
 }
 
 void Reducer::wait_for_buckets() {
-  for (std::size_t index = 0; index < next_; ++index) collectives_.wait(buckets_[index].pending);
+  for (std::size_t index = 0; index < next_; ++index) {
+    if (shards_ != nullptr) {
+      finish_parts(buckets_[index]);
+    } else {
+      collectives_.wait(buckets_[index].pending);
+    }
+  }
 }
 
 void Reducer::bring_gradient(std::size_t index) {
@@ -141,6 +174,7 @@ void Reducer::bring_gradient(std::size_t index) {
   TrackedGrad& tracked = tracked_[index];
   at::Tensor& grad = parameters_[index].mutable_grad();
   check_gradient(index, grad);
+  if (shards_ != nullptr) return bring_to_parts(index);
   const bool in_place = grad.is_alias_of(tracked.view) &&
                         grad.strides() == tracked.view.strides() &&
                         grad.storage_offset() == tracked.view.storage_offset();
@@ -155,13 +189,12 @@ void Reducer::bring_gradient(std::size_t index) {
 }
 
 void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
-  const at::Tensor& view = tracked_[index].view;
-  const bool fits = grad.layout() == at::kStrided && grad.sizes() == view.sizes() &&
-                    grad.dtype() == view.dtype() && grad.device() == view.device();
-  TORCH_CHECK_VALUE(fits, kDataParallel, ": expected the gradient of '", tracked_[index].name,
-                    "' to be dense and as its parameter, ", view.scalar_type(), " ", view.sizes(),
-                    " on ", view.device(), ", got layout ", grad.layout(), ", ", grad.scalar_type(),
-                    " ", grad.sizes(), " on ", grad.device(), ". Use layers with dense gradients.");
+  const Form& form = tracked_[index].form;
+  TORCH_CHECK_VALUE(grad.layout() == at::kStrided && form.fits(grad), kDataParallel,
+                    ": expected the gradient of '", tracked_[index].name,
+                    "' to be dense and as its parameter, ", form.described(), ", got layout ",
+                    grad.layout(), ", ", grad.scalar_type(), " ", grad.sizes(), " on ",
+                    grad.device(), ". Use layers with dense gradients.");
 }
 
 // A parameter that is converted or moved loses its accumulator, and so our hook: its gradients
@@ -172,13 +205,10 @@ void Reducer::check_parameters() {
     const at::Tensor& parameter = parameters_[index];
     if (torch::autograd::impl::try_get_grad_accumulator(parameter) == tracked.accumulator) continue;
     // Other memory behind the parameter, as torch::load gives it: the hook went with the old.
-    const bool alike = parameter.scalar_type() == tracked.view.scalar_type() &&
-                       parameter.sizes() == tracked.view.sizes() &&
-                       parameter.device() == tracked.view.device();
-    TORCH_CHECK_VALUE(alike, kDataParallel, ": expected parameter '", tracked.name,
-                      "' to stay as it was given, ", tracked.view.scalar_type(), " ",
-                      tracked.view.sizes(), " on ", tracked.view.device(), ", got ",
-                      parameter.scalar_type(), " ", parameter.sizes(), " on ", parameter.device(),
+    TORCH_CHECK_VALUE(tracked.form.fits(parameter), kDataParallel, ": expected parameter '",
+                      tracked.name, "' to stay as it was given, ", tracked.form.described(),
+                      ", got ", parameter.scalar_type(), " ", parameter.sizes(), " on ",
+                      parameter.device(),
                       ". Convert and move the module before it is given to "
                       "DistributedDataParallel.");
     install_hook(index);
@@ -193,7 +223,7 @@ void Reducer::finish() {
   for (const std::size_t index : missing) fill_in(index);
   launch_complete_buckets();
   wait_for_buckets();
-  if (find_unused_) settle_unreached(missing);
+  if (find_unused_ || shards_ != nullptr) settle_unreached(missing);
   for (TrackedGrad& tracked : tracked_) tracked.used = false;
   if (reordered_) return;
   // Formed anew before the next forward: gradients of this backward stay where they are until then.

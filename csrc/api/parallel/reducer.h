@@ -6,6 +6,12 @@
 //   local      after a forward within no_sync: gradients are only noted
 //   forwarded  after another forward: the first gradient begins a reduction
 //   backward   until the end of that backward, where the engine calls finish()
+//
+// Note [Parts of gradients]
+// With Shards, a bucket is one of their flat tensors. It has memory from its first gradient until
+// it is reduced to the ranks' parts, at most two later than it was complete; the model's parameters
+// keep no gradients. The parts get theirs at the end of backward, all or none.
+//
 // Gradients arrive in hooks after AccumulateGrad, with the parameter's gradient complete. Each is
 // brought into its bucket's memory, scaled; a bucket whose members have all arrived is reduced as
 // soon as those before it are: one order on all ranks, whatever the order of arrival. finish()
@@ -26,6 +32,7 @@
 
 #include "api/parallel/buckets.h"
 #include "api/parallel/collectives.h"
+#include "api/parallel/shards.h"
 
 namespace torchfuse::parallel {
 
@@ -34,8 +41,10 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// @param parameters those that require gradients, in the module's order.
+  /// @param shards which get their parts of the gradients, all parameters among theirs; null: the
+  ///   parameters get averages.
   Reducer(NamedTensors parameters, Collectives collectives,
-          const DistributedDataParallelOptions& options);
+          const DistributedDataParallelOptions& options, std::shared_ptr<Shards> shards = nullptr);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -47,22 +56,37 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Whether no backward has begun since the last forward outside of no_sync: alike on all ranks.
   bool awaits_backward() const;
   std::vector<std::vector<std::string>> bucket_names() const;
+  /// As the constructor got them.
+  NamedTensors parameters() const;
 
  private:
   enum class Phase { kIdle, kLocal, kForwarded, kBackward };
   // std::shared_ptr in one version of torch, c10::intrusive_ptr in another.
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
+  /// What a parameter and its gradient must stay.
+  struct Form {
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<std::int64_t> sizes;
+
+    bool fits(const at::Tensor& tensor) const;
+    std::string described() const;
+  };
   /// The gradient of one parameter.
   struct TrackedGrad {
+    TrackedGrad(std::string name, Form form) : name(std::move(name)), form(std::move(form)) {}
+
     std::string name;
+    Form form;
     NodePtr accumulator;  ///< torch keeps it only as long as somebody holds it
     std::uintptr_t hook = 0;
-    at::Tensor view;  ///< into its bucket
+    at::Tensor view;  ///< into its bucket, while that has memory
     std::size_t bucket = 0;
-    bool ready = false;  ///< in this backward
-    bool used = false;   ///< since the last reduction
-    at::Tensor kept;     ///< what its gradient was, if this backward did not reach it
+    std::size_t part = 0;  ///< index into the parts of the shards
+    bool ready = false;    ///< in this backward
+    bool used = false;     ///< since the last reduction
+    at::Tensor kept;       ///< what its gradient was, if this backward did not reach it
   };
   struct Bucket {
     at::Tensor flat;
@@ -70,6 +94,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::size_t missing = 0;  ///< members that are not ready
     bool averages = false;    ///< the backend divides
     Pending pending;
+    std::size_t of_shards = 0;  ///< index of the flat tensor
+    PendingParts pending_parts;
+    at::Tensor own;  ///< this rank's part, reduced
   };
 
   class Hook;
@@ -83,18 +110,27 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_complete_buckets();
   void wait_for_buckets();
   void bring_gradient(std::size_t index);
+  void form_buckets_of_shards();
+  void open_bucket(Bucket& bucket);
+  void bring_to_parts(std::size_t index);
+  void start_parts(std::size_t bucket, std::string what);
+  void finish_parts(Bucket& bucket);
+  void hand_over_parts(const at::Tensor& ranks_that_used);
+  void discard_parts();
   void check_gradient(std::size_t index, const at::Tensor& grad) const;
   void install_hook(std::size_t index);
   void check_parameters();
   std::vector<std::size_t> unreached() const;
   [[noreturn]] void fail_for_unreached(const std::vector<std::size_t>& missing);
   void fill_in(std::size_t index);
+  at::Tensor ranks_that_used() const;
   void settle_unreached(const std::vector<std::size_t>& missing);
   std::string names_of(const std::vector<std::size_t>& indices) const;
 
   Collectives collectives_;
   BucketSizes sizes_;
   bool find_unused_;
+  std::shared_ptr<Shards> shards_;
   std::vector<at::Tensor> parameters_;
   std::vector<TrackedGrad> tracked_;
   std::vector<Bucket> buckets_;

@@ -73,6 +73,7 @@ std::vector<std::size_t> Reducer::unreached() const {
 void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
   // Others wait for the reductions that this rank began.
   wait_for_buckets();
+  discard_parts();
   TORCH_CHECK(false, kDataParallel,
               ": expected backward() to give each parameter a gradient, got none for ",
               missing.size(), " of ", tracked_.size(), " parameters: ", names_of(missing),
@@ -85,7 +86,13 @@ void Reducer::fill_in(std::size_t index) {
   const at::NoGradGuard no_grad;
   TrackedGrad& tracked = tracked_[index];
   const at::Tensor grad = parameters_[index].grad();
-  if (grad.defined()) {
+  if (shards_ != nullptr) {
+    if (grad.defined()) {
+      bring_gradient(index);
+    } else {
+      open_bucket(buckets_[tracked.bucket]);
+    }
+  } else if (grad.defined()) {
     tracked.kept = grad.is_alias_of(tracked.view) ? grad.clone() : grad;
     bring_gradient(index);
   } else {
@@ -94,17 +101,24 @@ void Reducer::fill_in(std::size_t index) {
   mark_ready(index);
 }
 
-/// A parameter that any rank used gets the average, all others keep what they had.
-void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
-  const at::NoGradGuard no_grad;
+/// How many ranks used each parameter, on the parameters' device; a collective.
+at::Tensor Reducer::ranks_that_used() const {
   at::Tensor used = at::zeros({static_cast<std::int64_t>(tracked_.size())}, at::kInt);
   auto* flags = used.mutable_data_ptr<std::int32_t>();
   for (std::size_t index = 0; index < tracked_.size(); ++index) flags[index] = tracked_[index].used;
   used = used.to(parameters_.front().device());
   collectives_.sum(used, "the comparison of unused parameters");
+  return used;
+}
+
+/// A parameter that any rank used gets the average, all others keep what they had.
+void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor all = find_unused_ ? ranks_that_used() : at::Tensor();
+  if (shards_ != nullptr) return hand_over_parts(all);
   // Only a rank that did not reach a parameter has to know: nothing is read back otherwise.
   if (missing.empty()) return;
-  used = used.cpu();
+  const at::Tensor used = all.cpu();
   const auto* ranks = used.const_data_ptr<std::int32_t>();
   for (const std::size_t index : missing) {
     TrackedGrad& tracked = tracked_[index];

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "api/optim/fused_optimizer_impl.h"
+#include "api/parallel/replica.h"
 #include "api/parallel/shards.h"
 
 namespace torchfuse::parallel {
@@ -27,6 +28,28 @@ std::string refusal_of(const at::Tensor& param) {
   if (!param.is_non_overlapping_and_dense()) {
     return c10::str(" to be without gaps or overlap in memory, got sizes ", param.sizes(),
                     " with strides ", param.strides(), ". Use param.contiguous().");
+  }
+  return "";
+}
+
+/// What is wrong with a model whose gradients are to be split; empty: nothing.
+std::string refusal_of(const Reducer& reducer, const std::vector<OptimizerParamGroup>& groups) {
+  std::unordered_set<const void*> known;
+  for (const OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& param : group.params()) known.insert(param.unsafeGetTensorImpl());
+  }
+  for (const auto& [name, parameter] : reducer.parameters()) {
+    if (known.erase(parameter.unsafeGetTensorImpl()) == 1) continue;
+    return "expected all parameters of the model that require gradients, got none in the place of "
+           "'" +
+           name + "'. Add it to a group, or freeze it before the model is made data-parallel.";
+  }
+  for (const OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& param : group.params()) {
+      if (known.count(param.unsafeGetTensorImpl()) == 0 || !param.requires_grad()) continue;
+      return c10::str("expected parameters of the model, got another one, of sizes ", param.sizes(),
+                      ", whose gradients nobody would reduce. Give it an optimizer of its own.");
+    }
   }
   return "";
 }
@@ -74,12 +97,30 @@ std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
 
 ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
                          const c10::intrusive_ptr<c10d::ProcessGroup>& group)
-    : shards_(std::make_shared<Shards>(whole.param_groups(), whole.described_options(),
-                                       refusal(whole), group)) {
+    : ShardedBase(whole, group, refusal(whole), std::nullopt) {}
+
+ShardedBase::ShardedBase(const optim::FusedOptimizer& whole, DataParallelBase& model)
+    : ShardedBase(whole, model.replica().collectives.group(), refusal(whole, model),
+                  BucketSizes{model.replica().options.first_bucket_bytes(),
+                              model.replica().options.bucket_bytes()}) {
+  model.replica().give_parts_to(shards_);
+}
+
+ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
+                         const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                         const std::string& refused, std::optional<BucketSizes> scattered)
+    : shards_(std::make_shared<Shards>(whole.param_groups(), whole.described_options(), refused,
+                                       group, scattered)) {
   const FusedStep step(whole.algorithm());
   const auto& names = step.state_names();
   numbers_.insert(names.end() - static_cast<std::ptrdiff_t>(step.num_tensor_states()), names.end());
   numbers_.insert("step");
+}
+
+std::string ShardedBase::refusal(const optim::FusedOptimizer& whole,
+                                 const DataParallelBase& model) {
+  const std::string found = refusal(whole);
+  return found.empty() ? refusal_of(*model.replica().reducer, whole.param_groups()) : found;
 }
 
 ShardedBase::~ShardedBase() = default;
@@ -110,19 +151,7 @@ void ShardedBase::attach(optim::FusedOptimizer& of_parts) const {
   of_parts.impl_->shards = shards_;
 }
 
-void ShardedBase::zero_gradients(bool set_to_none) const {
-  for (const at::Tensor& param : shards().params()) {
-    at::Tensor& grad = param.mutable_grad();
-    if (!grad.defined()) continue;
-    if (set_to_none) {
-      grad.reset();
-    } else {
-      grad.detach_();
-      grad.zero_();
-    }
-  }
-  shards().drop_gradients();
-}
+void ShardedBase::zero_gradients(bool set_to_none) const { shards().zero_gradients(set_to_none); }
 
 const std::vector<at::Tensor>& ShardedBase::model_parameters() const { return shards().params(); }
 

@@ -6,6 +6,8 @@
 #include <c10/util/Exception.h>
 #include <torchfuse/collectives.h>
 
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "api/parallel/agreement.h"
@@ -29,16 +31,32 @@ std::int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
+/// Which parameters lie in each flat tensor: all of a kind; or a bucket, with those first that
+/// backward reaches first.
+std::vector<std::vector<std::size_t>> members_of_flats(
+    const std::vector<at::Tensor>& params, const std::optional<BucketSizes>& scattered) {
+  constexpr auto kAll = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::size_t> order(params.size());
+  if (scattered.has_value()) {
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  } else {
+    std::iota(order.begin(), order.end(), std::size_t{0});
+  }
+  return plan_buckets(params, order, scattered.value_or(BucketSizes{kAll, kAll}));
+}
+
 std::string joined(const std::vector<std::string>& lines) { return c10::Join("\n", lines); }
 
 }  // namespace
 
 Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& refusal,
-               c10::intrusive_ptr<c10d::ProcessGroup> group)
+               c10::intrusive_ptr<c10d::ProcessGroup> group, std::optional<BucketSizes> scattered)
     : collectives_(std::move(group), kSharded),
       params_(params_of(groups)),
-      partition_(params_, collectives_.rank(), collectives_.size()) {
+      partition_(params_, members_of_flats(params_, scattered), collectives_.rank(),
+                 collectives_.size()),
+      scatters_(scattered.has_value()) {
   const at::NoGradGuard no_grad;
   for (const auto& each : groups) model_.emplace_back(each.params());
   if (collectives_.size() > 1) {
@@ -62,7 +80,13 @@ Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
     addresses_.push_back(param.const_data_ptr());
     parts_.push_back(partition_.part_of(index, param.detach()));
   }
-  drop_gradients();
+  return_gradients();
+}
+
+/// Of the model's parameter, or of its part.
+const at::Tensor& Shards::gradient(std::size_t index) const {
+  // Before there are parts there is nothing that could be scattered.
+  return scatters_ && index < parts_.size() ? parts_[index].grad() : params_[index].grad();
 }
 
 bool Shards::moved(std::size_t index) const {
@@ -73,13 +97,14 @@ std::vector<std::string> Shards::described(const std::vector<std::string>& optio
   std::vector<std::string> lines;
   for (std::size_t index = 0; index < params_.size(); ++index) {
     const at::Tensor& param = params_[index];
-    const at::Tensor& grad = param.grad();
+    const at::Tensor& grad = gradient(index);
     lines.push_back(c10::str(
         "parameter ", index, " ", param.scalar_type(), " ", param.sizes(),
         param.layout() == at::kStrided ? c10::str(" of strides ", param.strides()) : "",
         moved(index) ? ", in other memory" : "",
         grad.defined() ? c10::str(", with a ", grad.layout(), " gradient ", grad.scalar_type())
-                       : std::string(", without a gradient")));
+                       : std::string(", without a gradient"),
+        scatters_ && param.grad().defined() ? ", with a whole gradient" : ""));
   }
   lines.insert(lines.end(), options.begin(), options.end());
   return lines;
@@ -89,8 +114,9 @@ std::vector<std::string> Shards::described(const std::vector<std::string>& optio
 std::string Shards::summary(const std::vector<std::string>& options) const {
   std::string text;
   for (std::size_t index = 0; index < params_.size(); ++index) {
-    const at::Tensor& grad = params_[index].grad();
+    const at::Tensor& grad = gradient(index);
     text += moved(index) ? 'm' : 's';
+    if (scatters_ && params_[index].grad().defined()) text += 'w';
     if (!grad.defined()) continue;
     text += static_cast<char>('A' + static_cast<int>(grad.scalar_type()));
     text += static_cast<char>('0' + static_cast<int>(grad.layout()));
@@ -121,7 +147,7 @@ void Shards::check_program(const std::vector<torch::optim::OptimizerParamGroup>&
               "::step: expected the parameters of the construction, ", parts_.size(), ", got ",
               next, ", or others. Make a new optimizer with all of them, and load the state of ",
               "this one.");
-  if (parts_.empty()) return;
+  if (parts_.empty() || scatters_) return;
   TORCH_CHECK(parts_[0].grad().is_same(sign_) && version_of(sign_) == sign_version_, kSharded,
               "::step: expected zero_grad() of the ShardedOptimizer or of the model, got that of a "
               "base class, which leaves the model's gradients. Call the one of the class itself.");
@@ -135,6 +161,9 @@ void Shards::check_gradients() const {
                 "param.copy_(value).");
     const at::Tensor& grad = params_[index].grad();
     if (!grad.defined()) continue;
+    TORCH_CHECK(!scatters_, kSharded, "::step: expected parameter ", index,
+                " to have no gradient of its own, got one: backward() left it within no_sync(), or "
+                "the program set it. Run the last backward() before a step outside of no_sync().");
     TORCH_CHECK_VALUE(
         grad.layout() == at::kStrided, kSharded, "::step: expected the gradient of parameter ",
         index, " to be dense, got layout ", grad.layout(), ". Use layers with dense gradients.");
@@ -150,6 +179,10 @@ void Shards::before_step(const std::vector<torch::optim::OptimizerParamGroup>& g
   check_program(groups);
   if (compares_step()) compare(kCompared, summary(options), options);
   check_gradients();
+  if (!scatters_) take_gradients();
+}
+
+void Shards::take_gradients() {
   for (std::size_t index = 0; index < params_.size(); ++index) {
     const at::Tensor& param = params_[index];
     const at::Tensor& grad = param.grad();
@@ -165,8 +198,48 @@ void Shards::before_step(const std::vector<torch::optim::OptimizerParamGroup>& g
   }
 }
 
-void Shards::drop_gradients() {
-  if (parts_.empty()) return;
+void Shards::add_gradient(std::size_t index, const at::Tensor& own) {
+  const at::NoGradGuard no_grad;
+  const auto [begin, end] = partition_.own(index);
+  // An empty part needs one too, so that all ranks count alike.
+  const Place& place = partition_.places()[index];
+  const std::int64_t first =
+      begin == end ? 0 : place.begin + begin - partition_.first_of(place.flat);
+  // Not a view for autograd, which would refuse the detach_() of torch's zero_grad().
+  at::Tensor added = at::empty({0}, own.options());
+  added.set_(own.storage(), own.storage_offset() + first, {end - begin}, {1});
+  at::Tensor& grad = parts_[index].mutable_grad();
+  if (grad.defined()) {
+    grad.add_(added);
+  } else {
+    grad = added;
+  }
+}
+
+void Shards::zero_gradients(bool set_to_none) {
+  std::vector<at::Tensor> tensors = params_;
+  if (scatters_) tensors.insert(tensors.end(), parts_.begin(), parts_.end());
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor& grad = tensor.mutable_grad();
+    if (!grad.defined()) continue;
+    if (set_to_none) {
+      grad.reset();
+    } else {
+      grad.detach_();
+      grad.zero_();
+    }
+  }
+  return_gradients();
+}
+
+void Shards::finish_step() {
+  stepped_ = true;
+  if (!scatters_) return;
+  for (const at::Tensor& part : parts_) part.mutable_grad().reset();
+}
+
+void Shards::return_gradients() {
+  if (parts_.empty() || scatters_) return;
   for (const at::Tensor& part : parts_) part.mutable_grad().reset();
   if (!sign_.defined()) sign_ = at::empty({0}, parts_[0].options());
   sign_version_ = version_of(sign_);

@@ -7,10 +7,12 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "api/parallel/buckets.h"
 #include "api/parallel/collectives.h"
 #include "api/parallel/partition.h"
 
@@ -25,9 +27,11 @@ class Shards {
   /// Compares the processes, and moves the parameters into flat memory.
   /// @param options one line for each group, and those of the defaults.
   /// @param refusal what this process cannot split, for all to know; empty: nothing.
+  /// @param scattered sizes of buckets, where a Reducer gives the parts their gradients; none: a
+  ///   step takes them from the model's parameters.
   Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
          const std::vector<std::string>& options, const std::string& refusal,
-         c10::intrusive_ptr<c10d::ProcessGroup> group);
+         c10::intrusive_ptr<c10d::ProcessGroup> group, std::optional<BucketSizes> scattered);
 
   /// As FusedSlot::shard_groups.
   const std::vector<std::string>& groups() const { return groups_; }
@@ -39,6 +43,13 @@ class Shards {
   /// This process's parts of them, which share their counts of writes, by which masters are kept up
   /// to date.
   const std::vector<at::Tensor>& parts() const { return parts_; }
+  const Partition& partition() const { return partition_; }
+  /// Whether a Reducer gives the parts their gradients, before a step and not in it.
+  bool scatters() const { return scatters_; }
+  /// Adds to the gradient of part `index`.
+  /// @param own this process's part of the gradients of the parameter's flat tensor; the gradient
+  ///   becomes a view of it if there was none.
+  void add_gradient(std::size_t index, const at::Tensor& own);
 
   /// Whether the next step compares the processes. Where a GPU would have to be waited for, only
   /// the first does.
@@ -48,13 +59,16 @@ class Shards {
   /// @param options as above; ignored in a step that does not compare.
   void before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const std::vector<std::string>& options);
-  /// Takes the gradients from the parts, and puts a sign in their place: torch's zero_grad() is not
-  /// virtual, and through a base class it resets the gradients of parts and leaves the model's.
-  void drop_gradients();
+  /// Takes those of the model from the parts, whatever became of the step, and puts a sign in their
+  /// place: torch's zero_grad() is not virtual, and through a base class it resets the gradients of
+  /// parts and leaves the model's.
+  void return_gradients();
+  /// Resets all gradients.
+  void zero_gradients(bool set_to_none);
   /// Brings all parts to all processes.
   void gather() const;
-  /// After a step that all processes have made.
-  void count_step() { stepped_ = true; }
+  /// After a step that all processes have made: it has used up the gradients that a Reducer gave.
+  void finish_step();
 
   /// The state dict of whole parameters, on the CPU; a collective.
   /// @param numbers names of states that have one number for a parameter.
@@ -70,8 +84,10 @@ class Shards {
   void compare(const char* what, const std::string& summary,
                const std::vector<std::string>& options) const;
   bool moved(std::size_t index) const;
+  const at::Tensor& gradient(std::size_t index) const;
   void check_program(const std::vector<torch::optim::OptimizerParamGroup>& groups) const;
   void check_gradients() const;
+  void take_gradients();
   std::vector<SplitState> split_states(const StateDict& states,
                                        const std::unordered_set<std::string>& numbers) const;
   at::Tensor gathered(const StateDict& states, const SplitState& state) const;
@@ -86,6 +102,7 @@ class Shards {
   std::vector<at::Tensor> parts_;
   at::Tensor sign_;  ///< the first part's gradient between steps
   std::int64_t sign_version_ = 0;
+  bool scatters_;
   bool stepped_ = false;
 };
 

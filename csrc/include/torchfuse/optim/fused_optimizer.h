@@ -159,8 +159,10 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// One line for each group and one for the defaults.
   std::vector<std::string> described_options() const;
   /// Groups of the parameters whose gradients steps take: `param_groups()` or, where these have
-  /// parts, the model's, without options.
-  const std::vector<torch::optim::OptimizerParamGroup>& model_groups() const;
+  /// parts and the model has the gradients, the model's, without options.
+  const std::vector<torch::optim::OptimizerParamGroup>& groups_with_gradients() const;
+  /// Process groups over which these gradients are split; none where all processes have them whole.
+  const std::vector<std::string>& groups_of_gradients() const;
   /// Device of the first of them that has a gradient; none if none has one.
   std::optional<at::Device> device_of_grads() const;
   /// How many processes share the states.

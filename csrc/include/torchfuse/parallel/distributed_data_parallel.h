@@ -87,6 +87,7 @@ class TORCHFUSE_API DataParallelBase {
   void before_forward();  ///< must be called before each forward() of the module
 
  private:
+  friend class ShardedBase;
   struct Replica;
   Replica& replica() const;
   std::unique_ptr<Replica> replica_;

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -15,10 +16,12 @@
 
 #include <torchfuse/export.h>
 #include <torchfuse/optim/fused_optimizer.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/process_group.h>
 
 namespace torchfuse::parallel {
 
+struct BucketSizes;
 class Shards;
 
 /// The part of ShardedOptimizer that does not depend on the optimizer's class.
@@ -27,6 +30,8 @@ class TORCHFUSE_API ShardedBase {
   /// Checks what `whole` is given, on all ranks, and moves its parameters into flat memory.
   ShardedBase(const torchfuse::optim::FusedOptimizer& whole,
               const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+  /// The same in the model's group, whose gradients it takes over.
+  ShardedBase(const torchfuse::optim::FusedOptimizer& whole, DataParallelBase& model);
   ~ShardedBase();
   /// Movable, not copyable.
   ShardedBase(ShardedBase&&) noexcept;
@@ -53,21 +58,36 @@ class TORCHFUSE_API ShardedBase {
  private:
   /// What cannot be split of an optimizer; empty: nothing.
   static std::string refusal(const torchfuse::optim::FusedOptimizer& whole);
+  static std::string refusal(const torchfuse::optim::FusedOptimizer& whole,
+                             const DataParallelBase& model);
+  ShardedBase(const torchfuse::optim::FusedOptimizer& whole,
+              const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& refused,
+              std::optional<BucketSizes> scattered);
   Shards& shards() const;
   std::shared_ptr<Shards> shards_;
   /// Names of the states that have one number for a parameter.
   std::unordered_set<std::string> numbers_;
 };
 
-/// Splits the states and the step of a fused optimizer over the processes of a group: stage 1 of
-/// ZeRO (Rajbhandari et al. 2020). All processes have all parameters, and gradients that
-/// DistributedDataParallel made equal. Of N processes each keeps the states of an N-th of the
-/// elements, updates these, and receives the others in one all-gather for each dtype, in the dtype
-/// of the model. See docs/data_parallel.md.
+/// Splits the states and the step of a fused optimizer over the processes of a group: stages 1 and
+/// 2 of ZeRO (Rajbhandari et al. 2020). All processes have all parameters. Of N processes each
+/// keeps the states of an N-th of the elements, updates these, and receives the others in one
+/// all-gather for each dtype, in the dtype of the model. See docs/data_parallel.md.
 ///
 ///     torchfuse::parallel::DistributedDataParallel model(net, group);
 ///     torchfuse::parallel::ShardedOptimizer<torchfuse::optim::FusedAdam> optimizer(
-///         net->parameters(), torchfuse::optim::FusedAdamOptions(1e-3).max_grad_norm(1.0), group);
+///         net->parameters(), torchfuse::optim::FusedAdamOptions(1e-3).max_grad_norm(1.0), model);
+///
+/// The last argument says which gradients there are:
+///
+/// - a group (stage 1): gradients of the model, whole and equal in all processes, as
+///   DistributedDataParallel leaves them.
+/// - a DistributedDataParallel (stage 2): it reduces each bucket of gradients to the processes'
+///   parts while backward runs, and frees the bucket. Each process keeps an N-th of the gradients;
+///   the model's parameters have none, `param_groups()` has the parts'. Each backward() adds to
+///   them until step() uses them up or zero_grad() of this object resets them; zero_grad() of the
+///   model does not. Within no_sync(), backward() leaves whole gradients in the parameters instead,
+///   at the cost of their memory, and sends nothing.
 ///
 /// What is computed for an element is what the class would compute alone: bit for bit, except that
 /// norms over all elements (clipping, LAMB, LARS, NovoGrad) are sums over the processes.
@@ -75,8 +95,8 @@ class TORCHFUSE_API ShardedBase {
 /// It is an optimizer of its class, over this process's parts: `param_groups()` have views of one
 /// dimension, and the options of the step. Schedulers, amp::GradScaler, EmaWeights and Checkpoint
 /// accept it; a Checkpoint needs the group. The parameters of the model become views of flat memory
-/// and have to stay there: move and convert the model before, and load it in place. Gradients stay
-/// those of the model: call zero_grad() of this class or of the model, not of a base class.
+/// and have to stay there: move and convert the model before, and load it in place. With a group,
+/// call zero_grad() of this class or of the model, not of a base class.
 ///
 /// step(), EmaWeights, swap_ema_(), state_dict(), save() and load() are collectives: all ranks must
 /// call them.
@@ -101,13 +121,19 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                    options_t defaults, const ProcessGroup& group)
       : ShardedOptimizer(param_groups, std::move(defaults), group.get()) {}
-  /// Constructs an optimizer of one group of parameters.
-  template <class Group>
-  ShardedOptimizer(std::vector<torch::Tensor> params, options_t defaults, const Group& group)
+  /// Constructs it with a model, whose gradients are split too from then on.
+  /// @param model has all parameters of the groups, and no others that require gradients.
+  /// @throws c10::Error as above, and for other parameters.
+  ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+                   options_t defaults, DataParallelBase& model)
+      : ShardedOptimizer(Optimizer(param_groups, std::move(defaults)), model) {}
+  /// Constructs an optimizer of one group of parameters, with a group or a model.
+  template <class GroupOrModel>
+  ShardedOptimizer(std::vector<torch::Tensor> params, options_t defaults, GroupOrModel&& shared)
       : ShardedOptimizer(
             std::vector<torch::optim::OptimizerParamGroup>{
                 torch::optim::OptimizerParamGroup(std::move(params))},
-            std::move(defaults), group) {}
+            std::move(defaults), std::forward<GroupOrModel>(shared)) {}
 
   /// Resets the gradients of the model's parameters.
   void zero_grad(bool set_to_none = true) { zero_gradients(set_to_none); }
@@ -140,8 +166,9 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
   }
 
  private:
-  ShardedOptimizer(const Optimizer& whole, const c10::intrusive_ptr<c10d::ProcessGroup>& group)
-      : ShardedBase(whole, group),
+  template <class GroupOrModel>
+  ShardedOptimizer(const Optimizer& whole, GroupOrModel&& shared)
+      : ShardedBase(whole, std::forward<GroupOrModel>(shared)),
         Optimizer(part_groups(whole.param_groups()),
                   static_cast<const options_t&>(whole.defaults())) {
     attach(*this);

@@ -26,8 +26,9 @@ constexpr int kShardedSteps = 4;
 inline const bool kNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
 /// Calls `body` in so many threads, each a rank of one group. What each threw; empty: nothing.
-inline std::vector<std::string> on_ranks(std::int64_t ranks,
-                                         const std::function<void(parallel::ProcessGroup&)>& body) {
+inline std::vector<std::string> on_ranks(
+    std::int64_t ranks, const std::function<void(parallel::ProcessGroup&)>& body,
+    std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   using namespace std::chrono_literals;
   c10d::set_thread_isolation_mode(true);
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -44,7 +45,7 @@ inline std::vector<std::string> on_ranks(std::int64_t ranks,
                                                              .name(name)
                                                              .rank(rank)
                                                              .world_size(ranks)
-                                                             .timeout(30s)
+                                                             .timeout(timeout)
                                                              .leave_timeout(2s));
         body(group);
       } catch (const c10::Error& error) {
