@@ -5,8 +5,10 @@ Example:
     python benchmarks/sharded.py
     python benchmarks/sharded.py --only tensors_400 --quick
 
-Every contender ends with all parameters on all ranks. Ours is also compared with the sum of its
-parts: the step of a rank's elements, and the gather of all. A sample is the slowest rank's.
+Every contender ends with all parameters on all ranks. One of ours is stage 2 of ZeRO, whose
+gradients are split too: the table has the bytes of gradients that a step finds on each rank. Ours
+is also compared with the sum of its parts: the step of a rank's elements, and the gather of all.
+A sample is the slowest rank's.
 Run it on a quiet machine with at least two processors.
 """
 
@@ -33,11 +35,11 @@ from torchfuse.testing.bench import summarize
 RESULT_FORMAT = 1
 PROCESSES = 2
 SETS = ("resnet50", "tensors_400")
-SUBJECT, AGAIN = "torchfuse", "torchfuse, again"
+SUBJECT, AGAIN, SPLIT = "torchfuse", "torchfuse, again", "torchfuse, gradients split"
 PART, GATHER = "step of a part", "gather"
 PARTS = (PART, GATHER)
 ZERO, FSDP = "ZeroRedundancyOptimizer", "FSDP2, torch fused"
-PEERS = (AGAIN, ZERO, FSDP)
+PEERS = (AGAIN, SPLIT, ZERO, FSDP)
 #: Upper limit on our step, as a share of its parts, and lower limit on a peer's, as one of ours.
 PARTS_TARGET, PEER_TARGET = 1.1, 0.97
 
@@ -91,31 +93,38 @@ def case_of(name: str, figures: Mapping[str, Any], judged: bool) -> dict[str, An
         "of_parts": statistics.median(shares),
         "targets": {"parts": PARTS_TARGET, "peers": PEER_TARGET} if judged else None,
         "state_bytes": figures["state_bytes"],
+        "grad_bytes": figures["grad_bytes"],
         "verified": figures["verified"],
         "samples": samples,
     }
 
 
 def lines(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Times, ratios, and the bytes of states on each rank."""
-    head = ("set", "contender", "ms (± half IQR)", "its time / ours", "bytes of states by rank")
-    found = [row(*head), row("---", "---", *["---:"] * 3)]
+    """Times, ratios, and the bytes of states and gradients on each rank."""
+    head = ("set", "contender", "ms (± half IQR)", "its time / ours")
+    sizes = ("bytes of states by rank", "bytes of gradients by rank")
+    found = [row(*head, *sizes), row("---", "---", *["---:"] * 4)]
     for case in cases:
         for name, seconds in case["seconds"].items():
             ratio = case["ratios"].get(name)
-            of_ranks = case["state_bytes"].get(name, [])
             found.append(
                 row(
                     case["name"],
                     name,
                     f"{1e3 * seconds['median']:.2f} ± {1e3 * seconds['iqr'] / 2:.2f}",
                     "" if ratio is None else f"{ratio['of_medians']:.2f}x",
-                    ", ".join(f"{count:,}" for count in of_ranks),
+                    *(
+                        ", ".join(f"{count:,}" for count in case[key].get(name, []))
+                        for key in ("state_bytes", "grad_bytes")
+                    ),
                 )
             )
         found.append(
             row(
-                case["name"], f"{SUBJECT} / {' + '.join(PARTS)}", f"{case['of_parts']:.3f}x", "", ""
+                case["name"],
+                f"{SUBJECT} / {' + '.join(PARTS)}",
+                f"{case['of_parts']:.3f}x",
+                *[""] * 3,
             )
         )
     return found

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
-from sharded import AGAIN, FSDP, GATHER, PART, SUBJECT, ZERO
+from sharded import AGAIN, FSDP, GATHER, PART, SPLIT, SUBJECT, ZERO
 from suites.parameters import ParameterSet, load
 from torchfuse.optimizers import FusedAdam
 from torchfuse.parallel import ShardedOptimizer
@@ -32,10 +32,15 @@ class Contender:
     """A step that ends with all parameters on all ranks, and where its states are."""
 
     def __init__(
-        self, params: Sequence[Tensor], step: Callable[[], object], optimizer: Any
+        self,
+        params: Sequence[Tensor],
+        step: Callable[[], object],
+        optimizer: Any,
+        grads: Sequence[Tensor | None],
     ) -> None:
-        """`params` are whole; `optimizer` holds the states of this rank."""
+        """`params` are whole; `optimizer` holds the states of this rank, `grads` its gradients."""
         self.params, self.step, self.optimizer = params, step, optimizer
+        self.grads = [grad for grad in grads if grad is not None]
 
     def state_bytes(self) -> int:
         """Of this rank, without counts of steps."""
@@ -43,9 +48,18 @@ class Contender:
         for state in self.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor) and value.dim() > 0:
-                    local = value.to_local() if isinstance(value, DTensor) else value
-                    found += local.numel() * local.element_size()
+                    found += bytes_of(value)
         return found
+
+    def grad_bytes(self) -> int:
+        """Of this rank, when a step begins."""
+        return sum(map(bytes_of, self.grads))
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Of the elements that this rank has."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.element_size()
 
 
 def parameters(shapes: ParameterSet, seed: int) -> list[nn.Parameter]:
@@ -63,7 +77,28 @@ def ours(shapes: ParameterSet, seed: int) -> Contender:
     """Our optimizer around FusedAdam."""
     params = parameters(shapes, seed)
     optimizer = ShardedOptimizer(params, FusedAdam, **OPTIONS)
-    return Contender(params, optimizer.step, optimizer.optim)
+    return Contender(params, optimizer.step, optimizer.optim, [param.grad for param in params])
+
+
+def ours_split(shapes: ParameterSet, seed: int) -> Contender:
+    """The same with gradients that backward has split, which each step uses up."""
+    params = parameters(shapes, seed)
+    whole = [param.grad for param in params]
+    for param in params:
+        param.grad = None
+    optimizer = ShardedOptimizer(params, FusedAdam, shard_gradients=True, **OPTIONS)
+    own: list[Tensor] = []
+    for index, grad in enumerate(whole):
+        assert grad is not None
+        own.append(optimizer._partition.part_of(index, grad).clone())
+    parts = list(optimizer._parts.values())
+
+    def step() -> None:
+        for part, grad in zip(parts, own, strict=True):
+            part.grad = grad
+        optimizer.step()
+
+    return Contender(params, step, optimizer.optim, own)
 
 
 def torch_zero(shapes: ParameterSet, seed: int) -> Contender:
@@ -72,7 +107,7 @@ def torch_zero(shapes: ParameterSet, seed: int) -> Contender:
     optimizer = ZeroRedundancyOptimizer(
         params, torch.optim.AdamW, parameters_as_bucket_view=True, fused=True, **OPTIONS
     )
-    return Contender(params, optimizer.step, optimizer.optim)
+    return Contender(params, optimizer.step, optimizer.optim, [param.grad for param in params])
 
 
 def fsdp(shapes: ParameterSet, seed: int) -> Contender:
@@ -108,7 +143,7 @@ def fsdp(shapes: ParameterSet, seed: int) -> Contender:
         module.unshard()
         module.reshard()
 
-    return Contender(sharded, step, optimizer)
+    return Contender(sharded, step, optimizer, [param.grad for param in sharded])
 
 
 def parts(shapes: ParameterSet, seed: int) -> dict[str, Callable[[], object]]:
@@ -163,17 +198,21 @@ def main(words: list[str]) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     shapes = load(name)
-    makers = {SUBJECT: ours, AGAIN: ours, ZERO: torch_zero, FSDP: fsdp}
+    makers = {SUBJECT: ours, AGAIN: ours, SPLIT: ours_split, ZERO: torch_zero, FSDP: fsdp}
     contenders = {key: make(shapes, int(seed)) for key, make in makers.items()}
     verified = verify(contenders)
     steps: dict[str, Callable[[], object]] = {key: c.step for key, c in contenders.items()}
     steps.update(parts(shapes, int(seed)))
     samples = slowest(interleave(steps, rounds=int(rounds), setup=dist.barrier))
-    sizes: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(sizes, {key: c.state_bytes() for key, c in contenders.items()})
+    sizes: list[dict[str, tuple[int, int]]] = [{} for _ in range(dist.get_world_size())]
+    mine = {key: (c.state_bytes(), c.grad_bytes()) for key, c in contenders.items()}
+    dist.all_gather_object(sizes, mine)
     if dist.get_rank() == 0:
-        state_bytes = {key: [of_rank[key] for of_rank in sizes] for key in contenders}
-        figures = {"samples": samples, "state_bytes": state_bytes, "verified": verified}
+        figures = {"samples": samples, "verified": verified}
+        for kind, name_of_kind in enumerate(("state_bytes", "grad_bytes")):
+            figures[name_of_kind] = {
+                key: [of_rank[key][kind] for of_rank in sizes] for key in contenders
+            }
         Path(out).write_text(json.dumps(figures), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

@@ -157,6 +157,40 @@ def check_same_in_all_ranks(
     names: Sequence[str], values: Sequence[int], device: torch.device, group: str, caller: str
 ) -> None: ...
 
+class GradientReducer:
+    """Reduces gradients to parts of them while backward runs, from its construction to its end.
+
+    Args:
+        names: of the parameters, for messages.
+        params: those that require gradients are reduced, and keep none.
+        parts: for each parameter this process's elements, which get the averages in `.grad`.
+        members: indices of parameters in each bucket, as `plan` makes them.
+        group: name of a process group.
+        find_unused_parameters: whether a backward pass may leave parameters out.
+        who: begins messages.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: list[str],
+        params: list[Tensor],
+        parts: list[Tensor],
+        members: list[list[int]],
+        group: str,
+        find_unused_parameters: bool,
+        who: str,
+    ) -> None: ...
+    @staticmethod
+    def plan(
+        params: list[Tensor], first_bucket_bytes: int, bucket_bytes: int
+    ) -> list[list[int]]: ...
+    def set_sync(self, sync: bool) -> None:
+        """Chooses whether the next backward pass reduces, or leaves gradients in parameters."""
+
+    def check_ended(self) -> None:
+        """Raises after a backward pass that an exception has ended."""
+
 class OptimizerClass:
     """A C++ optimizer class and the contents of its archives.
 

@@ -11,7 +11,6 @@
 #include <string>
 #include <utility>
 
-#include <torchfuse/collectives.h>
 #include <torchfuse/device_copy.h>
 #include <torchfuse/optim/fused_optimizer.h>
 
@@ -125,12 +124,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const auto& groups = fused != nullptr ? fused->groups_with_gradients() : optimizer.param_groups();
   state.found_inf =
       core_.unscale_(key, params_of(groups), core_.inv_scale(), options_.allow_fp16_grads());
-  if (fused != nullptr && !fused->groups_of_gradients().empty()) {
-    // What one process finds in its part is true for all.
-    for (const at::Tensor& flag : state.found_inf) {
-      torchfuse::all_reduce_(flag, "max", fused->groups_of_gradients());
-    }
-  }
+  if (fused != nullptr) fused->agree_on_overflow(state.found_inf);
   state.stage = Stage::kUnscaled;
 }
 
@@ -170,6 +164,7 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   const bool check_first = scaled && options_.process_group().has_value();
   if (check_first) {
     state.found_inf = core_.check(key_of(optimizer), params_of(optimizer.groups_with_gradients()));
+    optimizer.agree_on_overflow(state.found_inf);
   }
   if (device && scaled) request.grad_scale = to_device(core_.scale(), *device);
   if (device && scaled && !check_first) {

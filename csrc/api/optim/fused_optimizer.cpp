@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <torchfuse/collectives.h>
 #include <torchfuse/masters.h>
 #include <torchfuse/step_views.h>
 
@@ -102,10 +103,9 @@ const std::vector<OptimizerParamGroup>& FusedOptimizer::groups_with_gradients() 
   return own ? param_groups_ : impl_->shards->model_groups();
 }
 
-const std::vector<std::string>& FusedOptimizer::groups_of_gradients() const {
-  static const std::vector<std::string> none;
-  const bool scattered = impl_ != nullptr && impl_->shards != nullptr && impl_->shards->scatters();
-  return scattered ? impl_->shards->groups() : none;
+void FusedOptimizer::agree_on_overflow(const std::vector<at::Tensor>& flags) const {
+  if (impl_ == nullptr || impl_->shards == nullptr || !impl_->shards->scatters()) return;
+  for (const at::Tensor& flag : flags) all_reduce_(flag, "max", impl_->shards->groups());
 }
 
 std::optional<at::Device> FusedOptimizer::device_of_grads() const {

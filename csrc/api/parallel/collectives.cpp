@@ -30,8 +30,8 @@ void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();
 }
 
-Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group, const char* who)
-    : group_(std::move(group)), who_(who) {
+Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string who)
+    : group_(std::move(group)), who_(std::move(who)) {
   TORCH_CHECK_VALUE(group_, who_, ": expected group to be a process group, got none.");
   name_ = group_->getGroupName();
 }

@@ -36,8 +36,10 @@ class Collectives {
  public:
   /// @param who is named first in messages.
   explicit Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group,
-                       const char* who = kDataParallel);
+                       std::string who = kDataParallel);
 
+  /// Begins messages.
+  const std::string& who() const { return who_; }
   std::int64_t rank() const { return group_->getRank(); }
   std::int64_t size() const { return group_->getSize(); }
   const std::string& name() const { return name_; }
@@ -75,7 +77,7 @@ class Collectives {
   [[noreturn]] void fail(const std::string& what, const std::exception& error) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  const char* who_;
+  std::string who_;
   std::string name_;
 };
 

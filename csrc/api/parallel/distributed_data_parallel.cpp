@@ -112,9 +112,9 @@ void DataParallelBase::before_forward() {
   }
 }
 
-void DataParallelBase::Replica::give_parts_to(std::shared_ptr<Shards> shards) {
+void DataParallelBase::Replica::give_parts_to(std::shared_ptr<GradientParts> parts) {
   auto scatters =
-      std::make_shared<Reducer>(reducer->parameters(), collectives, options, std::move(shards));
+      std::make_shared<Reducer>(reducer->parameters(), collectives, options, std::move(parts));
   reducer = std::move(scatters);
   reducer->install_hooks();
 }

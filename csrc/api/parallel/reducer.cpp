@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <numeric>
@@ -38,18 +39,19 @@ class Reducer::Hook : public torch::autograd::FunctionPostHook {
 };
 
 Reducer::Reducer(NamedTensors parameters, Collectives collectives,
-                 const DistributedDataParallelOptions& options, std::shared_ptr<Shards> shards)
+                 const DistributedDataParallelOptions& options,
+                 std::shared_ptr<GradientParts> parts)
     : collectives_(std::move(collectives)),
       sizes_{options.first_bucket_bytes(), options.bucket_bytes()},
       find_unused_(options.find_unused_parameters()),
-      shards_(std::move(shards)) {
+      parts_(std::move(parts)) {
   for (auto& [name, parameter] : parameters) {
     parameters_.push_back(parameter);
     tracked_.push_back(
         {std::move(name), {parameter.scalar_type(), parameter.device(), parameter.sizes().vec()}});
   }
-  if (shards_ != nullptr) {
-    form_buckets_of_shards();
+  if (parts_ != nullptr) {
+    form_buckets_of_parts();
     return;
   }
   // Backward reaches the last layers first.
@@ -85,7 +87,7 @@ void Reducer::install_hook(std::size_t index) {
 
 void Reducer::before_forward(bool sync) {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK(phase_ != Phase::kBackward, kDataParallel,
+  TORCH_CHECK(phase_ != Phase::kBackward, collectives_.who(),
               ": expected the last backward() to reach its end, got a forward() after one that "
               "ended early, by an exception. Other ranks may be in another step: start again from "
               "a checkpoint.");
@@ -97,6 +99,19 @@ void Reducer::before_forward(bool sync) {
   if (!observed_order_.empty()) rebuild_buckets();
   phase_ = Phase::kForwarded;
   awaits_backward_ = true;
+}
+
+void Reducer::set_sync(bool sync) {
+  check_ended();
+  const std::lock_guard lock(mutex_);
+  phase_ = between_ = sync ? Phase::kForwarded : Phase::kLocal;
+}
+
+void Reducer::check_ended() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(phase_ != Phase::kBackward, collectives_.who(),
+              ": expected the last backward() to reach its end, got one that ended early, by an "
+              "exception. Other ranks may be in another step: start again from a checkpoint.");
 }
 
 bool Reducer::awaits_backward() const {
@@ -112,12 +127,20 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
     tracked.used = true;
     return;
   }
-  TORCH_CHECK(phase_ != Phase::kIdle, kDataParallel,
+  TORCH_CHECK(phase_ != Phase::kIdle, collectives_.who(),
               ": expected a forward() before each backward(), got a gradient of '", tracked.name,
               "' without one. Call forward() of DistributedDataParallel, not of the module; add up "
               "losses that share a forward().");
   if (phase_ == Phase::kForwarded) begin_backward();
-  TORCH_CHECK(!tracked.ready, kDataParallel,
+  TORCH_CHECK(
+      between_ == Phase::kIdle || graph_task_ == torch::autograd::get_current_graph_task_id(),
+      collectives_.who(),
+      ": expected one backward() to reach its end before another gives gradients, got '",
+      tracked.name,
+      "' in another. If an exception ended the last backward(), other ranks "
+      "may be in another step: start again from a checkpoint. Do not call backward() "
+      "within backward(), as checkpointing of activations does with use_reentrant=True.");
+  TORCH_CHECK(!tracked.ready, collectives_.who(),
               ": expected backward() to reach each parameter once, got '", tracked.name,
               "' twice. Do not call backward() within backward(), as some ways of "
               "checkpointing activations do.");
@@ -135,6 +158,7 @@ void Reducer::begin_backward() {
   next_ = 0;
   arrived_.clear();
   phase_ = Phase::kBackward;
+  graph_task_ = torch::autograd::get_current_graph_task_id();
   awaits_backward_ = false;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this()] { self->finish(); });
@@ -150,7 +174,7 @@ void Reducer::launch_complete_buckets() {
     Bucket& bucket = buckets_[next_];
     std::string what = c10::str("the reduction of gradients ", next_ + 1, " of ", buckets_.size(),
                                 " (", names_of(bucket.members), ")");
-    if (shards_ != nullptr) {
+    if (parts_ != nullptr) {
       start_parts(next_, std::move(what));
       continue;
     }
@@ -161,7 +185,7 @@ void Reducer::launch_complete_buckets() {
 
 void Reducer::wait_for_buckets() {
   for (std::size_t index = 0; index < next_; ++index) {
-    if (shards_ != nullptr) {
+    if (parts_ != nullptr) {
       finish_parts(buckets_[index]);
     } else {
       collectives_.wait(buckets_[index].pending);
@@ -173,8 +197,12 @@ void Reducer::bring_gradient(std::size_t index) {
   const at::NoGradGuard no_grad;
   TrackedGrad& tracked = tracked_[index];
   at::Tensor& grad = parameters_[index].mutable_grad();
+  TORCH_CHECK(grad.defined(), collectives_.who(), ": expected to reduce the gradient of '",
+              tracked.name,
+              "' alone, got none: another optimizer has taken it. Drop the other "
+              "one before this one is made.");
   check_gradient(index, grad);
-  if (shards_ != nullptr) return bring_to_parts(index);
+  if (parts_ != nullptr) return bring_to_parts(index);
   const bool in_place = grad.is_alias_of(tracked.view) &&
                         grad.strides() == tracked.view.strides() &&
                         grad.storage_offset() == tracked.view.storage_offset();
@@ -190,7 +218,7 @@ void Reducer::bring_gradient(std::size_t index) {
 
 void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
   const Form& form = tracked_[index].form;
-  TORCH_CHECK_VALUE(grad.layout() == at::kStrided && form.fits(grad), kDataParallel,
+  TORCH_CHECK_VALUE(grad.layout() == at::kStrided && form.fits(grad), collectives_.who(),
                     ": expected the gradient of '", tracked_[index].name,
                     "' to be dense and as its parameter, ", form.described(), ", got layout ",
                     grad.layout(), ", ", grad.scalar_type(), " ", grad.sizes(), " on ",
@@ -205,7 +233,7 @@ void Reducer::check_parameters() {
     const at::Tensor& parameter = parameters_[index];
     if (torch::autograd::impl::try_get_grad_accumulator(parameter) == tracked.accumulator) continue;
     // Other memory behind the parameter, as torch::load gives it: the hook went with the old.
-    TORCH_CHECK_VALUE(tracked.form.fits(parameter), kDataParallel, ": expected parameter '",
+    TORCH_CHECK_VALUE(tracked.form.fits(parameter), collectives_.who(), ": expected parameter '",
                       tracked.name, "' to stay as it was given, ", tracked.form.described(),
                       ", got ", parameter.scalar_type(), " ", parameter.sizes(), " on ",
                       parameter.device(),
@@ -217,13 +245,13 @@ void Reducer::check_parameters() {
 
 void Reducer::finish() {
   const std::lock_guard lock(mutex_);
-  phase_ = Phase::kIdle;
+  phase_ = between_;
   const std::vector<std::size_t> missing = unreached();
   if (!missing.empty() && !find_unused_) fail_for_unreached(missing);
   for (const std::size_t index : missing) fill_in(index);
   launch_complete_buckets();
   wait_for_buckets();
-  if (find_unused_ || shards_ != nullptr) settle_unreached(missing);
+  if (find_unused_ || parts_ != nullptr) settle_unreached(missing);
   for (TrackedGrad& tracked : tracked_) tracked.used = false;
   if (reordered_) return;
   // Formed anew before the next forward: gradients of this backward stay where they are until then.

@@ -74,10 +74,10 @@ void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
   // Others wait for the reductions that this rank began.
   wait_for_buckets();
   discard_parts();
-  TORCH_CHECK(false, kDataParallel,
+  TORCH_CHECK(false, collectives_.who(),
               ": expected backward() to give each parameter a gradient, got none for ",
               missing.size(), " of ", tracked_.size(), " parameters: ", names_of(missing),
-              ". Let the loss depend on all, freeze them, or use find_unused_parameters(true).");
+              ". Let the loss depend on all, freeze them, or set find_unused_parameters.");
 }
 
 /// This rank's part of the average for a parameter that it did not reach: zero, or what no_sync
@@ -86,7 +86,7 @@ void Reducer::fill_in(std::size_t index) {
   const at::NoGradGuard no_grad;
   TrackedGrad& tracked = tracked_[index];
   const at::Tensor grad = parameters_[index].grad();
-  if (shards_ != nullptr) {
+  if (parts_ != nullptr) {
     if (grad.defined()) {
       bring_gradient(index);
     } else {
@@ -115,7 +115,7 @@ at::Tensor Reducer::ranks_that_used() const {
 void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
   const at::NoGradGuard no_grad;
   const at::Tensor all = find_unused_ ? ranks_that_used() : at::Tensor();
-  if (shards_ != nullptr) return hand_over_parts(all);
+  if (parts_ != nullptr) return hand_over_parts(all);
   // Only a rank that did not reach a parameter has to know: nothing is read back otherwise.
   if (missing.empty()) return;
   const at::Tensor used = all.cpu();

@@ -18,21 +18,21 @@ constexpr std::size_t kUnderWay = 2;
 
 }  // namespace
 
-void Reducer::form_buckets_of_shards() {
+void Reducer::form_buckets_of_parts() {
   std::map<const void*, std::size_t> parts;
-  for (std::size_t part = 0; part < shards_->params().size(); ++part) {
-    parts.emplace(shards_->params()[part].unsafeGetTensorImpl(), part);
+  for (std::size_t part = 0; part < parts_->params().size(); ++part) {
+    parts.emplace(parts_->params()[part].unsafeGetTensorImpl(), part);
   }
   std::map<std::size_t, std::vector<std::size_t>> members;
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     tracked_[index].part = parts.at(parameters_[index].unsafeGetTensorImpl());
-    members[shards_->partition().places()[tracked_[index].part].flat].push_back(index);
+    members[parts_->partition().places()[tracked_[index].part].flat].push_back(index);
   }
   for (auto& [flat, of_flat] : members) {
     for (const std::size_t index : of_flat) tracked_[index].bucket = buckets_.size();
     Bucket& bucket = buckets_.emplace_back();
-    bucket.of_shards = flat;
-    bucket.averages = collectives_.averages(shards_->partition().flats()[flat].options.device());
+    bucket.of_parts = flat;
+    bucket.averages = collectives_.averages(parts_->partition().flats()[flat].options.device());
     bucket.members = std::move(of_flat);
   }
   // The parts are where they are.
@@ -41,8 +41,8 @@ void Reducer::form_buckets_of_shards() {
 
 void Reducer::open_bucket(Bucket& bucket) {
   if (bucket.flat.defined()) return;
-  const Partition& partition = shards_->partition();
-  const FlatPlan& plan = partition.flats()[bucket.of_shards];
+  const Partition& partition = parts_->partition();
+  const FlatPlan& plan = partition.flats()[bucket.of_parts];
   // Elements without a gradient count as zero.
   bucket.flat = at::zeros({plan.numel}, plan.options);
   for (const std::size_t index : bucket.members) {
@@ -79,13 +79,13 @@ void Reducer::hand_over_parts(const at::Tensor& ranks_that_used) {
   const at::Tensor used = ranks_that_used.defined() ? ranks_that_used.cpu() : at::Tensor();
   for (std::size_t index = 0; index < tracked_.size(); ++index) {
     if (used.defined() && used.const_data_ptr<std::int32_t>()[index] == 0) continue;
-    shards_->add_gradient(tracked_[index].part, buckets_[tracked_[index].bucket].own);
+    parts_->add(tracked_[index].part, buckets_[tracked_[index].bucket].own);
   }
   discard_parts();
 }
 
 void Reducer::discard_parts() {
-  if (shards_ == nullptr) return;
+  if (parts_ == nullptr) return;
   for (Bucket& bucket : buckets_) {
     bucket.flat.reset();
     bucket.own.reset();

@@ -17,8 +17,8 @@ struct DataParallelBase::Replica {
   Replica(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
           DistributedDataParallelOptions options);
 
-  /// From now on gradients go to the shards' parts, and no more to the parameters.
-  void give_parts_to(std::shared_ptr<Shards> shards);
+  /// From now on gradients go to these parts, and no more to the parameters.
+  void give_parts_to(std::shared_ptr<GradientParts> parts);
 
   Collectives collectives;
   DistributedDataParallelOptions options;

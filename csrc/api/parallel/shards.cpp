@@ -47,15 +47,28 @@ std::vector<std::vector<std::size_t>> members_of_flats(
 
 std::string joined(const std::vector<std::string>& lines) { return c10::Join("\n", lines); }
 
+/// All but the parts, which begin when the processes have agreed.
+GradientParts plan_parts(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                         const Collectives& collectives,
+                         const std::optional<BucketSizes>& scattered) {
+  std::vector<at::Tensor> params = params_of(groups);
+  Partition partition(params, members_of_flats(params, scattered), collectives.rank(),
+                      collectives.size());
+  return {std::move(params), {}, std::move(partition)};
+}
+
 }  // namespace
 
 Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& refusal,
                c10::intrusive_ptr<c10d::ProcessGroup> group, std::optional<BucketSizes> scattered)
-    : collectives_(std::move(group), kSharded),
-      params_(params_of(groups)),
-      partition_(params_, members_of_flats(params_, scattered), collectives_.rank(),
-                 collectives_.size()),
+    : Shards(groups, options, refusal, Collectives(std::move(group), kSharded), scattered) {}
+
+Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+               const std::vector<std::string>& options, const std::string& refusal,
+               Collectives collectives, std::optional<BucketSizes> scattered)
+    : GradientParts(plan_parts(groups, collectives, scattered)),
+      collectives_(std::move(collectives)),
       scatters_(scattered.has_value()) {
   const at::NoGradGuard no_grad;
   for (const auto& each : groups) model_.emplace_back(each.params());
@@ -195,24 +208,6 @@ void Shards::take_gradients() {
       // An empty part needs one, so that all ranks count alike.
       of_part = at::empty({0}, grad.options().requires_grad(false));
     }
-  }
-}
-
-void Shards::add_gradient(std::size_t index, const at::Tensor& own) {
-  const at::NoGradGuard no_grad;
-  const auto [begin, end] = partition_.own(index);
-  // An empty part needs one too, so that all ranks count alike.
-  const Place& place = partition_.places()[index];
-  const std::int64_t first =
-      begin == end ? 0 : place.begin + begin - partition_.first_of(place.flat);
-  // Not a view for autograd, which would refuse the detach_() of torch's zero_grad().
-  at::Tensor added = at::empty({0}, own.options());
-  added.set_(own.storage(), own.storage_offset() + first, {end - begin}, {1});
-  at::Tensor& grad = parts_[index].mutable_grad();
-  if (grad.defined()) {
-    grad.add_(added);
-  } else {
-    grad = added;
   }
 }
 

@@ -14,13 +14,14 @@
 
 #include "api/parallel/buckets.h"
 #include "api/parallel/collectives.h"
-#include "api/parallel/partition.h"
+#include "api/parallel/gradient_parts.h"
 
 namespace torchfuse::parallel {
 
 inline constexpr const char* kSharded = "torchfuse::parallel::ShardedOptimizer";
 
-class Shards {
+/// The parts share counts of writes with the parameters, by which masters are kept up to date.
+class Shards : public GradientParts {
  public:
   using StateDict = c10::impl::GenericDict;
 
@@ -38,18 +39,8 @@ class Shards {
   std::int64_t size() const { return collectives_.size(); }
   /// Of the model, without options.
   const std::vector<torch::optim::OptimizerParamGroup>& model_groups() const { return model_; }
-  /// The model's, in the order of the groups.
-  const std::vector<at::Tensor>& params() const { return params_; }
-  /// This process's parts of them, which share their counts of writes, by which masters are kept up
-  /// to date.
-  const std::vector<at::Tensor>& parts() const { return parts_; }
-  const Partition& partition() const { return partition_; }
   /// Whether a Reducer gives the parts their gradients, before a step and not in it.
   bool scatters() const { return scatters_; }
-  /// Adds to the gradient of part `index`.
-  /// @param own this process's part of the gradients of the parameter's flat tensor; the gradient
-  ///   becomes a view of it if there was none.
-  void add_gradient(std::size_t index, const at::Tensor& own);
 
   /// Whether the next step compares the processes. Where a GPU would have to be waited for, only
   /// the first does.
@@ -79,6 +70,9 @@ class Shards {
 
  private:
   struct SplitState;
+  Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+         const std::vector<std::string>& options, const std::string& refusal,
+         Collectives collectives, std::optional<BucketSizes> scattered);
   std::vector<std::string> described(const std::vector<std::string>& options) const;
   std::string summary(const std::vector<std::string>& options) const;
   void compare(const char* what, const std::string& summary,
@@ -95,12 +89,9 @@ class Shards {
   Collectives collectives_;
   std::vector<std::string> groups_;
   std::vector<torch::optim::OptimizerParamGroup> model_;
-  std::vector<at::Tensor> params_;
-  Partition partition_;
   std::vector<at::Tensor> flats_;
   std::vector<const void*> addresses_;  ///< of the parameters in flat memory
-  std::vector<at::Tensor> parts_;
-  at::Tensor sign_;  ///< the first part's gradient between steps
+  at::Tensor sign_;                     ///< the first part's gradient between steps
   std::int64_t sign_version_ = 0;
   bool scatters_;
   bool stepped_ = false;

@@ -12,20 +12,12 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
 from torchfuse.amp._device import chosen_device_type
+from torchfuse.amp._gradients import agreed, device_of_gradients, params_of
 from torchfuse.amp._scaler_state import ScalerState, check_positive, check_rule, checked_extras
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Attributes that the scaler sets on an optimizer of torchfuse during one step.
 _LENT_ATTRIBUTES = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output")
-
-
-def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def _grad_device(optimizer: torch.optim.Optimizer) -> torch.device | None:
-    """Returns the device of the first parameter that has a gradient, or None."""
-    return next((param.device for param in _params(optimizer) if param.grad is not None), None)
 
 
 class GradScaler(ScalerState):
@@ -156,16 +148,15 @@ class GradScaler(ScalerState):
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         # The flags of the optimizer replace copies of found_inf, which is always zero.
-        flags = self._core.unscale_(id(optimizer), _params(optimizer), inv_scale, allow_fp16)
-        return {flag.device: flag for flag in flags}
+        flags = self._core.unscale_(id(optimizer), params_of(optimizer), inv_scale, allow_fp16)
+        return agreed(optimizer, flags)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         self._check_scale_growth_tracker("_check_inf_per_device")
-        flags = self._core.check(id(optimizer), _params(optimizer))
+        flags = self._core.check(id(optimizer), params_of(optimizer))
         state = self._per_optimizer_states[id(optimizer)]
-        state["found_inf_per_device"] = {flag.device: flag for flag in flags}
-        recorded: dict[str, Any] = state["found_inf_per_device"]
-        return recorded
+        state["found_inf_per_device"] = agreed(optimizer, flags)
+        return state["found_inf_per_device"]  # type: ignore[no-any-return]
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Unscales the gradients if needed, and updates parameters unless a gradient is non-finite.
@@ -224,7 +215,7 @@ class GradScaler(ScalerState):
             and self._scale is not None
             and self._extras["process_group"] is None
             and "closure" not in kwargs
-            and _grad_device(optimizer) is None
+            and device_of_gradients(optimizer) is None
         )
         state = self._per_optimizer_states[id(optimizer)] if nothing_to_check else None
         if state is None or state["stage"] is OptState.STEPPED:
@@ -238,7 +229,7 @@ class GradScaler(ScalerState):
         own_scale = getattr(optimizer, "grad_scale", None)
         scale, _ = self._check_scale_growth_tracker("step")
         # It may differ from the scale's device; without a gradient there is nothing to check.
-        device = _grad_device(optimizer)
+        device = device_of_gradients(optimizer)
         optimizer.grad_scale = own_scale
         optimizer.found_inf = None
         scaled = state["stage"] is OptState.READY

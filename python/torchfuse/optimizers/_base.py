@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, ClassVar, overload
 
@@ -134,6 +134,13 @@ class FusedOptimizer(LastStep):
         """Returns the loss scale that the step has to remove from the gradients, or None."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return scale
+
+    def _tensors_with_gradients(self) -> list[Tensor]:
+        """Returns what a scaler unscales and checks."""
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _agree_on_overflow(self, flags: Iterable[Tensor]) -> None:
+        """Combines flags in place over processes that have parts of the gradients."""
 
     # The step.
 

@@ -2,11 +2,11 @@
 """Parameters in flat memory that is split evenly over the processes of a group.
 
 Note [Partition]
-The parameters of a device and a dtype lie one behind the other in one flat tensor, each at a
-multiple of 16 bytes. Its length is a multiple of the number of processes, and process r owns the
-r-th part, wherever a parameter begins or ends. So every process has the same number of elements,
-but for the ends of lists, however different the parameters are in size, and what each has updated
-reaches the others in place.
+The parameters of a device and a dtype lie one behind the other in one flat tensor, or in several
+where their gradients are reduced together, each at a multiple of 16 bytes. Its length is a multiple
+of the number of processes, and process r owns the r-th part, wherever a parameter begins or ends.
+So every process has the same number of elements, but for the ends of lists, however different the
+parameters are in size, and what each has updated reaches the others in place.
 """
 
 from __future__ import annotations
@@ -57,22 +57,37 @@ class Partition:
     size: int
 
     @classmethod
-    def of(cls, params: Sequence[Tensor], rank: int, size: int) -> Partition:
-        """Plans flat tensors for these parameters; the same on every rank but for `rank`."""
-        kinds: dict[tuple[torch.device, torch.dtype], int] = {}
-        ends: list[int] = []
-        places = []
-        for param in params:
-            flat = kinds.setdefault((param.device, param.dtype), len(kinds))
-            if flat == len(ends):
-                ends.append(0)
-            places.append(Place(flat, ends[flat], param.numel()))
-            ends[flat] += _rounded(param.numel(), _ALIGNMENT // param.element_size())
+    def of(
+        cls,
+        params: Sequence[Tensor],
+        rank: int,
+        size: int,
+        members: Sequence[Sequence[int]] | None = None,
+    ) -> Partition:
+        """Plans flat tensors for these parameters; the same on every rank but for `rank`.
+
+        Args:
+            params: in the order of their places.
+            rank: of this process.
+            size: number of processes.
+            members: of each flat tensor, in their order there, each parameter once and all of one
+                device and dtype. None: one flat tensor for each of these.
+        """
+        if members is None:
+            kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+            for index, param in enumerate(params):
+                kinds.setdefault((param.device, param.dtype), []).append(index)
+            members = list(kinds.values())
+        places: dict[int, Place] = {}
         flats = []
-        for (device, dtype), end in zip(kinds, ends, strict=True):
-            part = _rounded(math.ceil(end / size), _LINE // dtype.itemsize)
-            flats.append(Flat(device, dtype, part * size, part))
-        return cls(tuple(places), tuple(flats), rank, size)
+        for flat, of_flat in enumerate(members):
+            first, end = params[of_flat[0]], 0
+            for index in of_flat:
+                places[index] = Place(flat, end, params[index].numel())
+                end += _rounded(params[index].numel(), _ALIGNMENT // first.element_size())
+            part = _rounded(math.ceil(end / size), _LINE // first.dtype.itemsize)
+            flats.append(Flat(first.device, first.dtype, part * size, part))
+        return cls(tuple(places[index] for index in range(len(params))), tuple(flats), rank, size)
 
     def own(self, index: int) -> tuple[int, int]:
         """Elements [begin, end) of a parameter that this process owns; empty if it has none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -106,16 +107,25 @@ _STANDINGS = (
     "a gradient",
     "a gradient that is not dense",
     "other memory than the optimizer gave it",
+    "a whole gradient",
 )
 
 
-def standings(params: list[Tensor], addresses: list[int]) -> bytes:
-    """For each parameter, the index of what `_STANDINGS` says of it."""
+def standings(parts: dict[Tensor, Tensor], addresses: list[int], scattered: bool) -> bytes:
+    """For each parameter, the index of what `_STANDINGS` says of it.
+
+    Args:
+        parts: this process's part of each parameter.
+        addresses: of the parameters in flat memory.
+        scattered: whether gradients belong to the parts.
+    """
     found = bytearray()
-    for param, address in zip(params, addresses, strict=True):
-        grad = param.grad
+    for (param, part), address in zip(parts.items(), addresses, strict=True):
+        grad = part.grad if scattered else param.grad
         if param.data_ptr() != address:
             found.append(3)
+        elif scattered and param.grad is not None:
+            found.append(4)
         elif grad is None:
             found.append(0)
         else:
@@ -132,6 +142,13 @@ def check_standings(found: bytes) -> None:
         raise RuntimeError(
             f"{NAME}.step: expected the gradient of parameter {index} to be dense, got another "
             "layout. Sparse gradients are not supported; use layers without sparse=True."
+        )
+    if found[index] == 4:
+        raise RuntimeError(
+            f"{NAME}.step: expected parameter {index} to have no gradient of its own, got one: "
+            "backward() left it within no_sync(), or the program or a DistributedDataParallel set "
+            "it. Run the last backward() before a step outside of no_sync(), and give "
+            "DistributedDataParallel no model whose gradients are split."
         )
     raise RuntimeError(
         f"{NAME}.step: expected parameter {index} to stay in the memory that the optimizer gave "
@@ -152,6 +169,7 @@ def check_agreement(
     params: list[Tensor],
     whole: FusedOptimizer,
     found: bytes | None = None,
+    more: Sequence[str] = (),
 ) -> None:
     """Rejects other parameters, options or sets of gradients than on rank 0, on all ranks.
 
@@ -160,6 +178,7 @@ def check_agreement(
         params: the parameters.
         whole: has the groups. Keys that its class does not know are the program's own.
         found: their `standings` in a step, where the parameters are those of the construction.
+        more: what else must be alike, without `found`.
     """
     options = [
         {key: _number(value) for key, value in group.items() if key in whole.defaults}
@@ -174,7 +193,7 @@ def check_agreement(
         ]
         for of_group, group in zip(options, whole.param_groups, strict=True):
             texts.append(f"a group of {len(group['params'])} with {of_group}")
-        return texts
+        return [*texts, *more]
 
     check_same(
         f"{NAME}: expected the parameters, their gradients and the options",

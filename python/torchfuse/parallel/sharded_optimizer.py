@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Optimizers whose states are split over the processes of data parallelism (ZeRO stage 1)."""
+"""Optimizers whose states, and gradients if asked, are split over processes (ZeRO stages 1, 2)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.parallel._gather import gather
 from torchfuse.parallel._partition import Partition, laid_out_like, move_into
 from torchfuse.parallel._ranks import device_of_group
+from torchfuse.parallel._scattered_gradients import (
+    GradientOptions,
+    ScatteredGradients,
+    SplitGradients,
+)
 from torchfuse.parallel._sharded_checks import (
     NAME,
     check_agreement,
@@ -26,12 +31,11 @@ from torchfuse.parallel._sharded_checks import (
     checked_group,
     standings,
 )
-from torchfuse.parallel._split_states import SplitStates
 
 _LENT = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output")
 
 
-class ShardedOptimizer(SplitStates):
+class ShardedOptimizer(SplitGradients):
     r"""Splits the states and the step of a fused optimizer over the processes of a group.
 
     This is stage 1 of ZeRO (Rajbhandari et al. 2020): all processes have all parameters, and
@@ -40,6 +44,14 @@ class ShardedOptimizer(SplitStates):
     model. What is computed for an element is what the optimizer would compute alone: bit for bit,
     except that norms over all elements (clipping, LAMB, LARS, NovoGrad) are sums over the
     processes.
+
+    With `shard_gradients=True` it is stage 2: while backward runs, each bucket of gradients is
+    reduced to averages of which every process keeps its part, and is freed. Use the model itself
+    then, not in a DistributedDataParallel; its buffers are not broadcast. The model's parameters
+    have no `.grad` after a backward pass, the parameters of `optim` have those of the parts. Each
+    backward pass adds to them until `step()` uses them up or `zero_grad()` of this object resets
+    them. Clip by `max_grad_norm`, and scale losses by :class:`torchfuse.amp.GradScaler`: others
+    look for gradients in the model, and torch's scaler is refused.
 
     It is a fused optimizer itself: schedulers, :class:`torchfuse.amp.GradScaler` and hooks accept
     it, and its `param_groups` have the parameters of the model and the options of the step.
@@ -50,6 +62,14 @@ class ShardedOptimizer(SplitStates):
             convert the model before.
         optimizer_class: a class of :mod:`torchfuse.optimizers`.
         process_group: processes that the states are split over. None: the default group.
+        shard_gradients: split gradients too. On all ranks, each backward pass must reach every
+            parameter that required gradients at construction, once.
+        bucket_cap_mb: size in MiB at which a bucket of gradients is reduced; the first has at most
+            1 MiB. Parameters are taken in reverse order. A process has at most three buckets in
+            memory, beside its parts.
+        find_unused_parameters: with `shard_gradients`, accept parameters that a backward pass does
+            not reach, at the cost of one more small collective. A part that no rank used keeps the
+            gradient that it had, or none.
         **options: the arguments of `optimizer_class`.
 
     Attributes:
@@ -60,10 +80,14 @@ class ShardedOptimizer(SplitStates):
         TypeError: if `optimizer_class` is none of torchfuse, for its arguments, and for parameters
             that are DTensors.
         ValueError: as `optimizer_class`; for `stochastic_rounding=True`, `write_back_grads`, and
-            parameters that share memory or are tensors of inference mode.
+            parameters that share memory or are tensors of inference mode; for a `bucket_cap_mb`
+            that is not positive; for options of gradients without `shard_gradients`.
         RuntimeError: without a process group; for parameters or options that differ between ranks;
             in `step()` for parameters that have left their memory, and if other parameters have
-            gradients on other ranks. All ranks raise it, and nothing has been changed.
+            gradients on other ranks. All ranks raise it, and nothing has been changed. With
+            `shard_gradients`, `step()` also raises it for whole gradients in parameters, and
+            `backward()` for a parameter that it does not reach, a sparse gradient, a rank that does
+            not arrive, and after a backward pass that an exception has ended.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -76,6 +100,17 @@ class ShardedOptimizer(SplitStates):
         >>> optimizer.step()
         >>> float(optimizer.grad_norm()) > 0
         True
+
+        Gradients split too:
+
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = ShardedOptimizer(model.parameters(), FusedAdam, shard_gradients=True)
+        >>> with optimizer.no_sync():
+        ...     model(torch.ones(5, 3)).sum().backward()
+        >>> model(torch.ones(5, 3)).sum().backward()
+        >>> model.weight.grad is None
+        True
+        >>> optimizer.step()
         >>> dist.destroy_process_group()
 
     Notes:
@@ -100,9 +135,13 @@ class ShardedOptimizer(SplitStates):
         optimizer_class: type[FusedOptimizer],
         *,
         process_group: dist.ProcessGroup | None = None,
+        shard_gradients: bool = False,
+        bucket_cap_mb: float = 25.0,
+        find_unused_parameters: bool = False,
         **options: Any,
     ) -> None:
         group = checked_group(process_group)
+        gradients = GradientOptions(shard_gradients, bucket_cap_mb, find_unused_parameters)
         check_class(optimizer_class, ShardedOptimizer)
         # The groups of this optimizer; it makes no step, and so has no state.
         whole = optimizer_class(params, **options)
@@ -110,8 +149,9 @@ class ShardedOptimizer(SplitStates):
         check_params(whole.param_groups)
         check_options(NAME, whole.param_groups)
         self.__setstate__({"_whole": whole, "process_group": group})
-        check_agreement(group, params, whole)
-        self._partition = Partition.of(params, group.rank(), group.size())
+        check_agreement(group, params, whole, more=gradients.described())
+        members = gradients.members(params)
+        self._partition = Partition.of(params, group.rank(), group.size(), members)
         # Tensors of inference mode could not be written in later steps.
         with torch.inference_mode(False), torch.no_grad():
             self._flats = [
@@ -133,6 +173,10 @@ class ShardedOptimizer(SplitStates):
         )
         self.optim._split_over = [group.group_name] if group.size() > 1 else None
         self._steps = 0
+        if members is not None:
+            self._scattered = ScatteredGradients(
+                whole.param_groups, parts, members, group, gradients
+            )
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
@@ -167,8 +211,10 @@ class ShardedOptimizer(SplitStates):
 
     @torch.no_grad()
     def _update_params(self) -> None:
-        params = list(self._parts)
-        found = standings(params, self._addresses)
+        params, scattered = list(self._parts), self._scattered
+        if scattered is not None:
+            scattered.check_step(getattr(self, "found_inf", None))
+        found = standings(self._parts, self._addresses, scattered is not None)
         # Where a GPU would have to be waited for, ranks are compared in the first step only.
         if self._steps == 0 or device_of_group(self.process_group).type == "cpu":
             check_agreement(self.process_group, params, self._whole, found)
@@ -179,6 +225,8 @@ class ShardedOptimizer(SplitStates):
         self._step_of_part()
         self._gather()
         self._steps += 1
+        if scattered is not None:
+            scattered.drop()
 
     def _bring_gradients(self) -> None:
         """Gives the parts their gradients. An empty part needs one, so that ranks count alike."""
@@ -202,14 +250,16 @@ class ShardedOptimizer(SplitStates):
         for name, value in lent.items():
             setattr(self.optim, name, value)
         try:
-            self._bring_gradients()
+            if self._scattered is None:
+                self._bring_gradients()
             self.optim._fused_update()
             self._found_inf_is_output = False
         finally:
             for name in lent:
                 vars(self.optim).pop(name, None)
-            for part in self._parts.values():
-                part.grad = None
+            if self._scattered is None:
+                for part in self._parts.values():
+                    part.grad = None
 
     def _gather(self) -> None:
         for flat, plan in zip(self._flats, self._partition.flats, strict=True):

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 import sharded
-from sharded import AGAIN, FSDP, GATHER, PART, SUBJECT, ZERO
+from sharded import AGAIN, FSDP, GATHER, PART, SPLIT, SUBJECT, ZERO
 
 
 def figures(ours: float, zero: float, fsdp: float = 3.0) -> dict[str, Any]:
-    seconds = {SUBJECT: ours, AGAIN: 1.0, ZERO: zero, FSDP: fsdp, PART: 0.25, GATHER: 0.75}
+    peers = {AGAIN: 1.0, SPLIT: 1.5, ZERO: zero, FSDP: fsdp}
+    seconds = {SUBJECT: ours, **peers, PART: 0.25, GATHER: 0.75}
     return {
         "samples": {name: [value] * 3 for name, value in seconds.items()},
         "state_bytes": {SUBJECT: [8, 4]},
+        "grad_bytes": {SUBJECT: [6, 6], SPLIT: [4, 2]},
         "verified": {ZERO: 0.0},
     }
 
@@ -28,9 +30,10 @@ def test_a_step_is_compared_with_its_parts_and_peers() -> None:
     assert case["ratios"][ZERO]["of_medians"] == pytest.approx(2.0)
     assert sharded.missed([case]) == []
     printed = "\n".join(sharded.lines([case]))
-    assert f"| tensors_400 | {ZERO} | 2000.00 ± 0.00 | 2.00x |  |" in printed
-    assert f"| tensors_400 | {SUBJECT} | 1000.00 ± 0.00 |  | 8, 4 |" in printed
-    assert f"| tensors_400 | {SUBJECT} / {PART} + {GATHER} | 1.000x |  |  |" in printed
+    assert f"| tensors_400 | {ZERO} | 2000.00 ± 0.00 | 2.00x |  |  |" in printed
+    assert f"| tensors_400 | {SUBJECT} | 1000.00 ± 0.00 |  | 8, 4 | 6, 6 |" in printed
+    assert f"| tensors_400 | {SPLIT} | 1500.00 ± 0.00 | 1.50x |  | 4, 2 |" in printed
+    assert f"| tensors_400 | {SUBJECT} / {PART} + {GATHER} | 1.000x |  |  |  |" in printed
 
 
 def test_each_missed_target_is_named() -> None:
@@ -58,6 +61,8 @@ def test_a_quick_run_of_all_contenders(tmp_path: Path, capsys: pytest.CaptureFix
     assert sharded.main(words) == 0
     assert f"wrote {out}" in capsys.readouterr().out
     (case,) = json.loads(out.read_text())["cases"]
-    assert set(case["samples"]) == {SUBJECT, AGAIN, ZERO, FSDP, PART, GATHER}
+    assert set(case["samples"]) == {SUBJECT, AGAIN, SPLIT, ZERO, FSDP, PART, GATHER}
     # Two moments of four bytes for each element, on one of the ranks.
     assert sum(case["state_bytes"][SUBJECT]) == sum(case["state_bytes"][ZERO])
+    whole = case["grad_bytes"][SUBJECT]
+    assert sum(case["grad_bytes"][SPLIT]) == whole[0] == whole[1]

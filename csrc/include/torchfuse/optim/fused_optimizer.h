@@ -161,8 +161,9 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Groups of the parameters whose gradients steps take: `param_groups()` or, where these have
   /// parts and the model has the gradients, the model's, without options.
   const std::vector<torch::optim::OptimizerParamGroup>& groups_with_gradients() const;
-  /// Process groups over which these gradients are split; none where all processes have them whole.
-  const std::vector<std::string>& groups_of_gradients() const;
+  /// Combines flags over the processes that have other parts of these gradients: what one finds is
+  /// true for all.
+  void agree_on_overflow(const std::vector<at::Tensor>& flags) const;
   /// Device of the first of them that has a gradient; none if none has one.
   std::optional<at::Device> device_of_grads() const;
   /// How many processes share the states.

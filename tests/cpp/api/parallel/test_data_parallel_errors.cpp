@@ -42,7 +42,7 @@ TEST_F(DataParallelErrors, ParametersWithoutGradients) {
       [&] { net_->ptr<torch::nn::LinearImpl>(1)->weight.sum().backward(); },
       "expected backward() to give each parameter a gradient, got none for 3 of 4 "
       "parameters: '0.weight', '0.bias', '1.bias'. Let the loss depend on all, freeze them, "
-      "or use find_unused_parameters(true).");
+      "or set find_unused_parameters.");
   parallel.forward(x_).sum().backward();  // the loop may go on
 }
 

@@ -139,8 +139,8 @@ TEST(ScatteredGradientsErrors, AParameterWithoutAGradientIsNamedAndTrainingGoesO
     EXPECT_ERROR(miss,
                  "expected backward() to give each parameter a gradient, got none for 6 of 7 "
                  "parameters: 'first.weight', 'first.bias', 'conv.weight', 'conv.bias', "
-                 "'last.weight', ... 6 in all. Let the loss depend on all, freeze them, or use "
-                 "find_unused_parameters(true).");
+                 "'last.weight', ... 6 in all. Let the loss depend on all, freeze them, or set "
+                 "find_unused_parameters.");
     training.optimizer.zero_grad();
     training.backward();
     expected.backward();

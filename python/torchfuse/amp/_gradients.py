@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where an optimizer's gradients are, and which processes have others of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchfuse.optimizers._base import FusedOptimizer
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    if isinstance(optimizer, FusedOptimizer):
+        return optimizer._tensors_with_gradients()
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def agreed(optimizer: torch.optim.Optimizer, flags: list[Tensor]) -> dict[torch.device, Tensor]:
+    """Flags by device, of all processes that have parts of the gradients."""
+    if isinstance(optimizer, FusedOptimizer):
+        optimizer._agree_on_overflow(flags)
+    return {flag.device: flag for flag in flags}
+
+
+def device_of_gradients(optimizer: torch.optim.Optimizer) -> torch.device | None:
+    """Returns the device of the first parameter that has a gradient, or None."""
+    return next((param.device for param in params_of(optimizer) if param.grad is not None), None)
