@@ -65,3 +65,13 @@ def test_a_part_has_the_elements_in_the_order_of_memory() -> None:
     assert torch.equal(other, weight)
     assert other.stride() == weight.stride()
     assert laid_out_like(weight, other) is other
+
+
+def test_members_say_which_parameters_share_a_flat_tensor_and_in_which_order() -> None:
+    values = params()
+    partition = Partition.of(values, 0, 2, [[6, 5, 4], [2], [3, 1, 0]])
+    assert [place.flat for place in partition.places] == [2, 2, 1, 2, 0, 0, 0]
+    first = sorted(
+        (place.begin, index) for index, place in enumerate(partition.places) if index > 3
+    )
+    assert [index for _, index in first] == [6, 5, 4]
