@@ -149,12 +149,17 @@ TEST(ScatteredGradients, BackwardAddsUntilAStepOrZeroGrad) {
 }
 
 /// In the second of three steps one rank's part of the batch is infinite: nobody may step.
-void train_with_an_overflow(ProcessGroup& group, bool unscales) {
+/// @param how "step", "unscale_", or "group": the scaler has one of its process alone.
+void train_with_an_overflow(ProcessGroup& group, const std::string& how) {
   ScatteredNet net;
   ScatteredModel model(net, group, small_buckets());
   ShardedOptimizer<FusedAdam> optimizer(net->parameters(), FusedAdamOptions().max_grad_norm(1.0),
                                         model);
-  amp::GradScaler scaler(torch::kCPU, amp::GradScalerOptions().init_scale(1024.0));
+  auto first = group.new_group({0});
+  auto second = group.new_group({1});
+  auto options = amp::GradScalerOptions().init_scale(1024.0);
+  if (how == "group") options.process_group((group.rank() == 0 ? first : second)->name());
+  amp::GradScaler scaler(torch::kCPU, options);
   for (int step = 0; step < 3; ++step) {
     const auto before = values_of(*net);
     const torch::Tensor loss = scattered_loss(model, group.rank(), step);
@@ -168,7 +173,7 @@ void train_with_an_overflow(ProcessGroup& group, bool unscales) {
     }
     scaler.scale(loss).backward();
     if (step == 1 && group.rank() == 1) net->first->bias.remove_hook(0);
-    if (unscales) scaler.unscale_(optimizer);
+    if (how == "unscale_") scaler.unscale_(optimizer);
     scaler.step(optimizer);
     scaler.update();
     bool moved = false;
@@ -181,9 +186,9 @@ void train_with_an_overflow(ProcessGroup& group, bool unscales) {
 }
 
 TEST(ScatteredGradients, AnOverflowInOnePartSkipsTheStepOnAllRanks) {
-  for (const bool unscales : {false, true}) {
-    SCOPED_TRACE(unscales);
-    run_on_ranks(2, [&](ProcessGroup& group) { train_with_an_overflow(group, unscales); });
+  for (const std::string how : {"step", "unscale_", "group"}) {
+    SCOPED_TRACE(how);
+    run_on_ranks(2, [&](ProcessGroup& group) { train_with_an_overflow(group, how); });
   }
 }
 
