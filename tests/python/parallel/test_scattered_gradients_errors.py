@@ -189,7 +189,7 @@ EXPECTED: dict[Callable[[int], None], str] = {
     step_after_an_exception: EARLY,
     no_sync_after_an_exception: EARLY,
     within_backward: "RuntimeError: ShardedOptimizer: expected one backward() to reach its end b",
-    scaler_of_torch: "RuntimeError: ShardedOptimizer.step: expected torchfuse.amp.GradScaler wit",
+    scaler_of_torch: "RuntimeError: ShardedOptimizer.step: expected torchfuse.amp.GradScaler ",
     unscaled_by_torch: "RuntimeError: ShardedOptimizer.step: expected torchfuse.amp.GradScaler w",
     larc: "ValueError: LARC: expected an optimizer of whole gradients, got a ShardedOptimizer wi",
     no_sync_of_whole_gradients: "RuntimeError: ShardedOptimizer.no_sync: expected shard_gradient",
