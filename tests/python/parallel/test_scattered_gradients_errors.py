@@ -47,6 +47,13 @@ def whole_gradient_on_a_rank(rank: int) -> None:
     optimizer.step()
 
 
+def reduced_twice(rank: int) -> None:
+    net, optimizer = training()
+    model = nn.parallel.DistributedDataParallel(net)
+    loss_of(model, rank).backward()
+    optimizer.step()
+
+
 def reduced_before(rank: int) -> None:
     net = Net()
     model = nn.parallel.DistributedDataParallel(net)
@@ -176,6 +183,7 @@ EXPECTED: dict[Callable[[int], None], str] = {
     whole_gradients: f"RuntimeError: ShardedOptimizer.step: expected parameter 0 {OWN}",
     whole_gradient_on_a_rank: f"RuntimeError: ShardedOptimizer: {AGREE}shape (), strides (), dtype "
     "torch.float32, a gradient on rank 0 and shape (), strides (), dtype torch.float32, a whole ",
+    reduced_twice: f"RuntimeError: ShardedOptimizer.step: expected parameter 0 {OWN}",
     reduced_before: f"RuntimeError: ShardedOptimizer.step: expected parameter 0 {OWN}",
     two_optimizers: "RuntimeError: ShardedOptimizer: expected to reduce the gradient of 'params[",
     unreached: "RuntimeError: ShardedOptimizer: expected backward() to give each parameter a gradie"
