@@ -113,6 +113,16 @@ TORCHFUSE_HOST_DEVICE T round_to(double x) {
   return static_cast<T>(x);
 }
 
+/// Note [Decay rates of zero]
+/// m += (1 - beta) (g - m) keeps a moment that decays slowly most exactly. With beta = 0, as in
+/// GANs, it should forget all of m, and in rounded numbers does not: where g is far below m, g - m
+/// is -m, and nothing is left. So a moment of that rate counts as 0 before. The choice is made
+/// there because a GPU holds it in a predicate, and no operand longer than without it.
+template <class T>
+TORCHFUSE_HOST_DEVICE bool forgotten(T one_minus_beta) {
+  return one_minus_beta == T(1);
+}
+
 struct Powers {
   double a;
   double b;

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019), with AMSGrad (Reddi et al.
 // 2018).
-//
-// Note [Decay rates of zero]
-// m += (1 - beta) (g - m) keeps a moment that decays slowly most exactly. With beta = 0, as in
-// GANs, it should forget all of m, and in rounded numbers does not: where g is far below m, g - m
-// is -m, and nothing is left. So a moment of that rate is multiplied by 0 first, `keep`; by 1 else,
-// which changes no bit and costs less than a choice.
 #pragma once
 
 #include "kernels/common/hyper_param.h"
@@ -60,8 +54,6 @@ struct Adam {
     T minus_lr_decay;  ///< -lr * weight_decay in decoupled mode, else 0
     T one_minus_beta1;
     T one_minus_beta2;
-    T keep1;  ///< 0 where one_minus_beta1 is 1, else 1
-    T keep2;
     T inverse_sqrt_bias2;  ///< 1 / sqrt(1 - beta2^step)
     T eps;
     T minus_step_size;  ///< -lr / (1 - beta1^step)
@@ -85,8 +77,6 @@ struct Adam {
     coefs.minus_lr_decay = params.adam_w_mode ? round_to<T>(-lr * weight_decay) : T(0);
     coefs.one_minus_beta1 = round_to<T>(1.0 - beta1);
     coefs.one_minus_beta2 = round_to<T>(1.0 - beta2);
-    coefs.keep1 = coefs.one_minus_beta1 == T(1) ? T(0) : T(1);
-    coefs.keep2 = coefs.one_minus_beta2 == T(1) ? T(0) : T(1);
     coefs.inverse_sqrt_bias2 = round_to<T>(1.0 / kernels::sqrt(bias2));
     coefs.eps = round_to<T>(params.eps.load());
     coefs.minus_step_size = round_to<T>(-lr / bias1);
@@ -103,8 +93,9 @@ struct Adam {
   TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
                                            const Coefs<T>& coefs) {
     const V g = fma(V(coefs.l2_decay), param, grad * V(coefs.grad_sign));
-    const V m = state[0] * V(coefs.keep1);
-    const V v = state[1] * V(coefs.keep2);
+    // See Note [Decay rates of zero] in kernels/common/math.h.
+    const V m = forgotten(coefs.one_minus_beta1) ? V(T(0)) : state[0];
+    const V v = forgotten(coefs.one_minus_beta2) ? V(T(0)) : state[1];
     state[0] = fma(V(coefs.one_minus_beta1), g - m, m);
     state[1] = fma(V(coefs.one_minus_beta2), fma(g, g, V(T(0)) - v), v);
     V second_moment = state[1];

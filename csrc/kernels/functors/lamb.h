@@ -59,8 +59,6 @@ struct Lamb {
     T one_minus_beta1;  ///< with grad_weight: m += (1 - beta1) (grad_weight g - m)
     T grad_weight;
     T one_minus_beta2;
-    T keep1;  ///< see Note [Decay rates of zero] in adam.h
-    T keep2;
     T inverse_bias1;       ///< 1 / (1 - beta1^step)
     T inverse_sqrt_bias2;  ///< 1 / sqrt(1 - beta2^step)
     T eps;
@@ -83,8 +81,6 @@ struct Lamb {
     coefs.one_minus_beta1 = round_to<T>(1.0 - beta1);
     coefs.grad_weight = params.grad_averaging ? T(1) : round_to<T>(1.0 / (1.0 - beta1));
     coefs.one_minus_beta2 = round_to<T>(1.0 - beta2);
-    coefs.keep1 = coefs.one_minus_beta1 == T(1) ? T(0) : T(1);
-    coefs.keep2 = coefs.one_minus_beta2 == T(1) ? T(0) : T(1);
     coefs.inverse_bias1 = round_to<T>(1.0 / bias1);
     coefs.inverse_sqrt_bias2 = round_to<T>(1.0 / kernels::sqrt(bias2));
     coefs.eps = round_to<T>(params.eps.load());
@@ -122,8 +118,9 @@ struct Lamb {
   TORCHFUSE_HOST_DEVICE static void move(V param, V grad, V (&state)[kNumStates],
                                          const Coefs<T>& coefs) {
     const V g = fma(V(coefs.l2_decay), param, grad * V(coefs.grad_sign));
-    const V m = state[0] * V(coefs.keep1);
-    const V v = state[1] * V(coefs.keep2);
+    // See Note [Decay rates of zero] in kernels/common/math.h.
+    const V m = forgotten(coefs.one_minus_beta1) ? V(T(0)) : state[0];
+    const V v = forgotten(coefs.one_minus_beta2) ? V(T(0)) : state[1];
     const V difference = fma(V(coefs.grad_weight), g, V(T(0)) - m);
     state[0] = fma(V(coefs.one_minus_beta1), difference, m);
     state[1] = fma(V(coefs.one_minus_beta2), fma(g, g, V(T(0)) - v), v);

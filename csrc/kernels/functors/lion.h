@@ -34,10 +34,9 @@ struct Lion {
   template <class T>
   struct Coefs {
     T grad_sign;
+    T beta1;
     T one_minus_beta1;
     T one_minus_beta2;
-    T keep1;  ///< see Note [Decay rates of zero] in adam.h
-    T keep2;
     T minus_lr;
     T minus_lr_decay;
   };
@@ -49,26 +48,25 @@ struct Lion {
     coefs.grad_sign = params.maximize ? T(-1) : T(1);
     const double beta1 = params.beta1.load();
     const double beta2 = params.beta2.load();
+    coefs.beta1 = round_to<T>(beta1);
     coefs.one_minus_beta1 = round_to<T>(1.0 - beta1);
     coefs.one_minus_beta2 = round_to<T>(1.0 - beta2);
-    coefs.keep1 = coefs.one_minus_beta1 == T(1) ? T(0) : T(1);
-    coefs.keep2 = coefs.one_minus_beta2 == T(1) ? T(0) : T(1);
     coefs.minus_lr = round_to<T>(-lr);
     coefs.minus_lr_decay = round_to<T>(-lr * params.weight_decay.load());
     return coefs;
   }
 
-  ///   c  = m + (1 - beta1) (+-grad - m)
+  ///   c  = beta1 m + (1 - beta1) (+-grad)
   ///   m += (1 - beta2) (+-grad - m)
   ///   p -= lr weight_decay p + lr sign(c)
   template <class V, class T>
   TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
                                            const Coefs<T>& coefs) {
     const V g = grad * V(coefs.grad_sign);
-    const V m1 = state[0] * V(coefs.keep1);
-    const V m2 = state[0] * V(coefs.keep2);
-    const V direction = fma(V(coefs.one_minus_beta1), g - m1, m1);
-    state[0] = fma(V(coefs.one_minus_beta2), g - m2, m2);
+    const V direction = fma(V(coefs.beta1), state[0], g * V(coefs.one_minus_beta1));
+    // See Note [Decay rates of zero] in kernels/common/math.h.
+    const V m = forgotten(coefs.one_minus_beta2) ? V(T(0)) : state[0];
+    state[0] = fma(V(coefs.one_minus_beta2), g - m, m);
     // Both changes are summed before they meet the parameter: one rounding at its magnitude.
     param = param + fma(V(coefs.minus_lr_decay), param, sign(direction) * V(coefs.minus_lr));
   }

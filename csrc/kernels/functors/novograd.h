@@ -59,7 +59,6 @@ struct NovoGrad {
     T minus_lr_decay;   ///< -lr weight_decay outside of the moment, else 0
     T one_minus_beta1;  ///< with grad_weight: m += (1 - beta1) (grad_weight g - m)
     T grad_weight;
-    T keep1;  ///< see Note [Decay rates of zero] in adam.h
   };
 
   template <class T>
@@ -79,7 +78,6 @@ struct NovoGrad {
     coefs.moment_decay = params.reg_inside_moment ? round_to<T>(weight_decay) : T(0);
     coefs.minus_lr_decay = params.reg_inside_moment ? T(0) : round_to<T>(-lr * weight_decay);
     coefs.one_minus_beta1 = round_to<T>(1.0 - beta1);
-    coefs.keep1 = coefs.one_minus_beta1 == T(1) ? T(0) : T(1);
     coefs.grad_weight = params.grad_averaging ? T(1) : round_to<T>(1.0 / (1.0 - beta1));
     return coefs;
   }
@@ -128,7 +126,8 @@ struct NovoGrad {
   TORCHFUSE_HOST_DEVICE static void update(V& param, V grad, V (&state)[kNumStates],
                                            const Coefs<T>& coefs) {
     const V g = fma(V(coefs.moment_decay), param, grad * V(coefs.grad_factor));
-    const V m = state[0] * V(coefs.keep1);
+    // See Note [Decay rates of zero] in kernels/common/math.h.
+    const V m = forgotten(coefs.one_minus_beta1) ? V(T(0)) : state[0];
     const V difference = fma(V(coefs.grad_weight), g, V(T(0)) - m);
     state[0] = fma(V(coefs.one_minus_beta1), difference, m);
     // Both changes are summed before they meet the parameter: one rounding at its magnitude.
