@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command line of sharded_lm.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def parse_arguments(description: str, precisions: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line; `description` is the docstring of the program."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/sharded"))
+    parser.add_argument("--parallel", choices=("fsdp", "zero2"), default="fsdp")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
+    parser.add_argument("--precision", choices=precisions, default="bf16")
+    parser.add_argument("--steps", type=int, default=200, help="of the whole schedule")
+    parser.add_argument("--warm-up", type=int, default=20, help="steps")
+    parser.add_argument("--stop-after", type=int, help="step after which this run ends")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps; and at the end")
+    parser.add_argument("--validate-every", type=int, default=20, help="steps; and at the end")
+    parser.add_argument("--validation-samples", type=int, default=64, help="of all together")
+    parser.add_argument("--batch", type=int, default=16, help="samples of all processes together")
+    parser.add_argument("--accumulate", type=int, default=1, help="parts of each one's samples")
+    parser.add_argument("--sequence", type=int, default=128, help="tokens of a sample")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=3e-3, help="the largest of the schedule")
+    arguments = parser.parse_args()
+    check(parser, arguments)
+    return arguments
+
+
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Ends with a sentence if the arguments do not fit each other or the processes."""
+    for name, value in vars(arguments).items():
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            parser.error(f"expected --{name.replace('_', '-')} to be at least 1, got {value}")
+    ranks, tensor = int(os.environ.get("WORLD_SIZE", "1")), arguments.tensor_parallel
+    if ranks % tensor:
+        parser.error(f"expected --tensor-parallel to divide {ranks} processes, got {tensor}")
+    if tensor > 1 and arguments.parallel != "fsdp":
+        parser.error(f"expected --parallel fsdp with --tensor-parallel, got {arguments.parallel}")
+    if arguments.heads % tensor or arguments.width % arguments.heads:
+        parser.error(
+            "expected --heads to be a multiple of --tensor-parallel and to divide --width, got "
+            f"{arguments.heads}"
+        )
+    data = ranks // tensor
+    if arguments.batch % (data * arguments.accumulate):
+        parser.error(
+            f"expected --batch to be a multiple of {data * arguments.accumulate}, the "
+            f"data-parallel processes times --accumulate, got {arguments.batch}"
+        )
+    if arguments.validation_samples % data:
+        parser.error(
+            f"expected --validation-samples to be a multiple of {data}, the data-parallel "
+            f"processes, got {arguments.validation_samples}"
+        )
+    found = checkpoints(arguments.out)
+    if arguments.resume and not found:
+        parser.error(f"expected a checkpoint in {arguments.out} with --resume, found none")
+    if found and not arguments.resume:
+        parser.error(f"expected an --out without checkpoints, or --resume; {found[-1]} is there")
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """The complete checkpoints, oldest first: the metadata is written after all parts."""
+    return sorted(path.parent for path in out.glob("checkpoints/*/.metadata"))
