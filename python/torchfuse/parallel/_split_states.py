@@ -56,7 +56,13 @@ class SplitStates(FusedOptimizer):
         """
         super().load_state_dict(state_dict)
 
+    def _pass_options_on(self) -> None:
+        """Gives the groups of the parts the options of the whole: a scheduler changes these."""
+        for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True):
+            group.update((key, value) for key, value in whole.items() if key != "params")
+
     def _own_state_dict(self) -> dict[str, Any]:
+        self._pass_options_on()
         return whole_state_dict(
             self.optim.state_dict(),
             self._is_split,
@@ -96,6 +102,7 @@ class SplitStates(FusedOptimizer):
             >>> dist.destroy_process_group()
         """
         self.optim._refuse_swapped("sharded_state_dict")
+        self._pass_options_on()
         for group in self.optim.param_groups:
             for part in group["params"]:
                 self.optim._create_state(part, group)

@@ -220,8 +220,7 @@ class ShardedOptimizer(SplitGradients):
             check_agreement(self.process_group, params, self._whole, found)
         check_standings(found)
         check_options(f"{NAME}.step", self.param_groups)
-        for whole, group in zip(self.param_groups, self.optim.param_groups, strict=True):
-            group.update((key, value) for key, value in whole.items() if key != "params")
+        self._pass_options_on()
         self._step_of_part()
         self._gather()
         self._steps += 1

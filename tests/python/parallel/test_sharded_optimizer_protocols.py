@@ -67,6 +67,17 @@ def distributed_checkpoint(rank: int) -> list[float]:
     return [*counts, float(optimizer.state_dict()["state"][0]["step"])]
 
 
+def options_of_the_next_step(rank: int) -> list[float]:
+    """A scheduler changes them after the step, and the program saves."""
+    optimizer, _ = twins(torch.float32, lr=0.125)
+    set_grads(params_of(optimizer), 0)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.25
+    whole = optimizer.state_dict()["param_groups"][0]["lr"]
+    optimizer.param_groups[0]["lr"] = 0.5
+    return [whole, optimizer.sharded_state_dict()["param_groups"][0]["lr"]]
+
+
 def states(rank: int) -> list[bool]:
     """Programs read states by parameter, also of one that has none, and masters."""
     optimizer, _ = twins(torch.bfloat16, **MASTERS)
@@ -166,6 +177,7 @@ def foreign_states(rank: int) -> list[Any]:
 EXPECTED: dict[Any, Any] = {
     state_hooks: ["before saving", "loading 1", "loaded"],
     distributed_checkpoint: [1.0, 1.0],
+    options_of_the_next_step: [0.25, 0.5],
     states: [True] * 5,
     other_values: True,
     wide_gradients: True,
