@@ -46,7 +46,8 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo distributed-demo images images-cpp test bench lint clean build coverage docs \
+.PHONY: help demo distributed-demo sharded-demo images images-cpp test bench lint clean build \
+  coverage docs \
   doxygen-is-here \
   package prefix pretended-cuda programs \
   aarch64-is-here test-aarch64 results-of-aarch64 results-of-kernels \
@@ -60,6 +61,7 @@ endif
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
 	@echo "make distributed-demo  the same in two processes, with synchronized batch normalization"
+	@echo "make sharded-demo    a language model: FSDP2 in two processes, resumed alone and by ZeRO 2"
 	@echo "make images | images-cpp  an image classifier, in Python and in C++: build/images"
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
@@ -390,6 +392,15 @@ distributed-demo: prefix
 	$(VENV_PYTHON) examples/python/export_digits.py build/distributed/digits
 	$(TORCHRUN) --no-python build/distributed/cpp/distributed_digits build/distributed/digits \
 	  build/distributed --precision bf16
+
+# One run in three layouts of processes, each of which goes on from the checkpoint of the one before.
+SHARDED_LM := examples/python/sharded_lm.py --out build/sharded
+
+sharded-demo: build
+	rm -rf build/sharded
+	$(TORCHRUN) $(SHARDED_LM) --stop-after 120
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) $(SHARDED_LM) --resume --stop-after 200
+	$(TORCHRUN) $(SHARDED_LM) --resume --parallel zero2
 
 # On image files, in both languages; the report compares the precisions, and devices once the results of
 # other machines lie in build/images.

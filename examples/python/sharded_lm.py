@@ -20,9 +20,11 @@ torch.distributed.checkpoint and know no layout: each goes on in any other. Rank
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import time
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 import sharded_lm_report
-from sharded_lm_arguments import checkpoints, parse_arguments
+from sharded_lm_arguments import checkpoints, model_file, model_of, parse_arguments
 from sharded_lm_data import VOCABULARY, Corpus
 from sharded_lm_model import LanguageModel, shard, split_layers
 from torchfuse.losses import softmax_cross_entropy
@@ -143,7 +145,7 @@ class Trainer:
         self.optimizer.zero_grad()
         norm = self.optimizer.grad_norm()
         assert norm is not None  # it clips
-        lr = float(self.scheduler.get_last_lr()[0])
+        lr = float(self.optimizer.param_groups[0]["lr"])
         self.scheduler.step()
         return {"loss": self.processes.mean(total), "lr": lr, "grad_norm": float(norm)}
 
@@ -203,6 +205,9 @@ def train(arguments: argparse.Namespace, processes: Processes) -> None:
 
     if begin == 0:
         record(step=0, validation_loss=trainer.validation_loss(tested))
+        if log is not None:
+            text = json.dumps(model_of(arguments))
+            model_file(arguments.out).write_text(text, encoding="utf-8")
     tokens = arguments.batch * arguments.sequence
     for step in range(begin + 1, end + 1):
         start = time.perf_counter()
@@ -232,6 +237,8 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # torch warns that it saves and loads in one process, as it is told to.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         train(arguments, Processes(0, 1, 1, device))
         return
     dist.init_process_group("nccl" if on_gpu else "gloo")

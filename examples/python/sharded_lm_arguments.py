@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+MODEL = ("precision", "sequence", "width", "layers", "heads")
 
 
 def parse_arguments(description: str, precisions: Sequence[str]) -> argparse.Namespace:
@@ -16,7 +20,7 @@ def parse_arguments(description: str, precisions: Sequence[str]) -> argparse.Nam
     parser.add_argument("--parallel", choices=("fsdp", "zero2"), default="fsdp")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
     parser.add_argument("--precision", choices=precisions, default="bf16")
-    parser.add_argument("--steps", type=int, default=200, help="of the whole schedule")
+    parser.add_argument("--steps", type=int, default=300, help="of the whole schedule")
     parser.add_argument("--warm-up", type=int, default=20, help="steps")
     parser.add_argument("--stop-after", type=int, help="step after which this run ends")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
@@ -61,11 +65,33 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
             f"expected --validation-samples to be a multiple of {data}, the data-parallel "
             f"processes, got {arguments.validation_samples}"
         )
+    check_out(parser, arguments)
+
+
+def check_out(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Ends with a sentence if --out has no checkpoint to go on from, or one to lose."""
     found = checkpoints(arguments.out)
-    if arguments.resume and not found:
-        parser.error(f"expected a checkpoint in {arguments.out} with --resume, found none")
     if found and not arguments.resume:
         parser.error(f"expected an --out without checkpoints, or --resume; {found[-1]} is there")
+    if not arguments.resume:
+        return
+    if not found:
+        parser.error(f"expected a checkpoint in {arguments.out} with --resume, found none")
+    made = json.loads(model_file(arguments.out).read_text(encoding="utf-8"))
+    if made != model_of(arguments):
+        parser.error(
+            f"expected --resume with the model of the checkpoint, {made}, got {model_of(arguments)}"
+        )
+
+
+def model_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a run and those that go on from its checkpoints have in common."""
+    return {name: getattr(arguments, name) for name in MODEL}
+
+
+def model_file(out: Path) -> Path:
+    """Where that is written."""
+    return out / "model.json"
 
 
 def checkpoints(out: Path) -> list[Path]:
