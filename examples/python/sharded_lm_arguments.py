@@ -17,8 +17,12 @@ def parse_arguments(description: str, precisions: Sequence[str]) -> argparse.Nam
     """Reads the command line; `description` is the docstring of the program."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/sharded"))
-    parser.add_argument("--parallel", choices=("fsdp", "zero2"), default="fsdp")
-    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--parallel", choices=("fsdp", "zero2"), default="fsdp", help="of two or more processes"
+    )
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="N", help="processes that share a layer"
+    )
     parser.add_argument("--precision", choices=precisions, default="bf16")
     parser.add_argument("--steps", type=int, default=300, help="of the whole schedule")
     parser.add_argument("--warm-up", type=int, default=20, help="steps")
