@@ -20,11 +20,18 @@ import figures
 import gpu_predictions
 import page_tables
 import scale_page
+import sharding_paper
 import targets
 import thread_gain
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = {**scale_page.TABLES, **gpu_predictions.TABLES, **targets.TABLES, **thread_gain.TABLES}
+TABLES = {
+    **scale_page.TABLES,
+    **sharding_paper.TABLES,
+    **gpu_predictions.TABLES,
+    **targets.TABLES,
+    **thread_gain.TABLES,
+}
 
 
 def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:
