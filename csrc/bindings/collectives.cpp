@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// torchfuse._C.check_same_in_all_ranks, which no graph needs to hold.
+// Collectives of torchfuse._C, which no graph needs to hold, and what is said after one has failed.
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <torchfuse/collectives.h>
+#include <torchfuse/missing_ranks.h>
+
+#include <string>
 
 #include "bindings/bindings.h"
 
@@ -12,6 +16,12 @@ void bind_collectives(pybind11::module_& module) {
   module.def("check_same_in_all_ranks", &check_same_in_all_ranks, py::arg("names"),
              py::arg("values"), py::arg("device"), py::arg("group"), py::arg("caller"),
              py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "describe_missing_ranks",
+      [](const std::string& group) {
+        return describe_missing_ranks(*c10d::resolve_process_group(group));
+      },
+      py::arg("group"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace torchfuse::bindings

@@ -156,6 +156,12 @@ def clip_value_(tensors: Sequence[Tensor | None], clip_value: float) -> None: ..
 def check_same_in_all_ranks(
     names: Sequence[str], values: Sequence[int], device: torch.device, group: str, caller: str
 ) -> None: ...
+def describe_missing_ranks(group: str) -> str:
+    """Says which ranks do not report a failure of their own after a collective that failed.
+
+    Args:
+        group: name of the process group. All ranks whose collective failed call this.
+    """
 
 class GradientReducer:
     """Reduces gradients to parts of them while backward runs, from its construction to its end.

@@ -20,9 +20,11 @@ namespace torchfuse {
 /// @param groups names of process groups: `name()` of a torchfuse::parallel::ProcessGroup, in
 ///   Python `group.group_name`. Python and init_process_group() register every group; for other
 ///   groups of C++ programs call `c10d::register_process_group(name, group)`, and keep the group.
+/// @param caller begins messages.
 /// @throws c10::Error with the ranks that do not respond, as all_reduce_sum_().
 TORCHFUSE_API void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
-                               const std::vector<std::string>& groups);
+                               const std::vector<std::string>& groups,
+                               const std::string& caller = "torchfuse::all_reduce_");
 
 /// Replaces `tensor` by its sum over the ranks of a group, in place, on the current stream.
 ///

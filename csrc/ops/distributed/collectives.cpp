@@ -66,15 +66,14 @@ void all_reduce_sum_impl(const at::Tensor& tensor, c10::string_view group_name,
 }  // namespace
 
 void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
-                 const std::vector<std::string>& groups) {
+                 const std::vector<std::string>& groups, const std::string& caller) {
   for (const std::string& group : groups) {
     const at::Tensor pending =
         call_collective("_c10d_functional::all_reduce_", tensor, reduction, group);
     try {
       call_collective("_c10d_functional::wait_tensor", pending);
     } catch (const std::exception& error) {
-      constexpr const char* kAllReduce = "torchfuse::all_reduce_";
-      ops::fail_collective(*ops::find_group(group, kAllReduce), kAllReduce, error);
+      ops::fail_collective(*ops::find_group(group, caller), caller, error);
     }
   }
 }

@@ -15,7 +15,7 @@ void sum_over_shards(const at::Tensor& partials, const std::vector<std::string>&
   const at::Tensor flags = partials.view({-1, kDoubles}).select(1, kNonfinite);
   const at::Tensor bits = flags.view(at::kLong);
   flags.copy_(bits.ne(0));
-  all_reduce_(partials, "sum", groups);
+  all_reduce_(partials, "sum", groups, "The norm of gradients");
   bits.copy_(flags.ne(0.0));
 }
 
@@ -25,9 +25,10 @@ void sum_measured_over_shards(const at::Tensor& sums, bool uses_largest,
   constexpr std::int64_t kLargest = offsetof(kernels::MeasurePartial, largest) / sizeof(double);
   const at::Tensor magnitudes = sums.view({-1, kDoubles}).select(1, kLargest);
   const at::Tensor largest = uses_largest ? magnitudes.clone() : at::Tensor();
-  all_reduce_(sums, "sum", groups);
+  constexpr const char* kNorms = "The norms of parameters and their changes";
+  all_reduce_(sums, "sum", groups, kNorms);
   if (!uses_largest) return;
-  all_reduce_(largest, "max", groups);
+  all_reduce_(largest, "max", groups, kNorms);
   magnitudes.copy_(largest);
 }
 

@@ -17,16 +17,19 @@ from torchfuse.parallel._partition import Flat
 from torchfuse.parallel._ranks import naming
 
 
-def gather(tensor: Tensor, flat: Flat, rank: int, group: dist.ProcessGroup, who: str) -> None:
+def gather(
+    tensor: Tensor, flat: Flat, rank: int, group: dist.ProcessGroup, who: str, what: str
+) -> None:
     """Fills a tensor that is laid out as `flat`, of which this process has written its part.
 
     Raises:
-        RuntimeError: naming `who`, if a rank does not arrive within the group's timeout.
+        RuntimeError: naming `who` and `what`, if a rank does not arrive within the group's
+            timeout.
     """
     parts = tensor.split(flat.part)
     if len(parts) <= 1:
         return
-    with naming(who):
+    with naming(who, f"the gather of {what}", group):
         if tensor.device.type != "cpu":
             dist.all_gather_into_tensor(tensor, parts[rank], group=group)
             return

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchfuse import _C
+
 
 def require_group(who: str) -> None:
     """Raises RuntimeError without a process group."""
@@ -88,7 +90,8 @@ def check_same(
         device=device_of_group(group),
     )
     gathered = [torch.empty_like(mine) for _ in range(size)]
-    with naming(expected.partition(":")[0]):
+    who, _, compared = expected.partition(": expected ")
+    with naming(who, f"the comparison of {compared}", group):
         dist.all_gather(gathered, mine, group=group)
     checksums = torch.cat(gathered).tolist()
     if checksums.count(checksums[0]) == len(checksums):
@@ -108,14 +111,22 @@ def _made(descriptions: Sequence[str] | Callable[[], Sequence[str]]) -> Sequence
 
 
 @contextmanager
-def naming(who: str) -> Iterator[None]:
-    """Says in a backend's errors, which have addresses only, who could not communicate and why."""
+def naming(who: str, what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Says in a backend's errors, which have addresses only, what has failed and who is missing.
+
+    Args:
+        who: begins the message.
+        what: the collective, as "the gather of states".
+        group: where it is. None: the default group.
+    """
     try:
         yield
     except RuntimeError as error:
+        group = dist.group.WORLD if group is None else group
+        assert group is not None
         raise type(error)(
-            f"{who}: expected all processes of the group to take part, got: {error}. Let all of "
-            "them make the same calls; if one has ended, see its output."
+            f"{who}: expected all {group.size()} ranks in {what} within the group's timeout, got "
+            f"in rank {group.rank()}: {error}. {_C.describe_missing_ranks(group.group_name)}"
         ) from error
 
 

@@ -193,7 +193,7 @@ class SplitGradients(SplitStates):
         if self._scattered is None or self.process_group.size() == 1:
             return
         for flag in flags:
-            with naming(NAME):
+            with naming(NAME, "the reduction of found_inf", self.process_group):
                 dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.process_group)
 
 

@@ -72,7 +72,7 @@ def _gathered(
     # Bytes, because backends do not know int16.
     as_bytes = dataclasses.replace(plan, part=dtype.itemsize * plan.part)
     who = "ShardedOptimizer.state_dict"
-    gather(whole.view(torch.uint8), as_bytes, partition.rank, group, who)
+    gather(whole.view(torch.uint8), as_bytes, partition.rank, group, who, "states")
     return whole.cpu()
 
 

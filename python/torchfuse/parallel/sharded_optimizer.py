@@ -262,7 +262,8 @@ class ShardedOptimizer(SplitGradients):
 
     def _gather(self) -> None:
         for flat, plan in zip(self._flats, self._partition.flats, strict=True):
-            gather(flat, plan, self._partition.rank, self.process_group, NAME)
+            rank = self._partition.rank
+            gather(flat, plan, rank, self.process_group, NAME, "what each has updated")
 
     # What the last step did, masters and averages.
 

@@ -224,9 +224,15 @@ def test_a_process_that_nobody_joins_is_told_what_it_waited_for(
     cases = {"alone": alone, "ended": ended}
     found = run_cases(tmp_path_factory.mktemp("alone"), RANKS, cases)
     step, saving = found["alone"][0]
-    told = "expected all processes of the group to take part, got: "
-    assert step.startswith(f"RuntimeError: ShardedOptimizer: {told}")
-    assert saving.startswith(f"RuntimeError: ShardedOptimizer.state_dict: {told}")
+    told = "within the group's timeout, got in rank 0: "
+    assert (
+        "RuntimeError: ShardedOptimizer: expected all 2 ranks in the comparison of the parameters, "
+        f"their gradients and the options {told}" in step
+    )
+    assert "RuntimeError: ShardedOptimizer.state_dict: expected all 2 ranks in the " in saving
+    assert told in saving
+    for message in (step, saving):
+        assert "There is no sign of rank 1 of the group: ended, stopped" in message
     message = "RuntimeError: torchfuse.parallel: expected the process group to exist, got one that "
     assert all(text.startswith(message) for text in found["ended"])
 

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Nothing piles up in thousands of steps: Python objects, tensors, files and memory stay flat."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from support.cases import run_cases
+
+from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedAdam
+from torchfuse.parallel import ShardedOptimizer
+
+pytestmark = pytest.mark.processes
+
+#: Until caches are full, and at the end.
+FIRST, LAST = 200, 2000
+PAGE = 4096
+
+
+def standing() -> dict[str, int]:
+    """Of this process: live objects and tensors, open files and resident bytes."""
+    gc.collect()
+    objects = gc.get_objects()
+    return {
+        "objects": len(objects),
+        "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in objects),
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "bytes": PAGE * int(Path("/proc/self/statm").read_text().split()[1]),
+    }
+
+
+def train(shard_gradients: bool, last: int, rank: int) -> list[dict[str, int]]:
+    torch.manual_seed(rank)
+    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = ShardedOptimizer(
+        model.parameters(),
+        FusedAdam,
+        max_grad_norm=1.0,
+        shard_gradients=shard_gradients,
+        **({"bucket_cap_mb": 0.03} if shard_gradients else {}),
+    )
+    scaler = GradScaler("cpu", init_scale=64.0)
+    found = []
+    for step in range(1, last + 1):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(4, 64)).square().mean()).backward()
+        if not shard_gradients:
+            for param in model.parameters():
+                torch.distributed.all_reduce(param.grad)
+        scaler.step(optimizer)
+        scaler.update()
+        if step in (FIRST, last):
+            found.append(standing())
+    return found
+
+
+def check(folder: Path, ranks: int, last: int) -> None:
+    cases = {str(splits): partial(train, splits, last) for splits in (False, True)}
+    for of_ranks in run_cases(folder, ranks, cases).values():
+        for first, then in of_ranks:
+            assert then["tensors"] == first["tensors"]
+            assert then["files"] == first["files"]
+            # A few objects of the interpreter come and go.
+            assert then["objects"] <= first["objects"] + 50
+            # A tenth of one leaked gradient in each step would be more.
+            assert then["bytes"] <= first["bytes"] + (last - FIRST) * 64 * 64 * 4 // 10
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nothing_piles_up(ranks: int, tmp_path: Path) -> None:
+    check(tmp_path, ranks, 500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nothing_piles_up_in_a_long_run(ranks: int, tmp_path: Path) -> None:
+    check(tmp_path, ranks, LAST)
