@@ -197,10 +197,16 @@ class SplitGradients(SplitStates):
                 dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.process_group)
 
 
-def check_whole_gradients(who: str, optimizer: torch.optim.Optimizer) -> None:
-    """Rejects an optimizer whose model has no gradients, for callers that read these."""
+def check_whole_gradients(who: str, optimizer: torch.optim.Optimizer, instead: str) -> None:
+    """Rejects an optimizer whose model has no gradients, for callers that read these.
+
+    Args:
+        who: begins the message.
+        optimizer: any.
+        instead: what to use, if gradients are to be split.
+    """
     if isinstance(optimizer, SplitGradients) and optimizer._scattered is not None:
         raise ValueError(
             f"{who}: expected an optimizer of whole gradients, got a {NAME} with "
-            "shard_gradients=True. Set it to False, or use FusedLARS, whose norms are of all parts."
+            f"shard_gradients=True. Set it to False, or use {instead}."
         )

@@ -129,7 +129,7 @@ class LARC(torch.optim.Optimizer):
                 "LARC: expected optimizer to step once for each gradient, got "
                 f"{type(optimizer).__name__}, which computes gradients during its step."
             )
-        check_whole_gradients("LARC", optimizer)
+        check_whole_gradients("LARC", optimizer, "FusedLARS, whose norms are of all parts")
         _check_number("trust_coefficient", trust_coefficient, above_zero=True)
         _check_number("eps", eps, above_zero=False)
         # torch's constructor would create separate groups and state. Its __setstate__, made for

@@ -16,6 +16,8 @@ from support.sharded import Message, params
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from torchfuse.apex import amp
+from torchfuse.apex.fp16_utils import FP16_Optimizer
 from torchfuse.optimizers import FusedAdam
 from torchfuse.parallel import LARC, ShardedOptimizer
 
@@ -155,6 +157,14 @@ def larc(rank: int) -> None:
     LARC(training()[1])
 
 
+def scaled_by_apex(rank: int) -> None:
+    amp.initialize(*training(), opt_level="O1", verbosity=0)
+
+
+def masters_of_apex(rank: int) -> None:
+    FP16_Optimizer(training()[1])
+
+
 def no_sync_of_whole_gradients(rank: int) -> None:
     with ShardedOptimizer(params(), FusedAdam).no_sync():
         pass
@@ -200,6 +210,8 @@ EXPECTED: dict[Callable[[int], None], str] = {
     scaler_of_torch: "RuntimeError: ShardedOptimizer.step: expected torchfuse.amp.GradScaler ",
     unscaled_by_torch: "RuntimeError: ShardedOptimizer.step: expected torchfuse.amp.GradScaler w",
     larc: "ValueError: LARC: expected an optimizer of whole gradients, got a ShardedOptimizer wi",
+    scaled_by_apex: "ValueError: amp.initialize, optimizers[0]: expected an optimizer of whole gr",
+    masters_of_apex: "ValueError: FP16_Optimizer: expected an optimizer of whole gradients, got a",
     no_sync_of_whole_gradients: "RuntimeError: ShardedOptimizer.no_sync: expected shard_gradient",
     options_of_whole_gradients: "ValueError: ShardedOptimizer: expected bucket_cap_mb and find_u",
     no_cap: "ValueError: ShardedOptimizer: expected bucket_cap_mb to be a number of MiB that is ",

@@ -82,7 +82,8 @@ def initialize(
             wrapper, or an optimizer that has been here before.
         TypeError: for other objects than models and optimizers, naming the index, and for an
             `enabled` that is not a bool.
-        ValueError: for a value that an option cannot have. After an error, nothing is changed.
+        ValueError: for a value that an option cannot have, and for an optimizer whose gradients are
+            split over processes. After an error, nothing is changed.
 
     Example:
         >>> import torch

@@ -14,6 +14,7 @@ from torchfuse.apex.amp.masters import MasterStash
 from torchfuse.apex.amp.stash import AmpStash
 from torchfuse.apex.amp.state import _amp_state, maybe_print
 from torchfuse.parallel import LARC
+from torchfuse.parallel._scattered_gradients import check_whole_gradients
 
 
 def check_optimizers(optimizers: Sequence[Any]) -> None:
@@ -30,6 +31,9 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
             )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"{where} a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+        check_whole_gradients(
+            f"amp.initialize, optimizers[{index}]", optimizer, "torchfuse.amp.GradScaler"
+        )
         if find_stash(optimizer) is not None or id(optimizer) in seen:
             raise RuntimeError(
                 f"{where} passed to amp.initialize once, got this {type(optimizer).__name__} a "

@@ -17,6 +17,7 @@ from torchfuse.apex.fp16_utils.master_lists import (
     master_params_to_model_params,
     model_grads_to_master_grads,
 )
+from torchfuse.parallel._scattered_gradients import check_whole_gradients
 
 _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_this_step")
 
@@ -40,7 +41,8 @@ class FP16_Optimizer:
 
     Raises:
         TypeError: if `init_optimizer` is not an optimizer.
-        ValueError: for a loss scale that is not a positive, finite number.
+        ValueError: for a loss scale that is not a positive, finite number, and for an optimizer
+            whose gradients are split over processes.
 
     Example:
         >>> import torch
@@ -73,6 +75,9 @@ class FP16_Optimizer:
                 "FP16_Optimizer: expected init_optimizer to be a torch.optim.Optimizer, got "
                 f"{type(init_optimizer).__name__}."
             )
+        check_whole_gradients(
+            "FP16_Optimizer", init_optimizer, "torchfuse.amp.GradScaler with master_weights=True"
+        )
         self.optimizer = init_optimizer
         self.verbose = verbose
         self._has_grads = False  # a backward pass has reached the masters since the last step
