@@ -60,7 +60,8 @@ class GradientOptions:
             )
         self.scatters = shard_gradients
         self.find_unused = find_unused_parameters
-        self.cap_bytes = max(int(bucket_cap_mb * _MIB), 1)
+        # Beyond the largest number of C++, all parameters are in one bucket anyway.
+        self.cap_bytes = int(min(max(bucket_cap_mb * _MIB, 1.0), float(1 << 62)))
 
     def described(self) -> list[str]:
         """What all processes must have alike."""

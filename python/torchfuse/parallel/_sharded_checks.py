@@ -147,8 +147,9 @@ def check_standings(found: bytes) -> None:
         raise RuntimeError(
             f"{NAME}.step: expected parameter {index} to have no gradient of its own, got one: "
             "backward() left it within no_sync(), or the program or a DistributedDataParallel set "
-            "it. Run the last backward() before a step outside of no_sync(), and give "
-            "DistributedDataParallel no model whose gradients are split."
+            "it, or it required no gradient when the optimizer was made. Run the last backward() "
+            "before a step outside of no_sync(), give DistributedDataParallel no model whose "
+            "gradients are split, and make the optimizer while its parameters require gradients."
         )
     raise RuntimeError(
         f"{NAME}.step: expected parameter {index} to stay in the memory that the optimizer gave "

@@ -47,7 +47,8 @@ class ShardedOptimizer(SplitGradients):
 
     With `shard_gradients=True` it is stage 2: while backward runs, each bucket of gradients is
     reduced to averages of which every process keeps its part, and is freed. Use the model itself
-    then, not in a DistributedDataParallel; its buffers are not broadcast. The model's parameters
+    then, not in a DistributedDataParallel; its buffers are not broadcast, and gradients of
+    parameters that this optimizer does not have stay those of the process. The model's parameters
     have no `.grad` after a backward pass, the parameters of `optim` have those of the parts. Each
     backward pass adds to them until `step()` uses them up or `zero_grad()` of this object resets
     them. Clip by `max_grad_norm`, and scale losses by :class:`torchfuse.amp.GradScaler`: others
@@ -65,11 +66,12 @@ class ShardedOptimizer(SplitGradients):
         shard_gradients: split gradients too. On all ranks, each backward pass must reach every
             parameter that required gradients at construction, once.
         bucket_cap_mb: size in MiB at which a bucket of gradients is reduced; the first has at most
-            1 MiB. Parameters are taken in reverse order. A process has at most three buckets in
-            memory, beside its parts.
+            1 MiB. Parameters are taken in reverse order. Where backward reaches them so, a process
+            has at most three buckets in memory, beside its parts.
         find_unused_parameters: with `shard_gradients`, accept parameters that a backward pass does
             not reach, at the cost of one more small collective. A part that no rank used keeps the
-            gradient that it had, or none.
+            gradient that it had, or none. Where ranks use different ones, backward must not wait
+            for other ranks itself, as that of SyncBatchNorm does: each may wait for the other.
         **options: the arguments of `optimizer_class`.
 
     Attributes:

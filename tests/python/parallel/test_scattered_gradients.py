@@ -170,6 +170,11 @@ def protocols(rank: int) -> list[bool]:
     return [*found, all(map(torch.equal, after, values_of(net)))]
 
 
+def one_bucket(rank: int) -> int:
+    """Of any size that is a number, however large."""
+    return len(training(bucket_cap_mb=1e300)[1]._partition.flats)
+
+
 def _like(values: list[Tensor]) -> Net:
     net = Net(values[0].dtype)
     with torch.no_grad():
@@ -193,7 +198,10 @@ def ends_with_its_hooks(rank: int) -> list[bool]:
 
 CASES: dict[str, Any] = {
     case.__name__: case
-    for case in (*(memory, additions, unused, exchanged_states, protocols, ends_with_its_hooks),)
+    for case in (
+        *(memory, additions, unused, exchanged_states, protocols),
+        *(one_bucket, ends_with_its_hooks),
+    )
 }
 
 
@@ -239,6 +247,7 @@ EXPECTED: dict[str, Any] = {
     "unused": ["gain", "last.weight", "last.bias"],
     "exchanged_states": True,
     "protocols": [True] * 5,
+    "one_bucket": 1,
     "ends_with_its_hooks": [True] * 3,
 }
 

@@ -49,6 +49,15 @@ def whole_gradient_on_a_rank(rank: int) -> None:
     optimizer.step()
 
 
+def unfrozen(rank: int) -> None:
+    net = Net()
+    net.first.requires_grad_(False)
+    optimizer = ShardedOptimizer(net.parameters(), FusedAdam, **SMALL)
+    net.first.requires_grad_(True)
+    loss_of(net, rank).backward()
+    optimizer.step()
+
+
 def reduced_twice(rank: int) -> None:
     net, optimizer = training()
     model = nn.parallel.DistributedDataParallel(net)
@@ -193,6 +202,8 @@ EXPECTED: dict[Callable[[int], None], str] = {
     whole_gradients: f"RuntimeError: ShardedOptimizer.step: expected parameter 0 {OWN}",
     whole_gradient_on_a_rank: f"RuntimeError: ShardedOptimizer: {AGREE}shape (), strides (), dtype "
     "torch.float32, a gradient on rank 0 and shape (), strides (), dtype torch.float32, a whole ",
+    unfrozen: f"RuntimeError: ShardedOptimizer.step: expected parameter 1 {OWN}program or a Distri"
+    "butedDataParallel set it, or it required no gradient when the optimizer was made. ",
     reduced_twice: f"RuntimeError: ShardedOptimizer.step: expected parameter 0 {OWN}",
     reduced_before: f"RuntimeError: ShardedOptimizer.step: expected parameter 0 {OWN}",
     two_optimizers: "RuntimeError: ShardedOptimizer: expected to reduce the gradient of 'params[",
