@@ -91,7 +91,7 @@ PHASES: dict[str, tuple[Callable[[Training, Strike], None], bool, str]] = {
     "comparison": (in_comparison, True, "expected all 3 ranks in the comparison of the parameters"),
     "norm": (in_norm, False, "The norm of gradients: the exchange between the 3 ranks"),
     "gather": (in_gather, True, "expected all 3 ranks in the gather of what each has updated"),
-    "save": (in_save, False, "ShardedOptimizer.state_dict: expected all 3 ranks in the comparison"),
+    "save": (in_save, False, "ShardedOptimizer.state_dict: expected all 3 ranks in the gather of"),
 }
 
 
