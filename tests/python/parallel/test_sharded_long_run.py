@@ -17,8 +17,8 @@ from torchfuse.parallel import ShardedOptimizer
 
 pytestmark = pytest.mark.processes
 
-#: Until caches are full, and at the end.
-FIRST, LAST = 200, 2000
+#: Steps until caches are full.
+FIRST = 200
 PAGE = 4096
 
 
@@ -60,24 +60,15 @@ def train(shard_gradients: bool, last: int, rank: int) -> list[dict[str, int]]:
     return found
 
 
-def check(folder: Path, ranks: int, last: int) -> None:
-    cases = {str(splits): partial(train, splits, last) for splits in (False, True)}
-    for of_ranks in run_cases(folder, ranks, cases).values():
-        for first, then in of_ranks:
-            assert then["tensors"] == first["tensors"]
-            assert then["files"] == first["files"]
-            # A few objects of the interpreter come and go.
-            assert then["objects"] <= first["objects"] + 50
-            # A tenth of one leaked gradient in each step would be more.
-            assert then["bytes"] <= first["bytes"] + (last - FIRST) * 64 * 64 * 4 // 10
-
-
+@pytest.mark.parametrize("last", [500, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shard_gradients", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_nothing_piles_up(ranks: int, tmp_path: Path) -> None:
-    check(tmp_path, ranks, 500)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_nothing_piles_up_in_a_long_run(ranks: int, tmp_path: Path) -> None:
-    check(tmp_path, ranks, LAST)
+def test_nothing_piles_up(ranks: int, shard_gradients: bool, last: int, tmp_path: Path) -> None:
+    cases = {"train": partial(train, shard_gradients, last)}
+    for first, then in run_cases(tmp_path, ranks, cases)["train"]:
+        assert then["tensors"] == first["tensors"]
+        assert then["files"] == first["files"]
+        # A few objects of the interpreter come and go.
+        assert then["objects"] <= first["objects"] + 50
+        # A tenth of one leaked gradient in each step would be more.
+        assert then["bytes"] <= first["bytes"] + (last - FIRST) * 64 * 64 * 4 // 10
