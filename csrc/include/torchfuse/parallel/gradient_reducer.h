@@ -42,6 +42,7 @@ class TORCHFUSE_API GradientReducer {
  public:
   /// Returns the members of buckets: indices of parameters in reverse order, those of each dtype
   /// and device apart, each bucket closed by the parameter that reaches its size.
+  /// @param params dense parameters, in the model's order.
   /// @param first_bucket_bytes size of the bucket that is reduced first.
   /// @param bucket_bytes size of all others.
   static std::vector<std::vector<std::size_t>> plan(const std::vector<at::Tensor>& params,

@@ -122,6 +122,7 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
                    options_t defaults, const ProcessGroup& group)
       : ShardedOptimizer(param_groups, std::move(defaults), group.get()) {}
   /// Constructs it with a model, whose gradients are split too from then on.
+  /// @param param_groups, defaults as above.
   /// @param model has all parameters of the groups, and no others that require gradients.
   /// @throws c10::Error as above, and for other parameters.
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
