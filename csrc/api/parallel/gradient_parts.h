@@ -27,11 +27,15 @@ class GradientParts {
   /// @param own this process's part of the gradients of the parameter's flat tensor; the gradient
   ///   becomes a view of it if there was none.
   void add(std::size_t index, const at::Tensor& own);
+  /// Whether a backward has begun to reduce gradients that are not added yet.
+  bool under_way() const { return under_way_; }
+  void set_under_way(bool under_way) { under_way_ = under_way; }
 
  protected:
   std::vector<at::Tensor> params_;
   std::vector<at::Tensor> parts_;
   Partition partition_;
+  bool under_way_ = false;
 };
 
 }  // namespace torchfuse::parallel

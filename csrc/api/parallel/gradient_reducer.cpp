@@ -14,6 +14,16 @@ namespace torchfuse::parallel {
 
 namespace {
 
+void check_params(const std::string& who, const std::vector<at::Tensor>& params) {
+  for (std::size_t index = 0; index < params.size(); ++index) {
+    const at::Tensor& param = params[index];
+    TORCH_CHECK_VALUE(param.layout() == at::kStrided && param.is_non_overlapping_and_dense(), who,
+                      ": expected params[", index, "] to be dense, without gaps or overlap in ",
+                      "memory, got layout ", param.layout(), " and sizes ", param.sizes(),
+                      ". Make it of a copy, such as tensor.contiguous().");
+  }
+}
+
 void check_members(const std::string& who, const std::vector<at::Tensor>& params,
                    const std::vector<std::vector<std::size_t>>& members) {
   std::vector<bool> seen(params.size());
@@ -46,6 +56,11 @@ void check_parts(const std::string& who, const GradientParts& parts) {
                       index, "] to be of one dimension and ", end - begin,
                       " elements, which this process owns of the parameter, got sizes ",
                       part.sizes(), ".");
+    const at::Tensor& param = parts.params()[index];
+    TORCH_CHECK_VALUE(part.scalar_type() == param.scalar_type() && part.device() == param.device(),
+                      who, ": expected parts[", index, "] to have the dtype and device of its ",
+                      "parameter, ", param.scalar_type(), " on ", param.device(), ", got ",
+                      part.scalar_type(), " on ", part.device(), ".");
   }
 }
 
@@ -68,6 +83,7 @@ GradientReducer::GradientReducer(std::vector<std::string> names, std::vector<at:
   TORCH_CHECK_VALUE(names.size() == params.size() && parts.size() == params.size(), who,
                     ": expected a name and a part for each parameter, got ", params.size(),
                     " parameters, ", names.size(), " names and ", parts.size(), " parts.");
+  check_params(who, params);
   check_members(who, params, members);
   Collectives collectives(std::move(group), who);
   NamedTensors trained;

@@ -11,6 +11,9 @@ namespace torchfuse::parallel {
 
 namespace {
 
+/// Gloo matches messages by tag alone. Programs, which may have some under way, begin at 0.
+constexpr int kFirstTag = 1 << 30;
+
 /// Sends each rank its part, and receives all ranks' numbers for the own one.
 void exchange(c10d::Backend& backend, PendingParts& pending, int tag) {
   const std::int64_t rank = backend.getRank();
@@ -42,7 +45,7 @@ PendingParts Collectives::start_reduce_scatter(const at::Tensor& flat,
   const auto target = backend(flat.device());
   try {
     if (flat.device().is_cpu()) {
-      exchange(*target, pending, static_cast<int>(tag));
+      exchange(*target, pending, kFirstTag + static_cast<int>(tag));
       return pending;
     }
     pending.own = at::empty({flat.numel() / size()}, flat.options());

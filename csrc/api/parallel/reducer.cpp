@@ -91,6 +91,9 @@ void Reducer::before_forward(bool sync) {
               ": expected the last backward() to reach its end, got a forward() after one that "
               "ended early, by an exception. Other ranks may be in another step: start again from "
               "a checkpoint.");
+  TORCH_CHECK(parts_ == nullptr || parts_.use_count() > 1, collectives_.who(),
+              ": expected the ShardedOptimizer that this model's gradients are split for, got one "
+              "that has been destroyed: nobody would use them. Make another with the model.");
   check_parameters();
   if (!sync) {
     phase_ = Phase::kLocal;
@@ -154,6 +157,7 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
 void Reducer::begin_backward() {
   for (TrackedGrad& tracked : tracked_) tracked.ready = false;
   discard_parts();
+  if (parts_ != nullptr) parts_->set_under_way(true);
   for (Bucket& bucket : buckets_) bucket.missing = bucket.members.size();
   next_ = 0;
   arrived_.clear();

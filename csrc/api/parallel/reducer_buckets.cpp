@@ -86,6 +86,8 @@ void Reducer::fill_in(std::size_t index) {
   const at::NoGradGuard no_grad;
   TrackedGrad& tracked = tracked_[index];
   const at::Tensor grad = parameters_[index].grad();
+  // A program may have dropped what no_sync left, and parts take what it has set itself.
+  tracked.used = grad.defined() && (tracked.used || parts_ != nullptr);
   if (parts_ != nullptr) {
     if (grad.defined()) {
       bring_gradient(index);

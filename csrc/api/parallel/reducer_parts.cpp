@@ -86,6 +86,7 @@ void Reducer::hand_over_parts(const at::Tensor& ranks_that_used) {
 
 void Reducer::discard_parts() {
   if (parts_ == nullptr) return;
+  parts_->set_under_way(false);
   for (Bucket& bucket : buckets_) {
     bucket.flat.reset();
     bucket.own.reset();

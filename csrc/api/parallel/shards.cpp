@@ -160,6 +160,9 @@ void Shards::check_program(const std::vector<torch::optim::OptimizerParamGroup>&
               "::step: expected the parameters of the construction, ", parts_.size(), ", got ",
               next, ", or others. Make a new optimizer with all of them, and load the state of ",
               "this one.");
+  TORCH_CHECK(!under_way(), kSharded,
+              "::step: expected the last backward() to reach its end, got one that ended early, by "
+              "an exception. Other ranks may be in another step: start again from a checkpoint.");
   if (parts_.empty() || scatters_) return;
   TORCH_CHECK(parts_[0].grad().is_same(sign_) && version_of(sign_) == sign_version_, kSharded,
               "::step: expected zero_grad() of the ShardedOptimizer or of the model, got that of a "

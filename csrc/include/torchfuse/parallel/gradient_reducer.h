@@ -57,9 +57,12 @@ class TORCHFUSE_API GradientReducer {
   /// @param group the processes.
   /// @param find_unused_parameters accept parameters without a gradient, at the cost of one more
   ///   small collective. The part of one that no process used keeps the gradient it had, or none.
+  ///   Backward then must not wait for other processes itself, as SyncBatchNorm does: a process may
+  ///   wait in it for a bucket that others, without its parameters, reduce at the end of theirs.
   /// @param who begins messages.
-  /// @throws c10::ValueError for lists of different lengths, for members that are not each
-  ///   parameter once, and for parts of other numbers of elements.
+  /// @throws c10::ValueError for lists of different lengths, for parameters with gaps in memory,
+  ///   for members that are not each parameter once, and for parts of other numbers of elements or
+  ///   dtypes.
   GradientReducer(std::vector<std::string> names, std::vector<at::Tensor> params,
                   std::vector<at::Tensor> parts,
                   const std::vector<std::vector<std::size_t>>& members,

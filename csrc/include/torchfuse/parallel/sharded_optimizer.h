@@ -121,7 +121,8 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                    options_t defaults, const ProcessGroup& group)
       : ShardedOptimizer(param_groups, std::move(defaults), group.get()) {}
-  /// Constructs it with a model, whose gradients are split too from then on.
+  /// Constructs it with a model, whose gradients are split too from then on. It must outlive the
+  /// model's training, or another one take its place.
   /// @param param_groups, defaults as above.
   /// @param model has all parameters of the groups, and no others that require gradients.
   /// @throws c10::Error as above, and for other parameters.

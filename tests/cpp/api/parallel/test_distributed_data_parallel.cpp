@@ -241,6 +241,21 @@ TEST_F(DataParallel, UnusedParametersGetWhatOtherRanksFound) {
   EXPECT_TRUE(torch::equal(net->second->bias.grad(), torch::zeros({4})));
 }
 
+TEST_F(DataParallel, WhatZeroGradDroppedIsNotUsed) {
+  Backwards net;
+  const auto options = DistributedDataParallelOptions().find_unused_parameters(true);
+  DistributedDataParallel parallel(net, group_, options);
+  const auto x = torch::randn({5, 4});
+  {
+    const auto local = parallel.no_sync();
+    parallel.forward(x, /*all=*/true).sum().backward();
+  }
+  EXPECT_TRUE(net->second->weight.grad().defined());
+  net->zero_grad();
+  parallel.forward(x, /*all=*/false).sum().backward();
+  EXPECT_FALSE(net->second->weight.grad().defined());
+}
+
 TEST_F(DataParallel, DtypesAreKeptApartFrozenParametersAreLeftOutSharedOnesCountOnce) {
   struct Mixed : torch::nn::Module {
     Mixed() {

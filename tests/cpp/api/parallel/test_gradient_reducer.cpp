@@ -98,6 +98,45 @@ TEST(GradientReducer, ParametersThatNoRankUsesKeepNone) {
   });
 }
 
+TEST(GradientReducer, WhatZeroGradDroppedIsNotUsed) {
+  run_on_ranks(2, [](ProcessGroup& group) {
+    Reduced reduced(group, /*find_unused=*/true);
+    reduced.reducer->set_sync(false);
+    reduced.loss().backward();
+    for (torch::Tensor& param : reduced.params) param.mutable_grad().reset();
+    reduced.reducer->set_sync(true);
+    (reduced.params[0].sum() * 1.0).backward();
+    EXPECT_TRUE(torch::equal(reduced.parts[0].grad(), torch::ones({32})));
+    EXPECT_FALSE(reduced.parts[1].grad().defined());
+  });
+}
+
+TEST(GradientReducer, AGradientThatTheProgramSetIsReducedWithoutBackward) {
+  run_on_ranks(2, [](ProcessGroup& group) {
+    Reduced reduced(group, /*find_unused=*/true);
+    if (group.rank() == 1) reduced.params[1].mutable_grad() = torch::full({16}, 4.0);
+    (reduced.params[0].sum() * 1.0).backward();
+    EXPECT_FALSE(reduced.params[1].grad().defined());
+    EXPECT_TRUE(torch::equal(reduced.parts[1].grad(), torch::full_like(reduced.parts[1], 2.0)));
+  });
+}
+
+TEST(GradientReducer, MessagesOfTheProgramStayApart) {
+  run_on_ranks(2, [](ProcessGroup& group) {
+    const Reduced reduced(group);
+    const auto other = static_cast<int>(1 - group.rank());
+    std::vector<at::Tensor> sent{torch::full({32}, 7.0)};
+    std::vector<at::Tensor> received{torch::zeros({32})};
+    // As large as a part of the second bucket.
+    const auto sending = group.get()->send(sent, other, 1);
+    reduced.loss().backward();
+    reduced.expect_averages(1.0);
+    group.get()->recv(received, other, 1)->wait();
+    sending->wait();
+    EXPECT_TRUE(torch::equal(received[0], sent[0]));
+  });
+}
+
 TEST(GradientReducer, PlansBucketsFromTheLastParameterOn) {
   const std::vector<torch::Tensor> params{torch::ones({8}), torch::ones({2}, torch::kDouble),
                                           torch::ones({4}), torch::ones({4})};
@@ -144,6 +183,12 @@ TEST(GradientReducerErrors, WhatTheConstructorIsGiven) {
     expect(make({"a", "b"}, parts, {{0, 1}}), "to be of one dtype and device, got Float on cpu ");
     expect(make({"a", "b"}, parts, {{0}, {}, {1}}), "expected buckets with members, got one ");
     expect(make({"a", "b"}, {parts[0], parts[0]}, {{0}, {1}}), "expected parts[1] to be of one ");
+    expect(make({"a", "b"}, {parts[0], torch::ones({4})}, {{0}, {1}}),
+           "expected parts[1] to have the dtype and device of its parameter, Double on cpu, got ");
+    const std::vector<torch::Tensor> gaps{torch::ones({4, 8}).narrow(1, 0, 4)};
+    expect(
+        error_of([&] { GradientReducer({"a"}, gaps, {torch::ones({16})}, {{0}}, group.get()); }),
+        "expected params[0] to be dense, without gaps or overlap in memory, got layout Strided ");
   });
 }
 

@@ -150,6 +150,43 @@ TEST(ScatteredGradientsErrors, AParameterWithoutAGradientIsNamedAndTrainingGoesO
   });
 }
 
+TEST(ScatteredGradientsErrors, AStepAfterABackwardThatEndedEarly) {
+  expect_refusal(
+      kWho + "::step: expected the last backward() to reach its end, got one that ended early",
+      [](ProcessGroup& group) {
+        Training training(group);
+        training.backward();
+        training.net->first->weight.register_hook([](const torch::Tensor& grad) {
+          TORCH_CHECK(false, "ended");
+          return grad;
+        });
+        EXPECT_ERROR([&] { training.backward(1); }, "ended");
+        training.optimizer.step();
+      });
+}
+
+TEST(ScatteredGradientsErrors, AnOptimizerThatIsGone) {
+  expect_refusal(
+      "torchfuse::parallel::DistributedDataParallel: expected the ShardedOptimizer that this "
+      "model's gradients are split for, got one that has been destroyed",
+      [](ProcessGroup& group) {
+        ScatteredNet net;
+        ScatteredModel model(net, group, small_buckets());
+        const auto make = [&] {
+          return std::make_unique<ShardedOptimizer<FusedAdam>>(net->parameters(),
+                                                               FusedAdamOptions(0.01), model);
+        };
+        auto optimizer = make();
+        optimizer.reset();
+        optimizer = make();
+        scattered_loss(model, group.rank(), 0).backward();
+        optimizer->step();
+        EXPECT_TRUE(optimizer->last_step_skipped().defined());
+        optimizer.reset();
+        scattered_loss(model, group.rank(), 1);
+      });
+}
+
 TEST(ScatteredGradientsErrors, ARankThatDoesNotArriveIsNamed) {
   using namespace std::chrono_literals;
   const auto errors = on_ranks(
