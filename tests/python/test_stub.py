@@ -28,7 +28,9 @@ def stub_functions() -> dict[str, ast.FunctionDef]:
         elif isinstance(node, ast.ClassDef):
             methods = (item for item in node.body if isinstance(item, ast.FunctionDef))
             found |= {f"{node.name}.{item.name}": item for item in methods}
-    return {name: node for name, node in found.items() if not node.decorator_list}
+    static = ("staticmethod",)
+    kinds = {name: tuple(map(ast.unparse, node.decorator_list)) for name, node in found.items()}
+    return {name: node for name, node in found.items() if kinds[name] in ((), static)}
 
 
 def stub_arguments(function: ast.FunctionDef) -> dict[str, str | None]:
