@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.cases import run_cases
 from support.scattered import SMALL, Net, grads_of, loss_of, training, values_of
+from support.sharded import ELEMENTWISE, LAYERWISE, STORAGE
 from torch import Tensor, nn
 
 from torchfuse import optimizers
@@ -21,16 +22,6 @@ from torchfuse.parallel import ShardedOptimizer
 pytestmark = pytest.mark.processes
 
 STEPS = 3
-ELEMENTWISE = ("FusedAdam", "FusedSGD", "FusedLion", "FusedAdagrad")
-#: Their norms are sums over other parts.
-LAYERWISE = ("FusedLAMB", "FusedNovoGrad", "FusedLARS")
-STORAGE: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
-    "fp32": (torch.float32, {"weight_decay": 0.1}),
-    "fp64": (torch.float64, {}),
-    "bf16": (torch.bfloat16, {"ema_decay": 0.9}),
-    "masters": (torch.bfloat16, {"master_weights": True}),
-    "remainders": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
-}
 TRAININGS = {
     f"{name}, {storage}, {norm}": (name, storage, norm)
     for name in (*ELEMENTWISE, *LAYERWISE)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.cases import run_cases
-from support.sharded import make_params, set_grads
+from support.sharded import ELEMENTWISE, LAYERWISE, STORAGE, make_params, set_grads
 from torch import Tensor, nn
 
 from torchfuse import optimizers
@@ -22,16 +22,6 @@ pytestmark = pytest.mark.processes
 
 RANKS = 2
 STEPS = 4
-ELEMENTWISE = ("FusedAdam", "FusedSGD", "FusedLion", "FusedAdagrad")
-#: Their norms are sums over ranks, whose order is another one.
-LAYERWISE = ("FusedLAMB", "FusedNovoGrad", "FusedLARS")
-STORAGE: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
-    "fp32": (torch.float32, {"weight_decay": 0.1}),
-    "fp64": (torch.float64, {}),
-    "bf16": (torch.bfloat16, {"ema_decay": 0.9}),
-    "masters": (torch.bfloat16, {"master_weights": True}),
-    "remainders": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
-}
 
 
 def optimizer_of(name: str, params: Any, sharded: bool, **options: Any) -> FusedOptimizer:

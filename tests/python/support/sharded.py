@@ -4,9 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+
+ELEMENTWISE = ("FusedAdam", "FusedSGD", "FusedLion", "FusedAdagrad")
+#: Their norms are sums over ranks, in another order than of one.
+LAYERWISE = ("FusedLAMB", "FusedNovoGrad", "FusedLARS")
+STORAGE: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "fp32": (torch.float32, {"weight_decay": 0.1}),
+    "fp64": (torch.float64, {}),
+    "bf16": (torch.bfloat16, {"ema_decay": 0.9}),
+    "masters": (torch.bfloat16, {"master_weights": True}),
+    "remainders": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
+}
 
 SHAPES = [(7, 5), (3,), (64, 33), (1,), (), (4, 3, 3, 3)]
 

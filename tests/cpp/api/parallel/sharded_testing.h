@@ -64,6 +64,14 @@ inline void run_on_ranks(std::int64_t ranks,
   for (const std::string& error : on_ranks(ranks, body)) EXPECT_EQ(error, "");
 }
 
+/// All of two ranks throw one sentence that begins like this.
+inline void expect_refusal(const std::string& begin,
+                           const std::function<void(parallel::ProcessGroup&)>& body) {
+  const auto errors = on_ranks(2, body);
+  EXPECT_EQ(errors[0], errors[1]);
+  EXPECT_EQ(errors[0].substr(0, begin.size()), begin);
+}
+
 /// Numbers that do not depend on torch's generator, which threads share.
 inline torch::Tensor waves(at::IntArrayRef sizes, double shift) {
   const auto count = c10::multiply_integers(sizes);

@@ -26,13 +26,6 @@ using testing::expect_equal;
 
 const std::string kWho = "torchfuse::parallel::ShardedOptimizer";
 
-/// All of two ranks throw one sentence that begins like this.
-void expect_refusal(const std::string& begin, const std::function<void(ProcessGroup&)>& body) {
-  const auto errors = on_ranks(2, body);
-  EXPECT_EQ(errors[0], errors[1]);
-  EXPECT_EQ(errors[0].substr(0, begin.size()), begin);
-}
-
 /// A model and its optimizer.
 struct Training {
   explicit Training(ProcessGroup& group,

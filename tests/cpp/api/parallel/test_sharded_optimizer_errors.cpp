@@ -44,13 +44,6 @@ Params with_grads(Params params) {
   return params;
 }
 
-/// All of two ranks throw one sentence that begins like this.
-void expect_refusal(const std::string& begin, const std::function<void(ProcessGroup&)>& body) {
-  const auto errors = on_ranks(2, body);
-  EXPECT_EQ(errors[0], errors[1]);
-  EXPECT_EQ(errors[0].substr(0, begin.size()), begin);
-}
-
 TEST(ShardedErrors, ParametersThatDifferBetweenRanks) {
   expect_refusal(
       kAgree +
