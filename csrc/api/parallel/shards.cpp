@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torchfuse/collectives.h>
+#include <torchfuse/parallel/gradient_reducer.h>
 
 #include <limits>
 #include <numeric>
@@ -36,13 +37,12 @@ std::int64_t version_of(const at::Tensor& tensor) {
 std::vector<std::vector<std::size_t>> members_of_flats(
     const std::vector<at::Tensor>& params, const std::optional<BucketSizes>& scattered) {
   constexpr auto kAll = std::numeric_limits<std::int64_t>::max();
-  std::vector<std::size_t> order(params.size());
   if (scattered.has_value()) {
-    std::iota(order.rbegin(), order.rend(), std::size_t{0});
-  } else {
-    std::iota(order.begin(), order.end(), std::size_t{0});
+    return GradientReducer::plan(params, scattered->first, scattered->others);
   }
-  return plan_buckets(params, order, scattered.value_or(BucketSizes{kAll, kAll}));
+  std::vector<std::size_t> order(params.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  return plan_buckets(params, order, {kAll, kAll});
 }
 
 std::string joined(const std::vector<std::string>& lines) { return c10::Join("\n", lines); }
