@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from functools import partial
 from pathlib import Path
@@ -19,18 +20,42 @@ pytestmark = pytest.mark.processes
 
 #: Steps until caches are full.
 FIRST = 200
-PAGE = 4096
+
+
+class Mallinfo(ctypes.Structure):
+    """What mallinfo2() of glibc returns."""
+
+    _fields_ = [
+        ("arena", ctypes.c_size_t),
+        ("ordblks", ctypes.c_size_t),
+        ("smblks", ctypes.c_size_t),
+        ("hblks", ctypes.c_size_t),
+        ("hblkhd", ctypes.c_size_t),  # in mappings of their own
+        ("usmblks", ctypes.c_size_t),
+        ("fsmblks", ctypes.c_size_t),
+        ("uordblks", ctypes.c_size_t),  # in arenas
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+def allocated() -> int:
+    """Bytes that malloc has given out. Resident bytes grow by megabytes where a page turns huge."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    found = mallinfo()
+    return int(found.uordblks + found.hblkhd)
 
 
 def standing() -> dict[str, int]:
-    """Of this process: live objects and tensors, open files and resident bytes."""
+    """Of this process: live objects and tensors, open files and bytes in use."""
     gc.collect()
     objects = gc.get_objects()
     return {
         "objects": len(objects),
         "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in objects),
         "files": len(list(Path("/proc/self/fd").iterdir())),
-        "bytes": PAGE * int(Path("/proc/self/statm").read_text().split()[1]),
+        "bytes": allocated(),
     }
 
 
