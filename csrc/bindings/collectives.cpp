@@ -13,6 +13,8 @@
 namespace torchfuse::bindings {
 
 void bind_collectives(pybind11::module_& module) {
+  module.def("all_reduce_", &all_reduce_, py::arg("tensor"), py::arg("reduction"),
+             py::arg("groups"), py::arg("caller"), py::call_guard<py::gil_scoped_release>());
   module.def("check_same_in_all_ranks", &check_same_in_all_ranks, py::arg("names"),
              py::arg("values"), py::arg("device"), py::arg("group"), py::arg("caller"),
              py::call_guard<py::gil_scoped_release>());

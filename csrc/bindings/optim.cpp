@@ -29,9 +29,7 @@ WriteBackGrads write_back_choice(const py::object& value) {
   return name == "unscaled" ? WriteBackGrads::kUnscaled : WriteBackGrads::kClipped;
 }
 
-}  // namespace
-
-void bind_optim(py::module_& module) {
+void bind_hyper_params(py::module_& module) {
   module.def(
       "hyper_params_of",
       [](const std::string& algorithm) {
@@ -51,6 +49,12 @@ void bind_optim(py::module_& module) {
         throw py::key_error(name);
       },
       py::arg("algorithm"), py::arg("name"), py::arg("value"));
+}
+
+}  // namespace
+
+void bind_optim(py::module_& module) {
+  bind_hyper_params(module);
   py::class_<PyFusedStep>(module, "FusedStep", "The native step of one optimizer.")
       .def(py::init<const std::string&, const std::string&>(), py::arg("algorithm"),
            py::arg("caller") = "FusedStep.step")
@@ -67,7 +71,9 @@ void bind_optim(py::module_& module) {
              const std::optional<at::Tensor>& found_inf, bool check_inside,
              std::optional<double> max_grad_norm, const py::object& write_back_grads,
              std::int64_t seed, const std::optional<std::tuple<double, bool, std::int64_t>>& ema,
-             bool update_from_the_end, bool found_inf_is_output) {
+             bool update_from_the_end, bool found_inf_is_output,
+             const std::vector<std::string>& norm_groups,
+             const std::optional<c10::Device>& norm_device) {
             FusedStepOptions options;
             options.grad_scale = grad_scale;
             options.found_inf = found_inf;
@@ -78,13 +84,16 @@ void bind_optim(py::module_& module) {
             if (ema) options.ema = std::make_from_tuple<EmaOptions>(*ema);
             options.update_from_the_end = update_from_the_end;
             options.found_inf_is_output = found_inf_is_output;
+            options.norm_groups = norm_groups;
+            options.norm_device = norm_device.value_or(c10::kCPU);
             return self.step(param_lists, owner, groups, options);
           },
           py::arg("param_lists"), py::arg("owner"), py::arg("groups"),
           py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
           py::arg("check_inside") = false, py::arg("max_grad_norm") = py::none(),
           py::arg("write_back_grads") = false, py::arg("seed") = 0, py::arg("ema") = py::none(),
-          py::arg("update_from_the_end") = false, py::arg("found_inf_is_output") = false)
+          py::arg("update_from_the_end") = false, py::arg("found_inf_is_output") = false,
+          py::arg("norm_groups") = std::vector<std::string>(), py::arg("norm_device") = py::none())
       .def("total_norm", &PyFusedStep::total_norm)
       .def("skipped", &PyFusedStep::skipped);
 }

@@ -64,6 +64,8 @@ class FusedStep:
         ema: tuple[float, bool, int] | None = None,
         update_from_the_end: bool = False,
         found_inf_is_output: bool = False,
+        norm_groups: Sequence[str] = (),
+        norm_device: torch.device | None = None,
     ) -> bool:
         """Updates all parameters that have a gradient.
 
@@ -75,6 +77,8 @@ class FusedStep:
             ema: decay, warm-up and start step of the parameters' averages; None: they stay.
             update_from_the_end: on CUDA devices, from the last parameter to the first.
             found_inf_is_output: it becomes 1 or 0, whatever it was.
+            norm_groups: names of process groups whose processes step other parameters.
+            norm_device: device of the reductions over them; None: the CPU.
 
         Returns:
             False if the plan no longer fits; nothing has been changed then.
@@ -156,6 +160,14 @@ def clip_value_(tensors: Sequence[Tensor | None], clip_value: float) -> None: ..
 def check_same_in_all_ranks(
     names: Sequence[str], values: Sequence[int], device: torch.device, group: str, caller: str
 ) -> None: ...
+def all_reduce_(tensor: Tensor, reduction: str, groups: Sequence[str], caller: str) -> None:
+    """Reduces `tensor` in place over the processes of each group in turn; "sum", "max", ...
+
+    Args:
+        groups: names of process groups.
+        caller: begins messages.
+    """
+
 def describe_missing_ranks(group: str) -> str:
     """Says which ranks do not report a failure of their own after a collective that failed.
 

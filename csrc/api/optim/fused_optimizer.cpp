@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
-#include <torchfuse/collectives.h>
 #include <torchfuse/masters.h>
 #include <torchfuse/step_views.h>
 
@@ -103,20 +102,6 @@ const std::vector<OptimizerParamGroup>& FusedOptimizer::groups_with_gradients() 
   return own ? param_groups_ : impl_->shards->model_groups();
 }
 
-void FusedOptimizer::agree_on_overflow(const std::vector<at::Tensor>& flags) const {
-  if (impl_ == nullptr || impl_->shards == nullptr || !impl_->shards->scatters()) return;
-  for (const at::Tensor& flag : flags) all_reduce_(flag, "max", impl_->shards->groups());
-}
-
-std::optional<at::Device> FusedOptimizer::device_of_grads() const {
-  for (const OptimizerParamGroup& group : groups_with_gradients()) {
-    for (const at::Tensor& param : group.params()) {
-      if (param.defined() && param.grad().defined()) return param.device();
-    }
-  }
-  return std::nullopt;
-}
-
 std::int64_t FusedOptimizer::num_shards() const {
   return impl_ != nullptr && impl_->shards != nullptr ? impl_->shards->size() : 1;
 }
@@ -131,6 +116,8 @@ void FusedOptimizer::fused_update() {
     groups.push_back(hyper_params(options));
   }
   FusedStepOptions options = step_options();
+  options.norm_groups = impl_->norm_groups;
+  if (!options.norm_groups.empty()) options.norm_device = norm_device();
   if (scaling_.has_value()) {
     options.grad_scale = scaling_->grad_scale;
     options.found_inf = scaling_->found_inf;

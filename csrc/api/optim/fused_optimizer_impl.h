@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "step_lock.h"
@@ -41,6 +42,7 @@ struct FusedOptimizer::Impl {
   std::vector<Param> params;
   std::vector<SlotTensors> slots;  ///< for the time of a step
   StepLock lock;
+  std::vector<std::string> norm_groups;
   /// While averages are in the parameters' place.
   std::optional<std::vector<Swapped>> swapped;
   /// Of an optimizer whose parameters are parts of a model's; null: they are the model's.

@@ -68,6 +68,7 @@ void all_reduce_sum_impl(const at::Tensor& tensor, c10::string_view group_name,
 void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
                  const std::vector<std::string>& groups, const std::string& caller) {
   for (const std::string& group : groups) {
+    ops::find_group(group, caller);
     const at::Tensor pending =
         call_collective("_c10d_functional::all_reduce_", tensor, reduction, group);
     try {

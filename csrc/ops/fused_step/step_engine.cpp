@@ -104,7 +104,7 @@ void StepEngine::keep_rows() {
 
 void StepEngine::prepare_scalars(const FusedStepOptions& options) {
   for (DeviceWork& work : work_) {
-    if (work.steps.empty()) continue;
+    if (!work.takes_part) continue;
     const auto on_device = at::TensorOptions().device(work.device);
     if (!work.scalars.defined()) {
       work.scalars = at::empty({kScalarsFloats}, on_device.dtype(at::kFloat));
@@ -121,7 +121,7 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
 /// Whether a prologue writes this flag, not a copy on another device.
 bool StepEngine::writes_flag(const at::Tensor& found_inf) const {
   return std::any_of(work_.begin(), work_.end(), [&](const DeviceWork& work) {
-    return !active_.empty() && !work.steps.empty() && work.device == found_inf.device();
+    return work.takes_part && work.device == found_inf.device();
   });
 }
 
@@ -228,13 +228,16 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
     active_.clear();
     converted_.clear();
   });
-  if (!planned_.empty() && !gather(groups, options)) return false;
+  if (!gather(groups, options)) return false;
   check_capture(groups);
   ran_ = true;
   measured_ = options.check_inside || options.max_grad_norm.has_value();
   results_.reset();
+  const bool shares_norm = measured_ && !options.norm_groups.empty();
+  if (shares_norm) work_on(options.norm_device).takes_part = true;
+  agree_on_skip(options);
   if (options.found_inf_is_output && !writes_flag(*options.found_inf)) options.found_inf->zero_();
-  if (active_.empty()) return true;
+  if (active_.empty() && !shares_norm) return true;
   follow_params();
   keep_rows();
   prepare_scalars(options);
@@ -242,7 +245,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
   run_prologues(options, measured_);
   update(groups, options);
   finish(options);
-  results_ = planned_[active_.front()].key.device;
+  results_ = active_.empty() ? options.norm_device : planned_[active_.front()].key.device;
   return true;
 }
 

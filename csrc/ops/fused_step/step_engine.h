@@ -136,6 +136,7 @@ class StepEngine {
     at::Tensor grad_scale;
     at::Tensor found_inf;
     std::int64_t num_sums = 0;  ///< that the prologue adds
+    bool takes_part = false;    ///< has a gradient, or what other processes have is known here
     bool prologue_done = false;
 
     void reserve_sums();
@@ -193,9 +194,12 @@ class StepEngine {
   void reduce_norms(const FusedStepOptions& options);
   void reduce_norm(DeviceWork& work, const Bucket& bucket, kernels::NormPartial* sums,
                    const kernels::PrologueArgs* prologue) const;
-  at::Tensor sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
+  at::Tensor sum_partials(const c10::Device& device, const kernels::NormPartial* partials,
                           std::int64_t count) const;
-  void share_partials();
+  std::vector<at::Tensor> sums_of_shardings() const;
+  static void sum_over_norm_groups(const at::Tensor& sum, const FusedStepOptions& options);
+  void share_partials(const FusedStepOptions& options);
+  void agree_on_skip(const FusedStepOptions& options) const;
   void run_prologues(const FusedStepOptions& options, bool has_norm);
   void update(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
   void unscale(const DeviceWork& work);

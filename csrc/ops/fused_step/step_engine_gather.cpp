@@ -243,7 +243,9 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     work.steps.clear();
     work.buckets.clear();
     work.shardings.assign(1, BucketKey::kWhole);
+    work.takes_part = false;
   }
+  if (planned_.empty()) return true;
   match_slots();
   const auto stale = std::find(matches_.begin(), matches_.end(), Match::kNotAsPlanned);
   if (stale != matches_.end()) return false;
@@ -273,6 +275,7 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     work_on(bucket.key.device).buckets.push_back(&bucket);
   }
   for (DeviceWork& work : work_) {
+    work.takes_part = !work.steps.empty();
     std::stable_sort(
         work.buckets.begin(), work.buckets.end(),
         [](const Bucket* a, const Bucket* b) { return a->key.sharding < b->key.sharding; });

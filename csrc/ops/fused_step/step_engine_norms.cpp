@@ -3,6 +3,7 @@
 // prologue.
 #include <ATen/Functions.h>
 #include <c10/core/DeviceGuard.h>
+#include <torchfuse/collectives.h>
 #include <torchfuse/device_copy.h>
 
 #include <algorithm>
@@ -76,45 +77,45 @@ void StepEngine::reduce_norm(DeviceWork& work, const Bucket& bucket, kernels::No
 void StepEngine::reduce_norms(const FusedStepOptions& options) {
   std::int64_t sources = 0;  // sums that the global norm adds up
   for (const DeviceWork& work : work_) {
-    if (!work.steps.empty()) sources += static_cast<std::int64_t>(work.shardings.size());
+    if (work.takes_part) sources += static_cast<std::int64_t>(work.shardings.size());
   }
+  const bool shares = sources > 1 || !options.norm_groups.empty();
   for (DeviceWork& work : work_) {
     if (work.buckets.empty()) continue;
     const c10::OptionalDeviceGuard guard(work.device);
     const kernels::PrologueArgs prologue = prologue_args(work, options, true);
     kernels::NormPartial* sums = work.sums_ptr();
     for (const Bucket* bucket : work.buckets) {
-      const bool last_source = sources == 1 && bucket == work.buckets.back();
+      const bool last_source = !shares && bucket == work.buckets.back();
       reduce_norm(work, *bucket, sums, last_source ? &prologue : nullptr);
       sums += bucket->num_sums();
     }
   }
-  if (sources > 1) share_partials();
+  if (shares) share_partials(options);
 }
 
-at::Tensor StepEngine::sum_partials(const DeviceWork& work, const kernels::NormPartial* partials,
+at::Tensor StepEngine::sum_partials(const c10::Device& device, const kernels::NormPartial* partials,
                                     std::int64_t count) const {
+  const c10::OptionalDeviceGuard guard(device);
   at::Tensor sum =
-      at::empty({kPartialDoubles}, at::TensorOptions().dtype(at::kDouble).device(work.device));
+      at::empty({kPartialDoubles}, at::TensorOptions().dtype(at::kDouble).device(device));
   auto* out = static_cast<kernels::NormPartial*>(sum.mutable_data_ptr());
-  if (work.device.is_cpu()) kernels::reduce_partials_cpu(partials, count, out);
+  if (device.is_cpu()) kernels::reduce_partials_cpu(partials, count, out);
 #if defined(TORCHFUSE_WITH_CUDA)
-  if (work.device.is_cuda()) {
+  if (device.is_cuda()) {
     check_status(caller(),
-                 kernels::reduce_partials_cuda(partials, count, out, current_stream(work.device)));
+                 kernels::reduce_partials_cuda(partials, count, out, current_stream(device)));
   }
 #endif
   return sum;
 }
 
-/// Several devices, or parameters that are split over processes: each device's sums are reduced to
-/// one per sharding, these are summed over the processes, and all devices get a copy of all.
-/// Splits without an element here take part too: see Note [Sharded parameters].
-void StepEngine::share_partials() {
+/// Each device's sums, reduced to one per sharding and summed over the processes of that. Splits
+/// without an element here take part too: see Note [Sharded parameters].
+std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
   std::vector<at::Tensor> sums;
   for (const DeviceWork& work : work_) {
-    if (work.steps.empty()) continue;
-    const c10::OptionalDeviceGuard guard(work.device);
+    if (!work.takes_part) continue;
     const kernels::NormPartial* partials = work.sums_ptr();
     auto bucket = work.buckets.begin();
     for (const std::int32_t sharding : work.shardings) {
@@ -122,23 +123,57 @@ void StepEngine::share_partials() {
       for (; bucket != work.buckets.end() && (*bucket)->key.sharding == sharding; ++bucket) {
         count += (*bucket)->num_sums();
       }
-      sums.push_back(sum_partials(work, partials, count));
+      sums.push_back(sum_partials(work.device, partials, count));
       if (sharding != BucketKey::kWhole) sum_over_shards(sums.back(), shardings_[sharding]);
       partials += count;
     }
   }
-  for (DeviceWork& work : work_) {
-    if (work.steps.empty()) continue;
+  return sums;
+}
+
+/// Squares of unscaled gradients are summed: a scaler of torch sees the overflows of its own
+/// process only, so that loss scales may differ.
+void StepEngine::sum_over_norm_groups(const at::Tensor& sum, const FusedStepOptions& options) {
+  if (!options.grad_scale) return sum_over_shards(sum, options.norm_groups);
+  const at::Tensor scale = to_device(*options.grad_scale, options.norm_device).to(at::kDouble);
+  const at::Tensor squares =
+      sum.narrow(0, 0, offsetof(kernels::NormPartial, nonfinite) / sizeof(double));
+  squares.div_(scale.square());
+  sum_over_shards(sum, options.norm_groups);
+  squares.mul_(scale.square());
+}
+
+/// Several devices, or gradients in other processes too: all devices get a copy of all sums, or of
+/// the one of all processes.
+void StepEngine::share_partials(const FusedStepOptions& options) {
+  std::vector<at::Tensor> sums = sums_of_shardings();
+  const auto all_on = [&sums](const c10::Device& device) {
     std::vector<at::Tensor> local;
-    for (const at::Tensor& sum : sums) local.push_back(to_device(sum, work.device));
-    work.shared = at::cat(local);
-    work.num_sums = static_cast<std::int64_t>(local.size());
+    for (const at::Tensor& sum : sums) local.push_back(to_device(sum, device));
+    return at::cat(local);
+  };
+  if (!options.norm_groups.empty()) {
+    const at::Tensor own = all_on(options.norm_device);
+    const auto* partials = static_cast<const kernels::NormPartial*>(own.const_data_ptr());
+    sums = {sum_partials(options.norm_device, partials, static_cast<std::int64_t>(sums.size()))};
+    sum_over_norm_groups(sums.front(), options);
   }
+  for (DeviceWork& work : work_) {
+    if (!work.takes_part) continue;
+    work.shared = all_on(work.device);
+    work.num_sums = static_cast<std::int64_t>(sums.size());
+  }
+}
+
+/// A flag that came from outside of the step says what this process has found.
+void StepEngine::agree_on_skip(const FusedStepOptions& options) const {
+  if (!options.found_inf || options.found_inf_is_output) return;
+  all_reduce_(*options.found_inf, "max", options.norm_groups, caller());
 }
 
 void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
   for (DeviceWork& work : work_) {
-    if (work.steps.empty() || work.prologue_done) continue;
+    if (!work.takes_part || work.prologue_done) continue;
     const kernels::PrologueArgs args = prologue_args(work, options, has_norm);
     if (work.device.is_cpu()) {
       kernels::prologue_cpu(args);
@@ -151,7 +186,7 @@ void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
   }
   if (!options.found_inf || !options.check_inside) return;
   for (const DeviceWork& work : work_) {
-    if (work.steps.empty() || work.found_inf.is_same(*options.found_inf)) continue;
+    if (!work.takes_part || work.found_inf.is_same(*options.found_inf)) continue;
     // The flag lives on another device: raise it there if this device's copy was raised.
     const at::Tensor flag = to_device(work.found_inf, options.found_inf->device());
     options.found_inf->copy_(at::maximum(*options.found_inf, flag.view_as(*options.found_inf)));

@@ -16,12 +16,17 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def agreed(optimizer: torch.optim.Optimizer, flags: list[Tensor]) -> dict[torch.device, Tensor]:
-    """Flags by device, of all processes that have parts of the gradients."""
+    """Flags by device, of all processes that have others of the gradients."""
     if isinstance(optimizer, FusedOptimizer):
-        optimizer._agree_on_overflow(flags)
+        flags = optimizer._agree_on_overflow(flags)
     return {flag.device: flag for flag in flags}
 
 
 def device_of_gradients(optimizer: torch.optim.Optimizer) -> torch.device | None:
-    """Returns the device of the first parameter that has a gradient, or None."""
+    """Returns the device of the first parameter that has a gradient, or None.
+
+    A process that shares its norm with others takes part without a gradient too.
+    """
+    if isinstance(optimizer, FusedOptimizer) and optimizer._norm_groups:
+        return optimizer._norm_device()
     return next((param.device for param in params_of(optimizer) if param.grad is not None), None)

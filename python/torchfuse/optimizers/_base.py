@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -21,11 +21,15 @@ from torchfuse.optimizers._checks import (
 from torchfuse.optimizers._ema import native_ema
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
-from torchfuse.optimizers._last_step import LastStep
 from torchfuse.optimizers._masters import MASTER_DTYPES
+from torchfuse.optimizers._norm_groups import NormGroups, names_of_groups
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def _similar_argument(name: str, kind: type) -> str:
@@ -38,7 +42,7 @@ def _similar_argument(name: str, kind: type) -> str:
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
-class FusedOptimizer(LastStep):
+class FusedOptimizer(NormGroups):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
     A subclass names its native algorithm, which defines the hyper-parameters and their keys in a
@@ -93,6 +97,7 @@ class FusedOptimizer(LastStep):
         ema_decay: float | None = None,
         ema_warmup: bool = False,
         ema_start_step: int = 0,
+        norm_groups: Sequence[ProcessGroup | DeviceMesh] | None = None,
         fused: bool | None = None,
         foreach: bool | None = None,
         differentiable: bool | None = None,
@@ -105,6 +110,7 @@ class FusedOptimizer(LastStep):
         check_master_dtype(name, 0, master_weight_dtype)
         choices = {"fused": fused, "foreach": foreach, "differentiable": differentiable}
         check_torch_only(name, 0, choices)
+        self._norm_groups = names_of_groups(name, norm_groups)
         self._make_lock()
         options: StepOptions = {
             "set_grad_none": set_grad_none,
@@ -138,9 +144,6 @@ class FusedOptimizer(LastStep):
     def _tensors_with_gradients(self) -> list[Tensor]:
         """Returns what a scaler unscales and checks."""
         return [param for group in self.param_groups for param in group["params"]]
-
-    def _agree_on_overflow(self, flags: Iterable[Tensor]) -> None:
-        """Combines flags in place over processes that have parts of the gradients."""
 
     # The step.
 
@@ -219,6 +222,8 @@ class FusedOptimizer(LastStep):
                 ema=native_ema(shared),
                 update_from_the_end=self._update_from_the_end,
                 found_inf_is_output=self._found_inf_is_output,
+                norm_groups=self._norm_groups,
+                norm_device=self._norm_device() if self._norm_groups else None,
             )
         except (RuntimeError, TypeError, ValueError):
             # Kernels have other names for a group's numbers, such as beta1.

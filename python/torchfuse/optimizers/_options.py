@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: What a step stores in gradients. True stands for "clipped".
 WriteBackGrads = bool | Literal["unscaled", "clipped"]
@@ -51,6 +55,10 @@ class BasicOptions(TorchOnlyOptions, total=False):
             `state["ema_param"]`, which the step moves. None: no averages.
         ema_warmup: limit the decay to (1 + n) / (10 + n) in the n-th step of the average.
         ema_start_step: number of steps before the average begins; it is a copy until then.
+        norm_groups: process groups, or device meshes of one dimension, whose processes step other
+            parameters of one model, as the stages of a pipeline do. Norm, clipping and the decision
+            to skip a step are then those of all gradients. All processes make the same steps and
+            calls of a scaler, with gradients or without. Not part of checkpoints.
     """
 
     master_weights: bool
@@ -64,6 +72,7 @@ class BasicOptions(TorchOnlyOptions, total=False):
     ema_decay: float | None
     ema_warmup: bool
     ema_start_step: int
+    norm_groups: Sequence[ProcessGroup | DeviceMesh] | None
 
 
 class CommonOptions(BasicOptions, total=False):

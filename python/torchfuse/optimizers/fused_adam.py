@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
@@ -15,6 +15,8 @@ from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._options import TORCH_ONLY, TorchOnlyOptions
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Unpack
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
@@ -89,6 +91,11 @@ class FusedAdam(FusedOptimizer):
             step.
         ema_start_step: until the parameter's step count has passed this number, the average is a
             copy of the parameter. With 1 it is the average of `torch.optim.swa_utils`.
+        norm_groups: process groups, or device meshes of one dimension, whose processes step other
+            parameters of one model, as the stages of a pipeline do. Norm, clipping and the decision
+            to skip a step are then those of all gradients. All processes make the same steps and
+            calls of a scaler, with gradients or without. A parameter that several of them have
+            counts as often. Not part of checkpoints.
         **torch_only: `fused`, `foreach` and `differentiable`, False or None, for programs written
             for torch: this class is always fused, and the step has no derivative.
 
@@ -163,6 +170,7 @@ class FusedAdam(FusedOptimizer):
         ema_decay: float | None = None,
         ema_warmup: bool = False,
         ema_start_step: int = 0,
+        norm_groups: Sequence[ProcessGroup | DeviceMesh] | None = None,
         **torch_only: Unpack[TorchOnlyOptions],
     ) -> None:
         defaults: dict[str, Any] = {
@@ -171,11 +179,9 @@ class FusedAdam(FusedOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "adam_w_mode": adam_w_mode,
-            "capturable": capturable,
         }
+        defaults.update(amsgrad=amsgrad, maximize=maximize)
+        defaults.update(adam_w_mode=adam_w_mode, capturable=capturable)
         defaults.update(exp_avg_dtype=exp_avg_dtype, exp_avg_sq_dtype=exp_avg_sq_dtype)
         super().__init__(
             params,
@@ -193,6 +199,7 @@ class FusedAdam(FusedOptimizer):
             ema_decay=ema_decay,
             ema_warmup=ema_warmup,
             ema_start_step=ema_start_step,
+            norm_groups=norm_groups,
             **torch_only,
         )
 

@@ -10,7 +10,7 @@ averages in `.grad`, and the parameters nothing. A step reads the parts' gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -189,13 +189,13 @@ class SplitGradients(SplitStates):
             return super()._tensors_with_gradients()
         return list(self._parts.values())
 
-    def _agree_on_overflow(self, flags: Iterable[Tensor]) -> None:
+    def _agree_on_overflow(self, flags: list[Tensor]) -> list[Tensor]:
         """What one process finds in its part is true for all."""
-        if self._scattered is None or self.process_group.size() == 1:
-            return
-        for flag in flags:
-            with naming(NAME, "the reduction of found_inf", self.process_group):
-                dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.process_group)
+        if self._scattered is not None and self.process_group.size() > 1:
+            for flag in flags:
+                with naming(NAME, "the reduction of found_inf", self.process_group):
+                    dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.process_group)
+        return super()._agree_on_overflow(flags)
 
 
 def check_whole_gradients(who: str, optimizer: torch.optim.Optimizer, instead: str) -> None:

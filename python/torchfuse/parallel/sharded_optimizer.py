@@ -130,6 +130,7 @@ class ShardedOptimizer(SplitGradients):
     defaults: dict[str, Any] = attribute_of("_whole", "defaults", "Defaults of the options.")
     param_groups_master: Any = attribute_of("optim", "param_groups_master", "As `optim` has it.")
     _swapped: Any = attribute_of("optim", "_swapped")
+    _norm_groups: Any = attribute_of("optim", "_norm_groups")
 
     def __init__(
         self,

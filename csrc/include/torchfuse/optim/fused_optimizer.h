@@ -73,6 +73,13 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// as writes through `.data()`: see torchfuse::remake_master(). Other writes need no call.
   void remake_masters();
 
+  /// Sets the names of process groups whose processes step other parameters of one model, as the
+  /// stages of a pipeline do: norm, clipping and the decision to skip a step become those of all
+  /// gradients. All processes make the same steps and calls of a scaler, with gradients or without.
+  /// A parameter that several of them have counts as often. Not part of what is saved.
+  /// @throws c10::Error if a name is given twice, or names no group of this process.
+  void set_norm_groups(std::vector<std::string> names);
+
   /// Exchanges the parameters and their averages in place, or exchanges them back: see
   /// torchfuse::swap_ema_(). Evaluate or save the model in between, in its dtype; until the second
   /// call the optimizer takes no step, makes no masters, and saves and loads no state. Parameters
@@ -161,11 +168,14 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Groups of the parameters whose gradients steps take: `param_groups()` or, where these have
   /// parts and the model has the gradients, the model's, without options.
   const std::vector<torch::optim::OptimizerParamGroup>& groups_with_gradients() const;
-  /// Combines flags over the processes that have other parts of these gradients: what one finds is
-  /// true for all.
-  void agree_on_overflow(const std::vector<at::Tensor>& flags) const;
-  /// Device of the first of them that has a gradient; none if none has one.
+  /// Combines flags over the processes that have other gradients, or other parts of these: what one
+  /// finds is true for all.
+  void agree_on_overflow(std::vector<at::Tensor>& flags) const;
+  /// Device of the first of them that has a gradient; none if none has one. A process that shares
+  /// its norm with others takes part without a gradient too.
   std::optional<at::Device> device_of_grads() const;
+  /// Device of the first parameter.
+  at::Device norm_device() const;
   /// How many processes share the states.
   std::int64_t num_shards() const;
 

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What an optimizer shares with processes that have other gradients of the model.
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+#include <torchfuse/collectives.h>
+#include <torchfuse/device_copy.h>
+#include <torchfuse/optim/fused_optimizer.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api/parallel/shards.h"
+#include "fused_optimizer_impl.h"
+
+namespace torchfuse::optim {
+
+using torch::optim::OptimizerParamGroup;
+
+void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  const Exclusive exclusive(impl_->lock, name());
+  const std::string caller = std::string(name()) + "::set_norm_groups";
+  std::vector<std::string> shared;
+  for (auto entry = names.begin(); entry != names.end(); ++entry) {
+    TORCH_CHECK(std::find(names.begin(), entry, *entry) == entry, caller,
+                ": expected each group once, got '", *entry,
+                "' a second time: its gradients would count twice. Remove one.");
+    if (group_size(*entry, caller) > 1) shared.push_back(*entry);
+  }
+  impl_->norm_groups = std::move(shared);
+}
+
+void FusedOptimizer::agree_on_overflow(std::vector<at::Tensor>& flags) const {
+  if (impl_ == nullptr) return;
+  if (impl_->shards != nullptr && impl_->shards->scatters()) {
+    for (const at::Tensor& flag : flags) all_reduce_(flag, "max", impl_->shards->groups());
+  }
+  if (impl_->norm_groups.empty()) return;
+  at::Tensor found = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(norm_device()));
+  for (const at::Tensor& flag : flags) {
+    found = at::maximum(found, to_device(flag, found.device()));
+  }
+  all_reduce_(found, "max", impl_->norm_groups, std::string(name()) + ": found_inf");
+  flags = {found};
+}
+
+at::Device FusedOptimizer::norm_device() const {
+  for (const OptimizerParamGroup& group : param_groups_) {
+    for (const at::Tensor& param : group.params()) return param.device();
+  }
+  return at::kCPU;
+}
+
+std::optional<at::Device> FusedOptimizer::device_of_grads() const {
+  if (impl_ != nullptr && !impl_->norm_groups.empty()) return norm_device();
+  for (const OptimizerParamGroup& group : groups_with_gradients()) {
+    for (const at::Tensor& param : group.params()) {
+      if (param.defined() && param.grad().defined()) return param.device();
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace torchfuse::optim
