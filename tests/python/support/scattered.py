@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,11 +35,12 @@ class Net(nn.Module):
         return torch.as_tensor(self.last(self.conv(hidden).flatten(1)) * self.gain)
 
 
-def loss_of(model: Callable[[Tensor], Tensor], rank: int, step: int = 0) -> Tensor:
+def loss_of(model: nn.Module, rank: int, step: int = 0) -> Tensor:
     """The loss of a rank's part of a batch."""
     random = torch.Generator().manual_seed(100 * step + rank)
-    dtype = next(model.parameters()).dtype  # type: ignore[attr-defined]
-    return model(torch.randn(5, 6, generator=random).to(dtype)).square().mean()
+    like = next(model.parameters())
+    loss: Tensor = model(torch.randn(5, 6, generator=random).to(like)).square().mean()
+    return loss
 
 
 def values_of(net: nn.Module) -> list[Tensor]:
