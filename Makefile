@@ -61,7 +61,7 @@ endif
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
 	@echo "make distributed-demo  the same in two processes, with synchronized batch normalization"
-	@echo "make sharded-demo    a language model: FSDP2 in two processes, resumed alone and by ZeRO 2"
+	@echo "make sharded-demo    a language model that processes share, resumed in other layouts, in both languages"
 	@echo "make images | images-cpp  an image classifier, in Python and in C++: build/images"
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
@@ -395,12 +395,22 @@ distributed-demo: prefix
 
 # One run in three layouts of processes, each of which goes on from the checkpoint of the one before.
 SHARDED_LM := examples/python/sharded_lm.py --out build/sharded
+# The same text in C++, by ZeRO 2. What CMake makes stays from one run to the next.
+SHARDED_LM_TEXT = $$($(VENV_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+SHARDED_LM_CPP = build/sharded_lm/sharded_lm "$(SHARDED_LM_TEXT)" --out build/sharded/cpp
 
-sharded-demo: build
+sharded-demo: prefix
 	rm -rf build/sharded
 	$(TORCHRUN) $(SHARDED_LM) --stop-after 120
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) $(SHARDED_LM) --resume --stop-after 200
 	$(TORCHRUN) $(SHARDED_LM) --resume --parallel zero2
+	cmake -S examples/cpp/sharded_lm -B build/sharded_lm -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --build build/sharded_lm
+	$(TORCHRUN) --no-python $(SHARDED_LM_CPP) --stop-after 120
+	OMP_NUM_THREADS=1 $(SHARDED_LM_CPP) --resume --stop-after 200
+	$(TORCHRUN) --no-python $(SHARDED_LM_CPP) --resume
+	$(VENV_PYTHON) examples/python/sharded_lm_report.py build/sharded/cpp/log.jsonl
 
 # On image files, in both languages; the report compares the precisions, and devices once the results of
 # other machines lie in build/images.

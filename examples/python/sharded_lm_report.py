@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The log of a language model's training, one JSON object a line, and its curve."""
+"""The log of a language model's training, one JSON object a line, and its curve.
+
+Example:
+    python examples/python/sharded_lm_report.py build/sharded/cpp/log.jsonl
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from itertools import groupby
@@ -89,3 +94,16 @@ def summary(log: Path) -> str:
         f"{last['validation_loss']:.4f} after step {last['step']}, in {log}"
     )
     return "\n".join(lines)
+
+
+def main() -> None:
+    """Draws the curve of a log that either language's program wrote, beside it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("log", type=Path)
+    log: Path = parser.parse_args().log
+    draw(log, log.with_name("loss.svg"))
+    print(summary(log))
+
+
+if __name__ == "__main__":
+    main()

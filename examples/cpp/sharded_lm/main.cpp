@@ -56,7 +56,7 @@ std::int64_t end_of(const lm::Options& options, std::int64_t begin) {
 /// What rank 0 says at the end.
 void summarize(const lm::Options& options, const std::string& layout, double tokens_per_second,
                double validation_loss, std::int64_t step) {
-  std::cout << layout << ": " << static_cast<std::int64_t>(tokens_per_second)
+  std::cout << layout << ": " << std::llround(tokens_per_second)
             << " tokens per second\nvalidation loss: " << validation_loss << " after step " << step
             << ", in " << options.log() << '\n';
 }
