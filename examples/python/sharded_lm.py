@@ -12,7 +12,8 @@ Example:
 
 The tokens are the bytes of Python's standard library. Parameters are bf16 with the 16 bits that
 they lack of fp32 masters in the optimizer, or fp32 (--precision). Alone, and in every layout of
-processes, the losses are those of the same batches, up to rounding. Checkpoints are written by
+processes, the losses are those of the same batches, up to rounding, and those of the C++ program
+examples/cpp/sharded_lm, which has ZeRO stage 2 alone. Checkpoints are written by
 torch.distributed.checkpoint and know no layout: each goes on in any other. Rank 0 writes
 <out>/log.jsonl, which has a line per step, and the curve <out>/loss.svg.
 """

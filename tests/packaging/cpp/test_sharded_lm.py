@@ -20,6 +20,9 @@ import pytest
 import torch
 from cmake_project import ROOT, environment, run, run_in_processes
 
+import torchfuse
+from torchfuse.optimizers import FusedAdam
+
 EXAMPLES = ROOT / "examples/python"
 TEXT = sysconfig.get_path("stdlib")
 STEPS = 12
@@ -113,7 +116,7 @@ def test_what_bf16_parameters_lack_goes_on_in_any_number_of_processes(
         assert column(rest, "loss") == pytest.approx(expected, rel=difference, abs=0.0)
 
 
-def test_it_learns_and_python_draws_the_curve_and_reads_the_model(
+def test_it_learns_and_python_draws_the_curve_and_reads_the_checkpoint(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--steps", "60", "--accumulate", "2", "--lr", "1e-2", "--precision", "fp32")
@@ -135,8 +138,13 @@ def test_it_learns_and_python_draws_the_curve_and_reads_the_model(
     from sharded_lm_model import LanguageModel
 
     model = LanguageModel(vocabulary=256, sequence=32, width=32, layers=2, heads=4)
-    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    model.load_state_dict(saved["model"])
+    optimizer = FusedAdam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    torchfuse.load_checkpoint(tmp_path / "checkpoint.pt", **parts)
+    assert scheduler.last_epoch == 60
+    assert optimizer.param_groups[0]["max_grad_norm"] == 1.0
+    assert {int(state["step"]) for state in optimizer.state.values()} == {60}
     tokens, following = Corpus(32).validation_batch(16)
     with torch.no_grad():
         logits = model(tokens).flatten(0, 1)
@@ -150,8 +158,9 @@ def read_all(terminal: int) -> str:
     try:
         while part := os.read(terminal, 4096):
             parts.append(part)
-    except OSError as error:  # so ends a terminal on Linux
-        assert error.errno == errno.EIO
+    except OSError as error:
+        if error.errno != errno.EIO:  # by which a terminal ends on Linux
+            raise
     os.close(terminal)
     return b"".join(parts).decode()
 
