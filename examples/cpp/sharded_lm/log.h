@@ -48,7 +48,11 @@ class Log {
  private:
   static std::int64_t step_of(const std::string& line) {
     const std::string key = "\"step\": ";
-    return std::stoll(line.substr(line.find(key) + key.size()));
+    const std::size_t place = line.find(key);
+    if (place == std::string::npos) {
+      throw std::runtime_error("expected a step in every line of the log, got '" + line + "'");
+    }
+    return std::stoll(line.substr(place + key.size()));
   }
 
   /// As few digits as tell the number from all others; what is not finite as Python writes it.

@@ -219,12 +219,15 @@ def test_a_checkpoint_is_neither_lost_nor_read_into_another_model(
     program: Path, tmp_path: Path
 ) -> None:
     train(program, tmp_path, 1, *SMALL, "--stop-after", "1")
+    with (tmp_path / "log.jsonl").open("a", encoding="utf-8") as log:
+        log.write('{"layout')  # cut off, as by a full disk
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     command = (program, TEXT, "--out", tmp_path, *SMALL)
     for options, said in (
         ((), "checkpoint.pt is there"),
         (("--resume", "--heads", "2"), "layers 2, heads 4, got precision bf16, sequence 32, "),
         (("--resume", "--stop-after", "1"), "has 1 steps already, and 1 are asked for"),
+        (("--resume",), "expected a step in every line of the log, got '{\"layout'"),
     ):
         assert said in run(*command, *options, env=ALONE, ok=False)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
