@@ -12,7 +12,7 @@
 namespace torchfuse {
 
 /// Reduces `tensor` in place over the processes of each group in turn; the host does not wait for a
-/// CUDA device.
+/// CUDA device, unless the tensor is on the CPU and the group's backend takes none from there.
 ///
 /// @param tensor dense, of the same shape and dtype in all processes.
 /// @param reduction "sum", "avg", "product", "min", "max", "band", "bor" or "bxor", as far as the

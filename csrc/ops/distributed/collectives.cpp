@@ -7,9 +7,11 @@
 #include <torchfuse/collectives.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "ops/distributed/process_groups.h"
 #include "ops/registration.h"
@@ -30,6 +32,16 @@ at::Tensor call_collective(const char* name, Args&&... args) {
   torch::jit::push(stack, std::forward<Args>(args)...);
   op->callBoxed(stack);
   return torch::jit::pop(stack).toTensor();
+}
+
+/// The tensor, or a copy on a device that the group's backend takes: FSDP2 may keep parameters on
+/// the CPU whose mesh is one of GPUs.
+at::Tensor where_group_sends(const c10d::ProcessGroup& group, const at::Tensor& tensor) {
+  const std::vector<c10::Device> devices = group.getDeviceTypes();
+  const bool taken = std::any_of(devices.begin(), devices.end(), [&](const c10::Device& device) {
+    return device.type() == tensor.device().type();
+  });
+  return taken || devices.empty() ? tensor : tensor.to(c10::Device(devices.front().type()));
 }
 
 /// All ranks' tensors as rows, in their order.
@@ -68,14 +80,16 @@ void all_reduce_sum_impl(const at::Tensor& tensor, c10::string_view group_name,
 void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
                  const std::vector<std::string>& groups, const std::string& caller) {
   for (const std::string& group : groups) {
-    ops::find_group(group, caller);
+    const auto process_group = ops::find_group(group, caller);
+    const at::Tensor sent = where_group_sends(*process_group, tensor);
     const at::Tensor pending =
-        call_collective("_c10d_functional::all_reduce_", tensor, reduction, group);
+        call_collective("_c10d_functional::all_reduce_", sent, reduction, group);
     try {
       call_collective("_c10d_functional::wait_tensor", pending);
     } catch (const std::exception& error) {
-      ops::fail_collective(*ops::find_group(group, caller), caller, error);
+      ops::fail_collective(*process_group, caller, error);
     }
+    if (!sent.is_same(tensor)) tensor.copy_(sent);
   }
 }
 
