@@ -10,7 +10,8 @@ between machines and loads; minutes do not.
 Lanes run one after another: two at a time, each of which expects all processors, cost two to four
 times the processor seconds. Threads that wait for work do not spin, unless the caller says so.
 
-LANES_MINUTES ends a run in time: what it cuts off or does not begin has failed.
+LANES_MINUTES ends a run in time: what it cuts off or does not begin has failed. LANES_SPARE_DISK
+removes what a lane has made and no other reads: environments with gigabytes of torch.
 
 Exit status: 0 every lane passed or was refused; 1 one failed or was not run.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +39,13 @@ NEEDS = {
     "docs": ("doxygen --version", "the documentation needs Doxygen, which root may install"),
     "test-host-path": ("valgrind --version", "valgrind counts, which root may install"),
 }
+#: Folders that one lane makes and no other reads.
+OWN_FOLDERS = {
+    "test-consumer-whole": ["build/consumer", "build/libtorch-build", "build/subdirectory"],
+    "test-integrations": ["build/integrations"],
+    "test-packaging": ["build/packaging"],
+    "test-newest-torch": ["build/torch-*"],
+}
 A_YEAR = 365 * 24 * 60
 
 
@@ -48,6 +57,7 @@ class Outcome:
     result: str  # "passed", or why not
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
+    disk_bytes: float = 0.0  # that it took
 
     @property
     def failed(self) -> bool:
@@ -62,6 +72,7 @@ def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
         return Outcome(lane, f"refused: {reason}")
     # User and system, of the processes that were waited for.
     start, cpu_start = time.monotonic(), sum(os.times()[2:4])
+    free = shutil.disk_usage(ROOT).free
     if start >= deadline:
         return Outcome(lane, "not run: the time was over")
     process = subprocess.Popen([*command, lane], cwd=ROOT, start_new_session=True)
@@ -76,16 +87,26 @@ def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     cpu = sum(os.times()[2:4]) - cpu_start
-    return Outcome(lane, result, cpu, time.monotonic() - start)
+    taken = free - shutil.disk_usage(ROOT).free
+    return Outcome(lane, result, cpu, time.monotonic() - start, taken)
+
+
+def remove_own_folders(lane: str) -> None:
+    """Removes what no other lane reads."""
+    for pattern in OWN_FOLDERS.get(lane, []):
+        for folder in ROOT.glob(pattern):
+            shutil.rmtree(folder)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """One line per lane, and their sum."""
     passed = sum(o.result == "passed" for o in outcomes)
     cpu, wall = sum(o.cpu_seconds for o in outcomes), sum(o.wall_seconds for o in outcomes)
-    total = Outcome("together", f"{passed} of {len(outcomes)} passed", cpu, wall)
+    disk = sum(o.disk_bytes for o in outcomes)
+    total = Outcome("together", f"{passed} of {len(outcomes)} passed", cpu, wall, disk)
     return "\n".join(
-        f"lane {o.lane:20} {o.cpu_seconds:7.0f} CPU-s {o.wall_seconds / 60:6.1f} min  {o.result}"
+        f"lane {o.lane:20} {o.cpu_seconds:7.0f} CPU-s {o.disk_bytes / 1e9:+6.1f} GB "
+        f"{o.wall_seconds / 60:6.1f} min  {o.result}"
         for o in (*outcomes, total)
     )
 
@@ -103,7 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for lane in options.lanes:
         print(f"--- {lane}", flush=True)
         outcomes.append(run(lane, make, deadline))
-        print(f"--- {lane}: {outcomes[-1].result}", flush=True)
+        free = shutil.disk_usage(ROOT).free / 1e9
+        print(f"--- {lane}: {outcomes[-1].result}; {free:.1f} GB of the disk are free", flush=True)
+        if os.environ.get("LANES_SPARE_DISK"):
+            remove_own_folders(lane)
         if outcomes[-1].result == "interrupted":
             break
     print(table(outcomes))

@@ -84,6 +84,24 @@ def test_what_the_machine_refuses_is_told_and_does_not_fail(
     assert run_lanes.run("docs", ["false"], time.monotonic() + 60).failed
 
 
+def test_what_no_other_lane_reads_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_lanes, "ROOT", tmp_path)
+    monkeypatch.setenv("MAKE", "true")
+    assert set(run_lanes.OWN_FOLDERS) <= LANES["ALL_LANES"]
+    for spared in ("", "1"):
+        monkeypatch.setenv("LANES_SPARE_DISK", spared)
+        for folder in ("dev", "torch-2.99.0/lib", "torch-2.98.0", "packaging"):
+            (tmp_path / "build" / folder).mkdir(parents=True, exist_ok=True)
+        assert run_lanes.main(["--name", "some", "docs", "test-newest-torch"]) == 0
+        left = {path.name for path in (tmp_path / "build").iterdir()}
+        assert left == {"dev", "packaging"} | (
+            set() if spared else {"torch-2.99.0", "torch-2.98.0"}
+        )
+    assert re.search(r"--- docs: passed; \d+\.\d GB of the disk are free", capsys.readouterr().out)
+
+
 # --- The targets that are lanes ------------------------------------------------------------------
 
 
@@ -136,4 +154,4 @@ def test_lanes_run_in_continuous_integration() -> None:
     on_github = set().union(*WORKFLOWS.values())
     assert LANES["TEST_LANES"] - {"test-some-on-pretended-cuda"} <= on_github
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert re.search(r"^LANES_MINUTES=\d+ make test-all ", script, re.MULTILINE)
+    assert re.search(r"^LANES_SPARE_DISK=1 LANES_MINUTES=\d+ make test-all ", script, re.MULTILINE)
