@@ -9,13 +9,18 @@ Example:
         --tensor-parallel 2 --stop-after 160
     torchrun --nproc-per-node 2 examples/python/sharded_lm.py --out build/sharded/two --resume \
         --parallel zero2
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
+        --max-restarts 3 examples/python/sharded_lm.py --out build/sharded/restarted \
+        --resume-or-begin --checkpoint-every 20
 
 The tokens are the bytes of Python's standard library. Parameters are bf16 with the 16 bits that
 they lack of fp32 masters in the optimizer, or fp32 (--precision). Alone, and in every layout of
 processes, the losses are those of the same batches, up to rounding, and those of the C++ program
 examples/cpp/sharded_lm, which has ZeRO stage 2 alone. Checkpoints are written by
 torch.distributed.checkpoint and know no layout: each goes on in any other. Rank 0 writes
-<out>/log.jsonl, which has a line per step, and the curve <out>/loss.svg.
+<out>/log.jsonl, which has a line per step, and the curve <out>/loss.svg. A run that dies at any
+moment leaves its last checkpoint and the log up to it, and with --resume-or-begin torchrun's
+restarts go on from there.
 """
 
 from __future__ import annotations
@@ -43,7 +48,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 import sharded_lm_report
-from sharded_lm_arguments import checkpoints, model_file, model_of, parse_arguments
+from sharded_lm_arguments import (
+    checkpoint_of,
+    last_checkpoint,
+    model_file,
+    model_of,
+    parse_arguments,
+)
 from sharded_lm_data import VOCABULARY, Corpus
 from sharded_lm_model import LanguageModel, shard, split_layers
 from torchfuse.losses import softmax_cross_entropy
@@ -72,12 +83,16 @@ class Processes:
         """This process's part of a batch's samples."""
         return batch.chunk(self.ranks // self.tensor)[self.rank // self.tensor].to(self.device)
 
-    def mean(self, value: Tensor) -> float:
-        """The mean over all processes; all of them call it."""
-        value = value.detach().clone()
+    def sum(self, value: Tensor | float) -> float:
+        """The sum over all processes; all of them call it."""
+        value = torch.as_tensor(value, device=self.device).detach().clone()
         if self.ranks > 1:
             dist.all_reduce(value)
-        return float(value) / self.ranks
+        return float(value)
+
+    def mean(self, value: Tensor) -> float:
+        """The mean over all processes; all of them call it."""
+        return self.sum(value) / self.ranks
 
 
 def loss_of(logits: Tensor, following: Tensor) -> Tensor:
@@ -172,8 +187,8 @@ class Trainer:
         """Writes a checkpoint; all processes call it."""
         save(self.state(), checkpoint_id=folder, no_dist=self.processes.ranks == 1)
 
-    def load(self, folder: Path) -> int:
-        """Reads a checkpoint of any layout; returns the number of steps before it."""
+    def load(self, folder: Path) -> None:
+        """Reads a checkpoint of any layout; all processes call it."""
         if not isinstance(self.optimizer, ShardedOptimizer):
             get_optimizer_state_dict(self.model, self.optimizer)  # creates the states to read into
         state = self.state()
@@ -184,7 +199,22 @@ class Trainer:
         else:
             self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        return self.scheduler.last_epoch
+
+
+def common_begin(arguments: argparse.Namespace, processes: Processes) -> int:
+    """The step after which all processes go on. Rank 0 reads it: a folder may show others less."""
+    path = model_file(arguments.out)
+    begin = last_checkpoint(arguments.out) if processes.rank == 0 else 0
+    if processes.rank == 0 and begin == 0:
+        path.write_text(json.dumps(model_of(arguments)), encoding="utf-8")
+    begin = round(processes.sum(begin))
+    seeing = round(processes.sum(int(path.exists())))
+    if seeing < processes.ranks:
+        raise SystemExit(
+            f"expected --out to be one folder for all {processes.ranks} processes, got {path} of "
+            f"rank 0 in {seeing} of them"
+        )
+    return begin
 
 
 def train(arguments: argparse.Namespace, processes: Processes) -> None:
@@ -192,9 +222,11 @@ def train(arguments: argparse.Namespace, processes: Processes) -> None:
     corpus = Corpus(arguments.sequence, SEED)
     tested = corpus.validation_batch(arguments.validation_samples)
     trainer = Trainer(arguments, processes)
-    begin = trainer.load(checkpoints(arguments.out)[-1]) if arguments.resume else 0
+    begin = common_begin(arguments, processes)
+    if begin:
+        trainer.load(checkpoint_of(arguments.out, begin))
     end = min(arguments.stop_after or arguments.steps, arguments.steps)
-    if begin >= end:
+    if begin >= end and not arguments.resume_or_begin:
         raise SystemExit(f"{arguments.out} has {begin} steps already, and {end} are asked for")
     path = arguments.out / "log.jsonl"
     log = sharded_lm_report.Log(path, begin) if processes.rank == 0 else None
@@ -206,9 +238,6 @@ def train(arguments: argparse.Namespace, processes: Processes) -> None:
 
     if begin == 0:
         record(step=0, validation_loss=trainer.validation_loss(tested))
-        if log is not None:
-            text = json.dumps(model_of(arguments))
-            model_file(arguments.out).write_text(text, encoding="utf-8")
     tokens = arguments.batch * arguments.sequence
     for step in range(begin + 1, end + 1):
         start = time.perf_counter()
@@ -220,7 +249,9 @@ def train(arguments: argparse.Namespace, processes: Processes) -> None:
         if step % arguments.validate_every == 0 or step == end:
             record(step=step, validation_loss=trainer.validation_loss(tested))
         if step % arguments.checkpoint_every == 0 or step == end:
-            trainer.save(arguments.out / "checkpoints" / f"{step:08d}")
+            if log is not None:
+                log.sync()  # what a checkpoint counts, the log has
+            trainer.save(checkpoint_of(arguments.out, step))
     bar.close()
     if log is not None:
         log.close()

@@ -28,6 +28,11 @@ def parse_arguments(description: str, precisions: Sequence[str]) -> argparse.Nam
     parser.add_argument("--warm-up", type=int, default=20, help="steps")
     parser.add_argument("--stop-after", type=int, help="step after which this run ends")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--resume-or-begin",
+        action="store_true",
+        help="the same where --out has a checkpoint: for torchrun's --max-restarts",
+    )
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps; and at the end")
     parser.add_argument("--validate-every", type=int, default=20, help="steps; and at the end")
     parser.add_argument("--validation-samples", type=int, default=64, help="of all together")
@@ -69,18 +74,31 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
             f"expected --validation-samples to be a multiple of {data}, the data-parallel "
             f"processes, got {arguments.validation_samples}"
         )
+    check_store(parser)
     check_out(parser, arguments)
+
+
+def check_store(parser: argparse.ArgumentParser) -> None:
+    """Ends with a sentence if processes that torchrun restarts would look for those that died."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        parser.error(
+            "expected TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend c10d or --standalone "
+            f"for torchrun with --max-restarts {restarts}: the store that it keeps otherwise has "
+            "the addresses of processes that died"
+        )
 
 
 def check_out(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Ends with a sentence if --out has no checkpoint to go on from, or one to lose."""
-    found = checkpoints(arguments.out)
-    if found and not arguments.resume:
-        parser.error(f"expected an --out without checkpoints, or --resume; {found[-1]} is there")
-    if not arguments.resume:
-        return
-    if not found:
+    found = last_checkpoint(arguments.out)
+    if found and not (arguments.resume or arguments.resume_or_begin):
+        folder = checkpoint_of(arguments.out, found)
+        parser.error(f"expected an --out without checkpoints, or --resume; {folder} is there")
+    if arguments.resume and not found:
         parser.error(f"expected a checkpoint in {arguments.out} with --resume, found none")
+    if not found:
+        return
     made = json.loads(model_file(arguments.out).read_text(encoding="utf-8"))
     if made != model_of(arguments):
         parser.error(
@@ -98,6 +116,11 @@ def model_file(out: Path) -> Path:
     return out / "model.json"
 
 
-def checkpoints(out: Path) -> list[Path]:
-    """The complete checkpoints, oldest first: the metadata is written after all parts."""
-    return sorted(path.parent for path in out.glob("checkpoints/*/.metadata"))
+def checkpoint_of(out: Path, step: int) -> Path:
+    """The folder of the checkpoint after a step."""
+    return out / "checkpoints" / f"{step:08d}"
+
+
+def last_checkpoint(out: Path) -> int:
+    """The step of the last complete one, else 0: the metadata is written after all parts."""
+    return max((int(path.parent.name) for path in out.glob("checkpoints/*/.metadata")), default=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from itertools import groupby
 from pathlib import Path
@@ -25,8 +26,9 @@ Record = dict[str, Any]
 
 
 def read(log: Path) -> list[Record]:
-    """The records of a log, in their order."""
-    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    """The records of a log, in their order. A line that a run died in is none."""
+    *lines, _ = log.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines]
 
 
 class Log:
@@ -34,13 +36,20 @@ class Log:
 
     def __init__(self, path: Path, begin: int) -> None:
         kept = [r for r in read(path) if r["step"] <= begin] if begin else []
-        self._file = path.open("w", encoding="utf-8", buffering=1)
+        part = path.with_suffix(".part")  # a run that dies here leaves the log that there was
+        self._file = part.open("w", encoding="utf-8", buffering=1)
         for record in kept:
             self.write(record)
+        self.sync()
+        part.replace(path)
 
     def write(self, record: Record) -> None:
         """Adds a line, which can be read at once."""
         self._file.write(json.dumps(record) + "\n")
+
+    def sync(self) -> None:
+        """Returns once all lines are on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs sharded_lm.py, and kills a process of it in each attempt that has a death.
+
+    torchrun --max-restarts 2 ... dying_sharded_lm.py step:5,save:6 <options of sharded_lm.py>
+
+In the first attempt here, rank 1 dies when it asks for the batch of step 5; in the second, rank 0
+dies in the checkpoint after step 6, whose parts are all written. The third has no death. Rank 1
+appends the steps whose batches it asks for to the file "batches" in the folder that it runs in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemWriter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples" / "python"))
+import sharded_lm
+
+RANK = int(os.environ["RANK"])
+
+
+def die() -> None:
+    """Ends this process at once, as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Arms the death of this attempt, and trains."""
+    deaths = sys.argv.pop(1).split(",")
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    where, step = (deaths[attempt] if attempt < len(deaths) else "never:0").split(":")
+
+    class Corpus(sharded_lm.Corpus):
+        def batch(self, number: int, samples: int) -> tuple[Tensor, Tensor]:
+            if RANK == 1:
+                with Path("batches").open("a", encoding="utf-8") as file:
+                    file.write(f"{number}\n")
+                if (where, int(step)) == ("step", number):
+                    die()
+            return super().batch(number, samples)
+
+    class Writer(FileSystemWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            if (where, int(step)) == ("save", int(Path(self.path).name)):
+                die()
+            super().finish(metadata, results)
+
+    sharded_lm.Corpus = Corpus  # type: ignore[misc]
+    save = sharded_lm.save
+    sharded_lm.save = lambda state, checkpoint_id, **options: save(  # type: ignore[assignment]
+        state, storage_writer=Writer(checkpoint_id), **options
+    )
+    sharded_lm.main()
+
+
+if __name__ == "__main__":
+    main()
