@@ -4,8 +4,9 @@
     torchrun --max-restarts 2 ... dying_sharded_lm.py step:5,save:6 <options of sharded_lm.py>
 
 In the first attempt here, rank 1 dies when it asks for the batch of step 5; in the second, rank 0
-dies in the checkpoint after step 6, whose parts are all written. The third has no death. Rank 1
-appends the steps whose batches it asks for to the file "batches" in the folder that it runs in.
+dies in the checkpoint after step 6, whose parts are all written. The third has no death. "stop:5"
+stops rank 1 in step 5 until it is killed. Rank 1 appends the steps whose batches it asks for to the
+file "batches" in the folder that it runs in.
 """
 
 from __future__ import annotations
@@ -22,12 +23,8 @@ from torch.distributed.checkpoint import FileSystemWriter
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples" / "python"))
 import sharded_lm
 
+DEATHS = {"step": signal.SIGKILL, "stop": signal.SIGSTOP}
 RANK = int(os.environ["RANK"])
-
-
-def die() -> None:
-    """Ends this process at once, as the kernel does when memory runs out."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
@@ -41,14 +38,14 @@ def main() -> None:
             if RANK == 1:
                 with Path("batches").open("a", encoding="utf-8") as file:
                     file.write(f"{number}\n")
-                if (where, int(step)) == ("step", number):
-                    die()
+                if number == int(step) and where in DEATHS:
+                    os.kill(os.getpid(), DEATHS[where])
             return super().batch(number, samples)
 
     class Writer(FileSystemWriter):
         def finish(self, metadata: Any, results: Any) -> None:
             if (where, int(step)) == ("save", int(Path(self.path).name)):
-                die()
+                os.kill(os.getpid(), signal.SIGKILL)
             super().finish(metadata, results)
 
     sharded_lm.Corpus = Corpus  # type: ignore[misc]
