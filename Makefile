@@ -381,7 +381,7 @@ demo: prefix
 	cmake --build build/demo/cpp
 	build/demo/cpp/train_digits build/demo/digits
 
-# Two processes on this machine. More machines, and NCCL: docs/sync_batch_norm.md.
+# Two processes on this machine. More machines: docs/beyond_one_machine.md; NCCL: docs/sync_batch_norm.md.
 TORCHRUN := OMP_NUM_THREADS=1 $(VENV_PYTHON) -m torch.distributed.run --nproc-per-node 2
 
 distributed-demo: prefix
