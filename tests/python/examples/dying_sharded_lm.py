@@ -16,12 +16,15 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples" / "python"))
 import sharded_lm
+import sharded_lm_data
 
 DEATHS = {"step": signal.SIGKILL, "stop": signal.SIGSTOP}
 RANK = int(os.environ["RANK"])
@@ -33,7 +36,7 @@ def main() -> None:
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     where, step = (deaths[attempt] if attempt < len(deaths) else "never:0").split(":")
 
-    class Corpus(sharded_lm.Corpus):
+    class Corpus(sharded_lm_data.Corpus):
         def batch(self, number: int, samples: int) -> tuple[Tensor, Tensor]:
             if RANK == 1:
                 with Path("batches").open("a", encoding="utf-8") as file:
@@ -48,12 +51,11 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             super().finish(metadata, results)
 
-    sharded_lm.Corpus = Corpus  # type: ignore[misc]
-    save = sharded_lm.save
-    sharded_lm.save = lambda state, checkpoint_id, **options: save(  # type: ignore[assignment]
-        state, storage_writer=Writer(checkpoint_id), **options
-    )
-    sharded_lm.main()
+    def dying_save(state: dict[str, Any], checkpoint_id: Path, no_dist: bool) -> None:
+        save(state, storage_writer=Writer(checkpoint_id), no_dist=no_dist)
+
+    with patch.multiple(sharded_lm, Corpus=Corpus, save=dying_save):
+        sharded_lm.main()
 
 
 if __name__ == "__main__":
