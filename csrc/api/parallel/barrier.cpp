@@ -15,7 +15,9 @@ void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::millise
   const std::string key = "terms/";
   const std::int64_t claims = store.add("claims/" + std::to_string(self.rank), 1);
   TORCH_CHECK(claims == 1, kInit, ": expected one process for each rank of group '", group,
-              "', got ", claims, " with rank ", self.rank, ".");
+              "', got ", claims, " with rank ", self.rank,
+              ". Give each process a rank of its own and, where torchrun restarts them on several "
+              "machines, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.");
   store.set(key + std::to_string(self.rank), std::vector<std::uint8_t>(terms.begin(), terms.end()));
   const auto check_terms = [&](std::int64_t rank) {
     const std::vector<std::uint8_t> raw = store.get(key + std::to_string(rank));
