@@ -28,6 +28,12 @@ void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
     TORCH_CHECK(std::find(names.begin(), entry, *entry) == entry, caller,
                 ": expected each group once, got '", *entry,
                 "' a second time: its gradients would count twice. Remove one.");
+    if (impl_->shards != nullptr) {
+      const std::vector<std::string>& split = impl_->shards->groups();
+      TORCH_CHECK(std::find(split.begin(), split.end(), *entry) == split.end(), caller,
+                  ": expected groups of processes with other parameters, got '", *entry,
+                  "', whose processes have parts of these, which would count twice. Leave it out.");
+    }
     if (group_size(*entry, caller) > 1) shared.push_back(*entry);
   }
   impl_->norm_groups = std::move(shared);
@@ -39,9 +45,9 @@ void FusedOptimizer::agree_on_overflow(std::vector<at::Tensor>& flags) const {
     for (const at::Tensor& flag : flags) all_reduce_(flag, "max", impl_->shards->groups());
   }
   if (impl_->norm_groups.empty()) return;
-  at::Tensor found = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(norm_device()));
+  at::Tensor found = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(norm_device()));
   for (const at::Tensor& flag : flags) {
-    found = at::maximum(found, to_device(flag, found.device()));
+    found = at::maximum(found, to_device(flag, found.device()).reshape({}));
   }
   all_reduce_(found, "max", impl_->norm_groups, std::string(name()) + ": found_inf");
   flags = {found};

@@ -97,8 +97,9 @@ struct FusedStepOptions {
   bool update_from_the_end = false;
   /// Names of process groups whose processes step other parameters of one model, as the stages of a
   /// pipeline do: the norm of all gradients, and what `found_inf` or a check says, are those of all
-  /// these processes. Every process takes part in one small reduction over each group where a step
-  /// clips or checks, and in one where it obeys `found_inf`, with gradients or without.
+  /// these processes, in the same order on all. Every process takes part in one small reduction
+  /// over each group where a step clips or checks, and in one where it obeys `found_inf`, with
+  /// gradients or without.
   std::vector<std::string> norm_groups;
   /// Device of the tensor that is reduced: one of this process's parameters.
   c10::Device norm_device{c10::kCPU};

@@ -64,14 +64,14 @@ void StepEngine::check_ema_options(const EmaOptions& ema) const {
 void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& groups) const {
   if (caller_.empty()) return;  // an op's arguments are what its caller wrote
   for (const DeviceWork& work : work_) {
-    if (work.steps.empty() || !is_capturing(work.device)) continue;
+    if (!work.takes_part || !is_capturing(work.device)) continue;
     TORCH_CHECK(work.scalars.defined(), caller(),
                 ": expected a step before the one that a CUDA graph captures, got a capture of the "
                 "first. Take a step, or several, outside of the capture.");
     const std::vector<HyperParamInfo>& infos = algorithm_->hyper_params();
     const auto is_lr = [](const HyperParamInfo& info) { return info.name == "lr"; };
     const auto lr = std::find_if(infos.begin(), infos.end(), is_lr) - infos.begin();
-    for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t g = 0; !work.steps.empty() && g < groups.size(); ++g) {
       TORCH_CHECK(static_cast<std::size_t>(lr) == infos.size() ||
                       std::holds_alternative<at::Tensor>(groups[g][lr]),
                   caller(), ": expected lr of group ", g,
@@ -229,15 +229,17 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
     converted_.clear();
   });
   if (!gather(groups, options)) return false;
+  const bool measures = options.check_inside || options.max_grad_norm.has_value();
+  // A process without gradients hears of a skipped step too.
+  const bool shares = !options.norm_groups.empty() && (measures || options.found_inf);
+  if (shares) work_on(options.norm_device).takes_part = true;
   check_capture(groups);
   ran_ = true;
-  measured_ = options.check_inside || options.max_grad_norm.has_value();
+  measured_ = measures;
   results_.reset();
-  const bool shares_norm = measured_ && !options.norm_groups.empty();
-  if (shares_norm) work_on(options.norm_device).takes_part = true;
   agree_on_skip(options);
   if (options.found_inf_is_output && !writes_flag(*options.found_inf)) options.found_inf->zero_();
-  if (active_.empty() && !shares_norm) return true;
+  if (active_.empty() && !shares) return true;
   follow_params();
   keep_rows();
   prepare_scalars(options);

@@ -197,7 +197,6 @@ class StepEngine {
   at::Tensor sum_partials(const c10::Device& device, const kernels::NormPartial* partials,
                           std::int64_t count) const;
   std::vector<at::Tensor> sums_of_shardings() const;
-  static void sum_over_norm_groups(const at::Tensor& sum, const FusedStepOptions& options);
   void share_partials(const FusedStepOptions& options);
   void agree_on_skip(const FusedStepOptions& options) const;
   void run_prologues(const FusedStepOptions& options, bool has_norm);

@@ -7,6 +7,7 @@
 #include <torchfuse/device_copy.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "ops/fused_step/sharding.h"
@@ -131,18 +132,6 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
   return sums;
 }
 
-/// Squares of unscaled gradients are summed: a scaler of torch sees the overflows of its own
-/// process only, so that loss scales may differ.
-void StepEngine::sum_over_norm_groups(const at::Tensor& sum, const FusedStepOptions& options) {
-  if (!options.grad_scale) return sum_over_shards(sum, options.norm_groups);
-  const at::Tensor scale = to_device(*options.grad_scale, options.norm_device).to(at::kDouble);
-  const at::Tensor squares =
-      sum.narrow(0, 0, offsetof(kernels::NormPartial, nonfinite) / sizeof(double));
-  squares.div_(scale.square());
-  sum_over_shards(sum, options.norm_groups);
-  squares.mul_(scale.square());
-}
-
 /// Several devices, or gradients in other processes too: all devices get a copy of all sums, or of
 /// the one of all processes.
 void StepEngine::share_partials(const FusedStepOptions& options) {
@@ -156,7 +145,7 @@ void StepEngine::share_partials(const FusedStepOptions& options) {
     const at::Tensor own = all_on(options.norm_device);
     const auto* partials = static_cast<const kernels::NormPartial*>(own.const_data_ptr());
     sums = {sum_partials(options.norm_device, partials, static_cast<std::int64_t>(sums.size()))};
-    sum_over_norm_groups(sums.front(), options);
+    sum_over_shards(sums.front(), options.norm_groups);
   }
   for (DeviceWork& work : work_) {
     if (!work.takes_part) continue;
@@ -167,8 +156,9 @@ void StepEngine::share_partials(const FusedStepOptions& options) {
 
 /// A flag that came from outside of the step says what this process has found.
 void StepEngine::agree_on_skip(const FusedStepOptions& options) const {
-  if (!options.found_inf || options.found_inf_is_output) return;
-  all_reduce_(*options.found_inf, "max", options.norm_groups, caller());
+  if (options.norm_groups.empty() || !options.found_inf || options.found_inf_is_output) return;
+  all_reduce_(*options.found_inf, "max", options.norm_groups,
+              caller() + std::string(": found_inf"));
 }
 
 void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {

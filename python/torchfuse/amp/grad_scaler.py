@@ -17,7 +17,13 @@ from torchfuse.amp._scaler_state import ScalerState, check_positive, check_rule,
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Attributes that the scaler sets on an optimizer of torchfuse during one step.
-_LENT_ATTRIBUTES = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output")
+_LENT_ATTRIBUTES = (
+    "grad_scale",
+    "found_inf",
+    "_check_inside",
+    "_found_inf_is_output",
+    "_scale_is_shared",
+)
 
 
 class GradScaler(ScalerState):
@@ -232,6 +238,7 @@ class GradScaler(ScalerState):
         device = device_of_gradients(optimizer)
         optimizer.grad_scale = own_scale
         optimizer.found_inf = None
+        optimizer._scale_is_shared = True
         scaled = state["stage"] is OptState.READY
         # Flags combined over processes must be known before the step: they need a separate check.
         check_first = scaled and self._extras["process_group"] is not None

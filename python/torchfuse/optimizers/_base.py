@@ -22,7 +22,7 @@ from torchfuse.optimizers._ema import native_ema
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER_DTYPES
-from torchfuse.optimizers._norm_groups import NormGroups, names_of_groups
+from torchfuse.optimizers._norm_groups import NormGroups, SharedNorm
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
@@ -42,7 +42,7 @@ def _similar_argument(name: str, kind: type) -> str:
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
-class FusedOptimizer(NormGroups):
+class FusedOptimizer(SharedNorm):
     """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
 
     A subclass names its native algorithm, which defines the hyper-parameters and their keys in a
@@ -110,7 +110,7 @@ class FusedOptimizer(NormGroups):
         check_master_dtype(name, 0, master_weight_dtype)
         choices = {"fused": fused, "foreach": foreach, "differentiable": differentiable}
         check_torch_only(name, 0, choices)
-        self._norm_groups = names_of_groups(name, norm_groups)
+        self._norm_groups = NormGroups.of(name, norm_groups)
         self._make_lock()
         options: StepOptions = {
             "set_grad_none": set_grad_none,
@@ -222,7 +222,7 @@ class FusedOptimizer(NormGroups):
                 ema=native_ema(shared),
                 update_from_the_end=self._update_from_the_end,
                 found_inf_is_output=self._found_inf_is_output,
-                norm_groups=self._norm_groups,
+                norm_groups=self._norm_groups.names,
                 norm_device=self._norm_device() if self._norm_groups else None,
             )
         except (RuntimeError, TypeError, ValueError):
@@ -236,11 +236,6 @@ class FusedOptimizer(NormGroups):
             self._found_inf_is_output = False
         return done
 
-    def _scaler_flag(self) -> Tensor | None:
-        flag = getattr(self, "found_inf", None)
-        # Without any gradient, torch's scaler sets the number 0: there is nothing to skip then.
-        return flag if isinstance(flag, Tensor) else None
-
     @torch.inference_mode(False)  # states are written in later steps
     @torch.no_grad()
     def _plan(self, names: list[tuple[str, ...]]) -> None:
@@ -249,6 +244,7 @@ class FusedOptimizer(NormGroups):
         # If planning fails, the next step has to plan again.
         self._planned_names = None
         self._check_before_plan()
+        self._check_counted_once()
         with_state: list[Tensor] = []
         for index, group in enumerate(self.param_groups):
             # apex's count is for subclasses with apex's step: this step does not update it.

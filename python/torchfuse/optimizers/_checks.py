@@ -240,6 +240,15 @@ def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
             )
 
 
+def check_no_norm_groups(owner: str, index: int, given: Mapping[str, Any]) -> None:
+    """Rejects as an option of a group what belongs to the whole optimizer."""
+    if "norm_groups" in given:
+        raise ValueError(
+            f"{owner}: expected norm_groups as an argument of the optimizer, got one in group "
+            f"{index}. The norm is that of all groups: give it beside them."
+        )
+
+
 def checked_write_back(owner: str, index: int, value: Any) -> bool | str:
     """Returns what a step stores in gradients: a bool, "unscaled" or "clipped"."""
     if isinstance(value, str) and value in ("unscaled", "clipped"):

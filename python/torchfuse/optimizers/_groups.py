@@ -13,6 +13,7 @@ from torchfuse.optimizers._checks import (
     check_listed_once,
     check_master_dtype,
     check_max_grad_norm,
+    check_no_norm_groups,
     check_param_remainders,
     check_params,
     check_seed,
@@ -119,6 +120,7 @@ class ParamGroups(StateCreation):
         index = len(self.param_groups)
         if isinstance(param_group, dict):
             check_torch_only(type(self).__name__, index, param_group)
+            check_no_norm_groups(type(self).__name__, index, param_group)
             # Not stored, because it has only one valid value.
             master_dtype = param_group.pop("master_weight_dtype", torch.float32)
             check_master_dtype(type(self).__name__, index, master_dtype)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._last_step import LastStep
+from torchfuse.optimizers._shards import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -22,33 +24,75 @@ _REMEDY = (
 )
 
 
-def names_of_groups(owner: str, groups: Sequence[ProcessGroup | DeviceMesh] | None) -> list[str]:
-    """The names of the groups that have more than one process.
+@dataclass(frozen=True)
+class NormGroups:
+    """Groups of more than one process, as `norm_groups` names them.
 
-    Args:
-        owner: the optimizer's name, for messages.
-        groups: process groups, or device meshes of one dimension. None: none.
-
-    Raises:
-        TypeError: for what is no list or tuple, or has an entry that is no group of this process.
-        ValueError: for a mesh of several dimensions, and for a group that is given twice.
+    Attributes:
+        names: of the groups, in the order of their reductions.
+        ranks: of all other processes in them, among all processes.
+        device: type of a device that they can send from, for a process without parameters.
     """
-    if groups is None:
-        return []
-    if not isinstance(groups, (list, tuple)):
-        raise TypeError(
-            f"{owner}: expected norm_groups to be a list of process groups, got "
-            f"{type(groups).__name__}. {_REMEDY}"
-        )
-    found = [_group_of(owner, index, entry) for index, entry in enumerate(groups)]
-    names: list[str] = [group.group_name for group in found]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise ValueError(
-                f"{owner}: expected norm_groups to have each group once, got norm_groups[{index}] "
-                "a second time: its gradients would count twice. Remove one."
+
+    names: tuple[str, ...] = ()
+    ranks: frozenset[int] = frozenset()
+    device: str = "cpu"
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    @classmethod
+    def of(cls, owner: str, groups: Sequence[ProcessGroup | DeviceMesh] | None) -> NormGroups:
+        """Checks the argument of an optimizer.
+
+        Args:
+            owner: the optimizer's name, for messages.
+            groups: process groups, or device meshes of one dimension. None: none.
+
+        Raises:
+            TypeError: for what is no list or tuple, or has an entry that is no group of this
+                process.
+            ValueError: for a mesh of several dimensions, and for groups that share processes.
+        """
+        if groups is None:
+            return cls()
+        if not isinstance(groups, (list, tuple)):
+            raise TypeError(
+                f"{owner}: expected norm_groups to be a list of process groups, got "
+                f"{type(groups).__name__}. {_REMEDY}"
             )
-    return [name for name, group in zip(names, found, strict=True) if group.size() > 1]
+        names: list[str] = []
+        ranks: set[int] = set()
+        device = "cpu"
+        for index, entry in enumerate(groups):
+            group = _group_of(owner, index, entry)
+            others = _others(group)
+            if others & ranks:
+                raise ValueError(
+                    f"{owner}: expected norm_groups[{index}] to have no process in common with the "
+                    f"groups before it but this one, got rank {min(others & ranks)} too, whose "
+                    "gradients would count twice. Leave one of the groups out."
+                )
+            if others:
+                names.append(group.group_name)
+                device = _device_type(group)
+            ranks |= others
+        return cls(tuple(names), frozenset(ranks), device)
+
+    def check_counted_once(self, where: str, ranks: Collection[int]) -> None:
+        """Rejects processes that have parts or copies of the same parameters.
+
+        Args:
+            where: begins the message; what the processes share.
+            ranks: of these processes, among all.
+        """
+        twice = sorted(self.ranks.intersection(ranks))
+        if twice:
+            raise ValueError(
+                f"{where} to be on no process of norm_groups but this one, got rank {twice[0]} "
+                "too, whose gradients would count twice. norm_groups are processes with other "
+                "parameters; norms of parts are summed without it."
+            )
 
 
 def _group_of(owner: str, index: int, entry: Any) -> ProcessGroup:
@@ -65,32 +109,76 @@ def _group_of(owner: str, index: int, entry: Any) -> ProcessGroup:
                 f"{where} or a mesh of one dimension, got {entry.ndim} dimensions. Name the one "
                 'whose processes have other parameters: mesh["pp"].'
             )
-        entry = entry.get_group()
+        if entry.get_coordinate() is not None:
+            entry = entry.get_group()
     if not isinstance(entry, dist.ProcessGroup):
         raise TypeError(f"{where}, got {entry!r}. {_REMEDY}")
     return entry
 
 
-class NormGroups(LastStep):
+def _others(group: ProcessGroup) -> set[int]:
+    import torch.distributed as dist
+
+    return set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+
+
+def _device_type(group: ProcessGroup) -> str:
+    """The device that programs with accelerators have parameters on, if the group takes it."""
+    import torch.distributed as dist
+
+    backends = dist.get_backend_config(group)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    taken = accelerator is not None and f"{accelerator.type}:" in backends
+    return accelerator.type if accelerator is not None and taken else "cpu"
+
+
+class SharedNorm(LastStep):
     """What all fused optimizers share with the processes of their `norm_groups`."""
 
-    #: Names of the process groups over which the norm and the decision to skip a step are shared.
-    _norm_groups: Sequence[str] = ()
+    _norm_groups = NormGroups()
+    # Set by torchfuse.amp.GradScaler during step(): other scalers know this process alone.
+    _scale_is_shared: bool = False
 
     def _agree_on_overflow(self, flags: list[Tensor]) -> list[Tensor]:
         """Flags that say what the processes have found that have others of the gradients."""
         if not self._norm_groups:
             return flags
-        found = torch.zeros(1, device=self._norm_device())
+        found = torch.zeros((), device=self._norm_device())
         for flag in flags:
-            found = torch.maximum(found, flag.to(found.device))
-        _C.all_reduce_(found, "max", self._norm_groups, f"{type(self).__name__}: found_inf")
+            found = torch.maximum(found, flag.to(found.device).reshape(()))
+        _C.all_reduce_(found, "max", self._norm_groups.names, f"{type(self).__name__}: found_inf")
         return [found]
 
     def _norm_device(self) -> torch.device:
         """Where this process takes part in what it shares with the `norm_groups`."""
         params: Iterator[Tensor] = (p for group in self.param_groups for p in group["params"])
-        return next(params).device
+        first = next(params, None)
+        return torch.device(self._norm_groups.device) if first is None else first.device
+
+    def _scaler_flag(self) -> Tensor | None:
+        flag = getattr(self, "found_inf", None)
+        if self._norm_groups and hasattr(self, "found_inf") and not self._scale_is_shared:
+            raise RuntimeError(
+                f"{type(self).__name__}.step: expected torchfuse.amp.GradScaler with norm_groups, "
+                "got a scaler that knows the overflows of its own process only. Scales would come "
+                "apart, and gradients of other stages be wrong. Use torchfuse.amp.GradScaler."
+            )
+        # Without any gradient, torch's scaler sets the number 0: there is nothing to skip then.
+        return flag if isinstance(flag, Tensor) else None
+
+    def _check_counted_once(self) -> None:
+        """Rejects parameters of which a process of the `norm_groups` has a part or a copy."""
+        if not self._norm_groups:
+            return
+        meshes: set[int] = set()
+        for index, group in enumerate(self.param_groups):
+            for place, param in enumerate(group["params"]):
+                if not is_dtensor(param) or id(param.device_mesh) in meshes:
+                    continue
+                meshes.add(id(param.device_mesh))
+                where = f"{type(self).__name__}: expected params[{place}] of group {index}"
+                ranks = param.device_mesh.mesh.flatten().tolist()
+                self._norm_groups.check_counted_once(where, ranks)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copy.deepcopy and pickle take, with the names of process groups."""

@@ -57,8 +57,9 @@ class BasicOptions(TorchOnlyOptions, total=False):
         ema_start_step: number of steps before the average begins; it is a copy until then.
         norm_groups: process groups, or device meshes of one dimension, whose processes step other
             parameters of one model, as the stages of a pipeline do. Norm, clipping and the decision
-            to skip a step are then those of all gradients. All processes make the same steps and
-            calls of a scaler, with gradients or without. Not part of checkpoints.
+            to skip a step are then those of all gradients. All processes give groups in the same
+            order and the same `max_grad_norm`, and make the same steps and calls of a scaler, which
+            has to be torchfuse's, with gradients or without. Not part of checkpoints.
     """
 
     master_weights: bool

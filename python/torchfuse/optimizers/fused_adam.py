@@ -93,8 +93,9 @@ class FusedAdam(FusedOptimizer):
             copy of the parameter. With 1 it is the average of `torch.optim.swa_utils`.
         norm_groups: process groups, or device meshes of one dimension, whose processes step other
             parameters of one model, as the stages of a pipeline do. Norm, clipping and the decision
-            to skip a step are then those of all gradients. All processes make the same steps and
-            calls of a scaler, with gradients or without. A parameter that several of them have
+            to skip a step are then those of all gradients. All processes give groups in the same
+            order and the same `max_grad_norm`, and make the same steps and calls of a scaler, which
+            has to be torchfuse's, with gradients or without. A parameter that several of them have
             counts as often. Not part of checkpoints.
         **torch_only: `fused`, `foreach` and `differentiable`, False or None, for programs written
             for torch: this class is always fused, and the step has no derivative.

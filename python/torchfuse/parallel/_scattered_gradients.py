@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchfuse import _C
+from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.parallel._ranks import naming
 from torchfuse.parallel._sharded_checks import NAME
 from torchfuse.parallel._split_states import SplitStates
@@ -201,6 +202,9 @@ class SplitGradients(SplitStates):
 def check_whole_gradients(who: str, optimizer: torch.optim.Optimizer, instead: str) -> None:
     """Rejects an optimizer whose model has no gradients, for callers that read these.
 
+    These look for overflows in this process, so that optimizers that share their norm with others
+    are rejected too.
+
     Args:
         who: begins the message.
         optimizer: any.
@@ -210,4 +214,10 @@ def check_whole_gradients(who: str, optimizer: torch.optim.Optimizer, instead: s
         raise ValueError(
             f"{who}: expected an optimizer of whole gradients, got a {NAME} with "
             f"shard_gradients=True. Set it to False, or use {instead}."
+        )
+    if isinstance(optimizer, FusedOptimizer) and optimizer._norm_groups:
+        raise ValueError(
+            f"{who}: expected an optimizer without norm_groups, got a {type(optimizer).__name__} "
+            "with some, whose other processes would wait for a step that this one skips. Use the "
+            "optimizer itself, with torchfuse.amp.GradScaler."
         )

@@ -55,10 +55,12 @@ def check_class(optimizer_class: Any, itself: type) -> None:
         )
 
 
-def check_params(groups: list[dict[str, Any]]) -> None:
-    """Rejects parameters that cannot be split."""
+def check_params(whole: FusedOptimizer, process_group: dist.ProcessGroup) -> None:
+    """Rejects parameters that cannot be split, or whose norm would be summed twice."""
+    where = f"{NAME}: expected the processes of process_group"
+    whole._norm_groups.check_counted_once(where, dist.get_process_group_ranks(process_group))
     ranges: dict[torch.device, list[tuple[int, int, str]]] = defaultdict(list)
-    for index, group in enumerate(groups):
+    for index, group in enumerate(whole.param_groups):
         for place, param in enumerate(group["params"]):
             name = f"params[{place}] of group {index}"
             if is_dtensor(param):

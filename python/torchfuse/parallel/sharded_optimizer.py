@@ -32,7 +32,7 @@ from torchfuse.parallel._sharded_checks import (
     standings,
 )
 
-_LENT = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output")
+_LENT = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output", "_scale_is_shared")
 
 
 class ShardedOptimizer(SplitGradients):
@@ -149,7 +149,7 @@ class ShardedOptimizer(SplitGradients):
         # The groups of this optimizer; it makes no step, and so has no state.
         whole = optimizer_class(params, **options)
         params = [param for of_group in whole.param_groups for param in of_group["params"]]
-        check_params(whole.param_groups)
+        check_params(whole, group)
         check_options(NAME, whole.param_groups)
         self.__setstate__({"_whole": whole, "process_group": group})
         check_agreement(group, params, whole, more=gradients.described())

@@ -77,8 +77,7 @@ def train(spec: OptimSpec, position: int, scaled: str, rank: int | None, device:
     optimizer = make(params, **hyper, norm_groups=groups)
     if scaled == "never":
         return trained(stage, lambda _: optimizer.step(), params, optimizer, device)
-    kind = torch.amp.GradScaler if scaled == "by torch" else GradScaler
-    scaler = kind(device, init_scale=64.0)
+    scaler = GradScaler(device, init_scale=64.0)
 
     def step(_: int) -> None:
         if scaled == "unscaled":
@@ -86,13 +85,10 @@ def train(spec: OptimSpec, position: int, scaled: str, rank: int | None, device:
         scaler.step(optimizer)
         scaler.update()
 
-    found = trained(stage, step, params, optimizer, device, scaler)
-    if scaled == "by torch":  # its scale is that of what the process itself has found
-        del found["scales"]
-    return found
+    return trained(stage, step, params, optimizer, device, scaler)
 
 
-SCALED = ("never", "inside", "unscaled", "by torch")
+SCALED = ("never", "inside", "unscaled")
 KINDS = {
     f"{spec.algorithm} {scaled}": partial(train, spec, -1, scaled)
     for spec in OPTIM_SPECS
@@ -100,17 +96,21 @@ KINDS = {
 }
 
 
-def train_without_gradients(rank: int, device: str) -> dict[str, Any]:
+#: A frozen stage among others that clip or, if not, obey what unscale_() has found.
+FROZEN = {"frozen": CLIPPED, "frozen, not clipped": {}}
+
+
+def train_without_gradients(clipped: dict[str, Any], rank: int, device: str) -> dict[str, Any]:
     """The first stage is frozen, and never has a gradient."""
     params = [torch.nn.Parameter(p) for p in make_params(SHAPES, torch.float32, device)]
-    optimizer = FusedAdam(params[STAGES[rank]], **CLIPPED, norm_groups=[dist.group.WORLD])
+    optimizer = FusedAdam(params[STAGES[rank]], **clipped, norm_groups=[dist.group.WORLD])
     scaler = GradScaler(device, init_scale=64.0)
     norms, skipped, scales = [], [], []
     for number in range(STEPS):
         scale = float(scaler.scale(torch.ones(1, device=device)))
         for param, grad in zip(params, gradients(number, device), strict=True):
             param.grad = grad * scale if rank == 1 else None
-        if number == 2:
+        if number == 2 or not clipped:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
@@ -118,6 +118,23 @@ def train_without_gradients(rank: int, device: str) -> dict[str, Any]:
         skipped.append(float(optimizer.last_step_skipped()))
         scales.append(float(scaler.get_scale()))
     return {"norms": norms, "skipped": skipped, "scales": scales, "states": len(optimizer.state)}
+
+
+def train_two_optimizers(rank: int, device: str) -> dict[str, Any]:
+    """One scaler for two, of which one shares nothing and sees an overflow on its own."""
+    params = [torch.nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
+    shared = FusedAdam([params[0]], lr=0.5, norm_groups=[dist.group.WORLD])
+    alone = torch.optim.SGD([params[1]], lr=0.5)
+    scaler = GradScaler(device, init_scale=64.0)
+    scaler.scale(torch.ones(1, device=device))
+    for number in range(2):
+        params[0].grad = torch.full_like(params[0], math.inf if (rank, number) == (1, 0) else 64.0)
+        params[1].grad = torch.full_like(params[1], 64.0)
+        for optimizer in (shared, alone):
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+        scaler.update()
+    return {"scale": scaler.get_scale(), "params": [param.detach() for param in params]}
 
 
 def train_split(rank: int, device: str) -> dict[str, Any]:
@@ -167,7 +184,9 @@ def copied(rank: int, device: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[str, list[Any]]:
-    kinds = {**KINDS, "frozen": train_without_gradients, "copied": copied}
+    kinds = {**KINDS, "copied": copied, "two": train_two_optimizers}
+    for name, clipped in FROZEN.items():
+        kinds[name] = partial(train_without_gradients, clipped)
     cases = {name: partial(kind, device=group_device) for name, kind in kinds.items()}
     return run_cases(tmp_path_factory.mktemp("stages"), 2, cases, device=group_device)
 
@@ -200,16 +219,28 @@ def test_stages_train_as_one_process_with_all_parameters(
         assert_as_one(found[name][rank], expected, stage)
 
 
-def test_a_stage_without_gradients_takes_part(found: dict[str, list[Any]]) -> None:
-    first, second = found["frozen"]
+@pytest.mark.parametrize("name", FROZEN)
+def test_a_stage_without_gradients_takes_part(found: dict[str, list[Any]], name: str) -> None:
+    first, second = found[name]
     assert second["states"] == 3
     assert first["states"] == 0
     assert first["skipped"] == second["skipped"] == [0.0, 1.0, 0.0]
     assert first["scales"] == second["scales"] == [64.0, 32.0, 32.0]
+    if not FROZEN[name]:
+        return
     squares = [sum(g.square().sum() for g in gradients(s, "cpu")[STAGES[1]]) for s in (0, 2)]
     for norms in (first["norms"], second["norms"]):
         assert [norms[0], norms[2]] == pytest.approx([float(s.sqrt()) for s in squares], rel=1e-6)
         assert norms[1] == math.inf
+
+
+def test_one_scaler_for_several_optimizers(found: dict[str, list[Any]]) -> None:
+    for of_rank in found["two"]:
+        assert of_rank["scale"] == 32.0
+        shared, alone = of_rank["params"]
+        # One step of Adam, and two of SGD whose gradients are 1 and, after the backoff, 2.
+        torch.testing.assert_close(shared, torch.full((3,), 0.5))
+        torch.testing.assert_close(alone, torch.full((3,), 1.0 - 0.5 - 1.0))
 
 
 def test_copies_share_too(found: dict[str, list[Any]]) -> None:

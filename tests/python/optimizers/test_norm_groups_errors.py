@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from torchfuse.optimizers import FusedAdam
+from torchfuse.optimizers._norm_groups import NormGroups
 
 pytestmark = pytest.mark.processes
 
@@ -54,20 +55,27 @@ def test_a_mesh_of_two_dimensions() -> None:
     make([mesh["pp"]])
 
 
-def test_a_group_that_is_given_twice() -> None:
-    message = r"FusedAdam: expected norm_groups to have each group once, got norm_groups\[1\] a"
-    with pytest.raises(ValueError, match=message):
-        make((dist.group.WORLD, dist.group.WORLD))
-
-
 def test_a_group_of_one_process_is_left_out() -> None:
-    assert make([dist.group.WORLD])._norm_groups == []
+    assert make([dist.group.WORLD, dist.group.WORLD])._norm_groups.names == ()
+
+
+def test_one_in_a_parameter_group() -> None:
+    message = (
+        r"FusedAdam: expected norm_groups as an argument of the optimizer, got one in group 0\."
+    )
+    with pytest.raises(ValueError, match=message):
+        FusedAdam([{"params": [torch.nn.Parameter(torch.ones(3))], "norm_groups": []}])
 
 
 def test_a_group_that_was_destroyed() -> None:
     optimizer = FusedAdam([torch.nn.Parameter(torch.ones(3))], max_grad_norm=1.0)
-    optimizer._norm_groups = ["gone"]  # what a pickle of another program brings
+    optimizer._norm_groups = NormGroups(("gone",))  # what a pickle of another program brings
     optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
     with pytest.raises(RuntimeError, match="expected group to name a process group that exists"):
         optimizer.step()
     assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+def test_a_process_without_parameters_takes_part_where_others_may_be() -> None:
+    optimizer = FusedAdam([{"params": []}], norm_groups=[dist.group.WORLD])
+    assert optimizer._norm_device() == torch.device("cpu")

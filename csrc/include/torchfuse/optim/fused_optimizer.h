@@ -75,9 +75,11 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
 
   /// Sets the names of process groups whose processes step other parameters of one model, as the
   /// stages of a pipeline do: norm, clipping and the decision to skip a step become those of all
-  /// gradients. All processes make the same steps and calls of a scaler, with gradients or without.
-  /// A parameter that several of them have counts as often. Not part of what is saved.
-  /// @throws c10::Error if a name is given twice, or names no group of this process.
+  /// gradients. All processes give groups in the same order, and make the same steps and calls of a
+  /// scaler, with gradients or without. A parameter that several of them have counts as often. Not
+  /// part of what is saved. An empty list ends it.
+  /// @throws c10::Error if a name is given twice, names no group of this process, or that of a
+  ///   ShardedOptimizer's parts.
   void set_norm_groups(std::vector<std::string> names);
 
   /// Exchanges the parameters and their averages in place, or exchanges them back: see

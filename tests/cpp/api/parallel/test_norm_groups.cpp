@@ -97,6 +97,33 @@ TEST(NormGroups, AStageWithoutGradientsTakesPart) {
   }
 }
 
+TEST(NormGroups, OneScalerForTwoOptimizersAndAFrozenStageThatOnlyObeys) {
+  run_on_ranks(2, [](ProcessGroup& group) {
+    const torch::Tensor shared = torch::ones({3}, torch::requires_grad());
+    const torch::Tensor alone = torch::ones({3}, torch::requires_grad());
+    FusedAdam optimizer({shared}, FusedAdamOptions(0.5));
+    optimizer.set_norm_groups({group.name()});
+    torch::optim::SGD other({alone}, 0.5);
+    amp::GradScaler scaler(torch::kCPU, amp::GradScalerOptions().init_scale(64.0));
+    scaler.scale(torch::zeros({}));
+    for (int step = 0; step < 2; ++step) {
+      if (group.rank() == 1) {
+        shared.mutable_grad() = torch::full({3}, step == 0 ? INFINITY : 32.0);
+      }
+      alone.mutable_grad() = torch::full({3}, 64.0);
+      scaler.unscale_(optimizer);
+      scaler.unscale_(other);
+      scaler.step(optimizer);
+      scaler.step(other);
+      scaler.update();
+      EXPECT_EQ(optimizer.last_step_skipped().item<double>(), step == 0 ? 1.0 : 0.0);
+      EXPECT_EQ(scaler.get_scale(), 32.0);
+    }
+    expect_close(shared.detach(), torch::full({3}, group.rank() == 1 ? 0.5 : 1.0));
+    expect_close(alone.detach(), torch::full({3}, -0.5));
+  });
+}
+
 TEST(NormGroups, SplitStatesWithinStages) {
   const Trained whole = train(std::nullopt, "", false);
   run_on_ranks(4, [&](ProcessGroup& world) {
@@ -135,6 +162,11 @@ TEST(NormGroups, AreGroupsOfThisProcessAndGivenOnce) {
     expect_error([&] { of_rank.set_norm_groups({group.name(), group.name()}); },
                  "FusedAdam::set_norm_groups: expected each group once, got '" + group.name() +
                      "' a second time");
+    parallel::ShardedOptimizer<FusedAdam> split(sharded_params(), {}, group);
+    expect_error([&] { split.set_norm_groups({group.name()}); },
+                 "FusedAdam::set_norm_groups: expected groups of processes with other parameters, "
+                 "got '" +
+                     group.name() + "'");
   });
 }
 
