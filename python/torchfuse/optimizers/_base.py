@@ -28,8 +28,7 @@ from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+    import torch.distributed as dist
 
 
 def _similar_argument(name: str, kind: type) -> str:
@@ -97,7 +96,7 @@ class FusedOptimizer(SharedNorm):
         ema_decay: float | None = None,
         ema_warmup: bool = False,
         ema_start_step: int = 0,
-        norm_groups: Sequence[ProcessGroup | DeviceMesh] | None = None,
+        norm_groups: Sequence[dist.ProcessGroup | dist.DeviceMesh] | None = None,
         fused: bool | None = None,
         foreach: bool | None = None,
         differentiable: bool | None = None,

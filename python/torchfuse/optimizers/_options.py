@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+    import torch.distributed as dist
 
 #: What a step stores in gradients. True stands for "clipped".
 WriteBackGrads = bool | Literal["unscaled", "clipped"]
@@ -73,7 +72,7 @@ class BasicOptions(TorchOnlyOptions, total=False):
     ema_decay: float | None
     ema_warmup: bool
     ema_start_step: int
-    norm_groups: Sequence[ProcessGroup | DeviceMesh] | None
+    norm_groups: Sequence[dist.ProcessGroup | dist.DeviceMesh] | None
 
 
 class CommonOptions(BasicOptions, total=False):

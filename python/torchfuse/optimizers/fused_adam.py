@@ -15,8 +15,7 @@ from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._options import TORCH_ONLY, TorchOnlyOptions
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
+    import torch.distributed as dist
     from typing_extensions import Unpack
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
@@ -171,7 +170,7 @@ class FusedAdam(FusedOptimizer):
         ema_decay: float | None = None,
         ema_warmup: bool = False,
         ema_start_step: int = 0,
-        norm_groups: Sequence[ProcessGroup | DeviceMesh] | None = None,
+        norm_groups: Sequence[dist.ProcessGroup | dist.DeviceMesh] | None = None,
         **torch_only: Unpack[TorchOnlyOptions],
     ) -> None:
         defaults: dict[str, Any] = {
