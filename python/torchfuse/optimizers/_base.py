@@ -96,7 +96,7 @@ class FusedOptimizer(SharedNorm):
         ema_decay: float | None = None,
         ema_warmup: bool = False,
         ema_start_step: int = 0,
-        norm_groups: Sequence[dist.ProcessGroup | dist.DeviceMesh] | None = None,
+        norm_groups: Sequence[dist.ProcessGroup | dist.device_mesh.DeviceMesh] | None = None,
         fused: bool | None = None,
         foreach: bool | None = None,
         differentiable: bool | None = None,

@@ -72,7 +72,7 @@ class BasicOptions(TorchOnlyOptions, total=False):
     ema_decay: float | None
     ema_warmup: bool
     ema_start_step: int
-    norm_groups: Sequence[dist.ProcessGroup | dist.DeviceMesh] | None
+    norm_groups: Sequence[dist.ProcessGroup | dist.device_mesh.DeviceMesh] | None
 
 
 class CommonOptions(BasicOptions, total=False):

@@ -170,7 +170,7 @@ class FusedAdam(FusedOptimizer):
         ema_decay: float | None = None,
         ema_warmup: bool = False,
         ema_start_step: int = 0,
-        norm_groups: Sequence[dist.ProcessGroup | dist.DeviceMesh] | None = None,
+        norm_groups: Sequence[dist.ProcessGroup | dist.device_mesh.DeviceMesh] | None = None,
         **torch_only: Unpack[TorchOnlyOptions],
     ) -> None:
         defaults: dict[str, Any] = {
