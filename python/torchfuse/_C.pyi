@@ -64,7 +64,7 @@ class FusedStep:
         ema: tuple[float, bool, int] | None = None,
         update_from_the_end: bool = False,
         found_inf_is_output: bool = False,
-        norm_groups: Sequence[str] = (),
+        norm_groups: Sequence[str] = [],
         norm_device: torch.device | None = None,
     ) -> bool:
         """Updates all parameters that have a gradient.

@@ -143,7 +143,7 @@ class SharedNorm(LastStep):
         """Flags that say what the processes have found that have others of the gradients."""
         if not self._norm_groups:
             return flags
-        found = torch.zeros((), device=self._norm_device())
+        found = torch.zeros((), dtype=torch.float32, device=self._norm_device())
         for flag in flags:
             found = torch.maximum(found, flag.to(found.device).reshape(()))
         _C.all_reduce_(found, "max", self._norm_groups.names, f"{type(self).__name__}: found_inf")

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 #: What a step stores in gradients. True stands for "clipped".
 WriteBackGrads = bool | Literal["unscaled", "clipped"]
