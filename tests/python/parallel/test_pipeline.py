@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,33 +43,25 @@ def batch_of(step: int) -> tuple[Tensor, Tensor]:
     return x, torch.tanh(x[:, :4] * x[:, 4:8])
 
 
-def train_stage(name: str, rank: int) -> dict[str, Any]:
-    model = model_of(rank)
-    stage = PipelineStage(model, rank, STAGES, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
-    make: Any = getattr(optimizers, name)
-    optimizer = make(model.parameters(), **OPTIONS, norm_groups=[dist.group.WORLD])
-    norms = []
-    for step in range(STEPS):
-        x, y = batch_of(step)
-        if rank == 0:
-            schedule.step(x)
-        else:
-            schedule.step(target=y)
-        optimizer.step()
-        optimizer.zero_grad()
-        norms.append(float(optimizer.grad_norm()))
-    return {"norms": norms, "params": [param.detach() for param in model.parameters()]}
+def backward_of(model: nn.Module, stage: int | None) -> Callable[[Tensor, Tensor], object]:
+    """What computes the gradients of a batch, in a stage or alone."""
+    loss_fn = nn.functional.mse_loss
+    if stage is None:
+        return lambda x, y: loss_fn(model(x), y).backward()
+    pipeline = PipelineStage(model, stage, STAGES, torch.device("cpu"))
+    schedule = Schedule1F1B(pipeline, MICROBATCHES, loss_fn=loss_fn)
+    return lambda x, y: schedule.step(x) if stage == 0 else schedule.step(target=y)
 
 
-def train_alone(name: str) -> dict[str, Any]:
-    model = model_of(None)
+def train(name: str, stage: int | None) -> dict[str, Any]:
+    model = model_of(stage)
+    backward = backward_of(model, stage)
     make: Any = getattr(optimizers, name)
-    optimizer = make(model.parameters(), **OPTIONS)
+    norm_groups = None if stage is None else [dist.group.WORLD]
+    optimizer = make(model.parameters(), **OPTIONS, norm_groups=norm_groups)
     norms = []
     for step in range(STEPS):
-        x, y = batch_of(step)
-        nn.functional.mse_loss(model(x), y).backward()
+        backward(*batch_of(step))
         optimizer.step()
         optimizer.zero_grad()
         norms.append(float(optimizer.grad_norm()))
@@ -78,12 +71,12 @@ def train_alone(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     folder: Path = tmp_path_factory.mktemp("pipeline")
-    return run_cases(folder, STAGES, {name: partial(train_stage, name) for name in NAMES})
+    return run_cases(folder, STAGES, {name: partial(train, name) for name in NAMES})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pipeline_trains_as_one_process(found: dict[str, list[Any]], name: str) -> None:
-    expected = train_alone(name)
+    expected = train(name, None)
     assert min(expected["norms"]) > OPTIONS["max_grad_norm"]
     for of_rank in found[name]:
         assert of_rank["norms"] == pytest.approx(expected["norms"], rel=1e-6)
