@@ -277,8 +277,7 @@ def main() -> None:
     try:
         ranks = dist.get_world_size()
         train(arguments, Processes(dist.get_rank(), ranks, arguments.tensor_parallel, device))
-        # While it waits for all, Gloo's threads release what they have sent. One that needs the
-        # interpreter for that when it ends would abort the process (torch 2.11).
+        # A process that is done early would close connections which others still use.
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -4,50 +4,46 @@
 A thread of a Gloo group acquires the GIL to release a collective's tensors. Once the interpreter
 finalizes itself, acquiring it ends the process:
 "terminate called without an active exception". The threads are joined when the last reference to
-their group is dropped. After `destroy_process_group()` other references may remain: in models, and
-in functions of torch that were defined while it was the default group.
+their group is dropped. After `destroy_process_group()` other references may remain: in models and
+optimizers, in the meshes that torch's caches of DTensor operators keep, and in functions of torch
+that were defined while it was the default group.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import sys
-import weakref
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# Its functions have the default group as a default argument, if there was one at its import.
-# torch imports it with the first optimizer or model of a program.
-_FUNCTIONS = "torch.distributed.nn.functional"
+from torchfuse.parallel._scattered_gradients import ScatteredGradients
+
+#: Attributes of objects of C++ that hold a group: of torch's class and of split gradients.
+_REDUCERS = ("logger", "reducer", "_reducer")
 
 
 class Engine(DistributedDataParallel):
     """torch's class, which releases its process group in a safe order."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        _engines.add(self)
-
-    def release_group(self) -> None:
-        """Releases the process group; the object cannot be used afterwards.
-
-        The group's Python object is dropped last, because it releases the GIL while the threads are
-        joined. The reducer does not release it, so threads that wait for the GIL would never end.
-        """
-        group = self.__dict__.pop("process_group", None)
-        self.__dict__.pop("logger", None)
-        self.__dict__.pop("reducer", None)
-        del group
-
     def __del__(self) -> None:
-        self.release_group()
+        _release_reducers(self)
 
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+def _release_reducers(holder: object) -> None:
+    """Releases the group of an object that cannot be used afterwards.
+
+    The group's Python object is dropped last, because it releases the GIL while the threads are
+    joined. torch's reducer does not, so threads that wait for the GIL would never end.
+    """
+    attributes = vars(holder)
+    group = attributes.pop("process_group", None)
+    for name in _REDUCERS:
+        attributes.pop(name, None)
+    del group
 
 
 @atexit.register
@@ -55,20 +51,49 @@ def _release_groups() -> None:
     """Drops the remaining references to groups that the program has destroyed."""
     if not dist.is_available() or dist.is_initialized():
         return
-    for engine in list(_engines):
-        engine.release_group()
-    functions = getattr(sys.modules.get(_FUNCTIONS), "__dict__", {}).values()
-    held = [function for function in functions if _holds_group(function)]
-    if held:
+    objects = gc.get_objects()
+    # Garbage collection does not list dictionaries of groups alone, such as a mesh's.
+    objects += [
+        value
+        for item in objects
+        for value in gc.get_referents(item)
+        if type(value) is dict and not gc.is_tracked(value)
+    ]
+    holders = [item for item in objects if _groups_of(_values_of(item))]
+    groups = [group for holder in holders for group in _groups_of(_values_of(holder))]
+    for item in objects:
+        # Its type is asked: proxies import modules or warn when they are asked for their class.
+        if issubclass(type(item), (DistributedDataParallel, ScatteredGradients)):
+            _release_reducers(item)
+    for holder in holders:
+        _let_go(holder)
+    del objects, holders
+    if groups:
         gc.collect()  # Frees models in cycles before the group's last Python object.
-    for function in held:
-        function.__defaults__ = tuple(
-            None if isinstance(value, dist.ProcessGroup) else value
-            for value in function.__defaults__
-        )
 
 
-def _holds_group(item: object) -> bool:
-    return isinstance(item, FunctionType) and any(
-        isinstance(value, dist.ProcessGroup) for value in item.__defaults__ or ()
-    )
+def _values_of(holder: object) -> Iterable[object]:
+    """What a holder has; of a function, what it has as default arguments."""
+    if type(holder) is FunctionType:
+        return holder.__defaults__ or ()
+    return gc.get_referents(holder)
+
+
+def _groups_of(values: Iterable[object]) -> list[dist.ProcessGroup]:
+    return [value for value in values if type(value) is dist.ProcessGroup]
+
+
+def _without_groups(values: Iterable[Any]) -> list[Any]:
+    return [None if type(value) is dist.ProcessGroup else value for value in values]
+
+
+def _let_go(holder: Any) -> None:
+    """Writes None in the place of each group."""
+    if type(holder) is FunctionType:
+        holder.__defaults__ = tuple(_without_groups(holder.__defaults__ or ()))
+    elif issubclass(type(holder), list):
+        holder[:] = _without_groups(holder)
+    elif issubclass(type(holder), dict):
+        holder.update(zip(holder, _without_groups(holder.values()), strict=True))
+    elif hasattr(holder, "__dict__"):
+        _let_go(vars(holder))

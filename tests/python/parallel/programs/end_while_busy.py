@@ -21,6 +21,7 @@ else:
     from torch.nn.parallel import DistributedDataParallel
 
     from torchfuse.optimizers import FusedAdam
+    from torchfuse.parallel import ShardedOptimizer
 
 
 def be_late(_):
@@ -32,8 +33,17 @@ def be_late(_):
 def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    model = DistributedDataParallel(torch.nn.Linear(3, 2))
-    optimizer = FusedAdam(model.parameters())
+    model = torch.nn.Linear(3, 2)
+    if "fsdp" in OPTIONS:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    elif "split" not in OPTIONS:
+        model = DistributedDataParallel(model)
+    if "split" in OPTIONS:
+        optimizer = ShardedOptimizer(model.parameters(), FusedAdam, shard_gradients=True)
+    else:
+        optimizer = FusedAdam(model.parameters())
     model(torch.ones(5, 3)).sum().backward()
     optimizer.step()
     total = torch.ones(1)
@@ -47,7 +57,7 @@ def main():
         store.wait(["registered"])
         dist.all_reduce(total)
     if "global" in OPTIONS:
-        globals()["kept"] = model
+        globals()["kept"] = (model, optimizer)
     if "cycle" in OPTIONS:
         model.itself = [model]
     if "stay" not in OPTIONS:
