@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
-from sharded import AGAIN, FSDP, GATHER, PART, SPLIT, SUBJECT, ZERO
+from sharded import AGAIN, FSDP, GATHER, NOT_COMPARED, PART, PARTS, SPLIT, SUBJECT, ZERO
 from suites.parameters import ParameterSet, load
 from torchfuse.optimizers import FusedAdam
 from torchfuse.parallel import ShardedOptimizer
@@ -77,6 +77,14 @@ def ours(shapes: ParameterSet, seed: int) -> Contender:
     """Our optimizer around FusedAdam."""
     params = parameters(shapes, seed)
     optimizer = ShardedOptimizer(params, FusedAdam, **OPTIONS)
+    return Contender(params, optimizer.step, optimizer.optim, [param.grad for param in params])
+
+
+def ours_not_compared(shapes: ParameterSet, seed: int) -> Contender:
+    """The same without the collective that compares the ranks before each step."""
+    params = parameters(shapes, seed)
+    optimizer = ShardedOptimizer(params, FusedAdam, **OPTIONS)
+    vars(optimizer)["_compares_step"] = lambda: False
     return Contender(params, optimizer.step, optimizer.optim, [param.grad for param in params])
 
 
@@ -156,7 +164,13 @@ def parts(shapes: ParameterSet, seed: int) -> dict[str, Callable[[], object]]:
         assert param.grad is not None
         part.grad = split._partition.part_of(index, param.grad)
         own.append(part)
-    return {PART: FusedAdam(own, **OPTIONS).step, GATHER: split._gather}
+    step, gather = FusedAdam(own, **OPTIONS).step, split._gather
+
+    def one_after_the_other() -> None:
+        step()
+        gather()
+
+    return {PART: step, GATHER: gather, PARTS: one_after_the_other}
 
 
 def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -198,7 +212,14 @@ def main(words: list[str]) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     shapes = load(name)
-    makers = {SUBJECT: ours, AGAIN: ours, SPLIT: ours_split, ZERO: torch_zero, FSDP: fsdp}
+    makers = {
+        SUBJECT: ours,
+        AGAIN: ours,
+        SPLIT: ours_split,
+        NOT_COMPARED: ours_not_compared,
+        ZERO: torch_zero,
+        FSDP: fsdp,
+    }
     contenders = {key: make(shapes, int(seed)) for key, make in makers.items()}
     verified = verify(contenders)
     steps: dict[str, Callable[[], object]] = {key: c.step for key, c in contenders.items()}

@@ -175,6 +175,26 @@ def describe_missing_ranks(group: str) -> str:
         group: name of the process group. All ranks whose collective failed call this.
     """
 
+def standings(
+    params: Sequence[Tensor], parts: Sequence[Tensor], addresses: Sequence[int], scattered: bool
+) -> bytes:
+    """For each parameter, the index of what `parallel._sharded_checks` says of it.
+
+    Args:
+        params: the model's.
+        parts: this process's part of each.
+        addresses: of the parameters in flat memory.
+        scattered: whether gradients belong to the parts.
+    """
+
+def take_gradients(
+    params: Sequence[Tensor], parts: Sequence[Tensor], begins: Sequence[int]
+) -> None:
+    """Gives each part its elements of the parameter's gradient, from `begins` on in memory."""
+
+def reset_gradients(tensors: Sequence[Tensor]) -> None:
+    """As `tensor.grad = None` for each."""
+
 class GradientReducer:
     """Reduces gradients to parts of them while backward runs, from its construction to its end.
 

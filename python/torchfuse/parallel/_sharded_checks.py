@@ -103,7 +103,7 @@ def check_options(where: str, groups: list[dict[str, Any]]) -> None:
             )
 
 
-#: How a parameter comes to a step; what is beyond the second is refused.
+#: How a parameter comes to a step, as _C.standings counts; what is beyond the second is refused.
 _STANDINGS = (
     "no gradient",
     "a gradient",
@@ -111,28 +111,6 @@ _STANDINGS = (
     "other memory than the optimizer gave it",
     "a whole gradient",
 )
-
-
-def standings(parts: dict[Tensor, Tensor], addresses: list[int], scattered: bool) -> bytes:
-    """For each parameter, the index of what `_STANDINGS` says of it.
-
-    Args:
-        parts: this process's part of each parameter.
-        addresses: of the parameters in flat memory.
-        scattered: whether gradients belong to the parts.
-    """
-    found = bytearray()
-    for (param, part), address in zip(parts.items(), addresses, strict=True):
-        grad = part.grad if scattered else param.grad
-        if param.data_ptr() != address:
-            found.append(3)
-        elif scattered and param.grad is not None:
-            found.append(4)
-        elif grad is None:
-            found.append(0)
-        else:
-            found.append(1 if grad.layout is torch.strided else 2)
-    return bytes(found)
 
 
 def check_standings(found: bytes) -> None:
@@ -180,7 +158,7 @@ def check_agreement(
         process_group: all of its processes make the call.
         params: the parameters.
         whole: has the groups. Keys that its class does not know are the program's own.
-        found: their `standings` in a step, where the parameters are those of the construction.
+        found: their _C.standings in a step, where the parameters are those of the construction.
         more: what else must be alike, without `found`.
     """
     options = [

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchfuse import _C
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.parallel._gather import gather
-from torchfuse.parallel._partition import Partition, laid_out_like, move_into
+from torchfuse.parallel._partition import Partition, move_into
 from torchfuse.parallel._ranks import device_of_group
 from torchfuse.parallel._scattered_gradients import (
     GradientOptions,
@@ -29,7 +30,6 @@ from torchfuse.parallel._sharded_checks import (
     check_params,
     check_standings,
     checked_group,
-    standings,
 )
 
 _LENT = ("grad_scale", "found_inf", "_check_inside", "_found_inf_is_output", "_scale_is_shared")
@@ -169,6 +169,7 @@ class ShardedOptimizer(SplitGradients):
                 self._partition.part_of(index, param.detach()) for index, param in enumerate(params)
             ]
         self._addresses = [param.data_ptr() for param in params]
+        self._begins = [self._partition.own(index)[0] for index in range(len(params))]
         self._parts = dict(zip(params, parts, strict=True))
         self.optim = optimizer_class(
             [{**g, "params": [self._parts[p] for p in g["params"]]} for g in whole.param_groups],
@@ -217,9 +218,9 @@ class ShardedOptimizer(SplitGradients):
         params, scattered = list(self._parts), self._scattered
         if scattered is not None:
             scattered.check_step(getattr(self, "found_inf", None))
-        found = standings(self._parts, self._addresses, scattered is not None)
-        # Where a GPU would have to be waited for, ranks are compared in the first step only.
-        if self._steps == 0 or device_of_group(self.process_group).type == "cpu":
+        parts = list(self._parts.values())
+        found = _C.standings(params, parts, self._addresses, scattered is not None)
+        if self._compares_step():
             check_agreement(self.process_group, params, self._whole, found)
         check_standings(found)
         check_options(f"{NAME}.step", self.param_groups)
@@ -230,38 +231,25 @@ class ShardedOptimizer(SplitGradients):
         if scattered is not None:
             scattered.drop()
 
-    def _bring_gradients(self) -> None:
-        """Gives the parts their gradients. An empty part needs one, so that ranks count alike."""
-        nothing: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        for index, (param, part) in enumerate(self._parts.items()):
-            grad = param.grad
-            if grad is None:
-                continue
-            if grad.dtype != part.dtype:
-                part.grad_dtype = None  # any, as the parameter must have it too
-            if part.numel() > 0:
-                part.grad = self._partition.part_of(index, laid_out_like(param, grad))
-            else:
-                kind = (grad.device, grad.dtype)
-                if kind not in nothing:
-                    nothing[kind] = torch.empty(0, dtype=grad.dtype, device=grad.device)
-                part.grad = nothing[kind]
+    def _compares_step(self) -> bool:
+        """Where a GPU would have to be waited for, ranks are compared in the first step only."""
+        return self._steps == 0 or device_of_group(self.process_group).type == "cpu"
 
     def _step_of_part(self) -> None:
+        parts = list(self._parts.values())
         lent = {name: getattr(self, name) for name in _LENT if hasattr(self, name)}
         for name, value in lent.items():
             setattr(self.optim, name, value)
         try:
             if self._scattered is None:
-                self._bring_gradients()
+                _C.take_gradients(list(self._parts), parts, self._begins)
             self.optim._fused_update()
             self._found_inf_is_output = False
         finally:
             for name in lent:
                 vars(self.optim).pop(name, None)
             if self._scattered is None:
-                for part in self._parts.values():
-                    part.grad = None
+                _C.reset_gradients(parts)
 
     def _gather(self) -> None:
         for flat, plan in zip(self._flats, self._partition.flats, strict=True):

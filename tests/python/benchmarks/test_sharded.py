@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import sharded
-from sharded import AGAIN, FSDP, GATHER, PART, SPLIT, SUBJECT, ZERO
+from sharded import AGAIN, FSDP, GATHER, NOT_COMPARED, PART, PARTS, SPLIT, SUBJECT, ZERO
 
 
 def figures(ours: float, zero: float, fsdp: float = 3.0) -> dict[str, Any]:
-    peers = {AGAIN: 1.0, SPLIT: 1.5, ZERO: zero, FSDP: fsdp}
-    seconds = {SUBJECT: ours, **peers, PART: 0.25, GATHER: 0.75}
+    peers = {AGAIN: 1.0, SPLIT: 1.5, NOT_COMPARED: 0.9, ZERO: zero, FSDP: fsdp}
+    seconds = {SUBJECT: ours, **peers, PART: 0.25, GATHER: 0.5, PARTS: 1.0}
     return {
         "samples": {name: [value] * 3 for name, value in seconds.items()},
         "state_bytes": {SUBJECT: [8, 4]},
@@ -33,7 +33,7 @@ def test_a_step_is_compared_with_its_parts_and_peers() -> None:
     assert f"| tensors_400 | {ZERO} | 2000.00 ± 0.00 | 2.00x |  |  |" in printed
     assert f"| tensors_400 | {SUBJECT} | 1000.00 ± 0.00 |  | 8, 4 | 6, 6 |" in printed
     assert f"| tensors_400 | {SPLIT} | 1500.00 ± 0.00 | 1.50x |  | 4, 2 |" in printed
-    assert f"| tensors_400 | {SUBJECT} / {PART} + {GATHER} | 1.000x |  |  |  |" in printed
+    assert f"| tensors_400 | {SUBJECT} / {PARTS} | 1.000x |  |  |  |" in printed
 
 
 def test_each_missed_target_is_named() -> None:
@@ -61,7 +61,8 @@ def test_a_quick_run_of_all_contenders(tmp_path: Path, capsys: pytest.CaptureFix
     assert sharded.main(words) == 0
     assert f"wrote {out}" in capsys.readouterr().out
     (case,) = json.loads(out.read_text())["cases"]
-    assert set(case["samples"]) == {SUBJECT, AGAIN, SPLIT, ZERO, FSDP, PART, GATHER}
+    peers = {AGAIN, SPLIT, NOT_COMPARED, ZERO, FSDP}
+    assert set(case["samples"]) == {SUBJECT, *peers, PART, GATHER, PARTS}
     # Two moments of four bytes for each element, on one of the ranks.
     assert sum(case["state_bytes"][SUBJECT]) == sum(case["state_bytes"][ZERO])
     whole = case["grad_bytes"][SUBJECT]
