@@ -191,16 +191,43 @@ void StepEngine::note_written() {
     PlannedSlot& planned = planned_[index];
     const SlotTensors& tensors = (*slots_)[index];
     if (!planned.key.has_master || tensors.param->is_inference()) continue;
-    planned.written.emplace(tensors);
+    if (planned.written.has_value() && planned.written->same_memory(tensors)) {
+      planned.written->note_versions(tensors);
+    } else {
+      planned.written.emplace(tensors);
+    }
   }
 }
 
+namespace {
+
+std::uint32_t version_of(const c10::TensorImpl* tensor) {
+  return tensor == nullptr ? 0 : tensor->version_counter().current_version();
+}
+
+}  // namespace
+
 Written::Written(const SlotTensors& tensors)
     : param(tensors.param),
-      address(tensors.param->data()),
-      version(tensors.param->version_counter().current_version()),
-      wrapper_version(
-          tensors.wrapper == nullptr ? 0 : tensors.wrapper->version_counter().current_version()) {}
+      storage(tensors.param->storage().getWeakStorageImpl()),
+      address(tensors.param->data()) {
+  note_versions(tensors);
+}
+
+void Written::note_versions(const SlotTensors& tensors) {
+  version = version_of(tensors.param);
+  wrapper_version = version_of(tensors.wrapper);
+}
+
+bool Written::same_memory(const SlotTensors& tensors) const {
+  return param == tensors.param && address == tensors.param->data() &&
+         storage._unsafe_get_target() == tensors.param->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool Written::holds(const SlotTensors& tensors) const {
+  return same_memory(tensors) && version == version_of(tensors.param) &&
+         wrapper_version == version_of(tensors.wrapper);
+}
 
 /// See Note [Masters follow their parameters].
 void StepEngine::follow_params() {
@@ -210,7 +237,7 @@ void StepEngine::follow_params() {
     if (!planned.key.has_master) continue;
     const SlotTensors& tensors = (*slots_)[index];
     const bool known = planned.written.has_value() && !tensors.param->is_inference();
-    if (known && *planned.written == Written(tensors)) continue;
+    if (known && planned.written->holds(tensors)) continue;
     remake_master(as_tensor(tensors.param), as_tensor(tensors.master));
   }
 }

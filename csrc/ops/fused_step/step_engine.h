@@ -66,15 +66,22 @@ struct PlannedTensor {
   std::int64_t itemsize = 0;
 };
 
-/// Where and in which version a step left a parameter. Pointers are compared and never followed.
+/// Where and in which version a step left a parameter. The storage is held weakly: its memory goes
+/// when its owners let go, but no other storage can have its address and be taken for it. `param`
+/// is compared and never followed.
 struct Written {
   explicit Written(const SlotTensors& tensors);
-  bool operator==(const Written&) const = default;
+  /// Whether nobody has written to the parameter, replaced it or given it other memory since.
+  bool holds(const SlotTensors& tensors) const;
+  /// After another write to the same parameter in the same memory, as in nearly every step.
+  void note_versions(const SlotTensors& tensors);
+  bool same_memory(const SlotTensors& tensors) const;
 
   const c10::TensorImpl* param;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   const void* address;
-  std::uint32_t version;
-  std::uint32_t wrapper_version;
+  std::uint32_t version = 0;
+  std::uint32_t wrapper_version = 0;
 };
 
 /// What a slot's tensors must be like for a step to take them as they are, and where the last step

@@ -7,7 +7,8 @@
 // trusts. Each step borrows the tensors from their owners, for its own duration, and compares all
 // that a kernel depends on: dtype, device, sizes, strides, storage bounds. Tensors that are as
 // planned are taken, whichever objects they are and wherever they lie; for any other the owner
-// plans again. A tensor that was given a dead one's address is judged by what it is.
+// plans again. A tensor that was given a dead one's address is judged by what it is. The one thing
+// held, weakly, is the storage in which a step left a parameter with a master: see Written.
 #include <c10/util/Exception.h>
 
 #include <algorithm>

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.compare import assert_same_bits
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchfuse.optimizers import FusedAdam
 from torchfuse.optimizers._masters import master_of
@@ -193,6 +194,31 @@ def test_assigned_data_lasts(options: dict[str, Any], dtype: torch.dtype) -> Non
     p.data = torch.full_like(p.data, 0.5)
     _step(p, optimizer, lr=0.0)
     assert_same_bits(p.detach(), torch.full_like(p, 0.5), "parameter")
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_other_data_at_the_same_address_lasts(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """As an allocator gives it to the second of two replacements: no version, no address moves."""
+    memory = bytearray(400)
+    p, optimizer = _trained(options, dtype)
+    p.data = torch.frombuffer(memory, dtype=dtype).copy_(p.detach())
+    _step(p, optimizer)
+    address, version = p.data_ptr(), p._version
+    p.data = p.data.clone()
+    p.data = torch.frombuffer(memory, dtype=dtype).fill_(0.5)
+    assert (p.data_ptr(), p._version) == (address, version)
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(p.detach(), torch.full_like(p, 0.5), "parameter")
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_no_memory_is_kept_for_it(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """A plan knows where a parameter was, and holds none of what was there."""
+    p, optimizer = _trained(options, dtype)
+    replaced = StorageWeakRef(p.untyped_storage())
+    assert not replaced.expired()
+    p.data = p.data.clone()
+    assert replaced.expired()
 
 
 def test_masters_from_remainders_are_exact_also_halfway() -> None:
