@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import figures
+import thread_gain
 from contender_table import reference
 from page_tables import Maker, Result, table
 
@@ -21,7 +22,7 @@ class Target(NamedTuple):
 
 
 #: What a time before and one after must have in common.
-MACHINE = ("cpu", "cpu_isa", "threads")
+MACHINE = ("cpu", "cpu_isa", "threads", "torch")
 FUSED = "torch fused"
 TARGETS = (
     Target("Adam, fp32, one tensor", "step/large", FUSED, 1.0),
@@ -58,13 +59,16 @@ def cpu_targets(results: Sequence[dict[str, Any]]) -> str:
     """A row for each target: the first file that has it is before, the last one after.
 
     Raises:
-        ValueError: no file has a target's case, or the files are not of one machine.
+        ValueError: no file has a target's case, or the files are not of one machine and torch.
     """
     rows = []
     for key in MACHINE:
         values = dict.fromkeys(str(result["environment"][key]) for result in results)
         if len(values) > 1:
             raise ValueError(f"expected files with the same {key}, got {' and '.join(values)}.")
+    other_cores = thread_gain.refusal(results[0], results[-1])
+    if other_cores is not None:
+        raise ValueError(other_cores)
     for target in TARGETS:
         found = [one for result in results if (one := _measured(result, target)) is not None]
         if not found:

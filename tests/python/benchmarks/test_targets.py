@@ -20,7 +20,7 @@ def result(ratio: float, gb_per_s: float, case: str = TARGET.case) -> dict[str, 
         "gb_per_s": {"torchfuse": gb_per_s, "in-place scale": 50.0},
         "ratios": {TARGET.peer: {"of_medians": ratio}},
     }
-    environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2}
+    environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2, "torch": "2.11.0"}
     return {"environment": environment, "cases": [entry]}
 
 
@@ -71,6 +71,7 @@ def test_a_target_that_no_file_measured_is_named() -> None:
         ({"cpu": "Intel Xeon"}, "the same cpu, got AMD EPYC and Intel Xeon."),
         ({"cpu_isa": "avx2"}, "the same cpu_isa, got avx512 and avx2."),
         ({"threads": 1}, "the same threads, got 2 and 1."),
+        ({"torch": "2.12.0"}, "the same torch, got 2.11.0 and 2.12.0."),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -81,3 +82,11 @@ def test_files_of_two_machines_are_no_before_and_after(
     other["environment"] |= change
     with pytest.raises(ValueError, match=message):
         targets.cpu_targets([result(1.0, 20.0), other])
+
+
+def test_files_of_other_cores_are_no_before_and_after() -> None:
+    """Two threads of one core, and of two."""
+    before, after = result(1.0, 20.0), result(1.2, 30.0)
+    before["cases"][0]["thread_gain"], after["cases"][0]["thread_gain"] = [0.7, 0.8], [1.8, 1.9]
+    with pytest.raises(ValueError, match=r"got 0\.75 and 1\.85 times the work of one"):
+        targets.cpu_targets([before, after])
