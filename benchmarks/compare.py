@@ -265,23 +265,33 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    try:
+        return compared(results, arguments)
+    except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+        got = f"{' or '.join(map(str, arguments.results))}: {type(error).__name__}: {error}"
+        print(f"Expected results of benchmarks/run.py, got another in {got}.", file=sys.stderr)
+        return 2
+
+
+def compared(results: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
+    """Prints what the results say; 2 if they are not to be compared."""
     reason = incomparable(arguments.results, results)
     if reason is not None:
         print(reason, file=sys.stderr)
         return 2
+    newest = results[-1]
+    verdicts = [met(row) for row in newest["cases"]]
+    verdicts += [memory_met(row) for row in newest["peak_memory"]]
     if len(results) == 1:
-        print(table(results[0]))
+        print(table(newest))
     else:
-        reasons = refusals(*results)
+        reasons, changes = refusals(*results), difference(*results)
         if reasons and not arguments.across:
             print(*reasons, "Pass --across to compare them.", sep="\n", file=sys.stderr)
             return 2
         if reasons:
             print("Across different runs:", *(f"- {reason}" for reason in reasons), "", sep="\n")
-        print(difference(*results))
-    newest = results[-1]
-    verdicts = [met(row) for row in newest["cases"]]
-    verdicts += [memory_met(row) for row in newest["peak_memory"]]
+        print(changes)
     return 1 if arguments.check and False in verdicts else 0
 
 

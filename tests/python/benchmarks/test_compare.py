@@ -177,3 +177,46 @@ def test_cases_of_one_run_alone_are_named() -> None:
     lines = compare.difference(old, new).splitlines()
     assert lines[-2:] == ["only in the old run: gone", "only in the new run: added"]
     assert "only" not in compare.difference(old, old)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"git": None}, "TypeError: "),
+        ({"git": {}}, "KeyError: 'dirty'"),
+    ],
+)
+def test_a_result_without_its_parts_is_refused_in_a_sentence(
+    changes: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert compared(tmp_path, monkeypatch, **changes) == 2
+    printed = capsys.readouterr()
+    files = f"{tmp_path}/old.json or {tmp_path}/new.json"
+    start = f"Expected results of benchmarks/run.py, got another in {files}: {reason}"
+    assert printed.err.startswith(start)
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("part", ["name", "seconds", "gb_per_s", "subject"])
+def test_a_case_without_its_parts_is_refused_in_a_sentence(
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert compared(tmp_path, monkeypatch) == 0
+    capsys.readouterr()
+    file = tmp_path / "new.json"
+    result = json.loads(file.read_text())
+    del result["cases"][0][part]
+    file.write_text(json.dumps(result))
+    assert compare.main() == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("Expected results of benchmarks/run.py, got another")
+    assert printed.err.endswith(f": KeyError: '{part}'.\n")
+    assert printed.out == ""
