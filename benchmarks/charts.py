@@ -142,10 +142,12 @@ def alternative(chart: Chart | curves.Curves) -> str:
     """What the chart says to those who do not see it."""
     if isinstance(chart, curves.Curves):
         return curves.alternative(chart)
-    ends = [end for bar in chart.bars for end in (bar.low, bar.high)]
     if chart.kind == "ratios":
+        # The figures of the table: those of the bars were rounded before.
+        ends = sorted((end for bar in chart.bars for end in bar.value.split(" to ")), key=float)
+        span = " to ".join(dict.fromkeys((ends[0], ends[-1])))
         return (
-            f"{chart.title}. The peer's time divided by torchfuse's is {figures.as_text(ends)} in "
+            f"{chart.title}. The peer's time divided by torchfuse's is {span} in "
             f"the {len(chart.bars)} rows of the table above, which has each figure."
         )
     if chart.kind == "bytes":
