@@ -92,7 +92,7 @@ PREDICTIONS = (
     Prediction(
         "the same, the update from the end", RESNET, (NORM, ADAM_FROM_THE_END), FUSED, 48, 8
     ),
-    Prediction("norm and check", BILLION, (NORM,), "norm, then clipping in place", 12, 3),
+    Prediction("norm and check", BILLION, (NORM,), "get_total_norm", 4, 3),
 )
 
 

@@ -63,3 +63,10 @@ def test_every_prediction_has_its_kernels(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
     rows = predictions.gpu_predictions().splitlines()
     assert len(rows) == 2 + len(predictions.PREDICTIONS)
+
+
+def test_a_norm_is_compared_with_a_norm() -> None:
+    """As benchmarks/run.py measures it: neither side clips."""
+    (norm,) = (one for one in predictions.PREDICTIONS if one.name == "norm and check")
+    assert norm.peer == "get_total_norm"
+    assert norm.peer_bytes == sum(part.bytes_per_element for part in norm.passes)
