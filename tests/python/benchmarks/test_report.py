@@ -285,22 +285,6 @@ def test_charts_show_tables_and_files(root: Path) -> None:
     assert charts.placed(root, "docs/benchmarks.md", text)[0] == text
 
 
-def test_a_chart_tells_the_figures_of_its_table(root: Path) -> None:
-    """Bars have four digits, and rounding those again may give another third one."""
-    replace(root / RESULT, "12.34", "12.2496")
-    text, _ = charts.placed(
-        root, "docs/benchmarks.md", figures.refreshed(root, "docs/benchmarks.md", BENCHMARKS)
-    )
-    assert "| all sets | `step` | torch fused | 1.50 to 12.2 |" in text
-    assert "torchfuse's is 1.50 to 12.2 in the 2 rows" in text
-    replace(root / RESULT, "12.2496", "12.2504")
-    text, _ = charts.placed(
-        root, "docs/benchmarks.md", figures.refreshed(root, "docs/benchmarks.md", BENCHMARKS)
-    )
-    assert "| all sets | `step` | torch fused | 1.50 to 12.3 |" in text
-    assert "torchfuse's is 1.50 to 12.3 in the 2 rows" in text
-
-
 def test_drawings_are_equal_but_for_colors(root: Path) -> None:
     pytest.importorskip("matplotlib")
     from drawing import draw

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What pages and charts say of result files that are damaged, or of a changed tree."""
+"""What pages and charts say of result files, damaged ones too, and of a changed tree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import charts
 import figures
 import report
 
@@ -52,3 +53,17 @@ def test_a_damaged_result_file_is_named(
     (root / LINKED).write_text(text)
     assert report.main(["--check"]) == 1
     assert f"report: {message.format(root=root)}" in capsys.readouterr().err
+
+
+def test_a_chart_tells_the_figures_of_its_table() -> None:
+    """Bars have four digits, and rounding those again may give another third one."""
+    table = figures.Table(
+        "page", "Scale", "step", LINKED, [figures.Row(1, "Adam", "a", "torch", "")]
+    )
+    rounds = {"low": 16.0, "high": 17.0}
+    ratios = {"torch": {"of_medians": 16.2528, "per_round": rounds}}
+    environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2}
+    result = {"environment": environment, "cases": [{"name": "a", "ratios": ratios}]}
+    assert figures.expected(result, table, table.rows[0]) == "16.3"
+    said = charts.alternative(charts.chart_of("ratios", "scale", table, result))
+    assert "divided by torchfuse's is 16.3 in the 1 rows" in said
