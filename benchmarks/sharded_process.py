@@ -164,7 +164,7 @@ def parts(shapes: ParameterSet, seed: int) -> dict[str, Callable[[], object]]:
         assert param.grad is not None
         part.grad = split._partition.part_of(index, param.grad)
         own.append(part)
-    step, gather = FusedAdam(own, **OPTIONS).step, split._gather
+    step, gather = FusedAdam(own, **OPTIONS).step, split._gathers.run
 
     def one_after_the_other() -> None:
         step()

@@ -89,6 +89,10 @@ class Partition:
             flats.append(Flat(first.device, first.dtype, part * size, part))
         return cls(tuple(places[index] for index in range(len(params))), tuple(flats), rank, size)
 
+    def zeros(self) -> list[Tensor]:
+        """The flat tensors, filled with zeros."""
+        return [torch.zeros(f.numel, dtype=f.dtype, device=f.device) for f in self.flats]
+
     def own(self, index: int) -> tuple[int, int]:
         """Elements [begin, end) of a parameter that this process owns; empty if it has none."""
         return self._owned[index]

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchfuse import _C
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.parallel._gather import gather
+from torchfuse.parallel._gather import Gathers
+from torchfuse.parallel._gather_units import GatherUnits
 from torchfuse.parallel._partition import Partition, move_into
 from torchfuse.parallel._ranks import device_of_group
 from torchfuse.parallel._scattered_gradients import (
@@ -72,6 +73,11 @@ class ShardedOptimizer(SplitGradients):
             not reach, at the cost of one more small collective. A part that no rank used keeps the
             gradient that it had, or none. Where ranks use different ones, backward must not wait
             for other ranks itself, as that of SyncBatchNorm does: each may wait for the other.
+        gather_in_forward: modules that wait for their own parameters, so that these arrive while
+            earlier ones compute; in the order in which they run. What nobody waits for arrives
+            within the step. Only the forward pass of a module, and of those inside of it, and
+            `state_dict()` may read its parameters until then: call :meth:`finish_gather` before
+            anything else does, such as a copy of the model. None: all arrive within the step.
         **options: the arguments of `optimizer_class`.
 
     Attributes:
@@ -141,6 +147,7 @@ class ShardedOptimizer(SplitGradients):
         shard_gradients: bool = False,
         bucket_cap_mb: float = 25.0,
         find_unused_parameters: bool = False,
+        gather_in_forward: Sequence[nn.Module] | None = None,
         **options: Any,
     ) -> None:
         group = checked_group(process_group)
@@ -152,22 +159,21 @@ class ShardedOptimizer(SplitGradients):
         check_params(whole, group)
         check_options(NAME, whole.param_groups)
         self.__setstate__({"_whole": whole, "process_group": group})
-        check_agreement(group, params, whole, more=gradients.described())
-        members = gradients.members(params)
+        units = GatherUnits(gather_in_forward, params)
+        check_agreement(group, params, whole, more=gradients.described() + units.described())
+        members = gradients.members(params) if shard_gradients else units.flats(params)
         self._partition = Partition.of(params, group.rank(), group.size(), members)
         # Tensors of inference mode could not be written in later steps.
         with torch.inference_mode(False), torch.no_grad():
-            self._flats = [
-                torch.zeros(flat.numel, dtype=flat.dtype, device=flat.device)
-                for flat in self._partition.flats
-            ]
-            move_into(self._flats, self._partition, params)
-            for flat in self._flats:
+            flats = self._partition.zeros()
+            move_into(flats, self._partition, params)
+            for flat in flats:
                 dist.broadcast(flat, group=group, group_src=0)
             # A view of detach() shares the count of writes, by which masters are kept up to date.
             parts = [
                 self._partition.part_of(index, param.detach()) for index, param in enumerate(params)
             ]
+        self._gathers = Gathers(flats, self._partition, group, units.modules, units.members, NAME)
         self._addresses = [param.data_ptr() for param in params]
         self._begins = [self._partition.own(index)[0] for index in range(len(params))]
         self._parts = dict(zip(params, parts, strict=True))
@@ -177,7 +183,8 @@ class ShardedOptimizer(SplitGradients):
         )
         self.optim._split_over = [group.group_name] if group.size() > 1 else None
         self._steps = 0
-        if members is not None:
+        if shard_gradients:
+            assert members is not None
             self._scattered = ScatteredGradients(
                 whole.param_groups, parts, members, group, gradients
             )
@@ -215,6 +222,7 @@ class ShardedOptimizer(SplitGradients):
 
     @torch.no_grad()
     def _update_params(self) -> None:
+        self.finish_gather()
         params, scattered = list(self._parts), self._scattered
         if scattered is not None:
             scattered.check_step(getattr(self, "found_inf", None))
@@ -226,7 +234,7 @@ class ShardedOptimizer(SplitGradients):
         check_options(f"{NAME}.step", self.param_groups)
         self._pass_options_on()
         self._step_of_part()
-        self._gather()
+        self._gathers.run()
         self._steps += 1
         if scattered is not None:
             scattered.drop()
@@ -251,10 +259,13 @@ class ShardedOptimizer(SplitGradients):
             if self._scattered is None:
                 _C.reset_gradients(parts)
 
-    def _gather(self) -> None:
-        for flat, plan in zip(self._flats, self._partition.flats, strict=True):
-            rank = self._partition.rank
-            gather(flat, plan, rank, self.process_group, NAME, "what each has updated")
+    def finish_gather(self) -> None:
+        """Waits for the parameters that modules of `gather_in_forward` have not waited for yet.
+
+        It is no collective. Call it before something other than a forward pass, `state_dict()` or
+        this optimizer reads parameters.
+        """
+        self._gathers.finish()
 
     # What the last step did, masters and averages.
 
@@ -283,5 +294,7 @@ class ShardedOptimizer(SplitGradients):
 
     def swap_ema_(self) -> None:
         """Exchanges the parameters and their averages on all processes; a collective."""
+        self.finish_gather()
         self.optim.swap_ema_()
-        self._gather()
+        self._gathers.run()
+        self.finish_gather()

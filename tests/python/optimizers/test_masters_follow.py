@@ -214,7 +214,7 @@ def test_other_data_at_the_same_address_lasts(options: dict[str, Any], dtype: to
 @pytest.mark.parametrize(("options", "dtype"), MODES)
 def test_no_memory_is_kept_for_it(options: dict[str, Any], dtype: torch.dtype) -> None:
     """A plan knows where a parameter was, and holds none of what was there."""
-    p, optimizer = _trained(options, dtype)
+    p, _optimizer = _trained(options, dtype)
     replaced = StorageWeakRef(p.untyped_storage())
     assert not replaced.expired()
     p.data = p.data.clone()
