@@ -123,10 +123,12 @@ $(ABOVE_VENV): build/%/.requirements: requirements-%.txt .venv/.requirements
 	$(VENV_PYTHON) -m venv --clear build/$*
 	echo "import site; site.addsitedir('$$($(VENV_PYTHON) $(PURELIB))')" \
 	  > "$$(build/$*/bin/python $(PURELIB))/venv_below.pth"
+	build/$*/bin/python -m pip install --quiet setuptools -c requirements-dev.txt
 	build/$*/bin/python -m pip install --quiet -r $< -c requirements-dev.txt $(PIP_FLAGS_$*)
 	touch $@
 
-# DeepSpeed asks torch when it is built.
+# DeepSpeed asks torch when it is built, by the setuptools of this environment: a new one has those of
+# Python, which are too old to make a wheel.
 PIP_FLAGS_peers := --no-build-isolation
 
 # --- Build -------------------------------------------------------------------------------------------
