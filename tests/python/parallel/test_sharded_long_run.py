@@ -90,7 +90,8 @@ def train(shard_gradients: bool, last: int, rank: int) -> list[dict[str, int]]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_nothing_piles_up(ranks: int, shard_gradients: bool, last: int, tmp_path: Path) -> None:
     cases = {"train": partial(train, shard_gradients, last)}
-    for first, then in run_cases(tmp_path, ranks, cases)["train"]:
+    found = run_cases(tmp_path, ranks, cases, seconds=max(240.0, last))["train"]
+    for first, then in found:
         assert then["tensors"] == first["tensors"]
         assert then["files"] == first["files"]
         # A few objects of the interpreter come and go.

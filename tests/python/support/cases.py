@@ -59,6 +59,7 @@ def run_cases(
     cases: Mapping[str, Case],
     join: Join = join_group,
     device: str = "cpu",
+    seconds: float = 240.0,
 ) -> dict[str, list[Any]]:
     """Runs the cases in turn in all processes; what each returned, by name and rank, on the CPU.
 
@@ -68,6 +69,6 @@ def run_cases(
     if device != "cpu":
         join = partial(join, device=device)
     arguments = (str(folder), ranks, cases, join)
-    run_ranks(_run, *arguments, ranks=ranks)
+    run_ranks(_run, *arguments, ranks=ranks, seconds=seconds)
     found = [torch.load(folder / str(rank), map_location="cpu") for rank in range(ranks)]
     return {name: [of_rank[name] for of_rank in found] for name in cases}
