@@ -126,23 +126,28 @@ def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
                 "str(key)."
             )
     plain = plain_values(contents, "save_checkpoint: expected the checkpoint")
+    write_plain(path, plain, "save_checkpoint")
+
+
+def write_plain(path: StrPath, plain: Any, caller: str) -> None:
+    """Writes what `plain_values` returned."""
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
-        with replacing(path, "save_checkpoint") as file:
-            _save(plain, file)
+        with replacing(path, caller) as file:
+            _save(plain, file, caller)
     finally:
         torch.serialization.set_crc32_options(checksums)
 
 
-def _save(plain: Any, file: _Drain) -> None:
+def _save(plain: Any, file: _Drain, caller: str) -> None:
     try:
         torch.save(plain, file)  # type: ignore[arg-type]  # torch.save calls write() alone
     except RuntimeError as error:
         if type(error) is not RuntimeError:  # out of memory
             raise
         raise ValueError(
-            f"save_checkpoint: expected tensors that torch.save writes, got: {error}"
+            f"{caller}: expected tensors that torch.save writes, got: {error}"
         ) from error
 
 
@@ -207,7 +212,7 @@ def read_checkpoint(path: StrPath, where: str) -> dict[str, Any]:
     if os.path.isdir(path):
         raise ValueError(f"{where} to be a file, got a folder. Name the file in it.")
     with _opened(path) as file:  # once: the file may be replaced at any time
-        return _checked_contents(_contents(file, where), where)
+        return checked_contents(read_plain(file, where), where)
 
 
 def _opened(path: StrPath) -> BinaryIO:
@@ -219,7 +224,8 @@ def _opened(path: StrPath) -> BinaryIO:
         ) from error
 
 
-def _contents(file: BinaryIO, where: str) -> Any:
+def read_plain(file: BinaryIO, where: str) -> Any:
+    """Returns what `write_plain` wrote, with tensors on the CPU."""
     try:
         with zipfile.ZipFile(file) as container:
             damaged = container.testzip()  # torch's reader does not compare CRC-32s
@@ -237,7 +243,8 @@ def _contents(file: BinaryIO, where: str) -> Any:
     )
 
 
-def _checked_contents(contents: Any, where: str) -> dict[str, Any]:
+def checked_contents(contents: Any, where: str) -> dict[str, Any]:
+    """Returns the contents, after checking that they are those of save_checkpoint."""
     if not isinstance(contents, dict) or not isinstance(contents.get("torchfuse"), dict):
         got = sorted(map(str, contents)) if isinstance(contents, dict) else type(contents).__name__
         raise ValueError(

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "api/checkpoint/values.h"
+
 namespace torchfuse::checkpoint {
 
 Ranks::Ranks(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string caller)
@@ -50,6 +52,17 @@ std::vector<std::string> Ranks::gather(const std::string& mine) const {
 
 void Ranks::agree(const std::string& error) const {
   for (const std::string& each : gather(error)) TORCH_CHECK_VALUE(each.empty(), each);
+}
+
+void Ranks::all_or_none(const std::function<void()>& action) const {
+  std::string failure;
+  try {
+    action();
+  } catch (const std::exception& error) {
+    if (size() == 1) throw;
+    failure = message_of(error);
+  }
+  agree(failure);
 }
 
 }  // namespace torchfuse::checkpoint

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,11 @@ class Ranks {
   std::vector<std::string> gather(const std::string& mine) const;
   /// Throws the first rank's error in all ranks if any rank has one; empty: none.
   void agree(const std::string& error) const;
+  /// Calls `action` in every rank, and throws the first rank's error in all ranks if it fails in
+  /// any. All ranks must call it.
+  void all_or_none(const std::function<void()>& action) const;
+  /// Begins messages.
+  const std::string& caller() const { return caller_; }
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;

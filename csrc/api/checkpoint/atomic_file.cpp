@@ -19,16 +19,6 @@ namespace torchfuse::checkpoint {
 
 namespace {
 
-/// Two processes, also of two machines that share a folder, write to files of their own.
-std::string random_suffix() {
-  std::random_device device;
-  const std::uint64_t number = (std::uint64_t{device()} << 32) | device();
-  std::string digits(17, '\0');
-  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(number));
-  digits.resize(16);
-  return ".tmp-" + digits;
-}
-
 // Note [No std::filesystem]
 // libtorch.so exports parts of std::filesystem that call functions it lacks.
 std::string target_of(const std::string& path) {
@@ -39,7 +29,17 @@ std::string target_of(const std::string& path) {
   return result;
 }
 
-/// A rename is durable when its folder is.
+}  // namespace
+
+std::string random_digits() {
+  std::random_device device;
+  const std::uint64_t number = (std::uint64_t{device()} << 32) | device();
+  std::string digits(17, '\0');
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(number));
+  digits.resize(16);
+  return digits;
+}
+
 int sync_folder(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -51,8 +51,6 @@ int sync_folder(const std::string& path) {
   return error;
 }
 
-}  // namespace
-
 AtomicFile::AtomicFile(std::string caller, const std::string& path)
     : caller_(std::move(caller)), path_(target_of(path)) {
   TORCH_CHECK_VALUE(!path.empty(), caller_, ": expected path to name a file, got an empty one.");
@@ -63,7 +61,7 @@ AtomicFile::AtomicFile(std::string caller, const std::string& path)
   TORCH_CHECK_VALUE(!replaces || S_ISREG(replaced.st_mode), caller_, ": expected ", path,
                     " to be a file or a new name, got a device, pipe or socket, which a file would "
                     "replace. Name a file.");
-  temporary_ = path_ + random_suffix();
+  temporary_ = path_ + ".tmp-" + random_digits();
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor_ < 0) fail("create a file in the folder of", errno);
   // A file that is replaced keeps its permissions.

@@ -7,6 +7,12 @@
 
 namespace torchfuse::checkpoint {
 
+/// 16 hexadecimal digits that no other process has, also of another machine.
+std::string random_digits();
+
+/// Makes what was renamed or made in the folder of `path` durable. Returns an error number, or 0.
+int sync_folder(const std::string& path);
+
 /// What replaces the file `path` when it is complete. Until commit() returns, `path` holds what it
 /// held before; the new bytes are in `path`.tmp-<16 random digits>, in the same folder. That file
 /// is removed if commit() is not called or fails; only a killed process leaves one behind.

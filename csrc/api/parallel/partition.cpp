@@ -38,9 +38,9 @@ Partition::Partition(const std::vector<at::Tensor>& params,
   }
 }
 
-std::pair<std::int64_t, std::int64_t> Partition::own(std::size_t index) const {
+std::pair<std::int64_t, std::int64_t> Partition::own(std::size_t index, std::int64_t rank) const {
   const Place& place = places_[index];
-  const std::int64_t low = first_of(place.flat) - place.begin;
+  const std::int64_t low = rank * flats_[place.flat].part - place.begin;
   const std::int64_t begin = std::clamp<std::int64_t>(low, 0, place.numel);
   return {begin, std::clamp(low + flats_[place.flat].part, begin, place.numel)};
 }

@@ -42,7 +42,9 @@ class Partition {
   /// Where this process's elements of a flat tensor begin.
   std::int64_t first_of(std::size_t flat) const { return rank_ * flats_[flat].part; }
   /// Elements [begin, end) of a parameter that this process owns; empty if it has none.
-  std::pair<std::int64_t, std::int64_t> own(std::size_t index) const;
+  std::pair<std::int64_t, std::int64_t> own(std::size_t index) const { return own(index, rank_); }
+  /// The same for another process.
+  std::pair<std::int64_t, std::int64_t> own(std::size_t index, std::int64_t rank) const;
   /// This process's elements of a tensor that lies in memory as parameter `index` does: a view of
   /// one dimension.
   at::Tensor part_of(std::size_t index, const at::Tensor& tensor) const;

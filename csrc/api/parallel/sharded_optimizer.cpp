@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <unordered_set>
+#include <utility>
 
 #include "api/optim/fused_optimizer_impl.h"
 #include "api/parallel/replica.h"
@@ -110,12 +111,7 @@ ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
                          const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                          const std::string& refused, std::optional<BucketSizes> scattered)
     : shards_(std::make_shared<Shards>(whole.param_groups(), whole.described_options(), refused,
-                                       group, scattered)) {
-  const FusedStep step(whole.algorithm());
-  const auto& names = step.state_names();
-  numbers_.insert(names.end() - static_cast<std::ptrdiff_t>(step.num_tensor_states()), names.end());
-  numbers_.insert("step");
-}
+                                       group, scattered)) {}
 
 std::string ShardedBase::refusal(const optim::FusedOptimizer& whole,
                                  const DataParallelBase& model) {
@@ -147,7 +143,14 @@ std::vector<OptimizerParamGroup> ShardedBase::shape_groups(
   return with_tensors(parts, shapes);
 }
 
-void ShardedBase::attach(optim::FusedOptimizer& of_parts) const {
+void ShardedBase::attach(optim::FusedOptimizer& of_parts, States states) const {
+  const FusedStep step(of_parts.algorithm());
+  const auto& names = step.state_names();
+  const auto first = names.end() - static_cast<std::ptrdiff_t>(step.num_tensor_states());
+  std::unordered_set<std::string> numbers(first, names.end());
+  numbers.insert("step");
+  shards_->set_class(
+      {std::move(numbers), std::move(states.state_dict), std::move(states.prepare_state_dict)});
   of_parts.impl_->shards = shards_;
 }
 
@@ -156,11 +159,11 @@ void ShardedBase::zero_gradients(bool set_to_none) const { shards().zero_gradien
 const std::vector<at::Tensor>& ShardedBase::model_parameters() const { return shards().params(); }
 
 c10::impl::GenericDict ShardedBase::whole_state(const c10::impl::GenericDict& of_parts) const {
-  return shards().whole_state(of_parts, numbers_);
+  return shards().whole_state(of_parts);
 }
 
 c10::impl::GenericDict ShardedBase::own_state(const c10::impl::GenericDict& whole) const {
-  return shards().own_state(whole, numbers_);
+  return shards().own_state(whole);
 }
 
 }  // namespace torchfuse::parallel

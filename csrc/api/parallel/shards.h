@@ -5,11 +5,15 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
+#include <torchfuse/optim/fused_optimizer.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "api/parallel/buckets.h"
@@ -37,6 +41,7 @@ class Shards : public GradientParts {
   /// As FusedSlot::shard_groups.
   const std::vector<std::string>& groups() const { return groups_; }
   std::int64_t size() const { return collectives_.size(); }
+  std::int64_t rank() const { return collectives_.rank(); }
   /// Of the model, without options.
   const std::vector<torch::optim::OptimizerParamGroup>& model_groups() const { return model_; }
   /// Whether a Reducer gives the parts their gradients, before a step and not in it.
@@ -61,12 +66,28 @@ class Shards : public GradientParts {
   /// After a step that all processes have made: it has used up the gradients that a Reducer gave.
   void finish_step();
 
+  /// What belongs to the optimizer's class.
+  struct Class {
+    std::unordered_set<std::string> numbers;  ///< states that have one number for a parameter
+    /// What the class itself does, with parts.
+    std::function<StateDict(const optim::FusedOptimizer&)> state_dict;
+    std::function<std::function<void()>(optim::FusedOptimizer&, const StateDict&)>
+        prepare_state_dict;
+  };
+  void set_class(Class its) { class_ = std::move(its); }
+  const Class& its_class() const { return class_; }
+
   /// The state dict of whole parameters, on the CPU; a collective.
-  /// @param numbers names of states that have one number for a parameter.
-  StateDict whole_state(const StateDict& of_parts,
-                        const std::unordered_set<std::string>& numbers) const;
+  StateDict whole_state(const StateDict& of_parts) const;
+  /// The state dict of whole parameters, with the places of split states in the place of these; a
+  /// collective. `own` receives this process's parts, by the keys of parameters and states.
+  StateDict placed_state(const StateDict& of_parts, StateDict& own) const;
+  /// This process's part of a state of parameter `index` that a state dict has a dict for, the last
+  /// argument; the others are its keys.
+  using ReadPart = std::function<at::Tensor(std::size_t index, const c10::IValue& param,
+                                            const c10::IValue& name, const StateDict& saved)>;
   /// This process's part of a state dict of whole parameters.
-  StateDict own_state(const StateDict& whole, const std::unordered_set<std::string>& numbers) const;
+  StateDict own_state(const StateDict& whole, const ReadPart& read_part = {}) const;
 
  private:
   struct SplitState;
@@ -82,11 +103,14 @@ class Shards : public GradientParts {
   void check_program(const std::vector<torch::optim::OptimizerParamGroup>& groups) const;
   void check_gradients() const;
   void take_gradients();
-  std::vector<SplitState> split_states(const StateDict& states,
-                                       const std::unordered_set<std::string>& numbers) const;
+  bool is_split(const c10::IValue& key, const c10::IValue& value) const;
+  std::vector<SplitState> split_states(const StateDict& states) const;
+  /// The same, after comparing them with those of the other processes.
+  std::vector<SplitState> agreed_states(const StateDict& states) const;
   at::Tensor gathered(const StateDict& states, const SplitState& state) const;
 
   Collectives collectives_;
+  Class class_;
   std::vector<std::string> groups_;
   std::vector<torch::optim::OptimizerParamGroup> model_;
   std::vector<at::Tensor> flats_;

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "api/checkpoint/placed_tensor.h"
+#include "api/checkpoint/values.h"
 #include "api/parallel/agreement.h"
 #include "api/parallel/shards.h"
 
@@ -16,13 +18,6 @@ namespace torchfuse::parallel {
 namespace {
 
 constexpr const char* kLoad = "torchfuse::parallel::ShardedOptimizer::load_state_dict: expected";
-
-/// Whether an entry of a state has an element for each of its parameter's.
-bool is_split(const c10::IValue& key, const c10::IValue& value,
-              const std::unordered_set<std::string>& numbers) {
-  return key.isString() && numbers.count(key.toStringRef()) == 0 && value.isTensor() &&
-         value.toTensor().defined();
-}
 
 /// The keys of all parameters' states; empty where the dict is not as it should be.
 std::vector<c10::IValue> keys_of(const c10::IValue& groups) {
@@ -47,14 +42,19 @@ struct Shards::SplitState {
   std::vector<std::size_t> indices;
 };
 
-std::vector<Shards::SplitState> Shards::split_states(
-    const StateDict& states, const std::unordered_set<std::string>& numbers) const {
+/// Whether an entry of a state has an element for each of its parameter's.
+bool Shards::is_split(const c10::IValue& key, const c10::IValue& value) const {
+  return key.isString() && class_.numbers.count(key.toStringRef()) == 0 && value.isTensor() &&
+         value.toTensor().defined();
+}
+
+std::vector<Shards::SplitState> Shards::split_states(const StateDict& states) const {
   std::vector<SplitState> found;
   for (std::size_t index = 0; index < params_.size(); ++index) {
     const auto state = states.find(static_cast<std::int64_t>(index));
     if (state == states.end()) continue;
     for (const auto& entry : state->value().toGenericDict()) {
-      if (!is_split(entry.key(), entry.value(), numbers)) continue;
+      if (!is_split(entry.key(), entry.value())) continue;
       const std::string& key = entry.key().toStringRef();
       const std::size_t flat = partition_.places()[index].flat;
       const at::ScalarType dtype = entry.value().toTensor().scalar_type();
@@ -85,22 +85,26 @@ at::Tensor Shards::gathered(const StateDict& states, const SplitState& state) co
   return whole.cpu();
 }
 
-Shards::StateDict Shards::whole_state(const StateDict& of_parts,
-                                      const std::unordered_set<std::string>& numbers) const {
-  const at::NoGradGuard no_grad;
-  const StateDict states = of_parts.at("state").toGenericDict();
-  const std::vector<SplitState> split = split_states(states, numbers);
+std::vector<Shards::SplitState> Shards::agreed_states(const StateDict& states) const {
+  std::vector<SplitState> split = split_states(states);
   std::vector<std::string> names;
   for (const SplitState& state : split) {
     names.push_back(c10::str("state ", state.key, " ", state.dtype, " of parameters ",
                              c10::Join(", ", state.indices)));
   }
   compare("the states", c10::Join("\n", names), names);
+  return split;
+}
+
+Shards::StateDict Shards::whole_state(const StateDict& of_parts) const {
+  const at::NoGradGuard no_grad;
+  const StateDict states = of_parts.at("state").toGenericDict();
+  const std::vector<SplitState> split = agreed_states(states);
   StateDict whole(states.keyType(), states.valueType());
   for (const auto& entry : states) {
     StateDict state = entry.value().toGenericDict().copy();
     for (const auto& value : state) {
-      if (!value.value().isTensor() || is_split(value.key(), value.value(), numbers)) continue;
+      if (!value.value().isTensor() || is_split(value.key(), value.value())) continue;
       value.setValue(value.value().toTensor().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
     }
     whole.insert_or_assign(entry.key(), state);
@@ -119,8 +123,36 @@ Shards::StateDict Shards::whole_state(const StateDict& of_parts,
   return result;
 }
 
-Shards::StateDict Shards::own_state(const StateDict& whole,
-                                    const std::unordered_set<std::string>& numbers) const {
+Shards::StateDict Shards::placed_state(const StateDict& of_parts, StateDict& own) const {
+  const StateDict states = of_parts.at("state").toGenericDict();
+  agreed_states(states);
+  StateDict placed(states.keyType(), states.valueType());
+  for (const auto& entry : states) {
+    const auto index = static_cast<std::size_t>(entry.key().toInt());
+    std::vector<checkpoint::PlacedTensor::Span> spans;
+    for (std::int64_t rank = 0; rank < size(); ++rank) {
+      const auto [begin, end] = partition_.own(index, rank);
+      if (begin < end) spans.push_back({static_cast<std::size_t>(rank), begin, end});
+    }
+    StateDict state = entry.value().toGenericDict().copy();
+    StateDict parts = checkpoint::make_dict();
+    for (const auto& value : state) {
+      if (!is_split(value.key(), value.value())) continue;
+      const at::Tensor part = value.value().toTensor();
+      if (part.numel() > 0) parts.insert_or_assign(value.key(), part);
+      const checkpoint::PlacedTensor whole{part.scalar_type(), params_[index].sizes().vec(),
+                                           params_[index].strides().vec(), spans};
+      value.setValue(whole.to_dict());
+    }
+    placed.insert_or_assign(entry.key(), state);
+    if (!parts.empty()) own.insert_or_assign(entry.key(), parts);
+  }
+  StateDict result = of_parts.copy();
+  result.insert_or_assign("state", placed);
+  return result;
+}
+
+Shards::StateDict Shards::own_state(const StateDict& whole, const ReadPart& read_part) const {
   const at::NoGradGuard no_grad;
   const auto states = whole.find("state");
   const auto groups = whole.find("param_groups");
@@ -138,7 +170,11 @@ Shards::StateDict Shards::own_state(const StateDict& whole,
     if (found == split.end() || !found->value().isGenericDict()) continue;
     StateDict own = found->value().toGenericDict().copy();
     for (const auto& entry : own) {
-      if (!is_split(entry.key(), entry.value(), numbers)) continue;
+      if (read_part && entry.value().isGenericDict()) {
+        entry.setValue(read_part(index, keys[index], entry.key(), entry.value().toGenericDict()));
+        continue;
+      }
+      if (!is_split(entry.key(), entry.value())) continue;
       const at::Tensor value = entry.value().toTensor();
       TORCH_CHECK_VALUE(value.sizes() == params_[index].sizes(), kLoad, " state[",
                         keys[index].toInt(), "]['", entry.key().toStringRef(),

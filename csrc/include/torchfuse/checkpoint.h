@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -26,6 +27,9 @@ namespace torchfuse {
 
 namespace checkpoint {
 class Ranks;
+}
+namespace parallel {
+class Shards;
 }
 
 /// How a checkpoint saves and loads one object; see Checkpoint::part().
@@ -102,21 +106,45 @@ class TORCHFUSE_API Checkpoint {
   Checkpoint& group(const torchfuse::parallel::ProcessGroup& group);
 
  private:
+  using Dict = c10::impl::GenericDict;
+  /// By the names of the parts.
+  using Saved = std::map<std::string, c10::IValue>;
+  /// Prepares one part.
+  using Prepare = std::function<std::function<void()>(
+      const std::string& name, const CheckpointPart& part, const c10::IValue& saved)>;
+  /// An optimizer whose states are split over processes.
+  struct Split {
+    torchfuse::optim::FusedOptimizer* optimizer;
+    std::shared_ptr<parallel::Shards> shards;
+  };
+
   Checkpoint& add(std::string name, CheckpointPart part);
-  void check_schedulers(const char* caller) const;
-  /// What all processes save together, by the names of the parts.
-  std::map<std::string, c10::IValue> save_shared(const checkpoint::Ranks& ranks) const;
+  void check_schedulers(const std::string& caller) const;
+  /// The whole states of split optimizers; a collective.
+  Saved save_whole(const checkpoint::Ranks& ranks) const;
+  /// Where the states of split optimizers are; a collective. `own` receives this process's parts.
+  Saved save_places(const checkpoint::Ranks& ranks, Dict& own) const;
+  /// Adds the generators of all processes; a collective.
+  void save_generators(const checkpoint::Ranks& ranks, Saved& saved) const;
+  /// All that a file holds: what is saved already, and the other parts.
+  Dict contents(const std::string& caller, const Saved& saved) const;
+  /// Compares what `read` returns with all objects, in all processes, and then loads it.
+  CheckpointValues load(const std::string& path, const checkpoint::Ranks& ranks,
+                        const std::function<Dict()>& read, const Prepare& prepare) const;
 
   friend TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
   friend TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
                                                         const Checkpoint& checkpoint);
+  friend TORCHFUSE_API void save_sharded_checkpoint(const std::string& folder,
+                                                    const Checkpoint& checkpoint);
+  friend TORCHFUSE_API CheckpointValues load_sharded_checkpoint(const std::string& folder,
+                                                                const Checkpoint& checkpoint);
   std::vector<std::pair<std::string, CheckpointPart>> parts_;
   /// Of optimizers and schedulers, by the names of their parts.
   std::map<std::string, std::string> classes_;
   bool has_others_ = false;  ///< parts of the program's own
   std::vector<const torch::optim::Optimizer*> optimizers_;
-  /// How many processes share the states of an optimizer, if there are several.
-  std::map<std::string, std::int64_t> shards_;
+  std::map<std::string, Split> split_;
   /// By the names of the schedulers' parts.
   std::map<std::string, const torch::optim::Optimizer*> scheduled_optimizers_;
   std::map<std::string, c10::IValue> values_;
@@ -157,5 +185,35 @@ TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& ch
 ///   written. All objects are as they were then, in all processes.
 TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
                                                const Checkpoint& checkpoint);
+
+/// Writes what save_checkpoint() does to a folder, where each process writes its own parts of split
+/// states to a file: no process has a whole state of a parallel::ShardedOptimizer in memory. All
+/// ranks of the description's group call it, and see the same folder.
+///
+///     auto checkpoint = torchfuse::Checkpoint().model(*net).optimizer(optimizer).group(group);
+///     torchfuse::save_sharded_checkpoint("run/last", checkpoint.value("epoch", 3));
+///     ...
+///     auto values = torchfuse::load_sharded_checkpoint("run/last", checkpoint);
+///
+/// Rank 0 replaces `folder`/index.pt, in one step, when the files of all ranks are on the disk. It
+/// says which files there are and holds everything else. Then the files of the index before are
+/// removed: whenever a process or machine stops, the folder holds the old checkpoint or the new.
+///
+/// @param folder to make, or whose checkpoint to replace; the folder that has it must exist. Files
+///   of torchfuse in it that no index names, which killed saves leave behind, are removed.
+/// @param checkpoint what to save. The group has the processes that share the states.
+/// @throws c10::Error as save_checkpoint(), the same in all ranks; the checkpoint is as it was.
+TORCHFUSE_API void save_sharded_checkpoint(const std::string& folder, const Checkpoint& checkpoint);
+
+/// Loads what save_sharded_checkpoint(), or Python's convert.write_sharded_checkpoint(), wrote, in
+/// any number of processes. Each reads of the split states what it needs. An optimizer that is not
+/// split reads whole ones.
+/// @param folder to read.
+/// @param checkpoint the objects, under the names that they were saved with.
+/// @return the user values, with tensors on the CPU.
+/// @throws c10::ValueError as load_checkpoint(), also for a missing or truncated file of a rank;
+///   the same in all ranks, whose objects are as they were then.
+TORCHFUSE_API CheckpointValues load_sharded_checkpoint(const std::string& folder,
+                                                       const Checkpoint& checkpoint);
 
 }  // namespace torchfuse

@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -44,8 +43,15 @@ class TORCHFUSE_API ShardedBase {
   /// Returns the groups with the shapes of the model's parameters, in memory that is never used.
   std::vector<torch::optim::OptimizerParamGroup> shape_groups(
       const std::vector<torch::optim::OptimizerParamGroup>& parts) const;
+  /// What the optimizer's class itself does: with parts, not with whole parameters.
+  struct States {
+    std::function<c10::impl::GenericDict(const torchfuse::optim::FusedOptimizer&)> state_dict;
+    std::function<std::function<void()>(torchfuse::optim::FusedOptimizer&,
+                                        const c10::impl::GenericDict&)>
+        prepare_state_dict;
+  };
   /// Makes the optimizer of the parts one of this process among others.
-  void attach(torchfuse::optim::FusedOptimizer& of_parts) const;
+  void attach(torchfuse::optim::FusedOptimizer& of_parts, States states) const;
   /// Resets the gradients of the model's parameters.
   void zero_gradients(bool set_to_none) const;
   /// Returns the model's parameters, in the order of the groups.
@@ -65,8 +71,6 @@ class TORCHFUSE_API ShardedBase {
               std::optional<BucketSizes> scattered);
   Shards& shards() const;
   std::shared_ptr<Shards> shards_;
-  /// Names of the states that have one number for a parameter.
-  std::unordered_set<std::string> numbers_;
 };
 
 /// Splits the states and the step of a fused optimizer over the processes of a group: stages 1 and
@@ -94,7 +98,8 @@ class TORCHFUSE_API ShardedBase {
 ///
 /// It is an optimizer of its class, over this process's parts: `param_groups()` have views of one
 /// dimension, and the options of the step. Schedulers, amp::GradScaler, EmaWeights and Checkpoint
-/// accept it; a Checkpoint needs the group. The parameters of the model become views of flat memory
+/// accept it; a Checkpoint needs the group, and save_sharded_checkpoint() writes a file for each
+/// process. The parameters of the model become views of flat memory
 /// and have to stay there: move and convert the model before, and load it in place. With a group,
 /// call zero_grad() of this class or of the model, not of a base class.
 ///
@@ -173,7 +178,14 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
       : ShardedBase(whole, std::forward<GroupOrModel>(shared)),
         Optimizer(part_groups(whole.param_groups()),
                   static_cast<const options_t&>(whole.defaults())) {
-    attach(*this);
+    using Base = torchfuse::optim::FusedOptimizer;
+    attach(*this,
+           {[](const Base& own) {
+              return static_cast<const ShardedOptimizer&>(own).Optimizer::state_dict();
+            },
+            [](Base& own, const c10::impl::GenericDict& state_dict) {
+              return static_cast<ShardedOptimizer&>(own).Optimizer::prepare_state_dict(state_dict);
+            }});
   }
   /// An optimizer of the model's parameters without their values.
   Optimizer shape() const {

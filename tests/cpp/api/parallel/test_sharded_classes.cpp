@@ -7,10 +7,9 @@
 
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
-#include "../optim/all_classes.h"
+#include "sharded_classes.h"
 #include "sharded_testing.h"
 
 namespace torchfuse::sharded_testing {
@@ -18,7 +17,6 @@ namespace {
 
 using parallel::ProcessGroup;
 using parallel::ShardedOptimizer;
-using testing::all_states;
 using testing::AllClasses;
 using testing::ClassNames;
 
@@ -27,47 +25,6 @@ template <class Options>
 constexpr bool kElementwise = !(std::is_same_v<Options, optim::FusedLAMBOptions> ||
                                 std::is_same_v<Options, optim::FusedNovoGradOptions> ||
                                 std::is_same_v<Options, optim::FusedLARSOptions>);
-
-struct Storage {
-  const char* name;
-  torch::ScalarType dtype;
-  bool masters;
-  bool remainders;
-  bool averages;
-};
-
-const std::vector<Storage>& storages() {
-  static const std::vector<Storage> all{
-      {"fp32", torch::kFloat, false, false, false},
-      {"fp64", torch::kDouble, false, false, true},
-      {"bf16", torch::kBFloat16, false, false, true},
-      {"masters", torch::kHalf, true, false, false},
-      {"remainders", torch::kBFloat16, true, true, false},
-  };
-  return all;
-}
-
-template <class Options>
-Options options_with(const Storage& storage) {
-  Options options = all_states<Options>();
-  options.weight_decay(0.1).master_weights(storage.masters);
-  options.store_param_remainders(storage.remainders);
-  if (storage.averages) options.ema_decay(0.9);
-  return options;
-}
-
-/// All tensors of the state dict, in the order of parameters and names.
-std::vector<std::pair<std::string, torch::Tensor>> tensors_of(const optim::FusedOptimizer& from) {
-  std::vector<std::pair<std::string, torch::Tensor>> found;
-  const auto states = from.state_dict().at("state").toGenericDict();
-  for (const auto& entry : states) {
-    for (const auto& value : entry.value().toGenericDict()) {
-      found.emplace_back(c10::str(entry.key(), ".", value.key().toStringRef()),
-                         value.value().toTensor());
-    }
-  }
-  return found;
-}
 
 void expect_same(const torch::Tensor& found, const torch::Tensor& expected, bool exactly,
                  double bound, const std::string& what) {

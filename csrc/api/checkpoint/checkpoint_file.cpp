@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A checkpoint in one file.
+#include <torchfuse/checkpoint.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torchfuse/version.h>
+
+#include <cstring>
+
+#include "api/checkpoint/agreement.h"
+#include "api/checkpoint/container.h"
+#include "api/checkpoint/contents.h"
+#include "api/checkpoint/parts.h"
+
+namespace torchfuse {
+
+namespace {
+
+using checkpoint::Dict;
+using checkpoint::List;
+using checkpoint::message_of;
+using checkpoint::Ranks;
+
+constexpr const char* kSave = "save_checkpoint";
+constexpr const char* kLoad = "load_checkpoint";
+constexpr std::size_t kCudaStateBytes = 16;  ///< seed and offset
+
+std::string bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+at::Tensor tensor_of(const char* bytes, std::size_t size) {
+  at::Tensor tensor = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
+  std::memcpy(tensor.mutable_data_ptr(), bytes, size);
+  return tensor;
+}
+
+/// The generators' states of all ranks.
+List all_generator_states(const Ranks& ranks) {
+  const Dict own = checkpoint::generator_states();
+  std::string cuda;
+  for (const c10::IValue& state : own.at("cuda").toList()) cuda += bytes_of(state.toTensor());
+  const auto cpu_states = ranks.gather(bytes_of(own.at("cpu").toTensor()));
+  const auto cuda_states = ranks.gather(cuda);
+  List states = checkpoint::make_list();
+  for (std::size_t rank = 0; rank < cpu_states.size(); ++rank) {
+    Dict state = checkpoint::make_dict();
+    state.insert_or_assign("cpu", tensor_of(cpu_states[rank].data(), cpu_states[rank].size()));
+    List devices = checkpoint::make_list();
+    for (std::size_t at = 0; at < cuda_states[rank].size(); at += kCudaStateBytes) {
+      devices.push_back(tensor_of(cuda_states[rank].data() + at, kCudaStateBytes));
+    }
+    state.insert_or_assign("cuda", devices);
+    states.push_back(state);
+  }
+  return states;
+}
+
+std::function<void()> prepare_rng(const c10::IValue& saved, const Ranks& ranks) {
+  TORCH_CHECK_VALUE(saved.isList(), "expected a list of the processes' states, got a ",
+                    checkpoint::type_name(saved), ".");
+  const auto states = saved.toList();
+  TORCH_CHECK_VALUE(static_cast<std::int64_t>(states.size()) == ranks.size(),
+                    "expected the states of ", ranks.size(), " processes, got those of ",
+                    states.size(), ". Load without rng() in another number of processes.");
+  return checkpoint::prepare_generators(states.get(static_cast<std::size_t>(ranks.rank())));
+}
+
+c10::IValue saved_part(const std::string& caller, const std::string& name,
+                       const CheckpointPart& part) {
+  try {
+    return part.save();
+  } catch (const c10::ValueError& error) {
+    TORCH_CHECK_VALUE(false, caller, ": '", name, "' cannot be saved: ", message_of(error));
+  }
+}
+
+}  // namespace
+
+Checkpoint::Saved Checkpoint::save_whole(const Ranks& ranks) const {
+  Saved saved;
+  for (const auto& [name, part] : parts_) {
+    const auto split = split_.find(name);
+    if (split == split_.end() || split->second.optimizer->num_shards() == 1) continue;
+    const std::int64_t shards = split->second.optimizer->num_shards();
+    TORCH_CHECK_VALUE(ranks.size() >= shards, kSave, ": expected a group of the ", shards,
+                      " processes that share the states of '", name, "', got ", ranks.size(),
+                      " in all. Call group(group), and save in each of them.");
+    saved[name] = saved_part(kSave, name, part);
+  }
+  return saved;
+}
+
+void Checkpoint::save_generators(const Ranks& ranks, Saved& saved) const {
+  if (rng_) saved[*rng_] = all_generator_states(ranks);
+}
+
+Dict Checkpoint::contents(const std::string& caller, const Saved& saved) const {
+  check_schedulers(caller);
+  Dict contents = checkpoint::make_dict();
+  for (const auto& [name, part] : parts_) {
+    const auto known = saved.find(name);
+    contents.insert_or_assign(
+        name, known != saved.end() ? known->second : saved_part(caller, name, part));
+  }
+  Dict values = checkpoint::make_dict();
+  for (const auto& [name, value] : values_) values.insert_or_assign(name, value);
+  Dict classes = checkpoint::make_dict();
+  for (const auto& [name, known] : classes_) classes.insert_or_assign(name, known);
+  Dict torchfuse = checkpoint::make_dict();
+  torchfuse.insert_or_assign("format", checkpoint::kFormat);
+  torchfuse.insert_or_assign("version", TORCHFUSE_VERSION);
+  torchfuse.insert_or_assign("classes", classes);
+  contents.insert_or_assign("values", values);
+  contents.insert_or_assign("torchfuse", torchfuse);
+  return contents;
+}
+
+void save_checkpoint(const std::string& path, const Checkpoint& description) {
+  const at::NoGradGuard no_grad;
+  const Ranks ranks(description.group_, kSave);
+  Checkpoint::Saved saved = description.save_whole(ranks);
+  description.save_generators(ranks, saved);
+  ranks.all_or_none([&] {
+    if (ranks.rank() != 0) return;
+    checkpoint::write_container(path, description.contents(kSave, saved), kSave);
+  });
+}
+
+CheckpointValues::CheckpointValues(std::string path, std::map<std::string, c10::IValue> values)
+    : path_(std::move(path)), values_(std::move(values)) {}
+
+const c10::IValue& CheckpointValues::at(const std::string& name) const {
+  const auto found = values_.find(name);
+  if (found != values_.end()) return found->second;
+  std::string known;
+  for (const auto& item : values_) known += (known.empty() ? "'" : ", '") + item.first + "'";
+  TORCH_CHECK_VALUE(false, kLoad, ": expected ", path_, " to hold a value '", name, "', got ",
+                    known.empty() ? "none" : known, ". Save it with value(\"", name, "\", ...).");
+}
+
+CheckpointValues Checkpoint::load(const std::string& path, const Ranks& ranks,
+                                  const std::function<Dict()>& read, const Prepare& prepare) const {
+  std::vector<std::function<void()>> loads;
+  std::map<std::string, c10::IValue> values;
+  ranks.all_or_none([&] {
+    check_schedulers(ranks.caller());
+    const Dict contents = read();
+    const std::string where = ranks.caller() + ": expected " + path;
+    for (const auto& [name, part] : parts_) {
+      const c10::IValue saved = checkpoint::entry(contents, name, where);
+      const auto known = classes_.find(name);
+      const auto written = checkpoint::class_of(contents, name);
+      TORCH_CHECK_VALUE(known == classes_.end() || !written || *written == known->second, where,
+                        " to hold the state of ", known->second, " as '", name, "', got that of ",
+                        *written, ".");
+      try {
+        loads.push_back(rng_ == name ? prepare_rng(saved, ranks) : prepare(name, part, saved));
+        TORCH_CHECK_VALUE(loads.back(), "expected prepare to return a function, got an empty one.");
+      } catch (const std::exception& error) {
+        TORCH_CHECK_VALUE(false, ranks.caller(), ": ", path, "'s '", name,
+                          "' does not fit: ", message_of(error));
+      }
+    }
+    const c10::IValue own = checkpoint::entry(contents, "values", where);
+    for (const auto& item : checkpoint::as_dict(own, where + " to hold 'values'")) {
+      TORCH_CHECK_VALUE(item.key().isString(), where, "['values'] to have strings as keys, got ",
+                        checkpoint::key_name(item.key()), ".");
+      values.emplace(item.key().toStringRef(), item.value());
+    }
+  });
+  // Everything is read and checked in all ranks; from here on nothing is refused.
+  for (const auto& load : loads) load();
+  return {path, std::move(values)};
+}
+
+CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& description) {
+  const at::NoGradGuard no_grad;
+  return description.load(
+      path, Ranks(description.group_, kLoad),
+      [&] {
+        const std::string where = std::string(kLoad) + ": expected " + path;
+        return checkpoint::checked_contents(checkpoint::read_container(path, kLoad), where);
+      },
+      [](const std::string&, const CheckpointPart& part, const c10::IValue& saved) {
+        return part.prepare(saved);
+      });
+}
+
+}  // namespace torchfuse

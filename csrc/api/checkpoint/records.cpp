@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/checkpoint/records.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <sys/stat.h>
+
+#include "api/checkpoint/record_sums.h"
+#include "api/checkpoint/values.h"
+
+namespace torchfuse::checkpoint {
+
+namespace {
+
+/// Without the period of a sentence.
+std::string first_line(const std::string& text) {
+  const std::string line = text.substr(0, text.find('\n'));
+  return line.ends_with('.') ? line.substr(0, line.size() - 1) : line;
+}
+
+/// Calls `action`; what torch's reader throws says that the file is damaged.
+template <class Action>
+auto whole(const std::string& where, const Action& action) {
+  try {
+    return action();
+  } catch (const c10::ValueError&) {
+    throw;
+  } catch (const std::exception& reason) {
+    C10_THROW_ERROR(ValueError, where + " to be a whole file, got a damaged one: " +
+                                    first_line(message_of(reason)) + ".");
+  }
+}
+
+}  // namespace
+
+Records::Records(const std::string& path, const std::string& caller)
+    : where_(caller + ": expected " + path) {
+  struct stat found{};
+  TORCH_CHECK_VALUE(::stat(path.c_str(), &found) == 0, where_, " to be a file, got none.");
+  TORCH_CHECK_VALUE(!S_ISDIR(found.st_mode), where_,
+                    " to be a file, got a folder. Name the file in it.");
+  try {
+    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
+    TORCH_CHECK(reader_->hasRecord("data.pkl"), "it holds no data.pkl");
+    TORCH_CHECK(!reader_->hasRecord("constants.pkl"),
+                "it is an archive of TorchScript, as torch::save writes it");
+    TORCH_CHECK(!reader_->hasRecord("byteorder") || text_record("byteorder") == "little",
+                "its numbers are big-endian");
+    pickle_ = text_record("data.pkl");
+    sums_ = listed_sums(path);
+  } catch (const std::exception& reason) {
+    TORCH_CHECK_VALUE(
+        false, where_,
+        " to be a whole file of torch.save or save_checkpoint, got a truncated one or "
+        "one of another kind: ",
+        first_line(message_of(reason)), ". Load another checkpoint.");
+  }
+}
+
+std::string Records::text_record(const std::string& name) const {
+  const auto [data, size] = reader_->getRecord(name);
+  return {static_cast<const char*>(data.get()), size};
+}
+
+void Records::compare(const std::string& record, const void* data, std::size_t size) const {
+  const auto listed = sums_.find(record);
+  // torch.serialization.set_crc32_options(False) leaves zeros.
+  if (listed == sums_.end() || listed->second == 0) return;
+  TORCH_CHECK_VALUE(listed->second == crc32(data, size), where_, " to hold ", record,
+                    " as it was written, got other bytes: the file is damaged. Load another "
+                    "checkpoint.");
+}
+
+c10::IValue Records::value(const ReadStorage& read_storage) const {
+  std::unordered_map<std::string, at::Tensor> storages;
+  const auto once = [&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
+    const auto known = storages.find(key);
+    if (known == storages.end()) {
+      return storages.emplace(key, read_storage(key, dtype, numel)).first->second;
+    }
+    TORCH_CHECK_VALUE(known->second.scalar_type() == dtype && known->second.numel() == numel,
+                      where_, " to hold storage ", key, " of one dtype, got two.");
+    return known->second;
+  };
+  return whole(where_, [&] {
+    compare("data.pkl", pickle_.data(), pickle_.size());
+    return from_pickle(pickle_, once, where_);
+  });
+}
+
+at::Tensor Records::storage(const std::string& key, at::ScalarType dtype,
+                            std::int64_t numel) const {
+  const std::string record = "data/" + key;
+  return whole(where_, [&] {
+    TORCH_CHECK_VALUE(reader_->hasRecord(record), where_, " to hold ", record, ", got none.");
+    const std::size_t size = reader_->getRecordSize(record);
+    TORCH_CHECK_VALUE(numel >= 0 && size % c10::elementSize(dtype) == 0 &&
+                          size / c10::elementSize(dtype) == static_cast<std::size_t>(numel),
+                      where_, " to hold ", numel, " elements of ", dtype, " in ", record, ", got ",
+                      size, " bytes.");
+    at::Tensor storage = at::empty({numel}, at::TensorOptions(dtype).device(at::kCPU));
+    if (size > 0) reader_->getRecord(record, storage.mutable_data_ptr(), size);
+    compare(record, storage.const_data_ptr(), size);
+    return storage;
+  });
+}
+
+}  // namespace torchfuse::checkpoint

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A checkpoint in a folder, with a file for each rank: see Note [Sharded checkpoints].
+#include <torchfuse/checkpoint.h>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <system_error>
+
+#include "api/checkpoint/agreement.h"
+#include "api/checkpoint/atomic_file.h"
+#include "api/checkpoint/container.h"
+#include "api/checkpoint/sharded_input.h"
+#include "api/parallel/shards.h"
+
+namespace torchfuse {
+
+namespace {
+
+using checkpoint::Dict;
+using checkpoint::List;
+using checkpoint::Ranks;
+
+constexpr const char* kSaveSharded = "save_sharded_checkpoint";
+constexpr const char* kLoadSharded = "load_sharded_checkpoint";
+
+std::string file_name(std::int64_t rank, const std::string& tag) {
+  return "rank" + std::to_string(rank) + "-" + tag + ".pt";
+}
+
+std::string without_slashes(std::string folder) {
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  return folder;
+}
+
+void make_folder(const std::string& folder) {
+  TORCH_CHECK_VALUE(!folder.empty(), kSaveSharded,
+                    ": expected folder to name one, got an empty name.");
+  struct stat found{};
+  if (::stat(folder.c_str(), &found) == 0) {
+    TORCH_CHECK_VALUE(S_ISDIR(found.st_mode), kSaveSharded, ": expected ", folder,
+                      " to be a folder or a new name, got a file. Name a folder.");
+    return;
+  }
+  int error = ::mkdir(folder.c_str(), 0777) == 0 ? 0 : errno;
+  if (error == 0) error = checkpoint::sync_folder(folder);
+  TORCH_CHECK(error == 0, kSaveSharded, ": could not make the folder ", folder, ": ",
+              std::generic_category().message(error), ".");
+}
+
+/// Whether a save, other than the one with this tag, may have left a file of this name behind.
+bool is_left_behind(const std::string& name, const std::string& tag) {
+  if (name.starts_with("index.pt.tmp-")) return true;
+  const std::size_t dash = name.find('-');
+  if (!name.starts_with("rank") || dash == std::string::npos) return false;
+  const std::string rank = name.substr(4, dash - 4);
+  const std::string found = name.substr(dash + 1, tag.size());
+  const std::string end = name.substr(std::min(name.size(), dash + 1 + tag.size()));
+  const auto all_in = [](const std::string& text, const char* digits) {
+    return !text.empty() && text.find_first_not_of(digits) == std::string::npos;
+  };
+  return found != tag && found.size() == tag.size() && all_in(found, "0123456789abcdef") &&
+         all_in(rank, "0123456789") && (end == ".pt" || end.starts_with(".pt.tmp-"));
+}
+
+void remove_others(const std::string& folder, const std::string& tag) {
+  DIR* const listing = ::opendir(folder.c_str());
+  if (listing == nullptr) return;
+  for (const dirent* each = ::readdir(listing); each != nullptr; each = ::readdir(listing)) {
+    const std::string name(each->d_name);
+    if (is_left_behind(name, tag)) ::unlink((folder + "/" + name).c_str());
+  }
+  ::closedir(listing);
+}
+
+std::int64_t bytes_of(const std::string& path) {
+  struct stat found{};
+  TORCH_CHECK(::stat(path.c_str(), &found) == 0, kSaveSharded, ": expected ", path,
+              " to be there once written, got none.");
+  return found.st_size;
+}
+
+/// Writes this rank's file. Returns pairs of name and bytes of all ranks' files.
+List write_files(const Ranks& ranks, const std::string& folder, const std::string& tag,
+                 const Dict& own) {
+  const std::string path = folder + "/" + file_name(ranks.rank(), tag);
+  std::int64_t bytes = 0;
+  try {
+    ranks.all_or_none([&] {
+      checkpoint::write_container(path, own, kSaveSharded);
+      bytes = bytes_of(path);
+    });
+  } catch (const std::exception&) {
+    ::unlink(path.c_str());
+    throw;
+  }
+  List files = checkpoint::make_list();
+  for (const std::string& each : ranks.gather(std::to_string(bytes))) {
+    const auto rank = static_cast<std::int64_t>(files.size());
+    files.push_back(c10::ivalue::Tuple::create(
+        {file_name(rank, tag), static_cast<std::int64_t>(std::stoll(each))}));
+  }
+  return files;
+}
+
+}  // namespace
+
+Checkpoint::Saved Checkpoint::save_places(const Ranks& ranks, Dict& own) const {
+  std::map<std::string, Dict> of_parts;
+  ranks.all_or_none([&] {
+    check_schedulers(kSaveSharded);
+    for (const auto& [name, split] : split_) {
+      TORCH_CHECK_VALUE(
+          split.shards->size() == ranks.size() && split.shards->rank() == ranks.rank(),
+          kSaveSharded, ": expected the group of the ", split.shards->size(),
+          " processes that share the states of '", name, "', got one of ", ranks.size(),
+          ", or in another order. Call group(group) with the optimizer's.");
+      of_parts.emplace(name, split.shards->its_class().state_dict(*split.optimizer));
+    }
+  });
+  Saved saved;
+  for (const auto& [name, state] : of_parts) {
+    Dict parts = checkpoint::make_dict();
+    saved[name] = split_.at(name).shards->placed_state(state, parts);
+    own.insert_or_assign(name, parts);
+  }
+  return saved;
+}
+
+void save_sharded_checkpoint(const std::string& path, const Checkpoint& description) {
+  const at::NoGradGuard no_grad;
+  const Ranks ranks(description.group_, kSaveSharded);
+  const std::string folder = without_slashes(path);
+  Dict own = checkpoint::make_dict();
+  Checkpoint::Saved saved = description.save_places(ranks, own);
+  description.save_generators(ranks, saved);
+  ranks.all_or_none([&] {
+    if (ranks.rank() == 0) make_folder(folder);
+  });
+  const std::string tag = ranks.gather(checkpoint::random_digits()).front();
+  const List files = write_files(ranks, folder, tag, own);
+  ranks.all_or_none([&] {
+    if (ranks.rank() != 0) return;
+    List optimizers = checkpoint::make_list();
+    for (const auto& entry : own) optimizers.push_back(entry.key());
+    Dict sharded = checkpoint::make_dict();
+    sharded.insert_or_assign("format", checkpoint::kShardedFormat);
+    sharded.insert_or_assign("files", files);
+    sharded.insert_or_assign("optimizers", optimizers);
+    Dict index = checkpoint::make_dict();
+    index.insert_or_assign("sharded", sharded);
+    index.insert_or_assign("checkpoint", description.contents(kSaveSharded, saved));
+    checkpoint::write_container(checkpoint::index_of(folder), index, kSaveSharded);
+    remove_others(folder, tag);
+  });
+}
+
+CheckpointValues load_sharded_checkpoint(const std::string& path, const Checkpoint& description) {
+  const at::NoGradGuard no_grad;
+  const std::string folder = without_slashes(path);
+  std::optional<checkpoint::ShardedInput> input;
+  const auto prepare = [&](const std::string& name, const CheckpointPart& part,
+                           const c10::IValue& saved) -> std::function<void()> {
+    const auto split = description.split_.find(name);
+    if (split != description.split_.end()) {
+      const auto& [optimizer, shards] = split->second;
+      return shards->its_class().prepare_state_dict(*optimizer,
+                                                    input->own_state(name, saved, *shards));
+    }
+    return part.prepare(input->has(name) ? input->whole_state(name, saved) : saved);
+  };
+  const auto read = [&] {
+    input.emplace(folder, kLoadSharded);
+    return input->contents();
+  };
+  return description.load(checkpoint::index_of(folder), Ranks(description.group_, kLoadSharded),
+                          read, prepare);
+}
+
+}  // namespace torchfuse

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A checkpoint with a file for each rank loads bit for bit what one file holds, in any number of
+// ranks.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torchfuse/checkpoint.h>
+#include <torchfuse/optim/fused_adam.h>
+#include <torchfuse/parallel/sharded_optimizer.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../optim/optim_testing.h"
+#include "scattered_testing.h"
+#include "sharded_classes.h"
+#include "sharded_folder.h"
+#include "sharded_testing.h"
+
+namespace torchfuse::sharded_testing {
+namespace {
+
+using optim::FusedAdam;
+using optim::FusedAdamOptions;
+using parallel::ProcessGroup;
+using parallel::ShardedOptimizer;
+using testing::AllClasses;
+using testing::ClassNames;
+using testing::expect_equal;
+
+using Named = std::vector<std::pair<std::string, torch::Tensor>>;
+
+/// Bit for bit.
+void expect_tensors(const Named& found, const Named& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].first, expected[i].first);
+    EXPECT_EQ(found[i].second.scalar_type(), expected[i].second.scalar_type()) << found[i].first;
+    EXPECT_TRUE(torch::equal(found[i].second, expected[i].second)) << found[i].first;
+  }
+}
+
+template <class Type>
+class ShardedCheckpointClasses : public ::testing::Test {};
+TYPED_TEST_SUITE(ShardedCheckpointClasses, AllClasses, ClassNames);
+
+TYPED_TEST(ShardedCheckpointClasses, LoadWhatOneFileHolds) {
+  using Options = typename TypeParam::Options;
+  using Optimizer = typename TypeParam::Optimizer;
+  const ShardedFolder folder;
+  for (const std::int64_t writers : {1, 3}) {
+    run_on_ranks(writers, [&](ProcessGroup& group) {
+      for (const Storage& storage : storages()) {
+        const auto params = sharded_params(storage.dtype);
+        ShardedOptimizer<Optimizer> optimizer(params, options_with<Options>(storage), group);
+        train_sharded(optimizer, params, 0, 2);
+        const auto checkpoint = Checkpoint().optimizer(optimizer).group(group);
+        save_checkpoint(folder / (std::string(storage.name) + ".pt"), checkpoint);
+        save_sharded_checkpoint(folder / storage.name, checkpoint);
+      }
+    });
+    for (const std::int64_t readers : {1, 2, 3, 4}) {
+      run_on_ranks(readers, [&](ProcessGroup& group) {
+        for (const Storage& storage : storages()) {
+          SCOPED_TRACE(c10::str(storage.name, ", ", writers, " to ", readers, " ranks"));
+          const auto params = sharded_params(storage.dtype);
+          Optimizer alone(clones_of(params), options_with<Options>(storage));
+          load_checkpoint(folder / (std::string(storage.name) + ".pt"),
+                          Checkpoint().optimizer(alone).group(group));
+          ShardedOptimizer<Optimizer> optimizer(params, options_with<Options>(storage), group);
+          load_sharded_checkpoint(folder / storage.name,
+                                  Checkpoint().optimizer(optimizer).group(group));
+          expect_tensors(tensors_of(optimizer), tensors_of(alone));
+          EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(),
+                    alone.param_groups()[0].options().get_lr());
+        }
+      });
+    }
+  }
+}
+
+TEST(ShardedCheckpoint, GoesOnInTheClassAlone) {
+  const ShardedFolder folder;
+  const auto whole = sharded_params();
+  FusedAdam expected(whole, FusedAdamOptions(0.01));
+  train_sharded(expected, whole, 0, 4);
+  run_on_ranks(2, [&](ProcessGroup& group) {
+    ShardedModel model;
+    ShardedOptimizer<FusedAdam> optimizer(model.parameters(), FusedAdamOptions(0.01), group);
+    train_sharded(optimizer, model.parameters(), 0, 2);
+    auto checkpoint = Checkpoint().model(model).optimizer(optimizer).rng().group(group);
+    save_sharded_checkpoint(folder / "", checkpoint.value("epoch", 3));
+  });
+  ShardedModel model;
+  FusedAdam optimizer(model.parameters(), FusedAdamOptions(0.5));
+  auto checkpoint = Checkpoint().model(model).optimizer(optimizer);
+  const auto values = load_sharded_checkpoint(folder.path(), checkpoint);
+  EXPECT_EQ(values.at("epoch").toInt(), 3);
+  train_sharded(optimizer, model.parameters(), 2, 4);
+  expect_equal(model.parameters(), whole);
+  // A program of one process may write a folder too, and ranks go on from it.
+  save_sharded_checkpoint(folder.path(), checkpoint);
+  run_on_ranks(3, [&](ProcessGroup& group) {
+    ShardedModel again;
+    ShardedOptimizer<FusedAdam> split(again.parameters(), FusedAdamOptions(0.5), group);
+    load_sharded_checkpoint(folder.path(), Checkpoint().model(again).optimizer(split).group(group));
+    expect_equal(again.parameters(), whole);
+    expect_tensors(tensors_of(split), tensors_of(optimizer));
+  });
+}
+
+TEST(ShardedCheckpoint, AModelInAnotherMemoryFormatLoadsIt) {
+  const ShardedFolder folder;
+  run_on_ranks(3, [&](ProcessGroup& group) {
+    const auto params = sharded_params();
+    ShardedOptimizer<FusedAdam> optimizer(params, FusedAdamOptions(0.01), group);
+    train_sharded(optimizer, params, 0, 2);
+    save_sharded_checkpoint(folder.path(), Checkpoint().optimizer(optimizer).group(group));
+    ASSERT_FALSE(params.back().is_contiguous());
+    auto contiguous = clones_of(sharded_params());
+    contiguous.back() = contiguous.back().detach().contiguous().requires_grad_(true);
+    ShardedOptimizer<FusedAdam> other(contiguous, FusedAdamOptions(0.5), group);
+    load_sharded_checkpoint(folder.path(), Checkpoint().optimizer(other).group(group));
+    expect_tensors(tensors_of(other), tensors_of(optimizer));
+  });
+}
+
+TEST(ShardedCheckpoint, OfSplitGradientsLoadsWhereTheseAreWhole) {
+  const ShardedFolder folder;
+  run_on_ranks(2, [&](ProcessGroup& group) {
+    ScatteredNet net;
+    ScatteredModel model(net, group, small_buckets());
+    ShardedOptimizer<FusedAdam> optimizer(net->parameters(), FusedAdamOptions(0.01), model);
+    scattered_loss(model, group.rank(), 0).backward();
+    optimizer.step();
+    save_sharded_checkpoint(folder.path(), Checkpoint().optimizer(optimizer).group(group));
+    ScatteredNet other;
+    ShardedOptimizer<FusedAdam> whole(other->parameters(), FusedAdamOptions(0.5), group);
+    load_sharded_checkpoint(folder.path(), Checkpoint().optimizer(whole).group(group));
+    expect_tensors(tensors_of(whole), tensors_of(optimizer));
+  });
+}
+
+TEST(ShardedCheckpoint, ARankWritesItsOwnPartsAlone) {
+  const ShardedFolder folder;
+  run_on_ranks(4, [&](ProcessGroup& group) {
+    const std::vector<torch::Tensor> params{torch::ones({400'000}, torch::requires_grad())};
+    ShardedOptimizer<FusedAdam> optimizer(params, FusedAdamOptions(0.01), group);
+    train_sharded(optimizer, params, 0, 1);
+    save_sharded_checkpoint(folder.path(), Checkpoint().optimizer(optimizer).group(group));
+  });
+  for (const std::string& file : folder.files()) {
+    const auto bytes = std::filesystem::file_size(folder / file);
+    // Two states of 100,000 numbers.
+    EXPECT_LT(bytes, file == "index.pt" ? 10'000 : 810'000) << file;
+  }
+}
+
+TEST(ShardedCheckpoint, TheFilesBeforeAreRemovedAndOthersStay) {
+  const ShardedFolder folder;
+  const std::string own = "rank0-notes.pt";
+  folder.write(own);
+  const std::string cut = "rank7-0123456789abcdef.pt.tmp-0123456789abcdef";
+  folder.write(cut);
+  std::vector<std::string> first;
+  for (const std::int64_t ranks : {3, 2}) {
+    run_on_ranks(ranks, [&](ProcessGroup& group) {
+      const auto params = sharded_params();
+      ShardedOptimizer<FusedAdam> optimizer(params, FusedAdamOptions(0.01), group);
+      save_sharded_checkpoint(folder.path(), Checkpoint().optimizer(optimizer).group(group));
+    });
+    const auto files = folder.files();
+    EXPECT_EQ(files.size(), static_cast<std::size_t>(ranks) + 2);  // with the index and the notes
+    EXPECT_EQ(std::count(files.begin(), files.end(), own), 1);
+    EXPECT_EQ(std::count(files.begin(), files.end(), cut), 0);
+    for (const std::string& name : first) {
+      if (name == own || name == "index.pt") continue;
+      EXPECT_EQ(std::count(files.begin(), files.end(), name), 0) << name;
+    }
+    first = files;
+  }
+}
+
+}  // namespace
+}  // namespace torchfuse::sharded_testing
