@@ -17,6 +17,7 @@
 #include "api/checkpoint/agreement.h"
 #include "api/checkpoint/atomic_file.h"
 #include "api/checkpoint/container.h"
+#include "api/checkpoint/pickle_writer.h"
 #include "api/checkpoint/sharded_input.h"
 #include "api/parallel/shards.h"
 
@@ -115,7 +116,6 @@ List write_files(const Ranks& ranks, const std::string& folder, const std::strin
 Checkpoint::Saved Checkpoint::save_places(const Ranks& ranks, Dict& own) const {
   std::map<std::string, Dict> of_parts;
   ranks.all_or_none([&] {
-    check_schedulers(kSaveSharded);
     for (const auto& [name, split] : split_) {
       TORCH_CHECK_VALUE(
           split.shards->size() == ranks.size() && split.shards->rank() == ranks.rank(),
@@ -141,8 +141,13 @@ void save_sharded_checkpoint(const std::string& path, const Checkpoint& descript
   Dict own = checkpoint::make_dict();
   Checkpoint::Saved saved = description.save_places(ranks, own);
   description.save_generators(ranks, saved);
+  Dict contents = checkpoint::make_dict();
   ranks.all_or_none([&] {
-    if (ranks.rank() == 0) make_folder(folder);
+    if (ranks.rank() != 0) return;
+    contents = description.contents(kSaveSharded, saved);
+    // Values that cannot be saved are refused before anything is written.
+    checkpoint::to_pickle(contents, std::string(kSaveSharded) + ": expected the checkpoint");
+    make_folder(folder);
   });
   const std::string tag = ranks.gather(checkpoint::random_digits()).front();
   const List files = write_files(ranks, folder, tag, own);
@@ -156,7 +161,7 @@ void save_sharded_checkpoint(const std::string& path, const Checkpoint& descript
     sharded.insert_or_assign("optimizers", optimizers);
     Dict index = checkpoint::make_dict();
     index.insert_or_assign("sharded", sharded);
-    index.insert_or_assign("checkpoint", description.contents(kSaveSharded, saved));
+    index.insert_or_assign("checkpoint", contents);
     checkpoint::write_container(checkpoint::index_of(folder), index, kSaveSharded);
     remove_others(folder, tag);
   });

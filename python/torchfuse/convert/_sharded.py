@@ -7,6 +7,7 @@ Note [Sharded checkpoints] in csrc/api/checkpoint/placed_tensor.h describes them
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ _READ = "read_sharded_checkpoint"
 _WRITE = "write_sharded_checkpoint"
 _SHARDED_FORMAT = 1
 _INDEX = "index.pt"
+#: Names of files of ranks, also of those that a killed save was writing.
+_OF_A_RANK = re.compile(r"rank[0-9]+-[0-9a-f]{16}\.pt(\.tmp-[0-9a-f]{16})?")
 
 
 def read_sharded_checkpoint(folder: StrPath) -> dict[str, Any]:
@@ -142,7 +145,8 @@ def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_si
         parts: what ``torch.load`` returns of a file of `torchfuse.save_checkpoint`, or state dicts
             by the names that the C++ program gives the objects. What has "state" and
             "param_groups" is the state dict of an optimizer.
-        folder: to make, or whose checkpoint to replace.
+        folder: to make, or whose checkpoint to replace. Files of ranks that its new index does not
+            name are removed.
         world_size: number of files.
 
     Raises:
@@ -150,7 +154,17 @@ def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_si
         OSError: if a file cannot be written.
 
     Example:
-        See `read_sharded_checkpoint`.
+        >>> import os, tempfile
+        >>> import torch
+        >>> from torchfuse.convert import write_sharded_checkpoint
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = FusedAdam(model.parameters())
+        >>> parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_sharded_checkpoint({**parts, "values": {"epoch": 3}}, folder, world_size=2)
+        ...     len(os.listdir(folder))
+        3
     """
     if world_size < 1:
         raise ValueError(f"{_WRITE}: expected world_size to be at least 1, got {world_size}.")
@@ -192,7 +206,8 @@ def _placed(value: Any, parts: list[dict[str, Any]], key: Any) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     dense = value.detach().cpu()
-    order = sorted(range(dense.dim()), key=lambda dim: (-dense.stride(dim), dim))
+    strides = dense.stride()
+    order = sorted(range(dense.dim()), key=lambda dim: (-strides[dim], dim))
     if not dense.permute(order).is_contiguous():
         dense = dense.contiguous()
     elements = dense.as_strided((dense.numel(),), (1,))
@@ -216,7 +231,7 @@ def _write(
     folder: Path, contents: dict[str, Any], files: list[dict[str, Any]], optimizers: list[str]
 ) -> None:
     folder.mkdir(exist_ok=True)
-    before = _named_files(folder)
+    before = [path for path in folder.iterdir() if _OF_A_RANK.fullmatch(path.name)]
     tag = secrets.token_hex(8)
     written = []
     for rank, of_file in enumerate(files):
@@ -225,14 +240,5 @@ def _write(
         written.append((name, (folder / name).stat().st_size))
     sharded = {"format": _SHARDED_FORMAT, "files": written, "optimizers": optimizers}
     write_plain(folder / _INDEX, {"sharded": sharded, "checkpoint": contents}, _WRITE)
-    for name in before:
-        (folder / name).unlink(missing_ok=True)
-
-
-def _named_files(folder: Path) -> list[str]:
-    """The files of the checkpoint that is about to be replaced."""
-    try:
-        index = _read(os.fspath(folder / _INDEX), _WRITE)
-        return [os.path.basename(name) for name, _ in index["sharded"]["files"]]
-    except (LookupError, TypeError, ValueError):  # there is none
-        return []
+    for path in before:
+        path.unlink(missing_ok=True)

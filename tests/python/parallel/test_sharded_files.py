@@ -29,7 +29,7 @@ from torchfuse.optimizers import FusedAdam
 pytestmark = pytest.mark.processes
 
 #: Ranks that are killed, one time after the other; both: the machine dies.
-KILLS = [{0}, {1}, {0, 1}, {0, 1}]
+KILLS = [{0}, {1}, *[{0, 1}] * 6]
 
 
 def in_cpp(folder: Path, ranks: int, first: int, last: int) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.sharded import SHAPES
 from torch import Tensor, nn
 
+from support.sharded import SHAPES
 from torchfuse.optimizers import FusedAdam, FusedOptimizer
 
 OPTIONS: dict[str, Any] = {

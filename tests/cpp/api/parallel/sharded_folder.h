@@ -16,6 +16,9 @@
 
 namespace torchfuse::sharded_testing {
 
+/// Begins the messages of loading.
+inline constexpr const char* kLoads = "load_sharded_checkpoint: ";
+
 /// It is empty, and removed in the end.
 class ShardedFolder {
  public:
