@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
       {"autocast", autocast_program::start},
       {"checkpoint", checkpoint_program::start},
       {"data_parallel", data_parallel_program::start},
+      {"dying", dying_program::start},
       {"ranks", ranks_program::start},
       {"scheduler", scheduler_program::start},
       {"sharded", sharded_program::start},

@@ -17,6 +17,9 @@ void start(const Arguments& arguments);
 namespace data_parallel_program {
 void start(const Arguments& arguments);
 }
+namespace dying_program {
+void start(const Arguments& arguments);
+}
 namespace ranks_program {
 void start(const Arguments& arguments);
 }

@@ -29,7 +29,7 @@ from torchfuse.optimizers import FusedAdam
 pytestmark = pytest.mark.processes
 
 #: Ranks that are killed, one time after the other; both: the machine dies.
-KILLS = [{0}, {1}, *[{0, 1}] * 6]
+KILLS = [{0}, {1}, {0, 1}, {0, 1}]
 
 
 def in_cpp(folder: Path, ranks: int, first: int, last: int) -> dict[str, Any]:
@@ -96,6 +96,32 @@ def saving(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             process.communicate()
 
 
+def files_named(folder: Path) -> set[str]:
+    index = torch.load(folder / "index.pt", weights_only=True)
+    return {"index.pt", *(name for name, _ in index["sharded"]["files"])}
+
+
+def test_a_save_that_dies_anywhere_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Before each of the calls by which files become durable, are replaced and are removed."""
+    found, latest = [], 0
+    for call in range(40):
+        command = cpp_program("dying", call, tmp_path)
+        status = subprocess.run(command, check=False).returncode
+        saved = read_sharded_checkpoint(tmp_path)
+        step = saved["values"]["step"]
+        assert saved["optimizer"]["state"][0]["step"] == step
+        found.append(step - latest)
+        latest = step
+        if call > 0 and status == 0:
+            break
+        assert status == (-signal.SIGKILL if call > 0 else 0)
+    # The file of the rank is synced and renamed, its folder synced; the index is synced. After it
+    # has been renamed, the new checkpoint counts.
+    assert found == [1, *[0] * 5, *[1] * (len(found) - 6)]
+    assert len(found) > 8  # with the calls that remove files
+    assert {path.name for path in tmp_path.iterdir()} == files_named(tmp_path)
+
+
 def test_a_killed_rank_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     seed = random.Random(5)
     latest, cut = 0, 0
@@ -114,7 +140,5 @@ def test_a_killed_rank_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(state[key], state[key][:1].expand(200_000))
         latest = step
-        index = torch.load(tmp_path / "index.pt", weights_only=True)
-        named = {"index.pt", *(name for name, _ in index["sharded"]["files"])}
-        cut += {path.name for path in tmp_path.iterdir()} != named
+        cut += {path.name for path in tmp_path.iterdir()} != files_named(tmp_path)
     assert cut > 0  # or no save was cut
