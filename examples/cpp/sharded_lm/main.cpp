@@ -8,8 +8,9 @@
 //   ./sharded_lm "$text" --out build/sharded/two --resume
 //
 // It is the counterpart of examples/python/sharded_lm.py --parallel zero2, with its tokens, initial
-// values, losses and options. A checkpoint, one file, goes on in any number of processes. Rank 0
-// writes <out>/log.jsonl, of which examples/python/sharded_lm_report.py draws the curve.
+// values, losses and options. A checkpoint, a folder with a file for each process, goes on in any
+// number of them. Rank 0 writes <out>/log.jsonl, of which examples/python/sharded_lm_report.py
+// draws the curve.
 #include <torch/torch.h>
 #include <torchfuse/torchfuse.h>
 

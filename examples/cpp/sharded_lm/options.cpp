@@ -86,7 +86,7 @@ void check(const Options& options, std::int64_t processes) {
                     "expected --validation-samples to be a multiple of ", processes,
                     ", the processes, got ", options.validation_samples);
   const std::string checkpoint = options.checkpoint();
-  const bool exists = std::ifstream(checkpoint).good();
+  const bool exists = std::ifstream(checkpoint + "/index.pt").good();
   TORCH_CHECK_VALUE(!exists || options.resume, "expected an --out without a checkpoint, or ",
                     "--resume; ", checkpoint, " is there");
   TORCH_CHECK_VALUE(exists || !options.resume, "expected the checkpoint ", checkpoint,

@@ -27,7 +27,7 @@ struct Options {
   std::int64_t heads = 4;
   double lr = 3e-3;  ///< the largest of the schedule
 
-  std::string checkpoint() const { return out + "/checkpoint.pt"; }
+  std::string checkpoint() const { return out + "/checkpoint"; }
   std::string log() const { return out + "/log.jsonl"; }
   /// What a run and those that go on from its checkpoint have in common.
   std::string model() const;

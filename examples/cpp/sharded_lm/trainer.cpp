@@ -106,8 +106,8 @@ double Trainer::validation_loss(const Batch& batch) {
   return mean(loss_of(net_->forward(own.tokens), own.following));
 }
 
-std::int64_t Trainer::load(const std::string& path) {
-  torchfuse::load_checkpoint(path, checkpoint_);
+std::int64_t Trainer::load(const std::string& folder) {
+  torchfuse::load_sharded_checkpoint(folder, checkpoint_);
   return schedule_.last_epoch();
 }
 

@@ -21,6 +21,7 @@ import torch
 from cmake_project import ROOT, environment, run, run_in_processes
 
 import torchfuse
+from torchfuse.convert import read_sharded_checkpoint
 from torchfuse.optimizers import FusedAdam
 
 EXAMPLES = ROOT / "examples/python"
@@ -101,7 +102,7 @@ def test_what_bf16_parameters_lack_goes_on_in_any_number_of_processes(
 ) -> None:
     first = tmp_path / "first"
     train(program, first, 1, *SMALL, "--stop-after", str(STEPS // 2))
-    saved = torch.load(first / "checkpoint.pt", weights_only=True)
+    saved = read_sharded_checkpoint(first / "checkpoint")
     assert {tensor.dtype for tensor in saved["model"].values()} == {torch.bfloat16}
     remainders = [state["param_remainder"] for state in saved["optimizer"]["state"].values()]
     assert len(remainders) == len(saved["model"])
@@ -141,7 +142,8 @@ def test_it_learns_and_python_draws_the_curve_and_reads_the_checkpoint(
     optimizer = FusedAdam(model.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    torchfuse.load_checkpoint(tmp_path / "checkpoint.pt", **parts)
+    torch.save(read_sharded_checkpoint(tmp_path / "checkpoint"), tmp_path / "joined.pt")
+    torchfuse.load_checkpoint(tmp_path / "joined.pt", **parts)
     assert scheduler.last_epoch == 60
     assert optimizer.param_groups[0]["max_grad_norm"] == 1.0
     assert {int(state["step"]) for state in optimizer.state.values()} == {60}
@@ -215,19 +217,23 @@ def test_a_text_that_is_not_there_is_told(program: Path, tmp_path: Path) -> None
     assert "expected more than 128 bytes of Python's sources (*.py)" in printed
 
 
+def contents_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_checkpoint_is_neither_lost_nor_read_into_another_model(
     program: Path, tmp_path: Path
 ) -> None:
     train(program, tmp_path, 1, *SMALL, "--stop-after", "1")
     with (tmp_path / "log.jsonl").open("a", encoding="utf-8") as log:
         log.write('{"layout')  # cut off, as by a full disk
-    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    files = contents_of(tmp_path)
     command = (program, TEXT, "--out", tmp_path, *SMALL)
     for options, said in (
-        ((), "checkpoint.pt is there"),
+        ((), "checkpoint is there"),
         (("--resume", "--heads", "2"), "layers 2, heads 4, got precision bf16, sequence 32, "),
         (("--resume", "--stop-after", "1"), "has 1 steps already, and 1 are asked for"),
         (("--resume",), "expected a step in every line of the log, got '{\"layout'"),
     ):
         assert said in run(*command, *options, env=ALONE, ok=False)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+    assert contents_of(tmp_path) == files

@@ -45,7 +45,9 @@ class TORCHFUSE_API ShardedBase {
       const std::vector<torch::optim::OptimizerParamGroup>& parts) const;
   /// What the optimizer's class itself does: with parts, not with whole parameters.
   struct States {
+    /// As state_dict().
     std::function<c10::impl::GenericDict(const torchfuse::optim::FusedOptimizer&)> state_dict;
+    /// As prepare_state_dict().
     std::function<std::function<void()>(torchfuse::optim::FusedOptimizer&,
                                         const c10::impl::GenericDict&)>
         prepare_state_dict;
