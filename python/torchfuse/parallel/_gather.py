@@ -9,12 +9,14 @@ part, all at the same time; on GPUs NCCL gathers in place.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from torchfuse.parallel._partition import Flat, Partition
 from torchfuse.parallel._ranks import naming
@@ -57,9 +59,10 @@ class Gathers:
         partition: how they are laid out.
         group: the processes.
         units: modules that wait for their parameters before their forward pass, and before their
-            state dict is made.
+            state dict is made or loaded.
         members: indices of the parameters of each unit.
-        who: begins messages.
+        optimizer: of the parameters. Its class begins messages, and modules wait no more once it
+            is gone and what was begun has arrived.
     """
 
     def __init__(
@@ -69,26 +72,56 @@ class Gathers:
         group: dist.ProcessGroup,
         units: Sequence[nn.Module],
         members: Sequence[Sequence[int]],
-        who: str,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
-        self._flats, self._partition, self._group, self._who = flats, partition, group, who
+        self._flats, self._partition, self._group = flats, partition, group
+        self._who = type(optimizer).__name__
         self._pending: dict[int, list[dist.Work]] = {}
+        self._runs: list[_Waits] = []
+        self._hooks: list[_Waits] = []
+        self._handles: list[RemovableHandle] = []
+        self._closed = False
+        while _spent:
+            _spent.pop().remove()
+        places, covered = partition.places, {index for unit in members for index in unit}
+        # Nobody waits for the other parameters of a bucket, so the step does.
+        early = {place.flat for index, place in enumerate(places) if index not in covered}
         self._late: list[int] = []
         for unit, of_unit in zip(units, members, strict=True):
-            own = sorted({partition.places[index].flat for index in of_unit})
+            own = sorted({places[index].flat for index in of_unit} - early)
             self._late += [flat for flat in own if flat not in self._late]
-            waits = _Waits(self, own)
-            unit.register_forward_pre_hook(waits, prepend=True)
-            unit.register_state_dict_pre_hook(waits)
+            self._watch(unit, own)
+        if units:
+            _waited_for.add(self)
+            weakref.finalize(optimizer, self.close).atexit = False
+
+    def _watch(self, unit: nn.Module, flats: Sequence[int]) -> None:
+        """Registers what waits for these flat tensors."""
+        waits, keeps = _Waits(self, flats), _Waits(self, flats)
+        self._runs.append(waits)
+        self._hooks += [waits, keeps]
+        self._handles += [
+            unit.register_forward_pre_hook(waits, prepend=True),
+            unit.register_state_dict_pre_hook(keeps),
+            # What is loaded would be overwritten by what arrives later.
+            unit.register_load_state_dict_pre_hook(keeps),
+        ]
 
     def run(self) -> None:
-        """Ends the gathers that no unit waits for, and begins the others in the units' order."""
+        """Begins all gathers, in the units' order, and ends those that no unit waits for.
+
+        A unit that has not been seen to wait since the last step does not wait: something else
+        reads its parameters, or code that was compiled before its hook was there.
+        """
+        unseen = {flat for waits in self._runs if not waits.called for flat in waits.flats}
+        for waits in self._runs:
+            waits.called = False
         early = [flat for flat in range(len(self._flats)) if flat not in self._late]
         with self._naming():
             for flat in (*early, *self._late):
                 plan, rank = self._partition.flats[flat], self._partition.rank
                 self._pending[flat] = begin_gather(self._flats[flat], plan, rank, self._group)
-        self.finish(early)
+        self.finish((*early, *unseen))
 
     def finish(self, flats: Iterable[int] | None = None) -> None:
         """Waits for some flat tensors, or for all."""
@@ -98,21 +131,54 @@ class Gathers:
             for flat in list(self._pending) if flats is None else flats:
                 for work in self._pending.pop(flat, ()):
                     work.wait()
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """Lets go of the modules of an optimizer that is gone, once nothing is pending."""
+        self._closed = True
+        if not self._pending:
+            for hook in self._hooks:
+                hook.gathers = None
+            # A module may be going through its hooks now.
+            _spent.extend(self._handles)
+            self._handles.clear()
+
+    def has(self, params: Iterable[Tensor]) -> bool:
+        """Whether some of these parameters lie in the flat tensors."""
+        memory = {flat.untyped_storage().data_ptr() for flat in self._flats}
+        return any(param.untyped_storage().data_ptr() in memory for param in params)
 
     def _naming(self) -> Any:
         return naming(self._who, "the gather of what each has updated", self._group)
 
 
+#: What has modules that wait, and hooks to be removed.
+_waited_for: weakref.WeakSet[Gathers] = weakref.WeakSet()
+_spent: list[RemovableHandle] = []
+
+
+def finish_gathers_of(params: Sequence[Tensor]) -> None:
+    """Waits for parameters that an earlier optimizer's modules have not waited for yet."""
+    for gathers in list(_waited_for):
+        if gathers.has(params):
+            gathers.finish()
+
+
 class _Waits:
     """A hook of a module. A copy of the module has nothing to wait for."""
 
+    # Modules copy the dictionaries of some hooks, which would keep what close() lets go.
+    __slots__ = ("called", "flats", "gathers")
+
     def __init__(self, gathers: Gathers | None = None, flats: Sequence[int] = ()) -> None:
-        self._gathers, self._flats = gathers, flats
+        self.gathers, self.flats, self.called = gathers, flats, False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *unused: Any) -> None:
-        if self._gathers is not None:
-            self._gathers.finish(self._flats)
+        self.called = True
+        if self.gathers is not None:
+            self.gathers.finish(self.flats)
 
     def __reduce__(self) -> tuple[type[_Waits], tuple[()]]:
         return _Waits, ()

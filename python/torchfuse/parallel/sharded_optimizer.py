@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchfuse import _C
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.parallel._gather import Gathers
+from torchfuse.parallel._gather import Gathers, finish_gathers_of
 from torchfuse.parallel._gather_units import GatherUnits
 from torchfuse.parallel._partition import Partition, move_into
 from torchfuse.parallel._ranks import device_of_group
@@ -75,9 +75,10 @@ class ShardedOptimizer(SplitGradients):
             for other ranks itself, as that of SyncBatchNorm does: each may wait for the other.
         gather_in_forward: modules that wait for their own parameters, so that these arrive while
             earlier ones compute; in the order in which they run. What nobody waits for arrives
-            within the step. Only the forward pass of a module, and of those inside of it, and
-            `state_dict()` may read its parameters until then: call :meth:`finish_gather` before
-            anything else does, such as a copy of the model. None: all arrive within the step.
+            within the step, as for a module that has not run since the last one. Only the forward
+            pass of a module, and of those inside of it, and its state dict may use its parameters
+            until then: call :meth:`finish_gather` before anything else does, such as a copy of the
+            model. Run compiled modules after construction first. None: all arrive in the step.
         **options: the arguments of `optimizer_class`.
 
     Attributes:
@@ -158,6 +159,7 @@ class ShardedOptimizer(SplitGradients):
         params = [param for of_group in whole.param_groups for param in of_group["params"]]
         check_params(whole, group)
         check_options(NAME, whole.param_groups)
+        finish_gathers_of(params)
         self.__setstate__({"_whole": whole, "process_group": group})
         units = GatherUnits(gather_in_forward, params)
         check_agreement(group, params, whole, more=gradients.described() + units.described())
@@ -173,7 +175,7 @@ class ShardedOptimizer(SplitGradients):
             parts = [
                 self._partition.part_of(index, param.detach()) for index, param in enumerate(params)
             ]
-        self._gathers = Gathers(flats, self._partition, group, units.modules, units.members, NAME)
+        self._gathers = Gathers(flats, self._partition, group, units.modules, units.members, self)
         self._addresses = [param.data_ptr() for param in params]
         self._begins = [self._partition.own(index)[0] for index in range(len(params))]
         self._parts = dict(zip(params, parts, strict=True))
@@ -260,11 +262,7 @@ class ShardedOptimizer(SplitGradients):
                 _C.reset_gradients(parts)
 
     def finish_gather(self) -> None:
-        """Waits for the parameters that modules of `gather_in_forward` have not waited for yet.
-
-        It is no collective. Call it before something other than a forward pass, `state_dict()` or
-        this optimizer reads parameters.
-        """
+        """Waits for what modules of `gather_in_forward` have not waited for; no collective."""
         self._gathers.finish()
 
     # What the last step did, masters and averages.

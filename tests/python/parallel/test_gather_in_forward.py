@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import time
+import weakref
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -146,6 +148,60 @@ def copies(rank: int) -> list[bool]:
     return [*found, pending, not optimizer._gathers._pending]
 
 
+def loads(rank: int) -> list[bool]:
+    """What is loaded stays, though rank 1 is late."""
+    net, optimizer = stepped(rank, "load", units=True)
+    pending = bool(optimizer._gathers._pending)
+    net.load_state_dict({key: torch.ones_like(value) for key, value in Net().state_dict().items()})
+    optimizer.finish_gather()
+    return [pending, all(bool((value == 1).all()) for value in values_of(net))]
+
+
+def buckets(rank: int) -> list[bool]:
+    """A step has waited for what has no unit, though it shares a bucket with what has one."""
+    net = Net()
+    options: dict[str, Any] = {"shard_gradients": True, "gather_in_forward": [net.first]}
+    optimizer = ShardedOptimizer(net.parameters(), optimizers.FusedAdam, **options)
+    loss_of(net, 0).backward()
+    optimizer.step()
+    flats = {place.flat for place in optimizer._partition.places}
+    return [flats == {0}, not optimizer._gathers._pending]
+
+
+def unseen(rank: int) -> list[bool]:
+    """A step waits for a module that ran without its hook: it was compiled before."""
+    net = Net()
+    run = torch.compile(net.first, backend="eager")
+    run(torch.ones(1, 6))
+    units = [net.first, net.last]
+    optimizer = ShardedOptimizer(net.parameters(), optimizers.FusedAdam, gather_in_forward=units)
+    net.last(torch.zeros(1, 58) + run(torch.ones(1, 6)).sum()).sum().backward()
+    optimizer.step()
+    pending = set(optimizer._gathers._pending)
+    places = optimizer._partition.places
+    optimizer.finish_gather()
+    return [places[1].flat not in pending, places[5].flat in pending]
+
+
+def dropped(rank: int) -> list[Any]:
+    """Optimizers that are gone leave neither memory nor hooks, but for the last one's."""
+    net = Net()
+    kept = []
+    for _ in range(3):
+        optimizer = ShardedOptimizer(
+            net.parameters(), optimizers.FusedAdam, gather_in_forward=[net.first]
+        )
+        kept.append(weakref.ref(optimizer._gathers))
+        loss_of(net, 0).backward()
+        optimizer.step()
+        del optimizer
+        gc.collect()
+        net(torch.ones(1, 6))
+    gc.collect()
+    hooks = (net.first._forward_pre_hooks, net.first._state_dict_pre_hooks)
+    return [[reference() is None for reference in kept], [len(entries) for entries in hooks]]
+
+
 def no_list(rank: int) -> None:
     net = Net()
     ShardedOptimizer(net.parameters(), optimizers.FusedAdam, gather_in_forward=net)
@@ -195,7 +251,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     cases: dict[str, Any] = {
         **{key: partial(trained, *arguments) for key, arguments in TRAININGS.items()},
         "reads": reads,
-        "copies": copies,
+        **{case.__name__: case for case in (copies, loads, buckets, unseen, dropped)},
         **{case.__name__: Message(case) for case in MESSAGES},
     }
     return run_cases(tmp_path_factory.mktemp("gather"), 2, cases)
@@ -218,6 +274,15 @@ def test_a_reader_waits_for_what_it_reads(reader: str, results: dict[str, list[A
 
 def test_copies_of_the_model_wait_for_nothing(results: dict[str, list[Any]]) -> None:
     assert results["copies"] == [[True] * 4] * 2
+
+
+@pytest.mark.parametrize("case", ["loads", "buckets", "unseen"])
+def test_nothing_is_overwritten_or_read_early(case: str, results: dict[str, list[Any]]) -> None:
+    assert results[case] == [[True, True]] * 2
+
+
+def test_dropped_optimizers_leave_nothing(results: dict[str, list[Any]]) -> None:
+    assert results["dropped"] == [[[True] * 3, [1, 1]]] * 2
 
 
 @pytest.mark.parametrize("case", MESSAGES)
