@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Iterable
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch.distributed as dist
@@ -91,6 +91,10 @@ def _let_go(holder: Any) -> None:
     """Writes None in the place of each group."""
     if type(holder) is FunctionType:
         holder.__defaults__ = tuple(_without_groups(holder.__defaults__ or ()))
+    elif type(holder) is CellType:  # a variable that functions share
+        holder.cell_contents = None
+    elif issubclass(type(holder), set):
+        holder.difference_update(_groups_of(holder))
     elif issubclass(type(holder), list):
         holder[:] = _without_groups(holder)
     elif issubclass(type(holder), dict):

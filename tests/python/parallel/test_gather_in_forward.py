@@ -171,7 +171,7 @@ def buckets(rank: int) -> list[bool]:
 def unseen(rank: int) -> list[bool]:
     """A step waits for a module that ran without its hook: it was compiled before."""
     net = Net()
-    run = torch.compile(net.first, backend="eager")
+    run: Any = torch.compile(net.first, backend="eager")
     run(torch.ones(1, 6))
     units = [net.first, net.last]
     optimizer = ShardedOptimizer(net.parameters(), optimizers.FusedAdam, gather_in_forward=units)

@@ -22,6 +22,8 @@ ALIAS = ("-m", "torchfuse.apex")
         pytest.param((PROGRAM,), id="torch"),
         pytest.param((PROGRAM, "cycle"), id="torch-cycle"),
         pytest.param((PROGRAM, "global"), id="torch-global"),
+        # A variable of a function and a set hold the group.
+        pytest.param((PROGRAM, "group-kept"), id="torch-group-kept"),
         # Its mesh holds the group, and torch's cache of operators the mesh.
         pytest.param((PROGRAM, "fsdp"), id="fsdp"),
         pytest.param((PROGRAM, "fsdp", "global"), id="fsdp-global"),

@@ -58,6 +58,9 @@ def main():
         dist.all_reduce(total)
     if "global" in OPTIONS:
         globals()["kept"] = (model, optimizer)
+    if "group-kept" in OPTIONS:
+        group = dist.group.WORLD
+        globals()["kept"] = (lambda: group), {group}
     if "cycle" in OPTIONS:
         model.itself = [model]
     if "stay" not in OPTIONS:
