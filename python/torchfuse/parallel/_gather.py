@@ -92,6 +92,7 @@ class Gathers:
             self._late += [flat for flat in own if flat not in self._late]
             self._watch(unit, own)
         if units:
+            _Waits.keep_out_of_graphs()
             _waited_for.add(self)
             weakref.finalize(optimizer, self.close).atexit = False
 
@@ -174,11 +175,19 @@ class _Waits:
     def __init__(self, gathers: Gathers | None = None, flats: Sequence[int] = ()) -> None:
         self.gathers, self.flats, self.called = gathers, flats, False
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *unused: Any) -> None:
+        self.end()
+
+    def end(self) -> None:
         self.called = True
         if self.gathers is not None:
             self.gathers.finish(self.flats)
+
+    @classmethod
+    def keep_out_of_graphs(cls) -> None:
+        """Compiled code stops here. Not said at import: it imports the compiler."""
+        if not hasattr(cls.end, "_torchdynamo_disable"):
+            cls.end = torch.compiler.disable(cls.end)  # type: ignore[method-assign]
 
     def __reduce__(self) -> tuple[type[_Waits], tuple[()]]:
         return _Waits, ()

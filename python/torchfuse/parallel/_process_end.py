@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Iterable
+from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any
 
@@ -49,7 +50,7 @@ def _release_reducers(holder: object) -> None:
 @atexit.register
 def _release_groups() -> None:
     """Drops the remaining references to groups that the program has destroyed."""
-    if not dist.is_available() or dist.is_initialized():
+    if not dist.is_available() or dist.is_initialized() or not _has_gloo_threads():
         return
     objects = gc.get_objects()
     # Garbage collection does not list dictionaries of groups alone, such as a mesh's.
@@ -70,6 +71,18 @@ def _release_groups() -> None:
     del objects, holders
     if groups:
         gc.collect()  # Frees models in cycles before the group's last Python object.
+
+
+def _has_gloo_threads() -> bool:
+    """Whether there is anything to end: a large program has many objects to look through."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name = (task / "comm").read_text()
+        except FileNotFoundError:  # it has ended in the meantime
+            continue
+        if name.startswith("pt_gloo"):
+            return True
+    return False
 
 
 def _values_of(holder: object) -> Iterable[object]:
