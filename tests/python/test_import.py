@@ -148,3 +148,9 @@ def test_a_name_of_another_module_says_where_it_is(name: str, place: str) -> Non
 def test_an_unknown_name_is_absent() -> None:
     with pytest.raises(AttributeError, match=r"^module 'torchfuse' has no attribute 'nothing'\.$"):
         _ = torchfuse.nothing  # type: ignore[attr-defined]
+
+
+def test_the_compiler_is_not_imported() -> None:
+    """It takes a second, and it imports functions that hold the default process group."""
+    code = "import sys, torch; old = {*sys.modules}; import torchfuse; print(*{*sys.modules} - old)"
+    assert "torch._dynamo" not in run_python("-c", code).split()
