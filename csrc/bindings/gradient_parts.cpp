@@ -45,7 +45,8 @@ at::Tensor laid_out_like(const at::Tensor& param, const at::Tensor& grad) {
   return at::empty_like(param, grad.options().requires_grad(false)).copy_(grad);
 }
 
-/// Gives each part its elements of the parameter's gradient. An empty part needs a gradient too, so that all ranks count alike.
+/// Gives each part its elements of the parameter's gradient. An empty part needs a gradient too, so
+/// that all ranks count alike.
 void take_gradients(const Tensors& params, const Tensors& parts,
                     const std::vector<std::int64_t>& begins) {
   // Nobody differentiates a step, and views that know of each other take longer to make.

@@ -97,7 +97,7 @@ def benchmark_tables() -> str:
     results = []
     for path in (ROOT / "benchmarks" / "results").glob("*/*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
-        if "cases" in result and "suite" in result:
+        if compare.incomparable([path], [result]) is None:
             results.append((result["environment"]["date"], path, result))
     sections = []
     for date, path, result in sorted(results, key=lambda entry: entry[:2], reverse=True):
