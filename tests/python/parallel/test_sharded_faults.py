@@ -19,7 +19,7 @@ import torch
 from support.processes import join_group, rank_context
 
 from torchfuse.optimizers import FusedAdam
-from torchfuse.parallel import ShardedOptimizer, sharded_optimizer
+from torchfuse.parallel import ShardedOptimizer
 
 pytestmark = pytest.mark.processes
 
@@ -33,7 +33,7 @@ Strike = Callable[[], None]
 class Training:
     """A model with gradients of its own on each rank, and its optimizer."""
 
-    def __init__(self, shard_gradients: bool) -> None:
+    def __init__(self, shard_gradients: bool, in_forward: bool = False) -> None:
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
         self.optimizer = ShardedOptimizer(
@@ -41,6 +41,7 @@ class Training:
             FusedAdam,
             max_grad_norm=1.0,
             shard_gradients=shard_gradients,
+            gather_in_forward=[*self.model] if in_forward else None,
             **({"bucket_cap_mb": 1e-4} if shard_gradients else {}),
         )
 
@@ -77,8 +78,8 @@ def in_norm(training: Training, strike: Strike) -> None:
     before("_fused_update", training.optimizer.optim, strike)
 
 
-def in_gather(_: Training, strike: Strike) -> None:
-    before("gather", sharded_optimizer, strike)
+def in_gather(training: Training, strike: Strike) -> None:
+    before("run", training.optimizer._gathers, strike)
 
 
 def in_save(training: Training, strike: Strike) -> None:
@@ -91,6 +92,7 @@ PHASES: dict[str, tuple[Callable[[Training, Strike], None], bool, str]] = {
     "comparison": (in_comparison, True, "expected all 3 ranks in the comparison of the parameters"),
     "norm": (in_norm, False, "The norm of gradients: the exchange between the 3 ranks"),
     "gather": (in_gather, True, "expected all 3 ranks in the gather of what each has updated"),
+    "forward": (in_gather, True, "expected all 3 ranks in the gather of what each has updated"),
     "save": (in_save, False, "ShardedOptimizer.state_dict: expected all 3 ranks in the gather of"),
 }
 
@@ -102,13 +104,15 @@ def struck(kind: signal.Signals) -> None:
 def train(phase: str, kind: signal.Signals, rank: int, folder: str) -> None:
     join_group(rank, RANKS, folder, TIMEOUT)
     lose, scatters, _ = PHASES[phase]
-    training = Training(scatters)
+    training = Training(scatters, in_forward=phase == "forward")
     training.step()
     training.save()
     if rank == LOST:
         lose(training, partial(struck, kind))
     try:
         training.step()
+        if phase == "forward":
+            training.model(torch.ones(2, 8))
         training.save()
         message = "no error"
     except RuntimeError as error:
