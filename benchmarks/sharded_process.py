@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,12 @@ def parameters(shapes: ParameterSet, seed: int) -> list[nn.Parameter]:
     return params
 
 
-def ours(shapes: ParameterSet, seed: int) -> Contender:
-    """Our optimizer around FusedAdam."""
+def ours(shapes: ParameterSet, seed: int, compares: bool = True) -> Contender:
+    """Our optimizer around FusedAdam, with or without the collective that compares the ranks."""
     params = parameters(shapes, seed)
     optimizer = ShardedOptimizer(params, FusedAdam, **OPTIONS)
-    return Contender(params, optimizer.step, optimizer.optim, [param.grad for param in params])
-
-
-def ours_not_compared(shapes: ParameterSet, seed: int) -> Contender:
-    """The same without the collective that compares the ranks before each step."""
-    params = parameters(shapes, seed)
-    optimizer = ShardedOptimizer(params, FusedAdam, **OPTIONS)
-    vars(optimizer)["_compares_step"] = lambda: False
+    if not compares:
+        vars(optimizer)["_compares_step"] = lambda: False
     return Contender(params, optimizer.step, optimizer.optim, [param.grad for param in params])
 
 
@@ -212,11 +207,11 @@ def main(words: list[str]) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     shapes = load(name)
-    makers = {
+    makers: dict[str, Callable[[ParameterSet, int], Contender]] = {
         SUBJECT: ours,
         AGAIN: ours,
         SPLIT: ours_split,
-        NOT_COMPARED: ours_not_compared,
+        NOT_COMPARED: partial(ours, compares=False),
         ZERO: torch_zero,
         FSDP: fsdp,
     }

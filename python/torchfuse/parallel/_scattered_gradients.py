@@ -144,8 +144,7 @@ class ScatteredGradients:
 
     def drop(self) -> None:
         """Resets the parts' gradients, which a step has used up."""
-        for part in self._parts:
-            part.grad = None
+        _C.reset_gradients(self._parts)
 
 
 class SplitGradients(SplitStates):
