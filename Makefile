@@ -451,9 +451,8 @@ tutorials: prefix
 bench: build
 	$(VENV_PYTHON) benchmarks/run.py --suite fused_adam $(BENCH_ARGS)
 
-# The packages bring an OpenMP of their own: threads of one that wait must not spin beside the other's.
 bench-peers: build/peers/.requirements build
-	OMP_WAIT_POLICY=PASSIVE TORCH_EXTENSIONS_DIR=build/peers/extensions \
+	TORCH_EXTENSIONS_DIR=build/peers/extensions \
 	  build/peers/bin/python benchmarks/run.py --suite peers $(BENCH_ARGS)
 
 # --- Documentation -----------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _ratio_bars(table: figures.Table, result: dict[str, Any]) -> list[Bar]:
     bars = []
     for row in table.rows:
         found = figures.ratios(result, table, row)
-        medians = [ratio.of_medians for ratio in found]
+        medians = [ratio.median for ratio in found]
         quartiles = (min(r.low for r in found), max(r.high for r in found))
         bars.append(
             Bar(

@@ -30,6 +30,11 @@ def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for key, words in SAME.items()
         if runs["old"][key] != runs["new"][key]
     ]
+    policies = [runs[name].get("openmp_wait_policy") for name in ("old", "new")]
+    if None not in policies and policies[0] != policies[1]:
+        found.append(
+            f"Expected two runs with the same OMP_WAIT_POLICY, got {policies[0]} and {policies[1]}."
+        )
     for name, environment in runs.items():
         dirty = environment["git"]["dirty"]
         if dirty is not False:

@@ -39,7 +39,7 @@ def met(row: dict[str, Any]) -> bool | None:
     target = row["target"]
     if target is None:
         return None
-    return bool(row["ratios"][target["peer"]]["of_medians"] >= target["ratio"])
+    return bool(row["ratios"][target["peer"]]["per_round"]["median"] >= target["ratio"])
 
 
 def memory_met(row: dict[str, Any]) -> bool | None:
@@ -83,7 +83,7 @@ def _case_lines(cases: list[dict[str, Any]]) -> list[str]:
                     contender_table.share(row, row["subject"]),
                     peer,
                     _milliseconds(row["seconds"][peer]),
-                    f"{ratio['of_medians']:.2f}x ({rounds['low']:.2f} to {rounds['high']:.2f})",
+                    f"{rounds['median']:.2f}x ({rounds['low']:.2f} to {rounds['high']:.2f})",
                     f"≥ {target['ratio']:g}x" if is_target else "",
                     _verdict(met(row)) if is_target else "",
                 )

@@ -35,6 +35,7 @@ def describe(script: str, *, device: str, seed: int, rounds: int) -> dict[str, A
         "cpu": machine.cpu_model(),
         "cpu_isa": torchfuse._C.cpu_isa(),
         "threads": torch.get_num_threads(),
+        "openmp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default").lower(),
         "load_average": os.getloadavg()[0],
         "device": device,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,

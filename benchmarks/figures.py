@@ -54,9 +54,13 @@ class Table(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The peer's time over ours: of the medians, and quartiles of the ratios of single rounds."""
+    """The peer's time over ours: median and quartiles of the ratios of single rounds.
 
-    of_medians: float
+    A machine that changes its speed within a case changes both times of a round, but not always the
+    median of both contenders.
+    """
+
+    median: float
     low: float
     high: float
 
@@ -126,11 +130,11 @@ def ratios(result: dict[str, Any], table: Table, row: Row) -> list[Ratio]:
     if None in entries:
         raise ValueError(f"{place} no peer {row.peer} in {row.case}.")
     found = [
-        Ratio(entry["of_medians"], entry["per_round"]["low"], entry["per_round"]["high"])
+        Ratio(*(entry["per_round"][key] for key in ("median", "low", "high")))
         for entry in entries
         if entry is not None
     ]
-    return [Ratio(1 / r.of_medians, 1 / r.high, 1 / r.low) for r in found] if inverted else found
+    return [Ratio(1 / r.median, 1 / r.high, 1 / r.low) for r in found] if inverted else found
 
 
 def traffic(result: dict[str, Any], table: Table, row: Row) -> tuple[float, float, float]:
@@ -158,7 +162,7 @@ def expected(result: dict[str, Any], table: Table, row: Row) -> str:
     if table.of_bytes:
         read, written, _ = traffic(result, table, row)
         return f"{read:.1f} + {written:.1f}"
-    return as_text([ratio.of_medians for ratio in ratios(result, table, row)])
+    return as_text([ratio.median for ratio in ratios(result, table, row)])
 
 
 def machine(environment: dict[str, Any]) -> str:
@@ -199,7 +203,7 @@ def _machines(root: Path, page: str, text: str) -> str:
 def _noise(result: dict[str, Any]) -> str:
     """How far torch is from itself."""
     cases = [entry for entry in result["cases"] if entry["name"].startswith("noise/")]
-    ends = [entry["ratios"]["torch fused"]["of_medians"] for entry in cases]
+    ends = [entry["ratios"]["torch fused"]["per_round"]["median"] for entry in cases]
     return f"{min(ends):.2f} and {max(ends):.2f}"
 
 

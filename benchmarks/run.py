@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import importlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +55,9 @@ SCALE = Path(__file__).resolve().with_name("scale.py")
 # On a CPU its sets would take hours.
 CUDA_SUITES = ("gpu",)
 RESULT_FORMAT = 1
+#: Contenders whose code brings an OpenMP library, with threads, beside torch's.
+OTHER_POOLS = ("DeepSpeed", "bitsandbytes", "torchao", "torch compiled")
+REST_SECONDS = 0.02
 #: What this machine's memory gives: a stream in place, and one from a buffer to another.
 IN_PLACE, COPY = "in-place scale", "copy"
 # The one that bandwidths are compared with, by device; streams move up to so many bytes.
@@ -130,6 +135,17 @@ def host_row(host: HostShare, case: Any) -> dict[str, Any] | None:
     }
 
 
+def rest_between(contenders: Iterable[str], device: torch.device) -> Callable[[], None] | None:
+    """A pause in which the threads of all pools fall asleep, if contenders have several pools.
+
+    Threads spin for some milliseconds after their work. Those of one pool would do so while another
+    one works; without the pause the next contender pays for it.
+    """
+    if device.type != "cpu" or not any(name.startswith(OTHER_POOLS) for name in contenders):
+        return None
+    return functools.partial(time.sleep, REST_SECONDS)
+
+
 def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Verifies and times one case."""
     device = torch.device(arguments.device)
@@ -148,6 +164,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         samples = interleave(
             {**prepared.functions, **streams},
             rounds=arguments.rounds,
+            setup=rest_between(prepared.functions, device),
             device=device,
             host=host,
         )

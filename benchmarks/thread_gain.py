@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How much more all threads do in their caches than one of them.
 
-Rented machines move their processors between cores, and two of them may be one core for some
-minutes. Memory then gives the same, and what is limited by instructions takes twice as long: the
-same two programs have other ratios. So a result says what its threads were worth meanwhile.
+Two processors of a rented machine may share a core, and other programs may use one of them. Threads
+that sleep while they wait (OMP_WAIT_POLICY=PASSIVE) are woken for each piece of work, which takes
+longer than a small tensor. Memory then gives the same, and all else takes longer: the same two
+programs have other ratios. So a result says what its threads were worth meanwhile.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def refusal(old: dict[str, Any], new: dict[str, Any]) -> str | None:
         return None
     return (
         "Expected two runs whose threads do alike in caches, got "
-        f"{medians[0]:.2f} and {medians[1]:.2f} times the work of one: they had other cores."
+        f"{medians[0]:.2f} and {medians[1]:.2f} times the work of one: "
+        "they had other cores, or slept while they waited."
     )
 
 

@@ -89,7 +89,7 @@ def test_the_readme_states_device_threads_and_noise() -> None:
     threads = {1: "one thread", 2: "two threads"}[environment["threads"]]
     assert f"on an {environment['cpu']} with AVX-512, {threads} ([result file]({file}))" in text
     noise = [
-        case["ratios"]["torch fused"]["of_medians"]
+        case["ratios"]["torch fused"]["per_round"]["median"]
         for case in result["cases"]
         if case["name"].startswith("noise/")
     ]

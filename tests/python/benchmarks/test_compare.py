@@ -220,3 +220,15 @@ def test_a_case_without_its_parts_is_refused_in_a_sentence(
     assert printed.err.startswith("Expected results of benchmarks/run.py, got another")
     assert printed.err.endswith(f": KeyError: '{part}'.\n")
     assert printed.out == ""
+
+
+def test_threads_that_wait_otherwise_are_a_reason() -> None:
+    unknown = {"environment": ENVIRONMENT}
+    asleep, spinning = (
+        {"environment": {**ENVIRONMENT, "openmp_wait_policy": policy}}
+        for policy in ("passive", "default")
+    )
+    assert comparable.refusals(asleep, spinning) == [
+        "Expected two runs with the same OMP_WAIT_POLICY, got passive and default."
+    ]
+    assert comparable.refusals(asleep, unknown) == []

@@ -60,8 +60,8 @@ def test_a_chart_tells_the_figures_of_its_table() -> None:
     table = figures.Table(
         "page", "Scale", "step", LINKED, [figures.Row(1, "Adam", "a", "torch", "")]
     )
-    rounds = {"low": 16.0, "high": 17.0}
-    ratios = {"torch": {"of_medians": 16.2528, "per_round": rounds}}
+    rounds = {"median": 16.2528, "low": 16.0, "high": 17.0}
+    ratios = {"torch": {"of_medians": 7.0, "per_round": rounds}}
     environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2}
     result = {"environment": environment, "cases": [{"name": "a", "ratios": ratios}]}
     assert figures.expected(result, table, table.rows[0]) == "16.3"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 
 import result_file
 import run
+from suites import peers, scenarios
 
 
 def start(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
@@ -78,3 +80,18 @@ def test_a_case_that_quick_leaves_out_is_not_called_unknown(
 def test_a_folder_is_no_result_file(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="expected --out to name a file, got the folder"):
         result_file.prepare(tmp_path, "rows-cpu")
+
+
+def test_contenders_with_threads_of_their_own_begin_when_all_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The threads of DeepSpeed's step spin for milliseconds beside those of the next contender."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert run.rest_between(["torchfuse", "torch fused"], torch.device("cpu")) is None
+    for peer in (peers.DEEPSPEED, scenarios.STATIC):
+        assert run.rest_between(["torchfuse", peer], torch.device("cuda")) is None
+        pause = run.rest_between(["torchfuse", peer], torch.device("cpu"))
+        assert pause is not None
+        pause()
+    assert slept == [run.REST_SECONDS] * 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The CPU's targets show the first and the last file that measured them."""
+"""The CPU's targets show the first file that measured them, and the range of the later ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def result(ratio: float, gb_per_s: float, case: str = TARGET.case) -> dict[str, 
         "name": case,
         "subject": "torchfuse",
         "gb_per_s": {"torchfuse": gb_per_s, "in-place scale": 50.0},
-        "ratios": {TARGET.peer: {"of_medians": ratio}},
+        "ratios": {TARGET.peer: {"of_medians": 7.0, "per_round": {"median": ratio}}},
     }
     environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2, "torch": "2.11.0"}
     return {"environment": environment, "cases": [entry]}
@@ -51,6 +51,23 @@ def test_the_first_file_is_before_and_the_last_one_after() -> None:
 
 def test_one_file_has_no_before_and_a_miss_is_called_one() -> None:
     assert cells(result(1.49, 25.0))[4:] == ["", "1.49", "25.0", "50 %", "missed"]
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"), [((1.5, 1.75), "met"), ((1.4, 1.75), "met in 1 of 2")]
+)
+def test_later_files_give_a_range(after: tuple[float, float], verdict: str) -> None:
+    found = cells(result(1.2, 30.0), result(after[0], 45.0), result(after[1], 40.0))
+    ratios = " to ".join(f"{ratio:.2f}" for ratio in after)
+    assert found[4:] == ["1.20", ratios, "40.0 to 45.0", "80 to 90 %", verdict]
+
+
+def test_every_later_file_is_of_the_same_cores() -> None:
+    before, other, after = result(1.0, 20.0), result(1.2, 30.0), result(1.2, 30.0)
+    for one, gain in ((before, 1.8), (other, 0.7), (after, 1.9)):
+        one["cases"][0]["thread_gain"] = [gain]
+    with pytest.raises(ValueError, match=r"got 1\.80 and 0\.70 times the work of one"):
+        targets.cpu_targets([before, other, after])
 
 
 def test_another_reference_stream_is_used_where_the_case_names_one() -> None:
