@@ -39,7 +39,7 @@ def met(row: dict[str, Any]) -> bool | None:
     target = row["target"]
     if target is None:
         return None
-    return bool(row["ratios"][target["peer"]]["per_round"]["median"] >= target["ratio"])
+    return bool(result_file.ratio(row, target["peer"]) >= target["ratio"])
 
 
 def memory_met(row: dict[str, Any]) -> bool | None:

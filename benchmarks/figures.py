@@ -151,10 +151,14 @@ def traffic(result: dict[str, Any], table: Table, row: Row) -> tuple[float, floa
     raise ValueError(f"{place} no traffic of {row.peer} in {row.case}.")
 
 
-def as_text(values: list[float]) -> str:
-    """The smallest and the largest, or the one that both are, with three digits."""
-    ends = [f"{end:.2f}" if end < 9.995 else f"{end:.1f}" for end in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(ends))
+def as_text(values: list[float], digits: int | None = None) -> str:
+    """The smallest and the largest, or the one that both are.
+
+    With three digits, or with so many behind the point.
+    """
+    ends = (min(values), max(values))
+    behind = [(2 if end < 9.995 else 1) if digits is None else digits for end in ends]
+    return " to ".join(dict.fromkeys(f"{end:.{n}f}" for end, n in zip(ends, behind, strict=True)))
 
 
 def expected(result: dict[str, Any], table: Table, row: Row) -> str:
@@ -203,7 +207,7 @@ def _machines(root: Path, page: str, text: str) -> str:
 def _noise(result: dict[str, Any]) -> str:
     """How far torch is from itself."""
     cases = [entry for entry in result["cases"] if entry["name"].startswith("noise/")]
-    ends = [entry["ratios"]["torch fused"]["per_round"]["median"] for entry in cases]
+    ends = [result_file.ratio(entry, "torch fused") for entry in cases]
     return f"{min(ends):.2f} and {max(ends):.2f}"
 
 

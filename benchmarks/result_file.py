@@ -54,6 +54,11 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
+def ratio(case: dict[str, Any], peer: str) -> float:
+    """A peer's time over ours: the median of the ratios of single rounds."""
+    return float(case["ratios"][peer]["per_round"]["median"])
+
+
 def write(path: Path, result: dict[str, Any]) -> None:
     """Writes the result."""
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -33,6 +33,7 @@ import result_file
 import thread_gain
 from op_count import dispatched
 from suites import peak_memory
+from suites.packages import OTHER_POOLS
 from torchfuse.testing.bench import HostShare, interleave, summarize
 
 SUITES = (
@@ -55,8 +56,7 @@ SCALE = Path(__file__).resolve().with_name("scale.py")
 # On a CPU its sets would take hours.
 CUDA_SUITES = ("gpu",)
 RESULT_FORMAT = 1
-#: Contenders whose code brings an OpenMP library, with threads, beside torch's.
-OTHER_POOLS = ("DeepSpeed", "bitsandbytes", "torchao", "torch compiled")
+#: In which threads that wait fall asleep.
 REST_SECONDS = 0.02
 #: What this machine's memory gives: a stream in place, and one from a buffer to another.
 IN_PLACE, COPY = "in-place scale", "copy"

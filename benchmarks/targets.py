@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import figures
+import result_file
 import thread_gain
 from contender_table import reference
 from page_tables import Maker, Result, table
@@ -51,7 +52,7 @@ def _measured(result: Result, target: Target) -> Measured | None:
         if case["name"] == target.case and target.peer in case["ratios"]:
             rate = case["gb_per_s"][case["subject"]]
             stream = case["gb_per_s"][reference(case)]
-            return Measured(case["ratios"][target.peer]["per_round"]["median"], rate, rate / stream)
+            return Measured(result_file.ratio(case, target.peer), rate, rate / stream)
     return None
 
 
@@ -61,10 +62,6 @@ def _verdict(ratios: Sequence[float], wanted: float) -> str:
     if 0 < reached < len(ratios):
         return f"met in {reached} of {len(ratios)}"
     return "met" if reached else "missed"
-
-
-def _ends(values: Sequence[float], digits: int) -> str:
-    return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (min(values), max(values))))
 
 
 def _row(target: Target, found: Sequence[Measured]) -> list[str]:
@@ -78,8 +75,8 @@ def _row(target: Target, found: Sequence[Measured]) -> list[str]:
         f"≥ {target.wanted:g}",
         figures.as_text([found[0].ratio]) if len(found) > 1 else "",
         figures.as_text(ratios),
-        _ends([one.gb_per_s for one in after], 1),
-        _ends([100 * one.share for one in after], 0) + " %",
+        figures.as_text([one.gb_per_s for one in after], digits=1),
+        figures.as_text([100 * one.share for one in after], digits=0) + " %",
         _verdict(ratios, target.wanted),
     ]
 

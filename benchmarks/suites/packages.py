@@ -9,6 +9,13 @@ from typing import Any
 
 import torch
 
+DEEPSPEED = "DeepSpeed"
+BITSANDBYTES = "bitsandbytes"
+TORCHAO = "torchao"
+COMPILED = "torch compiled"
+#: Contenders whose names begin so have an OpenMP library, with threads, beside torch's.
+OTHER_POOLS = (DEEPSPEED, BITSANDBYTES, TORCHAO, COMPILED)
+
 
 def class_of(package: str, module: str, name: str, missing: dict[str, str]) -> Any:
     """An optimizer of another package, whose native code may be compiled for its first object.

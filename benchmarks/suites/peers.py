@@ -18,17 +18,13 @@ from torch import Tensor
 
 from suites.contenders import AGAIN, FUSED, LEARNING_RATE, OURS, difference
 from suites.fused_adam import Other, Prepared
-from suites.packages import class_of
+from suites.packages import BITSANDBYTES, COMPILED, DEEPSPEED, TORCHAO, class_of
 from suites.parameters import ParameterSet, load
 from torchfuse import optimizers
 
 QUICK_NUMEL = 30_000_000
 #: Relative difference in norm of the parameters from ours after three steps.
 TOLERANCE = 5e-6
-DEEPSPEED = "DeepSpeed"
-COMPILED = "torch compiled"
-BITSANDBYTES = "bitsandbytes"
-TORCHAO = "torchao"
 MEMORY_CASES = ()
 #: Peers that could not be made, and why.
 MISSING: dict[str, str] = {}

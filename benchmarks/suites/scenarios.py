@@ -21,7 +21,7 @@ from torch import Tensor
 from suites.compiled_step import Compiled
 from suites.contenders import FOREACH, FUSED, OURS, difference
 from suites.fused_adam import MemoryCase, Prepared
-from suites.packages import class_of
+from suites.packages import COMPILED, DEEPSPEED, class_of
 from suites.parameters import ParameterSet, load
 from suites.pipelines import SCENARIOS, Memory, Ours, Pipeline, Scenario, Theirs, fp64_norm
 from suites.structures import Structure
@@ -31,9 +31,7 @@ MEMORY_CASES: tuple[MemoryCase, ...] = ()
 #: Peers that could not be made, and why.
 MISSING: dict[str, str] = {}
 FOR_LOOP = "torch for-loop"
-COMPILED = "torch compiled"
 STATIC = "torch compiled, static scale"
-DEEPSPEED = "DeepSpeed"
 BOTH = "apex/TE structure"
 APEX = "apex structure"
 TRANSFORMER_ENGINE = "TE structure"

@@ -52,7 +52,9 @@ def test_the_first_table_is_what_the_samples_say() -> None:
         samples = cases[name]["samples"]
         rounds = zip(samples[peer], samples["torchfuse"], strict=True)
         measured = statistics.median(theirs / ours for theirs, ours in rounds)
-        assert float(ratio) == pytest.approx(measured, rel=0.005, abs=0.0051), name
+        assert float(ratio) == pytest.approx(measured, abs=0.0051 if measured < 9.995 else 0.051), (
+            name
+        )
 
 
 def test_pages_and_charts_are_those_of_the_result_files(

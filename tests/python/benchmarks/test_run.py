@@ -14,7 +14,7 @@ import torch
 
 import result_file
 import run
-from suites import peers, scenarios
+from suites import packages, scenarios
 
 
 def start(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
@@ -89,7 +89,7 @@ def test_contenders_with_threads_of_their_own_begin_when_all_sleep(
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     assert run.rest_between(["torchfuse", "torch fused"], torch.device("cpu")) is None
-    for peer in (peers.DEEPSPEED, scenarios.STATIC):
+    for peer in (packages.DEEPSPEED, scenarios.STATIC):
         assert run.rest_between(["torchfuse", peer], torch.device("cuda")) is None
         pause = run.rest_between(["torchfuse", peer], torch.device("cpu"))
         assert pause is not None
