@@ -15,8 +15,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # The helper package tests/python/support, whichever import mode pytest runs in.
 sys.path.insert(0, str(Path(__file__).parent / "python"))
@@ -141,6 +145,17 @@ def _device_of_its_own(request: pytest.FixtureRequest, _order_of_time: int) -> I
 def group_device(request: pytest.FixtureRequest, _order_of_time: int) -> str:
     """Each device that the processes of a module's group run on."""
     return str(request.param)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A mesh of this process alone, on the CPU."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 // The plan of an optimizer, and how a step finds its tensors again.
 #include "bindings/py_fused_step.h"
 
+#include "bindings/is_tensor.h"
 #include "bindings/shards.h"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -162,7 +163,7 @@ bool PyFusedStep::borrow(const Sequences& param_lists, PyObject* owner) {
     PyObject* const* items = PySequence_Fast_ITEMS(param_lists[group].ptr());
     for (std::int64_t i = 0; i < size; ++i, ++next) {
       fetch_ahead(items + i, size - i, next);
-      if (!THPVariable_Check(items[i])) return false;
+      if (!is_tensor(items[i])) return false;
       const Entry& entry = places_.entries[next];
       if (entry.place == Entry::kNoState) {
         if (impl_of(items[i])->grad().defined()) return false;
@@ -189,7 +190,7 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
   }
   return places_.keys[entry.keys].visit(
       state, [&](EntryRole role, std::uint8_t k, PyObject* value) {
-        if (!THPVariable_Check(value)) return false;
+        if (!is_tensor(value)) return false;
         c10::TensorImpl*& place = role == EntryRole::kState    ? slot.states[k]
                                   : role == EntryRole::kMaster ? slot.master
                                   : role == EntryRole::kEma    ? slot.ema
@@ -212,14 +213,14 @@ std::string PyFusedStep::grad_name(std::size_t index) const {
 /// Local tensors in the place of DTensors. False: a parameter is placed in another way.
 bool PyFusedStep::unwrap_shards() {
   for (const auto& [slot, param, index] : borrowed_.sharded) {
-    const py::object& placement = places_.entries[index].placement;
-    if (!placement_of(param).is(placement)) return false;
+    Entry& entry = places_.entries[index];
+    if (!placement_of(param).is(entry.placement)) return false;
     slot->wrapper = slot->param;
     slot->param = impl_of(borrowed_.hold(local_tensor(param).ptr()));
     const at::Tensor& grad = slot->wrapper->grad();
     if (!grad.defined()) continue;
     const auto wrapper = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-    if (!placed_like(wrapper, placement)) {
+    if (!placed_like(wrapper, entry.placement, entry.grad_placement)) {
       check_placement(param, wrapper, caller_ + ": expected " + grad_name(index));
     }
     borrowed_.grad_wrappers.push_back(impl_of(borrowed_.hold(wrapper.ptr())));

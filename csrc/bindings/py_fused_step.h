@@ -27,6 +27,7 @@ struct Entry {
   std::int64_t place = kNoState;  ///< of the parameter's state among those of optimizer.state
   std::size_t keys = 0;           ///< index of the state's keys
   py::object placement;           ///< of a DTensor, else null
+  py::object grad_placement;      ///< of its last gradient, if it was found to be the same
 };
 
 /// Where a step finds its tensors. Of the user's objects it holds none.

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "bindings/shards.h"
 
+#include "bindings/slot_attribute.h"
+
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <c10/util/Exception.h>
+
+#include <utility>
 
 namespace torchfuse::bindings {
 
@@ -13,32 +17,22 @@ namespace {
 
 constexpr const char* kLocal = "_local_tensor";
 
-/// Python finds an attribute several times as fast by an interned name. They live for ever.
-struct Names {
-  PyObject* local = PyUnicode_InternFromString(kLocal);
-  PyObject* spec = PyUnicode_InternFromString("_spec");
-  PyObject* mesh = PyUnicode_InternFromString("mesh");
-  PyObject* placements = PyUnicode_InternFromString("placements");
+struct Attributes {
+  SlotAttribute local{kLocal};
+  SlotAttribute spec{"_spec"};
+  SlotAttribute mesh{"mesh"};
+  SlotAttribute placements{"placements"};
 };
 
-const Names& names() {
-  static const Names names;
-  return names;
+/// Used with Python's lock held.
+Attributes& attributes() {
+  static Attributes attributes;
+  return attributes;
 }
 
-/// Null if there is no such attribute.
-py::object attribute(py::handle object, PyObject* name) {
-  PyObject* found = PyObject_GetAttr(object.ptr(), name);
-  if (found == nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
-    PyErr_Clear();
-  }
-  return py::reinterpret_steal<py::object>(found);
-}
-
-bool same_attribute(py::handle a, py::handle b, PyObject* name) {
-  const py::object of_a = attribute(a, name);
-  const py::object of_b = attribute(b, name);
+bool same_attribute(py::handle a, py::handle b, SlotAttribute& attribute) {
+  const py::object of_a = attribute.of(a);
+  const py::object of_b = attribute.of(b);
   return of_a && of_b && (of_a.is(of_b) || of_a.equal(of_b));
 }
 
@@ -46,20 +40,24 @@ bool same_attribute(py::handle a, py::handle b, PyObject* name) {
 
 py::object local_tensor(py::handle tensor) {
   py::object local;
-  if (!THPVariable_CheckExact(tensor.ptr())) local = attribute(tensor, names().local);
+  if (!THPVariable_CheckExact(tensor.ptr())) local = attributes().local.of(tensor);
   if (!local) return py::reinterpret_borrow<py::object>(tensor);
   // Nearly always; the look-up that fails would take longer than all the rest.
   if (THPVariable_CheckExact(local.ptr())) return local;
   return py::hasattr(local, "wait") ? local.attr("wait")() : local;
 }
 
-py::object placement_of(py::handle dtensor) { return attribute(dtensor, names().spec); }
+py::object placement_of(py::handle dtensor) { return attributes().spec.of(dtensor); }
 
-bool placed_like(py::handle tensor, py::handle placement) {
-  const py::object own = placement_of(tensor);
-  if (own.is(placement)) return true;
-  return own && same_attribute(own, placement, names().mesh) &&
-         same_attribute(own, placement, names().placements);
+bool placed_like(py::handle tensor, py::handle placement, py::object& same) {
+  py::object own = placement_of(tensor);
+  if (own.is(placement) || (own && own.is(same))) return true;
+  if (!own || !same_attribute(own, placement, attributes().mesh) ||
+      !same_attribute(own, placement, attributes().placements)) {
+    return false;
+  }
+  same = std::move(own);
+  return true;
 }
 
 void check_placement(py::handle param, py::handle grad, const std::string& where) {

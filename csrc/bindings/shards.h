@@ -16,8 +16,9 @@ pybind11::object local_tensor(pybind11::handle tensor);
 /// Null for a tensor that is no DTensor.
 pybind11::object placement_of(pybind11::handle dtensor);
 
-/// Whether a tensor is a DTensor that is placed as placement_of() another one says.
-bool placed_like(pybind11::handle tensor, pybind11::handle placement);
+/// Whether a tensor is a DTensor that is placed as placement_of() another one says. Comparing two
+/// placements takes long: `same` is the last other object that said the same, null at first.
+bool placed_like(pybind11::handle tensor, pybind11::handle placement, pybind11::object& same);
 
 /// @throws c10::TypeError, c10::ValueError for a gradient that is not placed like its parameter.
 /// The message begins with `where`, as "FusedAdam.step: expected grad of params[0] of group 0".

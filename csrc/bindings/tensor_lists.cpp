@@ -19,6 +19,7 @@
 #include <torchfuse/ops.h>
 
 #include "bindings/bindings.h"
+#include "bindings/is_tensor.h"
 
 namespace torchfuse::bindings {
 namespace {
@@ -41,11 +42,6 @@ bool is_supported(at::ScalarType type) {
 }
 
 using Tensors = std::vector<at::Tensor>;
-
-/// Asks neither `__class__` nor anything else that runs Python.
-bool is_tensor(PyObject* object) {
-  return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
-}
 
 /// Tensors that have not been used for a while are not in the caches, and each would be waited for.
 void prefetch(const at::Tensor& tensor) {

@@ -8,22 +8,20 @@ same training on whole tensors in one process.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from support.adam import make_params, random_grads
 from support.compare import assert_same_bits
 from support.processes import join_group, leave_group, need_devices, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from torchfuse import _C
 from torchfuse.amp import GradScaler
-from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedOptimizer
+from torchfuse.optimizers import FusedAdam, FusedOptimizer
 from torchfuse.optimizers._masters import REMAINDER, master_of
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
@@ -176,13 +174,6 @@ def test_states_are_placed_like_their_parameters(found: list[dict[str, Any]], na
 # What one process shows.
 
 
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 def _param(mesh: DeviceMesh) -> torch.nn.Parameter:
     return torch.nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
 
@@ -196,49 +187,6 @@ def test_step_bumps_the_version_and_leaves_no_gradient_behind(mesh: DeviceMesh) 
     assert (param._version, param.grad._version) == (versions[0] + 1, versions[1] + 1)
     with torch.no_grad():
         assert param.to_local().grad is None
-
-
-def test_gradient_in_another_placement_is_refused(mesh: DeviceMesh) -> None:
-    param = _param(mesh)
-    optimizer = FusedLAMB([param])
-    param.grad = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
-    before = _whole(param)
-    message = (
-        r"expected grad of params\[0\] of group 0 to be placed like its parameter, .*got .*Repl"
-    )
-    with pytest.raises(ValueError, match=message):
-        optimizer.step()
-    assert torch.equal(_whole(param), before)
-    param.grad = torch.ones_like(param)
-    optimizer.step()
-    assert not torch.equal(_whole(param), before)
-
-
-def test_gradient_on_another_mesh_is_refused(mesh: DeviceMesh) -> None:
-    param = _param(mesh)
-    other = init_device_mesh("cpu", (1,), mesh_dim_names=("other",))
-    param.grad = distribute_tensor(torch.ones(4, 2), other, [Shard(0)])
-    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be placed like its parameter"):
-        FusedAdam([param]).step()
-
-
-def test_partial_parameter_is_refused(mesh: DeviceMesh) -> None:
-    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-    message = r"params\[0\] of group 0 to be sharded or replicated, got"
-    with pytest.raises(ValueError, match=message):
-        FusedAdam([torch.nn.Parameter(partial)])
-
-
-def test_replaced_local_tensor_is_the_one_that_is_updated(mesh: DeviceMesh) -> None:
-    param = _param(mesh)
-    optimizer = FusedAdam([param], lr=0.5)
-    param.grad = torch.ones_like(param)
-    optimizer.step()
-    other = torch.full((4, 2), 3.0)
-    param.data = DTensor.from_local(other, mesh, [Shard(0)])
-    optimizer.step()
-    assert not torch.equal(_whole(param), torch.full((4, 2), 3.0))
-    assert torch.equal(_whole(param), param.to_local().detach())
 
 
 def test_scaler_step_without_and_with_unscale(mesh: DeviceMesh) -> None:

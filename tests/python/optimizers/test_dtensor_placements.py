@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a step reads of DTensors in each process: local tensors, and how gradients are placed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from torchfuse.optimizers import FusedAdam, FusedLAMB
+
+
+def _whole(tensor: DTensor | Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    whole: Tensor = tensor.detach().full_tensor()
+    return whole.clone()
+
+
+def _param(mesh: DeviceMesh) -> torch.nn.Parameter:
+    return torch.nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
+
+
+def test_gradient_in_another_placement_is_refused(mesh: DeviceMesh) -> None:
+    param = _param(mesh)
+    optimizer = FusedLAMB([param])
+    param.grad = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
+    before = _whole(param)
+    message = (
+        r"expected grad of params\[0\] of group 0 to be placed like its parameter, .*got .*Repl"
+    )
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert torch.equal(_whole(param), before)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert not torch.equal(_whole(param), before)
+
+
+def test_gradient_in_another_placement_is_refused_after_gradients_like_the_parameter(
+    mesh: DeviceMesh,
+) -> None:
+    """What placed a gradient is remembered, for that gradient's placement alone."""
+    param = _param(mesh)
+    optimizer = FusedAdam([param])
+    for _ in range(3):
+        param.grad = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+        optimizer.step()
+    before = _whole(param)
+    for other in (Shard(1), Replicate()):
+        param.grad = distribute_tensor(torch.ones(4, 2), mesh, [other])
+        with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be placed like its"):
+            optimizer.step()
+    assert torch.equal(_whole(param), before)
+
+
+def test_gradient_on_another_mesh_is_refused(mesh: DeviceMesh) -> None:
+    param = _param(mesh)
+    other = init_device_mesh("cpu", (1,), mesh_dim_names=("other",))
+    param.grad = distribute_tensor(torch.ones(4, 2), other, [Shard(0)])
+    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be placed like its parameter"):
+        FusedAdam([param]).step()
+
+
+def test_a_class_that_changes_between_steps_is_read_anew(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    param = _param(mesh)
+    optimizer = FusedAdam([param])
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    slot = vars(DTensor)["_local_tensor"]
+    asked: list[DTensor] = []
+
+    def local(tensor: DTensor) -> Tensor:
+        asked.append(tensor)
+        found: Tensor = slot.__get__(tensor)
+        return found
+
+    monkeypatch.setattr(DTensor, "_local_tensor", property(local, slot.__set__))
+    optimizer.step()
+    state = optimizer.state[param]
+    for tensor in (param, param.grad, state["exp_avg"], state["exp_avg_sq"]):
+        assert any(one is tensor for one in asked)
+
+
+def test_partial_parameter_is_refused(mesh: DeviceMesh) -> None:
+    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+    message = r"params\[0\] of group 0 to be sharded or replicated, got"
+    with pytest.raises(ValueError, match=message):
+        FusedAdam([torch.nn.Parameter(partial)])
+
+
+def test_replaced_local_tensor_is_the_one_that_is_updated(mesh: DeviceMesh) -> None:
+    param = _param(mesh)
+    optimizer = FusedAdam([param], lr=0.5)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    other = torch.full((4, 2), 3.0)
+    param.data = DTensor.from_local(other, mesh, [Shard(0)])
+    optimizer.step()
+    assert not torch.equal(_whole(param), torch.full((4, 2), 3.0))
+    assert torch.equal(_whole(param), param.to_local().detach())
