@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
 
 
-def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def params_of(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
     if isinstance(optimizer, FusedOptimizer):
         return optimizer._tensors_with_gradients()
-    return [param for group in optimizer.param_groups for param in group["params"]]
+    return (param for group in optimizer.param_groups for param in group["params"])
 
 
 def agreed(optimizer: torch.optim.Optimizer, flags: list[Tensor]) -> dict[torch.device, Tensor]:

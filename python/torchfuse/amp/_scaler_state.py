@@ -100,6 +100,13 @@ class ScalerState(_TorchGradScaler):
     _scale: Tensor | None = attribute_of("_core", "scale")
     _growth_tracker: Tensor | None = attribute_of("_core", "growth_tracker")
 
+    def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
+        # torch's method reads each of them twice, and three of its calls belong to every step.
+        scale, growth_tracker = self._core.scale, self._core.growth_tracker
+        if scale is None or growth_tracker is None:
+            return super()._check_scale_growth_tracker(funcname)  # raises
+        return scale, growth_tracker
+
     def set_growth_factor(self, new_factor: float) -> None:
         """Sets the factor by which the scale grows, a positive number."""
         check_positive("growth_factor", new_factor)

@@ -154,12 +154,13 @@ class GradScaler(ScalerState):
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         # The flags of the optimizer replace copies of found_inf, which is always zero.
-        flags = self._core.unscale_(id(optimizer), params_of(optimizer), inv_scale, allow_fp16)
+        params = list(params_of(optimizer))
+        flags = self._core.unscale_(id(optimizer), params, inv_scale, allow_fp16)
         return agreed(optimizer, flags)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         self._check_scale_growth_tracker("_check_inf_per_device")
-        flags = self._core.check(id(optimizer), params_of(optimizer))
+        flags = self._core.check(id(optimizer), list(params_of(optimizer)))
         state = self._per_optimizer_states[id(optimizer)]
         state["found_inf_per_device"] = agreed(optimizer, flags)
         return state["found_inf_per_device"]  # type: ignore[no-any-return]
@@ -190,12 +191,12 @@ class GradScaler(ScalerState):
         # torch's scaler does not detect a positional closure; some callers pass None as closure.
         if "closure" in kwargs or any(callable(argument) for argument in args):
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
-        self._check_scale_growth_tracker("step")
+        scale, _ = self._check_scale_growth_tracker("step")
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
         try:
-            self._lend(optimizer, state)
+            self._lend(optimizer, state, scale)
             result: float | None = optimizer.step(*args, **kwargs)
             if optimizer._found_inf_is_output:  # a step of the program's own has said nothing
                 for flag in state["found_inf_per_device"].values():
@@ -230,10 +231,9 @@ class GradScaler(ScalerState):
         state["stage"] = OptState.STEPPED
         return result
 
-    def _lend(self, optimizer: FusedOptimizer, state: dict[str, Any]) -> None:
+    def _lend(self, optimizer: FusedOptimizer, state: dict[str, Any], scale: Tensor) -> None:
         """Sets what the next step of an optimizer of torchfuse unscales, obeys and reports."""
         own_scale = getattr(optimizer, "grad_scale", None)
-        scale, _ = self._check_scale_growth_tracker("step")
         # It may differ from the scale's device; without a gradient there is nothing to check.
         device = device_of_gradients(optimizer)
         optimizer.grad_scale = own_scale

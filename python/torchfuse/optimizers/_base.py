@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -140,9 +140,9 @@ class FusedOptimizer(SharedNorm):
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return scale
 
-    def _tensors_with_gradients(self) -> list[Tensor]:
+    def _tensors_with_gradients(self) -> Iterable[Tensor]:
         """Returns what a scaler unscales and checks."""
-        return [param for group in self.param_groups for param in group["params"]]
+        return (param for group in self.param_groups for param in group["params"])
 
     # The step.
 

@@ -10,7 +10,7 @@ averages in `.grad`, and the parameters nothing. A step reads the parts' gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -184,7 +184,7 @@ class SplitGradients(SplitStates):
         if self._scattered is not None:
             self.optim.zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
-    def _tensors_with_gradients(self) -> list[Tensor]:
+    def _tensors_with_gradients(self) -> Iterable[Tensor]:
         if self._scattered is None:
             return super()._tensors_with_gradients()
         return list(self._parts.values())
