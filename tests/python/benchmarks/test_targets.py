@@ -21,7 +21,7 @@ def result(ratio: float, gb_per_s: float, case: str = TARGET.case) -> dict[str, 
         "ratios": {TARGET.peer: {"of_medians": 7.0, "per_round": {"median": ratio}}},
     }
     environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2, "torch": "2.11.0"}
-    return {"environment": environment, "cases": [entry]}
+    return {"suite": TARGET.suite, "environment": environment, "cases": [entry]}
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +78,33 @@ def test_another_reference_stream_is_used_where_the_case_names_one() -> None:
 
 
 def test_a_target_that_no_file_measured_is_named() -> None:
-    with pytest.raises(ValueError, match="expected a result file with step/large and torch fused"):
+    message = "expected a result file of fused_adam with step/large and torch fused"
+    with pytest.raises(ValueError, match=message):
         targets.cpu_targets([result(1.0, 1.0, "step/other")])
+
+
+def test_a_case_of_another_suite_is_another_case() -> None:
+    other = result(9.9, 9.9)
+    other["suite"] = "optimizers"
+    assert cells(other, result(1.75, 45.0))[4:6] == ["", "1.75"]
+
+
+def test_a_target_of_many_cases_says_how_many_reach_it() -> None:
+    measured = result(1.75, 30.0, f"{TARGET.case}/nchw")
+    measured["cases"] += result(1.25, 20.0, f"{TARGET.case}/channels_last")["cases"]
+    measured["cases"] += result(0.5, 10.0, f"{TARGET.case}r")["cases"]
+    found = cells(measured)
+    assert found[5:] == ["1.25 to 1.75", "20.0 to 30.0", "40 to 60 %", "met in 1 of 2"]
+
+
+@pytest.mark.parametrize(("gb_per_s", "verdict"), [(45.0, "met"), (44.9, "missed")])
+def test_a_target_without_a_peer_is_one_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch, gb_per_s: float, verdict: str
+) -> None:
+    monkeypatch.setattr(targets, "TARGETS", (TARGET._replace(peer=None, wanted=90),))
+    found = cells(result(9.9, gb_per_s))
+    assert found[2:6] == ["the stream", "≥ 90 %", "", ""]
+    assert found[8] == verdict
 
 
 @pytest.mark.parametrize(
