@@ -17,9 +17,10 @@ SAME = {
     "threads": "number of threads",
     "torch": "version of torch",
     "openmp_wait_policy": "OMP_WAIT_POLICY",
+    "torch_cpu_capability": "ATEN_CPU_CAPABILITY",
 }
 # What older files do not say.
-LATER = ("openmp_wait_policy",)
+LATER = ("openmp_wait_policy", "torch_cpu_capability")
 
 # What each file of benchmarks/run.py has.
 PARTS = ("suite", "environment", "cases", "peak_memory")

@@ -14,6 +14,29 @@ import torch
 import machine
 import torchfuse
 
+#: torch's names of instruction sets, and torchfuse's.
+LEVELS = {"DEFAULT": "baseline", "AVX2": "avx2", "AVX512": "avx512"}
+
+
+def hold_to_torchs_level() -> None:
+    """Holds torchfuse to the instructions that ATEN_CPU_CAPABILITY, if it is set, holds torch to.
+
+    So a run on one processor shows what one without AVX-512 would: without its frequencies and
+    caches.
+
+    Raises:
+        SystemExit: torchfuse has no such level.
+    """
+    if "ATEN_CPU_CAPABILITY" not in os.environ:
+        return
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in LEVELS:
+        raise SystemExit(
+            f"expected ATEN_CPU_CAPABILITY to hold torch to one of {', '.join(LEVELS)}, got "
+            f"{capability}"
+        )
+    torchfuse._C.set_cpu_isa(LEVELS[capability])
+
 
 def describe(script: str, *, device: str, seed: int, rounds: int) -> dict[str, Any]:
     """What ran, when, on which commit, machine and build.
@@ -34,6 +57,7 @@ def describe(script: str, *, device: str, seed: int, rounds: int) -> dict[str, A
         },
         "cpu": machine.cpu_model(),
         "cpu_isa": torchfuse._C.cpu_isa(),
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "openmp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default").lower(),
         "load_average": os.getloadavg()[0],

@@ -268,6 +268,7 @@ def main() -> int:
         return run_all(arguments)
     out = result_file.prepare(arguments.out, f"{arguments.suite}-{arguments.device}")
     torch.set_num_threads(arguments.threads)
+    environment.hold_to_torchs_level()
     suite = importlib.import_module(f"suites.{arguments.suite}")
     result = {
         "format": RESULT_FORMAT,

@@ -42,7 +42,7 @@ def _make_optimizer(
             weight_decay=WEIGHT_DECAY,
             max_grad_norm=max_norm,
             # torch keeps the moments of a bf16 parameter in bf16; so do we here.
-            state_dtype=None if dtype == torch.float32 else dtype,
+            state_dtype=dtype if dtype == torch.bfloat16 else None,
         )
         optimizer._update_from_the_end = name == OURS_FROM_THE_END
         return optimizer
@@ -155,13 +155,18 @@ class Contender:
 
 # Largest relative difference in norm, per tensor: of the parameters, and of the first moments.
 # torch rounds to bf16 after every operation.
-TOLERANCES = {torch.float32: (5e-6, 5e-6), torch.bfloat16: (1e-2, 2e-2)}
+TOLERANCES = {
+    torch.float32: (5e-6, 5e-6),
+    torch.bfloat16: (1e-2, 2e-2),
+    torch.float64: (1e-13, 1e-13),
+}
 
 
 def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative, in norm."""
-    norm = expected.detach().float().norm()
-    error = (actual.detach().float() - expected.detach().float()).norm()
+    dtype = torch.float64 if expected.dtype == torch.float64 else torch.float32
+    norm = expected.detach().to(dtype).norm()
+    error = (actual.detach().to(dtype) - expected.detach().to(dtype)).norm()
     return 0.0 if error == 0 else float(error / norm)
 
 

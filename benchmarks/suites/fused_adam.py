@@ -100,10 +100,11 @@ class Case:
 
 
 # fp32 step: reads param, grad and two moments, writes param and moments. With scale and clip the
-# gradients are read twice. All bf16: the same operands at half the width.
+# gradients are read twice. All bf16 or fp64: the same operands at half or twice the width.
 STEP = 28
 SCALE_CLIP_STEP = 32
 BF16_STEP = 14
+FP64_STEP = 56
 NORM = 4
 
 CASES = (
@@ -122,6 +123,8 @@ CASES = (
     Case("scale_clip_step", "tiny_10000x64", (FUSED, FOREACH), SCALE_CLIP_STEP),
     Case("bf16_step", "large", (FUSED,), BF16_STEP, torch.bfloat16, target=1.6),
     Case("bf16_step", "resnet50", (FUSED,), BF16_STEP, torch.bfloat16),
+    Case("fp64_step", "large", (FUSED,), FP64_STEP, torch.float64),
+    Case("fp64_step", "resnet50", (FUSED,), FP64_STEP, torch.float64),
     Case("norm_and_check", "large", ("get_total_norm",), NORM, target=1.25),
     Case("norm_and_check", "resnet50", ("get_total_norm",), NORM),
 )
