@@ -63,6 +63,12 @@ TORCHFUSE_INLINE void store_one(double* p, double x) { *p = x; }
 TORCHFUSE_INLINE void store_one(Half* p, float x) { *p = to_half(x); }
 TORCHFUSE_INLINE void store_one(BFloat16* p, float x) { *p = to_bfloat16(x); }
 
+/// Whether the level has pairs of vectors for this type, which cost less than two vectors.
+template <DType kDType>
+constexpr bool kHasPairs =
+    kDType == DType::kBFloat16 &&
+    requires(ElementOf<kDType>* p, VectorOf<kDType> x) { store_bf16_pair(p, x, x); };
+
 template <DType kDType>
 TORCHFUSE_INLINE VectorOf<kDType> load_vector(const ElementOf<kDType>* p) {
   return load(p, 0, kDType, ComputeOf<kDType>());

@@ -152,6 +152,39 @@ struct KnownOperands {
     access.template store<Storage::kValue>(values + i, value);
     if constexpr (Storage::kHasCopy) access.template store<Storage::kCopy>(copies + i, value);
   }
+
+  static constexpr bool kInPairs = kHasPairs<Storage::kValue> && kHasPairs<Storage::kGrad> &&
+                                   kHasPairs<Storage::kState> && !Storage::kHasCopy;
+
+  /// Two vectors of elements, which the level may choose among those of both.
+  template <class T>
+  TORCHFUSE_INLINE void update_pair(std::int64_t i,
+                                    const typename Functor::template Coefs<T>& coefs,
+                                    T grad_coef) const {
+    using V = typename Simd<T>::V;
+    V value[2];
+    V grad[2] = {V(T(0)), V(T(0))};
+    V state[2][kStates];
+    load_bf16_pair(values + i, value[0], value[1]);
+    if constexpr (kMovesStates) {
+      load_bf16_pair(grads + i, grad[0], grad[1]);
+      for (V& side : grad) side = side * V(grad_coef);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < kStates; ++k) {
+      state[0][k] = state[1][k] = V(T(0));
+      if (k < kUsed) load_bf16_pair(states[k] + i, state[0][k], state[1][k]);
+    }
+#pragma GCC unroll 2
+    for (int side = 0; side < 2; ++side) {
+      Functor::update(value[side], grad[side], state[side], coefs);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < (kMovesStates ? kUsed : 0); ++k) {
+      store_bf16_pair(states[k] + i, state[0][k], state[1][k]);
+    }
+    store_bf16_pair(values + i, value[0], value[1]);
+  }
 };
 
 /// Updates elements [begin, end): blocks, vectors, and the elements that fill none. A function of
@@ -167,9 +200,16 @@ __attribute__((noinline)) void update_stored(const Operands& operands, std::int6
   std::int64_t i = begin;
   for (; i + kBlock<T> <= end; i += kBlock<T>) {
     known.template fetch<!kStatesInMeasure<Functor>, true>(i);
+    if constexpr (decltype(known)::kInPairs) {
+#pragma GCC unroll 2
+      for (std::int64_t v = 0; v < kBlock<T>; v += 2 * kWidth) {
+        known.update_pair(i + v, coefs, grad_coef);
+      }
+    } else {
 #pragma GCC unroll 4
-    for (std::int64_t v = 0; v < kBlock<T>; v += kWidth) {
-      known.update(i + v, coefs, grad_coef, WholeVector());
+      for (std::int64_t v = 0; v < kBlock<T>; v += kWidth) {
+        known.update(i + v, coefs, grad_coef, WholeVector());
+      }
     }
   }
   for (; i + kWidth <= end; i += kWidth) known.update(i, coefs, grad_coef, WholeVector());

@@ -60,16 +60,33 @@ TORCHFUSE_INLINE VecF load_bf16(const BFloat16* p) {
 TORCHFUSE_INLINE __m128i pack_16(__m256i x) {
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08));
 }
-TORCHFUSE_INLINE __m128i round_bf16(VecF x) {
+/// The nearest bf16 values, in the upper halves of 32-bit integers; the lower halves have no
+/// meaning.
+TORCHFUSE_INLINE __m256i rounded_bf16(VecF x) {
   const __m256i bits = _mm256_castps_si256(x.v);
   const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
-  return pack_16(
-      _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7fc0), nan));
+  return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan);
+}
+TORCHFUSE_INLINE __m128i round_bf16(VecF x) {
+  return pack_16(_mm256_srli_epi32(rounded_bf16(x), 16));
 }
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), round_bf16(x));
+}
+/// Sixteen elements: those at even places, and those at odd ones. Each 32-bit word of memory has
+/// one of both, so that no element moves to another word, which only two units of a processor can
+/// do.
+TORCHFUSE_INLINE void load_bf16_pair(const BFloat16* p, VecF& even, VecF& odd) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  even = VecF(_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)));
+  odd = VecF(_mm256_castsi256_ps(_mm256_blend_epi16(_mm256_setzero_si256(), words, 0xaa)));
+}
+TORCHFUSE_INLINE void store_bf16_pair(BFloat16* p, VecF even, VecF odd) {
+  const __m256i lower = _mm256_srli_epi32(rounded_bf16(even), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_blend_epi16(lower, rounded_bf16(odd), 0xaa));
 }
 TORCHFUSE_INLINE VecF load_split(const BFloat16* param, const std::int16_t* remainder) {
   const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(param));

@@ -33,6 +33,11 @@ void load_bfloat16s(CpuIsa isa, const BFloat16* from, float* to) {
     TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, load_bfloat16s, from, kEncodings, to)
   }
 }
+void load_bfloat16_pairs(CpuIsa isa, const BFloat16* from, float* to) {
+  switch (isa) {
+    TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, load_bfloat16_pairs, from, kEncodings, to)
+  }
+}
 void load_halves(CpuIsa isa, const Half* from, float* to) {
   switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, load_halves, from, kEncodings, to) }
 }
@@ -183,15 +188,18 @@ TEST(Vectors, ReadEveryEncoding) {
   }
   for (const CpuIsa isa : levels_here()) {
     SCOPED_TRACE(kernels::name_of(isa));
-    std::vector<float> wide(kEncodings), from_half(kEncodings), master(kEncodings);
+    std::vector<float> wide(kEncodings), paired(kEncodings), from_half(kEncodings),
+        master(kEncodings);
     {
       const cpu::FlushDenormals flush;
       load_bfloat16s(isa, bfloat16s.data(), wide.data());
+      load_bfloat16_pairs(isa, bfloat16s.data(), paired.data());
       load_halves(isa, halves.data(), from_half.data());
       load_masters(isa, bfloat16s.data(), remainders.data(), master.data());
     }
     for (std::size_t i = 0; i < kEncodings; ++i) {
       ASSERT_TRUE(same(wide[i], to_float(bfloat16s[i]))) << i;
+      ASSERT_TRUE(same(paired[i], wide[i])) << i;
       ASSERT_TRUE(same(from_half[i], to_float(halves[i]))) << i;
       const auto remainder = static_cast<std::uint16_t>(remainders[i]);
       ASSERT_TRUE(same(master[i], bits_to_float(join_master({bfloat16s[i].bits, remainder})))) << i;
@@ -218,20 +226,21 @@ TEST(Vectors, StoreFloatsIn16Bits) {
   const std::size_t count = floats.size();
   for (const CpuIsa isa : levels_here()) {
     SCOPED_TRACE(kernels::name_of(isa));
-    std::vector<BFloat16> nearest(count), stochastic(count), param(count);
+    std::vector<BFloat16> nearest(count), paired(count), stochastic(count), param(count);
     std::vector<Half> half(count);
     std::vector<std::int16_t> remainder(count);
     {
       const cpu::FlushDenormals flush;
-      store_floats(
-          isa, floats,
-          {nearest.data(), stochastic.data(), half.data(), param.data(), remainder.data()});
+      store_floats(isa, floats,
+                   {nearest.data(), paired.data(), stochastic.data(), half.data(), param.data(),
+                    remainder.data()});
     }
     for (std::size_t i = 0; i < count; ++i) {
       const float x = floats[i];
       const std::uint32_t random = random_16(kStoredKey, kStoredElement + i);
       const SplitMaster halves = split_master(float_bits(x));
       ASSERT_TRUE(same(to_float(nearest[i]), to_float(to_bfloat16(x)))) << x;
+      ASSERT_EQ(paired[i].bits, nearest[i].bits) << x;
       ASSERT_EQ(stochastic[i].bits, round_stochastically(x, random).bits) << x << ", " << i;
       ASSERT_TRUE(same(to_float(half[i]), to_float(to_half(x)))) << x;
       ASSERT_EQ(param[i].bits, halves.param) << x;

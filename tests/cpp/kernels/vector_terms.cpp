@@ -48,6 +48,19 @@ void apply(const testing::TermInputs<T>& in, T* results) {
   }
 }
 
+/// Calls pair(i) for every two vectors of bf16 elements that a level has pairs for, else single(i).
+template <DType kDType = DType::kBFloat16, class Pair, class Single>
+void for_each_pair(std::int64_t count, const Pair& pair, const Single& single) {
+  constexpr std::int64_t kStep = (kHasPairs<kDType> ? 2 : 1) * kWidthOf<kDType>;
+  for (std::int64_t i = 0; i < count; i += kStep) {
+    if constexpr (kHasPairs<kDType>) {
+      pair(VectorOf<kDType>(), i);
+    } else {
+      single(i);
+    }
+  }
+}
+
 }  // namespace
 
 void apply_terms(const testing::TermInputs<float>& in, float* results) { apply(in, results); }
@@ -57,6 +70,21 @@ void load_bfloat16s(const BFloat16* from, std::int64_t count, float* to) {
   for (std::int64_t i = 0; i < count; i += kWidthOf<DType::kBFloat16>) {
     store_terms(to + i, load_bf16(from + i));
   }
+}
+
+void load_bfloat16_pairs(const BFloat16* from, std::int64_t count, float* to) {
+  for_each_pair(
+      count,
+      [&](auto even, std::int64_t i) {
+        constexpr std::int64_t kWidth = kWidthOf<DType::kBFloat16>;
+        auto odd = even;
+        load_bf16_pair(from + i, even, odd);
+        float sides[2][kWidth];
+        store_terms(sides[0], even);
+        store_terms(sides[1], odd);
+        for (std::int64_t k = 0; k < 2 * kWidth; ++k) to[i + k] = sides[k % 2][k / 2];
+      },
+      [&](std::int64_t i) { store_terms(to + i, load_bf16(from + i)); });
 }
 
 void load_halves(const Half* from, std::int64_t count, float* to) {
@@ -81,6 +109,16 @@ void store_floats(const float* from, std::int64_t count, const testing::Stored& 
     store_f16(to.half + i, x);
     store_split(to.param + i, to.remainder + i, x);
   }
+  for_each_pair(
+      count,
+      [&](auto even, std::int64_t i) {
+        constexpr std::int64_t kWidth = kWidthOf<DType::kBFloat16>;
+        float sides[2][kWidth];
+        for (std::int64_t k = 0; k < 2 * kWidth; ++k) sides[k % 2][k / 2] = from[i + k];
+        even = load_terms(sides[0]);
+        store_bf16_pair(to.nearest_in_pairs + i, even, decltype(even)(load_terms(sides[1])));
+      },
+      [&](std::int64_t i) { store_bf16(to.nearest_in_pairs + i, load_terms(from + i)); });
 }
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

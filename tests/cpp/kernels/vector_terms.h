@@ -34,6 +34,7 @@ inline constexpr const char* kTerms[] = {"a + b",
 /// Floats as they are stored in 16 bits.
 struct Stored {
   BFloat16* nearest;
+  BFloat16* nearest_in_pairs;  ///< of vectors, at levels that have them
   BFloat16* stochastic;
   Half* half;
   BFloat16* param;
@@ -52,6 +53,7 @@ namespace torchfuse::kernels {
   void apply_terms(const testing::TermInputs<float>& in, float* results);                     \
   void apply_terms(const testing::TermInputs<double>& in, double* results);                   \
   void load_bfloat16s(const BFloat16* from, std::int64_t count, float* to);                   \
+  void load_bfloat16_pairs(const BFloat16* from, std::int64_t count, float* to);              \
   void load_halves(const Half* from, std::int64_t count, float* to);                          \
   void load_masters(const BFloat16* param, const std::int16_t* remainder, std::int64_t count, \
                     float* to);                                                               \
