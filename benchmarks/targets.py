@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import comparable
 import figures
 import result_file
 import thread_gain
@@ -27,7 +29,7 @@ class Target(NamedTuple):
 
 
 #: What a time before and one after must have in common.
-MACHINE = ("cpu", "cpu_isa", "threads", "torch")
+MACHINE = ("cpu", "cpu_isa", "threads", "torch", *comparable.LATER)
 FUSED = "torch fused"
 FOREACH = "torch foreach"
 DEEPSPEED = "DeepSpeed"
@@ -95,8 +97,6 @@ class Measured(NamedTuple):
 
 def _measured(result: Result, target: Target) -> list[Measured]:
     found: list[Measured] = []
-    if result.get("suite") != target.suite:
-        return found
     for case in result["cases"]:
         named = f"{case['name']}/".startswith(f"{target.case}/")
         if named and (target.peer is None or target.peer in case["ratios"]):
@@ -106,12 +106,21 @@ def _measured(result: Result, target: Target) -> list[Measured]:
     return found
 
 
-def _verdict(found: Sequence[Measured], wanted: float) -> str:
-    """Whether the target was met; how often, if neither always nor never."""
+def _is_about(result: Result, target: Target) -> bool:
+    """Whether it is of the target's suite, and of its kind: a suite may have two files."""
+    kind = target.case.split("/")[0]
+    return result.get("suite") == target.suite and any(
+        case["name"].split("/")[0] == kind for case in result["cases"]
+    )
+
+
+def _verdict(found: Sequence[Measured], wanted: float, lacking: int, files: int) -> str:
+    """Whether the target was met; how often, if neither always nor never; files without it."""
     reached = sum(one.reaches(wanted) for one in found)
+    verdict = "met" if reached else "missed"
     if 0 < reached < len(found):
-        return f"met in {reached} of {len(found)}"
-    return "met" if reached else "missed"
+        verdict = f"met in {reached} of {len(found)}"
+    return f"{verdict}, not measured in {lacking} of {files}" if lacking else verdict
 
 
 def _ratios(found: Sequence[Measured]) -> str:
@@ -119,44 +128,54 @@ def _ratios(found: Sequence[Measured]) -> str:
     return figures.as_text(ratios) if ratios else ""
 
 
-def _row(target: Target, files: Sequence[Sequence[Measured]]) -> list[str]:
-    """The first file is before; all others are after, with the smallest and the largest figure."""
-    after = [one for found in files[1:] or files for one in found]
+def _row(target: Target, results: Sequence[Result]) -> list[str]:
+    """The first file is before; all others are after, with the smallest and the largest figure.
+
+    Raises:
+        ValueError: no file after has the target's case.
+    """
+    earlier, later = (results[:1], results[1:]) if len(results) > 1 else ((), results)
+    before = [one for file in earlier if _is_about(file, target) for one in _measured(file, target)]
+    files = [_measured(file, target) for file in later if _is_about(file, target)]
+    after = [one for found in files for one in found]
+    if not after:
+        peer = "" if target.peer is None else f" and {target.peer}"
+        where = "a later result file" if earlier else "a result file"
+        raise ValueError(f"expected {where} of {target.suite} with {target.case}{peer}.")
+    lacking = sum(not found for found in files)
     wanted = f"{target.wanted:g} %" if target.peer is None else f"{target.wanted:.3g}"
     return [
         target.what,
         f"`{target.case}`",
         target.peer or "the stream",
         f"≥ {wanted}",
-        _ratios(files[0]) if len(files) > 1 else "",
+        _ratios(before),
         _ratios(after),
         figures.as_text([one.gb_per_s for one in after], digits=1),
         figures.as_text([one.per_cent for one in after], digits=0) + " %",
-        _verdict(after, target.wanted),
+        _verdict(after, target.wanted, lacking, len(files)),
     ]
 
 
 def cpu_targets(results: Sequence[dict[str, Any]]) -> str:
-    """A row for each target: the first file that has it is before, the others are after.
+    """A row for each target: the first file is before, the others are after; a single one is after.
 
     Raises:
-        ValueError: no file has a target's case, or the files are not of one machine and torch.
+        ValueError: no file after has a target's case, or two files are not of one machine and
+            torch, or of threads that do and wait alike.
     """
-    rows = []
     for key in MACHINE:
-        values = dict.fromkeys(str(result["environment"][key]) for result in results)
+        environments = [result["environment"] for result in results]
+        said = [one[key] for one in environments if key not in comparable.LATER or key in one]
+        values = dict.fromkeys(map(str, said))
         if len(values) > 1:
             raise ValueError(f"expected files with the same {key}, got {' and '.join(values)}.")
-    for result in results[1:]:
-        other_cores = thread_gain.refusal(results[0], result)
+    # The first one may not say what its threads did.
+    for one, other in itertools.combinations(results, 2):
+        other_cores = thread_gain.refusal(one, other)
         if other_cores is not None:
             raise ValueError(other_cores)
-    for target in TARGETS:
-        files = [found for result in results if (found := _measured(result, target))]
-        if not files:
-            peer = "" if target.peer is None else f" and {target.peer}"
-            raise ValueError(f"expected a result file of {target.suite} with {target.case}{peer}.")
-        rows.append(_row(target, files))
+    rows = [_row(target, results) for target in TARGETS]
     head = ["target", "row", "against", "wanted", "before", "after", "GB/s", "of the stream", ""]
     return table(head, rows, range(3, 8))
 

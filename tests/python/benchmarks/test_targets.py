@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The CPU's targets show the first file that measured them, and the range of the later ones."""
+"""The CPU's targets show the first file as before, and the range of the later ones as after."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cells(*results: dict[str, Any]) -> list[str]:
 
 
 def test_the_first_file_is_before_and_the_last_one_after() -> None:
-    found = cells(result(1.2, 30.0), result(9.9, 9.9, "step/other"), result(1.625, 45.0))
+    found = cells(result(1.2, 30.0), result(1.625, 45.0))
     assert found == [
         "Adam",
         "`step/large`",
@@ -62,12 +62,46 @@ def test_later_files_give_a_range(after: tuple[float, float], verdict: str) -> N
     assert found[4:] == ["1.20", ratios, "40.0 to 45.0", "80 to 90 %", verdict]
 
 
+def test_a_later_file_without_the_case_is_counted() -> None:
+    other = result(9.9, 9.9, "step/other")
+    found = cells(result(1.2, 30.0), other, result(1.625, 45.0))
+    assert found[4:] == ["1.20", "1.62", "45.0", "90 %", "met, not measured in 1 of 2"]
+    found = cells(result(1.2, 30.0), result(1.4, 45.0), other, result(1.75, 45.0))
+    assert found[-1] == "met in 1 of 2, not measured in 1 of 3"
+
+
+def test_a_later_file_does_not_take_the_place_of_the_first() -> None:
+    other = result(9.9, 9.9, "step/other")
+    found = cells(other, result(1.4, 45.0), result(1.75, 40.0))
+    assert found[4:] == ["", "1.40 to 1.75", "40.0 to 45.0", "80 to 90 %", "met in 1 of 2"]
+    with pytest.raises(
+        ValueError, match="expected a later result file of fused_adam with step/lar"
+    ):
+        targets.cpu_targets([result(1.2, 30.0), other])
+
+
 def test_every_later_file_is_of_the_same_cores() -> None:
     before, other, after = result(1.0, 20.0), result(1.2, 30.0), result(1.2, 30.0)
     for one, gain in ((before, 1.8), (other, 0.7), (after, 1.9)):
         one["cases"][0]["thread_gain"] = [gain]
     with pytest.raises(ValueError, match=r"got 1\.80 and 0\.70 times the work of one"):
         targets.cpu_targets([before, other, after])
+
+
+def test_later_files_are_compared_where_the_first_says_nothing() -> None:
+    before, one, other = result(1.0, 20.0), result(1.2, 30.0), result(1.2, 30.0)
+    one["cases"][0]["thread_gain"], other["cases"][0]["thread_gain"] = [0.7], [1.9]
+    with pytest.raises(ValueError, match=r"got 0\.70 and 1\.90 times the work of one"):
+        targets.cpu_targets([before, one, other])
+
+
+def test_later_files_wait_alike() -> None:
+    before, one, other = result(1.0, 20.0), result(1.2, 30.0), result(1.2, 30.0)
+    one["environment"]["openmp_wait_policy"] = "default"
+    assert cells(before, one, other)[-1] == "missed"
+    other["environment"]["openmp_wait_policy"] = "passive"
+    with pytest.raises(ValueError, match="same openmp_wait_policy, got default and passive"):
+        targets.cpu_targets([before, one, other])
 
 
 def test_another_reference_stream_is_used_where_the_case_names_one() -> None:
