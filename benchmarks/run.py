@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import gc
 import importlib
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,9 +28,10 @@ import environment
 import host_path
 import result_file
 import thread_gain
+from host_times import host_parts, host_row
 from op_count import dispatched
 from suites import peak_memory
-from suites.packages import OTHER_POOLS
+from suites.packages import as_many_threads, rest_between
 from torchfuse.testing.bench import HostShare, interleave, summarize
 
 SUITES = (
@@ -56,8 +54,6 @@ SCALE = Path(__file__).resolve().with_name("scale.py")
 # On a CPU its sets would take hours.
 CUDA_SUITES = ("gpu",)
 RESULT_FORMAT = 1
-#: In which threads that wait fall asleep.
-REST_SECONDS = 0.02
 #: What this machine's memory gives: a stream in place, and one from a buffer to another.
 IN_PLACE, COPY = "in-place scale", "copy"
 # The one that bandwidths are compared with, by device; streams move up to so many bytes.
@@ -111,39 +107,6 @@ def reference_streams(
         COPY: lambda: target.copy_(buffer),
     }
     return streams, 8 * buffer.numel()
-
-
-def host_parts(case: Any, arguments: argparse.Namespace) -> dict[str, float]:
-    """Median seconds of the steps on as many tensors of one element, where a suite has them."""
-    if not hasattr(case, "prepare_host"):
-        return {}
-    samples = interleave(
-        case.prepare_host(torch.device(arguments.device)), rounds=3 * arguments.rounds
-    )
-    return {name: statistics.median(values) for name, values in samples.items()}
-
-
-def host_row(host: HostShare, case: Any) -> dict[str, Any] | None:
-    """How long the host takes to enqueue a call, where a GPU was timed."""
-    if not host.seconds:
-        return None
-    summary = summarize(host.seconds, case.subject)
-    return {
-        "seconds": {name: entry["seconds"] for name, entry in summary.items()},
-        "ratios": {peer: summary[peer]["ratio_of_medians"] for peer in case.peers},
-        "waits": sorted(host.waits),
-    }
-
-
-def rest_between(contenders: Iterable[str], device: torch.device) -> Callable[[], None] | None:
-    """A pause in which the threads of all pools fall asleep, if contenders have several pools.
-
-    Threads spin for some milliseconds after their work. Those of one pool would do so while another
-    one works; without the pause the next contender pays for it.
-    """
-    if device.type != "cpu" or not any(name.startswith(OTHER_POOLS) for name in contenders):
-        return None
-    return functools.partial(time.sleep, REST_SECONDS)
 
 
 def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -269,6 +232,7 @@ def main() -> int:
     out = result_file.prepare(arguments.out, f"{arguments.suite}-{arguments.device}")
     torch.set_num_threads(arguments.threads)
     environment.hold_to_torchs_level()
+    as_many_threads(arguments.threads)
     suite = importlib.import_module(f"suites.{arguments.suite}")
     result = {
         "format": RESULT_FORMAT,

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +18,24 @@ TORCHAO = "torchao"
 COMPILED = "torch compiled"
 #: Contenders whose names begin so have an OpenMP library, with threads, beside torch's.
 OTHER_POOLS = (DEEPSPEED, BITSANDBYTES, TORCHAO, COMPILED)
+#: In which threads that wait fall asleep.
+REST_SECONDS = 0.02
+
+
+def rest_between(contenders: Iterable[str], device: torch.device) -> Callable[[], None] | None:
+    """A pause in which the threads of all pools fall asleep, if contenders have several pools.
+
+    Threads spin for some milliseconds after their work. Those of one pool would do so while another
+    one works; without the pause the next contender pays for it.
+    """
+    if device.type != "cpu" or not any(name.startswith(OTHER_POOLS) for name in contenders):
+        return None
+    return functools.partial(time.sleep, REST_SECONDS)
+
+
+def as_many_threads(threads: int) -> None:
+    """Gives the pools of packages that are loaded from now on as many threads as torch's has."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def class_of(package: str, module: str, name: str, missing: dict[str, str]) -> Any:

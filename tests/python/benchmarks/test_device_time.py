@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import compare
-import run
+import host_times
 from suites import gpu
 from torchfuse.testing import HostShare, bench, interleave
 
@@ -104,7 +104,7 @@ def test_clocks_are_warm_and_a_setup_is_not_timed(clock: Clock) -> None:
 def test_the_table_has_rows_of_the_host() -> None:
     case = next(case for case in gpu.CASES if case.name == "step/large")
     host = HostShare({name: [2e-3] for name in ("torchfuse", *case.peers)}, {"torch fused"})
-    assert run.host_row(HostShare(), case) is None
+    assert host_times.host_row(HostShare(), case) is None
     times = {"median": 1e-3, "iqr": 0.0, "low": 1.0, "high": 1.0}
     row = {
         "name": case.name,
@@ -115,7 +115,7 @@ def test_the_table_has_rows_of_the_host() -> None:
         "ratios": {peer: {"of_medians": 1.0, "per_round": times} for peer in case.peers},
         "target": None,
         "reference": "copy",
-        "host": run.host_row(host, case),
+        "host": host_times.host_row(host, case),
     }
     environment = dict.fromkeys(("gpu", "cpu", "threads", "cpu_isa", "torch", "date"), "x")
     result = {"suite": "gpu", "environment": environment, "cases": [row]}
@@ -137,3 +137,13 @@ def test_the_suite_of_gpus_has_batch_norm_lamb_and_sets_that_fill_them() -> None
     assert any(name.startswith("forward_backward/bfloat16/channels_last") for name in names)
     sizes = {case.name: case.load().numel for case in gpu.CASES}
     assert sizes["step/gpt2_xl"] > 1.5e9
+
+
+def test_the_hosts_ratio_is_that_of_rounds() -> None:
+    case = next(case for case in gpu.CASES if case.name == "bf16_step/large")
+    (peer,) = case.peers
+    found = host_times.host_row(
+        HostShare({"torchfuse": [1.0, 2.0, 4.0], peer: [3.0, 1.0, 4.0]}), case
+    )
+    assert found is not None
+    assert found["ratios"] == {peer: 1.0}

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import os
 import subprocess
 import sys
 import time
@@ -12,9 +15,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import host_times
 import result_file
 import run
-from suites import packages, scenarios
+from suites import packages, peers, scenarios
+from suites.contenders import FUSED, OURS
+from torchfuse.testing import bench
 
 
 def start(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
@@ -88,10 +94,44 @@ def test_contenders_with_threads_of_their_own_begin_when_all_sleep(
     """The threads of DeepSpeed's step spin for milliseconds beside those of the next contender."""
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    assert run.rest_between(["torchfuse", "torch fused"], torch.device("cpu")) is None
+    assert packages.rest_between(["torchfuse", "torch fused"], torch.device("cpu")) is None
     for peer in (packages.DEEPSPEED, scenarios.STATIC):
-        assert run.rest_between(["torchfuse", peer], torch.device("cuda")) is None
-        pause = run.rest_between(["torchfuse", peer], torch.device("cpu"))
+        assert packages.rest_between(["torchfuse", peer], torch.device("cuda")) is None
+        pause = packages.rest_between(["torchfuse", peer], torch.device("cpu"))
         assert pause is not None
         pause()
-    assert slept == [run.REST_SECONDS] * 2
+    assert slept == [packages.REST_SECONDS] * 2
+
+
+def test_all_is_asleep_before_each_sample_of_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before those of steps of one element too."""
+    (case,) = [case for case in peers.CASES if case.name == "adam/step/resnet50"]
+    fused = dict(case.contenders)[FUSED]
+    contenders = ((OURS, dict(case.contenders)[OURS]), (packages.DEEPSPEED, fused))
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    arguments = argparse.Namespace(device="cpu", seed=0, threads=1, rounds=1)
+    run.run_case(peers.Case("adam", contenders, 28, "tiny_400"), arguments)
+    warm_up_too, contenders_and_streams = 1 + bench.WARMUP_ROUNDS, 4
+    assert len(slept) == warm_up_too * contenders_and_streams
+
+    slept.clear()
+    steps = {name: (lambda: None) for name in (OURS, packages.DEEPSPEED)}
+    found = host_times.host_parts(SimpleNamespace(prepare_host=lambda _: steps), arguments)
+    assert set(found) == set(steps)
+    assert len(slept) == (3 + bench.WARMUP_ROUNDS) * len(steps)
+
+
+def test_other_pools_have_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read the variable when a suite loads them, and know nothing of torch's number."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    threads = torch.get_num_threads()
+    seen: list[str] = []
+
+    def loaded(name: str) -> SimpleNamespace:
+        seen.extend((name, os.environ["OMP_NUM_THREADS"]))
+        return SimpleNamespace(CASES=(), MEMORY_CASES=())
+
+    monkeypatch.setattr(importlib, "import_module", loaded)
+    assert start(monkeypatch, "--suite", "peers", "--threads", str(threads)) == 1
+    assert seen == ["suites.peers", str(threads)]
