@@ -204,9 +204,9 @@ def table(result: dict[str, Any]) -> str:
         lines += ["", *_other_lines(with_others)]
     if on_gpu:
         lines += ["", *_host_lines(on_gpu)]
-    missing = result.get("missing", {})
-    if missing:
-        lines += ["", *(f"missing: {peer} ({why})" for peer, why in missing.items())]
+    for key in ("missing", "skipped"):
+        reasons = result.get(key, {})
+        lines += [""] * bool(reasons) + [f"{key}: {name} ({why})" for name, why in reasons.items()]
     return "\n".join(lines)
 
 

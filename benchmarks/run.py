@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import callgrind
+import case_memory
 import compare
 import environment
 import host_path
@@ -112,9 +113,6 @@ def reference_streams(
 def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Verifies and times one case."""
     device = torch.device(arguments.device)
-    gc.collect()  # a case before may hold half of a GPU's memory
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     parameters = case.load()
     model_bytes = case.bytes_per_element * parameters.numel
     prepared = case.prepare(device, arguments.seed)
@@ -170,19 +168,31 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_suite(suite: ModuleType, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs all selected cases of a suite."""
+    """Runs all selected cases of a suite, but for those that memory does not suffice for."""
+    device = torch.device(arguments.device)
+    skipped: dict[str, str] = {}
+
+    def fits(case: Any, name: str, beside: int) -> bool:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        reason = case_memory.lacking(case, device, beside)
+        if reason is not None:
+            skipped[name] = reason
+        return reason is None
+
     rows = []
     for case in suite.CASES:
-        quick = case.load().numel <= suite.QUICK_NUMEL and getattr(case, "quick", True)
+        numel = case.load().numel
+        quick = numel <= suite.QUICK_NUMEL and getattr(case, "quick", True)
         if arguments.only in case.name and (quick or not arguments.quick):
-            print(f"{case.name} ...", file=sys.stderr, flush=True)
-            rows.append(run_case(case, arguments))
+            streams = min(case.bytes_per_element * numel, REFERENCES[device.type][1])
+            if fits(case, case.name, streams):
+                rows.append(run_case(case, arguments))
     memory = []
     for case in suite.MEMORY_CASES:
         too_large = arguments.quick and case.parameters == "large"
         if arguments.only in case.name and not too_large:
-            print(f"{case.name}, {case.contender} ...", file=sys.stderr, flush=True)
-            device = torch.device(arguments.device)
+            if not fits(case, f"{case.name}, {case.contender}", 0):
+                continue
             peak = peak_memory.measure(case, device, arguments.threads, arguments.seed)
             memory.append(
                 {
@@ -192,7 +202,7 @@ def run_suite(suite: ModuleType, arguments: argparse.Namespace) -> dict[str, Any
                     **dataclasses.asdict(peak),
                 }
             )
-    return {"cases": rows, "peak_memory": memory}
+    return {"cases": rows, "peak_memory": memory, "skipped": skipped}
 
 
 def run_all(arguments: argparse.Namespace) -> int:
@@ -249,7 +259,8 @@ def main() -> int:
         if arguments.callgrind
         else None,
     }
-    if not (result["cases"] or result["peak_memory"] or result["host_path"]):
+    measured = bool(result["cases"] or result["peak_memory"] or result["host_path"])
+    if not (measured or result["skipped"]):
         quick = " that --quick runs" * arguments.quick
         found = f"no case of {arguments.suite}{quick} has {arguments.only!r} in its name"
         print(found, file=sys.stderr)
@@ -257,7 +268,7 @@ def main() -> int:
     result_file.write(out, result)
     print(compare.table(result))
     print(f"\nwrote {out}")
-    return 0
+    return 0 if measured else 1
 
 
 if __name__ == "__main__":

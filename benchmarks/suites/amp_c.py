@@ -46,6 +46,11 @@ class Case:
     peers = (OP,)
 
     @property
+    def held_bytes(self) -> int:
+        """Both sides' lists."""
+        return 2 * 4 * ARRAYS[self.function][0]
+
+    @property
     def name(self) -> str:
         """For --only and for the table."""
         return f"{self.function}/{self.parameters}"

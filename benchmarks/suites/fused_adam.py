@@ -65,6 +65,14 @@ class Case:
         """For --only and for the table."""
         return f"{self.pipeline}/{self.parameters}"
 
+    @property
+    def held_bytes(self) -> int:
+        """Four tensors of each contender, and copies that foreach makes; gradients of a norm."""
+        if self.pipeline == "norm_and_check":
+            return NORM
+        tensors = 4 * (1 + len(self.peers)) + 2 * (FOREACH in self.peers)
+        return tensors * self.dtype.itemsize
+
     def load(self) -> ParameterSet:
         """The parameter set."""
         return load(self.parameters)
@@ -143,6 +151,11 @@ class MemoryCase:
     def name(self) -> str:
         """For --only and for the table."""
         return f"peak_memory/{self.parameters}"
+
+    @property
+    def held_bytes(self) -> int:
+        """Parameters, gradients, two moments, and the copies that foreach makes, in fp32."""
+        return 24
 
 
 MEMORY_CASES = tuple(

@@ -83,6 +83,8 @@ class Case:
     clips: bool = False
     parameters: str = "bert_large_10_layers"
     target: float | None = None
+    # Both have parameters, gradients and up to three states; foreach operations make copies.
+    held_bytes = 56
 
     @property
     def name(self) -> str:

@@ -76,6 +76,11 @@ class Case:
         """The others; the target is for the first."""
         return tuple(name for name, _ in self.contenders if name != OURS)
 
+    @property
+    def held_bytes(self) -> int:
+        """Four fp32 tensors of each contender, common gradients, and what one step allocates."""
+        return 16 * (len(self.contenders) + len(self.others)) + 4 + 8
+
     def load(self) -> ParameterSet:
         """The parameter set."""
         return load(self.parameters)

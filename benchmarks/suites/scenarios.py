@@ -96,6 +96,15 @@ class Case:
         """All but ours."""
         return tuple(peer.name for peer in self.contenders if peer.name != OURS)
 
+    @property
+    def held_bytes(self) -> int:
+        """The common memory, what it is filled and compared with, and the states of one contender.
+
+        Foreach operations allocate 8 bytes more.
+        """
+        common, values, states = (20, 4, 12) if self.masters else (16, 8, 8)
+        return common + values + 8 + states + 8
+
     def load(self) -> ParameterSet:
         """The parameter set."""
         return load(self.parameters)

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import compare
 import host_times
+import machine
 import result_file
 import run
-from suites import packages, peers, scenarios
+from suites import fused_adam, packages, peers, scenarios
 from suites.contenders import FUSED, OURS
 from torchfuse.testing import bench
 
@@ -135,3 +137,38 @@ def test_other_pools_have_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib, "import_module", loaded)
     assert start(monkeypatch, "--suite", "peers", "--threads", str(threads)) == 1
     assert seen == ["suites.peers", str(threads)]
+
+
+def test_what_does_not_fit_memory_is_skipped_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "result.json"
+    options = ("--suite", "fused_adam", "--only", "/large", "--out", str(out))
+    monkeypatch.setattr(machine, "available_mib", lambda: 500)
+    assert start(monkeypatch, *options) == 1
+    result = result_file.read(out)
+    assert (result["cases"], result["peak_memory"]) == ([], [])
+    assert {"step/large", "norm_and_check/large", "peak_memory/large, torch foreach"} <= set(
+        result["skipped"]
+    )
+    # Four tensors of three contenders and two copies, of 256 MiB; streams; three fp64 tensors.
+    needed = 14 * 256 + 512 + 3 * 512 + 256
+    reason = f"needs {needed:,} MiB of memory, 500 MiB are available"
+    assert result["skipped"]["step/large"] == reason
+    assert f"skipped: step/large ({reason})" in capsys.readouterr().out
+    assert f"skipped: step/large ({reason})" in compare.table(result)
+
+
+def test_only_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_mib", lambda: 500)
+    measured: list[str] = []
+    monkeypatch.setattr(run, "run_case", lambda case, _: measured.append(case.name))
+    arguments = argparse.Namespace(device="cpu", quick=False, only="norm_and_check")
+    suite = SimpleNamespace(CASES=fused_adam.CASES, MEMORY_CASES=(), QUICK_NUMEL=0)
+    found = run.run_suite(suite, arguments)  # type: ignore[arg-type]
+    assert measured == []
+    assert set(found["skipped"]) == {"norm_and_check/large", "norm_and_check/resnet50"}
+    monkeypatch.setattr(machine, "available_mib", lambda: 1000)
+    found = run.run_suite(suite, arguments)  # type: ignore[arg-type]
+    assert measured == ["norm_and_check/resnet50"]
+    assert set(found["skipped"]) == {"norm_and_check/large"}
