@@ -186,10 +186,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             spread = ratio["per_round"]
             target, verdict = row["target"], ""
             if target is not None:
-                verdict = "met" if ratio["of_medians"] <= target else "**missed**"
+                verdict = "met" if spread["median"] <= target else "**missed**"
             lines.append(
                 f"| {row['name']} | {buckets} | {times[SUBJECT]} | {peer} | {times[peer]} "
-                f"| {ratio['of_medians']:.3f}x ({spread['low']:.3f} to {spread['high']:.3f}) "
+                f"| {spread['median']:.3f}x ({spread['low']:.3f} to {spread['high']:.3f}) "
                 f"| {'' if target is None else f'≤ {target:g}x'} | {verdict} |"
             )
     return "\n".join(lines)
@@ -198,7 +198,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def missed(rows: Sequence[dict[str, Any]]) -> bool:
     """Whether a ratio is above its target."""
     return any(
-        row["target"] is not None and not ratio["of_medians"] <= row["target"]
+        row["target"] is not None and not ratio["per_round"]["median"] <= row["target"]
         for row in rows
         for ratio in row["ratios"].values()
     )

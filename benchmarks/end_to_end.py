@@ -175,7 +175,7 @@ def table(result: dict[str, Any]) -> str:
 
 def _ratio(ratio: dict[str, Any]) -> str:
     rounds = ratio["per_round"]
-    return f"{ratio['of_medians']:.3f}x ({rounds['low']:.3f} to {rounds['high']:.3f})"
+    return f"{rounds['median']:.3f}x ({rounds['low']:.3f} to {rounds['high']:.3f})"
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
-def ratio(case: dict[str, Any], peer: str) -> float:
+def ratio(case: Mapping[str, Any], peer: str) -> float:
     """A peer's time over ours: the median of the ratios of single rounds."""
     return float(case["ratios"][peer]["per_round"]["median"])
 

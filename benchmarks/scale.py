@@ -120,9 +120,8 @@ def table(result: dict[str, Any]) -> str:
 def _ratio(case: dict[str, Any], name: str) -> str:
     if name not in case["ratios"]:
         return ""
-    ratio = case["ratios"][name]
-    rounds = ratio["per_round"]
-    return f"{ratio['of_medians']:.3f}x ({rounds['low']:.3f} to {rounds['high']:.3f})"
+    rounds = case["ratios"][name]["per_round"]
+    return f"{rounds['median']:.3f}x ({rounds['low']:.3f} to {rounds['high']:.3f})"
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -91,7 +91,7 @@ def case_of(name: str, figures: Mapping[str, Any], judged: bool) -> dict[str, An
             }
             for peer in PEERS
         },
-        "of_parts": 1.0 / summary[PARTS]["ratio_of_medians"],
+        "of_parts": 1.0 / summary[PARTS]["ratio"]["median"],
         "targets": {"parts": PARTS_TARGET, "peers": PEER_TARGET} if judged else None,
         "state_bytes": figures["state_bytes"],
         "grad_bytes": figures["grad_bytes"],
@@ -107,13 +107,13 @@ def lines(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [row(*head, *sizes), row("---", "---", *["---:"] * 4)]
     for case in cases:
         for name, seconds in case["seconds"].items():
-            ratio = case["ratios"].get(name)
+            compared = name in case["ratios"]
             found.append(
                 row(
                     case["name"],
                     name,
                     f"{1e3 * seconds['median']:.2f} ± {1e3 * seconds['iqr'] / 2:.2f}",
-                    "" if ratio is None else f"{ratio['of_medians']:.2f}x",
+                    f"{result_file.ratio(case, name):.2f}x" if compared else "",
                     *(
                         ", ".join(f"{count:,}" for count in case[key].get(name, []))
                         for key in ("state_bytes", "grad_bytes")
@@ -145,9 +145,9 @@ def missed(cases: Sequence[Mapping[str, Any]]) -> list[str]:
             )
         found += [
             f"{case['name']}: expected {peer} to take at least {targets['peers']:g} times our "
-            f"time, got {case['ratios'][peer]['of_medians']:.3f}"
+            f"time, got {result_file.ratio(case, peer):.3f}"
             for peer in (ZERO, FSDP)
-            if not case["ratios"][peer]["of_medians"] >= targets["peers"]
+            if not result_file.ratio(case, peer) >= targets["peers"]
         ]
     return found
 

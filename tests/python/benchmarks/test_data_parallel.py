@@ -102,7 +102,10 @@ def test_a_group_has_a_process(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_verdict() -> None:
     def row(ratio: float, target: float | None) -> dict[str, Any]:
-        return {"target": target, "ratios": {"peer": {"of_medians": ratio}}}
+        return {
+            "target": target,
+            "ratios": {"peer": {"of_medians": 1.0, "per_round": {"median": ratio}}},
+        }
 
     assert not data_parallel.missed([row(1.05, 1.05), row(9.0, None)])
     assert data_parallel.missed([row(1.0, 1.05), row(1.06, 1.05)])

@@ -182,3 +182,8 @@ def test_shares_are_those_of_each_iteration() -> None:
     iterations, steps = {OURS: [4.0, 2.0, 1.0]}, {OURS: [1.0, 1.0, 1.0]}
     (share,) = end_to_end_process.shares(iterations, steps).values()
     assert (share["median"], share["low"], share["high"]) == (50.0, 37.5, 75.0)
+
+
+def test_the_printed_ratio_is_that_of_rounds() -> None:
+    rounds = {"median": 1.5, "low": 1.0, "high": 2.0}
+    assert end_to_end._ratio({"of_medians": 7.0, "per_round": rounds}) == "1.500x (1.000 to 2.000)"

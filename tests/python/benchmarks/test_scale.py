@@ -255,3 +255,9 @@ def test_arguments_that_are_refused(
     with pytest.raises(SystemExit):
         scale.parse_arguments(words)
     assert message in capsys.readouterr().err
+
+
+def test_the_printed_ratio_is_that_of_rounds() -> None:
+    rounds = {"median": 1.5, "low": 1.0, "high": 2.0}
+    case = {"ratios": {"torch fused": {"of_medians": 7.0, "per_round": rounds}}}
+    assert scale._ratio(case, "torch fused") == "1.500x (1.000 to 2.000)"

@@ -47,6 +47,20 @@ def test_each_missed_target_is_named() -> None:
     assert sharded.missed([quick]) == []
 
 
+def test_verdicts_are_those_of_rounds() -> None:
+    """A change of the machine's speed is in both times of a round, and not always in both medians."""
+    found = figures(1.0, 1.0)
+    found["samples"] |= {SUBJECT: [1.0, 2.0, 4.0], ZERO: [3.0, 1.0, 3.6], FSDP: [4.0, 4.0, 4.0]}
+    found["samples"] |= {PARTS: [0.5, 2.0, 3.0]}
+    case = sharded.case_of("resnet50", found, judged=True)
+    assert case["ratios"][ZERO]["of_medians"] == 1.5
+    assert sharded.missed([case]) == [
+        "resnet50: expected at most 1.1 times the parts, got 1.333",
+        f"resnet50: expected {ZERO} to take at least 0.97 times our time, got 0.900",
+    ]
+    assert any(f"| {ZERO} |" in line and "| 0.90x |" in line for line in sharded.lines([case]))
+
+
 @pytest.mark.parametrize("option", ["--rounds", "--processes"])
 def test_numbers_below_one_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
