@@ -24,6 +24,8 @@ LATER = ("openmp_wait_policy", "torch_cpu_capability")
 
 # What each file of benchmarks/run.py has.
 PARTS = ("suite", "environment", "cases", "peak_memory")
+# Of which it has at least one, or says why it was skipped.
+MEASURED = ("cases", "peak_memory", "host_path", "skipped")
 
 
 def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -51,6 +53,8 @@ def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> st
         if missing:
             parts = " and no ".join(missing)
             return f"Expected a result file of benchmarks/run.py, got {path}, which has no {parts}."
+        if len(results) == 1 and not any(result.get(part) for part in MEASURED):
+            return f"Expected a result file with a case, got {path}, which has none."
     if len({result["suite"] for result in results}) > 1:
         suites = " and ".join(result["suite"] for result in results)
         return f"Expected two runs of one suite, got {suites}: cases of one name differ."

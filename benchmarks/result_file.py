@@ -44,15 +44,19 @@ def read(path: Path) -> dict[str, Any]:
     """A result.
 
     Raises:
-        ValueError: there is no such file, or no result in it.
+        ValueError: there is no such file, no result in it, or a figure that is no number.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        result = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"expected a result file, got {path}: {error}") from error
     if not isinstance(result, dict):
         raise ValueError(f"expected a result file, got {path}, which holds no object")
     return result
+
+
+def _refused(name: str) -> float:
+    raise ValueError(f"{name} is no figure")
 
 
 def ratio(case: Mapping[str, Any], peer: str) -> float:

@@ -141,9 +141,15 @@ def test_every_reason_is_named() -> None:
         ("", "Expecting value"),
         ('{"suite": ', "Expecting value"),
         ("[]", "which holds no object"),
+        ('{"suite": NaN}', "NaN is no figure"),
+        ("[" * 100_000, "recursion"),
+        (
+            '{"suite": "ema", "environment": {}, "cases": [], "peak_memory": []}',
+            "which has none.",
+        ),
         ('{"suite": "ema"}', "which has no environment and no cases and no peak_memory."),
     ],
-    ids=["missing", "empty", "half", "list", "parts"],
+    ids=["missing", "empty", "half", "list", "number", "deep", "cases", "parts"],
 )
 def test_a_file_that_cannot_be_read_is_no_missed_target(
     text: str | None,

@@ -56,9 +56,10 @@ def test_a_run_on_one_core_is_not_compared_with_one_on_two() -> None:
 
 
 def test_the_printed_table_says_it() -> None:
-    printed = result(0.9, 1.0, 0.92)
-    printed = {**printed, "cases": [], "peak_memory": [], "host_path": None}
-    assert "In caches" not in compare.table(printed)
+    printed = {**result(0.9, 1.0, 0.92), "peak_memory": [], "host_path": None}
+    printed["cases"][0] |= {"gb_per_s": {"in-place scale": 40.0}, "ratios": {}}
+    assert "\n\nIn caches 2 threads did 0.90 to 1.00 times" in compare.table(printed)
+    assert "In caches" not in compare.table({**printed, "cases": []})
     sentence = thread_gain.sentence(result(0.9, 1.0, 0.92))
     assert sentence == "In caches 2 threads did 0.90 to 1.00 times the work of one (median 0.92)."
 
