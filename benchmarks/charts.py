@@ -134,6 +134,8 @@ def chart_of(kind: str, name: str, table: figures.Table, result: dict[str, Any])
         titles = (table.section, f"{table.head}; {where}")
     else:
         bars = _bandwidth_bars(result)
+        if not bars:
+            raise ValueError(f"{table.page}: expected a case of ours in {table.file}, got none.")
         titles = (f"{table.section}, memory speed", where)
     return Chart(f"{name}-{kind}", kind, *titles, table.file, bars)
 

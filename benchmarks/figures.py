@@ -204,9 +204,12 @@ def _machines(root: Path, page: str, text: str) -> str:
     return MACHINE.sub(words, text)
 
 
-def _noise(result: dict[str, Any]) -> str:
+def _noise(root: Path, file: str) -> str:
     """How far torch is from itself."""
+    result = load(root, file)
     cases = [entry for entry in result["cases"] if entry["name"].startswith("noise/")]
+    if not cases:
+        raise ValueError(f"{README}: expected cases of noise in {file}, got none.")
     ends = [result_file.ratio(entry, "torch fused") for entry in cases]
     return f"{min(ends):.2f} and {max(ends):.2f}"
 
@@ -246,6 +249,6 @@ def refreshed(root: Path, page: str, text: str) -> str:
             lines[row.line - 1] = f"{cells} {expected(result, table, row)} |"
     text = _machines(root, page, "\n".join(lines))
     if page == README:
-        text = _replaced_once(page, text, NOISE, _noise(load(root, found[0].file)))
+        text = _replaced_once(page, text, NOISE, _noise(root, found[0].file))
         text = _replaced_once(page, text, BUILD, _build(root))
     return text

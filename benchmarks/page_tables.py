@@ -51,7 +51,11 @@ def placed(root: Path, page: str, text: str, makers: Mapping[str, Maker]) -> str
         if not files:
             raise ValueError(f"{place}: expected a result file to be linked above this table.")
         results = [figures.load(root, file) for file in dict.fromkeys(files)]
-        return f"{match[1]}{makers[match[2]](results)}\n{match[3]}"
+        try:
+            made = makers[match[2]](results)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        return f"{match[1]}{made}\n{match[3]}"
 
     new, count = MARK.subn(block, text)
     if count != (begun := text.count("<!-- table: ") - text.count("<!-- table: end -->")):

@@ -71,14 +71,16 @@ def warnings(root: Path, texts: dict[str, str]) -> Iterator[str]:
 def write(
     root: Path, texts: dict[str, str], wanted: dict[str, charts.Chart | curves.Curves]
 ) -> None:
-    """Writes pages and charts, and removes charts that no page shows."""
+    """Writes pages and charts, and removes charts that no page shows: nothing if a chart fails."""
     from drawing_curves import draw  # --check needs no matplotlib
 
+    schemes = {name: Path(name).stem.rpartition("-")[2] for name in wanted}
+    drawn = {name: draw(chart, schemes[name]) for name, chart in wanted.items()}
     for page, text in texts.items():
         (root / page).write_text(text, encoding="utf-8")
     (root / charts.FOLDER).mkdir(parents=True, exist_ok=True)
-    for name, chart in wanted.items():
-        (root / name).write_text(draw(chart, Path(name).stem.rpartition("-")[2]), encoding="utf-8")
+    for name, drawing in drawn.items():
+        (root / name).write_text(drawing, encoding="utf-8")
     for path in (root / charts.FOLDER).glob("*"):
         if path.relative_to(root).as_posix() not in wanted:
             path.unlink()
@@ -91,10 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
     action.add_argument("--write", action="store_true", help="rewrite the pages, draw the charts")
     action.add_argument("--check", action="store_true", help="exit with 1 if one of them is stale")
     options = parser.parse_args(arguments)
-    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in figures.PAGES}
     wanted: dict[str, str] = {}
     drawings: dict[str, charts.Chart | curves.Curves] = {}
     try:
+        texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in figures.PAGES}
         for page, text in texts.items():
             refreshed = figures.refreshed(ROOT, page, text)
             refreshed = page_tables.placed(ROOT, page, refreshed, TABLES)
@@ -110,6 +112,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyError as error:
         reason = f"expected {error} in a result file that it links, got none."
         print(f"report: {page}: {reason}", file=sys.stderr)
+        return 1
+    except (AttributeError, LookupError, TypeError, ZeroDivisionError) as error:
+        reason = f"expected results in the files that it links, got others: {type(error).__name__}"
+        print(f"report: {page}: {reason}: {error}.", file=sys.stderr)
         return 1
     if options.write:
         write(ROOT, wanted, drawings)

@@ -10,6 +10,7 @@ import pytest
 
 import charts
 import figures
+import page_tables
 import report
 
 LINKED = "benchmarks/results/amd-epyc-cpu/2026-12-31-0123456.json"
@@ -44,8 +45,12 @@ def test_a_changed_tree_is_named_wherever_a_page_links_its_result(
     [
         ('{"cases": [', f"expected a result file, got {{root}}/{LINKED}: Expecting value"),
         ("{}", "docs/performance.md: expected 'environment' in a result file that it links, got "),
+        (
+            '{"environment": []}',
+            "docs/performance.md: expected results in the files that it links, got others: Type",
+        ),
     ],
-    ids=["half", "other"],
+    ids=["half", "other", "list"],
 )
 def test_a_damaged_result_file_is_named(
     text: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
@@ -53,6 +58,51 @@ def test_a_damaged_result_file_is_named(
     (root / LINKED).write_text(text)
     assert report.main(["--check"]) == 1
     assert f"report: {message.format(root=root)}" in capsys.readouterr().err
+
+
+def test_a_page_that_is_missing_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "docs/performance.md").unlink()
+    assert report.main(["--check"]) == 1
+    assert f"No such file or directory: '{root}/docs/performance.md'" in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_made_has_its_place(root: Path) -> None:
+    (root / LINKED).write_text("{}")
+    page = f"[result file](../{LINKED})\n\n<!-- table: one -->\n<!-- table: end -->\n"
+
+    def fails(results: object) -> str:
+        raise ValueError("expected figures, got none.")
+
+    with pytest.raises(ValueError, match=r"^docs/a.md:3: expected figures, got none.$"):
+        page_tables.placed(root, "docs/a.md", page, {"one": fails})
+
+
+def test_nothing_is_written_if_a_chart_cannot_be_drawn(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing_curves = pytest.importorskip("drawing_curves")
+
+    def fails(chart: charts.Chart, scheme: str) -> str:
+        raise ValueError(scheme)
+
+    monkeypatch.setattr(drawing_curves, "draw", fails)
+    before = (root / "docs/performance.md").read_text()
+    name = f"{charts.FOLDER}/a-ratios-light.svg"
+    chart = charts.Chart("a-ratios", "ratios", "a", "b", LINKED, [])
+    with pytest.raises(ValueError, match="light"):
+        report.write(root, {"docs/performance.md": ""}, {name: chart})
+    assert (root / "docs/performance.md").read_text() == before
+
+
+def test_files_without_what_a_page_shows_are_named(root: Path) -> None:
+    environment = {"cpu": "AMD EPYC", "cpu_isa": "avx512", "threads": 2}
+    result = {"environment": environment, "cases": []}
+    (root / LINKED).write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=f"^README.md: expected cases of noise in {LINKED}, got"):
+        figures._noise(root, LINKED)
+    table = figures.Table("page", "Scale", "step", LINKED, [])
+    with pytest.raises(ValueError, match=f"^page: expected a case of ours in {LINKED}, got none"):
+        charts.chart_of("bandwidth", "scale", table, result)
 
 
 def test_a_chart_tells_the_figures_of_its_table() -> None:
