@@ -48,7 +48,7 @@ def test_each_missed_target_is_named() -> None:
 
 
 def test_verdicts_are_those_of_rounds() -> None:
-    """A change of the machine's speed is in both times of a round, and not always in both medians."""
+    """A machine that changes its speed does so for both in a round, and for one median alone."""
     found = figures(1.0, 1.0)
     found["samples"] |= {SUBJECT: [1.0, 2.0, 4.0], ZERO: [3.0, 1.0, 3.6], FSDP: [4.0, 4.0, 4.0]}
     found["samples"] |= {PARTS: [0.5, 2.0, 3.0]}
