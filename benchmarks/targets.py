@@ -57,7 +57,7 @@ TARGETS = (
         1.0,
         "scenarios",
     ),
-    Target("Adam, bf16 with fp32 masters, the same", "masters/s3", FUSED, 1.8, "scenarios"),
+    Target("the same in bf16 with fp32 masters, all shapes", "masters/s3", FUSED, 1.8, "scenarios"),
     Target("SGD with momentum, fp32", "sgd/step", FUSED, 0.98, "optimizers"),
     Target("LAMB, fp32", "lamb/step", FOREACH, 2.5, "optimizers"),
     Target("LAMB, fp32, its bytes", "lamb/step", None, 90, "optimizers"),
