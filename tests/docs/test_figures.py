@@ -20,8 +20,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import charts  # noqa: E402
 import figures  # noqa: E402
 import report  # noqa: E402
+from suites import packages  # noqa: E402
 
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in figures.PAGES}
+PERFORMANCE = "docs/performance.md"
 TABLES = [table for page, text in TEXTS.items() for table in figures.tables(page, text)]
 ROWS = [(table, row) for table in TABLES for row in table.rows]
 
@@ -105,6 +107,46 @@ def test_the_readme_states_how_long_building_took() -> None:
     (found,) = re.findall(r"about (\d+) s on two cores, or (\d+) s with CUDA", TEXTS["README.md"])
     for text, kind in zip(found, ("cpu", "cuda"), strict=True):
         assert int(text) == pytest.approx(seconds[f"{kind}: build from nothing, s"], abs=5)
+
+
+def test_the_page_says_which_results_are_older_than_the_pause() -> None:
+    """The commit that brought the pause made results say the policy of waiting threads too."""
+    page = TEXTS["docs/benchmarks.md"]
+    results = {file: figures.load(ROOT, file) for file in figures.LINK.findall(page)}
+    older = {
+        file
+        for file, result in results.items()
+        if "openmp_wait_policy" not in result["environment"]
+        for case in result.get("cases", ())
+        if any(name.startswith(packages.OTHER_POOLS) for name in case.get("ratios", ()))
+    }
+    said = "The two results of the shapes of models are older than this pause"
+    assert (said in page) == bool(older)
+    assert all(re.search(r"-scenarios_(fp32|masters)-", file) for file in older)
+
+
+def test_the_page_says_how_far_torch_is_where_memory_decides() -> None:
+    text = TEXTS["docs/scale.md"]
+    (said,) = re.findall(r"takes between (\d+) % less and (\d+) % more time there", text)
+    (file,) = set(figures.LINK.findall(text))
+    ratios = [
+        case["ratios"]["torch fused"]["per_round"]["median"]
+        for case in figures.load(ROOT, file)["cases"]
+        if case["name"].startswith("elements/adam_float32/") and case["size"] >= 2**22
+    ]
+    assert said == (f"{100 * (1 - min(ratios)):.0f}", f"{100 * (max(ratios) - 1):.0f}")
+
+
+def test_the_page_says_whose_norm_gains_from_the_faster_memory() -> None:
+    assert "takes as long at both speeds of the memory, within a tenth" in TEXTS[PERFORMANCE]
+    files = figures.LINK.findall(TEXTS[PERFORMANCE])[1:]
+    cases = [case for file in files for case in figures.load(ROOT, file)["cases"]]
+    seconds = [case["seconds"] for case in cases if case["name"] == "norm_and_check/large"]
+    ours, torchs = (
+        [entry[name]["median"] for entry in seconds] for name in ("torchfuse", "get_total_norm")
+    )
+    assert max(torchs) < 1.1 * min(torchs)
+    assert max(ours) > 1.25 * min(ours)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
