@@ -31,8 +31,10 @@ _READ = "read_sharded_checkpoint"
 _WRITE = "write_sharded_checkpoint"
 _SHARDED_FORMAT = 1
 _INDEX = "index.pt"
-#: Names of files of ranks, also of those that a killed save was writing.
-_OF_A_RANK = re.compile(r"rank[0-9]+-[0-9a-f]{16}\.pt(\.tmp-[0-9a-f]{16})?")
+#: Names of files that a save makes beside its index, also of those that a killed one was writing.
+_LEFT_BEHIND = re.compile(
+    r"rank[0-9]+-[0-9a-f]{16}\.pt(\.tmp-[0-9a-f]{16})?|index\.pt\.tmp-[0-9a-f]{16}"
+)
 
 
 def read_sharded_checkpoint(folder: StrPath) -> dict[str, Any]:
@@ -79,20 +81,20 @@ def read_sharded_checkpoint(folder: StrPath) -> dict[str, Any]:
             "with the version that wrote it."
         )
     contents = checked_contents(index.get("checkpoint"), where)
+    pairs = _checked_pairs(sharded.get("files"), where)
+    files = [_checked_file(folder, name, size) for name, size in pairs]
     try:
-        files = [_checked_file(folder, name, size) for name, size in sharded["files"]]
         for name in sharded["optimizers"]:
-            parts = [of_file[name] for of_file in files]
-            contents[name]["state"] = {
-                param: {
-                    key: _whole(value, [part.get(param, {}).get(key) for part in parts])
-                    if isinstance(value, dict)
-                    else value
-                    for key, value in state.items()
-                }
-                for param, state in contents[name]["state"].items()
-            }
-    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+            state = contents[name]["state"]
+            contents[name]["state"] = _joined(state, [of_file[name] for of_file in files])
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(
             f"{where} to describe the tensors in the files of ranks, got other contents: {error}."
         ) from error
@@ -106,8 +108,21 @@ def _read(path: str, where: str) -> Any:
         return read_plain(file, where)
 
 
+def _checked_pairs(pairs: Any, where: str) -> list[tuple[str, int]]:
+    """The names and bytes of files, all beside the index."""
+    if not isinstance(pairs, list):
+        raise ValueError(f"{where} to hold a list of files, got {type(pairs).__name__}.")
+    for pair in pairs:
+        is_pair = isinstance(pair, tuple) and [type(each) for each in pair] == [str, int]
+        if not is_pair or "/" in pair[0]:
+            raise ValueError(
+                f"{where} to hold pairs of the names of files beside it and bytes, got {pair!r}."
+            )
+    return pairs
+
+
 def _checked_file(folder: str, name: str, size: int) -> Any:
-    path = os.path.join(folder, os.path.basename(name))
+    path = os.path.join(folder, name)
     got = f"{os.path.getsize(path)} bytes" if os.path.isfile(path) else "none"
     if got != f"{size} bytes":
         raise ValueError(
@@ -117,21 +132,44 @@ def _checked_file(folder: str, name: str, size: int) -> Any:
     return _read(path, f"{_READ}: expected {path}")
 
 
+def _joined(state: dict[Any, Any], files: list[dict[Any, Any]]) -> dict[Any, Any]:
+    """The states of all parameters with tensors in the place of what says where these are."""
+    return {
+        param: {
+            key: _whole(value, [of_file.get(param, {}).get(key) for of_file in files])
+            if isinstance(value, dict)
+            else value
+            for key, value in entries.items()
+        }
+        for param, entries in state.items()
+    }
+
+
 def _whole(place: Mapping[str, Any], parts: list[Tensor | None]) -> Tensor:
     """The tensor whose elements lie in the parts, one of each file."""
     dtype = getattr(torch, place["dtype"])
     whole = torch.empty_strided(place["sizes"], place["strides"], dtype=dtype)
+    if not _is_dense(whole):
+        raise LookupError(f"strides {place['strides']} that leave gaps or overlap")
     elements = whole.as_strided((whole.numel(),), (1,))
     reached = 0
     for file, begin, end in place["spans"]:
-        part = parts[file]
-        if part is None or part.dtype != dtype or begin != reached:
+        part = parts[file] if file >= 0 else None
+        follows = begin == reached and part is not None and part.shape == (end - begin,)
+        if part is None or part.dtype != dtype or not follows:
             raise LookupError(f"no elements {reached} to {end} of {dtype} in file {file}")
-        elements[begin:end] = part.reshape(end - begin)
+        elements[begin:end] = part
         reached = end
     if reached != whole.numel():
         raise LookupError(f"{reached} of {whole.numel()} elements")
     return whole
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements lie in memory one behind the other, in the order of any dimensions."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    return tensor.permute(order).is_contiguous()
 
 
 def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_size: int) -> None:
@@ -151,7 +189,7 @@ def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_si
 
     Raises:
         ValueError: for values that a checkpoint cannot hold, naming their keys.
-        OSError: if a file cannot be written.
+        OSError: if a file cannot be written. The checkpoint is as it was, and no file is left.
 
     Example:
         >>> import os, tempfile
@@ -173,6 +211,8 @@ def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_si
     about = {"format": FORMAT, "version": torchfuse.__version__, "classes": {}}
     contents = {"values": {}, "torchfuse": about, **contents}
     checked_contents(contents, where)
+    _check_names(contents, where)
+    _check_names(contents["values"], f"{where}['values']")
     files: list[dict[str, Any]] = [{} for _ in range(world_size)]
     optimizers = [name for name, part in contents.items() if _is_of_optimizer(part)]
     for name in optimizers:
@@ -192,6 +232,12 @@ def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_si
     _write(Path(folder), contents, files, optimizers)
 
 
+def _check_names(names: Mapping[Any, Any], where: str) -> None:
+    for key in names:
+        if type(key) is not str:
+            raise ValueError(f"{where} to have strings as keys, got {key!r}. Save str(key).")
+
+
 def _is_of_optimizer(part: Any) -> bool:
     return (
         isinstance(part, dict)
@@ -206,9 +252,7 @@ def _placed(value: Any, parts: list[dict[str, Any]], key: Any) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     dense = value.detach().cpu()
-    strides = dense.stride()
-    order = sorted(range(dense.dim()), key=lambda dim: (-strides[dim], dim))
-    if not dense.permute(order).is_contiguous():
+    if not _is_dense(dense):
         dense = dense.contiguous()
     elements = dense.as_strided((dense.numel(),), (1,))
     spans, begin = [], 0
@@ -231,14 +275,19 @@ def _write(
     folder: Path, contents: dict[str, Any], files: list[dict[str, Any]], optimizers: list[str]
 ) -> None:
     folder.mkdir(exist_ok=True)
-    before = [path for path in folder.iterdir() if _OF_A_RANK.fullmatch(path.name)]
+    before = [path for path in folder.iterdir() if _LEFT_BEHIND.fullmatch(path.name)]
     tag = secrets.token_hex(8)
-    written = []
-    for rank, of_file in enumerate(files):
-        name = f"rank{rank}-{tag}.pt"
-        write_plain(folder / name, of_file, _WRITE)
-        written.append((name, (folder / name).stat().st_size))
-    sharded = {"format": _SHARDED_FORMAT, "files": written, "optimizers": optimizers}
-    write_plain(folder / _INDEX, {"sharded": sharded, "checkpoint": contents}, _WRITE)
+    written: list[tuple[str, int]] = []
+    try:
+        for rank, of_file in enumerate(files):
+            name = f"rank{rank}-{tag}.pt"
+            write_plain(folder / name, of_file, _WRITE)
+            written.append((name, (folder / name).stat().st_size))
+        sharded = {"format": _SHARDED_FORMAT, "files": written, "optimizers": optimizers}
+        write_plain(folder / _INDEX, {"sharded": sharded, "checkpoint": contents}, _WRITE)
+    except Exception:  # no interrupt: it may come when the index already names the files
+        for name, _ in written:
+            (folder / name).unlink(missing_ok=True)
+        raise
     for path in before:
         path.unlink(missing_ok=True)

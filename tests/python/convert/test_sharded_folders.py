@@ -119,12 +119,33 @@ def test_a_file_of_one_checkpoint_as_an_index(folder: Path) -> None:
         read_sharded_checkpoint(folder)
 
 
-@pytest.mark.parametrize("spans", [[(0, 0, 1)], [(0, 1, 185)], [(7, 0, 185)], None])
+@pytest.mark.parametrize("spans", [[(0, 0, 1)], [(0, 1, 185)], [(7, 0, 185)], [(0, 0)], None])
 def test_an_index_that_does_not_describe_the_files(folder: Path, spans: Any) -> None:
     index = torch.load(folder / "index.pt")
     index["checkpoint"]["optimizer"]["state"][0]["exp_avg"]["spans"] = spans
     torch.save(index, folder / "index.pt")
     with pytest.raises(ValueError, match=r"index.pt to describe the tensors in the files of ranks"):
+        read_sharded_checkpoint(folder)
+
+
+@pytest.mark.parametrize("place", [{"strides": (2,)}, {"strides": (0,)}, {"sizes": (2**64,)}])
+def test_an_index_of_other_sizes_and_strides(folder: Path, place: dict[str, Any]) -> None:
+    index = torch.load(folder / "index.pt")
+    states = index["checkpoint"]["optimizer"]["state"].values()
+    vector = next(state["exp_avg"] for state in states if len(state["exp_avg"]["sizes"]) == 1)
+    vector.update(place)
+    torch.save(index, folder / "index.pt")
+    with pytest.raises(ValueError, match=r"index.pt to describe the tensors in the files of ranks"):
+        read_sharded_checkpoint(folder)
+
+
+@pytest.mark.parametrize("pair", [("../rank0.pt", 9), ("rank0.pt",), ["rank0.pt", 9], (0, 9)])
+def test_an_index_that_names_no_files_beside_it(folder: Path, pair: Any) -> None:
+    index = torch.load(folder / "index.pt")
+    index["sharded"]["files"][0] = pair
+    torch.save(index, folder / "index.pt")
+    message = f"to hold pairs of the names of files beside it and bytes, got {pair!r}."
+    with pytest.raises(ValueError, match=rf"index.pt {re.escape(message)}$"):
         read_sharded_checkpoint(folder)
 
 
@@ -136,9 +157,25 @@ def test_a_refused_value_leaves_the_checkpoint_before(folder: Path) -> None:
     assert read_sharded_checkpoint(folder)["values"] == {}
 
 
+def test_keys_that_cpp_does_not_read(folder: Path) -> None:
+    message = "write_sharded_checkpoint: expected parts['values'] to have strings as keys, got 1."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)} Save str\\(key\\).$"):
+        write_sharded_checkpoint({"values": {1: 2}}, folder, world_size=2)
+
+
+def test_a_save_that_fails_leaves_no_files(folder: Path) -> None:
+    optimizer = read_sharded_checkpoint(folder)["optimizer"]
+    elsewhere = folder / "other"
+    (elsewhere / "index.pt").mkdir(parents=True)
+    with pytest.raises(ValueError, match="got a folder"):
+        write_sharded_checkpoint({"optimizer": optimizer}, elsewhere, world_size=2)
+    assert [path.name for path in elsewhere.iterdir()] == ["index.pt"]
+
+
 def test_the_files_before_are_removed_and_others_stay(folder: Path) -> None:
     (folder / "notes").write_text("mine")
-    before = set(folder.glob("rank*"))
+    (folder / "index.pt.tmp-0123456789abcdef").touch()  # of a save that was killed
+    before = set(folder.glob("rank*")) | set(folder.glob("*.tmp-*"))
     write_sharded_checkpoint({"values": {"epoch": 4}}, folder, world_size=3)
     after = set(folder.iterdir())
     assert not before & after
