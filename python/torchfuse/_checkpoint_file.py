@@ -93,8 +93,8 @@ def plain_tensor(value: Tensor, where: str) -> Tensor:
             f"{where} to be a plain tensor, got {name} with the attributes {sorted(vars(value))}. "
             "Save its .as_subclass(torch.Tensor), and the attributes beside it."
         )
-    plain = value.detach().as_subclass(Tensor)
-    # C++ reads storages of whole elements.
+    # C++ reads bytes, not marks that these are conjugates or negatives, and whole elements.
+    plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
     return plain.clone() if plain.untyped_storage().nbytes() % plain.itemsize else plain
 
 

@@ -86,6 +86,16 @@ def test_subclasses_are_saved_as_plain_tensors(path: Path) -> None:
     assert torch.equal(loaded, torch.ones(2))
 
 
+def test_conjugates_and_negatives_are_saved_as_their_values(path: Path) -> None:
+    conjugate = torch.tensor([1.0 + 2.0j]).conj()
+    negative = torch.tensor([1.0 + 2.0j]).conj().imag
+    torchfuse.save_checkpoint(path, values={"conjugate": conjugate, "negative": negative})
+    found = torch.load(path)["values"]
+    assert not found["conjugate"].is_conj() and not found["negative"].is_neg()
+    assert torch.equal(found["conjugate"], conjugate)
+    assert found["negative"].tolist() == [-2.0]
+
+
 def test_a_part_of_bytes_is_saved_as_whole_elements(path: Path) -> None:
     numbers = torch.zeros(10, dtype=torch.uint8)[:8].view(torch.int32)
     torchfuse.save_checkpoint(path, values={"x": numbers})
