@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <optional>
 #include <system_error>
@@ -81,11 +82,19 @@ void remove_others(const std::string& folder, const std::string& tag) {
   ::closedir(listing);
 }
 
-std::int64_t bytes_of(const std::string& path) {
+/// Bytes of a file; none: there is no such file.
+std::optional<std::int64_t> bytes_of(const std::string& path) {
   struct stat found{};
-  TORCH_CHECK(::stat(path.c_str(), &found) == 0, kSaveSharded, ": expected ", path,
-              " to be there once written, got none.");
+  if (::stat(path.c_str(), &found) != 0) return std::nullopt;
   return found.st_size;
+}
+
+/// What another file in its place does not share with a file; none: there is no such file.
+std::optional<std::array<std::int64_t, 3>> identity_of(const std::string& path) {
+  struct stat found{};
+  if (::stat(path.c_str(), &found) != 0) return std::nullopt;
+  return std::array<std::int64_t, 3>{static_cast<std::int64_t>(found.st_ino), found.st_size,
+                                     found.st_mtime};
 }
 
 /// Writes this rank's file. Returns pairs of name and bytes of all ranks' files.
@@ -96,7 +105,7 @@ List write_files(const Ranks& ranks, const std::string& folder, const std::strin
   try {
     ranks.all_or_none([&] {
       checkpoint::write_container(path, own, kSaveSharded);
-      bytes = bytes_of(path);
+      bytes = bytes_of(path).value_or(0);
     });
   } catch (const std::exception&) {
     ::unlink(path.c_str());
@@ -109,6 +118,49 @@ List write_files(const Ranks& ranks, const std::string& folder, const std::strin
         {file_name(rank, tag), static_cast<std::int64_t>(std::stoll(each))}));
   }
   return files;
+}
+
+/// Rank 0 may see another folder than a rank that has written into it, and another save may have
+/// removed its files.
+void check_files(const std::string& folder, const List& files) {
+  for (const c10::IValue& each : files) {
+    const auto& pair = each.toTupleRef().elements();
+    const std::string path = folder + "/" + pair[0].toStringRef();
+    const auto bytes = bytes_of(path);
+    TORCH_CHECK_VALUE(bytes == pair[1].toInt(), kSaveSharded, ": expected ", path,
+                      " to be the file of ", pair[1].toInt(), " bytes that its rank wrote, got ",
+                      bytes ? std::to_string(*bytes) + " bytes" : "none",
+                      ". All ranks must see the same folder, and no other program save there.");
+  }
+}
+
+/// Replaces the index, or removes the files that it would have named: they may fill the disk.
+void replace_index(const std::string& folder, const List& files, const Dict& index) {
+  const std::string path = checkpoint::index_of(folder);
+  const auto before = identity_of(path);
+  try {
+    check_files(folder, files);
+    checkpoint::write_container(path, index, kSaveSharded);
+  } catch (const std::exception&) {
+    // An index that is in its place, and perhaps not on the disk, needs them.
+    if (identity_of(path) != before) throw;
+    for (const c10::IValue& each : files) {
+      ::unlink((folder + "/" + each.toTupleRef().elements()[0].toStringRef()).c_str());
+    }
+    throw;
+  }
+}
+
+/// A save may replace the index between the reads of two ranks.
+void check_one_save(const Ranks& ranks, const std::string& folder, const std::string& save) {
+  const auto saves = ranks.gather(save);
+  ranks.all_or_none([&] {
+    TORCH_CHECK_VALUE(save == saves.front(), kLoadSharded, ": expected ",
+                      checkpoint::index_of(folder),
+                      " to be of one save in all ranks, got another in rank ", ranks.rank(),
+                      " than in rank 0: it was replaced meanwhile, or the ranks see other folders. "
+                      "Load it again.");
+  });
 }
 
 }  // namespace
@@ -162,15 +214,18 @@ void save_sharded_checkpoint(const std::string& path, const Checkpoint& descript
     Dict index = checkpoint::make_dict();
     index.insert_or_assign("sharded", sharded);
     index.insert_or_assign("checkpoint", contents);
-    checkpoint::write_container(checkpoint::index_of(folder), index, kSaveSharded);
+    replace_index(folder, files, index);
     remove_others(folder, tag);
   });
 }
 
 CheckpointValues load_sharded_checkpoint(const std::string& path, const Checkpoint& description) {
   const at::NoGradGuard no_grad;
+  const Ranks ranks(description.group_, kLoadSharded);
   const std::string folder = without_slashes(path);
   std::optional<checkpoint::ShardedInput> input;
+  ranks.all_or_none([&] { input.emplace(folder, kLoadSharded); });
+  check_one_save(ranks, folder, input->save());
   const auto prepare = [&](const std::string& name, const CheckpointPart& part,
                            const c10::IValue& saved) -> std::function<void()> {
     const auto split = description.split_.find(name);
@@ -181,12 +236,8 @@ CheckpointValues load_sharded_checkpoint(const std::string& path, const Checkpoi
     }
     return part.prepare(input->has(name) ? input->whole_state(name, saved) : saved);
   };
-  const auto read = [&] {
-    input.emplace(folder, kLoadSharded);
-    return input->contents();
-  };
-  return description.load(checkpoint::index_of(folder), Ranks(description.group_, kLoadSharded),
-                          read, prepare);
+  const auto contents = [&] { return input->contents(); };
+  return description.load(checkpoint::index_of(folder), ranks, contents, prepare);
 }
 
 }  // namespace torchfuse

@@ -47,6 +47,11 @@ ShardedInput::ShardedInput(const std::string& folder, const std::string& caller,
                                  where_of(folder, caller))),
       reader_(folder, entry(sharded_, "files", where_of(folder, caller) + "['sharded']"), caller) {}
 
+std::string ShardedInput::save() const {
+  const List files = sharded_.at("files").toList();
+  return files.empty() ? std::string() : files.get(0).toTupleRef().elements()[0].toStringRef();
+}
+
 bool ShardedInput::has(const std::string& name) const {
   const auto found = sharded_.find("optimizers");
   if (found == sharded_.end() || !found->value().isList()) return false;

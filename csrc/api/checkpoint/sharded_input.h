@@ -29,6 +29,8 @@ class ShardedInput {
   ///   kind.
   ShardedInput(const std::string& folder, const std::string& caller);
 
+  /// What no other save has: the name of its first file.
+  std::string save() const;
   /// What save_checkpoint() would have written, but for split states.
   const Dict& contents() const { return contents_; }
   /// Whether a part has split states.

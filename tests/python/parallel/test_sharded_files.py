@@ -122,6 +122,19 @@ def test_a_save_that_dies_anywhere_leaves_a_whole_checkpoint(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == files_named(tmp_path)
 
 
+def test_a_disk_with_errors_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """The calls are those of the test above, up to the one that removes files."""
+    subprocess.run(cpp_program("dying", 0, tmp_path), check=True)
+    for call in range(1, 7):
+        command = cpp_program("dying", call, tmp_path, "error")
+        assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 1
+        saved = read_sharded_checkpoint(tmp_path)
+        # The last one syncs the folder when the new index is in its place, and needs its files.
+        assert saved["values"]["step"] == (2 if call == 6 else 1)
+        left = {path.name for path in tmp_path.iterdir()} - files_named(tmp_path)
+        assert len(left) == (1 if call == 6 else 0)
+
+
 def test_a_killed_rank_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """At any time, mostly within a save; the test above reaches each call of one."""
     seed = random.Random(5)

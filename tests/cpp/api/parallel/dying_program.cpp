@@ -5,6 +5,10 @@
 //
 // goes on from the sharded checkpoint in FOLDER, if there is one, makes a step and saves it. The
 // process is killed before the CALL-th of the calls below that saving makes; 0: it is not killed.
+//
+//   torchfuse_programs dying CALL FOLDER error
+//
+// goes on: the call fails, as on a disk with errors.
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <torch/torch.h>
@@ -15,6 +19,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -28,9 +33,14 @@ namespace dying_program {
 namespace {
 
 int calls_left = 0;
+bool dies = true;
 
-void count_call() {
-  if (calls_left > 0 && --calls_left == 0) std::raise(SIGKILL);
+/// Whether a call has to fail; dies where that is wanted instead.
+bool fails() {
+  if (calls_left == 0 || --calls_left > 0) return false;
+  if (dies) std::raise(SIGKILL);
+  errno = EIO;
+  return true;
 }
 
 }  // namespace
@@ -39,15 +49,15 @@ void count_call() {
 // The library calls these in the place of those of libc.
 #pragma GCC visibility push(default)
 extern "C" int fsync(int descriptor) {
-  dying_program::count_call();
+  if (dying_program::fails()) return -1;
   return static_cast<int>(::syscall(SYS_fsync, descriptor));
 }
 extern "C" int rename(const char* from, const char* to) noexcept {
-  dying_program::count_call();
+  if (dying_program::fails()) return -1;
   return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
 extern "C" int unlink(const char* path) noexcept {
-  dying_program::count_call();
+  if (dying_program::fails()) return -1;
   return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
 }
 #pragma GCC visibility pop
@@ -69,6 +79,7 @@ void start(const Arguments& arguments) {
   }
   params[0].mutable_grad() = torch::ones({100});
   optimizer.step();
+  dies = arguments.size() == 2;
   calls_left = std::stoi(arguments.at(0));
   torchfuse::save_sharded_checkpoint(folder, checkpoint.value("step", step));
   calls_left = 0;

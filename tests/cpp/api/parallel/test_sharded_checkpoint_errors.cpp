@@ -194,6 +194,46 @@ TEST_F(ShardedCheckpointErrors, ARankThatFailsLeavesTheCheckpointBefore) {
   EXPECT_EQ(folder_.files(), files);  // rank 0 has taken its own back
 }
 
+TEST_F(ShardedCheckpointErrors, RanksThatSeeOtherFoldersLeaveTheCheckpointBefore) {
+  const std::string elsewhere = folder_ / "other";
+  std::filesystem::create_directory(elsewhere);
+  const auto files = folder_.files();
+  expect_kept(folder_, c10::str("save_sharded_checkpoint: expected ", folder_ / "rank1-"),
+              [&](auto& optimizer, ProcessGroup& group) {
+                save_sharded_checkpoint(group.rank() == 0 ? folder_.path() : elsewhere,
+                                        described(optimizer, group));
+              });
+  EXPECT_EQ(folder_.files(), files);
+}
+
+TEST_F(ShardedCheckpointErrors, AnIndexThatCannotBeWrittenLeavesNoFiles) {
+  const std::filesystem::path other = folder_ / "other";
+  std::filesystem::create_directories(other / "index.pt");
+  expect_kept(folder_,
+              c10::str("save_sharded_checkpoint: expected ", (other / "index.pt").string(),
+                       " to be a file, got a folder."),
+              [&](auto& optimizer, ProcessGroup& group) {
+                save_sharded_checkpoint(other, described(optimizer, group));
+              });
+  std::filesystem::remove(other / "index.pt");
+  EXPECT_TRUE(std::filesystem::is_empty(other));
+}
+
+TEST_F(ShardedCheckpointErrors, AnIndexThatIsReplacedBetweenTheReadsOfTwoRanks) {
+  const std::string later = folder_ / "later";
+  run_on_ranks(2, [&](ProcessGroup& group) {
+    ShardedOptimizer<FusedAdam> optimizer(sharded_params(), {}, group);
+    save_sharded_checkpoint(later, described(optimizer, group));
+  });
+  expect_refusal(c10::str(kLoads, "expected ", later, "/index.pt to be of one save in all ranks, ",
+                          "got another in rank 1 than in rank 0: "),
+                 [&](ProcessGroup& group) {
+                   ShardedOptimizer<FusedAdam> optimizer(sharded_params(), {}, group);
+                   load_sharded_checkpoint(group.rank() == 0 ? folder_.path() : later,
+                                           described(optimizer, group));
+                 });
+}
+
 TEST_F(ShardedCheckpointErrors, AFileInThePlaceOfTheFolder) {
   folder_.write("file");
   expect_kept(folder_,
