@@ -138,7 +138,9 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     ratios = {
         peer: {"of_medians": summary[peer]["ratio_of_medians"], "per_round": summary[peer]["ratio"]}
         for peer in case.peers
+        if peer in summary  # it may be missing
     }
+    judged = case.target if case.peers[0] in ratios else None
     moved = dict.fromkeys(times, model_bytes) | dict.fromkeys(streams, stream_bytes)
     moved |= {name: o.bytes_per_element * parameters.numel for name, o in prepared.others.items()}
     return {
@@ -154,7 +156,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "host": host_row(host, case),
         "seconds": times,
         "ratios": ratios,
-        "target": None if case.target is None else {"peer": case.peers[0], "ratio": case.target},
+        "target": None if judged is None else {"peer": case.peers[0], "ratio": judged},
         "verified": prepared.verified,
         "bytes_per_element": case.bytes_per_element,
         "pass_bytes": dict(prepared.pass_bytes),

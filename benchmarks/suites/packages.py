@@ -18,6 +18,8 @@ TORCHAO = "torchao"
 COMPILED = "torch compiled"
 #: Contenders whose names begin so have an OpenMP library, with threads, beside torch's.
 OTHER_POOLS = (DEEPSPEED, BITSANDBYTES, TORCHAO, COMPILED)
+#: Those whose steps are functions of torch.compile.
+OF_THE_COMPILER = (TORCHAO, COMPILED)
 #: In which threads that wait fall asleep.
 REST_SECONDS = 0.02
 
@@ -36,6 +38,28 @@ def rest_between(contenders: Iterable[str], device: torch.device) -> Callable[[]
 def as_many_threads(threads: int) -> None:
     """Gives the pools of packages that are loaded from now on as many threads as torch's has."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+@functools.cache
+def compiler_error() -> str | None:
+    """Why torch.compile makes no code for this machine, if it makes none."""
+    try:
+        torch.compile(lambda values: values + 1)(torch.zeros(8))
+    except Exception as error:  # of the compiler's part that fails
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return None
+
+
+def usable(names: Iterable[str], missing: dict[str, str]) -> list[str]:
+    """The contenders, without those that torch.compile makes no code for; `missing` says why."""
+    found = []
+    for name in names:
+        error = compiler_error() if name.startswith(OF_THE_COMPILER) else None
+        if error is None:
+            found.append(name)
+        else:
+            missing[name] = error
+    return found
 
 
 def class_of(package: str, module: str, name: str, missing: dict[str, str]) -> Any:

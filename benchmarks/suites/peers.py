@@ -18,7 +18,7 @@ from torch import Tensor
 
 from suites.contenders import AGAIN, FUSED, LEARNING_RATE, OURS, difference
 from suites.fused_adam import Other, Prepared
-from suites.packages import BITSANDBYTES, COMPILED, DEEPSPEED, TORCHAO, class_of
+from suites.packages import BITSANDBYTES, COMPILED, DEEPSPEED, TORCHAO, class_of, usable
 from suites.parameters import ParameterSet, load
 from torchfuse import optimizers
 
@@ -88,8 +88,9 @@ class Case:
     def prepare(self, device: torch.device, seed: int) -> Prepared:
         """Builds the contenders, and compares each with ours after three steps."""
         makes = {**dict(self.contenders), **{name: make for name, make, _ in self.others}}
-        params = {name: self._params(device, seed) for name in makes}
-        made = {name: make(params[name]) for name, make in makes.items()}
+        names = usable(makes, MISSING)
+        params = {name: self._params(device, seed) for name in names}
+        made = {name: makes[name](params[name]) for name in names}
         grads = self.load().randn(torch.float32, device, seed + 1)
         for name, optimizer in made.items():
             for _ in range(3):
@@ -98,14 +99,17 @@ class Case:
         errors = {
             name: max(map(difference, params[OURS], theirs)) for name, theirs in params.items()
         }
-        for name in self.peers:
+        peers = [name for name in self.peers if name in names]
+        for name in peers:
             if not errors[name] <= self.tolerance:
                 raise RuntimeError(
                     f"{self.name}: expected parameters of {name} within {self.tolerance:g} of "
                     f"ours after three steps, got {errors[name]:g}"
                 )
-        verified = {"params": max(errors[name] for name in self.peers)}
-        others = {name: Other(count, errors[name]) for name, _, count in self.others}
+        verified = {"params": max(errors[name] for name in peers)}
+        others = {
+            name: Other(count, errors[name]) for name, _, count in self.others if name in names
+        }
         return Prepared({name: made[name].step for name in made}, verified, others)
 
     def _params(self, device: torch.device, seed: int) -> list[Tensor]:

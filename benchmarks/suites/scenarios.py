@@ -21,7 +21,7 @@ from torch import Tensor
 from suites.compiled_step import Compiled
 from suites.contenders import FOREACH, FUSED, OURS, difference
 from suites.fused_adam import MemoryCase, Prepared
-from suites.packages import COMPILED, DEEPSPEED, class_of
+from suites.packages import COMPILED, DEEPSPEED, class_of, usable
 from suites.parameters import ParameterSet, load
 from suites.pipelines import SCENARIOS, Memory, Ours, Pipeline, Scenario, Theirs, fp64_norm
 from suites.structures import Structure
@@ -119,7 +119,9 @@ class Case:
         verified = {"params": 0.0, "exp_avg": 0.0}
         expected: list[list[Tensor]] = []
         made = {}
-        for peer in self.contenders:
+        names = usable((peer.name for peer in self.contenders), MISSING)
+        contenders = [peer for peer in self.contenders if peer.name in names]
+        for peer in contenders:
             memory.reset(values)
             made[peer.name] = pipeline = peer.make(memory, self.scenario, SCALE)
             self._verification_steps(peer.name, pipeline, grads)
@@ -132,7 +134,8 @@ class Case:
             gc.collect()  # states that a first step allocated
         memory.fill_grads(grads, 0.5)
         steps = {name: pipeline.step for name, pipeline in made.items()}
-        return Prepared(steps, verified, pass_bytes=self._pass_bytes())
+        passes = {peer.name: peer.bytes[self.scenario.name] for peer in contenders}
+        return Prepared(steps, verified, pass_bytes=passes)
 
     def prepare_host(self, device: torch.device) -> dict[str, Callable[[], object]]:
         """The steps on tensors of one element: all but what is compiled for each shape."""
@@ -145,9 +148,6 @@ class Case:
                     torch._foreach_zero_(values)
                 steps[peer.name] = peer.make(memory, self.scenario, 1.0).step
         return steps
-
-    def _pass_bytes(self) -> dict[str, float | None]:
-        return {peer.name: peer.bytes[self.scenario.name] for peer in self.contenders}
 
     def _verification_steps(self, name: str, pipeline: Pipeline, grads: list[Tensor]) -> None:
         """Steps with a real scale and with clipping at work, and one that must be skipped."""

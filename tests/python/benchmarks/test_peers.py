@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import re
 import sys
@@ -13,7 +14,7 @@ import torch
 
 import compare
 import run
-from suites import peers
+from suites import packages, peers, scenarios
 from suites.contenders import AGAIN, FUSED, OURS
 
 
@@ -70,3 +71,49 @@ def test_what_moves_other_bytes_has_no_ratio() -> None:
     assert re.search(
         r"^\| SGD \| adam/step/tiny_400 \| .* \| 12\.0 \| \d\.\de.\d+ \|$", table, re.M
     )
+
+
+@pytest.mark.parametrize("name", [packages.COMPILED, scenarios.STATIC])
+def test_what_torch_compiles_is_missing_where_it_cannot(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise AssertionError("made all the same")
+
+    monkeypatch.setattr(packages, "compiler_error", lambda: "InvalidCxxCompiler: none found")
+    suite = peers if name == packages.COMPILED else scenarios
+    monkeypatch.setattr(suite, "MISSING", {})
+    case: peers.Case | scenarios.Case
+    if suite is peers:
+        (whole,) = [case for case in peers.CASES if case.name == "adam/step/resnet50"]
+        makes = dict(whole.contenders) | {name: fails}
+        contenders = tuple((key, makes[key]) for key in (OURS, name, FUSED))
+        case = peers.Case("adam", contenders, 28, "tiny_400", target=1.0)
+    else:
+        (large,) = [case for case in scenarios.CASES if case.name == "fp32/s3/large"]
+        ours, fused = large.contenders[:2]
+        compiled = dataclasses.replace(large.contenders[-1], make=fails)
+        assert compiled.name == name
+        case = dataclasses.replace(
+            large, parameters="tiny_400", contenders=(ours, compiled, fused), target=1.0
+        )
+    monkeypatch.setattr(type(case), "prepare_host", lambda *_: {OURS: list}, raising=False)
+    arguments = argparse.Namespace(device="cpu", seed=0, threads=1, rounds=2)
+    row = run.run_case(case, arguments)
+    assert set(row["ratios"]) == {FUSED}
+    assert row["target"] is None
+    assert name not in row["samples"]
+    assert dict(suite.MISSING) == {name: "InvalidCxxCompiler: none found"}
+
+
+def test_an_error_of_the_compiler_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(function: object) -> object:
+        def run(values: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no compiler\nand much more")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    packages.compiler_error.cache_clear()
+    assert packages.compiler_error() == "RuntimeError: no compiler"
+    packages.compiler_error.cache_clear()
