@@ -202,8 +202,8 @@ TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
 /// @param folder to make, or whose checkpoint to replace; the folder that has it must exist. Files
 ///   of torchfuse in it that no index names, which killed saves leave behind, are removed.
 /// @param checkpoint what to save. The group has the processes that share the states.
-/// @throws c10::Error as save_checkpoint(), the same in all ranks; the checkpoint is as it was. Also
-///   where rank 0 does not find the file of a rank in its folder.
+/// @throws c10::Error as save_checkpoint(), the same in all ranks; the checkpoint is as it was.
+///   Also where rank 0 does not find the file of a rank in its folder.
 TORCHFUSE_API void save_sharded_checkpoint(const std::string& folder, const Checkpoint& checkpoint);
 
 /// Loads what save_sharded_checkpoint(), or Python's convert.write_sharded_checkpoint(), wrote, in
@@ -212,9 +212,9 @@ TORCHFUSE_API void save_sharded_checkpoint(const std::string& folder, const Chec
 /// @param folder to read.
 /// @param checkpoint the objects, under the names that they were saved with.
 /// @return the user values, with tensors on the CPU.
-/// @throws c10::ValueError as load_checkpoint(), also for a missing or truncated file of a rank, and
-///   if ranks read the indices of two saves; the same in all ranks, whose objects are as they were
-///   then.
+/// @throws c10::ValueError as load_checkpoint(), also for a missing or truncated file of a rank,
+///   and if ranks read the indices of two saves; the same in all ranks, whose objects are as they
+///   were then.
 TORCHFUSE_API CheckpointValues load_sharded_checkpoint(const std::string& folder,
                                                        const Checkpoint& checkpoint);
 
