@@ -36,10 +36,7 @@ def lacking(case: Any, device: torch.device, beside: int = 0) -> str | None:
     parameters = load(case.parameters)
     largest = max(map(math.prod, parameters.shapes))
     own = held * parameters.numel + COMPARED_BYTES * largest
-    needed, available = (own + beside + MARGIN) // 2**20, available_mib(device)
-    if needed <= available:
-        return None
-    return f"needs {needed:,} MiB of memory, {available:,} MiB are available"
+    return machine.lacking((own + beside + MARGIN) // 2**20, available_mib(device))
 
 
 def available_mib(device: torch.device) -> int:

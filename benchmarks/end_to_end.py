@@ -127,9 +127,9 @@ def run_rows(arguments: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
     for row in arguments.rows:
-        needed, available = needed_mib(row, arguments.quick), machine.available_mib()
-        if needed > available:
-            skipped[row.name] = f"needs {needed:,} MiB of memory, {available:,} MiB are available"
+        reason = machine.lacking(needed_mib(row, arguments.quick))
+        if reason is not None:
+            skipped[row.name] = reason
             continue
         print(f"{row.name} ...", file=sys.stderr, flush=True)
         rows.append(run_row(row, arguments))

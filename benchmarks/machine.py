@@ -53,6 +53,15 @@ def available_mib() -> int:
     return min([int(found[1]) * 1024, *left_in_groups(text, CONTROL_GROUPS)]) // 2**20
 
 
+def lacking(needed_mib: int, available: int | None = None) -> str | None:
+    """Why something does not fit the memory left, by default this machine's, if it does not."""
+    if available is None:
+        available = available_mib()
+    if needed_mib <= available:
+        return None
+    return f"needs {needed_mib:,} MiB of memory, {available:,} MiB are available"
+
+
 def left_in_groups(groups: str, root: Path) -> Iterator[int]:
     """Bytes below each memory limit of a control group, of version 1 or 2, and of those around it.
 

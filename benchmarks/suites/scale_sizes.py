@@ -30,10 +30,7 @@ Points = Iterator[tuple[str, dict[str, Any] | str]]
 
 def lacking(needed_bytes: int) -> str | None:
     """Why a point does not fit this machine's memory, if it does not."""
-    needed, available = needed_bytes // 2**20, machine.available_mib()
-    if needed <= available:
-        return None
-    return f"needs {needed:,} MiB of memory, {available:,} MiB are available"
+    return machine.lacking(needed_bytes // 2**20)
 
 
 def with_threads(call: Call, threads: int) -> Call:

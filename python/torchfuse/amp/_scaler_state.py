@@ -101,7 +101,7 @@ class ScalerState(_TorchGradScaler):
     _growth_tracker: Tensor | None = attribute_of("_core", "growth_tracker")
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
-        # torch's method reads each of them twice, and three of its calls belong to every step.
+        # torch's method reads each of them twice, and each step and update calls it.
         scale, growth_tracker = self._core.scale, self._core.growth_tracker
         if scale is None or growth_tracker is None:
             return super()._check_scale_growth_tracker(funcname)  # raises
