@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -63,7 +64,8 @@ void bind_optim(py::module_& module) {
       .def_property_readonly("planned", &PyFusedStep::planned)
       .def("plan", &PyFusedStep::plan, py::arg("param_lists"), py::arg("owner"),
            py::arg("stochastic") = std::vector<bool>(),
-           py::arg("shard_groups") = std::vector<std::optional<std::vector<std::string>>>())
+           py::arg("shard_groups") = std::vector<std::optional<std::vector<std::string>>>(),
+           py::arg("numbers") = std::vector<std::array<std::int64_t, 3>>())
       .def(
           "step",
           [](PyFusedStep& self, const py::list& param_lists, const py::dict& owner,

@@ -85,7 +85,8 @@ FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string&
 
 void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
                        const std::vector<bool>& stochastic,
-                       const std::vector<std::optional<std::vector<std::string>>>& shard_groups) {
+                       const std::vector<std::optional<std::vector<std::string>>>& shard_groups,
+                       const std::vector<std::array<std::int64_t, 3>>& numbers) {
   std::unordered_map<PyObject*, std::int64_t> place_of;
   for (const auto& [key, value] : owner) {
     place_of.emplace(key.ptr(), static_cast<std::int64_t>(place_of.size()));
@@ -121,6 +122,9 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
       made.index = static_cast<std::int64_t>(index);
       made.stochastic_rounding = group < stochastic.size() && stochastic[group];
       if (split) made.shard_groups = *shard_groups[index];
+      if (index < numbers.size()) {
+        made.numbers = {numbers[index][0], numbers[index][1], numbers[index][2]};
+      }
     }
   }
   native_.plan(slots);

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -98,7 +99,8 @@ class PyFusedStep {
   }
 
   void plan(const py::list& param_lists, const py::dict& owner, const std::vector<bool>& stochastic,
-            const std::vector<std::optional<std::vector<std::string>>>& shard_groups);
+            const std::vector<std::optional<std::vector<std::string>>>& shard_groups,
+            const std::vector<std::array<std::int64_t, 3>>& numbers);
   bool step(const py::list& param_lists, const py::dict& owner, const py::list& groups,
             const FusedStepOptions& options);
 

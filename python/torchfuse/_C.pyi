@@ -39,6 +39,7 @@ class FusedStep:
         owner: dict[Any, Any],
         stochastic: list[bool] = [],
         shard_groups: list[list[str] | None] = [],
+        numbers: list[tuple[int, int, int]] = [],
     ) -> None:
         """Replaces the plan; after an error the previous plan remains.
 
@@ -48,6 +49,8 @@ class FusedStep:
             stochastic: for each group, whether its parameters are rounded stochastically.
             shard_groups: for each parameter, None or, for a DTensor, the names of the process
                 groups that it is sharded over.
+            numbers: for each parameter, the number of its first element in the whole one, the
+                elements of a run (0: all) and the distance between runs.
         """
 
     def step(

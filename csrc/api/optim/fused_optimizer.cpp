@@ -246,7 +246,11 @@ void FusedOptimizer::build_plan() {
       slot.group = static_cast<std::int64_t>(group);
       slot.position = static_cast<std::int64_t>(index);
       slot.index = static_cast<std::int64_t>(planned.size()) - 1;
-      if (impl_->shards != nullptr) slot.shard_groups = impl_->shards->groups();
+      if (impl_->shards != nullptr) {
+        slot.shard_groups = impl_->shards->groups();
+        const auto place = static_cast<std::size_t>(slot.index);
+        slot.numbers.first = impl_->shards->partition().own(place).first;
+      }
       params.push_back(slot.param);
       steps.push_back(slot.step);
       slots.push_back(std::move(slot));

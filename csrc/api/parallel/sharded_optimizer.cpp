@@ -79,10 +79,6 @@ std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
   const auto& groups = whole.param_groups();
   for (std::size_t group = 0; group < groups.size(); ++group) {
     const std::string name = optim::FusedOptimizer::options_name(group);
-    if (whole.rounds_stochastically(groups[group].options())) {
-      return "expected stochastic_rounding of " + name +
-             " to be false, got true. Use master_weights(true), whose masters are split too.";
-    }
     const auto& params = groups[group].params();
     for (std::size_t index = 0; index < params.size(); ++index) {
       const std::string where = c10::str("expected ", name, ".params[", index, "]");

@@ -16,6 +16,14 @@
 
 namespace torchfuse {
 
+/// Where the elements of a part lie among those of the whole parameter, in the order of its memory:
+/// in runs at equal distances. Part element i is element `first + i / run * stride + i % run`.
+struct ElementNumbers {
+  std::int64_t first = 0;   ///< number of the part's first element
+  std::int64_t run = 0;     ///< elements of a run; 0: the part is one run
+  std::int64_t stride = 0;  ///< from the first element of a run to that of the next
+};
+
 /// One parameter with its optimizer state, from which FusedStep makes its plan.
 struct FusedSlot {
   at::Tensor param;  ///< fp32, fp16, bf16 or fp64; dense, any strides
@@ -35,13 +43,16 @@ struct FusedSlot {
   /// Index of the parameter in its group; error messages name group and position.
   std::int64_t position = 0;
   /// Round the parameter (bf16, without a master) stochastically, without bias. The random bits
-  /// depend on the step's seed, the parameter's `index`, its step count, and the element's offset.
+  /// depend on the step's seed, the parameter's `index`, its step count, and the element's number.
   bool stochastic_rounding = false;
   std::int64_t index = 0;  ///< number of the parameter, unique and the same in every run
   /// Names of the process groups (c10d's) over whose processes the parameter is split: `param`, its
   /// states and its master are this process's part. Norms of whole tensors and of all gradients are
   /// summed over these groups; all processes must step the same parameters in the same order.
   std::vector<std::string> shard_groups;
+  /// The numbers of this part's elements, for stochastic rounding: the same draws however it is
+  /// split. The default is that of whole parameters.
+  ElementNumbers numbers;
 };
 
 /// Borrowed pointers to the tensors of one slot, for one step. Null: there is no such tensor.

@@ -7,7 +7,8 @@
 // changes too small for the format are not lost, they happen more rarely. A bf16 is the upper half
 // of a float, and a sum of the float's bits and 16 random ones carries into that half with
 // exactly this probability. The random bits are a function of seed, parameter, step and element and
-// of nothing else, so that no number of threads, order or device changes them.
+// of nothing else, so that no number of threads, order or device changes them. Where processes hold
+// parts of a parameter, elements have their numbers in the whole one: every split draws the same.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,19 @@ namespace torchfuse::kernels {
 struct RoundingKey {
   std::uint32_t key;
   std::uint32_t counter;
+};
+
+/// Where the elements of a part lie in the whole parameter: in runs at equal distances.
+struct ElementNumbers {
+  std::int64_t first;   ///< the number of the part's first element
+  std::int64_t run;     ///< elements of a run; 0: the part is one run
+  std::int64_t stride;  ///< from the first element of a run to that of the next
+
+  TORCHFUSE_HOST_DEVICE std::int64_t of(std::int64_t element) const {
+    if (run == 0) return first + element;
+    return first + element / run * stride + element % run;
+  }
+  bool operator==(const ElementNumbers&) const = default;
 };
 
 constexpr std::uint32_t kPhiloxMultiplier = 0xD256D193u;
@@ -61,7 +75,7 @@ TORCHFUSE_HOST_DEVICE RoundingKey rounding_key(std::uint64_t seed, std::uint64_t
   return {static_cast<std::uint32_t>(mixed >> 32), static_cast<std::uint32_t>(mixed)};
 }
 
-/// 16 random bits for an element, counted in the order of the parameter's memory.
+/// 16 random bits for an element, counted in the order of the whole parameter's memory.
 TORCHFUSE_HOST_DEVICE std::uint32_t random_16(RoundingKey key, std::uint64_t element) {
   const PhiloxWords counter{static_cast<std::uint32_t>(element),
                             static_cast<std::uint32_t>(element >> 32) + key.counter};

@@ -6,6 +6,7 @@
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/ema.h"
+#include "kernels/common/stochastic_rounding.h"
 
 namespace torchfuse::kernels {
 
@@ -24,15 +25,16 @@ struct TensorRow {
   /// What a layerwise optimizer tracks of the whole tensor: one double if it is fp64, else a float.
   void* tensor_state = nullptr;
   std::int64_t numel = 0;
-  std::int32_t group = 0;  ///< index into the array of per-group hyper-parameters
-  std::int64_t index = 0;  ///< number of the parameter, for the random bits of its rounding
+  std::int32_t group = 0;    ///< index into the array of per-group hyper-parameters
+  std::int64_t index = 0;    ///< number of the parameter, for the random bits of its rounding
+  ElementNumbers numbers{};  ///< of its elements, for the same
 };
 
 /// Whether the rows say the same of everything but the gradient.
 inline bool same_besides_grad(const TensorRow& a, const TensorRow& b) {
   bool same = a.param == b.param && a.master == b.master && a.ema == b.ema && a.step == b.step &&
               a.tensor_state == b.tensor_state && a.numel == b.numel && a.group == b.group &&
-              a.index == b.index;
+              a.index == b.index && a.numbers == b.numbers;
   for (int k = 0; k < kMaxStates; ++k) same = same && a.state[k] == b.state[k];
   return same;
 }

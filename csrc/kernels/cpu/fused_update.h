@@ -130,6 +130,21 @@ TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin
   update_stretch<Functor, T>(operands, begin, end, coefs, grad_coef);
 }
 
+/// The same where the elements' numbers, which rounding asks for, do not follow each other: run
+/// after run, each as a tensor whose first element has number `operands.first`.
+template <class Functor, class T>
+void update_runs(Operands operands, const ElementNumbers& numbers, std::int64_t begin,
+                 std::int64_t end, const typename Functor::template Coefs<T>& coefs, T grad_coef) {
+  while (begin < end) {
+    const std::int64_t run = begin / numbers.run;
+    const std::int64_t next = (run + 1) * numbers.run;
+    const std::int64_t stop = next < end ? next : end;
+    operands.first = numbers.first + run * (numbers.stride - numbers.run);
+    update_stretch<Functor, T>(operands, begin, stop, coefs, grad_coef);
+    begin = stop;
+  }
+}
+
 /// The first cache lines of a tensor that comes soon. Within a tensor the hardware sees the
 /// operands; a list of small ones would wait for memory at each.
 TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
@@ -170,8 +185,13 @@ TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int6
     if constexpr (Layerwise<Functor>) {
       Functor::apply_norms(params, args.norms + t * Functor::kNumNorms, coefs);
     }
-    update_tensor<Functor, T>(operands_of(args, row), begin - table.offsets[t],
-                              stop - table.offsets[t], coefs, grad_coef);
+    const std::int64_t from = begin - table.offsets[t];
+    const std::int64_t to = stop - table.offsets[t];
+    if (table.stochastic && row.numbers.run != 0) {
+      update_runs<Functor, T>(operands_of(args, row), row.numbers, from, to, coefs, grad_coef);
+    } else {
+      update_tensor<Functor, T>(operands_of(args, row), from, to, coefs, grad_coef);
+    }
     begin = stop;
   }
 }

@@ -28,7 +28,7 @@ struct Operands {
   bool write_back;
   bool stochastic;
   RoundingKey rounding;
-  std::int64_t first;  ///< element of the tensor at which the operands begin
+  std::int64_t first;  ///< number in the whole parameter of the element at which operands begin
 };
 
 /// The average of the parameter, if there is one.
@@ -60,6 +60,7 @@ TORCHFUSE_INLINE Operands operands_of(const UpdateArgs<Functor>& args, const Ten
   if (table.stochastic) {
     operands.rounding = rounding_key(table.seed, static_cast<std::uint64_t>(row.index),
                                      static_cast<std::uint64_t>(*row.step));
+    operands.first = row.numbers.first;
   }
   for (int k = 0; k < Functor::kNumStates; ++k) {
     const bool used = Functor::uses_state(args.groups[row.group], k);
@@ -99,7 +100,7 @@ struct TailCopy {
 
   TORCHFUSE_INLINE TailCopy(const Operands& all, std::int64_t first, std::int64_t elements)
       : whole(all), begin(first), count(elements), operands(all) {
-    operands.first = begin;
+    operands.first += begin;
     fetch(0, whole.param_in, whole.param_in_dtype);
     fetch(1, whole.grad, whole.grad_dtype);
     operands.param_in = memory[0];

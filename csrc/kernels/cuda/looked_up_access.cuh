@@ -81,29 +81,37 @@ struct LookedUpAccess {
   /// Stochastic rounding asks for the number of the parameter, and of the element in it.
   struct RowData {
     std::int64_t index;
-    TORCHFUSE_HOST_DEVICE void set(const TensorRow& row) { index = row.index; }
+    ElementNumbers numbers;
+    TORCHFUSE_HOST_DEVICE void set(const TensorRow& row) {
+      index = row.index;
+      numbers = row.numbers;
+    }
   };
   struct TeamData {
     RoundingKey rounding;
+    ElementNumbers numbers;
     __device__ void set(const Storage& storage, const RowData& row, float step) {
       rounding = rounding_key(storage.seed, static_cast<std::uint64_t>(row.index),
                               static_cast<std::uint64_t>(step));
+      numbers = row.numbers;
     }
   };
   struct ChunkData {
-    std::int64_t first;  ///< element of the parameter at which the chunk begins
+    std::int64_t first;  ///< element of the row at which the chunk begins
     RoundingKey rounding;
-    const Storage* storage;  ///< in the kernel's arguments
+    const ElementNumbers* numbers;  ///< in the team's data, which is shared
+    const Storage* storage;         ///< in the kernel's arguments
 
     __device__ void set(const Storage& stored, const TeamData& team, std::int64_t begin) {
       first = begin;
       rounding = team.rounding;
+      numbers = &team.numbers;
       storage = &stored;
     }
     __device__ DType dtype(int operand) const { return storage->dtypes[operand]; }
     __device__ BFloat16 round(float value, std::uint32_t index) const {
-      return round_stochastically(value,
-                                  random_16(rounding, static_cast<std::uint64_t>(first + index)));
+      const auto number = static_cast<std::uint64_t>(numbers->of(first + index));
+      return round_stochastically(value, random_16(rounding, number));
     }
   };
 

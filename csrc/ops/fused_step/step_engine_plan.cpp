@@ -161,11 +161,18 @@ void StepEngine::check_ema(std::size_t i, const FusedSlot& slot, PlannedSlot& pl
 
 void StepEngine::check_rounding(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {
   planned.row.index = slot.index;
+  planned.row.numbers = {slot.numbers.first, slot.numbers.run, slot.numbers.stride};
   planned.key.stochastic = slot.stochastic_rounding;
   if (!slot.stochastic_rounding) return;
   if (planned.key.param != kernels::DType::kBFloat16) {
     fail(argument("params", "", i, slot), "be of dtype bfloat16 under stochastic rounding",
          c10::str(slot.param.scalar_type()));
+  }
+  if (slot.numbers.first < 0 || slot.numbers.run < 0 || slot.numbers.stride < slot.numbers.run) {
+    fail(argument("params", "", i, slot),
+         "have element numbers of at least 0, and runs that do not overlap",
+         c10::str("first ", slot.numbers.first, ", run ", slot.numbers.run, " and stride ",
+                  slot.numbers.stride));
   }
   if (slot.master.defined()) {
     fail(argument("master_params", "master_param", i, slot), "be none under stochastic rounding",

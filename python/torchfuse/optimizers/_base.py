@@ -24,7 +24,7 @@ from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER_DTYPES
 from torchfuse.optimizers._norm_groups import NormGroups, SharedNorm
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
-from torchfuse.optimizers._shards import shard_groups
+from torchfuse.optimizers._shards import numbers_of_groups, shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class FusedOptimizer(SharedNorm):
 
     #: Names of the process groups that every parameter is split over; None: what a DTensor says.
     _split_over: list[str] | None = None
+    #: The number of each parameter's first element in the whole one, where parameters are parts.
+    _first_elements: list[int] | None = None
 
     _planned_names: list[tuple[str, ...]] | None = None
 
@@ -263,6 +265,7 @@ class FusedOptimizer(SharedNorm):
             self.state,
             [bool(group.get("stochastic_rounding")) for group in self.param_groups],
             [self._split_over or shard_groups(p) for g in self.param_groups for p in g["params"]],
+            numbers_of_groups(self.param_groups, self._first_elements, self._caller(in_step=True)),
         )
         self._planned_names = names
 

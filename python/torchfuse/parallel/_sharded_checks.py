@@ -87,13 +87,8 @@ def check_params(whole: FusedOptimizer, process_group: dist.ProcessGroup) -> Non
 
 
 def check_options(where: str, groups: list[dict[str, Any]]) -> None:
-    """Rejects options that need whole gradients, or the places of elements in them."""
+    """Rejects options that need whole gradients."""
     for index, group in enumerate(groups):
-        if group.get("stochastic_rounding"):
-            raise ValueError(
-                f"{where}: expected stochastic_rounding of group {index} to be False, got True. "
-                "Use master_weights=True, whose masters are split too."
-            )
         if group["write_back_grads"]:
             raise ValueError(
                 f"{where}: expected write_back_grads of group {index} to be False, got "

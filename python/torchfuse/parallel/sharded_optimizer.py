@@ -88,7 +88,7 @@ class ShardedOptimizer(SplitGradients):
     Raises:
         TypeError: if `optimizer_class` is none of torchfuse, for its arguments, and for parameters
             that are DTensors.
-        ValueError: as `optimizer_class`; for `stochastic_rounding=True`, `write_back_grads`, and
+        ValueError: as `optimizer_class`; for `write_back_grads`, and
             parameters that share memory or are tensors of inference mode; for a `bucket_cap_mb`
             that is not positive; for options of gradients without `shard_gradients`.
         RuntimeError: without a process group; for parameters or options that differ between ranks;
@@ -184,6 +184,7 @@ class ShardedOptimizer(SplitGradients):
             **options,
         )
         self.optim._split_over = [group.group_name] if group.size() > 1 else None
+        self.optim._first_elements = self._begins
         self._steps = 0
         if shard_gradients:
             assert members is not None

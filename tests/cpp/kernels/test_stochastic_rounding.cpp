@@ -144,6 +144,7 @@ struct Problem {
     row.step = &step;
     row.numel = start + numel;
     row.index = index;
+    row.numbers = numbers;
     testing::Rows rows;
     rows.add(row);
     UpdateArgs<Adam> args;
@@ -165,6 +166,7 @@ struct Problem {
   bool has_master;
   std::uint64_t seed = 42;
   std::int64_t index = 6;
+  ElementNumbers numbers{};
   float step = 5.0f;
   StepScalars scalars{0.5, 0.0f, 0.0f};
   Buffer param{DType::kBFloat16, 0}, grad{DType::kBFloat16, 0}, first{DType::kFloat32, 0},
@@ -210,6 +212,35 @@ TEST(StochasticRounding, ElementsAreCountedIn64Bits) {
       const float value = static_cast<float>(exact.master.get(i));
       const std::uint32_t random = random_16(key, static_cast<std::uint64_t>(kStart + i));
       ASSERT_EQ(problem.bits(i), round_stochastically(value, random).bits) << i;
+    }
+  }
+}
+
+TEST(StochasticRounding, ElementsOfAPartHaveTheirNumbersInTheWhole) {
+  constexpr std::int64_t kNumel = 1003;
+  Problem exact(kNumel, true);
+  exact.update(CpuIsa::kBaseline, 0, kNumel);
+  const RoundingKey key = rounding_key(42, 6, 5);
+  constexpr std::int64_t kFar = (std::int64_t{1} << 32) - 500;
+  for (const CpuIsa isa : testing::levels_here()) {
+    for (const ElementNumbers numbers :
+         {ElementNumbers{77, 0, 0}, {0, 1, 4}, {30, 5, 9}, {kFar, 47, 100}, {3, 64, 64}}) {
+      for (const std::int64_t split : {kNumel, std::int64_t{1}, std::int64_t{331}}) {
+        SCOPED_TRACE(std::string(name_of(isa)) + ", runs of " + std::to_string(numbers.run));
+        Problem problem(kNumel, false);
+        problem.numbers = numbers;
+        for (std::int64_t begin = 0; begin < kNumel; begin += split) {
+          problem.update(isa, begin, std::min(kNumel, begin + split));
+        }
+        for (std::int64_t i = 0; i < kNumel; ++i) {
+          const std::int64_t run = numbers.run == 0 ? kNumel : numbers.run;
+          const std::int64_t number = numbers.first + i / run * numbers.stride + i % run;
+          const float value = static_cast<float>(exact.master.get(i));
+          const std::uint32_t random = random_16(key, static_cast<std::uint64_t>(number));
+          ASSERT_EQ(problem.bits(i), round_stochastically(value, random).bits) << i;
+        }
+        ASSERT_TRUE(problem.first == exact.first);
+      }
     }
   }
 }

@@ -110,11 +110,24 @@ def _train(
     }
 
 
+def _round_at_random(mesh: DeviceMesh | None, device: str = "cpu") -> list[Tensor]:
+    """The parameters after three steps without a norm, whose last bit would decide."""
+    start = make_params(SHAPES, torch.bfloat16, device)
+    params = [torch.nn.Parameter(_place(p.detach(), i, mesh)) for i, p in enumerate(start)]
+    optimizer = FusedAdam(params, lr=1e-3, stochastic_rounding=True, seed=7)
+    for step in range(3):
+        for i, (param, grad) in enumerate(zip(params, random_grads(start, step), strict=True)):
+            param.grad = _place(grad, i, mesh)
+        optimizer.step()
+    return [_whole(param) for param in params]
+
+
 def _worker(rank: int, folder: str, device: str) -> None:
     torch.set_num_threads(1)
     join_group(rank, RANKS, folder, device=device)
     mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("outer", "inner"))
-    found = {name: _train(*case, mesh, device) for name, case in CASES.items()}
+    found: dict[str, Any] = {name: _train(*case, mesh, device) for name, case in CASES.items()}
+    found["at random"] = _round_at_random(mesh, device)
     torch.save(found, f"{folder}/found-{rank}")
     leave_group()
 
@@ -152,6 +165,13 @@ def test_parts_train_as_the_whole(found: list[dict[str, Any]], name: str) -> Non
             assert actual.keys() == whole.keys()
             names = sorted(actual.keys() - {REMAINDER})
             _assert_all_close([actual[key] for key in names], [whole[key] for key in names])
+
+
+def test_parts_are_rounded_at_random_as_the_whole(found: list[dict[str, Any]]) -> None:
+    expected = _round_at_random(None)
+    for result in found:
+        for index, (part, whole) in enumerate(zip(result["at random"], expected, strict=True)):
+            assert_same_bits(part, whole, f"params[{index}]")
 
 
 @pytest.mark.parametrize("name", CASES)

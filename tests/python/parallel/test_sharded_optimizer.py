@@ -83,8 +83,9 @@ def test_parts_are_trained_as_the_whole_is(key: str, trained: dict[str, list[Any
             if name in ELEMENTWISE and norm is None:
                 assert torch.equal(part, expected)
             else:
-                # The bits that a remainder adds to a bf16 number count from 2^-16 of it.
-                bound = 1e-3 if storage == "remainders" else 1e-6
+                # The bits that a remainder adds to a bf16 number count from 2^-16 of it. The last
+                # bit of a norm decides what a draw comes to, once in thousands of elements.
+                bound = {"remainders": 1e-3, "stochastic": 1e-3}.get(storage, 1e-6)
                 assert (part - expected).norm() <= bound * expected.norm()
 
 

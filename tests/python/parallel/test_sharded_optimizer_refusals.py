@@ -34,17 +34,6 @@ def gaps(rank: int) -> None:
     ShardedOptimizer([nn.Parameter(torch.ones(4, 6)[:, :3])], FusedAdam)
 
 
-def rounding(rank: int) -> None:
-    values = [nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
-    ShardedOptimizer(values, FusedAdam, stochastic_rounding=True)
-
-
-def rounding_in_a_step(rank: int) -> None:
-    optimizer = ShardedOptimizer(with_grads(params()), FusedAdam)
-    optimizer.param_groups[0]["stochastic_rounding"] = True
-    optimizer.step()
-
-
 def written_back(rank: int) -> None:
     ShardedOptimizer(params(), apex_optimizers.FusedAdam)
 
@@ -97,8 +86,6 @@ EXPECTED: dict[Callable[[int], None], str] = {
     dtensor: "TypeError: ShardedOptimizer: expected params[0] of group 0 to be a plain tensor, got "
     "a DTensor, whose states are split already.",
     gaps: "ValueError: FusedAdam: expected params[0] of group 0 to be without gaps or overlap",
-    rounding: "ValueError: ShardedOptimizer: expected stochastic_rounding of group 0 to be False,",
-    rounding_in_a_step: "ValueError: ShardedOptimizer.step: expected stochastic_rounding of group",
     written_back: "ValueError: ShardedOptimizer: expected write_back_grads of group 0 to be False, "
     "got 'unscaled': a process has only its part of the gradients in hand. Set it to False; ",
     written_back_in_a_step: "ValueError: ShardedOptimizer.step: expected write_back_grads of group",

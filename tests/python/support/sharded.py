@@ -18,6 +18,7 @@ STORAGE: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "bf16": (torch.bfloat16, {"ema_decay": 0.9}),
     "masters": (torch.bfloat16, {"master_weights": True}),
     "remainders": (torch.bfloat16, {"master_weights": True, "store_param_remainders": True}),
+    "stochastic": (torch.bfloat16, {"stochastic_rounding": True, "seed": 3}),
 }
 
 SHAPES = [(7, 5), (3,), (64, 33), (1,), (), (4, 3, 3, 3)]

@@ -118,7 +118,7 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
   ///   that rank 0 has. Groups without options of their own get `defaults`.
   /// @param defaults hyper-parameters, and the optimizer-wide options.
   /// @param group the processes that the states are split over; it must outlive this object.
-  /// @throws c10::Error for options out of range; for stochastic rounding and write_back_grads; for
+  /// @throws c10::Error for options out of range; for write_back_grads; for
   ///   parameters with gaps or listed twice; and if parameters or options differ between ranks. All
   ///   ranks throw the same, and nothing has been changed.
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

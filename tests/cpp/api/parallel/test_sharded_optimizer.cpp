@@ -130,6 +130,26 @@ TEST(ShardedOptimizer, MastersAndAveragesAreThoseOfTheClassAlone) {
   });
 }
 
+TEST(ShardedOptimizer, StochasticRoundingDrawsAsTheClassAloneDoes) {
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
+    run_on_ranks(ranks, [](ProcessGroup& group) {
+      const auto options = FusedAdamOptions(0.01).stochastic_rounding(true).seed(5);
+      const auto alone = sharded_params(torch::kBFloat16);
+      FusedAdam whole(alone, options);
+      const auto params = sharded_params(torch::kBFloat16);
+      ShardedAdam sharded(params, options, group);
+      for (int number = 0; number < 3; ++number) {
+        set_waves_as_grads(alone, number);
+        whole.step();
+        set_waves_as_grads(params, number);
+        sharded.step();
+      }
+      expect_equal(params, alone);
+    });
+  }
+}
+
 TEST(ShardedOptimizer, DataParallelTrainingIsThatOfOneProcess) {
   const auto fill = [](torch::nn::Module& module) {
     const torch::NoGradGuard no_grad;

@@ -145,8 +145,6 @@ TEST(ShardedErrors, WhatCannotBeSplit) {
       {torch::ones({3}, torch::kLong)});
   refused("param_groups[0].params[1] to be in the parameter groups once, got it a second time.",
           Params(2, torch::ones({3})));
-  refused("stochastic_rounding of param_groups[0] to be false, got true. Use master_weights(true)",
-          {torch::ones({3}, torch::kBFloat16)}, FusedAdamOptions().stochastic_rounding(true));
   refused(
       "write_back_grads to be kNothing, got another value. A process would store its own part "
       "alone.",

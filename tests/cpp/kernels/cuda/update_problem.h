@@ -152,6 +152,12 @@ class UpdateProblem {
   /// The parameter's, which its random bits depend on.
   std::int64_t number_of(std::size_t t) const { return (std::int64_t{1} << 33) + tensors_[t].seed; }
 
+  /// Whole parameters, parts of one run, and parts of short runs take turns.
+  static ElementNumbers numbers_of(std::size_t t) {
+    constexpr ElementNumbers kNumbers[] = {{}, {77, 0, 0}, {5, 3, 11}};
+    return kNumbers[t % 3];
+  }
+
   std::size_t bytes_of(Part part, std::size_t tensor) const {
     return static_cast<std::size_t>(tensors_[tensor].numel) * size_of(tuple_.dtype(part));
   }
@@ -168,6 +174,7 @@ class UpdateProblem {
       rows_[t].numel = tensors_[t].numel;
       rows_[t].group = tensors_[t].group;
       rows_[t].index = number_of(t);
+      rows_[t].numbers = numbers_of(t);
       rows_[t].step = steps_.data() + t;
     }
   }
@@ -215,6 +222,7 @@ class UpdateProblem {
       rows[t].numel = tensors_[t].numel;
       rows[t].group = tensors_[t].group;
       rows[t].index = number_of(t);
+      rows[t].numbers = numbers_of(t);
       rows[t].step = &steps[t];
     }
     fused_update_cpu<Adam>(detect_cpu_isa(), args(rows, offsets_, groups_.on_host(), &scalars), 0,
