@@ -126,13 +126,18 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     convert = commands.add_parser(
         "convert",
-        help="an optimizer's checkpoint from C++ to Python or back",
+        help="an optimizer's checkpoint from C++ to Python or back, a folder to a file or back",
         description="Converts the checkpoint of an optimizer: a C++ archive, written by "
         "torch::save(optimizer, path), into a file for Python, as written by "
-        "torch.save(optimizer.state_dict(), path), or the reverse, whichever IN is.",
+        "torch.save(optimizer.state_dict(), path), or the reverse, whichever IN is. A folder, "
+        "written by torchfuse::save_sharded_checkpoint, becomes a file of save_checkpoint, and "
+        "such a file a folder with --world-size.",
     )
-    convert.add_argument("source", metavar="IN", help="file to read")
-    convert.add_argument("target", metavar="OUT", help="file to write or replace")
+    convert.add_argument("source", metavar="IN", help="file or folder to read")
+    convert.add_argument("target", metavar="OUT", help="file or folder to write or replace")
+    convert.add_argument(
+        "--world-size", type=int, metavar="N", help="make a folder with the files of N ranks"
+    )
     convert.add_argument(
         "--optimizer",
         metavar="NAME",
@@ -141,12 +146,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _convert(source: str, target: str, optimizer: str | None) -> int:
+def _convert(source: str, target: str, optimizer: str | None, world_size: int | None) -> int:
     try:
         _loader.load()
         from torchfuse import convert
 
-        print(convert.convert_checkpoint(source, target, optimizer))
+        if world_size is None and not os.path.isdir(source):
+            print(convert.convert_checkpoint(source, target, optimizer))
+        elif optimizer is not None:
+            raise ValueError(
+                "torchfuse.convert: expected no optimizer for a folder or --world-size, whose "
+                f"files name their classes, got {optimizer!r}."
+            )
+        else:
+            print(convert.convert_sharded_checkpoint(source, target, world_size))
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -160,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "convert":
         if options.version or options.env or options.cmake_dir:
             parser.error("expected convert without --version, --env and --cmake-dir")
-        return _convert(options.source, options.target, options.optimizer)
+        return _convert(options.source, options.target, options.optimizer, options.world_size)
     if options.version:
         print(_loader.version())
     elif options.cmake_dir:

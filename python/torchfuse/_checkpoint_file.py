@@ -211,16 +211,17 @@ def read_checkpoint(path: StrPath, where: str) -> dict[str, Any]:
     """Returns the contents of a whole file of save_checkpoint, with tensors on the CPU."""
     if os.path.isdir(path):
         raise ValueError(f"{where} to be a file, got a folder. Name the file in it.")
-    with _opened(path) as file:  # once: the file may be replaced at any time
+    caller = where.partition(":")[0]
+    with _opened(path, caller) as file:  # once: the file may be replaced at any time
         return checked_contents(read_plain(file, where), where)
 
 
-def _opened(path: StrPath) -> BinaryIO:
+def _opened(path: StrPath, caller: str) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:
         raise OSError(
-            error.errno, f"load_checkpoint: could not read {os.fspath(path)}: {error.strerror}"
+            error.errno, f"{caller}: could not read {os.fspath(path)}: {error.strerror}"
         ) from error
 
 

@@ -10,7 +10,7 @@ import torch
 from support.checkpoints import shared_params, shared_steps
 
 from torchfuse import __main__ as command_line
-from torchfuse import _loader
+from torchfuse import _loader, load_checkpoint, save_checkpoint
 from torchfuse.convert import read_cpp_archive
 from torchfuse.optimizers import FusedAdam
 
@@ -77,6 +77,55 @@ def test_errors_are_one_line(
     assert captured.err.count("\n") == 1
     assert not Path("out.pt").exists()
     assert python_file.read_bytes() == before
+
+
+def test_folders_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = FusedAdam(model.parameters(), lr=0.5)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    one, folder, again = (str(tmp_path / name) for name in ("one.pt", "folder", "again.pt"))
+    save_checkpoint(one, model=model, optimizer=optimizer, values={"epoch": 3})
+    assert command_line.main(["convert", one, folder, "--world-size", "3"]) == 0
+    expected = "model, optimizer, epoch from a file to a folder for 3 ranks\n"
+    assert capsys.readouterr().out == expected
+    assert len(list(Path(folder).iterdir())) == 4
+    assert command_line.main(["convert", folder, again]) == 0
+    assert capsys.readouterr().out == "model, optimizer, epoch from a folder to a file\n"
+    loaded = FusedAdam(torch.nn.Linear(3, 2).parameters())
+    assert load_checkpoint(again, optimizer=loaded)["epoch"] == 3
+    for left, right in zip(optimizer.state.values(), loaded.state.values(), strict=True):
+        assert torch.equal(left["exp_avg"], right["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["folder", "out.pt"], r"expected folder/index.pt to be a file, got none"),
+        (["folder", "out.pt", "--world-size", "2"], "expected no world_size for the folder folder"),
+        (["folder", "out.pt", "--optimizer", "FusedAdam"], "expected no optimizer for a folder"),
+        (["python.pt", "out.pt", "--world-size", "2"], "to be a file of save_checkpoint, got"),
+        (["none.pt", "out.pt", "--world-size", "2"], "convert_sharded_checkpoint: could not read"),
+        (["one.pt", "out.pt", "--world-size", "0"], "expected world_size to be at least 1, got 0"),
+    ],
+)
+def test_errors_of_folders_are_one_line(
+    arguments: list[str],
+    message: str,
+    python_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(python_file.parent)
+    Path("folder").mkdir()
+    save_checkpoint("one.pt", model=torch.nn.Linear(3, 2))
+    assert command_line.main(["convert", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not Path("out.pt").exists()
 
 
 def test_a_class_is_not_named_for_an_archive(
