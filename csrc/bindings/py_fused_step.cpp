@@ -40,14 +40,12 @@ HyperParam hyper_param(py::handle value, const std::string& name, std::size_t gr
 }
 
 /// Lists and tuples as they are, other iterables as lists.
-Sequences fast_sequences(const py::list& param_lists) {
-  Sequences result;
+void fast_sequences(const py::list& param_lists, Sequences& result) {
   for (const py::handle params : param_lists) {
     PyObject* fast = PySequence_Fast(params.ptr(), "FusedStep: expected params to be a sequence");
     if (fast == nullptr) throw py::error_already_set();
     result.push_back(py::reinterpret_steal<py::object>(fast));
   }
-  return result;
 }
 
 }  // namespace
@@ -94,7 +92,8 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
   Places places;
   places.num_states = place_of.size();
   std::vector<FusedSlot> slots;
-  const Sequences lists = fast_sequences(param_lists);
+  Sequences lists;
+  fast_sequences(param_lists, lists);
   for (std::size_t group = 0; group < lists.size(); ++group) {
     const auto params = py::reinterpret_borrow<py::sequence>(lists[group]);
     places.group_sizes.push_back(static_cast<std::int64_t>(params.size()));
@@ -236,39 +235,42 @@ bool PyFusedStep::unwrap_shards() {
   return true;
 }
 
-std::vector<std::vector<HyperParam>> PyFusedStep::hyper_params(const py::list& groups) const {
+void PyFusedStep::take_hyper_params(const py::list& groups) {
   const std::vector<HyperParamInfo>& infos = native_.hyper_params();
-  std::vector<std::vector<HyperParam>> result;
-  result.reserve(groups.size());
-  for (const py::handle group : groups) {
-    TORCH_CHECK_TYPE(PySequence_Check(group.ptr()) != 0, "FusedStep: expected groups[",
-                     result.size(), "] to be a sequence, got ", Py_TYPE(group.ptr())->tp_name);
-    const auto values = py::reinterpret_borrow<py::sequence>(group);
-    TORCH_CHECK(values.size() == infos.size(), "FusedStep: expected groups[", result.size(),
-                "] to hold ", infos.size(), " values, got ", values.size());
-    std::vector<HyperParam> converted;
-    converted.reserve(infos.size());
+  hyper_params_.resize(groups.size());
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    const py::handle given = PyList_GET_ITEM(groups.ptr(), group);
+    TORCH_CHECK_TYPE(PySequence_Check(given.ptr()) != 0, "FusedStep: expected groups[", group,
+                     "] to be a sequence, got ", Py_TYPE(given.ptr())->tp_name);
+    const auto values = py::reinterpret_borrow<py::sequence>(given);
+    TORCH_CHECK(values.size() == infos.size(), "FusedStep: expected groups[", group, "] to hold ",
+                infos.size(), " values, got ", values.size());
     for (std::size_t i = 0; i < infos.size(); ++i) {
       const py::object value = values[i];
-      converted.push_back(hyper_param(value, infos[i].name, result.size(), caller_));
+      hyper_params_[group].push_back(hyper_param(value, infos[i].name, group, caller_));
     }
-    result.push_back(std::move(converted));
   }
-  return result;
+}
+
+/// Lets go of everything that a step borrowed.
+void PyFusedStep::release() {
+  borrowed_.clear();
+  param_lists_.clear();
+  for (std::vector<HyperParam>& values : hyper_params_) values.clear();
 }
 
 bool PyFusedStep::step(const py::list& param_lists, const py::dict& owner, const py::list& groups,
                        const FusedStepOptions& options) {
   if (!native_.planned()) return false;
-  const std::vector<std::vector<HyperParam>> values = hyper_params(groups);
-  const Sequences lists = fast_sequences(param_lists);
-  const auto release = c10::make_scope_exit([this] { borrowed_.clear(); });
-  if (!borrow(lists, owner.ptr()) || !unwrap_shards()) return false;
+  const auto releasing = c10::make_scope_exit([this] { release(); });
+  take_hyper_params(groups);
+  fast_sequences(param_lists, param_lists_);
+  if (!borrow(param_lists_, owner.ptr()) || !unwrap_shards()) return false;
   bool done = false;
   {
     // Nothing in here touches a Python object.
     const py::gil_scoped_release released;
-    done = native_.step(borrowed_.slots, values, options);
+    done = native_.step(borrowed_.slots, hyper_params_, options);
   }
   if (!done) return false;
   if (options.writes_grads()) {

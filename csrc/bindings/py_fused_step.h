@@ -124,14 +124,17 @@ class PyFusedStep {
   bool borrow_slot(std::size_t entry, PyObject* param, PyObject* state);
   bool unwrap_shards();
   void fetch_ahead(PyObject* const* items, std::int64_t left, std::size_t next) const;
-  std::vector<std::vector<HyperParam>> hyper_params(const py::list& groups) const;
+  void take_hyper_params(const py::list& groups);
+  void release();
 
   FusedStep native_;
   std::string caller_;
   Places places_;
 
-  // For the time of a step.
+  // For the time of a step. Their memory stays for the next one.
   Borrowed borrowed_;
+  Sequences param_lists_;
+  std::vector<std::vector<HyperParam>> hyper_params_;  ///< by group
   std::vector<std::pair<PyObject*, PyObject*>> states_;  ///< entries of optimizer.state
 };
 

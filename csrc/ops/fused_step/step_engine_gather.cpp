@@ -272,13 +272,14 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     if (bucket.rows.empty()) continue;
     const std::int32_t sharding = bucket.key.sharding;
     bucket.shard_groups = sharding == BucketKey::kWhole ? nullptr : &shardings_[sharding];
-    work_on(bucket.key.device).buckets.push_back(&bucket);
+    std::vector<Bucket*>& sorted = work_on(bucket.key.device).buckets;
+    const auto place = std::upper_bound(
+        sorted.begin(), sorted.end(), &bucket,
+        [](const Bucket* a, const Bucket* b) { return a->key.sharding < b->key.sharding; });
+    sorted.insert(place, &bucket);
   }
   for (DeviceWork& work : work_) {
     work.takes_part = !work.steps.empty();
-    std::stable_sort(
-        work.buckets.begin(), work.buckets.end(),
-        [](const Bucket* a, const Bucket* b) { return a->key.sharding < b->key.sharding; });
     std::int64_t total = 0;
     for (const Bucket* bucket : work.buckets) total += bucket->offsets.back();
     for (Bucket* bucket : work.buckets) bucket->divide(total);
