@@ -134,7 +134,7 @@ class PyFusedStep {
   // For the time of a step. Their memory stays for the next one.
   Borrowed borrowed_;
   Sequences param_lists_;
-  std::vector<std::vector<HyperParam>> hyper_params_;  ///< by group
+  std::vector<std::vector<HyperParam>> hyper_params_;    ///< by group
   std::vector<std::pair<PyObject*, PyObject*>> states_;  ///< entries of optimizer.state
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "bindings/shards.h"
 
+#include "bindings/is_tensor.h"
 #include "bindings/slot_attribute.h"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -44,7 +45,11 @@ py::object local_tensor(py::handle tensor) {
   if (!local) return py::reinterpret_borrow<py::object>(tensor);
   // Nearly always; the look-up that fails would take longer than all the rest.
   if (THPVariable_CheckExact(local.ptr())) return local;
-  return py::hasattr(local, "wait") ? local.attr("wait")() : local;
+  if (py::hasattr(local, "wait")) local = local.attr("wait")();
+  TORCH_CHECK_TYPE(is_tensor(local.ptr()), "FusedStep: expected the local part of a ",
+                   Py_TYPE(tensor.ptr())->tp_name, " to be a tensor, got ",
+                   Py_TYPE(local.ptr())->tp_name, ".");
+  return local;
 }
 
 py::object placement_of(py::handle dtensor) { return attributes().spec.of(dtensor); }

@@ -17,7 +17,8 @@ pybind11::object local_tensor(pybind11::handle tensor);
 pybind11::object placement_of(pybind11::handle dtensor);
 
 /// Whether a tensor is a DTensor that is placed as placement_of() another one says. Comparing two
-/// placements takes long: `same` is the last other object that said the same, null at first.
+/// placements takes long: `same` is the last other object that said the same, null at first. torch
+/// makes such objects anew and never changes them.
 bool placed_like(pybind11::handle tensor, pybind11::handle placement, pybind11::object& same);
 
 /// @throws c10::TypeError, c10::ValueError for a gradient that is not placed like its parameter.

@@ -37,6 +37,53 @@ struct ElementNumbers {
   bool operator==(const ElementNumbers&) const = default;
 };
 
+/// The same for the elements of a chunk, of which there are less than 2^32: no division of 64 bits.
+struct ChunkNumbers {
+  std::int64_t first;  ///< the number of the chunk's first element
+  std::int64_t gap;    ///< numbers between two runs
+  std::uint32_t left;  ///< elements of the chunk before its second run
+  std::uint32_t run;   ///< elements of a run
+
+  /// For the chunk that begins at this element of the part.
+  TORCHFUSE_HOST_DEVICE static ChunkNumbers of(const ElementNumbers& numbers, std::int64_t begin) {
+    if (numbers.run == 0) return {numbers.first + begin, 0, kMany, kMany};
+    return {numbers.of(begin), numbers.stride - numbers.run,
+            fitted(numbers.run - begin % numbers.run), fitted(numbers.run)};
+  }
+
+ private:
+  static constexpr std::uint32_t kMany = 0xFFFFFFFFu;
+  TORCHFUSE_HOST_DEVICE static std::uint32_t fitted(std::int64_t elements) {
+    return elements < kMany ? static_cast<std::uint32_t>(elements) : kMany;
+  }
+};
+
+/// The numbers of a chunk's elements from one on, by one division for all of them.
+class NumberWalk {
+ public:
+  TORCHFUSE_HOST_DEVICE NumberWalk(const ChunkNumbers& chunk, std::uint32_t element)
+      : chunk_(chunk), number_(chunk.first + element), left_(chunk.left - element) {
+    if (element < chunk.left) return;
+    const std::uint32_t behind = element - chunk.left;
+    number_ += (1 + behind / chunk.run) * chunk.gap;
+    left_ = chunk.run - behind % chunk.run;
+  }
+
+  TORCHFUSE_HOST_DEVICE std::uint64_t next() {
+    const std::int64_t number = number_++;
+    if (--left_ == 0) {
+      number_ += chunk_.gap;
+      left_ = chunk_.run;
+    }
+    return static_cast<std::uint64_t>(number);
+  }
+
+ private:
+  const ChunkNumbers& chunk_;
+  std::int64_t number_;
+  std::uint32_t left_;  ///< elements of the run from here on
+};
+
 constexpr std::uint32_t kPhiloxMultiplier = 0xD256D193u;
 constexpr std::uint32_t kPhiloxIncrement = 0x9E3779B9u;
 constexpr int kPhiloxRounds = 7;

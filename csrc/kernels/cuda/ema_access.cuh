@@ -41,8 +41,9 @@ struct EmaAccess : Base {
   };
   struct TeamData : Base::TeamData {
     EmaCoefs<Compute> ema;
-    __device__ void set(const Storage& storage, const typename Base::RowData& row, float step) {
-      Base::TeamData::set(storage, row, step);
+    __device__ void set(const Storage& storage, const typename Base::RowData& row,
+                        std::int64_t begin, float step) {
+      Base::TeamData::set(storage, row, begin, step);
       const auto coefs = ema_coefs<Compute>(storage.ema, static_cast<double>(step));
       // One by one: two of 8 bytes are not aligned for an access of 16.
       ema.weight = coefs.weight;

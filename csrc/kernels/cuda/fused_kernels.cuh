@@ -57,7 +57,7 @@ __device__ __forceinline__ Chunk<typename Phase::Access> chunk_of(
   chunk.write_back_grads = launch.write_back_grads;
   chunk.grad_coef = round_to<typename Access::Compute>(launch.scalars->grad_coef);
   chunk.team = &team;
-  chunk.set(launch, team, share.begin);
+  chunk.set(launch);
   return chunk;
 }
 
@@ -262,7 +262,7 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
     if constexpr (Layerwise<Functor> && !Phase::kMeasures) {
       Functor::apply_norms(params, found.row.norms, coefs);
     }
-    shared.teams[share.team].set(launch, found.row, step);
+    shared.teams[share.team].set(launch, found.row, share.begin, step);
     shared.teams[share.team].coefs = coefs;
   }
   __syncthreads();

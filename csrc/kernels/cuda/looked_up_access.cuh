@@ -89,30 +89,22 @@ struct LookedUpAccess {
   };
   struct TeamData {
     RoundingKey rounding;
-    ElementNumbers numbers;
-    __device__ void set(const Storage& storage, const RowData& row, float step) {
+    ChunkNumbers numbers;
+    __device__ void set(const Storage& storage, const RowData& row, std::int64_t begin,
+                        float step) {
       rounding = rounding_key(storage.seed, static_cast<std::uint64_t>(row.index),
                               static_cast<std::uint64_t>(step));
-      numbers = row.numbers;
+      numbers = ChunkNumbers::of(row.numbers, begin);
+    }
+    __device__ std::uint32_t round(std::uint32_t value, NumberWalk& number) const {
+      return round_stochastically(bits_to_float(value), random_16(rounding, number.next())).bits;
     }
   };
   struct ChunkData {
-    std::int64_t first;  ///< element of the row at which the chunk begins
-    RoundingKey rounding;
-    const ElementNumbers* numbers;  ///< in the team's data, which is shared
-    const Storage* storage;         ///< in the kernel's arguments
+    const Storage* storage;  ///< in the kernel's arguments
 
-    __device__ void set(const Storage& stored, const TeamData& team, std::int64_t begin) {
-      first = begin;
-      rounding = team.rounding;
-      numbers = &team.numbers;
-      storage = &stored;
-    }
+    __device__ void set(const Storage& stored) { storage = &stored; }
     __device__ DType dtype(int operand) const { return storage->dtypes[operand]; }
-    __device__ BFloat16 round(float value, std::uint32_t index) const {
-      const auto number = static_cast<std::uint64_t>(numbers->of(first + index));
-      return round_stochastically(value, random_16(rounding, number));
-    }
   };
 
   // --- Vectors
@@ -170,11 +162,11 @@ struct LookedUpAccess {
     }
     if (chunk.storage->stochastic) {
       Raw16 params;
+      NumberWalk number(chunk.team->numbers, index);
 #pragma unroll
       for (int i = 0; i < kVec; i += 2) {
-        const std::uint32_t first = chunk.round(bits_to_float(raw.words[i]), index + i).bits;
-        const std::uint32_t second =
-            chunk.round(bits_to_float(raw.words[i + 1]), index + i + 1).bits;
+        const std::uint32_t first = chunk.team->round(raw.words[i], number);
+        const std::uint32_t second = chunk.team->round(raw.words[i + 1], number);
         params.words[i / 2] = first | second << 16;
       }
       store_16<kAligned>(chunk.operands[kParamOperand], index, params);
@@ -271,7 +263,9 @@ struct LookedUpAccess {
       return;
     }
     if (chunk.storage->stochastic) {
-      reinterpret_cast<BFloat16*>(param)[index] = chunk.round(value, index);
+      NumberWalk number(chunk.team->numbers, index);
+      const std::uint32_t bits = chunk.team->round(float_bits(value), number);
+      reinterpret_cast<std::uint16_t*>(param)[index] = static_cast<std::uint16_t>(bits);
       return;
     }
     if (chunk.storage->master) store_element<float>(master, index, value);

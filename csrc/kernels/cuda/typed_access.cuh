@@ -85,10 +85,10 @@ struct TypedAccess {
     TORCHFUSE_HOST_DEVICE void set(const TensorRow&) {}
   };
   struct TeamData {
-    __device__ void set(const Storage&, const RowData&, float) {}
+    __device__ void set(const Storage&, const RowData&, std::int64_t, float) {}
   };
   struct ChunkData {
-    __device__ void set(const Storage&, const TeamData&, std::int64_t) {}
+    __device__ void set(const Storage&) {}
   };
 
   // --- Vectors

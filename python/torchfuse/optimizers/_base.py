@@ -24,7 +24,7 @@ from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER_DTYPES
 from torchfuse.optimizers._norm_groups import NormGroups, SharedNorm
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
-from torchfuse.optimizers._shards import numbers_of_groups, shard_groups
+from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ class FusedOptimizer(SharedNorm):
 
     #: Names of the process groups that every parameter is split over; None: what a DTensor says.
     _split_over: list[str] | None = None
-    #: The number of each parameter's first element in the whole one, where parameters are parts.
-    _first_elements: list[int] | None = None
 
     _planned_names: list[tuple[str, ...]] | None = None
 
@@ -246,12 +244,14 @@ class FusedOptimizer(SharedNorm):
         self._planned_names = None
         self._check_before_plan()
         self._check_counted_once()
+        numbers = self._element_numbers()
+        groups = self.param_groups
         with_state: list[Tensor] = []
-        for index, group in enumerate(self.param_groups):
+        for index, group in enumerate(groups):
             # apex's count is for subclasses with apex's step: this step does not update it.
             group.pop("step", None)
             for place, param in enumerate(group["params"]):
-                if param.grad is not None or self.state.get(param):
+                if self._takes_part(param):
                     self._refuse_capture(param, group)
                     self._check_memory(index, place, param)
                     self._create_state(param, group)
@@ -261,11 +261,11 @@ class FusedOptimizer(SharedNorm):
         for param, view in zip(with_state, views, strict=True):
             self.state[param]["step"] = view
         self._native.plan(
-            [group["params"] for group in self.param_groups],
+            [group["params"] for group in groups],
             self.state,
-            [bool(group.get("stochastic_rounding")) for group in self.param_groups],
-            [self._split_over or shard_groups(p) for g in self.param_groups for p in g["params"]],
-            numbers_of_groups(self.param_groups, self._first_elements, self._caller(in_step=True)),
+            [bool(group.get("stochastic_rounding")) for group in groups],
+            [self._split_over or shard_groups(param) for g in groups for param in g["params"]],
+            numbers,
         )
         self._planned_names = names
 

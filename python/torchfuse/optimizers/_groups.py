@@ -22,6 +22,7 @@ from torchfuse.optimizers._checks import (
     check_torch_only,
     checked_write_back,
 )
+from torchfuse.optimizers._element_numbers import Numbers, element_numbers
 from torchfuse.optimizers._ema import EMA_OPTIONS, check_ema
 from torchfuse.optimizers._hyper_params import (
     BOUNDS,
@@ -77,6 +78,9 @@ class ParamGroups(StateCreation):
 
     #: The settings that the last step has checked, of all groups in a row.
     _checked_settings: list[Any] | None = None
+
+    #: The number of each parameter's first element in the whole one, where parameters are parts.
+    _first_elements: list[int] | None = None
 
     def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         """Raises ValueError or TypeError for a number out of range, naming the group.
@@ -188,6 +192,19 @@ class ParamGroups(StateCreation):
             self._check_storage(index, group, in_step=True)
         self._check_all_numbers()
         check_listed_once(self._caller(in_step=True), self.param_groups)
+
+    def _element_numbers(self) -> list[Numbers]:
+        """Returns where each parameter's elements lie in the whole one: see element_numbers()."""
+        if self._first_elements is not None:
+            return [(first, 0, 0) for first in self._first_elements]
+        where = f"{self._caller(in_step=True)}: expected params"
+        return [
+            element_numbers(param, f"{where}[{place}] of group {index}")
+            if group.get("stochastic_rounding") and self._takes_part(param)
+            else (0, 0, 0)
+            for index, group in enumerate(self.param_groups)
+            for place, param in enumerate(group["params"])
+        ]
 
     def _check_all_numbers(self) -> None:
         for index, group in enumerate(self.param_groups):

@@ -100,6 +100,10 @@ class StateCreation(EmaWeights):
                 if master is not None:
                     _C.remake_master(local_part(param.detach()), local_part(master))
 
+    def _takes_part(self, param: Tensor) -> bool:
+        """Whether a step needs a state of the parameter."""
+        return param.grad is not None or bool(self.state.get(param))
+
     def _refuse_capture(self, param: Tensor, group: dict[str, Any]) -> None:
         """Raises if a CUDA graph's capture would create state, which each replay would reset."""
         if not param.is_cuda or not torch.cuda.is_current_stream_capturing():

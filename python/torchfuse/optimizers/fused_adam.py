@@ -78,8 +78,9 @@ class FusedAdam(FusedOptimizer):
             neighboring bf16 numbers, without bias, for training without masters. Requires bf16
             parameters and `master_weights=False`. See Numerics in the documentation.
         seed: seed of stochastic rounding, at least 0. The random bits depend only on the seed, the
-            parameter's position among all groups, its step count and the element: runs are
-            reproducible after a checkpoint, for any number of threads, and on both CPU and CUDA.
+            parameter's position among all groups, its step count and the element in the whole
+            parameter: runs are reproducible after a checkpoint, for any number of threads and of
+            processes that a DTensor is split over, and on both CPU and CUDA.
         ema_decay: decay of exponential moving averages of the parameters, in [0, 1): the step adds
             :math:`\bar p \leftarrow \bar p + (1 - d)(p - \bar p)`, in the pass that writes
             :math:`p`. The average is `state["ema_param"]`, fp32 for 16-bit parameters (fp64 for

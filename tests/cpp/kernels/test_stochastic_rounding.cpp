@@ -245,6 +245,32 @@ TEST(StochasticRounding, ElementsOfAPartHaveTheirNumbersInTheWhole) {
   }
 }
 
+TEST(StochasticRounding, ElementsOfAChunkHaveTheNumbersOfThePart) {
+  constexpr std::int64_t kFar = (std::int64_t{1} << 32) - 3;
+  for (const ElementNumbers numbers : {ElementNumbers{77, 0, 0},
+                                       {0, 1, 4},
+                                       {30, 5, 9},
+                                       {kFar, 47, 100},
+                                       {3, 64, 64},
+                                       {5, kFar + 2, 3 * kFar},
+                                       {5, kFar + 4, 3 * kFar},
+                                       {0, 10 * kFar, 20 * kFar}}) {
+    for (const std::int64_t begin :
+         {std::int64_t{0}, std::int64_t{46}, std::int64_t{640}, kFar - 40, 10 * kFar - 40}) {
+      const ChunkNumbers chunk = ChunkNumbers::of(numbers, begin);
+      for (const std::uint32_t element : {0u, 1u, 7u, 38u, 45u, 46u, 47u, 999u}) {
+        NumberWalk walk(chunk, element);
+        for (std::int64_t i = begin + element; i < begin + element + 150; ++i) {
+          const std::int64_t number =
+              numbers.run == 0 ? numbers.first + i
+                               : numbers.first + i / numbers.run * numbers.stride + i % numbers.run;
+          ASSERT_EQ(walk.next(), static_cast<std::uint64_t>(number)) << numbers.run << " " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(StochasticRounding, SeedParameterAndStepEachChangeTheBits) {
   constexpr std::int64_t kNumel = 2000;
   Problem usual(kNumel, false);

@@ -102,3 +102,18 @@ def test_replaced_local_tensor_is_the_one_that_is_updated(mesh: DeviceMesh) -> N
     optimizer.step()
     assert not torch.equal(_whole(param), torch.full((4, 2), 3.0))
     assert torch.equal(_whole(param), param.to_local().detach())
+
+
+@pytest.mark.parametrize("which", ["param", "grad", "state"])
+@pytest.mark.parametrize("value", [5, None, Tensor])
+def test_a_local_part_that_is_no_tensor_is_refused(
+    mesh: DeviceMesh, which: str, value: object
+) -> None:
+    param = _param(mesh)
+    optimizer = FusedAdam([param])
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    broken = {"param": param, "grad": param.grad, "state": optimizer.state[param]["exp_avg"]}
+    setattr(broken[which], "_local_tensor", value)  # noqa: B010  # mypy knows its type
+    with pytest.raises(TypeError, match=r"expected the local part of a .* to be a tensor, got"):
+        optimizer.step()

@@ -16,11 +16,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torchfuse.optimizers._shards import element_numbers
+from torchfuse.optimizers import FusedAdam
+from torchfuse.optimizers._element_numbers import element_numbers
 
 RANKS = 8
 WHERE = "FusedAdam.step: expected params[0] of group 0"
-SHAPES = [(16,), (7,), (9, 5), (3, 10), (4, 6, 5), (5, 1, 7)]
+SHAPES = [(16,), (7,), (9, 5), (3, 10), (4, 6, 5), (5, 1, 7), (3, 1, 2, 6)]
 
 
 @pytest.fixture(params=range(RANKS))
@@ -68,41 +69,79 @@ def test_parts_of_one_or_two_dimensions_have_the_numbers_of_the_whole(rank: int)
     assert refused > 0
 
 
-def test_tensor_parallel_parts_that_fsdp_splits_again(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2, 4))
-    for shape in ((16, 3), (8, 2), (24,)):
-        whole = numbered(shape)
-        own = whole.tensor_split(4)[rank % 4].tensor_split(2)[rank // 4]
-        placements = [_StridedShard(0, split_factor=4), Shard(0)]
+def test_the_same_is_refused_on_all_processes() -> None:
+    """Empty parts and those of one element could be numbered, but the others cannot."""
+    for shape, mesh_shape, placements in (
+        ((4, 6, 8), (2, 4), [Shard(1), Shard(2)]),
+        ((3, 4, 6), (2, 2, 2), [Shard(0), Shard(1), Shard(2)]),
+        ((2, 10), (8,), [_StridedShard(1, split_factor=3)]),
+        ((4, 16), (2, 4), [Replicate(), _StridedShard(1, split_factor=2)]),
+        ((16, 16), (2, 4), [Shard(0), _StridedShard(0, split_factor=2)]),
+    ):
+        for rank in range(RANKS):
+            dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+            part = DTensor.from_local(
+                torch.ones(1),
+                init_device_mesh("cpu", mesh_shape),
+                placements,
+                shape=torch.Size(shape),
+                stride=torch.ones(shape).stride(),
+            )
+            with pytest.raises(ValueError, match=r"expected params\[0\] of group 0 to be split"):
+                element_numbers(part, WHERE)
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
+def test_tensor_parallel_parts_that_fsdp_splits_again(rank: int, sizes: tuple[int, int]) -> None:
+    """FSDP2 cuts what tensor parallelism left, evenly or not."""
+    mesh = init_device_mesh("cpu", sizes)
+    outer, inner = (mesh.get_local_rank(dim) for dim in (0, 1))
+    placements = [_StridedShard(0, split_factor=sizes[1]), Shard(0)]
+    for rows in (16, 8, 24, 7, 9, 13, 17, 19, 3):
+        whole = numbered((rows, 3))
+        own = chunk(chunk(whole, sizes[1], inner), sizes[0], outer)
         part = DTensor.from_local(
             own.contiguous(), mesh, placements, shape=whole.shape, stride=whole.stride()
         )
+        if own.numel() == 0:
+            assert element_numbers(part, WHERE) == (0, 0, 0)
+        else:
+            assert torch.equal(numbers_of(part), own.reshape(-1)), rows
+
+
+def chunk(whole: Tensor, size: int, place: int) -> Tensor:
+    """What torch gives the process at this place of so many."""
+    chunks = whole.chunk(size)
+    return chunks[place] if place < len(chunks) else whole[:0]
+
+
+def test_a_matrix_that_is_several_is_split_in_each_of_them(rank: int) -> None:
+    """As that of queries, keys and values under tensor parallelism."""
+    mesh = init_device_mesh("cpu", (8,))
+    for shape, dim in (((48, 5), 0), ((1, 48, 5), 1), ((24,), 0)):
+        whole = numbered(shape)
+        own = torch.cat([third.chunk(8, dim)[rank] for third in whole.chunk(3, dim)], dim)
+        placements = [_StridedShard(dim, split_factor=3)]
+        part = DTensor.from_local(own, mesh, placements, shape=whole.shape, stride=whole.stride())
         assert torch.equal(numbers_of(part), own.reshape(-1))
 
 
-def test_elements_are_counted_in_the_order_of_memory(rank: int) -> None:
+def test_elements_are_counted_in_the_order_of_dimensions(rank: int) -> None:
+    """Parts are contiguous, also of a whole in another order of memory."""
     mesh = init_device_mesh("cpu", (8,))
-    order = numbered((8, 2, 3, 16)).permute(0, 3, 1, 2)
-    for dim in (0, 1):
-        part = distribute_tensor(order, mesh, [Shard(dim)], src_data_rank=None)
-        local = part.to_local()
-        assert torch.equal(numbers_of(part), local.permute(0, 2, 3, 1).reshape(-1))
+    whole = numbered((16, 3, 2, 8)).to(memory_format=torch.channels_last)
+    for dim in (0, 3):
+        own = whole.chunk(8, dim)[rank].contiguous()
+        part = DTensor.from_local(own, mesh, [Shard(dim)], shape=whole.shape, stride=whole.stride())
+        assert torch.equal(numbers_of(part), own.reshape(-1))
 
 
-def test_splits_without_equal_distances_are_refused(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2, 4))
-    part = distribute_tensor(numbered((4, 6, 8)), mesh, [Shard(1), Shard(2)], src_data_rank=None)
-    message = r"expected params\[0\] of group 0 to be split along one dimension, or the first and"
-    with pytest.raises(ValueError, match=message):
-        element_numbers(part, WHERE)
-
-
-def test_a_part_in_another_order_of_memory_is_refused(rank: int) -> None:
+@pytest.mark.parametrize("local", [torch.ones(3, 2).t(), torch.ones(1, 3)])
+def test_a_part_that_is_not_as_expected_is_refused(rank: int, local: Tensor) -> None:
     mesh = init_device_mesh("cpu", (8,))
-    part = DTensor.from_local(
-        torch.ones(3, 2).t(), mesh, [Shard(0)], shape=torch.Size((16, 3)), stride=(3, 1)
-    )
-    with pytest.raises(ValueError, match=r"to lie in memory as the whole does, .*got \(1, 2\)"):
+    part = DTensor.from_local(local, mesh, [Shard(0)], shape=torch.Size((16, 3)), stride=(3, 1))
+    with pytest.raises(ValueError, match=r"to have a contiguous local part of shape \(2, 3\)"):
         element_numbers(part, WHERE)
 
 
@@ -111,3 +150,47 @@ def test_what_is_whole_keeps_its_numbers(rank: int) -> None:
     whole = distribute_tensor(numbered((4, 3)), mesh, [Replicate()], src_data_rank=None)
     assert element_numbers(whole, WHERE) == (0, 0, 0)
     assert element_numbers(torch.ones(3), WHERE) == (0, 0, 0)
+
+
+def refused_part() -> torch.nn.Parameter:
+    """Split along two dimensions, neither of them the first."""
+    mesh = init_device_mesh("cpu", (2, 4))
+    whole = torch.ones(4, 6, 8, dtype=torch.bfloat16)
+    placements = [Shard(1), Shard(2)]
+    return torch.nn.Parameter(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+
+
+@pytest.mark.parametrize("rank", [0], indirect=True)
+def test_a_refused_step_keeps_the_masters(rank: int) -> None:
+    param = refused_part()
+    optimizer = FusedAdam([param], master_weights=True)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    master = optimizer.state[param]["master_param"]
+    optimizer.param_groups[0].update(master_weights=False, stochastic_rounding=True)
+    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be split into runs"):
+        optimizer.step()
+    assert optimizer.state[param]["master_param"] is master
+    optimizer.param_groups[0].update(master_weights=True, stochastic_rounding=False)
+    optimizer.step()
+    assert optimizer.state[param]["master_param"] is master
+
+
+@pytest.mark.parametrize("rank", [0], indirect=True)
+def test_what_takes_no_part_is_not_refused(rank: int) -> None:
+    frozen = refused_part()
+    param = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = FusedAdam([frozen, param], stochastic_rounding=True)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert optimizer.state[param]["step"] == 1
+    assert not optimizer.state[frozen]
+
+
+def test_numbers_of_too_few_parameters_are_refused() -> None:
+    params = [torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = FusedAdam(params, stochastic_rounding=True)
+    optimizer._first_elements = [0]
+    params[1].grad = torch.ones_like(params[1])
+    with pytest.raises(ValueError, match="expected element numbers of 2 params, got 1"):
+        optimizer.step()

@@ -52,7 +52,7 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   /// Round bf16 parameters stochastically, without bias, not to nearest. Excludes master_weights.
   TORCHFUSE_ARG(bool, stochastic_rounding) = false;
   /// Seed of stochastic rounding, >= 0. The random bits depend only on the seed, the parameter's
-  /// index among all groups, its step count and the element. Optimizer-wide.
+  /// index among all groups, its step count and the element in the whole parameter. Optimizer-wide.
   TORCHFUSE_ARG(std::int64_t, seed) = 0;
   /// Decay of exponential moving averages of the parameters, in [0, 1), which steps move: see
   /// EmaOptions. None: no averages. Optimizer-wide, as the two options below.

@@ -149,13 +149,14 @@ class UpdateProblem {
     return part == kMaximum && tensor % 2 == 0 && !uses(part, tensor);
   }
 
-  /// The parameter's, which its random bits depend on.
-  std::int64_t number_of(std::size_t t) const { return (std::int64_t{1} << 33) + tensors_[t].seed; }
-
-  /// Whole parameters, parts of one run, and parts of short runs take turns.
-  static ElementNumbers numbers_of(std::size_t t) {
+  /// Without pointers to tensors. Whole parameters, parts of one run, and of short ones take turns.
+  TensorRow row_of(std::size_t t, float* step) const {
     constexpr ElementNumbers kNumbers[] = {{}, {77, 0, 0}, {5, 3, 11}};
-    return kNumbers[t % 3];
+    return {.step = step,
+            .numel = tensors_[t].numel,
+            .group = tensors_[t].group,
+            .index = (std::int64_t{1} << 33) + tensors_[t].seed,
+            .numbers = kNumbers[t % 3]};
   }
 
   std::size_t bytes_of(Part part, std::size_t tensor) const {
@@ -170,12 +171,7 @@ class UpdateProblem {
   void clear() {
     places_.clear();
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      rows_[t] = TensorRow{};
-      rows_[t].numel = tensors_[t].numel;
-      rows_[t].group = tensors_[t].group;
-      rows_[t].index = number_of(t);
-      rows_[t].numbers = numbers_of(t);
-      rows_[t].step = steps_.data() + t;
+      rows_[t] = row_of(t, steps_.data() + t);
     }
   }
 
@@ -215,15 +211,11 @@ class UpdateProblem {
     std::vector<TensorRow> rows(tensors_.size());
     std::vector<float> steps = steps_of(tensors_);
     for (std::size_t t = 0; t < rows.size(); ++t) {
+      rows[t] = row_of(t, &steps[t]);
       for (int p = 0; p < kParts; ++p) {
         pointer_of(rows[t], static_cast<Part>(p)) =
             begin_of(contents[static_cast<std::size_t>(p)], t);
       }
-      rows[t].numel = tensors_[t].numel;
-      rows[t].group = tensors_[t].group;
-      rows[t].index = number_of(t);
-      rows[t].numbers = numbers_of(t);
-      rows[t].step = &steps[t];
     }
     fused_update_cpu<Adam>(detect_cpu_isa(), args(rows, offsets_, groups_.on_host(), &scalars), 0,
                            offsets_.back());
