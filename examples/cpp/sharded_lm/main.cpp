@@ -6,6 +6,8 @@
 //   torchrun --no-python --nproc-per-node 2 ./sharded_lm "$text" --out build/sharded/two
 //       --stop-after 120
 //   ./sharded_lm "$text" --out build/sharded/two --resume
+//   torchrun --no-python --nproc-per-node 2 --max-restarts 3 ./sharded_lm "$text"
+//       --out build/sharded/restarted --resume-or-begin --checkpoint-every 20
 //
 // It is the counterpart of examples/python/sharded_lm.py --parallel zero2, with its tokens, initial
 // values, losses and options. A checkpoint, a folder with a file for each process, goes on in any
@@ -45,10 +47,14 @@ ProcessGroup join() {
                                                  ProcessGroupOptions().rank(0).world_size(1));
 }
 
+/// The last step that is asked for.
+std::int64_t last_of(const lm::Options& options) {
+  return options.stop_after > 0 ? std::min(options.stop_after, options.steps) : options.steps;
+}
+
 /// The step after which this run ends.
 std::int64_t end_of(const lm::Options& options, std::int64_t begin) {
-  const std::int64_t end =
-      options.stop_after > 0 ? std::min(options.stop_after, options.steps) : options.steps;
+  const std::int64_t end = last_of(options);
   if (begin < end) return end;
   throw std::invalid_argument(options.out + " has " + std::to_string(begin) +
                               " steps already, and " + std::to_string(end) + " are asked for");
@@ -66,7 +72,12 @@ void train(const lm::Options& options, const ProcessGroup& group) {
   const lm::Corpus corpus(options.text, options.sequence);
   const lm::Batch tested = corpus.validation_batch(options.validation_samples);
   lm::Trainer trainer(options, group);
-  const std::int64_t begin = options.resume ? trainer.load(options.checkpoint()) : 0;
+  const bool resumes = trainer.agree(options.has_checkpoint());
+  const std::int64_t begin = resumes ? trainer.load(options.checkpoint()) : 0;
+  if (options.resume_or_begin && begin == last_of(options)) {
+    if (group.rank() == 0) std::cout << options.out << " has all " << begin << " steps already\n";
+    return;
+  }
   const std::int64_t end = end_of(options, begin);
   std::optional<lm::Log> log;
   if (group.rank() == 0) {

@@ -54,6 +54,8 @@ std::string Options::model() const {
          std::to_string(heads);
 }
 
+bool Options::has_checkpoint() const { return std::ifstream(checkpoint() + "/index.pt").good(); }
+
 Options parse(const std::vector<std::string>& words) {
   TORCH_CHECK_VALUE(!words.empty() && !words[0].starts_with("--"),
                     "expected a folder with Python's sources (*.py) as the first argument");
@@ -62,8 +64,8 @@ Options parse(const std::vector<std::string>& words) {
   const auto targets = targets_in(options);
   for (std::size_t i = 1; i < words.size(); ++i) {
     const std::string& option = words[i];
-    if (option == "--resume") {
-      options.resume = true;
+    if (option == "--resume" || option == "--resume-or-begin") {
+      (option == "--resume" ? options.resume : options.resume_or_begin) = true;
       continue;
     }
     const auto target = targets.find(option);
@@ -86,9 +88,10 @@ void check(const Options& options, std::int64_t processes) {
                     "expected --validation-samples to be a multiple of ", processes,
                     ", the processes, got ", options.validation_samples);
   const std::string checkpoint = options.checkpoint();
-  const bool exists = std::ifstream(checkpoint + "/index.pt").good();
-  TORCH_CHECK_VALUE(!exists || options.resume, "expected an --out without a checkpoint, or ",
-                    "--resume; ", checkpoint, " is there");
+  const bool exists = options.has_checkpoint();
+  TORCH_CHECK_VALUE(!exists || options.resume || options.resume_or_begin,
+                    "expected an --out without a checkpoint, or --resume; ", checkpoint,
+                    " is there");
   TORCH_CHECK_VALUE(exists || !options.resume, "expected the checkpoint ", checkpoint,
                     " with --resume, found none");
 }

@@ -13,6 +13,7 @@ struct Options {
   std::string out = "build/sharded";
   std::string precision = "bf16";
   bool resume = false;                   ///< go on from the checkpoint in `out`
+  bool resume_or_begin = false;          ///< the same where there is one: for torchrun's restarts
   std::int64_t steps = 300;              ///< of the whole schedule
   std::int64_t warm_up = 20;             ///< steps
   std::int64_t stop_after = 0;           ///< step after which this run ends; 0: steps
@@ -28,6 +29,8 @@ struct Options {
   double lr = 3e-3;  ///< the largest of the schedule
 
   std::string checkpoint() const { return out + "/checkpoint"; }
+  /// Whether this process finds one.
+  bool has_checkpoint() const;
   std::string log() const { return out + "/log.jsonl"; }
   /// What a run and those that go on from its checkpoint have in common.
   std::string model() const;

@@ -111,6 +111,13 @@ std::int64_t Trainer::load(const std::string& folder) {
   return schedule_.last_epoch();
 }
 
+bool Trainer::agree(bool found) const {
+  const double share = mean(torch::full({}, found ? 1.0 : 0.0, device_));
+  TORCH_CHECK_VALUE(share == 0 || share == 1, "expected --out to be one folder for all ",
+                    group_.world_size(), " processes, got a checkpoint in only some of them");
+  return share == 1;
+}
+
 std::string Trainer::layout() const {
   const std::int64_t processes = group_.world_size();
   return processes == 1 ? "1 process" : "ZeRO 2 of " + std::to_string(processes);

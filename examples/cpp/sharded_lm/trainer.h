@@ -33,6 +33,8 @@ class Trainer {
   void save(const std::string& folder) { torchfuse::save_sharded_checkpoint(folder, checkpoint_); }
   /// Reads it in all processes; returns the number of steps before it.
   std::int64_t load(const std::string& folder);
+  /// Whether all processes find what one of them does; throws if only some do.
+  bool agree(bool found) const;
   /// How the processes share the work, for people.
   std::string layout() const;
 
