@@ -129,12 +129,12 @@ def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
     write_plain(path, plain, "save_checkpoint")
 
 
-def write_plain(path: StrPath, plain: Any, caller: str) -> None:
-    """Writes what `plain_values` returned."""
+def write_plain(path: StrPath, plain: Any, caller: str, follow: bool = True) -> None:
+    """Writes what `plain_values` returned; `follow` as in `replacing`."""
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
-        with replacing(path, caller) as file:
+        with replacing(path, caller, follow) as file:
             _save(plain, file, caller)
     finally:
         torch.serialization.set_crc32_options(checksums)
@@ -166,14 +166,15 @@ def _permissions(path: StrPath, target: str, caller: str) -> int | None:
 
 
 @contextmanager
-def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
+def replacing(path: StrPath, caller: str, follow: bool = True) -> Iterator[_Drain]:
     """Yields a file to write, which replaces `path` in one step when its bytes are on the disk.
 
     Args:
         path: file to write or replace.
         caller: the function that errors name.
+        follow: of a symbolic link, replace the file that it points to; else the link.
     """
-    target = os.path.realpath(path)
+    target = os.path.realpath(path) if follow else os.fspath(path)
     permissions = _permissions(path, target, caller)
     temporary = f"{target}.tmp-{secrets.token_hex(8)}"
     try:
@@ -225,11 +226,22 @@ def _opened(path: StrPath, caller: str) -> BinaryIO:
         ) from error
 
 
+def marked_as_folder(container: zipfile.ZipFile) -> str | None:
+    """Returns an entry that one bit says is a folder: torch reads memory without values there."""
+    marked = (
+        entry.filename
+        for entry in container.infolist()
+        if entry.external_attr & 0x10 or entry.is_dir()
+    )
+    return next(marked, None)
+
+
 def read_plain(file: BinaryIO, where: str) -> Any:
     """Returns what `write_plain` wrote, with tensors on the CPU."""
     try:
         with zipfile.ZipFile(file) as container:
-            damaged = container.testzip()  # torch's reader does not compare CRC-32s
+            # torch's reader does not compare CRC-32s.
+            damaged = marked_as_folder(container) or container.testzip()
         if damaged is None:
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)

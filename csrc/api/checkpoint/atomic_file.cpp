@@ -51,8 +51,8 @@ int sync_folder(const std::string& path) {
   return error;
 }
 
-AtomicFile::AtomicFile(std::string caller, const std::string& path)
-    : caller_(std::move(caller)), path_(target_of(path)) {
+AtomicFile::AtomicFile(std::string caller, const std::string& path, Link link)
+    : caller_(std::move(caller)), path_(link == Link::kFollow ? target_of(path) : path) {
   TORCH_CHECK_VALUE(!path.empty(), caller_, ": expected path to name a file, got an empty one.");
   struct stat replaced{};
   const bool replaces = ::stat(path_.c_str(), &replaced) == 0;

@@ -39,9 +39,10 @@ void write_records(AtomicFile& file, const Pickle& pickle) {
 
 }  // namespace
 
-void write_container(const std::string& path, const c10::IValue& value, const std::string& caller) {
+void write_container(const std::string& path, const c10::IValue& value, const std::string& caller,
+                     Link link) {
   const Pickle pickle = to_pickle(value, caller + ": expected the checkpoint");
-  AtomicFile file(caller, path);
+  AtomicFile file(caller, path, link);
   write_records(file, pickle);
   file.commit();
 }

@@ -8,10 +8,14 @@
 #include <memory>
 #include <string>
 
+#include "api/checkpoint/atomic_file.h"
+
 namespace torchfuse::checkpoint {
 
-/// Writes a file that torch.load(path, weights_only=True) reads, in one step: see AtomicFile.
-void write_container(const std::string& path, const c10::IValue& value, const std::string& caller);
+/// Writes a file that torch.load(path, weights_only=True) reads, in one step: see AtomicFile and
+/// Link.
+void write_container(const std::string& path, const c10::IValue& value, const std::string& caller,
+                     Link link = Link::kFollow);
 
 /// Reads what write_container() or Python's torch.save wrote, with all tensors on the CPU.
 /// @throws c10::ValueError naming the file if it is not there, truncated, damaged or of another

@@ -18,6 +18,7 @@
 #include "api/checkpoint/agreement.h"
 #include "api/checkpoint/atomic_file.h"
 #include "api/checkpoint/container.h"
+#include "api/checkpoint/folder_lock.h"
 #include "api/checkpoint/pickle_writer.h"
 #include "api/checkpoint/sharded_input.h"
 #include "api/parallel/shards.h"
@@ -92,7 +93,7 @@ std::optional<std::int64_t> bytes_of(const std::string& path) {
 /// What another file in its place does not share with a file; none: there is no such file.
 std::optional<std::array<std::int64_t, 3>> identity_of(const std::string& path) {
   struct stat found{};
-  if (::stat(path.c_str(), &found) != 0) return std::nullopt;
+  if (::lstat(path.c_str(), &found) != 0) return std::nullopt;
   return std::array<std::int64_t, 3>{static_cast<std::int64_t>(found.st_ino), found.st_size,
                                      found.st_mtime};
 }
@@ -140,7 +141,7 @@ void replace_index(const std::string& folder, const List& files, const Dict& ind
   const auto before = identity_of(path);
   try {
     check_files(folder, files);
-    checkpoint::write_container(path, index, kSaveSharded);
+    checkpoint::write_container(path, index, kSaveSharded, checkpoint::Link::kReplace);
   } catch (const std::exception&) {
     // An index that is in its place, and perhaps not on the disk, needs them.
     if (identity_of(path) != before) throw;
@@ -214,6 +215,9 @@ void save_sharded_checkpoint(const std::string& path, const Checkpoint& descript
     Dict index = checkpoint::make_dict();
     index.insert_or_assign("sharded", sharded);
     index.insert_or_assign("checkpoint", contents);
+    // Another save that came first has removed this one's files, and one that comes later removes
+    // those of this index together with it.
+    const checkpoint::FolderLock lock(folder);
     replace_index(folder, files, index);
     remove_others(folder, tag);
   });

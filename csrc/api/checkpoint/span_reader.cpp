@@ -49,7 +49,7 @@ SpanReader::SpanReader(std::string folder, const c10::IValue& files, std::string
     const std::string got = exists ? std::to_string(found.st_size) + " bytes" : "none";
     TORCH_CHECK_VALUE(exists && found.st_size == bytes, caller_, ": expected ", paths_.back(),
                       " to be a file of ", bytes, " bytes, as index.pt says, got ", got,
-                      ". Load another checkpoint.");
+                      ". Load another checkpoint, or this one again if it was saved meanwhile.");
   }
 }
 

@@ -15,7 +15,8 @@ from torchfuse.convert._files import Conversion, convert_checkpoint
 from torchfuse.convert._folders import convert_sharded_checkpoint
 from torchfuse.convert._from_cpp import read_cpp_archive
 from torchfuse.convert._schedulers import read_cpp_scheduler, write_cpp_scheduler
-from torchfuse.convert._sharded import read_sharded_checkpoint, write_sharded_checkpoint
+from torchfuse.convert._sharded import read_sharded_checkpoint
+from torchfuse.convert._sharded_writer import write_sharded_checkpoint
 from torchfuse.convert._to_cpp import write_cpp_archive
 
 __all__ = [

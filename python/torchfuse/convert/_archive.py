@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from torchfuse import _C
+from torchfuse._checkpoint_file import marked_as_folder
 from torchfuse.optimizers._checks import check_step
 from torchfuse.optimizers._ema import EMA
 from torchfuse.optimizers._masters import MASTER_DTYPES
@@ -75,6 +76,11 @@ def is_archive(path: StrPath) -> bool:
     with open(path, "rb") as file:
         try:
             with zipfile.ZipFile(file) as container:
+                if marked := marked_as_folder(container):
+                    raise ValueError(
+                        f"torchfuse.convert: expected {os.fspath(path)} to hold files alone, got "
+                        f"{marked!r}, which is marked as a folder: it is damaged."
+                    )
                 return any(name.endswith("/constants.pkl") for name in container.namelist())
         except zipfile.BadZipFile:
             return False

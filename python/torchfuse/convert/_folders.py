@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from torchfuse._checkpoint_file import StrPath, read_checkpoint, write_plain
-from torchfuse.convert._sharded import read_sharded_checkpoint, write_sharded_checkpoint
+from torchfuse.convert._sharded import read_sharded_checkpoint
+from torchfuse.convert._sharded_writer import write_sharded_checkpoint
 
 _CALLER = "convert_sharded_checkpoint"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checkpoints import mark_as_folder
 
 import torchfuse
 from torchfuse.optimizers import FusedAdam
@@ -153,6 +154,14 @@ def test_flipped_bits_are_found(path: Path) -> None:
     assert refused > 180  # not those between the records
     at = whole.index(values["numbers"].numpy().tobytes())  # type: ignore[attr-defined]
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(ValueError, match=r"the bytes that were written, got others in '.*/data/0'"):
+        torchfuse.load_checkpoint(path)
+
+
+def test_a_tensor_that_one_bit_says_is_a_folder_is_refused(path: Path) -> None:
+    """torch.load leaves its memory without values, and compares no checksum of it."""
+    torchfuse.save_checkpoint(path, values={"numbers": torch.ones(5000)})
+    mark_as_folder(path, "data/0")
     with pytest.raises(ValueError, match=r"the bytes that were written, got others in '.*/data/0'"):
         torchfuse.load_checkpoint(path)
 

@@ -6,18 +6,21 @@ tests/python/parallel/test_sharded_files.py exchanges them with C++.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import assert_same_state, shared_params, shared_steps
+from support.checkpoints import assert_same_state, mark_as_folder, shared_params, shared_steps
 from support.sharded import STORAGE
 from torch import Tensor, nn
 
 import torchfuse
-from torchfuse.convert import read_sharded_checkpoint, write_sharded_checkpoint
+from torchfuse.convert import _sharded_writer, read_sharded_checkpoint, write_sharded_checkpoint
 from torchfuse.optimizers import FusedAdam
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
@@ -83,7 +86,7 @@ def test_a_missing_file(folder: Path) -> None:
     path.unlink()
     message = (
         f"read_sharded_checkpoint: expected {path} to be a file of {size} bytes, as index.pt "
-        "says, got none. Load another checkpoint."
+        "says, got none. Load another checkpoint, or this one again if it was saved meanwhile."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_sharded_checkpoint(folder)
@@ -185,3 +188,63 @@ def test_no_files(tmp_path: Path) -> None:
     message = "write_sharded_checkpoint: expected world_size to be at least 1, got 0."
     with pytest.raises(ValueError, match=message):
         write_sharded_checkpoint({}, tmp_path, world_size=0)
+
+
+def test_a_save_whose_files_another_one_removed_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = _sharded_writer.write_plain
+
+    def beside_another(path: Path, plain: Any, caller: str, follow: bool = True) -> None:
+        written(path, plain, caller, follow)
+        monkeypatch.undo()
+        write_sharded_checkpoint({"values": {"epoch": 4}}, folder, world_size=1)
+
+    monkeypatch.setattr(_sharded_writer, "write_plain", beside_another)
+    with pytest.raises(ValueError, match=r"that was written, got none. Let no other program save"):
+        write_sharded_checkpoint({"values": {"epoch": 5}}, folder, world_size=1)
+    assert read_sharded_checkpoint(folder)["values"] == {"epoch": 4}
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_save_waits_for_the_one_that_replaces_the_index(folder: Path) -> None:
+    """As that one it removes the files of others, while it holds the folder's lock."""
+    before = set(folder.iterdir())
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with ThreadPoolExecutor() as pool:
+        save = pool.submit(write_sharded_checkpoint, {"values": {"epoch": 5}}, folder, 1)
+        while not (files := list(folder.glob("rank0-????????????????.pt"))) or len(files) < 2:
+            pass
+        (new,) = set(files) - before
+        new.unlink()
+        os.close(lock)
+        with pytest.raises(ValueError, match=r"that was written, got none"):
+            save.result()
+    assert set(folder.iterdir()) == before
+    assert read_sharded_checkpoint(folder)["values"] == {}
+
+
+def test_links_to_the_files_of_another_checkpoint_leave_it_alone(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    links = tmp_path_factory.mktemp("links")
+    for path in folder.iterdir():
+        (links / path.name).symlink_to(path)
+    assert read_sharded_checkpoint(links)["values"] == {}
+    write_sharded_checkpoint({"values": {"epoch": 4}}, links, world_size=1)
+    assert read_sharded_checkpoint(links)["values"] == {"epoch": 4}
+    assert read_sharded_checkpoint(folder)["values"] == {}
+
+
+def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"to be a folder or a new name, got a file or a link"):
+        write_sharded_checkpoint({}, tmp_path / "link", world_size=1)
+
+
+def test_a_tensor_that_one_bit_says_is_a_folder_is_refused(folder: Path) -> None:
+    (path,) = folder.glob("rank0-*.pt")
+    mark_as_folder(path, "data/0")
+    with pytest.raises(ValueError, match=r"the bytes that were written, got others in '.*/data/0'"):
+        read_sharded_checkpoint(folder)

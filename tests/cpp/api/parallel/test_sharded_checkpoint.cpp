@@ -184,5 +184,32 @@ TEST(ShardedCheckpoint, TheFilesBeforeAreRemovedAndOthersStay) {
   }
 }
 
+TEST(ShardedCheckpoint, LinksToTheFilesOfAnotherOneLeaveItAlone) {
+  const ShardedFolder folder;
+  const std::string first = folder / "first";
+  const std::string links = folder / "links";
+  std::filesystem::create_directory(links);
+  run_on_ranks(2, [&](ProcessGroup& group) {
+    const auto params = sharded_params();
+    ShardedOptimizer<FusedAdam> optimizer(params, {}, group);
+    Checkpoint checkpoint = Checkpoint().optimizer(optimizer).group(group);
+    const auto step_in = [&](const std::string& place) {
+      return load_sharded_checkpoint(place, checkpoint).at("step").toInt();
+    };
+    save_sharded_checkpoint(first, checkpoint.value("step", 2));
+    if (group.rank() == 0) {
+      for (const auto& entry : std::filesystem::directory_iterator(first)) {
+        std::filesystem::create_symlink(entry.path(),
+                                        std::filesystem::path(links) / entry.path().filename());
+      }
+    }
+    EXPECT_EQ(step_in(first), 2);  // both ranks go on when the links are there
+    EXPECT_EQ(step_in(links), 2);
+    save_sharded_checkpoint(links, checkpoint.value("step", 7));
+    EXPECT_EQ(step_in(links), 7);
+    EXPECT_EQ(step_in(first), 2);
+  });
+}
+
 }  // namespace
 }  // namespace torchfuse::sharded_testing

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What does not load is refused in the same words by all ranks, which keep what they have; a save
 // that fails leaves the checkpoint before.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <torch/torch.h>
 #include <torchfuse/checkpoint.h>
 #include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/optim/fused_lion.h>
 #include <torchfuse/parallel/sharded_optimizer.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -75,7 +80,8 @@ TEST_F(ShardedCheckpointErrors, AMissingFile) {
   const auto bytes = std::filesystem::file_size(path);
   std::filesystem::remove(path);
   expect_refused(c10::str(kLoads, "expected ", path, " to be a file of ", bytes,
-                          " bytes, as index.pt says, got none. Load another checkpoint."));
+                          " bytes, as index.pt says, got none. Load another checkpoint, or "
+                          "this one again if it was saved meanwhile."));
 }
 
 TEST_F(ShardedCheckpointErrors, ATruncatedFile) {
@@ -203,6 +209,31 @@ TEST_F(ShardedCheckpointErrors, RanksThatSeeOtherFoldersLeaveTheCheckpointBefore
                 save_sharded_checkpoint(group.rank() == 0 ? folder_.path() : elsewhere,
                                         described(optimizer, group));
               });
+  EXPECT_EQ(folder_.files(), files);
+}
+
+/// The save that holds the lock removes the files of others.
+TEST_F(ShardedCheckpointErrors, ASaveWaitsForTheOneThatReplacesTheIndex) {
+  const auto files = folder_.files();
+  const int lock = ::open(folder_.path().c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  std::thread other([&] {
+    std::vector<std::string> written;
+    while (written.size() < 2) {
+      written.clear();
+      for (const std::string& name : folder_.files()) {
+        const bool before = std::find(files.begin(), files.end(), name) != files.end();
+        if (!before && name.ends_with(".pt")) written.push_back(name);
+      }
+    }
+    for (const std::string& name : written) std::filesystem::remove(folder_ / name);
+    ::close(lock);
+  });
+  expect_kept(folder_, c10::str("save_sharded_checkpoint: expected ", folder_ / "rank0-"),
+              [&](auto& optimizer, ProcessGroup& group) {
+                save_sharded_checkpoint(folder_.path(), described(optimizer, group));
+              });
+  other.join();
   EXPECT_EQ(folder_.files(), files);
 }
 
