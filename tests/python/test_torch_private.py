@@ -20,6 +20,7 @@ import test_torch_private_autograd
 import torch
 from support.torch_pieces import Pieces
 from torch.amp import grad_scaler
+from torch.distributed.tensor import placement_types
 
 import torchfuse
 
@@ -259,6 +260,16 @@ def _a_subclass_computes_plain_tensors() -> None:
     part = torch.ones(3).as_subclass(Part)
     assert type(part) is Part
     assert type(part + 1) is torch.Tensor
+
+
+@PIECES.relies_on(
+    "placement_types._StridedShard",
+    breaks="parts of FSDP over tensor parallelism would be rounded by other elements' random bits",
+)
+def _a_strided_placement_says_its_dimension_and_pieces() -> None:
+    strided = placement_types._StridedShard(1, split_factor=3)
+    assert (strided.dim, strided.split_factor) == (1, 3)
+    assert not strided.is_replicate()
 
 
 def test_every_piece_in_use_is_listed_and_every_listed_piece_is_in_use() -> None:
