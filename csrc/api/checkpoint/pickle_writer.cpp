@@ -43,6 +43,9 @@ bool is_same_view(const at::Tensor& lhs, const at::Tensor& rhs) {
          lhs.sizes() == rhs.sizes() && lhs.strides() == rhs.strides();
 }
 
+/// How deep the pickle of a tensor is nested: its sizes are a tuple among its arguments, another.
+constexpr int kTensorLevels = 2;
+
 // The opcodes are those of pickle's protocol 2, by the names of Python's pickletools.
 class Writer {
  public:
@@ -140,7 +143,8 @@ class Writer {
   }
 
   void write(const c10::IValue& value, const std::string& where, int depth) {
-    TORCH_CHECK_VALUE(depth < kMostNested, where, " to be nested at most ", kMostNested,
+    const int levels = value.isTensor() ? kTensorLevels : 0;
+    TORCH_CHECK_VALUE(depth + levels < kMostNested, where, " to be nested at most ", kMostNested,
                       " deep, got more.");
     const auto element = [&](std::size_t index, const c10::IValue& item) {
       write(item, where + "[" + std::to_string(index) + "]", depth + 1);

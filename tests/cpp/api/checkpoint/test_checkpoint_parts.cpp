@@ -208,6 +208,27 @@ TEST_F(CheckpointTest, ASchedulerBelongsToAnOptimizerOfTheCheckpoint) {
   load_checkpoint(path_, description().scheduler(of_torch));
 }
 
+TEST_F(CheckpointTest, NestedValuesThatAreSavedLoad) {
+  for (const c10::IValue& innermost : {c10::IValue(1), c10::IValue(torch::ones({2}))}) {
+    c10::IValue value = innermost;
+    int saved = 0;
+    for (int levels = 1; levels < 110; ++levels) {
+      c10::impl::GenericList list(c10::AnyType::get());
+      list.push_back(value);
+      value = list;
+      const auto nested = Checkpoint().value("x", value);
+      const std::string error = error_of([&] { save_checkpoint(path_, nested); });
+      if (error == "no error") {
+        ++saved;
+        EXPECT_EQ(error_of([&] { load_checkpoint(path_, Checkpoint()); }), error) << levels;
+      } else {
+        EXPECT_PRED_FORMAT2(::testing::IsSubstring, "to be nested at most 100 deep", error);
+      }
+    }
+    EXPECT_EQ(saved, innermost.isTensor() ? 95 : 97);
+  }
+}
+
 TEST_F(CheckpointTest, ASamplerContinuesInItsEpoch) {
   parallel::DistributedSampler sampler(10);
   sampler.set_epoch(4);
