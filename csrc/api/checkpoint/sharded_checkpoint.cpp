@@ -46,14 +46,17 @@ std::string without_slashes(std::string folder) {
 void make_folder(const std::string& folder) {
   TORCH_CHECK_VALUE(!folder.empty(), kSaveSharded,
                     ": expected folder to name one, got an empty name.");
-  struct stat found{};
-  if (::stat(folder.c_str(), &found) == 0) {
-    TORCH_CHECK_VALUE(S_ISDIR(found.st_mode), kSaveSharded, ": expected ", folder,
-                      " to be a folder or a new name, got a file. Name a folder.");
-    return;
-  }
   int error = ::mkdir(folder.c_str(), 0777) == 0 ? 0 : errno;
-  if (error == 0) error = checkpoint::sync_folder(folder);
+  if (error == 0) {
+    error = checkpoint::sync_folder(folder);
+  } else {
+    struct stat found{};
+    const bool is_there = ::stat(folder.c_str(), &found) == 0;
+    if (is_there && S_ISDIR(found.st_mode)) return;
+    TORCH_CHECK_VALUE(error != EEXIST, kSaveSharded, ": expected ", folder,
+                      " to be a folder or a new name, got ",
+                      is_there ? "a file" : "a symbolic link to nothing", ". Name a folder.");
+  }
   TORCH_CHECK(error == 0, kSaveSharded, ": could not make the folder ", folder, ": ",
               std::generic_category().message(error), ".");
 }

@@ -211,5 +211,18 @@ TEST(ShardedCheckpoint, LinksToTheFilesOfAnotherOneLeaveItAlone) {
   });
 }
 
+TEST(ShardedCheckpoint, ALinkToNothingInThePlaceOfTheFolder) {
+  const ShardedFolder folder;
+  std::filesystem::create_symlink(folder / "none", folder / "link");
+  try {
+    save_sharded_checkpoint(folder / "link", Checkpoint());
+    FAIL() << "saved";
+  } catch (const c10::ValueError& error) {
+    EXPECT_EQ(error.what_without_backtrace(),
+              "save_sharded_checkpoint: expected " + (folder / "link") +
+                  " to be a folder or a new name, got a symbolic link to nothing. Name a folder.");
+  }
+}
+
 }  // namespace
 }  // namespace torchfuse::sharded_testing
