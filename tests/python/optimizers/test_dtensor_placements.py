@@ -115,5 +115,7 @@ def test_a_local_part_that_is_no_tensor_is_refused(
     optimizer.step()
     broken = {"param": param, "grad": param.grad, "state": optimizer.state[param]["exp_avg"]}
     setattr(broken[which], "_local_tensor", value)  # noqa: B010  # mypy knows its type
-    with pytest.raises(TypeError, match=r"expected the local part of a .* to be a tensor, got"):
+    # torch 2.15 looks into parameters first, where the step asks it for fake tensors.
+    message = r"expected (the local part of a .* to be a tensor|Tensor or CustomClassBase), got"
+    with pytest.raises((TypeError, AssertionError), match=message):
         optimizer.step()
