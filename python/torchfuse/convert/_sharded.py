@@ -87,9 +87,11 @@ def read_sharded_checkpoint(folder: StrPath) -> dict[str, Any]:
 
 def _read(path: str, where: str) -> Any:
     try:
+        if not os.path.isfile(path):  # a pipe would be waited for
+            raise FileNotFoundError
         with open(path, "rb") as file:
             return read_plain(file, where)
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except FileNotFoundError as error:
         raise ValueError(f"{where} to be a file, got none.") from error
 
 

@@ -80,7 +80,8 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
         return 0, 0, 0
     parts = [_part_of(length, split) for length, split in zip(param.shape, splits, strict=True)]
     known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or not _repeats(param.shape, known, splits):
+    numbers = _numbers(param.shape, known, splits) if len(known) == len(parts) else None
+    if numbers is None:
         raise ValueError(
             f"{where} to be split into runs of elements at equal distances, as by one dimension, "
             f"for stochastic rounding, got {tuple(param.placements)} of shape "
@@ -96,7 +97,7 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
             f"got shape {tuple(local.shape)} and strides {local.stride()}. Use "
             "master_weights=True."
         )
-    return _numbers(param.shape, known, splits)
+    return numbers
 
 
 def _splits(param: DTensor) -> list[list[_Split]]:
@@ -142,28 +143,23 @@ def _part_of(length: int, splits: list[_Split]) -> _Part | None:
     return _Part(first, count, most, count, count)
 
 
-def _repeats(shape: tuple[int, ...], parts: list[_Part], splits: list[list[_Split]]) -> bool:
-    """Whether the elements of each process are runs at equal distances."""
+def _numbers(
+    shape: tuple[int, ...], parts: list[_Part], splits: list[list[_Split]]
+) -> Numbers | None:
+    """The numbers of a part's elements; None if these are no runs at equal distances."""
     distances = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    last = max(dim for dim in range(len(shape)) if splits[dim])
-    varying = [dim for dim in range(last) if parts[dim].most > 1]
-    if parts[last].run != parts[last].own and varying:
-        return False
-    if any(parts[dim].run != parts[dim].own for dim in varying):
-        return False
-    return all(
-        parts[dim].is_whole(shape[dim]) and distances[before] == shape[dim] * distances[dim]
-        for before, dim in pairwise(varying)
-    )
-
-
-def _numbers(shape: tuple[int, ...], parts: list[_Part], splits: list[list[_Split]]) -> Numbers:
-    distances = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    last = max(dim for dim in range(len(shape)) if splits[dim])
     first = sum(part.first * distance for part, distance in zip(parts, distances, strict=True))
+    last = max(dim for dim in range(len(shape)) if splits[dim])
     varying = [dim for dim in range(last) if parts[dim].most > 1]
-    if varying:
-        return first, parts[last].own * distances[last], distances[varying[-1]]
-    if parts[last].run == parts[last].own:
-        return first, 0, 0
-    return first, parts[last].run * distances[last], parts[last].distance * distances[last]
+    if not varying:
+        if parts[last].run == parts[last].own:
+            return first, 0, 0
+        return first, parts[last].run * distances[last], parts[last].distance * distances[last]
+    if any(parts[dim].run != parts[dim].own for dim in (*varying, last)):
+        return None
+    if any(
+        not parts[dim].is_whole(shape[dim]) or distances[before] != shape[dim] * distances[dim]
+        for before, dim in pairwise(varying)
+    ):
+        return None
+    return first, parts[last].own * distances[last], distances[varying[-1]]

@@ -24,6 +24,17 @@ def python_file(tmp_path: Path) -> Path:
     return tmp_path / "python.pt"
 
 
+def expect_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command fails, says why in one line, and writes nothing."""
+    assert command_line.main(["convert", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not Path("out.pt").exists()
+
+
 def test_both_directions(
     python_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,13 +80,7 @@ def test_errors_are_one_line(
     Path("text.pt").write_text("no checkpoint", encoding="utf-8")
     torch.save({"weight": torch.ones(1)}, "model.pt")
     before = python_file.read_bytes()
-    assert command_line.main(["convert", *arguments]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert not Path("out.pt").exists()
+    expect_one_line(arguments, message, capsys)
     assert python_file.read_bytes() == before
 
 
@@ -119,13 +124,7 @@ def test_errors_of_folders_are_one_line(
     monkeypatch.chdir(python_file.parent)
     Path("folder").mkdir()
     save_checkpoint("one.pt", model=torch.nn.Linear(3, 2))
-    assert command_line.main(["convert", *arguments]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert not Path("out.pt").exists()
+    expect_one_line(arguments, message, capsys)
 
 
 def test_a_class_is_not_named_for_an_archive(

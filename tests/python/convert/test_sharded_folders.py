@@ -116,6 +116,13 @@ def test_a_missing_index(folder: Path) -> None:
         read_sharded_checkpoint(folder)
 
 
+def test_a_pipe_as_an_index(folder: Path) -> None:
+    (folder / "index.pt").unlink()
+    os.mkfifo(folder / "index.pt")
+    with pytest.raises(ValueError, match=r"index.pt to be a file, got none\.$"):
+        read_sharded_checkpoint(folder)
+
+
 def test_a_file_of_one_checkpoint_as_an_index(folder: Path) -> None:
     torchfuse.save_checkpoint(folder / "index.pt")
     with pytest.raises(ValueError, match=r"index.pt to hold 'sharded', got \[torchfuse, values\]"):
