@@ -9,6 +9,8 @@
 
 #include <unordered_set>
 
+#include "api/parallel/gathers.h"
+
 namespace torchfuse::checkpoint {
 
 namespace {
@@ -53,6 +55,9 @@ void check_target(const at::Tensor& target, const at::Tensor& saved, const std::
 NamedTensors named_tensors(const torch::nn::Module& module) {
   NamedTensors found;
   add_tensors(module, "", found);
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : found) tensors.push_back(tensor);
+  parallel::finish_gathers_of(tensors);
   return found;
 }
 

@@ -13,7 +13,8 @@
 
 namespace torchfuse::checkpoint {
 
-/// Names and tensors, in the order of Python's state_dict().
+/// Names and tensors, in the order of Python's state_dict(). Waits for parameters that other ranks
+/// are sending.
 std::vector<std::pair<std::string, at::Tensor>> named_tensors(const torch::nn::Module& module);
 
 /// Compares names and shapes and whether the values can be copied, and returns the function that

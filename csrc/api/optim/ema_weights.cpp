@@ -53,12 +53,15 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
 }
 
 void FusedOptimizer::Impl::share_parts() const {
-  if (shards != nullptr) shards->gather();
+  if (shards == nullptr) return;
+  shards->gather();
+  shards->finish_gather();
 }
 
 void FusedOptimizer::swap_ema_() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
+  if (impl_->shards != nullptr) impl_->shards->finish_gather();
   if (impl_->swapped.has_value()) {
     impl_->warn_of_changes(name());
     impl_->restore_swapped(name());

@@ -61,18 +61,18 @@ Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::
   options.reduceOp = operation;
   options.asyncOp = true;
   try {
-    return {target->allreduce(tensors, options), std::move(what)};
+    return {{target->allreduce(tensors, options)}, std::move(what)};
   } catch (const std::exception& error) {
     fail(what, error);
   }
 }
 
 void Collectives::wait(Pending& pending) const {
-  const auto work = std::move(pending.work);
+  const Pending now = std::exchange(pending, {});
   try {
-    wait_for(work);
+    for (const auto& work : now.works) wait_for(work);
   } catch (const std::exception& error) {
-    fail(pending.what, error);
+    fail(now.what, error);
   }
 }
 
@@ -95,29 +95,40 @@ void Collectives::broadcast(const at::Tensor& tensor, const std::string& what) c
 
 bool Collectives::has_cpu() const { return exchanges(*group_, at::kCPU); }
 
-void Collectives::all_gather(const at::Tensor& flat, const at::Tensor& own,
-                             const std::string& what) const {
+Pending Collectives::start_all_gather(const at::Tensor& flat, const at::Tensor& own,
+                                      std::string what) const {
   const auto target = backend(flat.device());
   at::Tensor all = flat.view(at::kByte);
   at::Tensor part = own.view(at::kByte);
-  if (part.numel() == 0) return;
+  Pending pending{{}, std::move(what)};
+  if (part.numel() == 0) return pending;
   try {
-    if (!flat.device().is_cpu()) return wait_for(target->_allgather_base(all, part));
+    if (!flat.device().is_cpu()) {
+      c10d::AllgatherOptions options;
+      options.asyncOp = true;
+      pending.works.push_back(target->_allgather_base(all, part, options));
+      return pending;
+    }
     const std::vector<at::Tensor> parts = all.split(part.numel());
     const auto& place = parts[static_cast<std::size_t>(rank())];
     if (place.data_ptr() != part.data_ptr()) place.copy_(part);
-    std::vector<c10::intrusive_ptr<c10d::Work>> pending;
     for (std::int64_t source = 0; source < size(); ++source) {
       std::vector<at::Tensor> tensors{parts[static_cast<std::size_t>(source)]};
       c10d::BroadcastOptions options;
       options.rootRank = source;
       options.asyncOp = true;
-      pending.push_back(target->broadcast(tensors, options));
+      pending.works.push_back(target->broadcast(tensors, options));
     }
-    for (const auto& work : pending) wait_for(work);
   } catch (const std::exception& error) {
-    fail(what, error);
+    fail(pending.what, error);
   }
+  return pending;
+}
+
+void Collectives::all_gather(const at::Tensor& flat, const at::Tensor& own,
+                             std::string what) const {
+  Pending pending = start_all_gather(flat, own, std::move(what));
+  wait(pending);
 }
 
 void Collectives::broadcast_all(const std::vector<at::Tensor>& tensors,

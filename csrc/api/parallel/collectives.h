@@ -17,9 +17,9 @@ inline constexpr const char* kDataParallel = "torchfuse::parallel::DistributedDa
 /// nothing left to wait for may give no Work.
 void wait_for(const c10::intrusive_ptr<c10d::Work>& work);
 
-/// A reduction under way.
+/// A collective under way. It may consist of several messages.
 struct Pending {
-  c10::intrusive_ptr<c10d::Work> work;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
   std::string what;  ///< for messages
 };
 
@@ -50,7 +50,8 @@ class Collectives {
   /// Starts an all-reduce of a dense tensor in place.
   Pending start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,
                            std::string what) const;
-  /// Until the current stream, or on the CPU the caller, may use the result.
+  /// Until the current stream, or on the CPU the caller, may use the result. Nothing under way is
+  /// nothing to wait for.
   void wait(Pending& pending) const;
 
   /// Starts to reduce a flat tensor to each rank's part of it. On the CPU the parts are sent to
@@ -66,9 +67,11 @@ class Collectives {
   void broadcast(const at::Tensor& tensor, const std::string& what) const;
   /// The same for many tensors, packed.
   void broadcast_all(const std::vector<at::Tensor>& tensors, const std::string& what) const;
-  /// All ranks' parts of a flat tensor, for any dtype. `own` may be this rank's part of it. On the
-  /// CPU all parts are broadcast at the same time: Gloo's all-gather takes three times as long.
-  void all_gather(const at::Tensor& flat, const at::Tensor& own, const std::string& what) const;
+  /// Starts to bring all ranks' parts of a flat tensor to all, for any dtype. `own` may be this
+  /// rank's part of it. On the CPU all parts are broadcast at the same time: Gloo's all-gather takes
+  /// three times as long.
+  Pending start_all_gather(const at::Tensor& flat, const at::Tensor& own, std::string what) const;
+  void all_gather(const at::Tensor& flat, const at::Tensor& own, std::string what) const;
   /// Whether tensors on the CPU can be exchanged.
   bool has_cpu() const;
 

@@ -3,7 +3,9 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <c10/util/irange.h>
 
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -33,6 +35,28 @@ std::string refusal_of(const at::Tensor& param) {
   return "";
 }
 
+/// The modules with their parameters' places in the groups.
+std::vector<GatherUnit> units_of(const GatherModules& modules,
+                                 const std::vector<OptimizerParamGroup>& groups) {
+  std::unordered_map<const void*, std::size_t> places;
+  for (const OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& param : group.params()) {
+      places.try_emplace(param.unsafeGetTensorImpl(), places.size());
+    }
+  }
+  std::vector<GatherUnit> units;
+  for (const auto& module : modules) {
+    GatherUnit unit{module.get(), {}};
+    for (const at::Tensor& param :
+         module == nullptr ? std::vector<at::Tensor>() : module->parameters()) {
+      const auto place = places.find(param.unsafeGetTensorImpl());
+      if (place != places.end()) unit.members.push_back(place->second);
+    }
+    units.push_back(std::move(unit));
+  }
+  return units;
+}
+
 /// What is wrong with a model whose gradients are to be split; empty: nothing.
 std::string refusal_of(const Reducer& reducer, const std::vector<OptimizerParamGroup>& groups) {
   std::unordered_set<const void*> known;
@@ -50,6 +74,20 @@ std::string refusal_of(const Reducer& reducer, const std::vector<OptimizerParamG
       if (known.count(param.unsafeGetTensorImpl()) == 0 || !param.requires_grad()) continue;
       return c10::str("expected parameters of the model, got another one, of sizes ", param.sizes(),
                       ", whose gradients nobody would reduce. Give it an optimizer of its own.");
+    }
+  }
+  return "";
+}
+
+/// What is wrong with modules that are to wait for their parameters; empty: nothing.
+std::string refusal_of(const GatherModules& modules, const std::vector<OptimizerParamGroup>& groups) {
+  const auto units = units_of(modules, groups);
+  for (const std::size_t index : c10::irange(modules.size())) {
+    const std::string where = c10::str("expected gather_in_forward[", index, "] to ");
+    if (modules[index] == nullptr) return where + "be a module, got none.";
+    if (units[index].members.empty()) {
+      return where + "have parameters of the optimizer, got a " + modules[index]->name() +
+             " without. Leave it out.";
     }
   }
   return "";
@@ -92,12 +130,21 @@ std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
   return "";
 }
 
-ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
-                         const c10::intrusive_ptr<c10d::ProcessGroup>& group)
-    : ShardedBase(whole, group, refusal(whole), std::nullopt) {}
+std::string ShardedBase::refusal(const optim::FusedOptimizer& whole,
+                                 const DataParallelBase& model) {
+  const std::string found = refusal(whole);
+  return found.empty() ? refusal_of(*model.replica().reducer, whole.param_groups()) : found;
+}
 
-ShardedBase::ShardedBase(const optim::FusedOptimizer& whole, DataParallelBase& model)
+ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
+                         const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                         const GatherModules& gather_in_forward)
+    : ShardedBase(whole, group, refusal(whole), gather_in_forward, std::nullopt) {}
+
+ShardedBase::ShardedBase(const optim::FusedOptimizer& whole, DataParallelBase& model,
+                         const GatherModules& gather_in_forward)
     : ShardedBase(whole, model.replica().collectives.group(), refusal(whole, model),
+                  gather_in_forward,
                   BucketSizes{model.replica().options.first_bucket_bytes(),
                               model.replica().options.bucket_bytes()}) {
   model.replica().give_parts_to(shards_);
@@ -105,14 +152,12 @@ ShardedBase::ShardedBase(const optim::FusedOptimizer& whole, DataParallelBase& m
 
 ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
                          const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                         const std::string& refused, std::optional<BucketSizes> scattered)
-    : shards_(std::make_shared<Shards>(whole.param_groups(), whole.described_options(), refused,
-                                       group, scattered)) {}
-
-std::string ShardedBase::refusal(const optim::FusedOptimizer& whole,
-                                 const DataParallelBase& model) {
-  const std::string found = refusal(whole);
-  return found.empty() ? refusal_of(*model.replica().reducer, whole.param_groups()) : found;
+                         const std::string& refused, const GatherModules& modules,
+                         std::optional<BucketSizes> scattered) {
+  const auto& groups = whole.param_groups();
+  const std::string refused_here = refused.empty() ? refusal_of(modules, groups) : refused;
+  shards_ = std::make_shared<Shards>(groups, whole.described_options(), refused_here, group,
+                                     units_of(modules, groups), scattered);
 }
 
 ShardedBase::~ShardedBase() = default;
@@ -151,6 +196,12 @@ void ShardedBase::attach(optim::FusedOptimizer& of_parts, States states) const {
 }
 
 void ShardedBase::zero_gradients(bool set_to_none) const { shards().zero_gradients(set_to_none); }
+
+void ShardedBase::finish_gather() const { shards().finish_gather(); }
+
+void ShardedBase::finish_gather(const torch::nn::Module& module) const {
+  shards().finish_gather(module);
+}
 
 const std::vector<at::Tensor>& ShardedBase::model_parameters() const { return shards().params(); }
 

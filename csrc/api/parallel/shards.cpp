@@ -7,8 +7,6 @@
 #include <torchfuse/collectives.h>
 #include <torchfuse/parallel/gradient_reducer.h>
 
-#include <limits>
-#include <numeric>
 #include <utility>
 
 #include "api/parallel/agreement.h"
@@ -32,27 +30,31 @@ std::int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
-/// Which parameters lie in each flat tensor: all of a kind; or a bucket, with those first that
-/// backward reaches first.
+/// Which parameters lie in each flat tensor: all of a unit and a kind; or a bucket, with those first
+/// that backward reaches first.
 std::vector<std::vector<std::size_t>> members_of_flats(
-    const std::vector<at::Tensor>& params, const std::optional<BucketSizes>& scattered) {
-  constexpr auto kAll = std::numeric_limits<std::int64_t>::max();
-  if (scattered.has_value()) {
-    return GradientReducer::plan(params, scattered->first, scattered->others);
-  }
-  std::vector<std::size_t> order(params.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  return plan_buckets(params, order, {kAll, kAll});
+    const std::vector<at::Tensor>& params, const std::vector<GatherUnit>& units,
+    const std::optional<BucketSizes>& scattered) {
+  return scattered.has_value()
+             ? GradientReducer::plan(params, scattered->first, scattered->others)
+             : plan_units(params, units);
+}
+
+/// What all processes must have alike.
+std::string described_units(const std::vector<GatherUnit>& units) {
+  std::string text = "gather_in_forward over parameters";
+  for (const GatherUnit& unit : units) text += c10::str(" [", c10::Join(", ", unit.members), "]");
+  return text;
 }
 
 std::string joined(const std::vector<std::string>& lines) { return c10::Join("\n", lines); }
 
 /// All but the parts, which begin when the processes have agreed.
 GradientParts plan_parts(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                         const Collectives& collectives,
+                         const Collectives& collectives, const std::vector<GatherUnit>& units,
                          const std::optional<BucketSizes>& scattered) {
   std::vector<at::Tensor> params = params_of(groups);
-  Partition partition(params, members_of_flats(params, scattered), collectives.rank(),
+  Partition partition(params, members_of_flats(params, units, scattered), collectives.rank(),
                       collectives.size());
   return {std::move(params), {}, std::move(partition)};
 }
@@ -61,13 +63,16 @@ GradientParts plan_parts(const std::vector<torch::optim::OptimizerParamGroup>& g
 
 Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& refusal,
-               c10::intrusive_ptr<c10d::ProcessGroup> group, std::optional<BucketSizes> scattered)
-    : Shards(groups, options, refusal, Collectives(std::move(group), kSharded), scattered) {}
+               c10::intrusive_ptr<c10d::ProcessGroup> group, const std::vector<GatherUnit>& units,
+               std::optional<BucketSizes> scattered)
+    : Shards(groups, options, refusal, Collectives(std::move(group), kSharded), units, scattered) {
+}
 
 Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& refusal,
-               Collectives collectives, std::optional<BucketSizes> scattered)
-    : GradientParts(plan_parts(groups, collectives, scattered)),
+               Collectives collectives, const std::vector<GatherUnit>& units,
+               std::optional<BucketSizes> scattered)
+    : GradientParts(plan_parts(groups, collectives, units, scattered)),
       collectives_(std::move(collectives)),
       scatters_(scattered.has_value()) {
   const at::NoGradGuard no_grad;
@@ -78,21 +83,26 @@ Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
     groups_ = {collectives_.name()};
   }
   std::vector<std::string> all = options;
+  if (!units.empty()) all.push_back(described_units(units));
   if (!refusal.empty()) all.push_back(refusal);
   compare(kCompared, joined(described(all)), all);
   TORCH_CHECK_VALUE(refusal.empty(), kSharded, ": ", refusal);
+  finish_gathers_of(params_);
+  std::vector<at::Tensor> flats;
   for (const FlatPlan& plan : partition_.flats()) {
-    flats_.push_back(at::zeros({plan.numel}, plan.options));
+    flats.push_back(at::zeros({plan.numel}, plan.options));
   }
   for (std::size_t index = 0; index < params_.size(); ++index) {
     at::Tensor& param = params_[index];
     const at::Tensor view =
-        partition_.view_of(index, flats_[partition_.places()[index].flat], param);
+        partition_.view_of(index, flats[partition_.places()[index].flat], param);
     view.copy_(param.detach());
     param.set_data(view);
     addresses_.push_back(param.const_data_ptr());
     parts_.push_back(partition_.part_of(index, param.detach()));
   }
+  gathers_ = std::make_shared<Gathers>(collectives_, partition_, flats, units);
+  if (!units.empty()) remember(gathers_);
   return_gradients();
 }
 
@@ -192,6 +202,7 @@ bool Shards::compares_step() const {
 
 void Shards::before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                          const std::vector<std::string>& options) {
+  finish_gather();
   check_program(groups);
   if (compares_step()) compare(kCompared, summary(options), options);
   check_gradients();
@@ -242,17 +253,6 @@ void Shards::return_gradients() {
   if (!sign_.defined()) sign_ = at::empty({0}, parts_[0].options());
   sign_version_ = version_of(sign_);
   parts_[0].mutable_grad() = sign_;
-}
-
-void Shards::gather() const {
-  const at::NoGradGuard no_grad;
-  if (collectives_.size() == 1) return;
-  for (std::size_t flat = 0; flat < flats_.size(); ++flat) {
-    const std::int64_t part = partition_.flats()[flat].part;
-    if (part == 0) continue;
-    collectives_.all_gather(flats_[flat], flats_[flat].narrow(0, partition_.first_of(flat), part),
-                            "the gather of what each has updated");
-  }
 }
 
 }  // namespace torchfuse::parallel

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -18,6 +19,7 @@
 
 #include "api/parallel/buckets.h"
 #include "api/parallel/collectives.h"
+#include "api/parallel/gathers.h"
 #include "api/parallel/gradient_parts.h"
 
 namespace torchfuse::parallel {
@@ -32,11 +34,13 @@ class Shards : public GradientParts {
   /// Compares the processes, and moves the parameters into flat memory.
   /// @param options one line for each group, and those of the defaults.
   /// @param refusal what this process cannot split, for all to know; empty: nothing.
+  /// @param units modules that wait for their parameters; not looked at where something is refused.
   /// @param scattered sizes of buckets, where a Reducer gives the parts their gradients; none: a
   ///   step takes them from the model's parameters.
   Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
          const std::vector<std::string>& options, const std::string& refusal,
-         c10::intrusive_ptr<c10d::ProcessGroup> group, std::optional<BucketSizes> scattered);
+         c10::intrusive_ptr<c10d::ProcessGroup> group, const std::vector<GatherUnit>& units,
+         std::optional<BucketSizes> scattered);
 
   /// As FusedSlot::shard_groups.
   const std::vector<std::string>& groups() const { return groups_; }
@@ -61,8 +65,12 @@ class Shards : public GradientParts {
   void return_gradients();
   /// Resets all gradients.
   void zero_gradients(bool set_to_none);
-  /// Brings all parts to all processes.
-  void gather() const;
+  /// Brings all parts to all processes; what modules wait for may be under way afterwards.
+  void gather() { gathers_->run(); }
+  /// Waits for what is under way.
+  void finish_gather() { gathers_->finish(); }
+  /// Waits for the parameters of a module.
+  void finish_gather(const torch::nn::Module& module) { gathers_->finish(module); }
   /// After a step that all processes have made: it has used up the gradients that a Reducer gave.
   void finish_step();
 
@@ -93,7 +101,8 @@ class Shards : public GradientParts {
   struct SplitState;
   Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
          const std::vector<std::string>& options, const std::string& refusal,
-         Collectives collectives, std::optional<BucketSizes> scattered);
+         Collectives collectives, const std::vector<GatherUnit>& units,
+         std::optional<BucketSizes> scattered);
   std::vector<std::string> described(const std::vector<std::string>& options) const;
   std::string summary(const std::vector<std::string>& options) const;
   void compare(const char* what, const std::string& summary,
@@ -113,7 +122,7 @@ class Shards : public GradientParts {
   Class class_;
   std::vector<std::string> groups_;
   std::vector<torch::optim::OptimizerParamGroup> model_;
-  std::vector<at::Tensor> flats_;
+  std::shared_ptr<Gathers> gathers_;  ///< has the flat tensors
   std::vector<const void*> addresses_;  ///< of the parameters in flat memory
   at::Tensor sign_;                     ///< the first part's gradient between steps
   std::int64_t sign_version_ = 0;

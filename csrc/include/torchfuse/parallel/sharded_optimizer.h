@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Dict.h>
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -23,14 +24,19 @@ namespace torchfuse::parallel {
 struct BucketSizes;
 class Shards;
 
+/// Modules that wait for their parameters, in the order in which they run.
+using GatherModules = std::vector<std::shared_ptr<torch::nn::Module>>;
+
 /// The part of ShardedOptimizer that does not depend on the optimizer's class.
 class TORCHFUSE_API ShardedBase {
  protected:
   /// Checks what `whole` is given, on all ranks, and moves its parameters into flat memory.
   ShardedBase(const torchfuse::optim::FusedOptimizer& whole,
-              const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+              const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+              const GatherModules& gather_in_forward);
   /// The same in the model's group, whose gradients it takes over.
-  ShardedBase(const torchfuse::optim::FusedOptimizer& whole, DataParallelBase& model);
+  ShardedBase(const torchfuse::optim::FusedOptimizer& whole, DataParallelBase& model,
+              const GatherModules& gather_in_forward);
   ~ShardedBase();
   /// Movable, not copyable.
   ShardedBase(ShardedBase&&) noexcept;
@@ -56,6 +62,10 @@ class TORCHFUSE_API ShardedBase {
   void attach(torchfuse::optim::FusedOptimizer& of_parts, States states) const;
   /// Resets the gradients of the model's parameters.
   void zero_gradients(bool set_to_none) const;
+  /// Waits for all parameters that are under way.
+  void finish_gather() const;
+  /// Waits for those of a module.
+  void finish_gather(const torch::nn::Module& module) const;
   /// Returns the model's parameters, in the order of the groups.
   const std::vector<at::Tensor>& model_parameters() const;
   /// Returns the state dict of whole parameters; a collective.
@@ -70,7 +80,7 @@ class TORCHFUSE_API ShardedBase {
                              const DataParallelBase& model);
   ShardedBase(const torchfuse::optim::FusedOptimizer& whole,
               const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& refused,
-              std::optional<BucketSizes> scattered);
+              const GatherModules& modules, std::optional<BucketSizes> scattered);
   Shards& shards() const;
   std::shared_ptr<Shards> shards_;
 };
@@ -105,8 +115,22 @@ class TORCHFUSE_API ShardedBase {
 /// and have to stay there: move and convert the model before, and load it in place. With a group,
 /// call zero_grad() of this class or of the model, not of a base class.
 ///
+/// With `gather_in_forward` the parameters of these modules arrive while earlier ones compute.
+/// Modules of LibTorch have no hooks, so the forward pass says when it needs them, with
+/// finish_gather(module):
+///
+///     GatherModules blocks = net->blocks->children();
+///     ShardedOptimizer<FusedAdam> optimizer(net->parameters(), FusedAdamOptions(1e-3), model,
+///                                           blocks);
+///     net->before_block = [&](const torch::nn::Module& block) { optimizer.finish_gather(block); };
+///
+/// What no module waits for arrives within step(), and so do the parameters of a module that has not
+/// waited since the last one. Until then nothing else may use the module's parameters: call
+/// finish_gather() before torch::save() or a copy of the model. Steps, EmaWeights, Checkpoint,
+/// save_weights() and load_weights() wait by themselves.
+///
 /// step(), EmaWeights, swap_ema_(), state_dict(), save() and load() are collectives: all ranks must
-/// call them.
+/// call them. finish_gather() is none.
 ///
 /// @tparam Optimizer a class of torchfuse::optim, such as FusedAdam.
 template <class Optimizer>
@@ -118,32 +142,48 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
   ///   that rank 0 has. Groups without options of their own get `defaults`.
   /// @param defaults hyper-parameters, and the optimizer-wide options.
   /// @param group the processes that the states are split over; it must outlive this object.
+  /// @param gather_in_forward modules that wait for their parameters, in the order in which they
+  ///   run; the same on all ranks. Default: none, and everything arrives in step().
   /// @throws c10::Error for options out of range; for write_back_grads; for
-  ///   parameters with gaps or listed twice; and if parameters or options differ between ranks. All
-  ///   ranks throw the same, and nothing has been changed.
+  ///   parameters with gaps or listed twice; for modules without parameters of the groups; and if
+  ///   parameters, options or modules differ between ranks. All ranks throw the same, and nothing
+  ///   has been changed.
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                   options_t defaults, const c10::intrusive_ptr<c10d::ProcessGroup>& group)
-      : ShardedOptimizer(Optimizer(param_groups, std::move(defaults)), group) {}
+                   options_t defaults, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                   const GatherModules& gather_in_forward = {})
+      : ShardedOptimizer(Optimizer(param_groups, std::move(defaults)), group, gather_in_forward) {}
   /// Constructs it with a group of init_process_group().
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                   options_t defaults, const ProcessGroup& group)
-      : ShardedOptimizer(param_groups, std::move(defaults), group.get()) {}
+                   options_t defaults, const ProcessGroup& group,
+                   const GatherModules& gather_in_forward = {})
+      : ShardedOptimizer(param_groups, std::move(defaults), group.get(), gather_in_forward) {}
   /// Constructs it with a model, whose gradients are split too from then on. It must outlive the
   /// model's training, or another one take its place.
   /// @param param_groups, defaults as above.
   /// @param model has all parameters of the groups, and no others that require gradients.
+  /// @param gather_in_forward as above. Parameters travel by the model's buckets: those of a bucket
+  ///   that has parameters of no module arrive in step().
   /// @throws c10::Error as above, and for other parameters.
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
-                   options_t defaults, DataParallelBase& model)
-      : ShardedOptimizer(Optimizer(param_groups, std::move(defaults)), model) {}
+                   options_t defaults, DataParallelBase& model,
+                   const GatherModules& gather_in_forward = {})
+      : ShardedOptimizer(Optimizer(param_groups, std::move(defaults)), model, gather_in_forward) {}
   /// Constructs an optimizer of one group of parameters, with a group or a model.
   template <class GroupOrModel>
-  ShardedOptimizer(std::vector<torch::Tensor> params, options_t defaults, GroupOrModel&& shared)
+  ShardedOptimizer(std::vector<torch::Tensor> params, options_t defaults, GroupOrModel&& shared,
+                   const GatherModules& gather_in_forward = {})
       : ShardedOptimizer(
             std::vector<torch::optim::OptimizerParamGroup>{
                 torch::optim::OptimizerParamGroup(std::move(params))},
-            std::move(defaults), std::forward<GroupOrModel>(shared)) {}
+            std::move(defaults), std::forward<GroupOrModel>(shared), gather_in_forward) {}
 
+  /// Waits for what modules of `gather_in_forward` have not waited for.
+  /// @throws c10::Error naming the gather and the missing ranks, if one does not arrive within the
+  ///   group's timeout.
+  void finish_gather() { ShardedBase::finish_gather(); }
+  /// Waits for the parameters of one of these modules: call it before its forward pass.
+  /// @throws c10::Error as above, and for a module that is none of them.
+  void finish_gather(const torch::nn::Module& module) { ShardedBase::finish_gather(module); }
   /// Resets the gradients of the model's parameters.
   void zero_grad(bool set_to_none = true) { zero_gradients(set_to_none); }
   /// Returns the model's parameters, in the order of the groups.
@@ -176,8 +216,9 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
 
  private:
   template <class GroupOrModel>
-  ShardedOptimizer(const Optimizer& whole, GroupOrModel&& shared)
-      : ShardedBase(whole, std::forward<GroupOrModel>(shared)),
+  ShardedOptimizer(const Optimizer& whole, GroupOrModel&& shared,
+                   const GatherModules& gather_in_forward)
+      : ShardedBase(whole, std::forward<GroupOrModel>(shared), gather_in_forward),
         Optimizer(part_groups(whole.param_groups()),
                   static_cast<const options_t&>(whole.defaults())) {
     using Base = torchfuse::optim::FusedOptimizer;

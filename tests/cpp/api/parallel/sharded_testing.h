@@ -18,6 +18,8 @@
 namespace torchfuse::sharded_testing {
 
 constexpr int kShardedSteps = 4;
+/// Begins messages.
+inline const std::string kWho = "torchfuse::parallel::ShardedOptimizer";
 
 /// torch's recorder of collectives is one for the process, and two groups that begin one at the
 /// same time write its maps without a lock (torch 2.11, FlightRecorder::record). Threads that are

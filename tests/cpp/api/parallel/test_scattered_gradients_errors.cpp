@@ -24,8 +24,6 @@ using parallel::ShardedOptimizer;
 using testing::error_of;
 using testing::expect_equal;
 
-const std::string kWho = "torchfuse::parallel::ShardedOptimizer";
-
 /// A model and its optimizer.
 struct Training {
   explicit Training(ProcessGroup& group,

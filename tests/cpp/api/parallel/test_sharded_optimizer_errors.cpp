@@ -28,7 +28,6 @@ using testing::error_of;
 using testing::expect_equal;
 using testing::expect_error;
 
-const std::string kWho = "torchfuse::parallel::ShardedOptimizer";
 const std::string kAgree =
     kWho +
     ": expected the parameters, their gradients and the options to be the same on all ranks, got ";

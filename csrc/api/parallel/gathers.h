@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Brings to all processes what each has updated: in a step, or beside the next forward pass.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "api/parallel/collectives.h"
+#include "api/parallel/partition.h"
+
+namespace torchfuse::parallel {
+
+/// A module whose forward pass waits for its parameters, and which these are.
+struct GatherUnit {
+  const torch::nn::Module* module;   ///< compared, never used
+  std::vector<std::size_t> members;  ///< indices of its parameters, not empty
+};
+
+/// The parameters of each flat tensor where gradients are whole: those of a unit, of a device and a
+/// dtype, and those of no unit. What several units have is the first one's.
+std::vector<std::vector<std::size_t>> plan_units(const std::vector<at::Tensor>& params,
+                                                 const std::vector<GatherUnit>& units);
+
+class Gathers {
+ public:
+  /// @param units in the order in which they run.
+  Gathers(Collectives collectives, const Partition& partition, const std::vector<at::Tensor>& flats,
+          std::vector<GatherUnit> units);
+  /// Waits for what is under way, since the model stays when its optimizer goes; not while an
+  /// exception unwinds the stack.
+  ~Gathers();
+  Gathers(const Gathers&) = delete;
+  Gathers& operator=(const Gathers&) = delete;
+  Gathers(Gathers&&) = delete;
+  Gathers& operator=(Gathers&&) = delete;
+
+  /// Begins all gathers, in the units' order, and ends those that no unit waits for. A unit that
+  /// has not waited since the last call does not wait: something else reads its parameters.
+  void run();
+  /// Waits for everything.
+  void finish();
+  /// Waits for the parameters of a unit.
+  void finish(const torch::nn::Module& module);
+  /// Whether some of these tensors lie in the flat tensors.
+  bool has(const std::vector<at::Tensor>& tensors) const;
+
+ private:
+  struct Flat {
+    at::Tensor whole;
+    at::Tensor own;
+    Pending pending;
+  };
+  struct Waiting {
+    const torch::nn::Module* module;
+    std::vector<std::size_t> flats;
+    bool called = false;
+  };
+  void finish(const std::vector<std::size_t>& flats);
+
+  Collectives collectives_;
+  int exceptions_ = std::uncaught_exceptions();  ///< at construction
+  std::vector<Flat> flats_;
+  std::vector<Waiting> units_;
+  std::vector<std::size_t> early_;  ///< flat tensors that no unit waits for
+  std::vector<std::size_t> late_;   ///< the others, in the units' order
+};
+
+/// Lets finish_gathers_of() find it, as long as it exists.
+void remember(const std::shared_ptr<Gathers>& gathers);
+/// Waits for tensors that the modules of an optimizer have not waited for yet.
+void finish_gathers_of(const std::vector<at::Tensor>& tensors);
+
+}  // namespace torchfuse::parallel
