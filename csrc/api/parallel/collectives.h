@@ -68,8 +68,8 @@ class Collectives {
   /// The same for many tensors, packed.
   void broadcast_all(const std::vector<at::Tensor>& tensors, const std::string& what) const;
   /// Starts to bring all ranks' parts of a flat tensor to all, for any dtype. `own` may be this
-  /// rank's part of it. On the CPU all parts are broadcast at the same time: Gloo's all-gather takes
-  /// three times as long.
+  /// rank's part of it. On the CPU all parts are broadcast at the same time: Gloo's all-gather
+  /// takes three times as long.
   Pending start_all_gather(const at::Tensor& flat, const at::Tensor& own, std::string what) const;
   void all_gather(const at::Tensor& flat, const at::Tensor& own, std::string what) const;
   /// Whether tensors on the CPU can be exchanged.

@@ -92,8 +92,8 @@ Gathers::~Gathers() {
   try {
     finish();
   } catch (const std::exception& error) {
-    TORCH_WARN(collectives_.who(), ": the model has parameters of different steps: ",
-               message_of(error));
+    TORCH_WARN(collectives_.who(),
+               ": the model has parameters of different steps: ", message_of(error));
   }
 }
 

@@ -80,7 +80,8 @@ std::string refusal_of(const Reducer& reducer, const std::vector<OptimizerParamG
 }
 
 /// What is wrong with modules that are to wait for their parameters; empty: nothing.
-std::string refusal_of(const GatherModules& modules, const std::vector<OptimizerParamGroup>& groups) {
+std::string refusal_of(const GatherModules& modules,
+                       const std::vector<OptimizerParamGroup>& groups) {
   const auto units = units_of(modules, groups);
   for (const std::size_t index : c10::irange(modules.size())) {
     const std::string where = c10::str("expected gather_in_forward[", index, "] to ");

@@ -30,14 +30,13 @@ std::int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
-/// Which parameters lie in each flat tensor: all of a unit and a kind; or a bucket, with those first
-/// that backward reaches first.
+/// Which parameters lie in each flat tensor: all of a unit and a kind; or a bucket, with those
+/// first that backward reaches first.
 std::vector<std::vector<std::size_t>> members_of_flats(
     const std::vector<at::Tensor>& params, const std::vector<GatherUnit>& units,
     const std::optional<BucketSizes>& scattered) {
-  return scattered.has_value()
-             ? GradientReducer::plan(params, scattered->first, scattered->others)
-             : plan_units(params, units);
+  return scattered.has_value() ? GradientReducer::plan(params, scattered->first, scattered->others)
+                               : plan_units(params, units);
 }
 
 /// What all processes must have alike.
@@ -65,8 +64,7 @@ Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& refusal,
                c10::intrusive_ptr<c10d::ProcessGroup> group, const std::vector<GatherUnit>& units,
                std::optional<BucketSizes> scattered)
-    : Shards(groups, options, refusal, Collectives(std::move(group), kSharded), units, scattered) {
-}
+    : Shards(groups, options, refusal, Collectives(std::move(group), kSharded), units, scattered) {}
 
 Shards::Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& refusal,

@@ -122,7 +122,7 @@ class Shards : public GradientParts {
   Class class_;
   std::vector<std::string> groups_;
   std::vector<torch::optim::OptimizerParamGroup> model_;
-  std::shared_ptr<Gathers> gathers_;  ///< has the flat tensors
+  std::shared_ptr<Gathers> gathers_;    ///< has the flat tensors
   std::vector<const void*> addresses_;  ///< of the parameters in flat memory
   at::Tensor sign_;                     ///< the first part's gradient between steps
   std::int64_t sign_version_ = 0;

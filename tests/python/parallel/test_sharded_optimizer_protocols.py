@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -65,6 +66,18 @@ def distributed_checkpoint(rank: int) -> list[float]:
     counts = [float(saved["state"]["weight"]["step"])]
     set_optimizer_state_dict(model, optimizer, saved)
     return [*counts, float(optimizer.state_dict()["state"][0]["step"])]
+
+
+def copy_of_the_part(rank: int) -> bool:
+    """Norms and random bits of a copy are those of a part."""
+    options: dict[str, Any] = {"stochastic_rounding": True, "max_grad_norm": 0.1}
+    own = ShardedOptimizer(make_params(torch.bfloat16), FusedAdam, **options).optim
+    copied = copy.deepcopy(own)
+    for optimizer in (own, copied):
+        for param in params_of(optimizer):
+            param.grad = torch.full_like(param, rank + 1.0)
+        optimizer.step()
+    return equal(own, copied)
 
 
 def options_of_the_next_step(rank: int) -> list[float]:
@@ -178,6 +191,7 @@ EXPECTED: dict[Any, Any] = {
     state_hooks: ["before saving", "loading 1", "loaded"],
     distributed_checkpoint: [1.0, 1.0],
     options_of_the_next_step: [0.25, 0.5],
+    copy_of_the_part: True,
     states: [True] * 5,
     other_values: True,
     wide_gradients: True,

@@ -124,8 +124,8 @@ class TORCHFUSE_API ShardedBase {
 ///                                           blocks);
 ///     net->before_block = [&](const torch::nn::Module& block) { optimizer.finish_gather(block); };
 ///
-/// What no module waits for arrives within step(), and so do the parameters of a module that has not
-/// waited since the last one. Until then nothing else may use the module's parameters: call
+/// What no module waits for arrives within step(), and so do the parameters of a module that has
+/// not waited since the last one. Until then nothing else may use the module's parameters: call
 /// finish_gather() before torch::save() or a copy of the model. Steps, EmaWeights, Checkpoint,
 /// save_weights() and load_weights() wait by themselves.
 ///

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Whoever uses parameters that are under way waits for them first.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torchfuse/checkpoint.h>
+#include <torchfuse/optim/fused_adam.h>
+#include <torchfuse/parallel/sharded_optimizer.h>
+#include <torchfuse/weights.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gather_testing.h"
+#include "parallel_testing.h"
+#include "sharded_testing.h"
+
+namespace torchfuse::sharded_testing {
+namespace {
+
+using optim::FusedAdam;
+using optim::FusedAdamOptions;
+using ShardedAdam = parallel::ShardedOptimizer<FusedAdam>;
+using testing::error_of;
+
+class LateParameters : public ::testing::Test {
+ protected:
+  static constexpr const char* kName = "late";
+
+  void SetUp() override {
+    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
+    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, late_);
+    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group_->setGroupName(kName);
+    c10d::register_process_group(kName, group_);
+  }
+  void TearDown() override { c10d::unregister_process_group(kName); }
+
+  std::unique_ptr<ShardedAdam> make_optimizer() {
+    return std::make_unique<ShardedAdam>(net_->parameters(), FusedAdamOptions(0.05).ema_decay(0.5),
+                                         group_, net_->modules({0, 1}));
+  }
+
+  /// A step, and a next forward pass of both modules.
+  void step(ShardedAdam& optimizer, float value) {
+    late_->value = value;
+    set_waves_as_grads(net_->parameters(), 0);
+    optimizer.step();
+  }
+  void step_with_all_under_way(ShardedAdam& optimizer, float value) {
+    for (const std::size_t layer : {0, 1}) optimizer.finish_gather(*net_->layers[layer]);
+    step(optimizer, value);
+  }
+
+  /// Rank 1 has the whole bias of each layer.
+  std::vector<float> biases() const {
+    std::vector<float> found;
+    for (const auto& layer : net_->layers) found.push_back(layer->bias[0].item<float>());
+    return found;
+  }
+  using Biases = std::vector<float>;
+
+  c10::intrusive_ptr<Late> late_ = c10::make_intrusive<Late>();
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  WaitingNet net_;
+};
+
+TEST_F(LateParameters, ArriveWhenTheirModuleWaits) {
+  const auto optimizer = make_optimizer();
+  step(*optimizer, 1);
+  EXPECT_EQ(biases(), Biases({1, 1, 1})) << "nobody has been seen to wait";
+  step_with_all_under_way(*optimizer, 2);
+  EXPECT_EQ(biases(), Biases({1, 1, 2})) << "nobody waits for the third";
+  optimizer->finish_gather(*net_->layers[0]);
+  EXPECT_EQ(biases(), Biases({2, 1, 2}));
+  step(*optimizer, 3);
+  EXPECT_EQ(biases(), Biases({2, 3, 3})) << "the second has not run";
+  optimizer->finish_gather();
+  EXPECT_EQ(biases(), Biases({3, 3, 3}));
+}
+
+TEST_F(LateParameters, ArriveBeforeTheNextStep) {
+  const auto optimizer = make_optimizer();
+  step_with_all_under_way(*optimizer, 1);
+  step(*optimizer, 2);
+  EXPECT_EQ(biases(), Biases({2, 2, 2})) << "nobody has been seen to wait";
+}
+
+TEST_F(LateParameters, ArriveBeforeAveragesTakeTheirPlaceAndAfter) {
+  const auto optimizer = make_optimizer();
+  step_with_all_under_way(*optimizer, 1);
+  step_with_all_under_way(*optimizer, 2);
+  for (const std::size_t layer : {0, 1}) optimizer->finish_gather(*net_->layers[layer]);
+  step(*optimizer, 3);
+  {
+    late_->value = 4;
+    const optim::EmaWeights averages(*optimizer);
+    EXPECT_EQ(biases(), Biases({4, 4, 4}));
+    for (const std::size_t layer : {0, 1}) optimizer->finish_gather(*net_->layers[layer]);
+    late_->value = 5;
+  }
+  EXPECT_EQ(biases(), Biases({5, 5, 5}));
+}
+
+TEST_F(LateParameters, ArriveBeforeTheyAreSavedOrLoaded) {
+  const std::string path = ::testing::TempDir() + "late_weights.safetensors";
+  const std::string whole = ::testing::TempDir() + "late_checkpoint.pt";
+  const auto optimizer = make_optimizer();
+  step_with_all_under_way(*optimizer, 1);
+  step_with_all_under_way(*optimizer, 2);
+  save_weights(path, *net_);
+  EXPECT_EQ(biases(), Biases({2, 2, 2}));
+  step_with_all_under_way(*optimizer, 3);
+  save_checkpoint(whole, Checkpoint().model(*net_));
+  EXPECT_EQ(biases(), Biases({3, 3, 3}));
+  step_with_all_under_way(*optimizer, 4);
+  load_weights(path, *net_);
+  optimizer->finish_gather();
+  EXPECT_EQ(biases(), Biases({2, 2, 2}));
+  step_with_all_under_way(*optimizer, 5);
+  load_checkpoint(whole, Checkpoint().model(*net_));
+  optimizer->finish_gather();
+  EXPECT_EQ(biases(), Biases({3, 3, 3}));
+  std::filesystem::remove(path);
+  std::filesystem::remove(whole);
+}
+
+TEST_F(LateParameters, ArriveBeforeAnotherOptimizerTakesThem) {
+  const auto optimizer = make_optimizer();
+  step_with_all_under_way(*optimizer, 1);
+  step_with_all_under_way(*optimizer, 2);
+  const auto next = make_optimizer();
+  EXPECT_EQ(biases(), Biases({2, 2, 2}));
+}
+
+TEST_F(LateParameters, ArriveBeforeTheirOptimizerIsGone) {
+  auto optimizer = make_optimizer();
+  step_with_all_under_way(*optimizer, 1);
+  step_with_all_under_way(*optimizer, 2);
+  optimizer.reset();
+  EXPECT_EQ(biases(), Biases({2, 2, 2}));
+}
+
+TEST_F(LateParameters, AreNotWaitedForWhileAnExceptionUnwinds) {
+  const auto fail = [&] {
+    const auto optimizer = make_optimizer();
+    step(*optimizer, 1);
+    step_with_all_under_way(*optimizer, 2);
+    throw std::runtime_error("another rank is gone");
+  };
+  EXPECT_THROW(fail(), std::runtime_error);
+  EXPECT_EQ(biases(), Biases({1, 1, 2}));
+}
+
+struct Warnings : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+};
+
+TEST_F(LateParameters, ThatDoNotArriveAreNamed) {
+  auto optimizer = make_optimizer();
+  step(*optimizer, 1);
+  late_->failure = "Connection closed by peer";
+  const std::string missing =
+      kWho +
+      ": expected all 2 ranks of group 'late' in the gather of what each has updated within the "
+      "group's timeout, got in rank 0: Connection closed by peer";
+  // The third layer's arrive in the step.
+  EXPECT_ERROR([&] { step_with_all_under_way(*optimizer, 2); }, missing);
+  EXPECT_ERROR([&] { optimizer->finish_gather(*net_->layers[0]); }, missing);
+  Warnings warnings;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    optimizer.reset();
+  }
+  ASSERT_EQ(warnings.texts.size(), 1);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "the model has parameters of different steps",
+                      warnings.texts[0]);
+}
+
+TEST_F(LateParameters, AreThoseOfListedModules) {
+  const auto optimizer = make_optimizer();
+  EXPECT_ERROR([&] { optimizer->finish_gather(*net_->layers[2]); },
+               kWho +
+                   "::finish_gather: expected a module of gather_in_forward, got a "
+                   "torch::nn::LinearImpl that is none of its 2. List it when the optimizer is "
+                   "made.");
+}
+
+}  // namespace
+}  // namespace torchfuse::sharded_testing
