@@ -39,6 +39,9 @@ Records::Records(const std::string& path, const std::string& caller)
   TORCH_CHECK_VALUE(::stat(path.c_str(), &found) == 0, where_, " to be a file, got none.");
   TORCH_CHECK_VALUE(!S_ISDIR(found.st_mode), where_,
                     " to be a file, got a folder. Name the file in it.");
+  // Opening a pipe would wait for its writer.
+  TORCH_CHECK_VALUE(S_ISREG(found.st_mode), where_,
+                    " to be a file, got a pipe or device. Name a file.");
   try {
     reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
     TORCH_CHECK(reader_->hasRecord("data.pkl"), "it holds no data.pkl");

@@ -7,7 +7,12 @@ dimensions, the last one fastest. The kernels know a part as runs at equal dista
 number, the elements of a run, and the distance from run to run. Each dimension of a part is an
 interval, or runs itself. From the last split dimension on, a part is one run; those before it must
 repeat it at equal distances. Whether they do follows from shape, mesh and placements alone, and
-never from a process's own part: either all processes are refused or none.
+never from a process's own part: either all processes are refused or none. A strided placement is
+read as FSDP2 makes it; of lengths that do not divide, distribute_tensor() makes other parts of it.
+
+Of a whole in another order of memory, such as channels-last, FSDP2 makes contiguous parts, which
+have these numbers; distribute_tensor() keeps the order, where a part has room for one. These are
+refused, on a mesh of one process too, and processes whose parts have one row or none are not.
 """
 
 from __future__ import annotations
@@ -73,21 +78,27 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
         ValueError: for splits that leave no equal distances, and for a local part that is not
             contiguous or not what the placements say.
     """
-    if not is_dtensor(param):
+    if not is_dtensor(param) or all(placement.is_replicate() for placement in param.placements):
         return 0, 0, 0
+    local = param.to_local()
+    if not local.is_contiguous() and not param.is_contiguous():
+        raise ValueError(
+            f"{where} to have its elements in the order of its dimensions for stochastic rounding, "
+            f"got a DTensor of shape {tuple(param.shape)} and strides {param.stride()}. Make the "
+            "tensor contiguous before it is split, or use master_weights=True."
+        )
     splits = _splits(param)
-    if not any(splits):
+    if splits is not None and not any(splits):
         return 0, 0, 0
-    parts = [_part_of(length, split) for length, split in zip(param.shape, splits, strict=True)]
+    parts = [_part_of(*dim) for dim in zip(param.shape, splits, strict=True)] if splits else []
     known = [part for part in parts if part is not None]
-    numbers = _numbers(param.shape, known, splits) if len(known) == len(parts) else None
+    numbers = _numbers(param.shape, known, splits) if splits and len(known) == len(splits) else None
     if numbers is None:
         raise ValueError(
             f"{where} to be split into runs of elements at equal distances, as by one dimension, "
             f"for stochastic rounding, got {tuple(param.placements)} of shape "
             f"{tuple(param.shape)}. Use master_weights=True."
         )
-    local = param.to_local()
     counts = tuple(part.own for part in known)
     if local.numel() == 0 and 0 in counts:
         return 0, 0, 0
@@ -100,8 +111,11 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
     return numbers
 
 
-def _splits(param: DTensor) -> list[list[_Split]]:
-    """For each dimension of a tensor, what splits it, in the order of the mesh."""
+def _splits(param: DTensor) -> list[list[_Split]] | None:
+    """For each dimension of a tensor, what splits it, in the order of the mesh.
+
+    None for placements that are not known, such as those of a program's own class.
+    """
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -111,9 +125,12 @@ def _splits(param: DTensor) -> list[list[_Split]]:
         return splits
     for dim, (place, placement) in enumerate(zip(places, param.placements, strict=True)):
         size = param.device_mesh.size(dim)
-        if size > 1 and isinstance(placement, Shard | _StridedShard):
-            pieces = placement.split_factor if isinstance(placement, _StridedShard) else 1
-            splits[placement.dim].append(_Split(size, place, pieces))
+        if size == 1 or placement.is_replicate():
+            continue
+        if not isinstance(placement, Shard | _StridedShard):
+            return None
+        pieces = placement.split_factor if isinstance(placement, _StridedShard) else 1
+        splits[placement.dim].append(_Split(size, place, pieces))
     return splits
 
 

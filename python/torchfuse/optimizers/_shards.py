@@ -35,6 +35,8 @@ def shard_groups(param: Tensor) -> list[str] | None:
     if not is_dtensor(param):
         return None
     mesh = param.device_mesh
+    if mesh.get_coordinate() is None:
+        return []  # a process that is not on the mesh is in none of its groups, and holds nothing
     return [
         mesh.get_group(dim).group_name
         for dim, placement in enumerate(param.placements)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchfuse.optimizers import FusedAdam
@@ -135,6 +135,54 @@ def test_elements_are_counted_in_the_order_of_dimensions(rank: int) -> None:
         own = whole.chunk(8, dim)[rank].contiguous()
         part = DTensor.from_local(own, mesh, [Shard(dim)], shape=whole.shape, stride=whole.stride())
         assert torch.equal(numbers_of(part), own.reshape(-1))
+
+
+@pytest.mark.parametrize("rank", [0], indirect=True)
+@pytest.mark.parametrize("mesh_size", [1, 4])
+def test_another_order_of_memory_is_refused_on_any_number_of_processes(
+    rank: int, mesh_size: int
+) -> None:
+    mesh = DeviceMesh("cpu", list(range(mesh_size)))
+    last = torch.ones(8, 8, 3, 3).to(memory_format=torch.channels_last)
+    for whole, dim in ((last, 0), (last, 1), (torch.ones(6, 8).t(), 0)):
+        part = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
+        with pytest.raises(ValueError) as error:
+            element_numbers(part, WHERE)
+        assert str(error.value) == (
+            f"{WHERE} to have its elements in the order of its dimensions for stochastic rounding, "
+            f"got a DTensor of shape {tuple(whole.shape)} and strides {whole.stride()}. Make the "
+            "tensor contiguous before it is split, or use master_weights=True."
+        )
+
+
+class OfAProgram(Placement):
+    """A placement that torch does not know, and its optimizers take."""
+
+    dim = 0
+
+    def is_shard(self, dim: int | None = None) -> bool:
+        return dim in (None, 0)
+
+
+def test_a_placement_of_a_program_is_refused(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (8,))
+    shape = torch.Size((16,))
+    part = DTensor.from_local(torch.ones(2), mesh, [OfAProgram()], shape=shape, stride=(1,))
+    with pytest.raises(ValueError, match="to be split into runs of elements at equal distances"):
+        element_numbers(part, WHERE)
+
+
+# torch remembers what a mesh's operators return, whichever process asks: one process alone.
+@pytest.mark.parametrize("rank", [0], indirect=True)
+def test_a_process_that_is_not_on_the_mesh_steps_nothing(rank: int) -> None:
+    mesh = DeviceMesh("cpu", [1, 3])
+    whole = torch.ones(5, 3, dtype=torch.bfloat16)
+    param = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None))
+    for options in ({"stochastic_rounding": True}, {"max_grad_norm": 1.0}):
+        optimizer = FusedAdam([param], **options)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        assert optimizer.state[param]["step"] == 1
 
 
 @pytest.mark.parametrize("local", [torch.ones(3, 2).t(), torch.ones(1, 3)])

@@ -163,6 +163,9 @@ TEST_F(CheckpointTest, TruncatedAndForeignFilesAreRefusedByName) {
   EXPECT_ERROR(load_checkpoint(folder_, description()), " to be a file, got a folder.");
   EXPECT_ERROR(load_checkpoint(folder_ + "/none.pt", description()),
                "none.pt to be a file, got none");
+  const std::string pipe = folder_ + "/pipe.pt";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_ERROR(load_checkpoint(pipe, description()), "pipe.pt to be a file, got a pipe or device.");
   expect_same(snapshot(model_, *optimizer_), before);
 }
 
