@@ -171,6 +171,15 @@ def all_reduce_(tensor: Tensor, reduction: str, groups: Sequence[str], caller: s
         caller: begins messages.
     """
 
+def same_on_all_ranks(group: str, device: torch.device, number: int) -> bool:
+    """Whether a number is the same in all ranks of a group; each of them makes the call.
+
+    Args:
+        group: name of the process group.
+        device: where its backend communicates.
+        number: of 64 bits, as a checksum.
+    """
+
 def describe_missing_ranks(group: str) -> str:
     """Says which ranks do not report a failure of their own after a collective that failed.
 

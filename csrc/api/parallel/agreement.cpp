@@ -25,17 +25,6 @@ std::int64_t checksum(const std::string& text) {
   return static_cast<std::int64_t>(hash);
 }
 
-/// Whether all ranks have the same number: the largest, and the complement of the smallest, in one
-/// reduction.
-bool is_shared(const Collectives& collectives, const c10::Device& device, std::int64_t mine) {
-  const at::Tensor ends = at::tensor({mine, ~mine}, at::kLong).to(device);
-  Pending pending = collectives.start_all_reduce(ends, c10d::ReduceOp::MAX, kComparison);
-  collectives.wait(pending);
-  const at::Tensor found = ends.cpu();
-  const auto* largest = found.const_data_ptr<std::int64_t>();
-  return largest[0] == ~largest[1];
-}
-
 /// Each rank's number.
 std::vector<std::int64_t> gather(const Collectives& collectives, const c10::Device& device,
                                  std::int64_t mine) {
@@ -85,7 +74,7 @@ void check_agreement(const Collectives& collectives, const c10::Device& device, 
                      const char* expected, const std::string& summary,
                      const std::function<std::vector<std::string>()>& lines) {
   if (collectives.size() == 1) return;
-  if (is_shared(collectives, device, checksum(summary))) return;
+  if (collectives.agree(device, checksum(summary), kComparison)) return;
   // A newline of its own is not empty: some line differs, or one rank has more of them.
   const auto texts = gather(collectives, device, c10::Join("\n", lines()) + "\n");
   const auto other = std::find_if(texts.begin(), texts.end(),

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torchfuse/collectives.h>
 #include <torchfuse/missing_ranks.h>
 
 #include <algorithm>
@@ -73,6 +74,15 @@ void Collectives::wait(Pending& pending) const {
     for (const auto& work : now.works) wait_for(work);
   } catch (const std::exception& error) {
     fail(now.what, error);
+  }
+}
+
+bool Collectives::agree(const c10::Device& device, std::int64_t number,
+                        const std::string& what) const {
+  try {
+    return same_on_all_ranks(*group_, device, number);
+  } catch (const std::exception& error) {
+    fail(what, error);
   }
 }
 

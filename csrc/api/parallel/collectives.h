@@ -62,6 +62,8 @@ class Collectives {
   /// Completes it, returns this rank's part and releases the flat tensor.
   at::Tensor wait(PendingParts& pending) const;
 
+  /// Whether all ranks have the same number; `device` is one that the group sends from.
+  bool agree(const c10::Device& device, std::int64_t number, const std::string& what) const;
   void sum(const at::Tensor& tensor, std::string what) const;
   /// Rank 0's values, for any dtype: the bytes travel.
   void broadcast(const at::Tensor& tensor, const std::string& what) const;
