@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 import torchfuse
 from torchfuse._checkpoint_file import FORMAT, StrPath, checked_contents, plain_values, write_plain
+from torchfuse.convert._folder_lock import FolderLock
 from torchfuse.convert._sharded import INDEX, SHARDED_FORMAT, is_dense
 
 _WRITE = "write_sharded_checkpoint"
@@ -127,6 +128,25 @@ def _placed(value: Any, parts: list[dict[str, Any]], key: Any) -> Any:
 def _write(
     folder: Path, contents: dict[str, Any], files: list[dict[str, Any]], optimizers: list[str]
 ) -> None:
+    _make(folder)
+    tag = secrets.token_hex(8)
+    written: list[tuple[str, int | None]] = []
+    try:
+        for rank, of_file in enumerate(files):
+            name = f"rank{rank}-{tag}.pt"
+            write_plain(folder / name, of_file, _WRITE)
+            written.append((name, _size(folder / name)))
+        lock = FolderLock(folder, _WRITE)
+    except Exception:
+        _remove(folder, [name for name, _ in written])
+        raise
+    sharded = {"format": SHARDED_FORMAT, "files": written, "optimizers": optimizers}
+    with lock:
+        _replace_index(folder, {"sharded": sharded, "checkpoint": contents}, written)
+        _remove_others(folder, tag)
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError as error:
@@ -134,55 +154,67 @@ def _write(
             f"{_WRITE}: expected {folder} to be a folder or a new name, got a file or a link to "
             "nothing. Name a folder."
         ) from error
-    tag = secrets.token_hex(8)
-    written: list[tuple[str, int]] = []
+
+
+def _replace_index(
+    folder: Path, index: dict[str, Any], written: list[tuple[str, int | None]]
+) -> None:
+    """Replaces the index, or removes the files that it would have named."""
+    path = folder / INDEX
+    before = _identity(path)
     try:
-        for rank, of_file in enumerate(files):
-            name = f"rank{rank}-{tag}.pt"
-            write_plain(folder / name, of_file, _WRITE)
-            written.append((name, _size(folder / name)))
-        sharded = {"format": SHARDED_FORMAT, "files": written, "optimizers": optimizers}
-        with _locked(folder):
-            _check_written(folder, written)
-            index = {"sharded": sharded, "checkpoint": contents}
-            write_plain(folder / INDEX, index, _WRITE, follow=False)
-            _remove_others(folder, tag)
-    except Exception:  # no interrupt: it may come when the index already names the files
-        for name, _ in written:
-            (folder / name).unlink(missing_ok=True)
+        _check_written(folder, written)
+        write_plain(path, index, _WRITE, follow=False)
+    except Exception:
+        # An index that is in its place needs them.
+        if _identity(path) == before:
+            _remove(folder, [name for name, _ in written])
         raise
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keeps other saves, C++'s too, out of a folder, where the file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What another file in its place does not share with a file; None: there is none."""
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file; -1: there is none."""
-    return path.stat().st_size if path.is_file() else -1
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _check_written(folder: Path, written: list[tuple[str, int]]) -> None:
+def _check_written(folder: Path, written: list[tuple[str, int | None]]) -> None:
     for name, size in written:
         found = _size(folder / name)
-        if found != size or size < 0:
-            got = "none" if found < 0 else f"{found} bytes"
+        if found != size or size is None:
+            expected = "file" if size is None else f"file of {size} bytes"
+            got = "none" if found is None else f"{found} bytes"
             raise ValueError(
-                f"{_WRITE}: expected {folder / name} to be the file of {size} bytes that was "
-                f"written, got {got}. Let no other program save there."
+                f"{_WRITE}: expected {folder / name} to be the {expected} that was written, got "
+                f"{got}. Let no other program save there."
             )
 
 
 def _remove_others(folder: Path, tag: str) -> None:
     """Removes what saves other than the one with this tag have left in a folder."""
-    for path in folder.iterdir():
-        if _LEFT_BEHIND.fullmatch(path.name) and f"-{tag}." not in path.name:
-            path.unlink(missing_ok=True)
+    try:
+        names = os.listdir(folder)
+    except OSError:  # the new checkpoint is complete
+        return
+    _remove(
+        folder, [each for each in names if _LEFT_BEHIND.fullmatch(each) and f"-{tag}." not in each]
+    )
+
+
+def _remove(folder: Path, names: list[str]) -> None:
+    """Removes files as far as the system lets it."""
+    for name in names:
+        with suppress(OSError):
+            (folder / name).unlink()
