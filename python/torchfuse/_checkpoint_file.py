@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -177,6 +178,7 @@ def replacing(path: StrPath, caller: str, follow: bool = True) -> Iterator[_Drai
     target = os.path.realpath(path) if follow else os.fspath(path)
     permissions = _permissions(path, target, caller)
     temporary = f"{target}.tmp-{secrets.token_hex(8)}"
+    is_complete = False
     try:
         with open(temporary, "xb") as file:
             if permissions is not None:
@@ -188,20 +190,26 @@ def replacing(path: StrPath, caller: str, follow: bool = True) -> Iterator[_Drai
                 raise drain.error
             file.flush()
             os.fsync(file.fileno())
+        is_complete = True
         os.replace(temporary, target)
     except BaseException as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
         if isinstance(error, OSError) and error.errno is not None:
+            reason = os.strerror(error.errno)
+            if is_complete and error.errno == errno.ENOENT:
+                reason = (
+                    "another program, as a save into the same folder does, has removed "
+                    f"{temporary} meanwhile"
+                )
             raise OSError(
                 error.errno,
-                f"{caller}: could not write {target}: {os.strerror(error.errno)}. The file "
-                "is as it was.",
+                f"{caller}: could not write {target}: {reason}. The file is as it was.",
             ) from error
         raise
     # The file is in place: what a folder refuses, such as reading it, is no error any more.
     with suppress(OSError):
-        folder = os.open(os.path.dirname(target), os.O_RDONLY)
+        folder = os.open(os.path.dirname(target) or ".", os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:

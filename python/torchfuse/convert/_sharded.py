@@ -7,6 +7,7 @@ Note [Sharded checkpoints] in csrc/api/checkpoint/placed_tensor.h describes them
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,13 +111,26 @@ def _checked_pairs(pairs: Any, where: str) -> list[tuple[str, int]]:
 
 def _checked_file(folder: str, name: str, size: int) -> Any:
     path = os.path.join(folder, name)
-    got = f"{os.path.getsize(path)} bytes" if os.path.isfile(path) else "none"
-    if got != f"{size} bytes":
-        raise ValueError(
-            f"{_READ}: expected {path} to be a file of {size} bytes, as {INDEX} says, got {got}. "
-            "Load another checkpoint, or this one again if it was saved meanwhile."
-        )
-    return _read(path, f"{_READ}: expected {path}")
+    where = f"{_READ}: expected {path}"
+    got = _bytes(path)
+    if got == f"{size} bytes":
+        try:
+            with open(path, "rb") as file:
+                return read_plain(file, where)
+        except FileNotFoundError:
+            got = "none"
+    raise ValueError(
+        f"{where} to be a file of {size} bytes, as {INDEX} says, got {got}. Load another "
+        "checkpoint, or this one again if it was saved meanwhile."
+    )
+
+
+def _bytes(path: str) -> str:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return "none"
+    return f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "none"
 
 
 def _joined(state: dict[Any, Any], files: list[dict[Any, Any]]) -> dict[Any, Any]:

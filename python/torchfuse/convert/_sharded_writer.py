@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,10 @@ from torch import Tensor
 import torchfuse
 from torchfuse._checkpoint_file import FORMAT, StrPath, checked_contents, plain_values, write_plain
 from torchfuse.convert._folder_lock import FolderLock
+from torchfuse.convert._old_files import OldFiles, remove_files
 from torchfuse.convert._sharded import INDEX, SHARDED_FORMAT, is_dense
 
 _WRITE = "write_sharded_checkpoint"
-#: Names of files that a save makes beside its index, also of those that a killed one was writing.
-_LEFT_BEHIND = re.compile(
-    r"rank[0-9]+-[0-9a-f]{16}\.pt(\.tmp-[0-9a-f]{16})?|index\.pt\.tmp-[0-9a-f]{16}"
-)
 
 
 def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_size: int) -> None:
@@ -37,13 +32,14 @@ def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_si
         parts: what ``torch.load`` returns of a file of `torchfuse.save_checkpoint`, or state dicts
             by the names that the C++ program gives the objects. What has "state" and
             "param_groups" is the state dict of an optimizer.
-        folder: to make, or whose checkpoint to replace. Files of ranks that its new index does not
-            name are removed.
+        folder: to make, or whose checkpoint to replace. The files of ranks that its old index names
+            are removed, and what killed saves have left behind that is older than it.
         world_size: number of files.
 
     Raises:
         ValueError: for values that a checkpoint cannot hold, naming their keys.
-        OSError: if a file cannot be written. The checkpoint is as it was, and no file is left.
+        OSError: if a file cannot be written, or if another program holds the folder's lock for more
+            than 10 s. The checkpoint is as it was, and no file is left.
 
     Example:
         >>> import os, tempfile
@@ -67,6 +63,8 @@ def write_sharded_checkpoint(parts: Mapping[str, Any], folder: StrPath, world_si
     checked_contents(contents, where)
     _check_names(contents, where)
     _check_names(contents["values"], f"{where}['values']")
+    if not os.fspath(folder):
+        raise ValueError(f"{_WRITE}: expected folder to name one, got an empty name.")
     files: list[dict[str, Any]] = [{} for _ in range(world_size)]
     optimizers = [name for name, part in contents.items() if _is_of_optimizer(part)]
     for name in optimizers:
@@ -138,12 +136,13 @@ def _write(
             written.append((name, _size(folder / name)))
         lock = FolderLock(folder, _WRITE)
     except Exception:
-        _remove(folder, [name for name, _ in written])
+        remove_files(folder, [name for name, _ in written])
         raise
     sharded = {"format": SHARDED_FORMAT, "files": written, "optimizers": optimizers}
     with lock:
+        old_files = OldFiles(folder)
         _replace_index(folder, {"sharded": sharded, "checkpoint": contents}, written)
-        _remove_others(folder, tag)
+        old_files.remove(tag)
 
 
 def _make(folder: Path) -> None:
@@ -153,6 +152,12 @@ def _make(folder: Path) -> None:
         raise ValueError(
             f"{_WRITE}: expected {folder} to be a folder or a new name, got a file or a link to "
             "nothing. Name a folder."
+        ) from error
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{_WRITE}: could not make the folder {folder}: {error.strerror}. Name one in a folder "
+            "that exists and may be written.",
         ) from error
 
 
@@ -168,7 +173,7 @@ def _replace_index(
     except Exception:
         # An index that is in its place needs them.
         if _identity(path) == before:
-            _remove(folder, [name for name, _ in written])
+            remove_files(folder, [name for name, _ in written])
         raise
 
 
@@ -200,21 +205,3 @@ def _check_written(folder: Path, written: list[tuple[str, int | None]]) -> None:
                 f"{_WRITE}: expected {folder / name} to be the {expected} that was written, got "
                 f"{got}. Let no other program save there."
             )
-
-
-def _remove_others(folder: Path, tag: str) -> None:
-    """Removes what saves other than the one with this tag have left in a folder."""
-    try:
-        names = os.listdir(folder)
-    except OSError:  # the new checkpoint is complete
-        return
-    _remove(
-        folder, [each for each in names if _LEFT_BEHIND.fullmatch(each) and f"-{tag}." not in each]
-    )
-
-
-def _remove(folder: Path, names: list[str]) -> None:
-    """Removes files as far as the system lets it."""
-    for name in names:
-        with suppress(OSError):
-            (folder / name).unlink()

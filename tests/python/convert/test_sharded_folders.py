@@ -6,10 +6,8 @@ tests/python/parallel/test_sharded_files.py exchanges them with C++.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from support.sharded import STORAGE
 from torch import Tensor, nn
 
 import torchfuse
-from torchfuse.convert import _sharded_writer, read_sharded_checkpoint, write_sharded_checkpoint
+from torchfuse.convert import read_sharded_checkpoint, write_sharded_checkpoint
 from torchfuse.optimizers import FusedAdam
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
@@ -181,13 +179,17 @@ def test_a_save_that_fails_leaves_no_files(folder: Path) -> None:
 
 
 def test_the_files_before_are_removed_and_others_stay(folder: Path) -> None:
-    (folder / "notes").write_text("mine")
-    (folder / "index.pt.tmp-0123456789abcdef").touch()  # of a save that was killed
-    before = set(folder.glob("rank*")) | set(folder.glob("*.tmp-*"))
+    before = set(folder.glob("rank*"))
+    own = {folder / name for name in ("notes", "index.pt.tmp-notes", "rank0-notes.pt")}
+    killed = folder / "index.pt.tmp-0123456789abcdef"  # of a save that was killed
+    for path in (*own, killed):
+        path.touch()
+        os.utime(path, (0, 0))
     write_sharded_checkpoint({"values": {"epoch": 4}}, folder, world_size=3)
     after = set(folder.iterdir())
-    assert not before & after
-    assert len(after) == 5
+    assert not (before | {killed}) & after
+    assert own < after
+    assert len(after) == 4 + len(own)
     assert read_sharded_checkpoint(folder)["values"] == {"epoch": 4}
 
 
@@ -195,41 +197,6 @@ def test_no_files(tmp_path: Path) -> None:
     message = "write_sharded_checkpoint: expected world_size to be at least 1, got 0."
     with pytest.raises(ValueError, match=message):
         write_sharded_checkpoint({}, tmp_path, world_size=0)
-
-
-def test_a_save_whose_files_another_one_removed_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = _sharded_writer.write_plain
-
-    def beside_another(path: Path, plain: Any, caller: str, follow: bool = True) -> None:
-        written(path, plain, caller, follow)
-        monkeypatch.undo()
-        write_sharded_checkpoint({"values": {"epoch": 4}}, folder, world_size=1)
-
-    monkeypatch.setattr(_sharded_writer, "write_plain", beside_another)
-    with pytest.raises(ValueError, match=r"that was written, got none. Let no other program save"):
-        write_sharded_checkpoint({"values": {"epoch": 5}}, folder, world_size=1)
-    assert read_sharded_checkpoint(folder)["values"] == {"epoch": 4}
-    assert len(list(folder.iterdir())) == 2
-
-
-def test_a_save_waits_for_the_one_that_replaces_the_index(folder: Path) -> None:
-    """As that one it removes the files of others, while it holds the folder's lock."""
-    before = set(folder.iterdir())
-    lock = os.open(folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with ThreadPoolExecutor() as pool:
-        save = pool.submit(write_sharded_checkpoint, {"values": {"epoch": 5}}, folder, 1)
-        while not (files := list(folder.glob("rank0-????????????????.pt"))) or len(files) < 2:
-            pass
-        (new,) = set(files) - before
-        new.unlink()
-        os.close(lock)
-        with pytest.raises(ValueError, match=r"that was written, got none"):
-            save.result()
-    assert set(folder.iterdir()) == before
-    assert read_sharded_checkpoint(folder)["values"] == {}
 
 
 def test_links_to_the_files_of_another_checkpoint_leave_it_alone(
@@ -255,3 +222,53 @@ def test_a_tensor_that_one_bit_says_is_a_folder_is_refused(folder: Path) -> None
     mark_as_folder(path, "data/0")
     with pytest.raises(ValueError, match=r"the bytes that were written, got others in '.*/data/0'"):
         read_sharded_checkpoint(folder)
+
+
+def test_a_file_that_is_removed_while_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = folder.glob("rank0-*.pt")
+    stat = os.stat
+
+    def found(file: Any, **arguments: Any) -> os.stat_result:
+        result = stat(file, **arguments)
+        if file == str(path):
+            path.unlink()
+        return result
+
+    monkeypatch.setattr(os, "stat", found)
+    with pytest.raises(ValueError, match=r"as index.pt says, got none\. Load another checkpoint"):
+        read_sharded_checkpoint(folder)
+
+
+def test_an_empty_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = "write_sharded_checkpoint: expected folder to name one, got an empty name."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        write_sharded_checkpoint({}, "", world_size=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["none/of", "file/below"])
+def test_a_folder_that_cannot_be_made(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / name
+    message = rf"write_sharded_checkpoint: could not make the folder {re.escape(str(folder))}: "
+    with pytest.raises(OSError, match=rf"{message}No.*\. Name one in a folder that exists and may"):
+        write_sharded_checkpoint({}, folder, world_size=1)
+
+
+def test_the_current_folder_is_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    synced = []
+    sync = os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_sharded_checkpoint({}, ".", world_size=1)
+    assert synced.count(str(tmp_path)) == 2  # after each of the two files
