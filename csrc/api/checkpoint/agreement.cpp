@@ -20,14 +20,25 @@ std::int64_t Ranks::rank() const { return group_ ? group_->getRank() : 0; }
 
 std::int64_t Ranks::size() const { return group_ ? group_->getSize() : 1; }
 
+at::DeviceType Ranks::device() const {
+  const auto devices = group_->getDeviceTypes();
+  return std::find(devices.begin(), devices.end(), at::kCPU) != devices.end() ? at::kCPU
+                                                                              : at::kCUDA;
+}
+
+std::optional<std::chrono::milliseconds> Ranks::timeout() const {
+  if (!group_) return std::nullopt;
+  try {
+    return group_->getBackend(device())->getBackendOptions()->timeout;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
 std::vector<std::string> Ranks::gather(const std::string& mine) const {
   if (!group_) return {mine};
-  const bool on_cpu = [&] {
-    const auto devices = group_->getDeviceTypes();
-    return std::find(devices.begin(), devices.end(), at::kCPU) != devices.end();
-  }();
   const auto summed = [&](at::Tensor tensor) {
-    if (!on_cpu) tensor = tensor.to(at::kCUDA);
+    tensor = tensor.to(device());
     all_reduce_sum_(tensor, group_->getGroupName(), caller_ + ", which all ranks must call");
     return tensor.cpu();
   };

@@ -4,8 +4,10 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +27,15 @@ class Ranks {
   /// Calls `action` in every rank, and throws the first rank's error in all ranks if it fails in
   /// any. All ranks must call it.
   void all_or_none(const std::function<void()>& action) const;
+  /// Within which collectives of the group must end; none: there is no group, or it does not say.
+  std::optional<std::chrono::milliseconds> timeout() const;
   /// Begins messages.
   const std::string& caller() const { return caller_; }
 
  private:
+  /// Where the group's collectives take tensors.
+  at::DeviceType device() const;
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string caller_;
 };

@@ -98,7 +98,12 @@ void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) fail("write", errno);
   const int descriptor = std::exchange(descriptor_, -1);
   if (::close(descriptor) != 0) fail("write", errno);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("replace", errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    TORCH_CHECK(errno != ENOENT, caller_, ": could not replace ", path_, ": another program, as a ",
+                "save into the same folder does, has removed ", temporary_,
+                " meanwhile. The file is as it was.");
+    fail("replace", errno);
+  }
   temporary_.clear();
   const int error = sync_folder(path_);
   TORCH_CHECK(error == 0, caller_, ": replaced ", path_,

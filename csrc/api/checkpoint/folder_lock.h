@@ -2,11 +2,7 @@
 // Keeps other saves out of a folder.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <chrono>
 #include <string>
 
 namespace torchfuse::checkpoint {
@@ -15,14 +11,13 @@ namespace torchfuse::checkpoint {
 /// when the process ends. Where the file system has no locks, none is taken.
 class FolderLock {
  public:
-  explicit FolderLock(const std::string& folder)
-      : descriptor_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    while (descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX) != 0 && errno == EINTR) {
-    }
-  }
-  ~FolderLock() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
+  /// @param folder to lock.
+  /// @param caller begins messages.
+  /// @param longest how long to wait for another program's lock.
+  /// @throws c10::Error if another program holds it for longer, or if the folder cannot be opened.
+  FolderLock(const std::string& folder, const std::string& caller,
+             std::chrono::milliseconds longest);
+  ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 

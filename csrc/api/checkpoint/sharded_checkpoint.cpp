@@ -5,13 +5,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <system_error>
 
@@ -20,6 +19,7 @@
 #include "api/checkpoint/container.h"
 #include "api/checkpoint/folder_lock.h"
 #include "api/checkpoint/pickle_writer.h"
+#include "api/checkpoint/saved_files.h"
 #include "api/checkpoint/sharded_input.h"
 #include "api/parallel/shards.h"
 
@@ -33,10 +33,6 @@ using checkpoint::Ranks;
 
 constexpr const char* kSaveSharded = "save_sharded_checkpoint";
 constexpr const char* kLoadSharded = "load_sharded_checkpoint";
-
-std::string file_name(std::int64_t rank, const std::string& tag) {
-  return "rank" + std::to_string(rank) + "-" + tag + ".pt";
-}
 
 std::string without_slashes(std::string folder) {
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
@@ -58,58 +54,23 @@ void make_folder(const std::string& folder) {
                       is_there ? "a file" : "a symbolic link to nothing", ". Name a folder.");
   }
   TORCH_CHECK(error == 0, kSaveSharded, ": could not make the folder ", folder, ": ",
-              std::generic_category().message(error), ".");
-}
-
-/// Whether a save, other than the one with this tag, may have left a file of this name behind.
-bool is_left_behind(const std::string& name, const std::string& tag) {
-  if (name.starts_with("index.pt.tmp-")) return true;
-  const std::size_t dash = name.find('-');
-  if (!name.starts_with("rank") || dash == std::string::npos) return false;
-  const std::string rank = name.substr(4, dash - 4);
-  const std::string found = name.substr(dash + 1, tag.size());
-  const std::string end = name.substr(std::min(name.size(), dash + 1 + tag.size()));
-  const auto all_in = [](const std::string& text, const char* digits) {
-    return !text.empty() && text.find_first_not_of(digits) == std::string::npos;
-  };
-  return found != tag && found.size() == tag.size() && all_in(found, "0123456789abcdef") &&
-         all_in(rank, "0123456789") && (end == ".pt" || end.starts_with(".pt.tmp-"));
-}
-
-void remove_others(const std::string& folder, const std::string& tag) {
-  DIR* const listing = ::opendir(folder.c_str());
-  if (listing == nullptr) return;
-  for (const dirent* each = ::readdir(listing); each != nullptr; each = ::readdir(listing)) {
-    const std::string name(each->d_name);
-    if (is_left_behind(name, tag)) ::unlink((folder + "/" + name).c_str());
-  }
-  ::closedir(listing);
-}
-
-/// Bytes of a file; none: there is no such file.
-std::optional<std::int64_t> bytes_of(const std::string& path) {
-  struct stat found{};
-  if (::stat(path.c_str(), &found) != 0) return std::nullopt;
-  return found.st_size;
-}
-
-/// What another file in its place does not share with a file; none: there is no such file.
-std::optional<std::array<std::int64_t, 3>> identity_of(const std::string& path) {
-  struct stat found{};
-  if (::lstat(path.c_str(), &found) != 0) return std::nullopt;
-  return std::array<std::int64_t, 3>{static_cast<std::int64_t>(found.st_ino), found.st_size,
-                                     found.st_mtime};
+              std::generic_category().message(error),
+              ". Name one in a folder that exists and may be written.");
 }
 
 /// Writes this rank's file. Returns pairs of name and bytes of all ranks' files.
 List write_files(const Ranks& ranks, const std::string& folder, const std::string& tag,
                  const Dict& own) {
-  const std::string path = folder + "/" + file_name(ranks.rank(), tag);
+  const std::string path = folder + "/" + checkpoint::file_name(ranks.rank(), tag);
   std::int64_t bytes = 0;
   try {
     ranks.all_or_none([&] {
       checkpoint::write_container(path, own, kSaveSharded);
-      bytes = bytes_of(path).value_or(0);
+      const auto found = checkpoint::bytes_of(path);
+      TORCH_CHECK_VALUE(found, kSaveSharded, ": expected ", path,
+                        " to be the file that was written, got none. Let no other program save "
+                        "there.");
+      bytes = *found;
     });
   } catch (const std::exception&) {
     ::unlink(path.c_str());
@@ -119,7 +80,7 @@ List write_files(const Ranks& ranks, const std::string& folder, const std::strin
   for (const std::string& each : ranks.gather(std::to_string(bytes))) {
     const auto rank = static_cast<std::int64_t>(files.size());
     files.push_back(c10::ivalue::Tuple::create(
-        {file_name(rank, tag), static_cast<std::int64_t>(std::stoll(each))}));
+        {checkpoint::file_name(rank, tag), static_cast<std::int64_t>(std::stoll(each))}));
   }
   return files;
 }
@@ -130,7 +91,7 @@ void check_files(const std::string& folder, const List& files) {
   for (const c10::IValue& each : files) {
     const auto& pair = each.toTupleRef().elements();
     const std::string path = folder + "/" + pair[0].toStringRef();
-    const auto bytes = bytes_of(path);
+    const auto bytes = checkpoint::bytes_of(path);
     TORCH_CHECK_VALUE(bytes == pair[1].toInt(), kSaveSharded, ": expected ", path,
                       " to be the file of ", pair[1].toInt(), " bytes that its rank wrote, got ",
                       bytes ? std::to_string(*bytes) + " bytes" : "none",
@@ -138,21 +99,46 @@ void check_files(const std::string& folder, const List& files) {
   }
 }
 
+void remove_files(const std::string& folder, const List& files) {
+  for (const c10::IValue& each : files) {
+    ::unlink((folder + "/" + each.toTupleRef().elements()[0].toStringRef()).c_str());
+  }
+}
+
 /// Replaces the index, or removes the files that it would have named: they may fill the disk.
 void replace_index(const std::string& folder, const List& files, const Dict& index) {
   const std::string path = checkpoint::index_of(folder);
-  const auto before = identity_of(path);
+  const auto before = checkpoint::identity_of(path);
   try {
     check_files(folder, files);
     checkpoint::write_container(path, index, kSaveSharded, checkpoint::Link::kReplace);
   } catch (const std::exception&) {
     // An index that is in its place, and perhaps not on the disk, needs them.
-    if (identity_of(path) != before) throw;
-    for (const c10::IValue& each : files) {
-      ::unlink((folder + "/" + each.toTupleRef().elements()[0].toStringRef()).c_str());
-    }
+    if (checkpoint::identity_of(path) == before) remove_files(folder, files);
     throw;
   }
+}
+
+/// The other ranks wait for rank 0 while it waits for the lock.
+std::chrono::milliseconds longest_wait(const Ranks& ranks) {
+  const std::chrono::milliseconds longest = std::chrono::seconds(10);
+  const auto timeout = ranks.timeout();
+  return timeout ? std::min(longest, *timeout / 2) : longest;
+}
+
+/// Replaces the index while no other save does, and removes what the one before named.
+void replace_locked(const Ranks& ranks, const std::string& folder, const std::string& tag,
+                    const List& files, const Dict& index) {
+  std::optional<checkpoint::FolderLock> lock;
+  try {
+    lock.emplace(folder, kSaveSharded, longest_wait(ranks));
+  } catch (const std::exception&) {
+    remove_files(folder, files);
+    throw;
+  }
+  const checkpoint::OldFiles old_files(folder);
+  replace_index(folder, files, index);
+  old_files.remove(tag);
 }
 
 /// A save may replace the index between the reads of two ranks.
@@ -218,11 +204,7 @@ void save_sharded_checkpoint(const std::string& path, const Checkpoint& descript
     Dict index = checkpoint::make_dict();
     index.insert_or_assign("sharded", sharded);
     index.insert_or_assign("checkpoint", contents);
-    // Another save that came first has removed this one's files, and one that comes later removes
-    // those of this index together with it.
-    const checkpoint::FolderLock lock(folder);
-    replace_index(folder, files, index);
-    remove_others(folder, tag);
+    replace_locked(ranks, folder, tag, files, index);
   });
 }
 

@@ -199,11 +199,12 @@ TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
 /// says which files there are and holds everything else. Then the files of the index before are
 /// removed: whenever a process or machine stops, the folder holds the old checkpoint or the new.
 ///
-/// @param folder to make, or whose checkpoint to replace; the folder that has it must exist. Files
-///   of torchfuse in it that no index names, which killed saves leave behind, are removed.
+/// @param folder to make, or whose checkpoint to replace; the folder that has it must exist. What
+///   killed saves have left behind in it is removed if it is older than the index before.
 /// @param checkpoint what to save. The group has the processes that share the states.
 /// @throws c10::Error as save_checkpoint(), the same in all ranks; the checkpoint is as it was.
-///   Also where rank 0 does not find the file of a rank in its folder.
+///   Also where rank 0 does not find the file of a rank in its folder, and where another program
+///   holds the folder's lock for more than 10 s, or half of the group's timeout if that is less.
 TORCHFUSE_API void save_sharded_checkpoint(const std::string& folder, const Checkpoint& checkpoint);
 
 /// Loads what save_sharded_checkpoint(), or Python's convert.write_sharded_checkpoint(), wrote, in

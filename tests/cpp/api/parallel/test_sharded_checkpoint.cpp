@@ -8,6 +8,7 @@
 #include <torchfuse/parallel/sharded_optimizer.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -161,10 +162,18 @@ TEST(ShardedCheckpoint, ARankWritesItsOwnPartsAlone) {
 
 TEST(ShardedCheckpoint, TheFilesBeforeAreRemovedAndOthersStay) {
   const ShardedFolder folder;
-  const std::string own = "rank0-notes.pt";
-  folder.write(own);
-  const std::string cut = "rank7-0123456789abcdef.pt.tmp-0123456789abcdef";
-  folder.write(cut);
+  // Names that only resemble those of a save's files.
+  const std::vector<std::string> own{"index.pt.tmp-notes", "rank0-0123456789abcdef.pt.tmp-mine",
+                                     "rank0-notes.pt"};
+  const std::vector<std::string> cut{"index.pt.tmp-0123456789abcdef", "rank7-0123456789abcdef.pt",
+                                     "rank7-0123456789abcdef.pt.tmp-0123456789abcdef"};
+  const auto an_hour_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+  for (const auto& names : {own, cut}) {
+    for (const std::string& name : names) {
+      folder.write(name);
+      std::filesystem::last_write_time(folder / name, an_hour_ago);
+    }
+  }
   std::vector<std::string> first;
   for (const std::int64_t ranks : {3, 2}) {
     run_on_ranks(ranks, [&](ProcessGroup& group) {
@@ -173,12 +182,19 @@ TEST(ShardedCheckpoint, TheFilesBeforeAreRemovedAndOthersStay) {
       save_sharded_checkpoint(folder.path(), Checkpoint().optimizer(optimizer).group(group));
     });
     const auto files = folder.files();
-    EXPECT_EQ(files.size(), static_cast<std::size_t>(ranks) + 2);  // with the index and the notes
-    EXPECT_EQ(std::count(files.begin(), files.end(), own), 1);
-    EXPECT_EQ(std::count(files.begin(), files.end(), cut), 0);
+    const auto has = [&](const std::string& name) {
+      return std::count(files.begin(), files.end(), name);
+    };
+    for (const std::string& name : own) EXPECT_EQ(has(name), 1) << name;
+    // What is older than the index that a save replaces is of no other save.
+    const bool replaced = !first.empty();
+    for (const std::string& name : cut) EXPECT_EQ(has(name), replaced ? 0 : 1) << name;
+    EXPECT_EQ(files.size(),
+              static_cast<std::size_t>(ranks) + 1 + own.size() + (replaced ? 0 : cut.size()));
     for (const std::string& name : first) {
-      if (name == own || name == "index.pt") continue;
-      EXPECT_EQ(std::count(files.begin(), files.end(), name), 0) << name;
+      if (name.starts_with("rank") && std::count(own.begin(), own.end(), name) == 0) {
+        EXPECT_EQ(has(name), 0) << name;
+      }
     }
     first = files;
   }
