@@ -135,7 +135,7 @@ def _write(
             write_plain(folder / name, of_file, _WRITE)
             written.append((name, _size(folder / name)))
         lock = FolderLock(folder, _WRITE)
-    except Exception:
+    except BaseException:
         remove_files(folder, [name for name, _ in written])
         raise
     sharded = {"format": SHARDED_FORMAT, "files": written, "optimizers": optimizers}
@@ -170,8 +170,8 @@ def _replace_index(
     try:
         _check_written(folder, written)
         write_plain(path, index, _WRITE, follow=False)
-    except Exception:
-        # An index that is in its place needs them.
+    except BaseException:
+        # An index that is in its place needs them: an interrupt may come at any moment.
         if _identity(path) == before:
             remove_files(folder, [name for name, _ in written])
         raise

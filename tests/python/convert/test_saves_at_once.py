@@ -56,6 +56,27 @@ def test_a_folder_that_cannot_be_listed_leaves_the_new_checkpoint(
     assert epoch_in(folder) == 2
 
 
+@pytest.mark.parametrize("moment", ["before the index", "after the index"])
+def test_an_interrupted_save_leaves_the_files_of_one_checkpoint(
+    folder: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(folder.iterdir())
+    written = _sharded_writer.write_plain
+
+    def interrupted(path: Path, plain: Any, caller: str, follow: bool = True) -> None:
+        if path.name != "index.pt" or moment == "after the index":
+            written(path, plain, caller, follow)
+        if path.name == "index.pt":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_sharded_writer, "write_plain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(folder, 2)
+    if moment == "before the index":
+        assert set(folder.iterdir()) == before
+    assert epoch_in(folder) == (1 if moment == "before the index" else 2)
+
+
 def test_a_process_that_is_forked_during_a_save_does_not_keep_the_lock(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
