@@ -86,9 +86,10 @@ def check_same(
     digest = hashlib.sha256(summary).digest()
     checksum = int.from_bytes(digest[:8], "big", signed=True)
     who, _, compared = expected.partition(": expected ")
-    name = (dist.group.WORLD if group is None else group).group_name
-    with naming(who, f"the comparison of {compared}", group):
-        if _C.same_on_all_ranks(name, device_of_group(group), checksum):
+    chosen = dist.group.WORLD if group is None else group
+    assert chosen is not None
+    with naming(who, f"the comparison of {compared}", chosen):
+        if _C.same_on_all_ranks(chosen.group_name, device_of_group(chosen), checksum):
             return
     everywhere: list[Sequence[str]] = [[] for _ in range(size)]
     dist.all_gather_object(everywhere, list(_made(descriptions)), group=group)

@@ -146,7 +146,7 @@ def test_another_order_of_memory_is_refused_on_any_number_of_processes(
     last = torch.ones(8, 8, 3, 3).to(memory_format=torch.channels_last)
     for whole, dim in ((last, 0), (last, 1), (torch.ones(6, 8).t(), 0)):
         part = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match="to have its elements") as error:
             element_numbers(part, WHERE)
         assert str(error.value) == (
             f"{WHERE} to have its elements in the order of its dimensions for stochastic rounding, "
