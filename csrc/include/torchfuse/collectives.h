@@ -59,7 +59,7 @@ TORCHFUSE_API void check_same_in_all_ranks(const std::vector<std::string>& names
 /// @param group all of its ranks make the call.
 /// @param device a device on which the group's backend communicates.
 /// @param number of this rank: a count, or a checksum of what ranks should have alike.
-/// @throws what the backend throws, if a rank does not arrive within the group's timeout.
+/// @throws std::exception of the backend, if a rank does not arrive within the group's timeout.
 TORCHFUSE_API bool same_on_all_ranks(c10d::ProcessGroup& group, const at::Device& device,
                                      std::int64_t number);
 
