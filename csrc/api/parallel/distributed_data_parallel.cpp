@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "api/parallel/collectives.h"
+#include "api/parallel/gathers.h"
 #include "api/parallel/replica.h"
 #include "api/parallel/replicas.h"
 
@@ -85,6 +86,7 @@ DataParallelBase::DataParallelBase(const torch::nn::Module& module,
   }
   const Collectives& collectives = replica_->collectives;
   check_same_on_all_ranks(collectives, lines, trained.front().second.device());
+  finish_gathers_of(state);
   collectives.broadcast_all(state, "the broadcast of parameters and buffers");
   replica_->reducer = std::make_shared<Reducer>(std::move(trained), collectives, options);
   replica_->reducer->install_hooks();

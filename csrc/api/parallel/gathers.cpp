@@ -71,7 +71,7 @@ Gathers::Gathers(Collectives collectives, const Partition& partition,
   }
   for (const std::size_t flat : c10::irange(flats.size())) {
     const std::int64_t part = partition.flats()[flat].part;
-    flats_.push_back({flats[flat], flats[flat].narrow(0, partition.first_of(flat), part), {}});
+    flats_.push_back({flats[flat], flats[flat].narrow(0, partition.first_of(flat), part), {}, {}});
     if (!waits[flat]) early_.push_back(flat);
   }
   for (const GatherUnit& unit : units) {
@@ -86,20 +86,30 @@ Gathers::Gathers(Collectives collectives, const Partition& partition,
   }
 }
 
-Gathers::~Gathers() {
-  // An error on its way up may be that other ranks are gone.
-  if (std::uncaught_exceptions() > exceptions_) return;
+void Gathers::leave() noexcept {
+  if (std::exchange(left_, true)) return;
+  const char* const mixed = ": the model has parameters of different steps: ";
   try {
-    finish();
+    // An error on its way up may be that other ranks are gone.
+    const bool unwinding = std::uncaught_exceptions() > exceptions_;
+    if (!unwinding) return finish();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_complete()) {
+      TORCH_WARN(collectives_.who(), mixed, kGather, " was under way when an exception ended it.");
+    }
   } catch (const std::exception& error) {
-    TORCH_WARN(collectives_.who(),
-               ": the model has parameters of different steps: ", message_of(error));
+    try {
+      TORCH_WARN(collectives_.who(), mixed, message_of(error));
+    } catch (const std::exception&) {  // a program that makes errors of warnings
+    }
   }
 }
 
 void Gathers::run() {
   const at::NoGradGuard no_grad;
-  finish();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  finish(early_);
+  finish(late_);
   if (collectives_.size() == 1) return;
   for (const auto* order : {&early_, &late_}) {
     for (const std::size_t index : *order) {
@@ -114,14 +124,16 @@ void Gathers::run() {
 }
 
 void Gathers::finish() {
+  const std::lock_guard<std::mutex> lock(mutex_);
   finish(early_);
   finish(late_);
 }
 
 void Gathers::finish(const torch::nn::Module& module) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   bool known = false;
   for (Waiting& unit : units_) {
-    if (unit.module != &module) continue;
+    if (unit.module.lock().get() != &module) continue;
     known = unit.called = true;
     finish(unit.flats);
   }
@@ -132,7 +144,27 @@ void Gathers::finish(const torch::nn::Module& module) {
 }
 
 void Gathers::finish(const std::vector<std::size_t>& flats) {
-  for (const std::size_t flat : flats) collectives_.wait(flats_[flat].pending);
+  for (const std::size_t flat : flats) finish(flats_[flat]);
+}
+
+void Gathers::finish(Flat& flat) {
+  TORCH_CHECK(flat.failure.empty(), flat.failure);
+  // On a GPU a stream waits, and another one may have to wait again.
+  Pending pending = flat.whole.is_cpu() ? std::exchange(flat.pending, {}) : flat.pending;
+  try {
+    collectives_.wait(pending);
+  } catch (const std::exception& error) {
+    flat.failure = message_of(error);
+    throw;
+  }
+}
+
+bool Gathers::is_complete() const {
+  return std::all_of(flats_.begin(), flats_.end(), [](const Flat& flat) {
+    return flat.failure.empty() &&
+           std::all_of(flat.pending.works.begin(), flat.pending.works.end(),
+                       [](const auto& work) { return !work || work->isCompleted(); });
+  });
 }
 
 bool Gathers::has(const std::vector<at::Tensor>& tensors) const {

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "api/parallel/collectives.h"
@@ -17,7 +19,7 @@ namespace torchfuse::parallel {
 
 /// A module whose forward pass waits for its parameters, and which these are.
 struct GatherUnit {
-  const torch::nn::Module* module;   ///< compared, never used
+  std::weak_ptr<const torch::nn::Module> module;
   std::vector<std::size_t> members;  ///< indices of its parameters, not empty
 };
 
@@ -26,14 +28,13 @@ struct GatherUnit {
 std::vector<std::vector<std::size_t>> plan_units(const std::vector<at::Tensor>& params,
                                                  const std::vector<GatherUnit>& units);
 
+/// Threads may wait at the same time, such as one that saves the model beside its forward pass.
 class Gathers {
  public:
   /// @param units in the order in which they run.
   Gathers(Collectives collectives, const Partition& partition, const std::vector<at::Tensor>& flats,
           std::vector<GatherUnit> units);
-  /// Waits for what is under way, since the model stays when its optimizer goes; not while an
-  /// exception unwinds the stack.
-  ~Gathers();
+  ~Gathers() { leave(); }
   Gathers(const Gathers&) = delete;
   Gathers& operator=(const Gathers&) = delete;
   Gathers(Gathers&&) = delete;
@@ -42,10 +43,13 @@ class Gathers {
   /// Begins all gathers, in the units' order, and ends those that no unit waits for. A unit that
   /// has not waited since the last call does not wait: something else reads its parameters.
   void run();
-  /// Waits for everything.
+  /// Waits for everything. What has failed once fails again: the parameters are of different steps.
   void finish();
   /// Waits for the parameters of a unit.
   void finish(const torch::nn::Module& module);
+  /// Waits for what is under way, since the model stays when its optimizer goes; not while an
+  /// exception unwinds the stack. Warns of what has not arrived.
+  void leave() noexcept;
   /// Whether some of these tensors lie in the flat tensors.
   bool has(const std::vector<at::Tensor>& tensors) const;
 
@@ -54,15 +58,21 @@ class Gathers {
     at::Tensor whole;
     at::Tensor own;
     Pending pending;
+    std::string failure;  ///< of the last wait; empty: none
   };
   struct Waiting {
-    const torch::nn::Module* module;
+    std::weak_ptr<const torch::nn::Module> module;
     std::vector<std::size_t> flats;
     bool called = false;
   };
+  // With the lock.
   void finish(const std::vector<std::size_t>& flats);
+  void finish(Flat& flat);
+  bool is_complete() const;
 
+  std::mutex mutex_;
   Collectives collectives_;
+  bool left_ = false;
   int exceptions_ = std::uncaught_exceptions();  ///< at construction
   std::vector<Flat> flats_;
   std::vector<Waiting> units_;

@@ -46,7 +46,7 @@ std::vector<GatherUnit> units_of(const GatherModules& modules,
   }
   std::vector<GatherUnit> units;
   for (const auto& module : modules) {
-    GatherUnit unit{module.get(), {}};
+    GatherUnit unit{module, {}};
     for (const at::Tensor& param :
          module == nullptr ? std::vector<at::Tensor>() : module->parameters()) {
       const auto place = places.find(param.unsafeGetTensorImpl());
@@ -161,9 +161,19 @@ ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
                                      units_of(modules, groups), scattered);
 }
 
-ShardedBase::~ShardedBase() = default;
+// A model whose gradients are split keeps the shards.
+ShardedBase::~ShardedBase() {
+  if (shards_ != nullptr) shards_->leave();
+}
+
 ShardedBase::ShardedBase(ShardedBase&&) noexcept = default;
-ShardedBase& ShardedBase::operator=(ShardedBase&&) noexcept = default;
+
+ShardedBase& ShardedBase::operator=(ShardedBase&& other) noexcept {
+  if (this == &other) return *this;
+  if (shards_ != nullptr) shards_->leave();
+  shards_ = std::move(other.shards_);
+  return *this;
+}
 
 Shards& ShardedBase::shards() const {
   TORCH_CHECK(shards_ != nullptr, kSharded,

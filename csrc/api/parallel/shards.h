@@ -71,6 +71,8 @@ class Shards : public GradientParts {
   void finish_gather() { gathers_->finish(); }
   /// Waits for the parameters of a module.
   void finish_gather(const torch::nn::Module& module) { gathers_->finish(module); }
+  /// When the optimizer goes: see Gathers.
+  void leave() noexcept { gathers_->leave(); }
   /// After a step that all processes have made: it has used up the gradients that a Reducer gave.
   void finish_step();
 

@@ -89,7 +89,7 @@ def check_same(
     chosen = dist.group.WORLD if group is None else group
     assert chosen is not None
     with naming(who, f"the comparison of {compared}", chosen):
-        if _C.same_on_all_ranks(chosen.group_name, device_of_group(chosen), checksum):
+        if _is_same(checksum, chosen):
             return
     everywhere: list[Sequence[str]] = [[] for _ in range(size)]
     dist.all_gather_object(everywhere, list(_made(descriptions)), group=group)
@@ -99,6 +99,18 @@ def check_same(
         f"{expected} to be the same on all ranks, got {first} on rank 0 and {other} "
         f"on rank {rank}. {remedy}"
     )
+
+
+def _is_same(number: int, group: dist.ProcessGroup) -> bool:
+    """Whether all ranks have the same number."""
+    device = device_of_group(group)
+    if type(group) is dist.ProcessGroup:
+        return _C.same_on_all_ranks(group.group_name, device, number)
+    # A class of a program, which may have no name and no backends.
+    ends = torch.tensor([number, ~number], dtype=torch.int64, device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
+    largest, of_smallest = ends.tolist()
+    return bool(largest == ~of_smallest)
 
 
 def _made(descriptions: Sequence[str] | Callable[[], Sequence[str]]) -> Sequence[str]:

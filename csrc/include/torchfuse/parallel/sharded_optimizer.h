@@ -125,9 +125,10 @@ class TORCHFUSE_API ShardedBase {
 ///     net->before_block = [&](const torch::nn::Module& block) { optimizer.finish_gather(block); };
 ///
 /// What no module waits for arrives within step(), and so do the parameters of a module that has
-/// not waited since the last one. Until then nothing else may use the module's parameters: call
-/// finish_gather() before torch::save() or a copy of the model. Steps, EmaWeights, Checkpoint,
-/// save_weights() and load_weights() wait by themselves.
+/// not waited since the last one. Until then nothing else may use the module's parameters or write
+/// to them: call finish_gather() before torch::save(), a copy of the model, or loading it in place.
+/// Steps, EmaWeights, AveragedModel, Checkpoint, save_weights() and load_weights() wait by
+/// themselves, and so does the end of the optimizer.
 ///
 /// step(), EmaWeights, swap_ema_(), state_dict(), save() and load() are collectives: all ranks must
 /// call them. finish_gather() is none.

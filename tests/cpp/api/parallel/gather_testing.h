@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/sharded_optimizer.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -49,6 +50,7 @@ struct WaitingNetImpl : torch::nn::Module {
   std::function<void(const torch::nn::Module&)> before = [](const torch::nn::Module&) {};
 };
 TORCH_MODULE(WaitingNet);
+using WaitingModel = parallel::DistributedDataParallel<WaitingNetImpl>;
 
 /// A message under way: until somebody waits for it, nothing has arrived, and what is sent must
 /// stay.
@@ -56,6 +58,7 @@ class LateWork : public c10d::Work {
  public:
   explicit LateWork(std::string failure) : failure_(std::move(failure)) {}
   bool wait(std::chrono::milliseconds) override {
+    if (arrives) arrives();
     if (!failure_.empty()) throw std::runtime_error(failure_);
     if (received.defined()) received.view(at::kFloat).fill_(value);
     if (sent.defined()) {
@@ -67,6 +70,7 @@ class LateWork : public c10d::Work {
   at::Tensor received;
   float value = 0;
   at::Tensor sent, copy;
+  std::function<void()> arrives;
 
  private:
   std::string failure_;
@@ -77,9 +81,10 @@ class Late : public c10d::Backend {
  public:
   Late() : c10d::Backend(/*rank=*/0, /*size=*/2) {}
   const std::string getBackendName() const override { return "late"; }
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
-    EXPECT_EQ(options.reduceOp, c10d::ReduceOp::MAX);  // of two equal ranks
+    // The other rank has the same.
+    if (options.reduceOp == c10d::ReduceOp::SUM) tensors.at(0).mul_(2);
     return c10::make_intrusive<LateWork>("");
   }
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
@@ -88,6 +93,7 @@ class Late : public c10d::Backend {
     if (options.rootRank == 1) {
       work->received = tensors.at(0);
       work->value = value;
+      work->arrives = arrives;
     } else {
       work->sent = tensors.at(0);
       work->copy = work->sent.clone();
@@ -95,8 +101,9 @@ class Late : public c10d::Backend {
     return work;
   }
 
-  float value = 0;      ///< of all parameters of rank 1 in the next gather
-  std::string failure;  ///< what waiting for the next gather throws
+  float value = 0;                ///< of all parameters of rank 1 in the next gather
+  std::string failure;            ///< what waiting for the next gather throws
+  std::function<void()> arrives;  ///< what waiting for the next gather calls first
 };
 
 }  // namespace torchfuse::sharded_testing

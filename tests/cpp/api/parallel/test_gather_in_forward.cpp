@@ -24,12 +24,10 @@ using parallel::ProcessGroup;
 using ShardedAdam = parallel::ShardedOptimizer<FusedAdam>;
 using testing::expect_equal;
 
-using Model = parallel::DistributedDataParallel<WaitingNetImpl>;
-
 /// The parameters after steps in which two of three layers wait for theirs, or none does.
 std::vector<torch::Tensor> trained(ProcessGroup& group, bool scatters, bool in_forward) {
   WaitingNet net;
-  Model model(net, group, small_buckets());
+  WaitingModel model(net, group, small_buckets());
   const auto options = FusedAdamOptions(0.05).max_grad_norm(1.0).ema_decay(0.5);
   const GatherModules units = in_forward ? net->modules({0, 1}) : GatherModules();
   auto optimizer = scatters ? ShardedAdam(net->parameters(), options, model, units)

@@ -3,19 +3,26 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/checkpoint.h>
+#include <torchfuse/optim/averaged_model.h>
 #include <torchfuse/optim/fused_adam.h>
+#include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/sharded_optimizer.h>
 #include <torchfuse/weights.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <chrono>
 #include <filesystem>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gather_testing.h"
 #include "parallel_testing.h"
+#include "scattered_testing.h"
 #include "sharded_testing.h"
 
 namespace torchfuse::sharded_testing {
@@ -128,6 +135,26 @@ TEST_F(LateParameters, ArriveBeforeTheyAreSavedOrLoaded) {
   std::filesystem::remove(whole);
 }
 
+TEST_F(LateParameters, ArriveBeforeTheyAreAveraged) {
+  const auto optimizer = make_optimizer();
+  step_with_all_under_way(*optimizer, 1);
+  step_with_all_under_way(*optimizer, 2);
+  optim::AveragedModel averaged(*net_->layers[0]);
+  EXPECT_EQ(biases(), Biases({2, 2, 2}));
+  step_with_all_under_way(*optimizer, 3);
+  averaged.update_parameters(*net_->layers[0]);
+  EXPECT_EQ(biases(), Biases({3, 3, 3}));
+}
+
+TEST_F(LateParameters, ArriveBeforeTheyAreBroadcast) {
+  const auto optimizer = make_optimizer();
+  step_with_all_under_way(*optimizer, 1);
+  step_with_all_under_way(*optimizer, 2);
+  late_->value = 3;  // of the broadcasts
+  const WaitingModel model(net_, group_);
+  EXPECT_EQ(biases(), Biases({2, 2, 2}));
+}
+
 TEST_F(LateParameters, ArriveBeforeAnotherOptimizerTakesThem) {
   const auto optimizer = make_optimizer();
   step_with_all_under_way(*optimizer, 1);
@@ -144,6 +171,63 @@ TEST_F(LateParameters, ArriveBeforeTheirOptimizerIsGone) {
   EXPECT_EQ(biases(), Biases({2, 2, 2}));
 }
 
+/// The model keeps what the optimizer had, whose destruction is not that of the gathers.
+TEST_F(LateParameters, ArriveBeforeTheOptimizerOfSplitGradientsIsGone) {
+  WaitingModel model(net_, group_);
+  const auto make = [&] {
+    return std::make_unique<ShardedAdam>(net_->parameters(), FusedAdamOptions(), model,
+                                         net_->modules({0, 1, 2}));
+  };
+  const auto step_without_gradients = [&](ShardedAdam& optimizer, float value) {
+    for (const auto& layer : net_->layers) optimizer.finish_gather(*layer);
+    late_->value = value;
+    optimizer.step();
+  };
+  // Of one bucket, which has the last layer first, rank 1 has the first layer.
+  const auto bias = [&] { return biases()[0]; };
+  auto optimizer = make();
+  step_without_gradients(*optimizer, 1);
+  step_without_gradients(*optimizer, 2);
+  EXPECT_EQ(bias(), 1);
+  optimizer.reset();
+  EXPECT_EQ(bias(), 2);
+  optimizer = make();
+  step_without_gradients(*optimizer, 3);
+  *optimizer = std::move(*make());
+  EXPECT_EQ(bias(), 3);
+}
+
+TEST_F(LateParameters, HaveArrivedForAllThreadsThatWait) {
+  const auto optimizer = make_optimizer();
+  step(*optimizer, 1);
+  std::promise<void> begun;
+  std::promise<void> released;
+  std::once_flag once;
+  const auto release = released.get_future().share();
+  late_->arrives = [&, release] {
+    std::call_once(once, [&] { begun.set_value(); });
+    release.wait();
+  };
+  for (const std::size_t layer : {0, 1}) optimizer->finish_gather(*net_->layers[layer]);
+  const auto wait = [&] {
+    optimizer->finish_gather(*net_->layers[0]);
+    return net_->layers[0]->bias[0].item<float>();
+  };
+  // The third layer's arrive within the step, which waits too.
+  auto stepping = std::async(std::launch::async, [&] { step(*optimizer, 2); });
+  begun.get_future().wait();
+  auto waiting = std::async(std::launch::async, wait);
+  EXPECT_EQ(waiting.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  released.set_value();
+  stepping.get();
+  EXPECT_EQ(waiting.get(), 2);
+}
+
+struct Warnings : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+};
+
 TEST_F(LateParameters, AreNotWaitedForWhileAnExceptionUnwinds) {
   const auto fail = [&] {
     const auto optimizer = make_optimizer();
@@ -151,14 +235,16 @@ TEST_F(LateParameters, AreNotWaitedForWhileAnExceptionUnwinds) {
     step_with_all_under_way(*optimizer, 2);
     throw std::runtime_error("another rank is gone");
   };
-  EXPECT_THROW(fail(), std::runtime_error);
+  Warnings warnings;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    EXPECT_THROW(fail(), std::runtime_error);
+  }
   EXPECT_EQ(biases(), Biases({1, 1, 2}));
+  ASSERT_EQ(warnings.texts.size(), 1);
+  EXPECT_PRED_FORMAT2(::testing::IsSubstring, "the model has parameters of different steps",
+                      warnings.texts[0]);
 }
-
-struct Warnings : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
 
 TEST_F(LateParameters, ThatDoNotArriveAreNamed) {
   auto optimizer = make_optimizer();
@@ -170,7 +256,10 @@ TEST_F(LateParameters, ThatDoNotArriveAreNamed) {
       "group's timeout, got in rank 0: Connection closed by peer";
   // The third layer's arrive in the step.
   EXPECT_ERROR([&] { step_with_all_under_way(*optimizer, 2); }, missing);
-  EXPECT_ERROR([&] { optimizer->finish_gather(*net_->layers[0]); }, missing);
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_ERROR([&] { optimizer->finish_gather(*net_->layers[0]); }, missing);
+    EXPECT_ERROR([&] { save_weights(::testing::TempDir() + "never", *net_); }, missing);
+  }
   Warnings warnings;
   {
     const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
