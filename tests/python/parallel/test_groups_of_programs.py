@@ -42,7 +42,7 @@ class Pair(dist.ProcessGroup):
             tensors[0].clamp_(min=torch.tensor([self.other, ~self.other]))
         return Done(tensors)
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "pair"
 
     def size(self) -> int:
