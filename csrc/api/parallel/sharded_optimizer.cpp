@@ -80,9 +80,7 @@ std::string refusal_of(const Reducer& reducer, const std::vector<OptimizerParamG
 }
 
 /// What is wrong with modules that are to wait for their parameters; empty: nothing.
-std::string refusal_of(const GatherModules& modules,
-                       const std::vector<OptimizerParamGroup>& groups) {
-  const auto units = units_of(modules, groups);
+std::string refusal_of(const GatherModules& modules, const std::vector<GatherUnit>& units) {
   for (const std::size_t index : c10::irange(modules.size())) {
     const std::string where = c10::str("expected gather_in_forward[", index, "] to ");
     if (modules[index] == nullptr) return where + "be a module, got none.";
@@ -155,10 +153,10 @@ ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
                          const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                          const std::string& refused, const GatherModules& modules,
                          std::optional<BucketSizes> scattered) {
-  const auto& groups = whole.param_groups();
-  const std::string refused_here = refused.empty() ? refusal_of(modules, groups) : refused;
-  shards_ = std::make_shared<Shards>(groups, whole.described_options(), refused_here, group,
-                                     units_of(modules, groups), scattered);
+  const auto units = units_of(modules, whole.param_groups());
+  shards_ = std::make_shared<Shards>(whole.param_groups(), whole.described_options(),
+                                     refused.empty() ? refusal_of(modules, units) : refused, group,
+                                     units, scattered);
 }
 
 // A model whose gradients are split keeps the shards.

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "ops/distributed/process_groups.h"
+
 namespace torchfuse {
 
 namespace {
@@ -25,9 +27,7 @@ constexpr int kFirstTag = (1 << 30) + (1 << 29);
 /// See Note [Staggered messages]. Systems make 70 of it.
 constexpr std::chrono::microseconds kStagger(20);
 
-void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
-  if (work) work->wait();
-}
+using ops::wait_for;
 
 /// Passes on what a rank knows of all, to the ranks 1, 2, 4 and so on places further: after
 /// log2(size) rounds each knows of all. In Gloo's all-reduce threads hand over to threads, which

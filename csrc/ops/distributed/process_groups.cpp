@@ -37,12 +37,14 @@ void fail_collective(c10d::ProcessGroup& group, const std::string& caller,
               " The backend says: ", first_line(failure));
 }
 
+void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
+  if (work) work->wait();
+}
+
 void run_collective(c10d::ProcessGroup& group, const std::string& caller,
                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   try {
-    // A backend may give no Work for what was not started as asynchronous, as NCCL's does since
-    // torch 2.8: the collective is on the current stream, and there is nothing to wait for.
-    if (const auto work = start()) work->wait();
+    wait_for(start());
   } catch (const std::exception& error) {
     fail_collective(group, caller, error);
   }

@@ -112,25 +112,27 @@ def _checked_pairs(pairs: Any, where: str) -> list[tuple[str, int]]:
 def _checked_file(folder: str, name: str, size: int) -> Any:
     path = os.path.join(folder, name)
     where = f"{_READ}: expected {path}"
-    got = _bytes(path)
-    if got == f"{size} bytes":
+    found = size_of(path)
+    if found == size:
         try:
             with open(path, "rb") as file:
                 return read_plain(file, where)
         except FileNotFoundError:
-            got = "none"
+            found = None
+    got = "none" if found is None else f"{found} bytes"
     raise ValueError(
         f"{where} to be a file of {size} bytes, as {INDEX} says, got {got}. Load another "
         "checkpoint, or this one again if it was saved meanwhile."
     )
 
 
-def _bytes(path: str) -> str:
+def size_of(path: StrPath) -> int | None:
+    """Bytes of a file; None: there is none."""
     try:
         found = os.stat(path)
     except OSError:
-        return "none"
-    return f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "none"
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _joined(state: dict[Any, Any], files: list[dict[Any, Any]]) -> dict[Any, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torchfuse
 from torchfuse._checkpoint_file import FORMAT, StrPath, checked_contents, plain_values, write_plain
 from torchfuse.convert._folder_lock import FolderLock
 from torchfuse.convert._old_files import OldFiles, remove_files
-from torchfuse.convert._sharded import INDEX, SHARDED_FORMAT, is_dense
+from torchfuse.convert._sharded import INDEX, SHARDED_FORMAT, is_dense, size_of
 
 _WRITE = "write_sharded_checkpoint"
 
@@ -133,7 +132,7 @@ def _write(
         for rank, of_file in enumerate(files):
             name = f"rank{rank}-{tag}.pt"
             write_plain(folder / name, of_file, _WRITE)
-            written.append((name, _size(folder / name)))
+            written.append((name, size_of(folder / name)))
         lock = FolderLock(folder, _WRITE)
     except BaseException:
         remove_files(folder, [name for name, _ in written])
@@ -186,18 +185,9 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _size(path: Path) -> int | None:
-    """Bytes of a file; None: there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
 def _check_written(folder: Path, written: list[tuple[str, int | None]]) -> None:
     for name, size in written:
-        found = _size(folder / name)
+        found = size_of(folder / name)
         if found != size or size is None:
             expected = "file" if size is None else f"file of {size} bytes"
             got = "none" if found is None else f"{found} bytes"
