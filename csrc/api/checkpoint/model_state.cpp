@@ -30,6 +30,12 @@ void add_tensors(const torch::nn::Module& module, const std::string& prefix, Nam
   }
 }
 
+std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : named) tensors.push_back(tensor);
+  return tensors;
+}
+
 /// What copy_() would refuse, or take without a word, after other objects have been loaded.
 void check_target(const at::Tensor& target, const at::Tensor& saved, const std::string& where) {
   TORCH_CHECK_VALUE(!target.is_inference() || c10::InferenceMode::is_enabled(), where,
@@ -55,9 +61,12 @@ void check_target(const at::Tensor& target, const at::Tensor& saved, const std::
 NamedTensors named_tensors(const torch::nn::Module& module) {
   NamedTensors found;
   add_tensors(module, "", found);
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : found) tensors.push_back(tensor);
-  parallel::finish_gathers_of(tensors);
+  return found;
+}
+
+NamedTensors arrived_tensors(const torch::nn::Module& module) {
+  NamedTensors found = named_tensors(module);
+  parallel::finish_gathers_of(tensors_of(found));
   return found;
 }
 
@@ -65,7 +74,9 @@ std::function<void()> prepare_model(const torch::nn::Module& module, const Dict&
                                     const std::string& where) {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   std::unordered_set<std::string> names;
-  for (const auto& [name, tensor] : named_tensors(module)) {
+  const NamedTensors own = named_tensors(module);
+  parallel::settle_gathers_of(tensors_of(own));
+  for (const auto& [name, tensor] : own) {
     const c10::IValue value = entry(saved, name, where);
     TORCH_CHECK_VALUE(value.isTensor(), where, "['", name, "'] to be a tensor, got a ",
                       type_name(value), ".");

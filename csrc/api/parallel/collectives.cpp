@@ -9,6 +9,7 @@
 #include <torchfuse/missing_ranks.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "api/parallel/rendezvous.h"
@@ -29,6 +30,23 @@ bool exchanges(const c10d::ProcessGroup& group, const c10::Device& device) {
 
 void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();
+}
+
+std::exception_ptr first_error_of(const Works& works) {
+  std::exception_ptr first;
+  for (const auto& work : works) {
+    try {
+      wait_for(work);
+    } catch (const std::exception&) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  return first;
+}
+
+bool have_ended(const Works& works) {
+  return std::all_of(works.begin(), works.end(),
+                     [](const auto& work) { return !work || work->isCompleted(); });
 }
 
 Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string who)
@@ -71,7 +89,7 @@ Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::
 void Collectives::wait(Pending& pending) const {
   const Pending now = std::exchange(pending, {});
   try {
-    for (const auto& work : now.works) wait_for(work);
+    if (const auto error = first_error_of(now.works)) std::rethrow_exception(error);
   } catch (const std::exception& error) {
     fail(now.what, error);
   }
@@ -130,6 +148,7 @@ Pending Collectives::start_all_gather(const at::Tensor& flat, const at::Tensor& 
       pending.works.push_back(target->broadcast(tensors, options));
     }
   } catch (const std::exception& error) {
+    first_error_of(pending.works);
     fail(pending.what, error);
   }
   return pending;

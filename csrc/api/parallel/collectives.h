@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -17,15 +18,22 @@ inline constexpr const char* kDataParallel = "torchfuse::parallel::DistributedDa
 /// nothing left to wait for may give no Work.
 void wait_for(const c10::intrusive_ptr<c10d::Work>& work);
 
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+/// Waits for all of them, since what has begun writes, and returns what the first failure threw.
+std::exception_ptr first_error_of(const Works& works);
+/// Whether none is under way any more.
+bool have_ended(const Works& works);
+
 /// A collective under way. It may consist of several messages.
 struct Pending {
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  Works works;
   std::string what;  ///< for messages
 };
 
 /// A reduce-scatter under way. It holds all memory that the backend reads and writes.
 struct PendingParts {
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  Works works;
   at::Tensor flat;
   at::Tensor own;       ///< this rank's part of the result, once it is complete
   at::Tensor received;  ///< the other ranks' numbers for it, where they are added here

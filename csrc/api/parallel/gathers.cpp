@@ -20,14 +20,65 @@ namespace {
 
 constexpr const char* kGather = "the gather of what each has updated";
 
+/// What was under way when an exception ended its optimizer. It holds no process group, which may
+/// end before it.
+struct LeftBehind {
+  at::Tensor flat;
+  Works works;
+};
+
 struct Remembered {
   std::mutex mutex;
   std::vector<std::weak_ptr<Gathers>> gathers;
+  std::vector<LeftBehind> left_behind;
 };
 
 Remembered& remembered() {
-  static Remembered all;
-  return all;
+  // Never destroyed: at the process's end, what was left behind may still be under way.
+  static auto* const all = new Remembered;
+  return *all;
+}
+
+bool has_alias_of(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.has_storage() && tensor.is_alias_of(flat);
+  });
+}
+
+/// Waits for what was left behind in these tensors; its failure was warned of.
+void settle_left_behind(const std::vector<at::Tensor>& tensors) {
+  Remembered& all = remembered();
+  std::vector<LeftBehind> found;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    for (const LeftBehind& each : all.left_behind) {
+      if (has_alias_of(tensors, each.flat)) found.push_back(each);
+    }
+  }
+  // Without the lock: other threads may be ranks that this one waits for.
+  for (const LeftBehind& each : found) first_error_of(each.works);
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::erase_if(all.left_behind, [&](const LeftBehind& each) {
+    const bool waited = std::any_of(found.begin(), found.end(), [&](const LeftBehind& other) {
+      return other.flat.is_same(each.flat);
+    });
+    // On a GPU a stream has waited, and another one may have to.
+    return have_ended(each.works) || (waited && each.flat.is_cpu());
+  });
+}
+
+/// The gathers of optimizers that are there and have some of these tensors.
+std::vector<std::shared_ptr<Gathers>> gathers_of(const std::vector<at::Tensor>& tensors) {
+  Remembered& all = remembered();
+  std::vector<std::shared_ptr<Gathers>> found;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    for (const auto& each : all.gathers) {
+      if (auto gathers = each.lock()) found.push_back(std::move(gathers));
+    }
+  }
+  std::erase_if(found, [&](const auto& each) { return each->has_left() || !each->has(tensors); });
+  return found;
 }
 
 bool contains(const std::vector<std::size_t>& numbers, std::size_t number) {
@@ -74,29 +125,30 @@ Gathers::Gathers(Collectives collectives, const Partition& partition,
     flats_.push_back({flats[flat], flats[flat].narrow(0, partition.first_of(flat), part), {}, {}});
     if (!waits[flat]) early_.push_back(flat);
   }
+  all_ = early_;
   for (const GatherUnit& unit : units) {
     Waiting waiting{unit.module, {}};
     for (const std::size_t index : unit.members) {
       const std::size_t flat = partition.places()[index].flat;
       if (!waits[flat] || contains(waiting.flats, flat)) continue;
       waiting.flats.push_back(flat);
-      if (!contains(late_, flat)) late_.push_back(flat);
+      if (!contains(all_, flat)) all_.push_back(flat);
     }
     units_.push_back(std::move(waiting));
   }
 }
 
 void Gathers::leave() noexcept {
-  if (std::exchange(left_, true)) return;
+  if (left_.exchange(true)) return;
   const char* const mixed = ": the model has parameters of different steps: ";
   try {
     // An error on its way up may be that other ranks are gone.
     const bool unwinding = std::uncaught_exceptions() > exceptions_;
     if (!unwinding) return finish();
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!is_complete()) {
-      TORCH_WARN(collectives_.who(), mixed, kGather, " was under way when an exception ended it.");
-    }
+    if (is_complete()) return;
+    leave_behind();
+    TORCH_WARN(collectives_.who(), mixed, kGather, " was under way when an exception ended it.");
   } catch (const std::exception& error) {
     try {
       TORCH_WARN(collectives_.who(), mixed, message_of(error));
@@ -108,25 +160,34 @@ void Gathers::leave() noexcept {
 void Gathers::run() {
   const at::NoGradGuard no_grad;
   const std::lock_guard<std::mutex> lock(mutex_);
-  finish(early_);
-  finish(late_);
   if (collectives_.size() == 1) return;
-  for (const auto* order : {&early_, &late_}) {
-    for (const std::size_t index : *order) {
-      Flat& flat = flats_[index];
-      flat.pending = collectives_.start_all_gather(flat.whole, flat.own, kGather);
-    }
-  }
+  start_all();
   for (Waiting& unit : units_) {
     if (!std::exchange(unit.called, false)) finish(unit.flats);
   }
   finish(early_);
 }
 
+void Gathers::start_all() {
+  std::string failure;
+  for (const std::size_t index : all_) {
+    Flat& flat = flats_[index];
+    try {
+      if (failure.empty()) {
+        flat.pending = collectives_.start_all_gather(flat.whole, flat.own, kGather);
+      }
+    } catch (const std::exception& error) {
+      failure = message_of(error);
+    }
+    // Those after it are not begun: other ranks may take one gather for another.
+    flat.failure = failure;
+  }
+  if (!failure.empty()) finish(all_);
+}
+
 void Gathers::finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  finish(early_);
-  finish(late_);
+  finish(all_);
 }
 
 void Gathers::finish(const torch::nn::Module& module) {
@@ -137,63 +198,80 @@ void Gathers::finish(const torch::nn::Module& module) {
     known = unit.called = true;
     finish(unit.flats);
   }
-  TORCH_CHECK_VALUE(known, collectives_.who(),
+  const auto is_copy = [&] {
+    const auto params = module.parameters();
+    return !params.empty() && !has(params);
+  };
+  TORCH_CHECK_VALUE(known || is_copy(), collectives_.who(),
                     "::finish_gather: expected a module of gather_in_forward, got a ",
                     module.name(), " that is none of its ", units_.size(),
                     ". List it when the optimizer is made.");
 }
 
 void Gathers::finish(const std::vector<std::size_t>& flats) {
-  for (const std::size_t flat : flats) finish(flats_[flat]);
+  settle(flats);
+  for (const std::size_t flat : flats) {
+    TORCH_CHECK(flats_[flat].failure.empty(), flats_[flat].failure);
+  }
 }
 
-void Gathers::finish(Flat& flat) {
-  TORCH_CHECK(flat.failure.empty(), flat.failure);
-  // On a GPU a stream waits, and another one may have to wait again.
-  Pending pending = flat.whole.is_cpu() ? std::exchange(flat.pending, {}) : flat.pending;
-  try {
-    collectives_.wait(pending);
-  } catch (const std::exception& error) {
-    flat.failure = message_of(error);
-    throw;
+void Gathers::settle() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  settle(all_);
+}
+
+void Gathers::settle(const std::vector<std::size_t>& flats) {
+  for (const std::size_t index : flats) {
+    Flat& flat = flats_[index];
+    // On a GPU a stream waits, and another one may have to wait again.
+    Pending pending = flat.whole.is_cpu() ? std::exchange(flat.pending, {}) : flat.pending;
+    try {
+      collectives_.wait(pending);
+    } catch (const std::exception& error) {
+      flat.failure = message_of(error);
+    }
   }
 }
 
 bool Gathers::is_complete() const {
   return std::all_of(flats_.begin(), flats_.end(), [](const Flat& flat) {
-    return flat.failure.empty() &&
-           std::all_of(flat.pending.works.begin(), flat.pending.works.end(),
-                       [](const auto& work) { return !work || work->isCompleted(); });
+    return flat.failure.empty() && have_ended(flat.pending.works) &&
+           std::none_of(flat.pending.works.begin(), flat.pending.works.end(),
+                        [](const auto& work) { return work && work->exception() != nullptr; });
   });
 }
 
+void Gathers::leave_behind() {
+  Remembered& all = remembered();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (Flat& flat : flats_) {
+    Pending pending = std::exchange(flat.pending, {});
+    if (have_ended(pending.works)) continue;
+    all.left_behind.push_back({flat.whole, std::move(pending.works)});
+  }
+}
+
 bool Gathers::has(const std::vector<at::Tensor>& tensors) const {
-  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    return tensor.has_storage() && std::any_of(flats_.begin(), flats_.end(), [&](const Flat& flat) {
-             return tensor.is_alias_of(flat.whole);
-           });
-  });
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [&](const Flat& flat) { return has_alias_of(tensors, flat.whole); });
 }
 
 void remember(const std::shared_ptr<Gathers>& gathers) {
   Remembered& all = remembered();
   const std::lock_guard<std::mutex> lock(all.mutex);
   std::erase_if(all.gathers, [](const auto& each) { return each.expired(); });
+  std::erase_if(all.left_behind, [](const LeftBehind& each) { return have_ended(each.works); });
   all.gathers.push_back(gathers);
 }
 
 void finish_gathers_of(const std::vector<at::Tensor>& tensors) {
-  Remembered& all = remembered();
-  std::vector<std::shared_ptr<Gathers>> found;
-  {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    for (const auto& each : all.gathers) {
-      if (auto gathers = each.lock()) found.push_back(std::move(gathers));
-    }
-  }
-  // Without the lock: other threads may be ranks that this one waits for.
-  std::erase_if(found, [&](const auto& gathers) { return !gathers->has(tensors); });
-  for (const auto& gathers : found) gathers->finish();
+  settle_left_behind(tensors);
+  for (const auto& gathers : gathers_of(tensors)) gathers->finish();
+}
+
+void settle_gathers_of(const std::vector<at::Tensor>& tensors) {
+  settle_left_behind(tensors);
+  for (const auto& gathers : gathers_of(tensors)) gathers->settle();
 }
 
 }  // namespace torchfuse::parallel

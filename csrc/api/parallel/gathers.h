@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <atomic>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -41,15 +42,22 @@ class Gathers {
   Gathers& operator=(Gathers&&) = delete;
 
   /// Begins all gathers, in the units' order, and ends those that no unit waits for. A unit that
-  /// has not waited since the last call does not wait: something else reads its parameters.
+  /// has not waited since the last call does not wait: something else reads its parameters. What
+  /// was begun before has been finished.
   void run();
   /// Waits for everything. What has failed once fails again: the parameters are of different steps.
   void finish();
-  /// Waits for the parameters of a unit.
+  /// Waits for the parameters of a unit. A module that has none of the parameters is a copy of one,
+  /// and waits for nothing.
   void finish(const torch::nn::Module& module);
+  /// Waits for everything, whether it fails or not: nothing arrives any more.
+  void settle();
   /// Waits for what is under way, since the model stays when its optimizer goes; not while an
-  /// exception unwinds the stack. Warns of what has not arrived.
+  /// exception unwinds the stack: then whoever uses the parameters next waits. Warns of what has
+  /// not arrived.
   void leave() noexcept;
+  /// Whether the optimizer is gone.
+  bool has_left() const { return left_; }
   /// Whether some of these tensors lie in the flat tensors.
   bool has(const std::vector<at::Tensor>& tensors) const;
 
@@ -58,7 +66,7 @@ class Gathers {
     at::Tensor whole;
     at::Tensor own;
     Pending pending;
-    std::string failure;  ///< of the last wait; empty: none
+    std::string failure;  ///< of the last gather; empty: none
   };
   struct Waiting {
     std::weak_ptr<const torch::nn::Module> module;
@@ -66,23 +74,29 @@ class Gathers {
     bool called = false;
   };
   // With the lock.
+  void start_all();
+  void settle(const std::vector<std::size_t>& flats);
   void finish(const std::vector<std::size_t>& flats);
-  void finish(Flat& flat);
   bool is_complete() const;
+  void leave_behind();
 
   std::mutex mutex_;
   Collectives collectives_;
-  bool left_ = false;
+  std::atomic<bool> left_ = false;
   int exceptions_ = std::uncaught_exceptions();  ///< at construction
   std::vector<Flat> flats_;
   std::vector<Waiting> units_;
   std::vector<std::size_t> early_;  ///< flat tensors that no unit waits for
-  std::vector<std::size_t> late_;   ///< the others, in the units' order
+  std::vector<std::size_t> all_;    ///< these, and the others in the units' order
 };
 
 /// Lets finish_gathers_of() find it, as long as it exists.
 void remember(const std::shared_ptr<Gathers>& gathers);
-/// Waits for tensors that the modules of an optimizer have not waited for yet.
+/// Waits for tensors that are to be read, and that the modules of an optimizer have not waited for
+/// yet.
 void finish_gathers_of(const std::vector<at::Tensor>& tensors);
+/// Waits for tensors that are to be overwritten: nothing arrives any more, and what has failed does
+/// not matter.
+void settle_gathers_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace torchfuse::parallel

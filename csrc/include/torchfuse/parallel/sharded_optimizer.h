@@ -128,7 +128,9 @@ class TORCHFUSE_API ShardedBase {
 /// not waited since the last one. Until then nothing else may use the module's parameters or write
 /// to them: call finish_gather() before torch::save(), a copy of the model, or loading it in place.
 /// Steps, EmaWeights, AveragedModel, Checkpoint, save_weights() and load_weights() wait by
-/// themselves, and so does the end of the optimizer.
+/// themselves, and so does the end of the optimizer. Copies of the modules wait for nothing.
+/// A gather that failed fails again, but in loading: load the model, and make another optimizer
+/// when this one is gone. What calls finish_gather(module) must not outlive the optimizer.
 ///
 /// step(), EmaWeights, swap_ema_(), state_dict(), save() and load() are collectives: all ranks must
 /// call them. finish_gather() is none.

@@ -4,12 +4,17 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/sharded_optimizer.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <chrono>
+#include <exception>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -59,12 +64,21 @@ class LateWork : public c10d::Work {
   explicit LateWork(std::string failure) : failure_(std::move(failure)) {}
   bool wait(std::chrono::milliseconds) override {
     if (arrives) arrives();
-    if (!failure_.empty()) throw std::runtime_error(failure_);
+    if (!failure_.empty()) {
+      end();
+      throw std::runtime_error(failure_);
+    }
     if (received.defined()) received.view(at::kFloat).fill_(value);
     if (sent.defined()) {
       EXPECT_TRUE(torch::equal(sent, copy)) << "changed while it was sent";
     }
+    end();
     return true;
+  }
+
+  /// Somebody may wait for it later, or nobody.
+  void end() {
+    finish(failure_.empty() ? nullptr : std::make_exception_ptr(std::runtime_error(failure_)));
   }
 
   at::Tensor received;
@@ -89,7 +103,10 @@ class Late : public c10d::Backend {
   }
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& options) override {
-    const auto work = c10::make_intrusive<LateWork>(failure);
+    if (refusal && refusal->first-- == 0) throw std::runtime_error(refusal->second);
+    const bool fails = options.rootRank == 1 && !failure.empty() && messages_before_failure-- <= 0;
+    const auto work = c10::make_intrusive<LateWork>(fails ? failure : "");
+    if (ends_at_once && (fails || options.rootRank == 0)) work->end();
     if (options.rootRank == 1) {
       work->received = tensors.at(0);
       work->value = value;
@@ -101,9 +118,64 @@ class Late : public c10d::Backend {
     return work;
   }
 
-  float value = 0;                ///< of all parameters of rank 1 in the next gather
-  std::string failure;            ///< what waiting for the next gather throws
+  float value = 0;                  ///< of all parameters of rank 1 in the next gather
+  std::string failure;              ///< what waiting for the other rank's messages throws
+  int messages_before_failure = 0;  ///< those that arrive all the same
+  bool ends_at_once = false;        ///< what fails or is sent, before somebody waits
+  /// After so many messages the next one throws this when it is begun.
+  std::optional<std::pair<int, std::string>> refusal;
   std::function<void()> arrives;  ///< what waiting for the next gather calls first
+};
+
+using ShardedAdam = parallel::ShardedOptimizer<optim::FusedAdam>;
+
+struct Warnings : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+};
+
+/// A model of which the other rank has parts that arrive late.
+class LateParameters : public ::testing::Test {
+ protected:
+  static constexpr const char* kName = "late";
+
+  void SetUp() override {
+    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
+    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, late_);
+    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group_->setGroupName(kName);
+    c10d::register_process_group(kName, group_);
+  }
+  void TearDown() override { c10d::unregister_process_group(kName); }
+
+  std::unique_ptr<ShardedAdam> make_optimizer() {
+    return std::make_unique<ShardedAdam>(net_->parameters(),
+                                         optim::FusedAdamOptions(0.05).ema_decay(0.5), group_,
+                                         net_->modules({0, 1}));
+  }
+
+  /// A step, and a next forward pass of both modules.
+  void step(ShardedAdam& optimizer, float value) {
+    late_->value = value;
+    set_waves_as_grads(net_->parameters(), 0);
+    optimizer.step();
+  }
+  void step_with_all_under_way(ShardedAdam& optimizer, float value) {
+    for (const std::size_t layer : {0, 1}) optimizer.finish_gather(*net_->layers[layer]);
+    step(optimizer, value);
+  }
+
+  /// Rank 1 has the whole bias of each layer.
+  std::vector<float> biases() const {
+    std::vector<float> found;
+    for (const auto& layer : net_->layers) found.push_back(layer->bias[0].item<float>());
+    return found;
+  }
+  using Biases = std::vector<float>;
+
+  c10::intrusive_ptr<Late> late_ = c10::make_intrusive<Late>();
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  WaitingNet net_;
 };
 
 }  // namespace torchfuse::sharded_testing

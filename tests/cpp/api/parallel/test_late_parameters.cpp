@@ -8,7 +8,6 @@
 #include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/sharded_optimizer.h>
 #include <torchfuse/weights.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <chrono>
 #include <filesystem>
@@ -28,52 +27,8 @@
 namespace torchfuse::sharded_testing {
 namespace {
 
-using optim::FusedAdam;
 using optim::FusedAdamOptions;
-using ShardedAdam = parallel::ShardedOptimizer<FusedAdam>;
 using testing::error_of;
-
-class LateParameters : public ::testing::Test {
- protected:
-  static constexpr const char* kName = "late";
-
-  void SetUp() override {
-    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
-    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, late_);
-    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-    group_->setGroupName(kName);
-    c10d::register_process_group(kName, group_);
-  }
-  void TearDown() override { c10d::unregister_process_group(kName); }
-
-  std::unique_ptr<ShardedAdam> make_optimizer() {
-    return std::make_unique<ShardedAdam>(net_->parameters(), FusedAdamOptions(0.05).ema_decay(0.5),
-                                         group_, net_->modules({0, 1}));
-  }
-
-  /// A step, and a next forward pass of both modules.
-  void step(ShardedAdam& optimizer, float value) {
-    late_->value = value;
-    set_waves_as_grads(net_->parameters(), 0);
-    optimizer.step();
-  }
-  void step_with_all_under_way(ShardedAdam& optimizer, float value) {
-    for (const std::size_t layer : {0, 1}) optimizer.finish_gather(*net_->layers[layer]);
-    step(optimizer, value);
-  }
-
-  /// Rank 1 has the whole bias of each layer.
-  std::vector<float> biases() const {
-    std::vector<float> found;
-    for (const auto& layer : net_->layers) found.push_back(layer->bias[0].item<float>());
-    return found;
-  }
-  using Biases = std::vector<float>;
-
-  c10::intrusive_ptr<Late> late_ = c10::make_intrusive<Late>();
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  WaitingNet net_;
-};
 
 TEST_F(LateParameters, ArriveWhenTheirModuleWaits) {
   const auto optimizer = make_optimizer();
@@ -223,10 +178,30 @@ TEST_F(LateParameters, HaveArrivedForAllThreadsThatWait) {
   EXPECT_EQ(waiting.get(), 2);
 }
 
-struct Warnings : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
+TEST_F(LateParameters, OfOneLayerHaveArrivedForBothThreadsThatWait) {
+  ShardedAdam optimizer(net_->parameters(), FusedAdamOptions(), group_, net_->modules({0, 1, 2}));
+  std::promise<void> begun;
+  std::promise<void> released;
+  std::once_flag once;
+  const auto release = released.get_future().share();
+  const auto wait = [&] {
+    optimizer.finish_gather(*net_->layers[0]);
+    return net_->layers[0]->bias[0].item<float>();
+  };
+  for (const auto& layer : net_->layers) optimizer.finish_gather(*layer);
+  late_->arrives = [&, release] {
+    std::call_once(once, [&] { begun.set_value(); });
+    release.wait();
+  };
+  step(optimizer, 2);
+  auto first = std::async(std::launch::async, wait);
+  begun.get_future().wait();
+  auto second = std::async(std::launch::async, wait);
+  EXPECT_EQ(second.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  released.set_value();
+  EXPECT_EQ(first.get(), 2);
+  EXPECT_EQ(second.get(), 2);
+}
 
 TEST_F(LateParameters, AreNotWaitedForWhileAnExceptionUnwinds) {
   const auto fail = [&] {
