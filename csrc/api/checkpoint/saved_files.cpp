@@ -2,6 +2,7 @@
 #include "api/checkpoint/saved_files.h"
 
 #include <dirent.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,7 +67,7 @@ std::string file_name(std::int64_t rank, const std::string& tag) {
 
 std::optional<std::int64_t> bytes_of(const std::string& path) {
   struct stat found{};
-  if (::stat(path.c_str(), &found) != 0) return std::nullopt;
+  if (::stat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode)) return std::nullopt;
   return found.st_size;
 }
 

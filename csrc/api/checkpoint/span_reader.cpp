@@ -3,12 +3,12 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "api/checkpoint/container.h"
+#include "api/checkpoint/saved_files.h"
 
 namespace torchfuse::checkpoint {
 
@@ -44,11 +44,10 @@ SpanReader::SpanReader(std::string folder, const c10::IValue& files, std::string
     TORCH_CHECK_VALUE(name.find('/') == std::string::npos, index, "names of files beside it, got ",
                       name, ".");
     paths_.push_back(folder_ + "/" + name);
-    struct stat found{};
-    const bool exists = ::stat(paths_.back().c_str(), &found) == 0 && S_ISREG(found.st_mode);
-    const std::string got = exists ? std::to_string(found.st_size) + " bytes" : "none";
-    TORCH_CHECK_VALUE(exists && found.st_size == bytes, caller_, ": expected ", paths_.back(),
-                      " to be a file of ", bytes, " bytes, as index.pt says, got ", got,
+    const auto found = bytes_of(paths_.back());
+    TORCH_CHECK_VALUE(found == bytes, caller_, ": expected ", paths_.back(), " to be a file of ",
+                      bytes, " bytes, as index.pt says, got ",
+                      found ? std::to_string(*found) + " bytes" : "none",
                       ". Load another checkpoint, or this one again if it was saved meanwhile.");
   }
 }
