@@ -9,8 +9,10 @@ part, all at the same time; on GPUs NCCL gathers in place.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,10 +33,28 @@ def begin_gather(
         return []
     if tensor.device.type != "cpu":
         return [dist.all_gather_into_tensor(tensor, parts[rank], group=group, async_op=True)]
-    return [
-        dist.broadcast(part.view(torch.uint8), group=group, group_src=source, async_op=True)
-        for source, part in enumerate(parts)
-    ]
+    works: list[dist.Work] = []
+    try:
+        for source, part in enumerate(parts):
+            data = part.view(torch.uint8)
+            works.append(dist.broadcast(data, group=group, group_src=source, async_op=True))
+    except BaseException:
+        with suppress(RuntimeError):
+            _wait_for(works)
+        raise
+    return works
+
+
+def _wait_for(works: Iterable[dist.Work]) -> None:
+    """Waits for all, also after a failure, which is raised at the end: what has begun writes."""
+    first = None
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def gather(
@@ -47,8 +67,7 @@ def gather(
             timeout.
     """
     with naming(who, f"the gather of {what}", group):
-        for work in begin_gather(tensor, flat, rank, group):
-            work.wait()
+        _wait_for(begin_gather(tensor, flat, rank, group))
 
 
 class Gathers:
@@ -77,6 +96,8 @@ class Gathers:
         self._flats, self._partition, self._group = flats, partition, group
         self._who = type(optimizer).__name__
         self._pending: dict[int, list[dist.Work]] = {}
+        self._failed: dict[int, RuntimeError] = {}
+        self._lock = threading.RLock()  # a collection of garbage may call close() anywhere
         self._runs: list[_Waits] = []
         self._hooks: list[_Waits] = []
         self._handles: list[RemovableHandle] = []
@@ -99,13 +120,14 @@ class Gathers:
     def _watch(self, unit: nn.Module, flats: Sequence[int]) -> None:
         """Registers what waits for these flat tensors."""
         waits, keeps = _Waits(self, flats), _Waits(self, flats)
+        loads = _Waits(self, flats, is_read=False)
         self._runs.append(waits)
-        self._hooks += [waits, keeps]
+        self._hooks += [waits, keeps, loads]
         self._handles += [
             unit.register_forward_pre_hook(waits, prepend=True),
             unit.register_state_dict_pre_hook(keeps),
             # What is loaded would be overwritten by what arrives later.
-            unit.register_load_state_dict_pre_hook(keeps),
+            unit.register_load_state_dict_pre_hook(loads),
         ]
 
     def run(self) -> None:
@@ -118,27 +140,65 @@ class Gathers:
         for waits in self._runs:
             waits.called = False
         early = [flat for flat in range(len(self._flats)) if flat not in self._late]
-        with self._naming():
-            for flat in (*early, *self._late):
-                plan, rank = self._partition.flats[flat], self._partition.rank
-                self._pending[flat] = begin_gather(self._flats[flat], plan, rank, self._group)
+        with self._lock:
+            self._begin((*early, *self._late))
         self.finish((*early, *unseen))
 
+    def _begin(self, flats: Sequence[int]) -> None:
+        """Begins all of them. After a failure those left fail too: ranks may be elsewhere."""
+        not_begun = RuntimeError(
+            f"{self._who}: expected the gather of what each has updated to begin, got an "
+            "interrupt. Load the model from a checkpoint."
+        )
+        self._failed = dict.fromkeys(flats, not_begun)
+        try:
+            for flat in flats:
+                plan, rank = self._partition.flats[flat], self._partition.rank
+                with self._naming():
+                    self._pending[flat] = begin_gather(self._flats[flat], plan, rank, self._group)
+                del self._failed[flat]
+        except RuntimeError as error:
+            self._failed = dict.fromkeys(self._failed, error)
+            self._settle(self._pending)
+            raise
+
     def finish(self, flats: Iterable[int] | None = None) -> None:
-        """Waits for some flat tensors, or for all."""
-        if not self._pending:
+        """Waits for some flat tensors, or for all. What has failed once fails again.
+
+        Raises:
+            RuntimeError: if a part did not arrive: the parameters are of different steps.
+        """
+        if not self._pending and not self._failed:
             return
-        with self._naming():
-            for flat in list(self._pending) if flats is None else flats:
-                for work in self._pending.pop(flat, ()):
-                    work.wait()
+        wanted = range(len(self._flats)) if flats is None else tuple(flats)
+        self.settle(wanted)
+        for flat in wanted:
+            if flat in self._failed:
+                raise self._failed[flat]
+
+    def settle(self, flats: Iterable[int] | None = None) -> None:
+        """Waits for some flat tensors, or for all, whether they arrive or not."""
+        if self._pending:
+            with self._lock:  # what another thread waits for has not arrived either
+                self._settle(range(len(self._flats)) if flats is None else flats)
         if self._closed:
             self.close()
 
+    def _settle(self, flats: Iterable[int]) -> None:
+        for flat in list(flats):
+            try:
+                with self._naming():
+                    _wait_for(self._pending.get(flat, ()))
+            except RuntimeError as error:
+                self._failed[flat] = error
+            # On a GPU a stream waits, and another one may have to wait again.
+            if self._flats[flat].device.type == "cpu":
+                self._pending.pop(flat, None)
+
     def close(self) -> None:
-        """Lets go of the modules of an optimizer that is gone, once nothing is pending."""
+        """Lets go of the modules of an optimizer that is gone, once nothing is under way."""
         self._closed = True
-        if not self._pending:
+        if all(work.is_completed() for works in list(self._pending.values()) for work in works):
             for hook in self._hooks:
                 hook.gathers = None
             # A module may be going through its hooks now.
@@ -170,18 +230,23 @@ class _Waits:
     """A hook of a module. A copy of the module has nothing to wait for."""
 
     # Modules copy the dictionaries of some hooks, which would keep what close() lets go.
-    __slots__ = ("called", "flats", "gathers")
+    __slots__ = ("called", "flats", "gathers", "is_read")
 
-    def __init__(self, gathers: Gathers | None = None, flats: Sequence[int] = ()) -> None:
-        self.gathers, self.flats, self.called = gathers, flats, False
+    def __init__(
+        self, gathers: Gathers | None = None, flats: Sequence[int] = (), is_read: bool = True
+    ) -> None:
+        self.gathers, self.flats, self.called, self.is_read = gathers, flats, False, is_read
 
     def __call__(self, *unused: Any) -> None:
         self.end()
 
     def end(self) -> None:
         self.called = True
-        if self.gathers is not None:
-            self.gathers.finish(self.flats)
+        gathers = self.gathers  # another thread may let them go
+        if gathers is not None and self.is_read:
+            gathers.finish(self.flats)
+        elif gathers is not None:  # what is overwritten may have failed
+            gathers.settle(self.flats)
 
     @classmethod
     def keep_out_of_graphs(cls) -> None:

@@ -78,7 +78,8 @@ class ShardedOptimizer(SplitGradients):
             within the step, as for a module that has not run since the last one. Only the forward
             pass of a module, and of those inside of it, and its state dict may use its parameters
             until then: call :meth:`finish_gather` before anything else does, such as a copy of the
-            model. Run compiled modules after construction first. None: all arrive in the step.
+            model. A gather that failed fails again, but in loading the model. Run compiled modules
+            after construction first. None: all arrive in the step.
         **options: the arguments of `optimizer_class`.
 
     Attributes:
