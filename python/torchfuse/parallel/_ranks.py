@@ -23,6 +23,17 @@ def require_group(who: str) -> None:
         )
 
 
+def require_name(who: str, group: dist.ProcessGroup) -> str:
+    """Returns the name by which native code finds a group; RuntimeError if it has none."""
+    try:
+        return str(group.group_name)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{who}: expected process_group to have a name, by which native code finds it, got a "
+            f"{type(group).__name__} without. Use a group of torch.distributed.new_group()."
+        ) from error
+
+
 def check_parameters(who: str, module: nn.Module) -> None:
     """Rejects parameters that the group cannot reduce, or that differ between its processes."""
     backends = dist.get_backend_config()
@@ -88,11 +99,12 @@ def check_same(
     who, _, compared = expected.partition(": expected ")
     chosen = dist.group.WORLD if group is None else group
     assert chosen is not None
-    with naming(who, f"the comparison of {compared}", chosen):
-        if _is_same(checksum, chosen):
-            return
+    device = device_of_group(chosen)
     everywhere: list[Sequence[str]] = [[] for _ in range(size)]
-    dist.all_gather_object(everywhere, list(_made(descriptions)), group=group)
+    with naming(who, f"the comparison of {compared}", chosen):
+        if _is_same(checksum, chosen, device):
+            return
+        dist.all_gather_object(everywhere, list(_made(descriptions)), group=group)
     rank = next(rank for rank, other in enumerate(everywhere) if other != everywhere[0])
     first, other = _first_difference(everywhere[0], everywhere[rank])
     raise RuntimeError(
@@ -101,9 +113,8 @@ def check_same(
     )
 
 
-def _is_same(number: int, group: dist.ProcessGroup) -> bool:
-    """Whether all ranks have the same number."""
-    device = device_of_group(group)
+def _is_same(number: int, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether all ranks have the same number; the group sends from the device."""
     if type(group) is dist.ProcessGroup:
         return _C.same_on_all_ranks(group.group_name, device, number)
     # A class of a program, which may have no name and no backends.
@@ -131,10 +142,26 @@ def naming(who: str, what: str, group: dist.ProcessGroup | None = None) -> Itera
     except RuntimeError as error:
         group = dist.group.WORLD if group is None else group
         assert group is not None
-        raise type(error)(
+        text = (
             f"{who}: expected all {group.size()} ranks in {what} within the group's timeout, got "
-            f"in rank {group.rank()}: {error}. {_C.describe_missing_ranks(group.group_name)}"
-        ) from error
+            f"in rank {group.rank()}: {error}.{_missing_ranks(group)}"
+        )
+        try:
+            named = type(error)(text)
+        except TypeError:  # a class of a program, which takes more
+            named = RuntimeError(text)
+        raise named from error
+
+
+def _missing_ranks(group: dist.ProcessGroup) -> str:
+    """A sentence on those that do not answer; none of a program's own group, or one destroyed."""
+    if type(group) is not dist.ProcessGroup:
+        return ""
+    try:
+        dist.get_backend_config(group)
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return f" {_C.describe_missing_ranks(group.group_name)}"
 
 
 def device_of_group(group: dist.ProcessGroup | None = None) -> torch.device:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchfuse.optimizers._base import FusedOptimizer
 from torchfuse.optimizers._shards import is_dtensor
-from torchfuse.parallel._ranks import check_same, require_group
+from torchfuse.parallel._ranks import check_same, require_group, require_name
 
 NAME = "ShardedOptimizer"
 
@@ -24,7 +24,7 @@ def checked_group(group: Any) -> dist.ProcessGroup:
     """The group, or the default one for None.
 
     Raises:
-        RuntimeError: there is no process group at all.
+        RuntimeError: there is no process group at all, or it has no name.
         TypeError: it is none of this process.
     """
     require_group(NAME)
@@ -34,6 +34,8 @@ def checked_group(group: Any) -> dist.ProcessGroup:
             f"{NAME}: expected process_group to be a group that this process belongs to, got "
             f"{chosen!r}. Make the optimizer in the processes of the group only."
         )
+    if chosen.size() > 1:
+        require_name(NAME, chosen)
     return chosen
 
 

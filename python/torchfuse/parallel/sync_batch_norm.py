@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchfuse import _C
 from torchfuse._transforms import is_transformed
 from torchfuse.parallel import _repeated_forward
+from torchfuse.parallel._ranks import require_name
 
 # Values that must be the same on all ranks; the message has a number for each dtype.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -214,9 +215,10 @@ class SyncBatchNorm(_BatchNorm):
             )
         if dist.get_world_size(group) == 1:
             return None
-        name: str = group.group_name
-        if not torch.compiler.is_compiling():
-            self._agree(input, name)
+        if torch.compiler.is_compiling():
+            return str(group.group_name)
+        name = require_name(self._caller(), group)
+        self._agree(input, name)
         return name
 
     def _agree(self, input: Tensor, group: str) -> None:
