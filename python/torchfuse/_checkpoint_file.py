@@ -104,13 +104,13 @@ class _Drain:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
 
     def write(self, data: bytes) -> int:
         if self.error is None:
             try:
                 self._file.write(data)
-            except OSError as error:
+            except BaseException as error:  # an interrupt too
                 self.error = error
         return len(data)
 
@@ -147,6 +147,8 @@ def _save(plain: Any, file: _Drain, caller: str) -> None:
     except RuntimeError as error:
         if type(error) is not RuntimeError:  # out of memory
             raise
+        if error.__context__ is not None and not isinstance(error.__context__, Exception):
+            raise error.__context__ from None  # an interrupt, of which torch says something else
         raise ValueError(
             f"{caller}: expected tensors that torch.save writes, got: {error}"
         ) from error

@@ -25,6 +25,8 @@ class FolderLock:
         OSError: if the folder cannot be opened.
     """
 
+    _descriptor = -1
+
     def __init__(self, folder: Path, caller: str, seconds: float = 10.0) -> None:
         try:
             self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -64,8 +66,15 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         self._release()
 
+    def __del__(self) -> None:
+        """Releases the lock where an interrupt came before the `with`."""
+        self._release()
+
     def _release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
         # A process that was forked meanwhile has the descriptor too: closing it is not enough.
         with suppress(OSError):
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        os.close(self._descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -76,3 +76,9 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         with suppress(OSError):
             (folder / name).unlink()
+
+
+def remove_files_of(folder: Path, tag: str) -> None:
+    """Removes what the save with this tag has made, as far as the system lets it."""
+    with suppress(OSError):
+        remove_files(folder, [name for name in os.listdir(folder) if f"-{tag}." in name])

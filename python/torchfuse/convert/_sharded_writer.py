@@ -14,7 +14,7 @@ from torch import Tensor
 import torchfuse
 from torchfuse._checkpoint_file import FORMAT, StrPath, checked_contents, plain_values, write_plain
 from torchfuse.convert._folder_lock import FolderLock
-from torchfuse.convert._old_files import OldFiles, remove_files
+from torchfuse.convert._old_files import OldFiles, remove_files_of
 from torchfuse.convert._sharded import INDEX, SHARDED_FORMAT, is_dense, size_of
 
 _WRITE = "write_sharded_checkpoint"
@@ -128,20 +128,24 @@ def _write(
     _make(folder)
     tag = secrets.token_hex(8)
     written: list[tuple[str, int | None]] = []
+    sharded = {"format": SHARDED_FORMAT, "files": written, "optimizers": optimizers}
+    path, before, has_lock = folder / INDEX, None, False
     try:
         for rank, of_file in enumerate(files):
             name = f"rank{rank}-{tag}.pt"
             write_plain(folder / name, of_file, _WRITE)
             written.append((name, size_of(folder / name)))
-        lock = FolderLock(folder, _WRITE)
+        with FolderLock(folder, _WRITE):
+            before, has_lock = _identity(path), True
+            old_files = OldFiles(folder)
+            _check_written(folder, written)
+            write_plain(path, {"sharded": sharded, "checkpoint": contents}, _WRITE, follow=False)
+            old_files.remove(tag)
     except BaseException:
-        remove_files(folder, [name for name, _ in written])
+        # An index that is in its place needs them: an interrupt may come at any moment.
+        if not has_lock or _identity(path) == before:
+            remove_files_of(folder, tag)
         raise
-    sharded = {"format": SHARDED_FORMAT, "files": written, "optimizers": optimizers}
-    with lock:
-        old_files = OldFiles(folder)
-        _replace_index(folder, {"sharded": sharded, "checkpoint": contents}, written)
-        old_files.remove(tag)
 
 
 def _make(folder: Path) -> None:
@@ -158,22 +162,6 @@ def _make(folder: Path) -> None:
             f"{_WRITE}: could not make the folder {folder}: {error.strerror}. Name one in a folder "
             "that exists and may be written.",
         ) from error
-
-
-def _replace_index(
-    folder: Path, index: dict[str, Any], written: list[tuple[str, int | None]]
-) -> None:
-    """Replaces the index, or removes the files that it would have named."""
-    path = folder / INDEX
-    before = _identity(path)
-    try:
-        _check_written(folder, written)
-        write_plain(path, index, _WRITE, follow=False)
-    except BaseException:
-        # An index that is in its place needs them: an interrupt may come at any moment.
-        if _identity(path) == before:
-            remove_files(folder, [name for name, _ in written])
-        raise
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
