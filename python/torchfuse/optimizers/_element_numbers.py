@@ -80,13 +80,7 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
     """
     if not is_dtensor(param) or all(placement.is_replicate() for placement in param.placements):
         return 0, 0, 0
-    local = param.to_local()
-    if not local.is_contiguous() and not param.is_contiguous():
-        raise ValueError(
-            f"{where} to have its elements in the order of its dimensions for stochastic rounding, "
-            f"got a DTensor of shape {tuple(param.shape)} and strides {param.stride()}. Make the "
-            "tensor contiguous before it is split, or use master_weights=True."
-        )
+    _require_order(param, where)
     splits = _splits(param)
     if splits is not None and not any(splits):
         return 0, 0, 0
@@ -99,16 +93,31 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
             f"for stochastic rounding, got {tuple(param.placements)} of shape "
             f"{tuple(param.shape)}. Use master_weights=True."
         )
-    counts = tuple(part.own for part in known)
+    return numbers if _has_elements(param, tuple(part.own for part in known), where) else (0, 0, 0)
+
+
+def _require_order(param: DTensor, where: str) -> None:
+    """Rejects a whole in another order of memory than that of its dimensions."""
+    if not param.to_local().is_contiguous() and not param.is_contiguous():
+        raise ValueError(
+            f"{where} to have its elements in the order of its dimensions for stochastic rounding, "
+            f"got a DTensor of shape {tuple(param.shape)} and strides {param.stride()}. Make the "
+            "tensor contiguous before it is split, or use master_weights=True."
+        )
+
+
+def _has_elements(param: DTensor, counts: tuple[int, ...], where: str) -> bool:
+    """Whether the local part has any; rejects one that is not contiguous or of another shape."""
+    local = param.to_local()
     if local.numel() == 0 and 0 in counts:
-        return 0, 0, 0
+        return False
     if tuple(local.shape) != counts or not local.is_contiguous():
         raise ValueError(
             f"{where} to have a contiguous local part of shape {counts} for stochastic rounding, "
             f"got shape {tuple(local.shape)} and strides {local.stride()}. Use "
             "master_weights=True."
         )
-    return numbers
+    return True
 
 
 def _splits(param: DTensor) -> list[list[_Split]] | None:
