@@ -379,7 +379,7 @@ package: .venv/.requirements
 demo: prefix
 	$(VENV_PYTHON) examples/python/train_digits.py --export build/demo/digits --out build/demo
 	cmake -S examples/cpp/train_digits -B build/demo/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release \
-	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	  -DCMAKE_PREFIX_PATH=$(PREFIX)
 	cmake --build build/demo/cpp
 	build/demo/cpp/train_digits build/demo/digits
 
@@ -389,7 +389,7 @@ TORCHRUN := OMP_NUM_THREADS=1 $(VENV_PYTHON) -m torch.distributed.run --nproc-pe
 distributed-demo: prefix
 	$(TORCHRUN) examples/python/distributed_digits.py --out build/distributed --precision bf16
 	cmake -S examples/cpp/distributed_digits -B build/distributed/cpp -G Ninja \
-	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(PREFIX)
 	cmake --build build/distributed/cpp
 	$(VENV_PYTHON) examples/python/export_digits.py build/distributed/digits
 	$(TORCHRUN) --no-python build/distributed/cpp/distributed_digits build/distributed/digits \
@@ -407,7 +407,7 @@ sharded-demo: prefix
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) $(SHARDED_LM) --resume --stop-after 200
 	$(TORCHRUN) $(SHARDED_LM) --resume --parallel zero2
 	cmake -S examples/cpp/sharded_lm -B build/sharded_lm -G Ninja -DCMAKE_BUILD_TYPE=Release \
-	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	  -DCMAKE_PREFIX_PATH=$(PREFIX)
 	cmake --build build/sharded_lm
 	$(TORCHRUN) --no-python $(SHARDED_LM_CPP) --stop-after 120
 	OMP_NUM_THREADS=1 $(SHARDED_LM_CPP) --resume --stop-after 200
@@ -430,7 +430,7 @@ images: build build/images/data
 
 images-cpp: prefix build/images/data
 	cmake -S examples/cpp/train_images -B build/images/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release \
-	  -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	  -DCMAKE_PREFIX_PATH=$(PREFIX)
 	cmake --build build/images/cpp
 	@set -e; for precision in $(IMAGES_PRECISIONS); do \
 	  build/images/cpp/train_images build/images/data build/images --precision $$precision; done
@@ -443,7 +443,7 @@ tutorials: prefix
 	@set -e; for name in $(TUTORIALS); do echo "--- $$name"; \
 	  $(VENV_PYTHON) examples/python/$$name.py --out build/tutorials/$$name; done
 	cmake -S examples/cpp/mixed_precision_loop -B build/tutorials/cpp -G Ninja \
-	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(PREFIX) -DPython_EXECUTABLE=$(VENV_PYTHON)
+	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=$(PREFIX)
 	cmake --build build/tutorials/cpp
 	$(VENV_PYTHON) examples/python/export_digits.py build/tutorials/digits
 	build/tutorials/cpp/mixed_precision_loop build/tutorials/digits

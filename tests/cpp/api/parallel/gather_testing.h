@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -104,8 +105,10 @@ class Late : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& options) override {
     if (refusal && refusal->first-- == 0) throw std::runtime_error(refusal->second);
-    const bool fails = options.rootRank == 1 && !failure.empty() && messages_before_failure-- <= 0;
+    const bool fails =
+        options.rootRank == failing && !failure.empty() && messages_before_failure-- <= 0;
     const auto work = c10::make_intrusive<LateWork>(fails ? failure : "");
+    begun.push_back(work);
     if (ends_at_once && (fails || options.rootRank == 0)) work->end();
     if (options.rootRank == 1) {
       work->received = tensors.at(0);
@@ -119,12 +122,14 @@ class Late : public c10d::Backend {
   }
 
   float value = 0;                  ///< of all parameters of rank 1 in the next gather
-  std::string failure;              ///< what waiting for the other rank's messages throws
+  std::string failure;              ///< what waiting for messages of `failing` throws
+  std::int64_t failing = 1;         ///< a rank
   int messages_before_failure = 0;  ///< those that arrive all the same
   bool ends_at_once = false;        ///< what fails or is sent, before somebody waits
   /// After so many messages the next one throws this when it is begun.
   std::optional<std::pair<int, std::string>> refusal;
   std::function<void()> arrives;  ///< what waiting for the next gather calls first
+  std::vector<c10::intrusive_ptr<LateWork>> begun;
 };
 
 using ShardedAdam = parallel::ShardedOptimizer<optim::FusedAdam>;

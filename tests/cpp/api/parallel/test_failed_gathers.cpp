@@ -58,6 +58,7 @@ TEST_F(FailedGathers, ThatWereNotBegunFailAgain) {
   EXPECT_ERROR([&] { step_with_all_under_way(*optimizer, 2); }, "got in rank 0: no memory");
   late_->refusal.reset();
   EXPECT_EQ(biases(), Biases({1, 1, 2})) << "what was begun has arrived, and nothing else";
+  for (const auto& work : late_->begun) EXPECT_TRUE(work->isCompleted());
   EXPECT_ERROR([&] { save_weights(path_, *net_); }, "got in rank 0: no memory");
   EXPECT_ERROR([&] { optimizer->finish_gather(*net_->layers[1]); }, "got in rank 0: no memory");
   EXPECT_ERROR([&] { step(*optimizer, 3); }, "got in rank 0: no memory");
@@ -70,6 +71,17 @@ TEST_F(FailedGathers, LetTheOthersArrive) {
   EXPECT_ERROR([&] { optimizer->finish_gather(); }, kClosed);
   EXPECT_EQ(biases(), Biases({2, 1, 2}));
   EXPECT_ERROR([&] { const optim::AveragedModel averaged(*net_->layers[1]); }, kClosed);
+}
+
+TEST_F(FailedGathers, OfOnePartLetTheOtherPartArrive) {
+  const auto optimizer = make_optimizer();
+  step(*optimizer, 1);
+  late_->failure = kClosed;
+  late_->failing = 0;
+  EXPECT_ERROR([&] { step_with_all_under_way(*optimizer, 2); }, kClosed);
+  EXPECT_EQ(biases(), Biases({1, 1, 2}));
+  EXPECT_ERROR([&] { optimizer->finish_gather(); }, kClosed);
+  EXPECT_EQ(biases(), Biases({2, 2, 2}));
 }
 
 TEST_F(FailedGathers, LetTheModelBeLoaded) {
