@@ -58,13 +58,8 @@ void settle_left_behind(const std::vector<at::Tensor>& tensors) {
   // Without the lock: other threads may be ranks that this one waits for.
   for (const LeftBehind& each : found) first_error_of(each.works);
   const std::lock_guard<std::mutex> lock(all.mutex);
-  std::erase_if(all.left_behind, [&](const LeftBehind& each) {
-    const bool waited = std::any_of(found.begin(), found.end(), [&](const LeftBehind& other) {
-      return other.flat.is_same(each.flat);
-    });
-    // On a GPU a stream has waited, and another one may have to.
-    return have_ended(each.works) || (waited && each.flat.is_cpu());
-  });
+  // On a GPU a stream has waited, and another one may have to.
+  std::erase_if(all.left_behind, [](const LeftBehind& each) { return have_ended(each.works); });
 }
 
 /// The gathers of optimizers that are there and have some of these tensors.
