@@ -185,15 +185,15 @@ class Gathers:
             self.close()
 
     def _settle(self, flats: Iterable[int]) -> None:
-        for flat in list(flats):
+        for flat in [each for each in flats if each in self._pending]:
             try:
                 with self._naming():
-                    _wait_for(self._pending.get(flat, ()))
+                    _wait_for(self._pending[flat])
             except RuntimeError as error:
                 self._failed[flat] = error
             # On a GPU a stream waits, and another one may have to wait again.
             if self._flats[flat].device.type == "cpu":
-                self._pending.pop(flat, None)
+                del self._pending[flat]
 
     def close(self) -> None:
         """Lets go of the modules of an optimizer that is gone, once nothing is under way."""

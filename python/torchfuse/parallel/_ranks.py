@@ -100,10 +100,10 @@ def check_same(
     chosen = dist.group.WORLD if group is None else group
     assert chosen is not None
     device = device_of_group(chosen)
-    everywhere: list[Sequence[str]] = [[] for _ in range(size)]
     with naming(who, f"the comparison of {compared}", chosen):
         if _is_same(checksum, chosen, device):
             return
+        everywhere: list[Sequence[str]] = [[] for _ in range(size)]
         dist.all_gather_object(everywhere, list(_made(descriptions)), group=group)
     rank = next(rank for rank, other in enumerate(everywhere) if other != everywhere[0])
     first, other = _first_difference(everywhere[0], everywhere[rank])

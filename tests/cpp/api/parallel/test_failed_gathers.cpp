@@ -35,14 +35,14 @@ class FailedGathers : public LateParameters {
     LateParameters::TearDown();
   }
 
-  /// The optimizer after a step, and the error of a second one of which the first layer's message
-  /// arrives and the second's fails.
+  /// An optimizer whose second step is under way: the first layer's message arrives, the second's
+  /// fails.
   std::unique_ptr<ShardedAdam> failed_optimizer() {
     auto optimizer = make_optimizer();
     step(*optimizer, 1);
     late_->failure = kClosed;
-    late_->messages_before_failure =
-        2;  // of the third layer, which nobody waits for, and the first
+    // Those of the third layer, for which the step waits, and of the first.
+    late_->messages_before_failure = 2;
     step_with_all_under_way(*optimizer, 2);
     return optimizer;
   }
