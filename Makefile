@@ -53,9 +53,10 @@ endif
   aarch64-is-here test-aarch64 results-of-aarch64 results-of-kernels \
   test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
   test-mutations test-newest-torch test-pretended-cuda test-consumer-whole \
-  all-needed check test-all test-headers test-headers-in-turn test-mutations-in-turn \
-  test-packaging test-python test-python-quick \
+  all-needed check test-all test-headers test-packaging test-python test-python-quick \
   test-python-whole test-some-on-pretended-cuda \
+  test-consumer-in-turn test-headers-in-turn test-mutations-in-turn test-newest-torch-in-turn \
+  test-python-whole-in-turn \
   test-torch test-tsan test-types test-under-load test-walkthrough tutorials
 
 help:
@@ -157,9 +158,10 @@ CHECK_LANES := test-layers test-types test-cpp test-python-quick
 TEST_LANES := test-layers test-types test-api test-python test-asan test-consumer \
   test-some-on-pretended-cuda
 # The first one makes what all need.
-ALL_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs test-consumer-whole \
-  test-python-whole test-integrations coverage test-packaging test-newest-torch \
-  test-pretended-cuda test-walkthrough test-tsan test-headers-in-turn test-mutations-in-turn
+ALL_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs \
+  test-consumer-in-turn test-python-whole-in-turn test-integrations coverage test-packaging \
+  test-newest-torch-in-turn test-pretended-cuda test-walkthrough test-tsan test-headers-in-turn \
+  test-mutations-in-turn
 
 check:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(CHECK_LANES)
@@ -189,13 +191,15 @@ test-headers: build
 
 # Of proofs that cost much, `make test-all` has a part, and at the next commit another one.
 TURN = $(or $(shell git rev-list --count HEAD 2>/dev/null),0)
+# Of so many parts of the lines of a pipe, the one whose turn it is.
+in_turn = awk 'NR % $(1) == $(TURN) % $(1)'
 VERIFY := torchfuse_verify_interface_header_sets
 
 # A third of the public headers, and all of the kernels'.
 test-headers-in-turn: build
 	cmake --build $(BUILD) --target torchfuse_kernels_verify_interface_header_sets \
 	  $$(ninja -C $(BUILD) -t targets all | sed -n 's|^\(.*/$(VERIFY).dir/.*\.o\): .*|\1|p' | sort \
-	    | awk 'NR % 3 == $(TURN) % 3')
+	    | $(call in_turn,3))
 
 # Two processes, each with whole files. Threads that wait for work do not spin: they share two cores
 # with the tests.
@@ -220,6 +224,10 @@ test-python-quick: test-python
 # All combinations of what the generated tests vary; test-python takes every pair of values once.
 test-python-whole: PYTEST_ARGS += --combinations=all
 test-python-whole: test-python
+
+# Eight processes share two cores: a fourth of their cases.
+test-python-whole-in-turn: export TORCHFUSE_TURN = $(TURN)
+test-python-whole-in-turn: test-python-whole
 
 # What several processes or threads do together, twenty times beside work that keeps all cores busy.
 UNDER_LOAD := tests/python/parallel tests/python/optimizers/test_dtensor.py \
@@ -303,8 +311,8 @@ test-mutations: .venv/.requirements
 	$(VENV_PYTHON) -m pytest tests/mutations -m small_set $(PYTEST_ARGS)
 
 # Half of them.
-test-mutations-in-turn:
-	TORCHFUSE_MUTATIONS_TURN=$(TURN) $(MAKE) --no-print-directory test-mutations
+test-mutations-in-turn: export TORCHFUSE_TURN = $(TURN)
+test-mutations-in-turn: test-mutations
 
 # Every line of the CUDA kernels is executed by the tests of test-asan; one that cannot be says
 # GCOVR_EXCL_LINE, and why.
@@ -328,13 +336,19 @@ test-host-path: build
 	$(VENV_PYTHON) benchmarks/host_path.py --check
 
 # The C++ package as a program finds it: that of the README.
-CONSUMER := readme find_package messages symbols
+CONSUMER := $(patsubst %,tests/packaging/cpp/test_%.py,readme find_package messages symbols)
 test-consumer: build
-	$(VENV_PYTHON) -m pytest $(CONSUMER:%=tests/packaging/cpp/test_%.py) $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest $(CONSUMER) $(PYTEST_ARGS)
 
 # Every program and example, and built without Python, as an archive and in a subdirectory.
 test-consumer-whole: build
 	$(VENV_PYTHON) -m pytest tests/packaging/cpp $(PYTEST_ARGS)
+
+# Half of what this adds.
+REST_OF_CONSUMER = $(filter-out $(CONSUMER),$(sort $(wildcard tests/packaging/cpp/test_*.py)))
+test-consumer-in-turn: build
+	$(VENV_PYTHON) -m pytest $(CONSUMER) \
+	  $$(printf '%s\n' $(REST_OF_CONSUMER) | $(call in_turn,2)) $(PYTEST_ARGS)
 
 # Every way to install the Python package, into environments below build/packaging, and the machine code
 # that `pip install` made.
@@ -344,6 +358,8 @@ test-packaging: .venv/.requirements-packaging
 	  --library build/packaging/checkout/build/*-release/csrc/libtorchfuse.so
 
 # Builds with another torch, in an environment of its own, and runs the tests that depend on torch.
+FILES_OF_TORCH = find tests/python -name 'test_*.py' ! -name 'test_packaging_*' \
+  ! -path 'tests/python/tools/*' | LC_ALL=C sort
 test-torch:
 	@test -n "$(VERSION)" || { echo "make test-torch: expected VERSION=2.15.0, got none"; exit 2; }
 	$(MAKE) --no-print-directory build/torch-$(VERSION)/.requirements
@@ -354,10 +370,15 @@ test-torch:
 	  --no-tests=error
 	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake \
 	  $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) --combinations=values \
-	  --ignore tests/python/tools --ignore-glob '*/test_packaging_*' $(PYTEST_ARGS)
+	  $$($(FILES_OF_TORCH)) $(PYTEST_ARGS)
 
 test-newest-torch:
 	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH)
+
+# All of C++, and a third of the files in Python.
+test-newest-torch-in-turn:
+	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH) \
+	  FILES_OF_TORCH="$(FILES_OF_TORCH) | $(call in_turn,3)"
 
 # Other people's training loops with our scaler and optimizers.
 test-integrations: build/integrations/.requirements build

@@ -41,10 +41,10 @@ NEEDS = {
 }
 #: Folders that one lane makes and no other reads.
 OWN_FOLDERS = {
-    "test-consumer-whole": ["build/consumer", "build/libtorch-build", "build/subdirectory"],
+    "test-consumer-in-turn": ["build/consumer", "build/libtorch-build", "build/subdirectory"],
     "test-integrations": ["build/integrations"],
     "test-packaging": ["build/packaging"],
-    "test-newest-torch": ["build/torch-*"],
+    "test-newest-torch-in-turn": ["build/torch-*"],
 }
 A_YEAR = 365 * 24 * 60
 

@@ -12,7 +12,6 @@ drops a bounds check. The tests that it names pass without it and must fail with
 from __future__ import annotations
 
 import functools
-import os
 import re
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import mutants
 import pytest
 from mutants import Mutation
 from source_copy import source_files, write_tree
+from support.turns import in_turn
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,10 +58,8 @@ def examine(mutation: Mutation) -> str:
 
 
 def small_set() -> set[str]:
-    """Those of continuous integration; every second of them where a turn is given."""
-    names = [mutation.name for mutation in mutants.load() if mutation.ci]
-    turn = os.environ.get("TORCHFUSE_MUTATIONS_TURN")
-    return set(names if turn is None else names[int(turn) % 2 :: 2])
+    """Those of continuous integration; half of them where they take turns."""
+    return set(in_turn([mutation.name for mutation in mutants.load() if mutation.ci], 2))
 
 
 SMALL_SET = small_set()

@@ -7,12 +7,12 @@ The optimizer alone: gradients are placed like their parameters, so nothing but 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support.cases import MOST_RANKS, parametrize_by_ranks, run_cases
+from support.cases import Found, cases_by_ranks, once, parametrize_by_ranks, run_cases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -78,6 +78,7 @@ CASES = {
     for name in (*ELEMENTWISE, *LAYERWISE)
     for options in OPTIONS
 }
+NEEDED = {key: LAYOUTS[layout][1] for key, (layout, _, _) in CASES.items()}
 
 
 def values(dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -117,19 +118,15 @@ Trained = Callable[[int], dict[str, list[Any]]]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" in metafunc.fixturenames:
-        needed = {name: LAYOUTS[case[0]][1] for name, case in CASES.items()}
-        parametrize_by_ranks(metafunc, "key", needed)
+        parametrize_by_ranks(metafunc, "key", NEEDED)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    @cache
-    def on(ranks: int) -> dict[str, list[Any]]:
-        cases = {
-            key: partial(train_placed, ranks, key)
-            for key, case in CASES.items()
-            if ranks in (LAYOUTS[case[0]][1], MOST_RANKS)
-        }
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    @once
+    def on(ranks: int) -> Found:
+        keys = cases_by_ranks(request.config, NEEDED)[ranks]
+        cases = {key: partial(train_placed, ranks, key) for key in keys}
         return run_cases(tmp_path_factory.mktemp("meshes"), ranks, cases)
 
     return on

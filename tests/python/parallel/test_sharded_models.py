@@ -7,12 +7,12 @@ Gradients are summed in other orders than on one rank, so results agree to round
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support.cases import MOST_RANKS, parametrize_by_ranks, run_cases
+from support.cases import Found, cases_by_ranks, once, parametrize_by_ranks, run_cases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -144,6 +144,7 @@ TRAININGS: dict[str, tuple[str, torch.dtype, dict[str, Any], bool]] = {
     ),
 }
 CASES = {f"{wrap}, {key}": (wrap, key) for wrap in WRAPS for key in TRAININGS}
+NEEDED = {name: WRAPS[wrap][1] for name, (wrap, _) in CASES.items()}
 
 
 #: What each rank has in the end, by case; called with the number of ranks.
@@ -152,8 +153,7 @@ Trained = Callable[[int], dict[str, list[Any]]]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" in metafunc.fixturenames:
-        needed = {name: WRAPS[case[0]][1] for name, case in CASES.items()}
-        parametrize_by_ranks(metafunc, "case", needed)
+        parametrize_by_ranks(metafunc, "case", NEEDED)
 
 
 def train(
@@ -192,14 +192,11 @@ def train_wrapped(ranks: int, wrap: str, key: str, rank: int) -> dict[str, list[
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    @cache
-    def on(ranks: int) -> dict[str, list[Any]]:
-        cases = {
-            name: partial(train_wrapped, ranks, *case)
-            for name, case in CASES.items()
-            if ranks in (WRAPS[case[0]][1], MOST_RANKS)
-        }
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    @once
+    def on(ranks: int) -> Found:
+        names = cases_by_ranks(request.config, NEEDED)[ranks]
+        cases = {name: partial(train_wrapped, ranks, *CASES[name]) for name in names}
         return run_cases(tmp_path_factory.mktemp("models"), ranks, cases)
 
     return on

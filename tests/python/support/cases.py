@@ -12,32 +12,65 @@ import pytest
 import torch
 
 from support.processes import join_group, leave_group, need_devices, run_ranks
+from support.turns import in_turn
 
 #: Called with the rank; returns tensors, numbers and texts, in lists or dicts.
 Case = Callable[[int], Any]
 #: Called with the rank, the number of ranks and a folder, and with the device if it is not the CPU.
 Join = Callable[..., None]
+#: What each rank returned, by case.
+Found = dict[str, list[Any]]
 
 
 #: What a run of all combinations tries beside the ranks that a case needs.
 MOST_RANKS = 8
 
 
+def cases_by_ranks(config: pytest.Config, needed: Mapping[str, int]) -> dict[int, list[str]]:
+    """Each case on the ranks that it needs, and in a run of all combinations on MOST_RANKS too.
+
+    There, where they take turns, a fourth of them: processes that share cores cost minutes.
+    """
+    found: dict[int, list[str]] = {}
+    for name, least in needed.items():
+        found.setdefault(least, []).append(name)
+    if config.getoption("--combinations") == "all":
+        found.setdefault(MOST_RANKS, []).extend(in_turn(list(needed), 4))
+    return found
+
+
 def parametrize_by_ranks(
     metafunc: pytest.Metafunc, argument: str, needed: Mapping[str, int]
 ) -> None:
-    """Each case on the ranks that it needs, and in a run of all combinations on MOST_RANKS too.
+    """The numbers of ranks and their cases as parameters.
 
     A fixture cannot take the number of ranks as its parameter: pytest mixes them, and makes the
     fixture anew at each change.
     """
-    every = metafunc.config.getoption("--combinations") == "all"
-    pairs = [
-        (ranks, name)
-        for name, least in needed.items()
-        for ranks in ((least, MOST_RANKS) if every else (least,))
-    ]
+    found = cases_by_ranks(metafunc.config, needed)
+    pairs = [(ranks, name) for ranks, names in found.items() for name in names]
     metafunc.parametrize(("ranks", argument), pairs)
+
+
+def once(run: Callable[[int], Found]) -> Callable[[int], Found]:
+    """Runs once for each number of ranks, and raises again what it raised.
+
+    A group that fails may take minutes: it must not fail so for each of its cases.
+    """
+    done: dict[int, Found | Exception] = {}
+
+    def on(ranks: int) -> Found:
+        if ranks not in done:
+            try:
+                done[ranks] = run(ranks)
+            except Exception as error:
+                done[ranks] = error
+        found = done[ranks]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return on
 
 
 def _run(
@@ -59,8 +92,8 @@ def run_cases(
     cases: Mapping[str, Case],
     join: Join = join_group,
     device: str = "cpu",
-    seconds: float = 240.0,
-) -> dict[str, list[Any]]:
+    seconds: float = 600.0,
+) -> Found:
     """Runs the cases in turn in all processes; what each returned, by name and rank, on the CPU.
 
     The processes are ended if they take too long or one of them raises.

@@ -94,7 +94,7 @@ def test_what_no_other_lane_reads_is_removed(
         monkeypatch.setenv("LANES_SPARE_DISK", spared)
         for folder in ("dev", "torch-2.99.0/lib", "torch-2.98.0", "packaging"):
             (tmp_path / "build" / folder).mkdir(parents=True, exist_ok=True)
-        assert run_lanes.main(["--name", "some", "docs", "test-newest-torch"]) == 0
+        assert run_lanes.main(["--name", "some", "docs", "test-newest-torch-in-turn"]) == 0
         left = {path.name for path in (tmp_path / "build").iterdir()}
         assert left == {"dev", "packaging"} | (
             set() if spared else {"torch-2.99.0", "torch-2.98.0"}
@@ -133,16 +133,18 @@ def test_every_test_target_is_a_lane_of_all() -> None:
         "test-all": "test-cpp",
         "test-api": "test-cpp",
         "test-asan": "coverage",
-        "test-consumer": "test-consumer-whole",
+        "test-consumer": "test-consumer-in-turn",
+        "test-consumer-whole": "test-consumer-in-turn",
         "test-cubins": "test-packaging",
         "test-headers": "test-headers-in-turn",
         "test-mutations": "test-mutations-in-turn",
-        "test-newest-torch": "test-newest-torch",
-        "test-python": "test-python-whole",
-        "test-python-quick": "test-python-whole",
+        "test-newest-torch": "test-newest-torch-in-turn",
+        "test-python": "test-python-whole-in-turn",
+        "test-python-quick": "test-python-whole-in-turn",
+        "test-python-whole": "test-python-whole-in-turn",
         "test-some-on-pretended-cuda": "test-pretended-cuda",
-        "test-torch": "test-newest-torch",
-        "test-under-load": "test-python-whole",
+        "test-torch": "test-newest-torch-in-turn",
+        "test-under-load": "test-python-whole-in-turn",
     }
     proofs = {target for target in TARGETS if target.startswith("test")}
     proofs |= {"lint", "docs", "coverage"}
