@@ -57,7 +57,7 @@ endif
   test-python-whole test-some-on-pretended-cuda \
   test-consumer-in-turn test-headers-in-turn test-mutations-in-turn test-newest-torch-in-turn \
   test-python-whole-in-turn \
-  test-torch test-tsan test-types test-under-load test-walkthrough tutorials
+  build-for-torch test-torch test-torch-cpp test-torch-python test-tsan test-types test-under-load test-walkthrough tutorials
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
@@ -357,17 +357,25 @@ test-packaging: .venv/.requirements-packaging
 	$(VENV_PYTHON) tools/check_cubins.py \
 	  --library build/packaging/checkout/build/*-release/csrc/libtorchfuse.so
 
-# Builds with another torch, in an environment of its own, and runs the tests that depend on torch.
-FILES_OF_TORCH = find tests/python -name 'test_*.py' ! -name 'test_packaging_*' \
-  ! -path 'tests/python/tools/*' | LC_ALL=C sort
-test-torch:
+# With another torch, in an environment of its own.
+build-for-torch:
 	@test -n "$(VERSION)" || { echo "make test-torch: expected VERSION=2.15.0, got none"; exit 2; }
 	$(MAKE) --no-print-directory build/torch-$(VERSION)/.requirements
 	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake CMAKE_ARGS="--preset $(PRESET) $(CMAKE_ARGS)" \
 	  $(TORCH_ENV)/bin/python -m pip install --verbose --no-build-isolation --no-deps .
-	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_api_tests torchfuse_programs
+
+# The tests that depend on torch.
+test-torch: test-torch-cpp test-torch-python
+
+test-torch-cpp: build-for-torch
+	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_api_tests
 	GTEST_BRIEF=1 $(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)-cmake -L api --verbose \
 	  --no-tests=error
+
+FILES_OF_TORCH = find tests/python -name 'test_*.py' ! -name 'test_packaging_*' \
+  ! -path 'tests/python/tools/*' | LC_ALL=C sort
+test-torch-python: build-for-torch
+	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_programs
 	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake \
 	  $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) --combinations=values \
 	  $$($(FILES_OF_TORCH)) $(PYTEST_ARGS)
@@ -375,10 +383,11 @@ test-torch:
 test-newest-torch:
 	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH)
 
-# All of C++, and a third of the files in Python.
+# C++, or a third of the files in Python.
 test-newest-torch-in-turn:
-	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH) \
-	  FILES_OF_TORCH="$(FILES_OF_TORCH) | $(call in_turn,3)"
+	@$(MAKE) --no-print-directory VERSION=$(NEWEST_TORCH) \
+	  FILES_OF_TORCH="$(FILES_OF_TORCH) | $(call in_turn,3)" \
+	  test-torch-$$(printf 'cpp\npython\n' | $(call in_turn,2))
 
 # Other people's training loops with our scaler and optimizers.
 test-integrations: build/integrations/.requirements build

@@ -207,3 +207,22 @@ def test_peers_alone_have_nothing_to_compare(
     assert host_path.main(["--peers", "--only", "torch fused AdamW/400", action]) == 2
     assert "expected a row with a baseline, got peers alone" in capsys.readouterr().out
     assert committed.read_text() == before
+
+
+@pytest.mark.parametrize("processors", [None, 1, 2, 3, 64])
+def test_programs_that_count_at_once_return_the_rows_in_their_order(
+    processors: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = host_path.selected()
+    names = [row.name for row in rows]
+    counted: list[list[str]] = []
+
+    def count_alone(part: list[host_path.Row]) -> list[str]:
+        counted.append([row.name for row in part])
+        return counted[-1]
+
+    monkeypatch.setattr(host_path, "count_alone", count_alone)
+    monkeypatch.setattr(host_path.os, "cpu_count", lambda: processors)
+    assert host_path.count(rows) == names
+    assert len(counted) == min(processors or 1, len(names))
+    assert max(map(len, counted)) - min(map(len, counted)) <= 1

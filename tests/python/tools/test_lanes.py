@@ -144,6 +144,8 @@ def test_every_test_target_is_a_lane_of_all() -> None:
         "test-python-whole": "test-python-whole-in-turn",
         "test-some-on-pretended-cuda": "test-pretended-cuda",
         "test-torch": "test-newest-torch-in-turn",
+        "test-torch-cpp": "test-newest-torch-in-turn",
+        "test-torch-python": "test-newest-torch-in-turn",
         "test-under-load": "test-python-whole-in-turn",
     }
     proofs = {target for target in TARGETS if target.startswith("test")}
