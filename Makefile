@@ -67,7 +67,7 @@ help:
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
 	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
-	@echo "make test-all        everything below too, as in CI: about an hour"
+	@echo "make test-all        the parts below too, of the longest a share, as in CI: about an hour"
 	@echo "make test-cpp | test-api | test-python | test-asan | test-tsan | test-layers | test-consumer"
 	@echo "make test-types      mypy and stubtest"
 	@echo "make test-host-path  instructions of optimizer steps against a baseline (needs valgrind)"
