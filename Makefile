@@ -344,11 +344,11 @@ test-consumer: build
 test-consumer-whole: build
 	$(VENV_PYTHON) -m pytest tests/packaging/cpp $(PYTEST_ARGS)
 
-# Half of what this adds.
+# A third of what this adds.
 REST_OF_CONSUMER = $(filter-out $(CONSUMER),$(sort $(wildcard tests/packaging/cpp/test_*.py)))
 test-consumer-in-turn: build
 	$(VENV_PYTHON) -m pytest $(CONSUMER) \
-	  $$(printf '%s\n' $(REST_OF_CONSUMER) | $(call in_turn,2)) $(PYTEST_ARGS)
+	  $$(printf '%s\n' $(REST_OF_CONSUMER) | $(call in_turn,3)) $(PYTEST_ARGS)
 
 # Every way to install the Python package, into environments below build/packaging, and the machine code
 # that `pip install` made.
