@@ -57,7 +57,8 @@ endif
   test-python-whole test-some-on-pretended-cuda \
   test-consumer-in-turn test-headers-in-turn test-mutations-in-turn test-newest-torch-in-turn \
   test-python-whole-in-turn \
-  build-for-torch test-torch test-torch-cpp test-torch-python test-tsan test-types test-under-load test-walkthrough tutorials
+  build-for-torch test-torch test-torch-cpp test-torch-python \
+  test-tsan test-types test-under-load test-walkthrough tutorials
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"

@@ -105,7 +105,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     disk = sum(o.disk_bytes for o in outcomes)
     total = Outcome("together", f"{passed} of {len(outcomes)} passed", cpu, wall, disk)
     return "\n".join(
-        f"lane {o.lane:20} {o.cpu_seconds:7.0f} CPU-s {o.disk_bytes / 1e9:+6.1f} GB "
+        f"lane {o.lane:25} {o.cpu_seconds:7.0f} CPU-s {o.disk_bytes / 1e9:+6.1f} GB "
         f"{o.wall_seconds / 60:6.1f} min  {o.result}"
         for o in (*outcomes, total)
     )

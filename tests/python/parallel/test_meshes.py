@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import Found, cases_by_ranks, once, parametrize_by_ranks, run_cases
+from support.cases import Found, Trained, cases_by_ranks, once, parametrize_by_ranks, run_cases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -110,10 +110,6 @@ def train_placed(ranks: int, key: str, rank: int) -> list[Tensor]:
         return value.clone() if where is None else distribute_tensor(value, *where)
 
     return [param.detach() for param in train(name, options, place)]
-
-
-#: What each rank has in the end, by case; called with the number of ranks.
-Trained = Callable[[int], dict[str, list[Any]]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

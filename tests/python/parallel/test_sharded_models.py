@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import Found, cases_by_ranks, once, parametrize_by_ranks, run_cases
+from support.cases import Found, Trained, cases_by_ranks, once, parametrize_by_ranks, run_cases
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -145,10 +145,6 @@ TRAININGS: dict[str, tuple[str, torch.dtype, dict[str, Any], bool]] = {
 }
 CASES = {f"{wrap}, {key}": (wrap, key) for wrap in WRAPS for key in TRAININGS}
 NEEDED = {name: WRAPS[wrap][1] for name, (wrap, _) in CASES.items()}
-
-
-#: What each rank has in the end, by case; called with the number of ranks.
-Trained = Callable[[int], dict[str, list[Any]]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

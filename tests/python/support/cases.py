@@ -20,6 +20,8 @@ Case = Callable[[int], Any]
 Join = Callable[..., None]
 #: What each rank returned, by case.
 Found = dict[str, list[Any]]
+#: Called with the number of ranks.
+Trained = Callable[[int], Found]
 
 
 #: What a run of all combinations tries beside the ranks that a case needs.
@@ -52,7 +54,7 @@ def parametrize_by_ranks(
     metafunc.parametrize(("ranks", argument), pairs)
 
 
-def once(run: Callable[[int], Found]) -> Callable[[int], Found]:
+def once(run: Trained) -> Trained:
     """Runs once for each number of ranks, and raises again what it raised.
 
     A group that fails may take minutes: it must not fail so for each of its cases.
