@@ -55,8 +55,8 @@ endif
   test-mutations test-newest-torch test-pretended-cuda test-consumer-whole \
   all-needed check test-all test-headers test-packaging test-python test-python-quick \
   test-python-whole test-some-on-pretended-cuda \
-  test-consumer-in-turn test-headers-in-turn test-mutations-in-turn test-newest-torch-in-turn \
-  test-python-whole-in-turn \
+  test-in-turn test-consumer-in-turn test-headers-in-turn test-mutations-in-turn \
+  test-newest-torch-in-turn test-packaging-in-turn test-python-in-turn \
   build-for-torch test-torch test-torch-cpp test-torch-python \
   test-tsan test-types test-under-load test-walkthrough tutorials
 
@@ -68,7 +68,8 @@ help:
 	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
 	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
-	@echo "make test-all        the parts below too, of the longest a share, as in CI: about an hour"
+	@echo "make test-all        the parts below too: hours on two cores"
+	@echo "make test-in-turn    all of them, and of the longest a share, another one at each commit: as in CI"
 	@echo "make test-cpp | test-api | test-python | test-asan | test-tsan | test-layers | test-consumer"
 	@echo "make test-types      mypy and stubtest"
 	@echo "make test-host-path  instructions of optimizer steps against a baseline (needs valgrind)"
@@ -160,7 +161,11 @@ TEST_LANES := test-layers test-types test-api test-python test-asan test-consume
   test-some-on-pretended-cuda
 # The first one makes what all need.
 ALL_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs \
-  test-consumer-in-turn test-python-whole-in-turn test-integrations coverage test-packaging \
+  test-consumer-whole test-python-whole test-integrations coverage test-packaging \
+  test-newest-torch test-pretended-cuda test-walkthrough test-tsan test-headers test-mutations
+# The same, and of the longest a part: continuous integration.
+IN_TURN_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs \
+  test-consumer-in-turn test-python-in-turn test-integrations coverage test-packaging-in-turn \
   test-newest-torch-in-turn test-pretended-cuda test-walkthrough test-tsan test-headers-in-turn \
   test-mutations-in-turn
 
@@ -170,9 +175,12 @@ check:
 test:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(TEST_LANES)
 
-test-all: export PRESET := $(or $(ALL_PRESET),$(PRESET))
+test-all test-in-turn: export PRESET := $(or $(ALL_PRESET),$(PRESET))
 test-all:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES)
+
+test-in-turn:
+	@$(PYTHON) tools/run_lanes.py --name "make $@" $(IN_TURN_LANES)
 
 all-needed: .venv/.requirements-lint .venv/.requirements-docs .venv/.requirements-packaging build
 
@@ -190,7 +198,7 @@ test-cpp: test-api
 test-headers: build
 	cmake --build $(BUILD) --target all_verify_interface_header_sets
 
-# Of proofs that cost much, `make test-all` has a part, and at the next commit another one.
+# Of proofs that cost much, `make test-in-turn` has a part, and at the next commit another one.
 TURN = $(or $(shell git rev-list --count HEAD 2>/dev/null),0)
 # Of so many parts of the lines of a pipe, the one whose turn it is.
 in_turn = awk 'NR % $(1) == $(TURN) % $(1)'
@@ -226,9 +234,9 @@ test-python-quick: test-python
 test-python-whole: PYTEST_ARGS += --combinations=all
 test-python-whole: test-python
 
-# Eight processes share two cores: a fourth of their cases.
-test-python-whole-in-turn: export TORCHFUSE_TURN = $(TURN)
-test-python-whole-in-turn: test-python-whole
+# Of the files that start processes, a third.
+test-python-in-turn: export TORCHFUSE_TURN = $(TURN)
+test-python-in-turn: test-python-whole
 
 # What several processes or threads do together, twenty times beside work that keeps all cores busy.
 UNDER_LOAD := tests/python/parallel tests/python/optimizers/test_dtensor.py \
@@ -353,10 +361,15 @@ test-consumer-in-turn: build
 
 # Every way to install the Python package, into environments below build/packaging, and the machine code
 # that `pip install` made.
+PACKAGING = tests/packaging/python/test_*.py
 test-packaging: .venv/.requirements-packaging
-	$(VENV_PYTHON) -m pytest tests/packaging/python $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest $(PACKAGING) $(PYTEST_ARGS)
 	$(VENV_PYTHON) tools/check_cubins.py \
 	  --library build/packaging/checkout/build/*-release/csrc/libtorchfuse.so
+
+# Half of the ways.
+test-packaging-in-turn: PACKAGING = $$(ls tests/packaging/python/test_*.py | $(call in_turn,2))
+test-packaging-in-turn: test-packaging
 
 # With another torch, in an environment of its own.
 build-for-torch:

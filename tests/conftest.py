@@ -96,14 +96,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # tens of thousands of tests are there to stay, and many tests collect garbage
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from support.combinations import keep_some
+    from support.turns import keep_turn
 
     keep_some(config, items)
+    keep_turn(config, items)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_stays() -> None:
+    """A test that collects garbage does not walk through all that the files before it have made."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs make targets one after another and says what each cost: `make test`, `make test-all`.
+"""Runs make targets one after another and says what each cost: `make test`, `make test-in-turn`.
 
 A lane that fails does not stop the next. One that needs what this machine refuses is reported and
 does not fail. Processor seconds (user + system, of all processes that were waited for) compare
@@ -43,7 +43,7 @@ NEEDS = {
 OWN_FOLDERS = {
     "test-consumer-in-turn": ["build/consumer", "build/libtorch-build", "build/subdirectory"],
     "test-integrations": ["build/integrations"],
-    "test-packaging": ["build/packaging"],
+    "test-packaging-in-turn": ["build/packaging"],
     "test-newest-torch-in-turn": ["build/torch-*"],
 }
 A_YEAR = 365 * 24 * 60

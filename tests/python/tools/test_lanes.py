@@ -89,7 +89,7 @@ def test_what_no_other_lane_reads_is_removed(
 ) -> None:
     monkeypatch.setattr(run_lanes, "ROOT", tmp_path)
     monkeypatch.setenv("MAKE", "true")
-    assert set(run_lanes.OWN_FOLDERS) <= LANES["ALL_LANES"]
+    assert set(run_lanes.OWN_FOLDERS) <= LANES["IN_TURN_LANES"]
     for spared in ("", "1"):
         monkeypatch.setenv("LANES_SPARE_DISK", spared)
         for folder in ("dev", "torch-2.99.0/lib", "torch-2.98.0", "packaging"):
@@ -119,10 +119,24 @@ LANES = {
 
 def test_every_lane_is_a_target() -> None:
     assert set(WORKFLOWS) == {"cpu", "cuda-build", "docs", "lint", "packaging"}
-    assert set(LANES) == {"CHECK_LANES", "TEST_LANES", "ALL_LANES"}
+    assert set(LANES) == {"CHECK_LANES", "TEST_LANES", "ALL_LANES", "IN_TURN_LANES"}
     for name, lanes in {**WORKFLOWS, **LANES, "NEEDS": {*run_lanes.NEEDS}}.items():
         assert lanes, name
         assert lanes <= TARGETS, name
+
+
+def share(lane: str) -> str:
+    """The target that runs a part of a lane, or the lane where there is none."""
+    part = f"{lane.removesuffix('-whole')}-in-turn"
+    return part if part in TARGETS else lane
+
+
+def test_continuous_integration_runs_every_lane_or_a_share_of_it() -> None:
+    in_turn = LANES["IN_TURN_LANES"]
+    assert {share(lane) for lane in LANES["ALL_LANES"]} == in_turn
+    shares = {target for target in TARGETS if target.endswith("-in-turn")} - {"test-in-turn"}
+    assert shares <= in_turn
+    assert not in_turn & {lane for lane in LANES["ALL_LANES"] if share(lane) != lane}
 
 
 def test_every_test_target_is_a_lane_of_all() -> None:
@@ -133,22 +147,17 @@ def test_every_test_target_is_a_lane_of_all() -> None:
         "test-all": "test-cpp",
         "test-api": "test-cpp",
         "test-asan": "coverage",
-        "test-consumer": "test-consumer-in-turn",
-        "test-consumer-whole": "test-consumer-in-turn",
+        "test-consumer": "test-consumer-whole",
         "test-cubins": "test-packaging",
-        "test-headers": "test-headers-in-turn",
-        "test-mutations": "test-mutations-in-turn",
-        "test-newest-torch": "test-newest-torch-in-turn",
-        "test-python": "test-python-whole-in-turn",
-        "test-python-quick": "test-python-whole-in-turn",
-        "test-python-whole": "test-python-whole-in-turn",
+        "test-python": "test-python-whole",
+        "test-python-quick": "test-python-whole",
         "test-some-on-pretended-cuda": "test-pretended-cuda",
-        "test-torch": "test-newest-torch-in-turn",
-        "test-torch-cpp": "test-newest-torch-in-turn",
-        "test-torch-python": "test-newest-torch-in-turn",
-        "test-under-load": "test-python-whole-in-turn",
+        "test-torch": "test-newest-torch",
+        "test-torch-cpp": "test-newest-torch",
+        "test-torch-python": "test-newest-torch",
+        "test-under-load": "test-python-whole",
     }
-    proofs = {target for target in TARGETS if target.startswith("test")}
+    proofs = {target for target in TARGETS if re.fullmatch(r"test(?!.*-in-turn).*", target)}
     proofs |= {"lint", "docs", "coverage"}
     assert {within.get(target, target) for target in proofs} == LANES["ALL_LANES"] - {"all-needed"}
 
@@ -158,4 +167,5 @@ def test_lanes_run_in_continuous_integration() -> None:
     on_github = set().union(*WORKFLOWS.values())
     assert LANES["TEST_LANES"] - {"test-some-on-pretended-cuda"} <= on_github
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert re.search(r"^LANES_SPARE_DISK=1 LANES_MINUTES=\d+ make test-all ", script, re.MULTILINE)
+    command = r"^LANES_SPARE_DISK=1 LANES_MINUTES=\d+ make test-in-turn "
+    assert re.search(command, script, re.MULTILINE)
