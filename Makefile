@@ -56,7 +56,7 @@ endif
   all-needed check test-all test-headers test-packaging test-python test-python-quick \
   test-python-whole test-some-on-pretended-cuda \
   test-in-turn test-consumer-in-turn test-headers-in-turn test-mutations-in-turn \
-  test-newest-torch-in-turn test-packaging-in-turn test-python-in-turn \
+  test-newest-torch-in-turn test-python-in-turn \
   build-for-torch test-torch test-torch-cpp test-torch-python \
   test-tsan test-types test-under-load test-walkthrough tutorials
 
@@ -69,7 +69,7 @@ help:
 	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
 	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
 	@echo "make test-all        the parts below too: hours on two cores"
-	@echo "make test-in-turn    all of them, and of the longest a share, another one at each commit: as in CI"
+	@echo "make test-in-turn    all of them, of the longest a share, another one at each commit: as in CI"
 	@echo "make test-cpp | test-api | test-python | test-asan | test-tsan | test-layers | test-consumer"
 	@echo "make test-types      mypy and stubtest"
 	@echo "make test-host-path  instructions of optimizer steps against a baseline (needs valgrind)"
@@ -163,11 +163,12 @@ TEST_LANES := test-layers test-types test-api test-python test-asan test-consume
 ALL_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs \
   test-consumer-whole test-python-whole test-integrations coverage test-packaging \
   test-newest-torch test-pretended-cuda test-walkthrough test-tsan test-headers test-mutations
-# The same, and of the longest a part: continuous integration.
-IN_TURN_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs \
-  test-consumer-in-turn test-python-in-turn test-integrations coverage test-packaging-in-turn \
-  test-newest-torch-in-turn test-pretended-cuda test-walkthrough test-tsan test-headers-in-turn \
-  test-mutations-in-turn
+# Continuous integration has the same, and of the longest a share. Those that build the library once more
+# come last, and begin with another one at each commit: docs/decisions/0041-lanes-that-take-turns.md.
+EACH_COMMIT_LANES := all-needed lint test-layers test-types test-cpp docs test-consumer \
+  test-python-in-turn test-pretended-cuda test-integrations
+IN_TURN_LANES := coverage test-host-path test-newest-torch-in-turn test-consumer-in-turn \
+  test-packaging test-tsan test-walkthrough test-headers-in-turn test-mutations-in-turn
 
 check:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(CHECK_LANES)
@@ -180,7 +181,8 @@ test-all:
 	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES)
 
 test-in-turn:
-	@$(PYTHON) tools/run_lanes.py --name "make $@" $(IN_TURN_LANES)
+	@$(PYTHON) tools/run_lanes.py --name "make $@" $(EACH_COMMIT_LANES) --turn $(TURN) \
+	  --if-time $(IN_TURN_LANES)
 
 all-needed: .venv/.requirements-lint .venv/.requirements-docs .venv/.requirements-packaging build
 
@@ -356,20 +358,14 @@ test-consumer-whole: build
 # A third of what this adds.
 REST_OF_CONSUMER = $(filter-out $(CONSUMER),$(sort $(wildcard tests/packaging/cpp/test_*.py)))
 test-consumer-in-turn: build
-	$(VENV_PYTHON) -m pytest $(CONSUMER) \
-	  $$(printf '%s\n' $(REST_OF_CONSUMER) | $(call in_turn,3)) $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest $$(printf '%s\n' $(REST_OF_CONSUMER) | $(call in_turn,3)) $(PYTEST_ARGS)
 
 # Every way to install the Python package, into environments below build/packaging, and the machine code
 # that `pip install` made.
-PACKAGING = tests/packaging/python/test_*.py
 test-packaging: .venv/.requirements-packaging
-	$(VENV_PYTHON) -m pytest $(PACKAGING) $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest tests/packaging/python $(PYTEST_ARGS)
 	$(VENV_PYTHON) tools/check_cubins.py \
 	  --library build/packaging/checkout/build/*-release/csrc/libtorchfuse.so
-
-# Half of the ways.
-test-packaging-in-turn: PACKAGING = $$(ls tests/packaging/python/test_*.py | $(call in_turn,2))
-test-packaging-in-turn: test-packaging
 
 # With another torch, in an environment of its own.
 build-for-torch:

@@ -10,15 +10,18 @@ between machines and loads; minutes do not.
 Lanes run one after another: two at a time, each of which expects all processors, cost two to four
 times the processor seconds. Threads that wait for work do not spin, unless the caller says so.
 
-LANES_MINUTES ends a run in time: what it cuts off or does not begin has failed. LANES_SPARE_DISK
-removes what a lane has made and no other reads: environments with gigabytes of torch.
+LANES_MINUTES ends a run in time: what it cuts off or does not begin has failed. The lanes after
+--if-time are others: once LANES_BEGIN_MINUTES are over, those that have not begun are left to
+another run, which --turn lets begin with another one of them. LANES_SPARE_DISK removes what a lane
+has made and no other reads: environments with gigabytes of torch.
 
-Exit status: 0 every lane passed or was refused; 1 one failed or was not run.
+Exit status: 0 every lane passed, was refused or left; 1 one failed or was not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import signal
@@ -43,10 +46,11 @@ NEEDS = {
 OWN_FOLDERS = {
     "test-consumer-in-turn": ["build/consumer", "build/libtorch-build", "build/subdirectory"],
     "test-integrations": ["build/integrations"],
-    "test-packaging-in-turn": ["build/packaging"],
+    "test-packaging": ["build/packaging"],
     "test-newest-torch-in-turn": ["build/torch-*"],
 }
 A_YEAR = 365 * 24 * 60
+LEFT = "left to another run"
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,10 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether the run as a whole has failed with it."""
-        return not self.result.startswith(("passed", "refused"))
+        return not self.result.startswith(("passed", "refused", LEFT))
 
 
-def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
+def run(lane: str, command: Sequence[str], deadline: float, begin_by: float = math.inf) -> Outcome:
     """Runs one lane; its processes end with it when time is over."""
     probe, reason = NEEDS.get(lane, ("true", ""))
     if subprocess.run(probe, shell=True, capture_output=True).returncode:
@@ -73,6 +77,8 @@ def run(lane: str, command: Sequence[str], deadline: float) -> Outcome:
     # User and system, of the processes that were waited for.
     start, cpu_start = time.monotonic(), sum(os.times()[2:4])
     free = shutil.disk_usage(ROOT).free
+    if start >= begin_by:
+        return Outcome(lane, LEFT)
     if start >= deadline:
         return Outcome(lane, "not run: the time was over")
     process = subprocess.Popen([*command, lane], cwd=ROOT, start_new_session=True)
@@ -116,14 +122,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--name", required=True, help="of the whole, for its closing line")
     parser.add_argument("lanes", nargs="+", metavar="LANE", help="a target of the Makefile")
+    parser.add_argument("--if-time", nargs="+", default=[], metavar="LANE", help="see above")
+    parser.add_argument(
+        "--turn", type=int, default=0, help="the lane after --if-time to begin with"
+    )
     options = parser.parse_args(arguments)
-    deadline = time.monotonic() + 60 * float(os.environ.get("LANES_MINUTES") or A_YEAR)
+    deadline, begin_by = (
+        time.monotonic() + 60 * float(os.environ.get(name) or A_YEAR)
+        for name in ("LANES_MINUTES", "LANES_BEGIN_MINUTES")
+    )
+    first = options.turn % (len(options.if_time) or 1)
+    plan = [(lane, math.inf) for lane in options.lanes]
+    plan += [(lane, begin_by) for lane in options.if_time[first:] + options.if_time[:first]]
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     make = (os.environ.get("MAKE", "make"), "--no-print-directory")
     outcomes: list[Outcome] = []
-    for lane in options.lanes:
+    for lane, lane_begins_by in plan:
         print(f"--- {lane}", flush=True)
-        outcomes.append(run(lane, make, deadline))
+        outcomes.append(run(lane, make, deadline, lane_begins_by))
         free = shutil.disk_usage(ROOT).free / 1e9
         print(f"--- {lane}: {outcomes[-1].result}; {free:.1f} GB of the disk are free", flush=True)
         if os.environ.get("LANES_SPARE_DISK"):

@@ -27,12 +27,17 @@ esac
 """
 
 
-def run(folder: Path, *lanes: str, minutes: str = "") -> tuple[int, str]:
+def run(folder: Path, *lanes: str, minutes: str = "", begin_minutes: str = "") -> tuple[int, str]:
     """Runs lanes with a make of its own; gives the exit status and what was printed."""
     (folder / "make").write_text(FAKE_MAKE, encoding="utf-8")
     (folder / "make").chmod(0o755)
     command = [sys.executable, ROOT / "tools/run_lanes.py", "--name", "make some", *lanes]
-    own = {"MAKE": f"{folder}/make", "LOCK": f"{folder}/lock", "LANES_MINUTES": minutes}
+    own = {
+        "MAKE": f"{folder}/make",
+        "LOCK": f"{folder}/lock",
+        "LANES_MINUTES": minutes,
+        "LANES_BEGIN_MINUTES": begin_minutes,
+    }
     done = subprocess.run(command, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True)
     return done.returncode, done.stdout
 
@@ -71,6 +76,45 @@ def test_every_lane_has_its_turn_and_fails_if_it_did_not_pass(
     subprocess.run(["flock", "--timeout", "10", tmp_path / "lock", "true"], check=True)
 
 
+def results(printed: str) -> list[tuple[str, str]]:
+    """Each lane and what became of it, in the order of the table."""
+    return re.findall(r"^lane (?!together)(\w+) .* min  (.*)$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("turn", "order"), [("0", "abc"), ("1", "bca"), ("2", "cab"), ("861", "abc")]
+)
+def test_lanes_that_take_turns_begin_with_another_one(
+    turn: str, order: str, tmp_path: Path
+) -> None:
+    status, printed = run(tmp_path, "each", "--turn", turn, "--if-time", "a", "b", "c")
+    assert status == 0
+    assert results(printed) == [(lane, "passed") for lane in ("each", *order)]
+
+
+def test_lanes_that_take_turns_and_do_not_begin_in_time_are_left(tmp_path: Path) -> None:
+    # "works" takes longer than the time to begin in, which does not hold for the lanes before.
+    lanes = ("works", "each", "--turn", "1", "--if-time", "a", "b")
+    status, printed = run(tmp_path, *lanes, begin_minutes="0.001")
+    assert status == 0
+    left = "left to another run"
+    assert results(printed) == [
+        ("works", "passed"),
+        ("each", "passed"),
+        ("b", left),
+        ("a", left),
+    ]
+    assert "2 of 4 passed" in printed
+    assert printed.endswith("make some: passed\n")
+
+
+def test_lanes_that_take_turns_fail_like_others(tmp_path: Path) -> None:
+    status, printed = run(tmp_path, "passes", "--if-time", "fails", "a")
+    assert status == 1
+    assert results(printed)[1:] == [("fails", "failed with exit status 3"), ("a", "passed")]
+    assert printed.endswith("make some: failed: fails\n")
+
+
 def test_what_the_machine_refuses_is_told_and_does_not_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,7 +133,7 @@ def test_what_no_other_lane_reads_is_removed(
 ) -> None:
     monkeypatch.setattr(run_lanes, "ROOT", tmp_path)
     monkeypatch.setenv("MAKE", "true")
-    assert set(run_lanes.OWN_FOLDERS) <= LANES["IN_TURN_LANES"]
+    assert set(run_lanes.OWN_FOLDERS) <= LANES["EACH_COMMIT_LANES"] | LANES["IN_TURN_LANES"]
     for spared in ("", "1"):
         monkeypatch.setenv("LANES_SPARE_DISK", spared)
         for folder in ("dev", "torch-2.99.0/lib", "torch-2.98.0", "packaging"):
@@ -117,9 +161,13 @@ LANES = {
 }
 
 
+#: Those of continuous integration.
+OF_CI = ("EACH_COMMIT_LANES", "IN_TURN_LANES")
+
+
 def test_every_lane_is_a_target() -> None:
     assert set(WORKFLOWS) == {"cpu", "cuda-build", "docs", "lint", "packaging"}
-    assert set(LANES) == {"CHECK_LANES", "TEST_LANES", "ALL_LANES", "IN_TURN_LANES"}
+    assert set(LANES) == {"CHECK_LANES", "TEST_LANES", "ALL_LANES", *OF_CI}
     for name, lanes in {**WORKFLOWS, **LANES, "NEEDS": {*run_lanes.NEEDS}}.items():
         assert lanes, name
         assert lanes <= TARGETS, name
@@ -131,12 +179,14 @@ def share(lane: str) -> str:
     return part if part in TARGETS else lane
 
 
-def test_continuous_integration_runs_every_lane_or_a_share_of_it() -> None:
-    in_turn = LANES["IN_TURN_LANES"]
-    assert {share(lane) for lane in LANES["ALL_LANES"]} == in_turn
+def test_continuous_integration_has_every_lane_or_a_share_of_it() -> None:
+    each, in_turn = (LANES[name] for name in OF_CI)
+    assert not each & in_turn
+    # Of the programs of users, one at each commit.
+    expected = {share(lane) for lane in LANES["ALL_LANES"]} | {"test-consumer"}
+    assert each | in_turn == expected
     shares = {target for target in TARGETS if target.endswith("-in-turn")} - {"test-in-turn"}
-    assert shares <= in_turn
-    assert not in_turn & {lane for lane in LANES["ALL_LANES"] if share(lane) != lane}
+    assert shares <= expected
 
 
 def test_every_test_target_is_a_lane_of_all() -> None:
@@ -167,5 +217,10 @@ def test_lanes_run_in_continuous_integration() -> None:
     on_github = set().union(*WORKFLOWS.values())
     assert LANES["TEST_LANES"] - {"test-some-on-pretended-cuda"} <= on_github
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    command = r"^LANES_SPARE_DISK=1 LANES_MINUTES=\d+ make test-in-turn "
-    assert re.search(command, script, re.MULTILINE)
+    command = (
+        r"^LANES_SPARE_DISK=1 LANES_BEGIN_MINUTES=(\d+) LANES_MINUTES=(\d+) make test-in-turn "
+    )
+    found = re.search(command, script, re.MULTILINE)
+    assert found
+    # The longest lane takes half an hour at most.
+    assert int(found[1]) + 30 <= int(found[2]) < 90
