@@ -215,7 +215,7 @@ test-headers-in-turn: build
 # Two processes, each with whole files. Threads that wait for work do not spin: they share two cores
 # with the tests.
 PYTEST_WORKERS ?= 2
-# The longest test takes two minutes. One that hangs is named, and the others run.
+# The longest test takes seven minutes on two slow cores. One that hangs is named, and the others run.
 TEST_SECONDS ?= 900
 PYTEST_IN_PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile \
   -o faulthandler_timeout=$(TEST_SECONDS) -o faulthandler_exit_on_timeout=true

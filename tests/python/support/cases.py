@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from support.processes import join_group, leave_group, need_devices, run_ranks
+from support.turns import in_turn
 
 #: Called with the rank; returns tensors, numbers and texts, in lists or dicts.
 Case = Callable[[int], Any]
@@ -28,12 +29,15 @@ MOST_RANKS = 8
 
 
 def cases_by_ranks(config: pytest.Config, needed: Mapping[str, int]) -> dict[int, list[str]]:
-    """Each case on the ranks that it needs, and in a run of all combinations on MOST_RANKS too."""
+    """Each case on the ranks that it needs, and in a run of all combinations on MOST_RANKS too.
+
+    There, where they take turns, a fourth of them: processes that share cores cost minutes.
+    """
     found: dict[int, list[str]] = {}
     for name, least in needed.items():
         found.setdefault(least, []).append(name)
     if config.getoption("--combinations") == "all":
-        found.setdefault(MOST_RANKS, []).extend(needed)
+        found.setdefault(MOST_RANKS, []).extend(in_turn(list(needed), 4))
     return found
 
 
@@ -90,11 +94,12 @@ def run_cases(
     cases: Mapping[str, Case],
     join: Join = join_group,
     device: str = "cpu",
-    seconds: float = 600.0,
+    seconds: float = 800.0,
 ) -> Found:
     """Runs the cases in turn in all processes; what each returned, by name and rank, on the CPU.
 
-    The processes are ended if they take too long or one of them raises.
+    The processes are ended if they take too long or one of them raises. All cases on eight ranks
+    took 400 s on two slow cores; the limit ends before TEST_SECONDS of the Makefile.
     """
     need_devices(device, ranks)
     if device != "cpu":

@@ -87,13 +87,20 @@ def test_without_a_turn_all_files_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(None, monkeypatch) == ITEMS
 
 
+@pytest.mark.parametrize("turn", [None, "0", "3"])
 @pytest.mark.parametrize("asked_for", ["values", "pairs", "all"])
-def test_all_combinations_run_on_most_ranks_too(asked_for: str) -> None:
+def test_most_ranks_take_turns_and_the_others_do_not(
+    asked_for: str, turn: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHFUSE_TURN", raising=False)
+    if turn is not None:
+        monkeypatch.setenv("TORCHFUSE_TURN", turn)
     config: Any = SimpleNamespace(getoption={"--combinations": asked_for}.__getitem__)
     found = cases_by_ranks(config, {name: 2 + 2 * (index % 2) for index, name in enumerate(CASES)})
     assert found[2] == CASES[::2]
     assert found[4] == CASES[1::2]
-    assert found.get(MOST_RANKS) == {"all": CASES}.get(asked_for)
+    on_most = {"all": {None: CASES, "0": CASES[::4], "3": CASES[3::4]}[turn]}.get(asked_for)
+    assert found.get(MOST_RANKS) == on_most
 
 
 def test_a_group_that_fails_is_not_run_for_each_of_its_cases() -> None:
