@@ -58,6 +58,12 @@ def cover(cases: Iterable[list[Choice]], size: int) -> list[int]:
     return sorted(chosen) or list(range(len(met)))
 
 
+def deselect(config: pytest.Config, items: list[pytest.Item], dropped: set[pytest.Item]) -> None:
+    """Takes tests out of those that run, and says so."""
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=list(dropped))
+
+
 def keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the combinations that bring nothing new."""
     asked_for = config.getoption("--combinations")
@@ -80,5 +86,4 @@ def keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
     for (_, _, size), cases in sets.items():
         kept = set(cover([varied for _, varied in cases], size))
         dropped |= {item for index, (item, _) in enumerate(cases) if index not in kept}
-    items[:] = [item for item in items if item not in dropped]
-    config.hook.pytest_deselected(items=list(dropped))
+    deselect(config, items, dropped)

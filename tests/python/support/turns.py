@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import pytest
 
+from support.combinations import deselect
+
 T = TypeVar("T")
 
 
@@ -26,7 +28,4 @@ def keep_turn(config: pytest.Config, items: list[pytest.Item]) -> None:
     of_processes = [item for item in items if item.get_closest_marker("processes")]
     files = sorted({item.path for item in of_processes})
     kept = set(in_turn(files, 3))
-    dropped = {item for item in of_processes if item.path not in kept}
-    if dropped:
-        config.hook.pytest_deselected(items=list(dropped))
-        items[:] = [item for item in items if item not in dropped]
+    deselect(config, items, {item for item in of_processes if item.path not in kept})

@@ -42,6 +42,11 @@ def run(folder: Path, *lanes: str, minutes: str = "", begin_minutes: str = "") -
     return done.returncode, done.stdout
 
 
+def outcomes(printed: str) -> list[tuple[str, str]]:
+    """Each lane and what became of it, in the order of the table."""
+    return re.findall(r"^lane (?!together)(\w+) .* min  (.*)$", printed, re.MULTILINE)
+
+
 def test_all_pass_and_their_seconds_are_told(tmp_path: Path) -> None:
     status, printed = run(tmp_path, "passes", "works")
     assert status == 0
@@ -67,18 +72,12 @@ def test_every_lane_has_its_turn_and_fails_if_it_did_not_pass(
 ) -> None:
     status, printed = run(tmp_path, *lanes, minutes=minutes)
     assert status == 1
-    told = re.findall(r"^lane \w+ .* min  (.*)$", printed, re.MULTILINE)
-    assert told[:-1] == results
+    assert outcomes(printed) == list(zip(lanes, results, strict=True))
     failed = [lane for lane, result in zip(lanes, results, strict=True) if result != "passed"]
     assert printed.endswith(f"make some: failed: {', '.join(failed)}\n")
     # What sleeps holds the lock until it is ended.
     assert (tmp_path / "lock").exists() == ("sleeps" in lanes)
     subprocess.run(["flock", "--timeout", "10", tmp_path / "lock", "true"], check=True)
-
-
-def results(printed: str) -> list[tuple[str, str]]:
-    """Each lane and what became of it, in the order of the table."""
-    return re.findall(r"^lane (?!together)(\w+) .* min  (.*)$", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_lanes_that_take_turns_begin_with_another_one(
 ) -> None:
     status, printed = run(tmp_path, "each", "--turn", turn, "--if-time", "a", "b", "c")
     assert status == 0
-    assert results(printed) == [(lane, "passed") for lane in ("each", *order)]
+    assert outcomes(printed) == [(lane, "passed") for lane in ("each", *order)]
 
 
 def test_lanes_that_take_turns_and_do_not_begin_in_time_are_left(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_lanes_that_take_turns_and_do_not_begin_in_time_are_left(tmp_path: Path)
     status, printed = run(tmp_path, *lanes, begin_minutes="0.001")
     assert status == 0
     left = "left to another run"
-    assert results(printed) == [
+    assert outcomes(printed) == [
         ("works", "passed"),
         ("each", "passed"),
         ("b", left),
@@ -111,7 +110,7 @@ def test_lanes_that_take_turns_and_do_not_begin_in_time_are_left(tmp_path: Path)
 def test_lanes_that_take_turns_fail_like_others(tmp_path: Path) -> None:
     status, printed = run(tmp_path, "passes", "--if-time", "fails", "a")
     assert status == 1
-    assert results(printed)[1:] == [("fails", "failed with exit status 3"), ("a", "passed")]
+    assert outcomes(printed)[1:] == [("fails", "failed with exit status 3"), ("a", "passed")]
     assert printed.endswith("make some: failed: fails\n")
 
 
