@@ -48,7 +48,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help demo distributed-demo sharded-demo images images-cpp test bench lint clean build \
   coverage docs \
-  doxygen-is-here \
+  doxygen-is-here gpu-bundle \
   package prefix pretended-cuda programs \
   aarch64-is-here test-aarch64 results-of-aarch64 results-of-kernels \
   test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
@@ -88,6 +88,7 @@ help:
 	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
 	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
 	@echo "make docs            the documentation site, with its doctests and examples: build/docs/html"
+	@echo "make gpu-bundle      build/gpu: what tools/gpu_run.sh needs on a machine with a GPU (needs nvcc, Python 3.12)"
 	@echo "make bench | bench-peers  the suites fused_adam, and peers with DeepSpeed"
 	@echo "make lint | clean"
 
@@ -318,6 +319,10 @@ test-some-on-pretended-cuda: build
 	    tests/python/cuda/test_graph_programs.py tests/python/cuda/test_streams.py; \
 	fi
 
+# The script calls `make build`; here it has the compiler cache.
+gpu-bundle:
+	tools/gpu_bundle.sh
+
 test-mutations: .venv/.requirements
 	$(VENV_PYTHON) -m pytest tests/mutations -m small_set $(PYTEST_ARGS)
 
@@ -340,7 +345,6 @@ test-types: .venv/.requirements-lint build
 test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
 	$(VENV_PYTHON) tools/check_sizes.py
-	$(VENV_PYTHON) tools/last_gpu_run.py --check
 
 # What a step costs the host, counted in instructions: load and clock do not change it.
 test-host-path: build

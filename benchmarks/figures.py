@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 import result_file
 
 README = "README.md"
-PAGES = (README, "docs/benchmarks.md", "docs/scale.md", "docs/performance.md")
+PAGES = (
+    README,
+    "docs/index.md",
+    "docs/testing.md",
+    "docs/benchmarks.md",
+    "docs/scale.md",
+    "docs/performance.md",
+)
 RESULTS = "benchmarks/results"
 
 HEAD = re.compile(r"^\| (.*) \| case \| (peer \| ratio|contender \| bytes per element) \|$")

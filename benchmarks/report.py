@@ -18,6 +18,7 @@ import charts
 import curves
 import figures
 import gpu_predictions
+import gpu_result
 import page_tables
 import scale_page
 import sharding_paper
@@ -100,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         for page, text in texts.items():
             refreshed = figures.refreshed(ROOT, page, text)
             refreshed = page_tables.placed(ROOT, page, refreshed, TABLES)
+            refreshed = gpu_result.placed(ROOT, page, refreshed)
             wanted[page], shown = charts.placed(ROOT, page, refreshed)
             for chart in shown:
                 for scheme in charts.SCHEMES:

@@ -118,7 +118,9 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     prepared = case.prepare(device, arguments.seed)
     streams, stream_bytes = reference_streams(model_bytes, device)
     host = HostShare()
-    gains = [thread_gain.measure(arguments.threads)]
+    on_cuda = device.type == "cuda"
+    threads = 1 if on_cuda else arguments.threads  # what they are worth is no GPU's matter
+    gains = [thread_gain.measure(threads)]
     gc.collect()
     gc.disable()  # as timeit does: a collection hits whoever runs when it is due
     try:
@@ -131,7 +133,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         )
     finally:
         gc.enable()
-    gains.append(thread_gain.measure(arguments.threads))
+    gains.append(thread_gain.measure(threads))
 
     summary = summarize(samples, case.subject)
     times = {name: entry["seconds"] for name, entry in summary.items()}
@@ -162,7 +164,8 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "pass_bytes": dict(prepared.pass_bytes),
         "host_part_seconds": host_parts(case, arguments),
         "dispatched": {
-            name: dispatched(prepared.functions[name], device) for name in prepared.pass_bytes
+            name: dispatched(prepared.functions[name], device)
+            for name in (prepared.functions if on_cuda else prepared.pass_bytes)
         },
         "others": {name: dataclasses.asdict(other) for name, other in prepared.others.items()},
         "samples": samples,
@@ -182,7 +185,10 @@ def run_suite(suite: ModuleType, arguments: argparse.Namespace) -> dict[str, Any
         return reason is None
 
     rows = []
-    for case in suite.CASES:
+    cases = suite.CASES
+    if arguments.quick:
+        cases = getattr(suite, "QUICK_CASES", cases)
+    for case in cases:
         numel = case.load().numel
         quick = numel <= suite.QUICK_NUMEL and getattr(case, "quick", True)
         if arguments.only in case.name and (quick or not arguments.quick):

@@ -26,5 +26,4 @@ check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workfl
 check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_re*.yml || status=1
 codespell "${cxx[@]}" "${cmake[@]}" "${python[@]}" ./*.md docs .github || status=1
 python tools/check_layers.py || status=1
-python tools/last_gpu_run.py --check || status=1
 exit "$status"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from suites.compiled_step import Compiled
-from suites.contenders import FOREACH, FUSED, OURS, difference
+from suites.contenders import FOREACH, FUSED, OURS, largest_difference
 from suites.fused_adam import MemoryCase, Prepared
 from suites.packages import COMPILED, DEEPSPEED, class_of, usable
 from suites.parameters import ParameterSet, load
@@ -184,7 +184,7 @@ class Case:
         for key, values, ours, limit in zip(
             verified, streams, expected, peer.tolerances, strict=True
         ):
-            error = max(map(difference, values, ours))
+            error = largest_difference(values, ours)
             verified[key] = max(verified[key], error)
             if not error <= limit:
                 raise RuntimeError(

@@ -5,7 +5,9 @@ Each round runs every case once, in random order, so that a slow moment affects 
 ratio of two cases is computed within a round. Identical cases measure 0.99 to 1.01 this way.
 
 A CUDA device waits while the host enqueues a sample's calls, and then runs them without a pause.
-So a sample is the time of the device alone; the host's time is recorded separately.
+So a sample is the time of the device alone; the host's time is recorded separately. The device is
+made to wait no longer than the host was seen to take. A case that waits for the device itself, or
+fills the queue of launches, would wait in vain: it gets a single call, and then no wait at all.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from typing import Any
 import torch
 
 WARMUP_ROUNDS = 2
-#: Number of calls in one sample on a CUDA device.
-CALLS = 20
+#: Number of calls in one sample on a CUDA device at most, and what the host takes for them.
+CALLS, HOST_SECONDS = 20, 0.1
 #: A device that was idle runs at a lower clock for this time.
-WARMUP_SECONDS = 0.5
-_FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.64
+WARMUP_SECONDS = 0.2
+_SPARE_SECONDS = 0.002  # of a wait, for a host that is slow for once
 _CYCLES_PER_SECOND = 2e9  # no device has a higher clock, so that a wait is never shorter
 
 
@@ -69,7 +71,7 @@ def interleave(
 
     Returns:
         Seconds of every run, by case; entry i of each list is from round i. On a CUDA device a
-        sample is the mean of 20 calls, or a single call with `setup`.
+        sample is the mean of up to 20 calls, or a single call with `setup`.
 
     Example:
         >>> from torchfuse.testing import interleave
@@ -118,28 +120,42 @@ class _CudaTimer:
         self._device = device
         self._calls = calls
         self._host = host
-        self._waits: dict[str, float] = {}
+        self._plans: dict[str, tuple[int, float]] = {}
 
     def __call__(self, name: str, case: Callable[[], object]) -> tuple[float, float]:
-        """Tries longer waits until the host has enqueued all calls before the device begins."""
+        """Times as many calls as the host enqueues while the device waits."""
         with torch.cuda.device(self._device):
+            if name not in self._plans:
+                self._plans[name] = self._plan(case)
             while True:
-                wait = self._waits.get(name, _FIRST_WAIT)
-                seconds, enqueuing, covered = self._sample(case, wait)
-                if covered or wait == 0.0:
-                    return seconds / self._calls, enqueuing / self._calls
-                self._waits[name] = 4 * wait
-                if wait >= _LONGEST_WAIT:
-                    self._waits[name] = 0.0
+                calls, host = self._plans[name]
+                wait = 3 * calls * host + _SPARE_SECONDS if host > 0 else 0.0
+                seconds, enqueuing, covered = self._sample(case, calls, wait)
+                if covered or host == 0.0:
+                    return seconds / calls, enqueuing / calls
+                self._plans[name] = (1, host) if calls > 1 else (self._calls, 0.0)
+                if calls == 1:
                     self._host.waits.add(name)
 
-    def _sample(self, case: Callable[[], object], wait: float) -> tuple[float, float, bool]:
+    def _plan(self, case: Callable[[], object]) -> tuple[int, float]:
+        """Calls of a sample, and seconds that the host takes to enqueue one."""
+        case()  # the first call allocates and loads
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        case()
+        seconds = max(time.perf_counter() - begin, 1e-9)
+        calls = max(1, min(self._calls, int(HOST_SECONDS / seconds)))
+        return calls, seconds
+
+    def _sample(
+        self, case: Callable[[], object], calls: int, wait: float
+    ) -> tuple[float, float, bool]:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         torch.cuda._sleep(int(wait * _CYCLES_PER_SECOND))
         begin.record()
         started = time.perf_counter()
-        for _ in range(self._calls):
+        for _ in range(calls):
             case()
         enqueuing = time.perf_counter() - started
         covered = not begin.query()

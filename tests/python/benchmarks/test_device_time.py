@@ -14,6 +14,9 @@ import host_times
 from suites import gpu
 from torchfuse.testing import HostShare, bench, interleave
 
+#: Launches that a device holds before it has begun them.
+QUEUE = 1024
+
 
 class Clock:
     """A host that enqueues, and a device that does one thing after the other."""
@@ -21,6 +24,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host = 0.0
         self.device = 0.0
+        self.waited = 0.0  # seconds that the device was made to wait
+        self._ends: list[float] = []  # of launches
         clock = self
 
         class Event:
@@ -42,19 +47,30 @@ class Clock:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.enqueue(cycles / 1.5e9))
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
         monkeypatch.setattr(bench.time, "perf_counter", lambda: self.host)
 
     def synchronize(self) -> None:
         self.host = max(self.host, self.device)
 
-    def enqueue(self, seconds: float) -> None:
-        self.device = max(self.device, self.host) + seconds
+    def sleep(self, cycles: int) -> None:
+        self.waited += cycles / 1.5e9
+        self.enqueue(cycles / 1.5e9)
 
-    def case(self, host: float, device: float, waits: bool = False) -> Callable[[], None]:
+    def enqueue(self, seconds: float) -> None:
+        """A launch; the host waits while the queue is full."""
+        if len(self._ends) >= QUEUE:
+            self.host = max(self.host, self._ends[-QUEUE])
+        self.device = max(self.device, self.host) + seconds
+        self._ends.append(self.device)
+
+    def case(
+        self, host: float, device: float, waits: bool = False, launches: int = 1
+    ) -> Callable[[], None]:
         def run() -> None:
-            self.host += host
-            self.enqueue(device)
+            for _ in range(launches):
+                self.host += host / launches
+                self.enqueue(device / launches)
             if waits:
                 self.synchronize()
 
@@ -67,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_hosts_time_is_not_the_devices(clock: Clock) -> None:
-    """Though its share is larger than the first wait."""
+    """Though it takes longer than the device."""
     host = HostShare()
     cases = {"slow host": clock.case(2e-3, 1e-4), "slow device": clock.case(1e-5, 3e-3)}
     samples = interleave(cases, rounds=4, device="cuda", host=host)
@@ -85,6 +101,21 @@ def test_a_case_that_waits_for_the_device_is_named(clock: Clock) -> None:
     assert host.waits == {"waits"}
     assert samples["waits"] == pytest.approx([2e-3] * 2)
     assert samples["does not"] == pytest.approx([1e-3] * 2)
+
+
+def test_no_case_waits_in_vain_for_longer_than_its_calls_take(clock: Clock) -> None:
+    """Of 20 samples one waits for all calls, and one for a single call."""
+    interleave({"waits": clock.case(1e-3, 1e-3, waits=True)}, rounds=20, device="cuda")
+    assert clock.waited < 0.25
+
+
+def test_a_case_that_would_fill_the_queue_is_called_once(clock: Clock) -> None:
+    """20 calls of it are 8,000 launches."""
+    host = HostShare()
+    case = clock.case(2e-3, 1e-3, launches=400)
+    samples = interleave({"many": case}, rounds=3, device="cuda", host=host)
+    assert host.waits == set()
+    assert samples["many"] == pytest.approx([1e-3] * 3)
 
 
 def test_clocks_are_warm_and_a_setup_is_not_timed(clock: Clock) -> None:
@@ -128,15 +159,6 @@ def test_the_table_has_rows_of_the_host() -> None:
     assert "| step/large | 2.000 ± 0.000 | torch fused | 2.000 ± 0.000 | 1.00x | torch fused |" in (
         table
     )
-
-
-def test_the_suite_of_gpus_has_batch_norm_lamb_and_sets_that_fill_them() -> None:
-    names = [case.name for case in gpu.CASES]
-    assert len(names) == len(set(names))
-    assert {"step/gpt2_xl", "bf16_step/gpt2_xl", "lamb/step/bert_large_10_layers"} <= set(names)
-    assert any(name.startswith("forward_backward/bfloat16/channels_last") for name in names)
-    sizes = {case.name: case.load().numel for case in gpu.CASES}
-    assert sizes["step/gpt2_xl"] > 1.5e9
 
 
 def test_the_hosts_ratio_is_that_of_rounds() -> None:

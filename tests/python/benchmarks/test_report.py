@@ -99,7 +99,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "docs/benchmarks.md").write_text(BENCHMARKS)
     (tmp_path / "docs/scale.md").write_text("# Scale\n")
-    (tmp_path / "docs/performance.md").write_text("# Performance\n")
+    for page in ("performance", "index", "testing"):
+        (tmp_path / f"docs/{page}.md").write_text(f"# {page}\n")
     return tmp_path
 
 
