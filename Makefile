@@ -3,19 +3,19 @@
 # and venv; everything else is installed into .venv at pinned versions. A second run installs and
 # compiles nothing.
 #
-#   PYTHON=python3.12      interpreter for .venv
-#   TORCHFUSE_WITH_CUDA=OFF  as in README.md; read when the build folder is configured first
+#   PYTHON=python3.12        interpreter for .venv
+#   TORCHFUSE_WITH_CUDA=ON   also builds the CUDA kernels (needs nvcc); default: where a GPU is found
 #   CTEST_ARGS, PYTEST_ARGS  further arguments
-#   PYTEST_WORKERS=4       processes that share the Python tests; 0: one, with its output at once
+#   PYTEST_WORKERS=4         processes that share the Python tests; 0: one, with its output at once
 
 PYTHON ?= python3
-BUILD := build/dev
+# With and without CUDA: a folder each.
+WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),$(if $(wildcard /dev/nvidia0),ON,OFF))
+BUILD := build/$(if $(filter OFF,$(WITH_CUDA)),dev,dev-cuda)
 PREFIX := $(CURDIR)/build/prefix
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
 # The newest torch that is supported; requirements-dev.txt names the oldest.
 NEWEST_TORCH := 2.15.0
-# What is built, in CMakePresets.json: for one CUDA architecture.
-PRESET ?= dev
 # Where an interpreter's packages lie.
 PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 TORCH_ENV = $(CURDIR)/build/torch-$(VERSION)
@@ -29,6 +29,8 @@ export CTEST_PARALLEL_LEVEL ?= 2
 # Compilers walk through gigabytes. Huge pages for malloc spare them address translations, which are
 # dear in virtual machines.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# Threads that wait for work do not spin: they share the cores with the tests.
+export OMP_WAIT_POLICY ?= PASSIVE
 # A compiler cache, where there is one: the kernels do not depend on torch, and another version of it need
 # not compile them again. Build folders at the same depth below sources share objects: paths are relative,
 # and neither the folder nor whether warnings are errors counts. An object that gave a warning gives it
@@ -39,65 +41,52 @@ ifneq ($(shell command -v ccache),)
   export CCACHE_IGNOREOPTIONS ?= -Werror -Werror=all-warnings -Xcompiler=-Werror
   export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
   export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
-  # Every build of `make test-all` that needs kernels finds those of the first one.
-  ALL_PRESET := dev-all
 endif
+
+# Parts that run one after another whatever becomes of the others: tools/run_lanes.py.
+CHECK := test-types test-layers test-cpp test-python-quick
+TEST := test-cpp test-python test-consumer
+CI := lint test-types test-layers $(TEST) test-cuda-on-cpu test-pretended-cuda-eager test-doctests
+# What the others leave out. docs/testing.md says which change runs which.
+REST := test-python-whole test-machinery docs test-consumer-whole test-integrations coverage test-tsan \
+  test-headers test-pretended-cuda test-mutations test-cubins test-host-path test-walkthrough \
+  test-packaging test-newest-torch test-aarch64 test-under-load
+PHONY_PARTS := $(sort $(CHECK) $(CI) $(REST))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo distributed-demo sharded-demo images images-cpp test bench lint clean build \
-  coverage docs \
-  doxygen-is-here gpu-bundle \
-  package prefix pretended-cuda programs \
-  aarch64-is-here test-aarch64 results-of-aarch64 results-of-kernels \
-  test-api test-asan test-consumer test-cpp test-cubins test-host-path test-integrations test-layers \
-  test-mutations test-newest-torch test-pretended-cuda test-consumer-whole \
-  all-needed check test-all test-headers test-packaging test-python test-python-quick \
-  test-python-whole test-some-on-pretended-cuda \
-  test-in-turn test-consumer-in-turn test-headers-in-turn test-mutations-in-turn \
-  test-newest-torch-in-turn test-python-in-turn \
-  build-for-torch test-torch test-torch-cpp test-torch-python \
-  test-tsan test-types test-under-load test-walkthrough tutorials
+.PHONY: help demo distributed-demo sharded-demo images images-cpp tutorials bench bench-peers clean \
+  build prefix package programs pretended-cuda gpu-bundle check test ci test-all $(PHONY_PARTS) \
+  test-asan doxygen-is-here aarch64-is-here results-of-aarch64 results-of-kernels \
+  build-for-torch test-torch test-torch-cpp test-torch-python
 
 help:
 	@echo "make demo            train a digit classifier in Python and in C++"
-	@echo "make distributed-demo  the same in two processes, with synchronized batch normalization"
-	@echo "make sharded-demo    a language model that processes share, resumed in other layouts, in both languages"
-	@echo "make images | images-cpp  an image classifier, in Python and in C++: build/images"
-	@echo "make tutorials       mixed precision on real data, with pictures: build/tutorials"
-	@echo "make check           types, layers, C++ and Python tests, on what is built: while one works"
-	@echo "make test            tests of the code: C++, Python, sanitizers, layers, a program of a user"
-	@echo "make test-all        the parts below too: hours on two cores"
-	@echo "make test-in-turn    all of them, of the longest a share, another one at each commit: as in CI"
-	@echo "make test-cpp | test-api | test-python | test-asan | test-tsan | test-layers | test-consumer"
-	@echo "make test-types      mypy and stubtest"
-	@echo "make test-host-path  instructions of optimizer steps against a baseline (needs valgrind)"
-	@echo "make test-cubins     machine code of the CUDA kernels: registers, spills, vector accesses"
-	@echo "make test-aarch64    the CPU kernels for aarch64, under emulation (needs a cross compiler and qemu)"
-	@echo "make test-mutations  planted errors in the CUDA kernels must be caught (a small set)"
-	@echo "make coverage        test-asan, and lines of the CUDA kernels that it executed"
-	@echo "make test-headers    every header compiles alone"
-	@echo "make test-python-whole  the Python tests with all combinations of what they vary"
-	@echo "make test-packaging  every way to install the Python package"
-	@echo "make test-consumer-whole  every way to build and find the C++ package"
-	@echo "make test-torch VERSION=2.14.0 | test-newest-torch   build and test with another torch"
-	@echo "make test-pretended-cuda  the tests marked cuda, on a device that is pretended (needs nvcc)"
-	@echo "make test-under-load  processes and threads, 20 times on a busy machine: about an hour"
-	@echo "make test-integrations  with Lightning, accelerate, Hugging Face Trainer, timm, Megatron-Core"
-	@echo "make test-walkthrough  docs/adding_an_optimizer.md, applied to a copy, built and tested"
-	@echo "make package         the C++ package as an archive: build/package/torchfuse-*.tar.gz"
-	@echo "make docs            the documentation site, with its doctests and examples: build/docs/html"
+	@echo "make distributed-demo | sharded-demo  the same in two processes; a language model that processes share"
+	@echo "make images | images-cpp | tutorials  image files in both languages; mixed precision, with pictures"
+	@echo "make check           types, layers, C++ and Python tests without processes: while you work"
+	@echo "make test            C++ and Python tests, and a program of a user: before a commit"
+	@echo "make ci              what continuous integration runs (needs nvcc)"
+	@echo "make test-all        that and all other proofs: hours. Each runs alone too:"
+	@echo "  $(wordlist 1,7,$(REST))"
+	@echo "  $(wordlist 8,99,$(REST))"
+	@echo "make test-torch VERSION=2.14.0  build and test with another torch"
+	@echo "make package | docs  the C++ package as an archive; the documentation site"
 	@echo "make gpu-bundle      build/gpu: what tools/gpu_run.sh needs on a machine with a GPU (needs nvcc, Python 3.12)"
-	@echo "make bench | bench-peers  the suites fused_adam, and peers with DeepSpeed"
-	@echo "make lint | clean"
+	@echo "make bench | bench-peers | lint | clean"
 
 # --- Environment -------------------------------------------------------------------------------------
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/.requirements: requirements-dev.txt | .venv/bin/python
+# What builds and the demo need, and what tests add.
+.venv/.requirements-demo: requirements-demo.txt | .venv/bin/python
+	$(VENV_PYTHON) -m pip install --quiet -r requirements-demo.txt
+	touch $@
+
+.venv/.requirements: requirements-dev.txt .venv/.requirements-demo
 	$(VENV_PYTHON) -m pip install --quiet -r requirements-dev.txt
 	touch $@
 
@@ -114,9 +103,9 @@ help:
 	touch $@
 
 # The same requirements with another torch, and without those of the examples.
-build/torch-%/.requirements: requirements-dev.txt
+build/torch-%/.requirements: requirements-demo.txt requirements-dev.txt
 	$(PYTHON) -m venv build/torch-$*
-	sed -e 's/^torch==.*/torch==$*/' -e '/^# examples/,$$d' requirements-dev.txt \
+	sed -e 's/^torch==.*/torch==$*/' -e '/^# examples/,$$d' -e '/^-r/d' $^ \
 	  > build/torch-$*/requirements.txt
 	build/torch-$*/bin/python -m pip install --quiet -r build/torch-$*/requirements.txt
 	touch $@
@@ -138,13 +127,15 @@ PIP_FLAGS_peers := --no-build-isolation
 # --- Build -------------------------------------------------------------------------------------------
 
 # pip configures the build folder and makes the package importable. Later runs only need ninja.
-$(BUILD)/.installed: .venv/.requirements setup.py pyproject.toml VERSION CMakePresets.json
-	TORCHFUSE_BUILD_DIR=$(BUILD) CMAKE_ARGS="--preset $(PRESET) $(CMAKE_ARGS)" \
+$(BUILD)/.installed: .venv/.requirements-demo setup.py pyproject.toml VERSION CMakePresets.json
+	TORCHFUSE_BUILD_DIR=$(BUILD) TORCHFUSE_WITH_CUDA=$(WITH_CUDA) CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
 	  $(VENV_PYTHON) -m pip install --verbose --no-build-isolation --no-deps --editable .
 	touch $@
 
+CPU_ONLY := the CPU only$(if $(TORCHFUSE_WITH_CUDA),,: no GPU was found. TORCHFUSE_WITH_CUDA=ON adds CUDA)
 # The component "python" alone goes beside the .py files; the rest is the C++ package.
 build: $(BUILD)/.installed
+	@echo "torchfuse: a build for $(if $(filter OFF,$(WITH_CUDA)),$(CPU_ONLY),the CPU and CUDA)"
 	cmake --build $(BUILD) --target torchfuse torchfuse_C
 	@cmake --install $(BUILD) --prefix python/torchfuse > $(BUILD)/install.log
 	@cmake --install $(BUILD) --prefix python/torchfuse --component python >> $(BUILD)/install.log
@@ -154,67 +145,31 @@ prefix: build
 
 # --- Tests -------------------------------------------------------------------------------------------
 
-# Each lane runs to its end whatever became of the others, and says what it cost. What a lane of
-# `make test` proves is proven again by none of `make test-all`, but for the build.
-CHECK_LANES := test-layers test-types test-cpp test-python-quick
-# `make test` runs the tests of the kernels once, under the sanitizers.
-TEST_LANES := test-layers test-types test-api test-python test-asan test-consumer \
-  test-some-on-pretended-cuda
-# The first one makes what all need.
-ALL_LANES := all-needed lint test-layers test-types test-host-path test-cpp docs \
-  test-consumer-whole test-python-whole test-integrations coverage test-packaging \
-  test-newest-torch test-pretended-cuda test-walkthrough test-tsan test-headers test-mutations
-# Continuous integration has the same, and of the longest a share. Those that build the library once more
-# come last, and begin with another one at each commit: docs/decisions/0041-lanes-that-take-turns.md.
-EACH_COMMIT_LANES := all-needed lint test-layers test-types test-cpp docs test-consumer \
-  test-python-in-turn test-pretended-cuda test-integrations
-IN_TURN_LANES := coverage test-host-path test-newest-torch-in-turn test-consumer-in-turn \
-  test-packaging test-tsan test-walkthrough test-headers-in-turn test-mutations-in-turn
+# `make check` meets a broken .cu where there is an nvcc, and not first in continuous integration.
+check: export TORCHFUSE_WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),$(if $(shell command -v nvcc),ON,OFF))
+ci test-all: export TORCHFUSE_WITH_CUDA := ON
+check test ci:
+	@$(PYTHON) tools/run_lanes.py "make $@" $($(shell echo $@ | tr a-z A-Z))
 
-check:
-	@$(PYTHON) tools/run_lanes.py --name "make $@" $(CHECK_LANES)
-
-test:
-	@$(PYTHON) tools/run_lanes.py --name "make $@" $(TEST_LANES)
-
-test-all test-in-turn: export PRESET := $(or $(ALL_PRESET),$(PRESET))
 test-all:
-	@$(PYTHON) tools/run_lanes.py --name "make $@" $(ALL_LANES)
+	@$(PYTHON) tools/run_lanes.py "make $@" $(CI) $(REST)
 
-test-in-turn:
-	@$(PYTHON) tools/run_lanes.py --name "make $@" $(EACH_COMMIT_LANES) --turn $(TURN) \
-	  --if-time $(IN_TURN_LANES)
+# The kernels on the CPU, the ops, and the classes.
+test-cpp: build
+	cmake --build $(BUILD) --target torchfuse_kernel_tests torchfuse_api_tests
+	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L '^(kernels|api)$$' --output-on-failure --no-tests=error $(CTEST_ARGS)
 
-all-needed: .venv/.requirements-lint .venv/.requirements-docs .venv/.requirements-packaging build
-
-# Ops and classes of C++.
-test-api: build
-	cmake --build $(BUILD) --target torchfuse_api_tests
-	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L api --verbose --no-tests=error $(CTEST_ARGS)
-
-# These, and the kernels: as they are released, and counting the accesses of the CUDA kernels' source.
-test-cpp: test-api
-	cmake --build $(BUILD) --target all
-	ctest --test-dir $(BUILD) -LE api --output-on-failure --no-tests=error $(CTEST_ARGS)
+# The CUDA kernels' own source, compiled by g++, with their accesses counted.
+test-cuda-on-cpu: build
+	cmake --build $(BUILD) --target torchfuse_cuda_on_cpu_tests torchfuse_cuda_on_cpu_self_tests \
+	  $(if $(filter OFF,$(WITH_CUDA)),,torchfuse_toolkit_conversion_tests)
+	ctest --test-dir $(BUILD) -L cuda_on_cpu --output-on-failure --no-tests=error $(CTEST_ARGS)
 
 # Every header compiles when it is included alone.
 test-headers: build
 	cmake --build $(BUILD) --target all_verify_interface_header_sets
 
-# Of proofs that cost much, `make test-in-turn` has a part, and at the next commit another one.
-TURN = $(or $(shell git rev-list --count HEAD 2>/dev/null),0)
-# Of so many parts of the lines of a pipe, the one whose turn it is.
-in_turn = awk 'NR % $(1) == $(TURN) % $(1)'
-VERIFY := torchfuse_verify_interface_header_sets
-
-# A third of the public headers, and all of the kernels'.
-test-headers-in-turn: build
-	cmake --build $(BUILD) --target torchfuse_kernels_verify_interface_header_sets \
-	  $$(ninja -C $(BUILD) -t targets all | sed -n 's|^\(.*/$(VERIFY).dir/.*\.o\): .*|\1|p' | sort \
-	    | $(call in_turn,3))
-
-# Two processes, each with whole files. Threads that wait for work do not spin: they share two cores
-# with the tests.
+# Two processes, each with whole files.
 PYTEST_WORKERS ?= 2
 # The longest test takes seven minutes on two slow cores. One that hangs is named, and the others run.
 TEST_SECONDS ?= 900
@@ -226,29 +181,39 @@ PROGRAMS := torchfuse_programs torchfuse_synchronous_gloo torchfuse_bench_data_p
 programs: build
 	cmake --build $(BUILD) --target $(PROGRAMS)
 
-test-python: programs
-	OMP_WAIT_POLICY=PASSIVE $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL) $(PYTEST_ARGS)
+# Of the files that start processes these, each with one group of ranks or one program.
+SOME_PROCESSES := $(addprefix tests/python/,amp/test_grad_scaler_group.py \
+  apex/test_apex_bert_program.py checkpoint/test_checkpoint_ranks.py optimizers/test_dtensor.py \
+  optimizers/test_fsdp.py optimizers/test_norm_groups.py parallel/test_distributed.py \
+  parallel/test_sharded_program.py parallel/test_sync_batch_norm_group.py \
+  parallel/test_torch_ddp_fsdp.py)
+MACHINERY := tests/python/tools tests/python/benchmarks
+PYTEST := TORCHFUSE_BUILD_DIR=$(BUILD) $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL)
+test-python: programs .venv/.requirements
+	$(PYTEST) $(addprefix --ignore ,$(MACHINERY)) --processes-of "$(SOME_PROCESSES)" $(PYTEST_ARGS)
 
 # Without what starts programs or several processes.
-test-python-quick: PYTEST_ARGS += -m "not slow and not processes"
-test-python-quick: test-python
+test-python-quick: build .venv/.requirements
+	$(PYTEST) $(addprefix --ignore ,$(MACHINERY)) -m "not slow and not processes" $(PYTEST_ARGS)
 
-# All combinations of what the generated tests vary; test-python takes every pair of values once.
-test-python-whole: PYTEST_ARGS += --combinations=all
-test-python-whole: test-python
+# With all processes, and all combinations of what the generated tests vary.
+test-python-whole: programs .venv/.requirements
+	$(PYTEST) $(addprefix --ignore ,$(MACHINERY)) --combinations=all $(PYTEST_ARGS)
 
-# Of the files that start processes, a third.
-test-python-in-turn: export TORCHFUSE_TURN = $(TURN)
-test-python-in-turn: test-python-whole
+# The tools, and the benchmarks' own arithmetic.
+test-machinery: programs .venv/.requirements
+	$(PYTEST) $(MACHINERY) $(PYTEST_ARGS)
+
+test-doctests: build .venv/.requirements
+	$(VENV_PYTHON) -m pytest --doctest-modules python/torchfuse -o doctest_optionflags=NORMALIZE_WHITESPACE
 
 # What several processes or threads do together, twenty times beside work that keeps all cores busy.
 UNDER_LOAD := tests/python/parallel tests/python/optimizers/test_dtensor.py \
   tests/python/optimizers/test_threads.py tests/python/amp/test_grad_scaler_dtensor.py \
   tests/python/apex/test_apex_ddp_program.py
 
-test-under-load: programs
-	OMP_WAIT_POLICY=PASSIVE tools/under_load.sh $(or $(TIMES),20) \
-	  $(VENV_PYTHON) -m pytest -q $(PYTEST_IN_PARALLEL) $(UNDER_LOAD) $(PYTEST_ARGS)
+test-under-load: programs .venv/.requirements
+	tools/under_load.sh $(or $(TIMES),20) $(PYTEST) -q $(UNDER_LOAD) $(PYTEST_ARGS)
 
 build/asan-ubsan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json
 	cmake --preset $*
@@ -287,37 +252,39 @@ results-of-kernels results-of-aarch64: results-of-%: .venv/.requirements
 	rm -rf $(RECORDED) && mkdir $(RECORDED)
 	TORCHFUSE_RECORDED_RESULTS=$(RECORDED) ctest --preset $*
 
-# The machine code of a build for every architecture. Needs no GPU. In `make test-all` the build is that
-# of test-packaging.
+# The machine code of a build for every architecture. Needs no GPU.
 test-cubins: .venv/.requirements
-	cmake --preset release -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --preset release -DTORCHFUSE_WITH_CUDA=ON -DPython_EXECUTABLE=$(VENV_PYTHON)
 	cmake --build --preset release --target torchfuse
 	$(VENV_PYTHON) tools/check_cubins.py --library build/release/csrc/libtorchfuse.so
 
-# The device of tests/pretended_cuda; from then on it is kept up to date with the rest.
+# The device of tests/pretended_cuda, which takes the place of CUDA's runtime: a build with CUDA, whatever
+# the machine has. What it can show is in tests/pretended_cuda/README.md.
+ifeq ($(WITH_CUDA),OFF)
+pretended-cuda test-pretended-cuda test-pretended-cuda-eager:
+	@$(MAKE) --no-print-directory TORCHFUSE_WITH_CUDA=ON $@
+else
 pretended-cuda: build
 	cmake -S . -B $(BUILD) -DTORCHFUSE_PRETENDED_CUDA=ON
 	cmake --build $(BUILD) --target pretended_cuda
 
 # Four devices, for as many ranks.
-PYTEST_ON_PRETENDED_CUDA := OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(BUILD) \
-  PRETENDED_CUDA_DEVICES=4 tools/on_pretended_cuda.sh $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL)
+ON_PRETENDED_CUDA := PRETENDED_CUDA_DEVICES=4 TORCHFUSE_BUILD_DIR=$(BUILD) tools/on_pretended_cuda.sh \
+  $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL) -m "cuda and not slow"
 
-test-pretended-cuda: pretended-cuda
+# Steps, the scaler, norms, batch norm, graphs, streams and NCCL, each once and at once.
+EAGER := tests/python/cuda $(addprefix tests/python/,amp/test_grad_scaler.py optimizers/test_fused_adam.py \
+  parallel/test_sync_batch_norm.py parallel/test_distributed.py ops test_clip_grad.py)
+test-pretended-cuda-eager: pretended-cuda .venv/.requirements
+	$(ON_PRETENDED_CUDA) --combinations=values $(EAGER) $(PYTEST_ARGS)
+
+# Its own tests, and all tests marked cuda, in two to four orders of time.
+test-pretended-cuda: pretended-cuda .venv/.requirements
 	cmake --build $(BUILD) --target pretended_cuda_tests
 	ctest --test-dir $(BUILD) -L pretended_cuda --output-on-failure --no-tests=error
-	$(PYTEST_ON_PRETENDED_CUDA) tests/pretended_cuda
-	$(PYTEST_ON_PRETENDED_CUDA) --orders-of-time -m "cuda and not slow" $(PYTEST_ARGS)
-
-# A few of them for `make test`.
-test-some-on-pretended-cuda: build
-	@if grep -q '"cuda": ""' python/torchfuse/build_info.json; then \
-	  echo "$@: built without CUDA, there is no host code to run on the pretended device"; \
-	else \
-	  $(MAKE) --no-print-directory pretended-cuda && \
-	  $(PYTEST_ON_PRETENDED_CUDA) --orders-of-time -m "cuda and not slow" \
-	    tests/python/cuda/test_graph_programs.py tests/python/cuda/test_streams.py; \
-	fi
+	$(ON_PRETENDED_CUDA) -m "not slow" tests/pretended_cuda
+	$(ON_PRETENDED_CUDA) --combinations=pairs --orders-of-time $(PYTEST_ARGS)
+endif
 
 # The script calls `make build`; here it has the compiler cache.
 gpu-bundle:
@@ -325,10 +292,6 @@ gpu-bundle:
 
 test-mutations: .venv/.requirements
 	$(VENV_PYTHON) -m pytest tests/mutations -m small_set $(PYTEST_ARGS)
-
-# Half of them.
-test-mutations-in-turn: export TORCHFUSE_TURN = $(TURN)
-test-mutations-in-turn: test-mutations
 
 # Every line of the CUDA kernels is executed by the tests of test-asan; one that cannot be says
 # GCOVR_EXCL_LINE, and why.
@@ -347,22 +310,17 @@ test-layers: build
 	$(VENV_PYTHON) tools/check_sizes.py
 
 # What a step costs the host, counted in instructions: load and clock do not change it.
-test-host-path: build
+test-host-path: build .venv/.requirements
 	$(VENV_PYTHON) benchmarks/host_path.py --check
 
 # The C++ package as a program finds it: that of the README.
 CONSUMER := $(patsubst %,tests/packaging/cpp/test_%.py,readme find_package messages symbols)
-test-consumer: build
+test-consumer: build .venv/.requirements
 	$(VENV_PYTHON) -m pytest $(CONSUMER) $(PYTEST_ARGS)
 
 # Every program and example, and built without Python, as an archive and in a subdirectory.
-test-consumer-whole: build
+test-consumer-whole: build .venv/.requirements
 	$(VENV_PYTHON) -m pytest tests/packaging/cpp $(PYTEST_ARGS)
-
-# A third of what this adds.
-REST_OF_CONSUMER = $(filter-out $(CONSUMER),$(sort $(wildcard tests/packaging/cpp/test_*.py)))
-test-consumer-in-turn: build
-	$(VENV_PYTHON) -m pytest $$(printf '%s\n' $(REST_OF_CONSUMER) | $(call in_turn,3)) $(PYTEST_ARGS)
 
 # Every way to install the Python package, into environments below build/packaging, and the machine code
 # that `pip install` made.
@@ -375,7 +333,7 @@ test-packaging: .venv/.requirements-packaging
 build-for-torch:
 	@test -n "$(VERSION)" || { echo "make test-torch: expected VERSION=2.15.0, got none"; exit 2; }
 	$(MAKE) --no-print-directory build/torch-$(VERSION)/.requirements
-	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake CMAKE_ARGS="--preset $(PRESET) $(CMAKE_ARGS)" \
+	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake TORCHFUSE_WITH_CUDA=$(WITH_CUDA) CMAKE_ARGS="--preset dev $(CMAKE_ARGS)" \
 	  $(TORCH_ENV)/bin/python -m pip install --verbose --no-build-isolation --no-deps .
 
 # The tests that depend on torch.
@@ -386,26 +344,17 @@ test-torch-cpp: build-for-torch
 	GTEST_BRIEF=1 $(TORCH_ENV)/bin/ctest --test-dir $(TORCH_ENV)-cmake -L api --verbose \
 	  --no-tests=error
 
-FILES_OF_TORCH = find tests/python -name 'test_*.py' ! -name 'test_packaging_*' \
-  ! -path 'tests/python/tools/*' | LC_ALL=C sort
 test-torch-python: build-for-torch
 	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_programs
-	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake \
-	  $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) --combinations=values \
-	  $$($(FILES_OF_TORCH)) $(PYTEST_ARGS)
+	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) \
+	  $(addprefix --ignore ,$(MACHINERY) $(wildcard tests/python/test_packaging_*.py)) $(PYTEST_ARGS)
 
 test-newest-torch:
 	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH)
 
-# C++, or a third of the files in Python.
-test-newest-torch-in-turn:
-	@$(MAKE) --no-print-directory VERSION=$(NEWEST_TORCH) \
-	  FILES_OF_TORCH="$(FILES_OF_TORCH) | $(call in_turn,3)" \
-	  test-torch-$$(printf 'cpp\npython\n' | $(call in_turn,2))
-
 # Other people's training loops with our scaler and optimizers.
 test-integrations: build/integrations/.requirements build
-	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 build/integrations/bin/python -m pytest \
+	HF_HUB_OFFLINE=1 build/integrations/bin/python -m pytest \
 	  tests/integrations $(PYTEST_ARGS)
 
 # The optimizer of docs/adding_an_optimizer.md, added to a copy of the tree.

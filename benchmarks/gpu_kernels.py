@@ -77,14 +77,17 @@ def read(text: str) -> dict[str, dict[str, float]]:
     head, units, *rows = csv.reader(text[text.index('"ID"') :].splitlines())
     figures: dict[str, dict[str, float]] = {}
     for row in rows:
+        if len(row) != len(head):  # a warning of the profiler
+            continue
         cells = dict(zip(head, row, strict=True))
         name = re.search(r"(\w+)_kernel", cells["Kernel Name"])
         if name is None or "torchfuse" not in cells["Kernel Name"]:
             continue
         kept: dict[str, float] = {}
         for metric, unit in zip(head, units, strict=True):
-            if metric in METRICS and cells[metric]:
-                value = float(cells[metric].replace(",", "")) * UNITS.get(unit, 1.0)
+            number = cells[metric].replace(",", "")
+            if metric in METRICS and re.fullmatch(r"[-+.\de]+", number):  # or "n/a"
+                value = float(number) * UNITS.get(unit, 1.0)
                 kept[METRICS[metric]] = float(f"{value:.4g}")
         figures[name[1]] = kept
     return figures

@@ -39,7 +39,8 @@ def figures(row: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a row of benchmarks/run.py.
 
     Medians in microseconds: of the device for a call, and of the host to enqueue it. `waits` names
-    those whose call waits for the device, so that both are one. `share` is ours of a copy's speed.
+    those whose call waits for the device, so that both are one. `share` is ours of the speed of a
+    copy of as many bytes: where the second-level cache holds one's operands, it holds the other's.
     """
     subject, copy = row["subject"], run.COPY
     prediction = gpu_predictions.microseconds(row["name"], torch.cuda.get_device_name())
@@ -53,6 +54,7 @@ def figures(row: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
         "waits": host["waits"],
         "kernels": row["dispatched"],
         "bytes": row["model_bytes"],
+        "in_cache": row["model_bytes"] < gpu_predictions.CACHE,
         "gb_per_s": _short(row["gb_per_s"][subject]),
         "share": _short(row["gb_per_s"][subject] / row["gb_per_s"][copy]),
     }

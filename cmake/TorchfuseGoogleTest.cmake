@@ -1,37 +1,45 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# GoogleTest, from the nearest place: a folder that is named, an installed package, the sources that
-# Debian's package `googletest` installs, and only then a download.
+# GoogleTest: an installed package, else its sources: in a folder that is named, as Debian's package
+# `googletest` installs them, or as the pinned wheel of requirements-dev.txt does. Nothing is downloaded.
 
-set(_source "${TORCHFUSE_GTEST_SOURCE}")
-if(NOT _source AND NOT TORCHFUSE_SANITIZE)
+# Under a sanitizer GoogleTest is compiled with it too, so the installed binaries do not serve.
+if(NOT TORCHFUSE_GTEST_SOURCE AND NOT TORCHFUSE_SANITIZE)
   find_package(GTest QUIET)
 endif()
 if(NOT TARGET GTest::gtest_main)
-  # Under a sanitizer GoogleTest is compiled with it too, so the installed binaries do not serve.
-  if(NOT _source AND EXISTS /usr/src/googletest/CMakeLists.txt)
-    set(_source /usr/src/googletest)
-  endif()
-  set(INSTALL_GTEST OFF CACHE BOOL "Install GoogleTest" FORCE)
-  set(BUILD_GMOCK OFF CACHE BOOL "Build GoogleMock" FORCE)
-  include(FetchContent)
-  if(_source)
-    FetchContent_Declare(googletest SOURCE_DIR "${_source}")
-  else()
-    FetchContent_Declare(
-      googletest
-      GIT_REPOSITORY https://github.com/google/googletest.git
-      GIT_TAG f8d7d77c06936315286eb55f8de22cd23c188571 # v1.14.0
+  find_path(
+    TORCHFUSE_GTEST_FOLDER
+    src/gtest-all.cc
+    PATHS
+      "${TORCHFUSE_GTEST_SOURCE}"
+      "${TORCHFUSE_GTEST_SOURCE}/googletest"
+      /usr/src/googletest/googletest
+      "${PROJECT_SOURCE_DIR}/.venv/src/gtest_vendor"
+    NO_DEFAULT_PATH
+  )
+  if(NOT TORCHFUSE_GTEST_FOLDER)
+    message(
+      FATAL_ERROR
+      "torchfuse: expected GoogleTest for TORCHFUSE_BUILD_TESTS, got none. Install Debian's package "
+      "libgtest-dev, or run `make test`, which installs its sources into .venv; or name a folder of "
+      "its sources with TORCHFUSE_GTEST_SOURCE."
     )
   endif()
-  # The policy lets the sources' older cmake_minimum_required pass under CMake 4.
-  set(CMAKE_POLICY_VERSION_MINIMUM 3.5)
-  FetchContent_MakeAvailable(googletest)
-  unset(CMAKE_POLICY_VERSION_MINIMUM)
-  if(TORCHFUSE_SANITIZE)
-    foreach(_target IN ITEMS gtest gtest_main)
-      target_compile_options(${_target} PRIVATE -fsanitize=${TORCHFUSE_SANITIZE} -O0)
-    endforeach()
-  endif()
+  foreach(name IN ITEMS gtest gtest_main)
+    add_library(${name} STATIC EXCLUDE_FROM_ALL)
+    add_library(GTest::${name} ALIAS ${name})
+    target_include_directories(${name} SYSTEM PUBLIC "${TORCHFUSE_GTEST_FOLDER}/include")
+    target_include_directories(${name} PRIVATE "${TORCHFUSE_GTEST_FOLDER}")
+    target_compile_features(${name} PUBLIC cxx_std_17)
+    if(TORCHFUSE_SANITIZE)
+      target_compile_options(${name} PRIVATE -fsanitize=${TORCHFUSE_SANITIZE} -O0)
+    endif()
+  endforeach()
+  find_package(Threads REQUIRED)
+  target_sources(gtest PRIVATE "${TORCHFUSE_GTEST_FOLDER}/src/gtest-all.cc")
+  target_link_libraries(gtest PUBLIC Threads::Threads)
+  target_sources(gtest_main PRIVATE "${TORCHFUSE_GTEST_FOLDER}/src/gtest_main.cc")
+  target_link_libraries(gtest_main PUBLIC gtest)
 endif()
 
 include(GoogleTest)

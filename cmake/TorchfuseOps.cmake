@@ -15,10 +15,10 @@ torchfuse_add_op(layer_norm/layer_norm SIMD)
 torchfuse_add_op(layer_norm/layer_norm_backward SIMD)
 torchfuse_add_op(losses/softmax_cross_entropy SIMD)
 
-# kernels/functors/<name>.h; the instantiations are configured from kernels/instantiate/update_*.in, and
-# the op from ops/fused_step/fused_op.cpp.in and its declaration in include/torchfuse/ops.h. CPP_CLASS:
+# kernels/functors/<name>.h; the instantiations are configured from kernels/instantiate/*.in, and the op
+# from ops/fused_step/fused_op.cpp.in and its declaration in include/torchfuse/ops.h. CPP_CLASS:
 # also include/torchfuse/optim/fused_<name>.h and api/optim/fused_<name>.cpp. LAYERWISE: the update needs
-# norms of whole tensors; the phases before it are configured from kernels/instantiate/measure_*.in.
+# norms of whole tensors; the phase before it is configured from kernels/instantiate/measure_*.in too.
 torchfuse_add_fused_optimizer(adam Adam CPP_CLASS)
 torchfuse_add_fused_optimizer(lamb Lamb LAYERWISE CPP_CLASS)
 torchfuse_add_fused_optimizer(novograd NovoGrad LAYERWISE CPP_CLASS)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--combinations",
         choices=("values", "pairs", "all"),
-        default="pairs",
+        default="values",
         help="of generated tests: so many that every value occurs, or every pair, or all",
+    )
+    parser.addoption(
+        "--processes-of",
+        help="files separated by blanks: tests that start processes run in these alone",
     )
     parser.addoption(
         "--orders-of-time",
@@ -97,11 +101,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from support.combinations import keep_some
-    from support.turns import keep_turn
+    from support.combinations import deselect, keep_some
 
     keep_some(config, items)
-    keep_turn(config, items)
+    files: str | None = config.getoption("--processes-of")
+    if files is not None:
+        kept = {(config.rootpath / file).resolve() for file in files.split()}
+        if missing := [file for file in kept if not file.exists()]:
+            raise pytest.UsageError(f"--processes-of: expected files, got none at {missing}")
+        of_processes = {item for item in items if item.get_closest_marker("processes")}
+        deselect(config, items, {item for item in of_processes if item.path not in kept})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Ends a process whose CUDA context is lost: each test behind would fail with it."""
+    result = yield
+    torch = sys.modules.get("torch")
+    if not _ON_PRETENDED_CUDA and torch is not None and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                os._exit(70)  # xdist reports this test as failed, and starts another process
+            pytest.exit(f"the CUDA context is lost: {error}", 70)
+    return result
 
 
 @pytest.fixture(scope="module", autouse=True)

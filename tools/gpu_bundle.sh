@@ -24,11 +24,13 @@ done
 
 # --- Environment: what the GPU's machine has, and the usual build to compare with.
 make --no-print-directory build
-if ! cmp -s requirements-dev.txt $host/requirements-dev.txt; then
+mkdir -p $host
+sed -e '/^# examples/,/^tqdm/d' -e '/^-r/d' -e '/^expecttest/d' -e '/^gcovr/d' requirements-demo.txt \
+  requirements-dev.txt > $host/requirements.new
+if ! cmp -s $host/requirements.new $host/requirements.txt; then
   "$python" -m venv --clear $host/venv
-  sed -e '/^# examples/,$d' -e '/^expecttest/d' -e '/^gcovr/d' requirements-dev.txt > $host/requirements.txt
-  "$venv" -m pip install --quiet -r $host/requirements.txt torchvision==0.26.0
-  cp requirements-dev.txt $host/
+  "$venv" -m pip install --quiet -r $host/requirements.new torchvision==0.26.0
+  mv $host/requirements.new $host/requirements.txt
 fi
 
 # --- Build

@@ -3,9 +3,9 @@
 # Runs a command with the pretended CUDA device of tests/pretended_cuda in the place of NVIDIA's runtime.
 #
 #   tools/on_pretended_cuda.sh .venv/bin/python -m pytest -m cuda
-#   tools/on_pretended_cuda.sh build/dev/tests/cpp/torchfuse_api_tests
+#   tools/on_pretended_cuda.sh build/dev-cuda/tests/cpp/torchfuse_api_tests
 #
-#   TORCHFUSE_BUILD_DIR       the build folder with the device; default build/dev
+#   TORCHFUSE_BUILD_DIR       the build folder with the device; default build/dev-cuda
 #   PRETENDED_CUDA_DEVICES    number of devices, up to 16; default 1
 #   PRETENDED_CUDA_CAPABILITY compute capability of the devices, times ten; default 90
 #   PRETENDED_CUDA_SEED       0: eager; others: lazy, with that order; default 0
@@ -14,7 +14,7 @@
 #   PRETENDED_CUDA_STATS=1    counts of redirected ops, at the end
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-build=${TORCHFUSE_BUILD_DIR:-build/dev}
+build=${TORCHFUSE_BUILD_DIR:-build/dev-cuda}
 [[ $build == /* ]] || build=$root/$build
 libraries=$build/tests/pretended_cuda/lib
 

@@ -37,7 +37,7 @@ if command -v nvcc > /dev/null; then
   cmake -S "$tree" -B "$kernels" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTORCHFUSE_KERNELS_ONLY=ON \
     -DTORCHFUSE_WITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real -DTORCHFUSE_WERROR=ON
   cmake --build "$kernels" --target \
-    csrc/kernels/CMakeFiles/torchfuse_kernels.dir/instantiate/fused_signum_update_cuda.cu.o
+    csrc/kernels/CMakeFiles/torchfuse_kernels.dir/instantiate/fused_signum_cuda.cu.o
 else
   echo "test_walkthrough: no nvcc on PATH, so the CUDA kernels were not compiled."
 fi

@@ -210,7 +210,9 @@ def train(mode: str, data: Digits, device_name: str, epochs: int, threads: int) 
     times: list[float] = []
     scales: list[float] = []
     skipped = 0
-    with tqdm(total=epochs * (len(labels) // BATCH_SIZE), desc=mode, unit="step") as progress:
+    total = epochs * (len(labels) // BATCH_SIZE)
+    # Without a terminal the bar is silent, and each tenth gets a line.
+    with tqdm(total=total, desc=mode, unit="step", disable=None) as progress:
         for _ in range(epochs):
             order = torch.randperm(len(labels), generator=generator).to(device)
             for first in range(0, len(labels) - BATCH_SIZE + 1, BATCH_SIZE):
@@ -224,6 +226,8 @@ def train(mode: str, data: Digits, device_name: str, epochs: int, threads: int) 
                 scales.append(trainer.scaler.get_scale())
                 skipped += scales[-1] < before
                 progress.update()
+                if progress.disable and 10 * len(times) // total > 10 * (len(times) - 1) // total:
+                    print(f"{mode}: {len(times)} of {total} steps", file=sys.stderr, flush=True)
     return Result(
         mode=mode,
         peak_mib=memory.mib(),

@@ -148,7 +148,7 @@ def train(arguments: argparse.Namespace) -> tuple[list[float], float]:
     steps = len(sampler) // per_process
     bar = tqdm(
         total=(arguments.epochs - begin) * steps,
-        disable=dist.get_rank() != 0,
+        disable=None if dist.get_rank() == 0 else True,
         desc=f"{dist.get_world_size()} processes, {arguments.precision}",
     )
     losses = []

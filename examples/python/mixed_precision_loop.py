@@ -80,7 +80,7 @@ class Training:
 
     def run(self, images: torch.Tensor, labels: torch.Tensor, steps: int, name: str) -> None:
         """The loop."""
-        for _ in tqdm(range(steps), desc=name, unit="step", leave=False):
+        for _ in tqdm(range(steps), desc=name, unit="step", leave=False, disable=None):
             batch = torch.randint(len(labels), (digits.BATCH_SIZE,), generator=self.order)
             batch = batch.to(self.device)
             self.optimizer.zero_grad()

@@ -184,7 +184,7 @@ def main() -> int:
     cases = [(width, mode) for width in widths for mode in MODES]
     results = [
         measure(width, mode, steps, arguments.device)
-        for width, mode in tqdm(cases, desc="networks", unit="network", leave=False)
+        for width, mode in tqdm(cases, desc="networks", unit="network", leave=False, disable=None)
     ]
     print(table(results))
     chart(arguments.out / "time_per_step.png", results, "ms", "median time")

@@ -230,7 +230,9 @@ def train(arguments: argparse.Namespace, processes: Processes) -> None:
         raise SystemExit(f"{arguments.out} has {begin} steps already, and {end} are asked for")
     path = arguments.out / "log.jsonl"
     log = sharded_lm_report.Log(path, begin) if processes.rank == 0 else None
-    bar = tqdm(total=end, initial=begin, desc=trainer.layout, disable=log is None)
+    bar = tqdm(
+        total=end, initial=begin, desc=trainer.layout, disable=None if log is not None else True
+    )
 
     def record(**values: Any) -> None:
         if log is not None:

@@ -205,7 +205,9 @@ def train(arguments: argparse.Namespace, rank: int) -> None:
     end = min(arguments.stop_after or arguments.epochs, arguments.epochs)
     if begin >= end:
         raise SystemExit(f"{checkpoint} has {begin} epochs already, and {end} are asked for")
-    bar = tqdm(total=(end - begin) * len(loader), desc=arguments.name, disable=rank > 0)
+    bar = tqdm(
+        total=(end - begin) * len(loader), desc=arguments.name, disable=None if rank == 0 else True
+    )
     for epoch in range(begin, end):
         train_set.epoch = epoch  # the workers of the epoch begin with it
         sampler.set_epoch(epoch)

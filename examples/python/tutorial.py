@@ -62,7 +62,7 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Random batches, the same ones at every call, with a progress bar called `name`."""
     generator = torch.Generator().manual_seed(0)
-    for _ in tqdm(range(steps), desc=name, unit="step", leave=False):
+    for _ in tqdm(range(steps), desc=name, unit="step", leave=False, disable=None):
         chosen = torch.randint(len(labels), (digits.BATCH_SIZE,), generator=generator)
         chosen = chosen.to(images.device)
         yield images[chosen], labels[chosen]

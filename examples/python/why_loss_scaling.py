@@ -152,7 +152,7 @@ def main() -> int:
     cases = [(mode, size) for size in sizes for mode in ("unscaled", "scaled")]
     runs = [
         train(mode, size, steps, arguments.device)
-        for mode, size in tqdm(cases, desc="runs", unit="run", leave=False)
+        for mode, size in tqdm(cases, desc="runs", unit="run", leave=False, disable=None)
     ]
     compared = [whole, *(run for run in runs if run.log2_elements == MEGAPIXEL)]
     print(table(compared))

@@ -2,7 +2,7 @@
 // Note [Gloo without its headers]
 // torch exports ProcessGroupGloo but does not ship Gloo's headers, which the header of that class
 // includes. It only holds pointers to Gloo's types, so that the declarations in
-// gloo_declarations/gloo are enough; this file alone sees them. What it calls is compiled into
+// gloo_declarations/gloo are enough; this file alone includes them. What it calls is compiled into
 // torch.
 #define USE_C10D_GLOO
 #include <ATen/Context.h>

@@ -190,12 +190,6 @@ inline Status unknown_tuple() {
                 "gradient, state and master dtypes)"};
 }
 
-// Note [One object per 16-bit type]
-// A functor's kernels, some thirty for each architecture, would take a compiler most of a minute in
-// one file. Those for parameters in fp16 and in bf16 are therefore explicit instances in files of
-// their own (instantiate/*_16_bit_cuda.cu.in), which the file of the others declares extern: all
-// three compile side by side.
-
 /// Calls run(TypedAccess<...>{}) for the tuple of a table whose parameters are in the 16-bit
 /// `Param` and that has a kernel of its own.
 template <class Functor, class Param, class Run>
@@ -213,7 +207,7 @@ Status dispatch_16_bit(const TensorTable& table, Run run) {
 
 /// Calls run(TypedAccess<...>{}) for the tuple of the table, run_16_bit(Param{}) if parameters are
 /// in 16 bits, or run(LookedUpAccess<Functor>{}) if the tuple has no kernel of its own. Must agree
-/// with has_typed_kernel. See Note [One object per 16-bit type].
+/// with has_typed_kernel.
 template <class Functor, class Run, class Run16Bit>
 Status dispatch_access(const TensorTable& table, Run run, Run16Bit run_16_bit) {
   if (!has_typed_kernel(table, Functor::kNumStates)) {
@@ -243,8 +237,7 @@ Status update_16_bit(const UpdateArgs<Functor>& args, Stream stream) {
       args.tensors, [&](auto access) { return enqueue_updates<decltype(access)>(args, stream); });
 }
 
-/// The updates that also move averages, in a file of their own. Must agree with
-/// has_typed_ema_kernel.
+/// The updates that also move averages. Must agree with has_typed_ema_kernel.
 template <class Functor>
 Status update_with_ema(const UpdateArgs<Functor>& args, Stream stream) {
   const TensorTable& table = args.tensors;

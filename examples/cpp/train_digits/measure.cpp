@@ -3,6 +3,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -50,21 +51,28 @@ std::set<std::string> cpu_flags() {
 }  // namespace
 
 ProgressBar::ProgressBar(std::string label, std::int64_t total)
-    : label_(std::move(label)), total_(total) {
-  draw();
+    : label_(std::move(label)), total_(total), on_terminal_(isatty(STDERR_FILENO) == 1) {
+  if (on_terminal_) draw();
 }
 
 void ProgressBar::advance() {
   ++done_;
-  const std::int64_t percent = 100 * done_ / total_;
-  if (percent == drawn_percent_) return;
+  const std::int64_t percent = on_terminal_ ? 100 * done_ / total_ : 10 * done_ / total_ * 10;
+  if (percent == drawn_percent_ || percent == 0) return;
   drawn_percent_ = percent;
   draw();
 }
 
-void ProgressBar::finish() { std::fputc('\n', stderr); }
+void ProgressBar::finish() {
+  if (on_terminal_) std::fputc('\n', stderr);
+}
 
 void ProgressBar::draw() const {
+  if (!on_terminal_) {
+    std::fprintf(stderr, "%s: %lld of %lld steps\n", label_.c_str(), static_cast<long long>(done_),
+                 static_cast<long long>(total_));
+    return;
+  }
   const auto filled = total_ == 0 ? 0 : static_cast<std::size_t>(kBarWidth * done_ / total_);
   const std::string bar = std::string(filled, '#') + std::string(kBarWidth - filled, '.');
   std::fprintf(stderr, "\r%s [%s] %lld/%lld steps", label_.c_str(), bar.c_str(),

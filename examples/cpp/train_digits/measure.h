@@ -9,7 +9,8 @@
 
 namespace digits {
 
-/// A line on stderr that is redrawn while training runs.
+/// A line on stderr that is redrawn while training runs; without a terminal one line for each
+/// tenth.
 class ProgressBar {
  public:
   ProgressBar(std::string label, std::int64_t total);
@@ -23,6 +24,7 @@ class ProgressBar {
   std::int64_t total_;
   std::int64_t done_ = 0;
   std::int64_t drawn_percent_ = -1;
+  bool on_terminal_;
 };
 
 /// Peak memory of the code between construction and mib(): of torch's allocator on CUDA, of the

@@ -24,7 +24,7 @@ def folders_with_nvcc() -> list[str]:
 
 
 #: One of the largest, and one of another family.
-KERNELS = ("instantiate/fused_adam_update_cuda.cu.o", "cuda/multi_tensor_l2_norm_cuda.cu.o")
+KERNELS = ("instantiate/fused_adam_cuda.cu.o", "cuda/multi_tensor_l2_norm_cuda.cu.o")
 
 
 class Named(NamedTuple):

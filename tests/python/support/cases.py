@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from support.processes import join_group, leave_group, need_devices, run_ranks
-from support.turns import in_turn
 
 #: Called with the rank; returns tensors, numbers and texts, in lists or dicts.
 Case = Callable[[int], Any]
@@ -29,15 +28,12 @@ MOST_RANKS = 8
 
 
 def cases_by_ranks(config: pytest.Config, needed: Mapping[str, int]) -> dict[int, list[str]]:
-    """Each case on the ranks that it needs, and in a run of all combinations on MOST_RANKS too.
-
-    There, where they take turns, a fourth of them: processes that share cores cost minutes.
-    """
+    """Each case on the ranks that it needs, and in a run of all combinations on MOST_RANKS too."""
     found: dict[int, list[str]] = {}
     for name, least in needed.items():
         found.setdefault(least, []).append(name)
     if config.getoption("--combinations") == "all":
-        found.setdefault(MOST_RANKS, []).extend(in_turn(list(needed), 4))
+        found.setdefault(MOST_RANKS, []).extend(needed)
     return found
 
 

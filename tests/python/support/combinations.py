@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which combinations of a generated test run (`@pytest.mark.combinations`).
 
-With --combinations=pairs, the default, as many as it takes that every two values of different
-parameters meet in one of them. Defects hang on one choice or two, hardly ever on five. With
---combinations=values, and always in the lazy orders of the pretended device, as many as it takes to
-have every value once. Each device and order of time has a set of its own.
+With --combinations=values, the default, as many as it takes to have every value once. With
+--combinations=pairs as many as it takes that every two values of different parameters meet in one
+of them, except in the lazy orders of the pretended device. Defects hang on one choice or two,
+hardly ever on five. Each device and order of time has a set of its own.
 """
 
 from __future__ import annotations

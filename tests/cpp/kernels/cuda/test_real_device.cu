@@ -68,6 +68,8 @@ constexpr float kSmallestNormal = 0x1p-126f;
 // Numbers between these two are below the smallest normal number, and round to it.
 constexpr double kHalfWay = 0x1p-126 * (1.0 - 0x1p-25);
 constexpr double kBelow = 0x1.fffffffffffffp-127;
+// Half a unit of the denormal numbers below it: rounds up to it where those are rounded to first.
+constexpr double kHalfADenormal = 0x1p-126 * (1.0 - 0x1p-24);
 
 /// What becomes of such numbers is not promised, but recorded: docs/numerics.md.
 void record(const char* name, float result) {
@@ -76,9 +78,9 @@ void record(const char* name, float result) {
 }
 
 TEST(CudaRounding, OfFp64NearTheSmallestNormalNumber) {
-  const std::vector<double> values{kBelow,    kHalfWay,  std::nextafter(kHalfWay, 0.0),
-                                   0x1p-126,  -0x1p-126, 0x1.8p-127,
-                                   -0x1p-130, 1.0 / 3.0};
+  const std::vector<double> values{kBelow,         kHalfWay,  std::nextafter(kHalfWay, 0.0),
+                                   kHalfADenormal, 0x1p-126,  -0x1p-126,
+                                   0x1.8p-127,     -0x1p-130, 1.0 / 3.0};
   const DeviceArray<double> device_values(values);
   const auto rounded = DeviceArray<float>::unwritten(static_cast<std::int64_t>(values.size()));
   round_each<<<1, 1, 0, stream()>>>(device_values.data(), rounded.data(),
@@ -88,7 +90,9 @@ TEST(CudaRounding, OfFp64NearTheSmallestNormalNumber) {
   const std::vector<float> results = rounded.to_host();
   record("fp64_below_2^-126", results[0]);
   record("fp64_half_way_below_2^-126", results[1]);
-  for (std::size_t i = 2; i < values.size(); ++i) {
+  record("fp64_less_than_half_way_below_2^-126", results[2]);
+  record("fp64_half_a_denormal_below_2^-126", results[3]);
+  for (std::size_t i = 4; i < values.size(); ++i) {
     const float expected = round_to<float>(values[i]);
     EXPECT_EQ(std::signbit(results[i]), std::signbit(expected)) << values[i];
     EXPECT_EQ(results[i], expected) << values[i];
