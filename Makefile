@@ -29,8 +29,6 @@ export CTEST_PARALLEL_LEVEL ?= 2
 # Compilers walk through gigabytes. Huge pages for malloc spare them address translations, which are
 # dear in virtual machines.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
-# Threads that wait for work do not spin: they share the cores with the tests.
-export OMP_WAIT_POLICY ?= PASSIVE
 # A compiler cache, where there is one: the kernels do not depend on torch, and another version of it need
 # not compile them again. Build folders at the same depth below sources share objects: paths are relative,
 # and neither the folder nor whether warnings are errors counts. An object that gave a warning gives it
@@ -44,20 +42,19 @@ ifneq ($(shell command -v ccache),)
 endif
 
 # Parts that run one after another whatever becomes of the others: tools/run_lanes.py.
-CHECK := test-types test-layers test-cpp test-python-quick
-TEST := test-cpp test-python test-consumer
-CI := lint test-types test-layers $(TEST) test-cuda-on-cpu test-pretended-cuda-eager test-doctests
+CHECK_LANES := test-types test-layers test-cpp test-python-quick
+TEST_LANES := test-cpp test-python test-consumer
+CI_LANES := lint test-types test-layers $(TEST_LANES) test-cuda-on-cpu test-pretended-cuda-eager test-doctests
 # What the others leave out. docs/testing.md says which change runs which.
-REST := test-python-whole test-machinery docs test-consumer-whole test-integrations coverage test-tsan \
+REST_LANES := test-python-whole test-machinery docs test-consumer-whole test-integrations coverage test-tsan \
   test-headers test-pretended-cuda test-mutations test-cubins test-host-path test-walkthrough \
   test-packaging test-newest-torch test-aarch64 test-under-load
-PHONY_PARTS := $(sort $(CHECK) $(CI) $(REST))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo distributed-demo sharded-demo images images-cpp tutorials bench bench-peers clean \
-  build prefix package programs pretended-cuda gpu-bundle check test ci test-all $(PHONY_PARTS) \
+  build prefix package programs pretended-cuda gpu-bundle check test ci test-all $(sort $(CHECK_LANES) $(CI_LANES) $(REST_LANES)) \
   test-asan doxygen-is-here aarch64-is-here results-of-aarch64 results-of-kernels \
   build-for-torch test-torch test-torch-cpp test-torch-python
 
@@ -69,8 +66,8 @@ help:
 	@echo "make test            C++ and Python tests, and a program of a user: before a commit"
 	@echo "make ci              what continuous integration runs (needs nvcc)"
 	@echo "make test-all        that and all other proofs: hours. Each runs alone too:"
-	@echo "  $(wordlist 1,7,$(REST))"
-	@echo "  $(wordlist 8,99,$(REST))"
+	@echo "  $(wordlist 1,7,$(REST_LANES))"
+	@echo "  $(wordlist 8,99,$(REST_LANES))"
 	@echo "make test-torch VERSION=2.14.0  build and test with another torch"
 	@echo "make package | docs  the C++ package as an archive; the documentation site"
 	@echo "make gpu-bundle      build/gpu: what tools/gpu_run.sh needs on a machine with a GPU (needs nvcc, Python 3.12)"
@@ -148,11 +145,12 @@ prefix: build
 # `make check` meets a broken .cu where there is an nvcc, and not first in continuous integration.
 check: export TORCHFUSE_WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),$(if $(shell command -v nvcc),ON,OFF))
 ci test-all: export TORCHFUSE_WITH_CUDA := ON
-check test ci:
-	@$(PYTHON) tools/run_lanes.py "make $@" $($(shell echo $@ | tr a-z A-Z))
-
-test-all:
-	@$(PYTHON) tools/run_lanes.py "make $@" $(CI) $(REST)
+check: LANES = $(CHECK_LANES)
+test: LANES = $(TEST_LANES)
+ci: LANES = $(CI_LANES)
+test-all: LANES = $(CI_LANES) $(REST_LANES)
+check test ci test-all:
+	@$(PYTHON) tools/run_lanes.py "make $@" $(LANES)
 
 # The kernels on the CPU, the ops, and the classes.
 test-cpp: build
@@ -169,7 +167,8 @@ test-cuda-on-cpu: build
 test-headers: build
 	cmake --build $(BUILD) --target all_verify_interface_header_sets
 
-# Two processes, each with whole files.
+# Two processes, each with whole files. Threads that wait for work do not spin: they share the cores with
+# the tests.
 PYTEST_WORKERS ?= 2
 # The longest test takes seven minutes on two slow cores. One that hangs is named, and the others run.
 TEST_SECONDS ?= 900
@@ -188,7 +187,7 @@ SOME_PROCESSES := $(addprefix tests/python/,amp/test_grad_scaler_group.py \
   parallel/test_sharded_program.py parallel/test_sync_batch_norm_group.py \
   parallel/test_torch_ddp_fsdp.py)
 MACHINERY := tests/python/tools tests/python/benchmarks
-PYTEST := TORCHFUSE_BUILD_DIR=$(BUILD) $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL)
+PYTEST := OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(BUILD) $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL)
 test-python: programs .venv/.requirements
 	$(PYTEST) $(addprefix --ignore ,$(MACHINERY)) --processes-of "$(SOME_PROCESSES)" $(PYTEST_ARGS)
 
@@ -269,7 +268,7 @@ pretended-cuda: build
 	cmake --build $(BUILD) --target pretended_cuda
 
 # Four devices, for as many ranks.
-ON_PRETENDED_CUDA := PRETENDED_CUDA_DEVICES=4 TORCHFUSE_BUILD_DIR=$(BUILD) tools/on_pretended_cuda.sh \
+ON_PRETENDED_CUDA := OMP_WAIT_POLICY=PASSIVE PRETENDED_CUDA_DEVICES=4 TORCHFUSE_BUILD_DIR=$(BUILD) tools/on_pretended_cuda.sh \
   $(VENV_PYTHON) -m pytest $(PYTEST_IN_PARALLEL) -m "cuda and not slow"
 
 # Steps, the scaler, norms, batch norm, graphs, streams and NCCL, each once and at once.
@@ -313,14 +312,13 @@ test-layers: build
 test-host-path: build .venv/.requirements
 	$(VENV_PYTHON) benchmarks/host_path.py --check
 
-# The C++ package as a program finds it: that of the README.
-CONSUMER := $(patsubst %,tests/packaging/cpp/test_%.py,readme find_package messages symbols)
+# The README's C++ program, against the package that `make build` installed.
 test-consumer: build .venv/.requirements
-	$(VENV_PYTHON) -m pytest $(CONSUMER) $(PYTEST_ARGS)
+	TORCHFUSE_BUILD_DIR=$(BUILD) $(VENV_PYTHON) -m pytest tests/packaging/cpp/test_readme.py $(PYTEST_ARGS)
 
 # Every program and example, and built without Python, as an archive and in a subdirectory.
 test-consumer-whole: build .venv/.requirements
-	$(VENV_PYTHON) -m pytest tests/packaging/cpp $(PYTEST_ARGS)
+	TORCHFUSE_BUILD_DIR=$(BUILD) $(VENV_PYTHON) -m pytest tests/packaging/cpp $(PYTEST_ARGS)
 
 # Every way to install the Python package, into environments below build/packaging, and the machine code
 # that `pip install` made.
@@ -346,7 +344,7 @@ test-torch-cpp: build-for-torch
 
 test-torch-python: build-for-torch
 	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_programs
-	TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) \
+	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) \
 	  $(addprefix --ignore ,$(MACHINERY) $(wildcard tests/python/test_packaging_*.py)) $(PYTEST_ARGS)
 
 test-newest-torch:
@@ -354,7 +352,7 @@ test-newest-torch:
 
 # Other people's training loops with our scaler and optimizers.
 test-integrations: build/integrations/.requirements build
-	HF_HUB_OFFLINE=1 build/integrations/bin/python -m pytest \
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 build/integrations/bin/python -m pytest \
 	  tests/integrations $(PYTEST_ARGS)
 
 # The optimizer of docs/adding_an_optimizer.md, added to a copy of the tree.
