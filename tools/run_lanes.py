@@ -13,7 +13,9 @@ import sys
 import time
 
 name, *lanes = sys.argv[1:]
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads share the cores with what else is tested
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # threads share the cores with what else is tested
 lines, failed, total = [], [], time.monotonic()
 for lane in lanes:
     print(f"--- {lane}", flush=True)
