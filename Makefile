@@ -9,9 +9,10 @@
 #   PYTEST_WORKERS=4         processes that share the Python tests; 0: one, with its output at once
 
 PYTHON ?= python3
-# With and without CUDA: a folder each.
-WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),$(if $(wildcard /dev/nvidia0),ON,OFF))
-BUILD := build/$(if $(filter OFF,$(WITH_CUDA)),dev,dev-cuda)
+# With and without CUDA: a folder each. AUTO takes CUDA where torch and nvcc are fit for it.
+WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),$(if $(wildcard /dev/nvidia[0-9]*),AUTO,OFF))
+BUILD := build/$(if $(filter-out OFF off 0 NO no FALSE false,$(WITH_CUDA)),dev-cuda,dev)
+HAS_CUDA := ! grep -q '"cuda": ""' python/torchfuse/build_info.json
 PREFIX := $(CURDIR)/build/prefix
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
 # The newest torch that is supported; requirements-dev.txt names the oldest.
@@ -102,7 +103,7 @@ help:
 # The same requirements with another torch, and without those of the examples.
 build/torch-%/.requirements: requirements-demo.txt requirements-dev.txt
 	$(PYTHON) -m venv build/torch-$*
-	sed -e 's/^torch==.*/torch==$*/' -e '/^# examples/,$$d' -e '/^-r/d' $^ \
+	sed -e 's/^torch==.*/torch==$*/' -e '/^# examples/,/^tqdm/d' -e '/^-r/d' $^ \
 	  > build/torch-$*/requirements.txt
 	build/torch-$*/bin/python -m pip install --quiet -r build/torch-$*/requirements.txt
 	touch $@
@@ -129,13 +130,13 @@ $(BUILD)/.installed: .venv/.requirements-demo setup.py pyproject.toml VERSION CM
 	  $(VENV_PYTHON) -m pip install --verbose --no-build-isolation --no-deps --editable .
 	touch $@
 
-CPU_ONLY := the CPU only$(if $(TORCHFUSE_WITH_CUDA),,: no GPU was found. TORCHFUSE_WITH_CUDA=ON adds CUDA)
 # The component "python" alone goes beside the .py files; the rest is the C++ package.
 build: $(BUILD)/.installed
-	@echo "torchfuse: a build for $(if $(filter OFF,$(WITH_CUDA)),$(CPU_ONLY),the CPU and CUDA)"
 	cmake --build $(BUILD) --target torchfuse torchfuse_C
 	@cmake --install $(BUILD) --prefix python/torchfuse > $(BUILD)/install.log
 	@cmake --install $(BUILD) --prefix python/torchfuse --component python >> $(BUILD)/install.log
+	@if $(HAS_CUDA); then echo "torchfuse: built for the CPU and CUDA in $(BUILD)"; else \
+	  echo "torchfuse: built for the CPU in $(BUILD); TORCHFUSE_WITH_CUDA=ON adds CUDA"; fi
 
 prefix: build
 	@cmake --install $(BUILD) --prefix $(PREFIX) > $(BUILD)/install-prefix.log
@@ -143,7 +144,7 @@ prefix: build
 # --- Tests -------------------------------------------------------------------------------------------
 
 # `make check` meets a broken .cu where there is an nvcc, and not first in continuous integration.
-check: export TORCHFUSE_WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),$(if $(shell command -v nvcc),ON,OFF))
+check: export TORCHFUSE_WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),AUTO)
 ci test-all: export TORCHFUSE_WITH_CUDA := ON
 check: LANES = $(CHECK_LANES)
 test: LANES = $(TEST_LANES)
@@ -152,15 +153,17 @@ test-all: LANES = $(CI_LANES) $(REST_LANES)
 check test ci test-all:
 	@$(PYTHON) tools/run_lanes.py "make $@" $(LANES)
 
-# The kernels on the CPU, the ops, and the classes.
+# The kernels on the CPU, the ops, and the classes; in a build with CUDA also the kernels on a GPU, if there
+# is one.
+CUDA_TESTS := $$($(HAS_CUDA) && echo torchfuse_cuda_kernel_tests torchfuse_toolkit_conversion_tests)
 test-cpp: build
-	cmake --build $(BUILD) --target torchfuse_kernel_tests torchfuse_api_tests
-	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L '^(kernels|api)$$' --output-on-failure --no-tests=error $(CTEST_ARGS)
+	cmake --build $(BUILD) --target torchfuse_kernel_tests torchfuse_api_tests $(CUDA_TESTS)
+	GTEST_BRIEF=1 ctest --test-dir $(BUILD) -L '^(kernels|api|cuda)$$' --output-on-failure --no-tests=error $(CTEST_ARGS)
 
 # The CUDA kernels' own source, compiled by g++, with their accesses counted.
 test-cuda-on-cpu: build
 	cmake --build $(BUILD) --target torchfuse_cuda_on_cpu_tests torchfuse_cuda_on_cpu_self_tests \
-	  $(if $(filter OFF,$(WITH_CUDA)),,torchfuse_toolkit_conversion_tests)
+	  $(CUDA_TESTS)
 	ctest --test-dir $(BUILD) -L cuda_on_cpu --output-on-failure --no-tests=error $(CTEST_ARGS)
 
 # Every header compiles when it is included alone.
@@ -199,8 +202,9 @@ test-python-quick: build .venv/.requirements
 test-python-whole: programs .venv/.requirements
 	$(PYTEST) $(addprefix --ignore ,$(MACHINERY)) --combinations=all $(PYTEST_ARGS)
 
-# The tools, and the benchmarks' own arithmetic.
+# The tools, and the benchmarks' own arithmetic; the benchmarks of kernels compile.
 test-machinery: programs .venv/.requirements
+	cmake --build $(BUILD) --target torchfuse_bench_kernels torchfuse_bench_cuda_on_cpu
 	$(PYTEST) $(MACHINERY) $(PYTEST_ARGS)
 
 test-doctests: build .venv/.requirements
@@ -253,14 +257,14 @@ results-of-kernels results-of-aarch64: results-of-%: .venv/.requirements
 
 # The machine code of a build for every architecture. Needs no GPU.
 test-cubins: .venv/.requirements
-	cmake --preset release -DTORCHFUSE_WITH_CUDA=ON -DPython_EXECUTABLE=$(VENV_PYTHON)
+	cmake --preset release -DTORCHFUSE_WITH_CUDA=ON -DTORCHFUSE_WERROR=ON -DPython_EXECUTABLE=$(VENV_PYTHON)
 	cmake --build --preset release --target torchfuse
 	$(VENV_PYTHON) tools/check_cubins.py --library build/release/csrc/libtorchfuse.so
 
 # The device of tests/pretended_cuda, which takes the place of CUDA's runtime: a build with CUDA, whatever
 # the machine has. What it can show is in tests/pretended_cuda/README.md.
-ifeq ($(WITH_CUDA),OFF)
-pretended-cuda test-pretended-cuda test-pretended-cuda-eager:
+ifeq ($(BUILD),build/dev)
+pretended-cuda test-pretended-cuda test-pretended-cuda-eager test-host-path:
 	@$(MAKE) --no-print-directory TORCHFUSE_WITH_CUDA=ON $@
 else
 pretended-cuda: build
@@ -283,6 +287,11 @@ test-pretended-cuda: pretended-cuda .venv/.requirements
 	ctest --test-dir $(BUILD) -L pretended_cuda --output-on-failure --no-tests=error
 	$(ON_PRETENDED_CUDA) -m "not slow" tests/pretended_cuda
 	$(ON_PRETENDED_CUDA) --combinations=pairs --orders-of-time $(PYTEST_ARGS)
+
+# What a step costs the host, counted in instructions: load and clock do not change it. The baseline is that
+# of a build with CUDA.
+test-host-path: build .venv/.requirements
+	$(VENV_PYTHON) benchmarks/host_path.py --check
 endif
 
 # The script calls `make build`; here it has the compiler cache.
@@ -307,10 +316,6 @@ test-types: .venv/.requirements-lint build
 test-layers: build
 	$(VENV_PYTHON) tools/check_layers.py --build-dir $(BUILD)
 	$(VENV_PYTHON) tools/check_sizes.py
-
-# What a step costs the host, counted in instructions: load and clock do not change it.
-test-host-path: build .venv/.requirements
-	$(VENV_PYTHON) benchmarks/host_path.py --check
 
 # The README's C++ program, against the package that `make build` installed.
 test-consumer: build .venv/.requirements
@@ -345,7 +350,7 @@ test-torch-cpp: build-for-torch
 test-torch-python: build-for-torch
 	$(TORCH_ENV)/bin/cmake --build $(TORCH_ENV)-cmake --target torchfuse_programs
 	OMP_WAIT_POLICY=PASSIVE TORCHFUSE_BUILD_DIR=$(TORCH_ENV)-cmake $(TORCH_ENV)/bin/python -m pytest $(PYTEST_IN_PARALLEL) \
-	  $(addprefix --ignore ,$(MACHINERY) $(wildcard tests/python/test_packaging_*.py)) $(PYTEST_ARGS)
+	  $(addprefix --ignore ,tests/python/tools $(wildcard tests/python/test_packaging_*.py)) $(PYTEST_ARGS)
 
 test-newest-torch:
 	@$(MAKE) --no-print-directory test-torch VERSION=$(NEWEST_TORCH)

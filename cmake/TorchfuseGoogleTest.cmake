@@ -7,22 +7,28 @@ if(NOT TORCHFUSE_GTEST_SOURCE AND NOT TORCHFUSE_SANITIZE)
   find_package(GTest QUIET)
 endif()
 if(NOT TARGET GTest::gtest_main)
+  set(folders "${TORCHFUSE_GTEST_SOURCE}" "${TORCHFUSE_GTEST_SOURCE}/googletest")
+  if(NOT TORCHFUSE_GTEST_SOURCE)
+    set(folders /usr/src/googletest/googletest "${PROJECT_SOURCE_DIR}/.venv/src/gtest_vendor")
+    if(Python_EXECUTABLE)
+      cmake_path(GET Python_EXECUTABLE PARENT_PATH scripts)
+      list(APPEND folders "${scripts}/../src/gtest_vendor")
+    endif()
+  endif()
+  unset(TORCHFUSE_GTEST_FOLDER CACHE)
   find_path(
     TORCHFUSE_GTEST_FOLDER
     src/gtest-all.cc
-    PATHS
-      "${TORCHFUSE_GTEST_SOURCE}"
-      "${TORCHFUSE_GTEST_SOURCE}/googletest"
-      /usr/src/googletest/googletest
-      "${PROJECT_SOURCE_DIR}/.venv/src/gtest_vendor"
+    PATHS ${folders}
     NO_DEFAULT_PATH
+    NO_CMAKE_FIND_ROOT_PATH
   )
   if(NOT TORCHFUSE_GTEST_FOLDER)
     message(
       FATAL_ERROR
-      "torchfuse: expected GoogleTest for TORCHFUSE_BUILD_TESTS, got none. Install Debian's package "
-      "libgtest-dev, or run `make test`, which installs its sources into .venv; or name a folder of "
-      "its sources with TORCHFUSE_GTEST_SOURCE."
+      "torchfuse: expected GoogleTest for TORCHFUSE_BUILD_TESTS, got none in ${folders}. Install "
+      "Debian's package libgtest-dev, or its sources by `pip install ros-gtest-vendor` and name "
+      "their folder, src/gtest_vendor of the environment, with TORCHFUSE_GTEST_SOURCE."
     )
   endif()
   foreach(name IN ITEMS gtest gtest_main)

@@ -33,7 +33,7 @@ done
 echo "pretended CUDA: nothing here runs on a GPU" >&2
 # torch's libraries find NVIDIA's by a path of their own, which only a library that is loaded before
 # them can replace. Ours is found by the search path.
-export PRETENDED_CUDA=1
+export PRETENDED_CUDA=1 TORCHFUSE_REQUIRE_CUDA=1
 export LD_PRELOAD=$libraries/libcudart.so.13:$libraries/libcuda.so.1:$libraries/libnccl.so.2${LD_PRELOAD:+:$LD_PRELOAD}
 export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 exec "$@"

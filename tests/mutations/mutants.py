@@ -104,12 +104,14 @@ def build(mutation: Mutation) -> Finished:
     """Brings the mutation's test program up to date with the copy."""
     folder = FOLDER / "src/build" / mutation.build
     if not (folder / "build.ninja").is_file():
+        vendor = ROOT / ".venv/src/gtest_vendor"
+        gtest = vendor if vendor.is_dir() else ""
         # With the flags and at the place of the lanes' builds, which a compiler cache knows, but
         # without torch and CUDA. Warnings are welcome: a mutation may leave a variable unused.
         configured = execute(
             *("cmake", "--preset", mutation.build, "-S", FOLDER / "src", "-B", folder),
             *("-DTORCHFUSE_KERNELS_ONLY=ON", "-DTORCHFUSE_WITH_CUDA=OFF"),
-            "-DTORCHFUSE_WERROR=OFF",
+            *("-DTORCHFUSE_WERROR=OFF", f"-DTORCHFUSE_GTEST_SOURCE={gtest}"),
         )
         if configured.code != 0:
             return configured

@@ -57,7 +57,7 @@ def examine(mutation: Mutation) -> str:
 
 
 def small_set() -> set[str]:
-    """Those of continuous integration; half of them where they take turns."""
+    """Those that `make test-mutations` plants."""
     return {mutation.name for mutation in mutants.load() if mutation.ci}
 
 

@@ -197,7 +197,7 @@ def test_missing_nvcc_names_the_package_that_brings_one(
 
 def test_old_compiler(configure: Configure, tmp_path: Path) -> None:
     pretend = "-U__GNUC__ -D__GNUC__=9 -U__GNUC_MINOR__ -D__GNUC_MINOR__=4"
-    compiler = make_script(tmp_path / "g++", f'exec /usr/bin/g++ {pretend} "$@"')
+    compiler = make_script(tmp_path / "g++", f'exec {shutil.which("g++")} {pretend} "$@"')
     output = configure(torch=make_torch(tmp_path / "torch"), CXX=str(compiler))
     assert "torchfuse: expected a compiler that knows C++20, g++ 12 or newer, got GNU 9.4" in output
     assert f"in {compiler}. Set CXX to another one." in output

@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import torchfuse
+
 ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
+#: Where the Makefile built the package that is installed.
+_BUILT = "build/dev-cuda" if torchfuse._C.build_info()["cuda"] else "build/dev"
+BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", _BUILT)
 WORK = ROOT / "build/consumer"
 TORCH = Path(torch.__file__).resolve().parent
 VERSION = (ROOT / "VERSION").read_text(encoding="utf-8").strip()

@@ -20,7 +20,7 @@ KINDS = (
     "prologue_cuda.cu",
     "multi_tensor_unscale_cuda.cu",
     "softmax_cross_entropy_cuda.cu",
-    "fused_lion_update_bfloat16_cuda.cu",
+    "fused_lion_cuda.cu",
 )
 
 

@@ -53,7 +53,8 @@ def run(command: Sequence[str | Path], *, cwd: Path = WORK, **variables: str | N
     folders = os.environ["PATH"].split(os.pathsep)
     outside = [x for x in folders if not Path(x).parent.joinpath("pyvenv.cfg").exists()]
     environment["PATH"] = os.pathsep.join(outside)
-    for name in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "TORCHFUSE_TORCH_DIR"):
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "TORCHFUSE_TORCH_DIR")
+    for name in (*hidden, "TORCHFUSE_WITH_CUDA"):
         environment.pop(name, None)
     for name, value in variables.items():
         environment.pop(name, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.cpp_programs import BUILD
 
 import data_parallel
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
 FIGURES = {"torch": "2.11.0", "bucket_bytes": [4, 8], "losses": [2.0, 1.0], "seconds": [0.1, 0.1]}
 #: Of a run in seconds, which takes about half a minute.
 TIME_LIMIT = 300

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cpp_programs import BUILD
 
 import data_parallel
 import machine
@@ -23,7 +24,6 @@ from suites.scale_points import SAMPLE, calls_for, measured
 from suites.scale_steps import ADAM, ADAM_TENSORS, SGD, Curve
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev")
 WORDS = ["--quick", "--rounds", "2", "--build", str(BUILD)]
 CURVES = pytest.mark.parametrize("curve", [ADAM, ADAM_TENSORS, SGD], ids=lambda curve: curve.name)
 

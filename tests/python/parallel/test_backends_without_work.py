@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.cases import run_cases
+from support.cpp_programs import BUILD
 from support.processes import join_group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,8 +29,7 @@ from torchfuse.parallel import DistributedDataParallel, Reducer, SyncBatchNorm
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", "build/dev") / "tests" / "cpp"
+FOLDER = BUILD / "tests" / "cpp"
 MODULE = "torchfuse_synchronous_gloo"
 FILE = FOLDER / f"{MODULE}.so"
 RANKS = 2
