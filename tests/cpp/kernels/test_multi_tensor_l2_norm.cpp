@@ -75,6 +75,29 @@ TEST(L2Norm, MatchesLongDouble) {
   }
 }
 
+// Whole chunks of equal elements around both thresholds, and the largest: no sum of squares
+// overflows.
+TEST(L2Norm, ElementsOfAnyMagnitudeDoNotOverflow) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64}) {
+    const int exponent = dtype == DType::kFloat64 ? 500 : 58;
+    for (int power = exponent - 2; power <= exponent + 4; ++power) {
+      for (const double factor : {1.0, 1.9921875}) {
+        Problem problem(dtype, {100, 3 * kNormChunk + 5});
+        const double value = std::ldexp(factor, power);
+        for (Buffer& grad : problem.grads) {
+          for (std::int64_t i = 0; i < grad.numel(); ++i) grad.set(i, i % 2 == 0 ? value : -value);
+        }
+        for (const CpuIsa isa : testing::levels_here()) {
+          const NormPartial sum = problem.sum(isa);
+          const double expected = problem.expected_norm();
+          EXPECT_NEAR(norm_of(sum), expected, 1e-6 * expected) << value;
+          EXPECT_EQ(sum.nonfinite, 0u) << value;
+        }
+      }
+    }
+  }
+}
+
 TEST(L2Norm, EveryLevelAndEverySplitGivesTheSameBits) {
   for (const DType dtype : kEveryDType) {
     Problem problem(dtype, testing::interesting_sizes(), 1);
