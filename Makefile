@@ -65,7 +65,7 @@ help:
 	@echo "make images | images-cpp | tutorials  image files in both languages; mixed precision, with pictures"
 	@echo "make check           types, layers, C++ and Python tests without processes: while you work"
 	@echo "make test            C++ and Python tests, and a program of a user: before a commit"
-	@echo "make ci              what continuous integration runs (needs nvcc)"
+	@echo "make ci              what .ci/run runs (needs nvcc): $(CI_LANES)"
 	@echo "make test-all        that and all other proofs: hours. Each runs alone too:"
 	@echo "  $(wordlist 1,7,$(REST_LANES))"
 	@echo "  $(wordlist 8,99,$(REST_LANES))"
@@ -81,6 +81,7 @@ help:
 
 # What builds and the demo need, and what tests add.
 .venv/.requirements-demo: requirements-demo.txt | .venv/bin/python
+	@echo "installing torch and what else is needed into .venv: a few minutes"
 	$(VENV_PYTHON) -m pip install --quiet -r requirements-demo.txt
 	touch $@
 
@@ -144,7 +145,7 @@ prefix: build
 # --- Tests -------------------------------------------------------------------------------------------
 
 # `make check` meets a broken .cu where there is an nvcc, and not first in continuous integration.
-check: export TORCHFUSE_WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),AUTO)
+check: export TORCHFUSE_WITH_CUDA := $(or $(TORCHFUSE_WITH_CUDA),$(if $(shell command -v nvcc),AUTO,$(WITH_CUDA)))
 ci test-all: export TORCHFUSE_WITH_CUDA := ON
 check: LANES = $(CHECK_LANES)
 test: LANES = $(TEST_LANES)

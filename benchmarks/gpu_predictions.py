@@ -289,10 +289,10 @@ def gpu_predictions(_: object = None) -> str:
                 *_measured(one.name),
             ]
         )
-    head = ["row", "bytes", "KB in flight", "instructions", *COPY, "ratio"]
+    head = ["row", "bytes", "KB in flight", "instructions", *COPY, "predicted ratio"]
     found = gpu_result.latest()
     if found is not None:
-        head += [f"measured, {found[1]['machine']['gpu']}", "of a copy", "ratio"]
+        head += [f"measured, {found[1]['machine']['gpu']}", "of a copy", "measured ratio"]
     return table(head, rows, range(1, len(head)))
 
 

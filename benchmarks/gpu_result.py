@@ -61,6 +61,8 @@ def paragraph(root: Path, page: str) -> str:
         if stage["status"] != "passed"
     ]
     outcome = f"not every stage passed ({', '.join(others)})" if others else "every stage passed"
+    if result["problems"]:
+        outcome += f", and not all was as expected ({' '.join(result['problems'])})"
     return (
         f"**The last run on a GPU** was on {result['date'][:10]} (UTC), on one "
         f"{result['machine']['gpu']}, of commit `{result['sha'][:7]}`: {outcome}. Its "

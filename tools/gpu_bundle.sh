@@ -16,11 +16,11 @@ python=${TORCHFUSE_GPU_PYTHON:-}
 for candidate in python3.12 ~/.pyenv/versions/3.12*/bin/python3.12; do
   [ -n "$python" ] || ! "$candidate" -V > /dev/null 2>&1 || python=$candidate
 done
-[[ $("${python:-false}" -V 2>&1) == "Python 3.12."* ]] || {
-  echo "gpu_bundle: expected TORCHFUSE_GPU_PYTHON to name an interpreter of Python 3.12, got" \
-    "'$python'. Install one, with its headers." >&2
+if [[ $# -gt 0 || $("${python:-false}" -V 2>&1) != "Python 3.12."* ]]; then
+  echo "gpu_bundle: expected no argument, and TORCHFUSE_GPU_PYTHON to name an interpreter of Python" \
+    "3.12 with headers, got '$*' and '$python'." >&2
   exit 2
-}
+fi
 
 # --- Environment: what the GPU's machine has, and the usual build to compare with.
 make --no-print-directory build
@@ -76,15 +76,13 @@ if [[ $place != "$PWD/$bundle/"* || -z $usual || $ours != "$usual" ]]; then
   exit 1
 fi
 
-"$venv" - "$bundle/manifest.json" "$(git rev-parse HEAD)" "$(git status --porcelain)" << 'PYTHON'
+"$venv" -c '
 import json, platform, sys, torch
-from pathlib import Path
-path, sha, changes = sys.argv[1:]
-info = json.loads((Path(path).parent / "site/torchfuse/build_info.json").read_text())
-manifest = {"sha": sha, "dirty": bool(changes), "torch": torch.__version__,
-            "python": platform.python_version(), "build": info}
-Path(path).write_text(json.dumps(manifest, indent=1) + "\n")
-PYTHON
+folder, sha, changes = sys.argv[1:]
+manifest = {"sha": sha, "dirty": bool(changes), "torch": torch.__version__, "python": platform.python_version()}
+manifest["build"] = json.load(open(f"{folder}/site/torchfuse/build_info.json"))
+json.dump(manifest, open(f"{folder}/manifest.json", "w"), indent=1)
+' $bundle "$(git rev-parse HEAD)" "$(git status --porcelain)"
 mib=$(du -sm $bundle | cut -f 1)
 echo "gpu_bundle: $bundle, $mib MiB; a step on the CPU has the bits of the usual build"
 [ "$mib" -le $most_mib ] || { echo "gpu_bundle: expected at most $most_mib MiB" >&2; exit 1; }

@@ -8,10 +8,11 @@
 #     KERNELS='CudaNorm*'          tests of the kernels
 #     TESTS='tests/python/amp -k scaler'   arguments of pytest
 #     ROWS='batch_norm/forward'    rows of the benchmarks, also with the library of BEFORE, if that is set
-#     BEFORE=build/gpu-before      a former bundle
+#     BEFORE=build/gpu-before      a former bundle, for these rows
 #   tools/on_pretended_cuda.sh tools/gpu_run.sh a    a rehearsal without a GPU
 #
-#   OUT              folder of result.json, which is whole after every stage, and logs; default build/gpu-run
+#   OUT              folder of result.json (of b: result-b.json), which is whole after every stage, and of
+#                    logs; default build/gpu-run
 #   TORCHFUSE_SHA    the commit, where there is no git
 #   PYTHON           the interpreter that holds torch; default python3
 set -euo pipefail

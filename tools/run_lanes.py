@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+if len(sys.argv) < 3:
+    sys.exit(f"run_lanes: expected a name and targets of the Makefile, got {sys.argv[1:]}.")
 name, *lanes = sys.argv[1:]
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"

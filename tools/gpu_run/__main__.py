@@ -39,6 +39,11 @@ SLOWNESS = 30.0 if PRETENDED else 1.0
 NAMED_FAILURES, LOG_BYTES = 20, 2**21
 
 
+#: What stages need beside torch and the bundle.
+PROGRAMS = ("compute-sanitizer", "ncu")
+MODULES = ("hypothesis", "numpy", "pytest", "safetensors", "torchvision", "xdist")
+
+
 def machine() -> dict[str, Any]:
     """The GPU, its driver, Python and torch; None for what is not there."""
     facts: dict[str, Any] = {"gpu": None, "driver": None, "capability": None, "torch": None}
@@ -82,8 +87,13 @@ def differences(facts: dict[str, Any], sha: str) -> Iterator[str]:
     except (OSError, ValueError, TypeError, KeyError):
         yield f"expected build/gpu/manifest.json, got none that can be read. {remedy}"
         return
-    if facts["capability"] not in (None, "9.0"):
-        yield f"expected compute capability 9.0, got {facts['capability']}: PTX is compiled for it."
+    if (capability := float(facts["capability"] or 9.0)) != 9.0:
+        outcome = "there is no code for it" if capability < 9.0 else "PTX is compiled for it"
+        yield f"expected compute capability 9.0, got {capability}: {outcome}."
+    programs = [] if PRETENDED else [n for n in PROGRAMS if not shutil.which(n)]
+    absent = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    if programs or absent:
+        yield f"expected {', '.join(programs + absent)}, got none: what needs them fails."
     if not sha:
         yield "expected TORCHFUSE_SHA to name the commit where git does not, got nothing."
     elif not sha_built.startswith(sha):
@@ -106,7 +116,6 @@ def environment(out: Path, work: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": f"{BUNDLE / 'site'}:{os.environ.get('PYTHONPATH', '')}",
         "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
-        "PATH": f"{os.environ['PATH']}:/usr/local/cuda/bin",
         "BUNDLE": str(BUNDLE),
         "OUT": str(out),
         "WORK": str(work),
@@ -229,7 +238,12 @@ class Call:
         self.environment = environment(out, self.work)
         facts, sha = machine(), commit()
         problems += differences(facts, sha)
-        self.stages: dict[str, Any] = {}
+        self.plan = CALL_A if name == "a" else call_b()
+        parts = [part for stage in self.plan for part in stage]
+        self.stages: dict[str, Any] = {
+            part.name: {"status": "not run", "reason": "not reached"} for part in parts
+        }
+        self.suffix = "" if name == "a" else f"-{name}"
         self.result: dict[str, Any] = {
             "kind": "gpu_run",
             "call": name,
@@ -246,10 +260,10 @@ class Call:
         outcomes = {entry["status"] for entry in self.stages.values()}
         passed = not self.result["problems"] and outcomes <= {"passed", "needs a GPU"}
         self.result |= {"seconds": round(time.monotonic() - self.begin, 1), "passed": passed}
-        unfinished = self.out / "result.part"
+        unfinished = self.out / "unfinished.json"
         text = json.dumps({**self.result, "stages": self.stages}, indent=1)
         unfinished.write_text(text + "\n", encoding="utf-8")
-        os.replace(unfinished, self.out / "result.json")
+        os.replace(unfinished, self.out / f"result{self.suffix}.json")
         return passed
 
     def run(self, stage: Stage) -> None:
@@ -294,7 +308,7 @@ class Call:
     def archive(self) -> None:
         """The ends of all logs, which a second SIGTERM does not lose."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with tarfile.open(self.out / "logs.tar.xz", "w:xz", preset=1) as archive:
+        with tarfile.open(self.out / f"logs{self.suffix}.tar.xz", "w:xz", preset=1) as archive:
             for log in sorted(self.work.glob("*.log")):
                 with log.open("rb") as file:
                     file.seek(-min(LOG_BYTES, log.stat().st_size), os.SEEK_END)
@@ -309,15 +323,19 @@ def main(arguments: list[str]) -> int:
         print(f"gpu_run: expected a or b, got {' '.join(arguments) or 'nothing'}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.environ["PATH"] += ":/usr/local/cuda/bin"
     problems = []
-    out, default = Path(os.environ.get("OUT", "/dev/null")).resolve(), ROOT / "build/gpu-run"
-    if not out.is_dir() and "OUT" in os.environ:
-        problems.append("expected $OUT to name a folder, got none: build/gpu-run has the results.")
-    out = out if out.is_dir() else default
-    out.mkdir(parents=True, exist_ok=True)
+    out = default = ROOT / "build/gpu-run"
+    if "OUT" in os.environ and not (out := Path(os.environ["OUT"]).resolve()).is_dir():
+        print("gpu_run: expected $OUT to name a folder, got none: it is made, if it can be")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problems.append(f"expected $OUT to be a folder, got {error.strerror}: it is build/gpu-run.")
+        (out := default).mkdir(parents=True, exist_ok=True)
     call = Call(arguments[0], out, problems)
     try:
-        for stage in CALL_A if arguments[0] == "a" else call_b():
+        for stage in call.plan:
             try:
                 call.run(stage)
             except Exception as error:  # whatever it is, the next stage must have its turn
@@ -325,7 +343,8 @@ def main(arguments: list[str]) -> int:
     finally:
         call.archive()
     passed = call.write()
-    print(f"gpu_run: {'passed' if passed else 'failed'} after {call.result['seconds']} s")
+    seconds = call.result["seconds"]
+    print(f"gpu_run: {'passed' if passed else 'failed'} after {seconds} s; results in {out}")
     return 0 if passed else 1
 
 

@@ -97,7 +97,7 @@ def test_a_measurement_stands_beside_its_prediction(monkeypatch: pytest.MonkeyPa
     }
     monkeypatch.setattr(gpu_result, "latest", lambda: ("path", result))
     table = predictions.gpu_predictions().splitlines()
-    assert table[0].endswith("| measured, NVIDIA H100 80GB HBM3 | of a copy | ratio |")
+    assert table[0].endswith("| measured, NVIDIA H100 80GB HBM3 | of a copy | measured ratio |")
     assert table[2].endswith("| 700\xa0µs | 90\xa0% | 1.10 |")
     assert table[3].endswith("|  |  |  |")
 
@@ -111,6 +111,7 @@ def test_the_paragraph_names_what_has_not_passed(tmp_path: Path) -> None:
         "date": "2026-12-01T00:00:00+00:00",
         "sha": "0123456789",
         "machine": {"gpu": "NVIDIA H100"},
+        "problems": ["expected a bundle of b, got one of c."],
         "stages": {"load": {"status": "passed"}, "ncu": {"status": "failed"}},
     }
     assert "Nothing has run" in gpu_result.paragraph(tmp_path, "README.md")
@@ -118,5 +119,6 @@ def test_the_paragraph_names_what_has_not_passed(tmp_path: Path) -> None:
     (folder / "b.json").write_text(json.dumps({**result, "call": "b", "date": "2027"}))
     (folder / "c.json").write_text(json.dumps({**result, "machine": {"gpu": "pretended"}}))
     text = gpu_result.paragraph(tmp_path, "README.md")
-    assert "of commit `0123456`: not every stage passed (ncu failed)" in text
+    assert "of commit `0123456`: not every stage passed (ncu failed), and not all was as" in text
+    assert "(expected a bundle of b, got one of c.)" in text
     assert "(benchmarks/results/nvidia-h100/a.json)" in text
