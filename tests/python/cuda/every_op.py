@@ -155,7 +155,9 @@ def main(name: str) -> None:
     """The program."""
     call = CALLS[name]("cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # On this thread: where a process ends right behind a backward pass, torch's thread for the
+    # device may still let go of Python objects, which ends some processes by std::terminate.
+    with torch.autograd.set_multithreading_enabled(False), torch.cuda.graph(graph):
         results = call()
     graph.replay()
     torch.cuda.synchronize()
