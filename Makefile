@@ -115,8 +115,8 @@ $(ABOVE_VENV): build/%/.requirements: requirements-%.txt .venv/.requirements
 	$(VENV_PYTHON) -m venv --clear build/$*
 	echo "import site; site.addsitedir('$$($(VENV_PYTHON) $(PURELIB))')" \
 	  > "$$(build/$*/bin/python $(PURELIB))/venv_below.pth"
-	build/$*/bin/python -m pip install --quiet setuptools -c requirements-dev.txt
-	build/$*/bin/python -m pip install --quiet -r $< -c requirements-dev.txt $(PIP_FLAGS_$*)
+	build/$*/bin/python -m pip install --quiet setuptools -c requirements-demo.txt
+	build/$*/bin/python -m pip install --quiet -r $< -c requirements-demo.txt $(PIP_FLAGS_$*)
 	touch $@
 
 # DeepSpeed asks torch when it is built, by the setuptools of this environment: a new one has those of
@@ -217,7 +217,7 @@ UNDER_LOAD := tests/python/parallel tests/python/optimizers/test_dtensor.py \
   tests/python/apex/test_apex_ddp_program.py
 
 test-under-load: programs .venv/.requirements
-	tools/under_load.sh $(or $(TIMES),20) $(PYTEST) -q $(UNDER_LOAD) $(PYTEST_ARGS)
+	tools/under_load.sh $(or $(TIMES),20) env $(PYTEST) -q $(UNDER_LOAD) $(PYTEST_ARGS)
 
 build/asan-ubsan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json
 	cmake --preset $*
