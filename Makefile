@@ -15,7 +15,7 @@ BUILD := build/$(if $(filter-out OFF off 0 NO no FALSE false,$(WITH_CUDA)),dev-c
 HAS_CUDA := ! grep -q '"cuda": ""' python/torchfuse/build_info.json
 PREFIX := $(CURDIR)/build/prefix
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
-# The newest torch that is supported; requirements-dev.txt names the oldest.
+# The newest torch that is supported; requirements-demo.txt names the oldest.
 NEWEST_TORCH := 2.15.0
 # Where an interpreter's packages lie.
 PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
