@@ -163,6 +163,11 @@ class MasterStash(AmpStash):
     def after_step(self) -> None:
         """Rounds the masters to the model, after a step that was not skipped."""
         super().after_step()
+        self.to_model()
+
+    @torch.no_grad()
+    def to_model(self) -> None:
+        """Rounds the masters to the model."""
         if self._models:
             torch._foreach_copy_(self._models, self.all_fp32_from_fp16_params)
         self._versions = [model._version for model in self._models]

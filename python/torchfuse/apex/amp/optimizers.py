@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchfuse.apex._model_methods import reach_the_model
 from torchfuse.apex.amp.masters import MasterStash
 from torchfuse.apex.amp.stash import AmpStash
 from torchfuse.apex.amp.state import _amp_state, maybe_print
@@ -67,8 +68,7 @@ def prepare_optimizer(
     attributes.step = MethodType(_amp_step(optimizer.step), optimizer)
     attributes.zero_grad = MethodType(_zero_grad(optimizer.zero_grad), optimizer)
     if isinstance(stash, MasterStash):
-        if hasattr(optimizer, "remake_masters"):
-            attributes.remake_masters = stash.remake_masters
+        reach_the_model(optimizer, stash.make_masters, stash.remake_masters, stash.to_model)
         optimizer.register_state_dict_post_hook(stash.save)
         optimizer.register_load_state_dict_pre_hook(stash.check_loaded)
         optimizer.register_load_state_dict_post_hook(stash.load)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchfuse import clip_grad_norm_
+from torchfuse import _C, clip_grad_norm_
 from torchfuse._delegation import attribute_of
+from torchfuse.apex._model_methods import reach_the_model
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, unscale_
 from torchfuse.apex.fp16_utils.master_lists import (
@@ -96,6 +97,10 @@ class FP16_Optimizer:
             self._make_masters(group)
         # State that already exists becomes that of fp32 parameters.
         init_optimizer.load_state_dict(init_optimizer.state_dict())
+        self._versions = self._model_versions()  # of the model when it last was the masters rounded
+        reach_the_model(
+            init_optimizer, self._follow_model, self._remake_masters, self._masters_to_model
+        )
 
     def _make_masters(self, group: dict[str, Any]) -> None:
         models: list[Tensor] = []
@@ -243,6 +248,23 @@ class FP16_Optimizer:
     def _masters_to_model(self) -> None:
         for models, masters in zip(self.fp16_groups, self.fp32_from_fp16_groups, strict=True):
             master_params_to_model_params(models, masters)
+        self._versions = self._model_versions()
+
+    def _model_versions(self) -> list[int]:
+        return [param._version for group in self.fp16_groups for param in group]
+
+    def _follow_model(self) -> None:
+        """Brings what was written to the model since then to the masters."""
+        models = [param for group in self.fp16_groups for param in group]
+        versions = zip(models, self._versions, strict=True)
+        self._remake_masters([model for model, version in versions if model._version != version])
+
+    def _remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        chosen = None if params is None else set(map(id, params))
+        for models, masters in zip(self.fp16_groups, self.fp32_from_fp16_groups, strict=True):
+            for model, master in zip(models, masters, strict=True):
+                if chosen is None or id(model) in chosen:
+                    _C.remake_master(model.detach(), master.detach())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dict, of tensors and numbers: `torch.load` needs no pickled classes."""

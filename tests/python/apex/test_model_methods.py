@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Optimizers whose groups hold masters: every method leaves model and masters in agreement."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.amp import make_model
+from support.compare import assert_all_same_bits
+from torch import Tensor
+
+from torchfuse.apex.amp.state import _amp_state
+from torchfuse.apex.fp16_utils import FP16_Optimizer
+from torchfuse.optimizers import FusedAdam, FusedOptimizer, FusedSGD
+from torchfuse.parallel import LARC
+
+
+@pytest.fixture(autouse=True)
+def _first_state() -> Iterator[None]:
+    yield
+    vars(_amp_state).clear()
+    _amp_state.__init__()  # type: ignore[misc]
+
+
+class Run:
+    """A model in fp16 with masters in the groups of `inner`, after three steps."""
+
+    def __init__(self, make: Callable[[Any], Any], amp: Any) -> None:
+        """`amp`: the module, for level O2; None: an FP16_Optimizer."""
+        model = make_model()
+        inner = make(model.parameters())
+        self._amp = amp
+        if amp is None:
+            self.model, self.outer = model.half(), FP16_Optimizer(inner, verbose=False)
+        else:
+            self.model, self.outer = amp.initialize(model, inner, opt_level="O2", verbosity=0)
+        self.inner = inner
+        for step in range(3):
+            self.train(step)
+
+    def train(self, seed: int) -> None:
+        self.backward(seed)
+        self.outer.step()
+        self.outer.zero_grad()
+
+    def backward(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        dtype = torch.float32 if self._amp is not None else torch.float16
+        loss = self.model(torch.randn(8, 6, generator=generator).to(dtype)).float().square().mean()
+        if self._amp is None:
+            self.outer.backward(loss)
+        else:
+            with self._amp.scale_loss(loss, self.outer) as scaled:
+                scaled.backward()
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The model's parameters, and what is in the groups for them."""
+        owned = [param for group in self.inner.param_groups for param in group["params"]]
+        return list(zip(self.model.parameters(), owned, strict=False))
+
+    def in_agreement(self) -> bool:
+        return all(torch.equal(param, owned.to(param.dtype)) for param, owned in self.pairs())
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {}
+        for index, (param, owned) in enumerate(self.pairs()):
+            named[f"param {index}"] = param.detach().clone()
+            named[f"master {index}"] = owned.detach().clone()
+            named[f"average {index}"] = self.inner.state[owned]["ema_param"].clone()
+        return named
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "adam": lambda params: FusedAdam(params, lr=1e-2, ema_decay=0.5),
+    "sgd": lambda params: FusedSGD(params, lr=1e-2, ema_decay=0.5),
+    "larc": lambda params: LARC(FusedSGD(params, lr=1e-2, ema_decay=0.5)),
+}
+
+
+@pytest.fixture(params=["O2", "FP16_Optimizer"])
+def amp(request: pytest.FixtureRequest, installed: None) -> Any:
+    return importlib.import_module("apex.amp") if request.param == "O2" else None
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_averages_reach_the_model_and_leave_it_as_it_was(make: Any, amp: Any) -> None:
+    run = Run(make, amp)
+    before = run.tensors()
+    with run.inner.ema_weights():
+        for index, (param, _owned) in enumerate(run.pairs()):
+            average = before[f"average {index}"]
+            assert torch.equal(param, average.to(param.dtype))
+            assert not torch.equal(average, before[f"master {index}"])
+    assert_all_same_bits(run.tensors(), before)
+
+
+def test_averages_follow_what_was_written_to_the_model(amp: Any) -> None:
+    run = Run(MAKERS["adam"], amp)
+    with torch.no_grad():
+        run.model[0].weight.fill_(2.0)
+    run.inner.swap_ema_()
+    run.inner.swap_ema_()
+    assert bool((run.model[0].weight == 2.0).all())
+    assert run.in_agreement()
+    run.inner.swap_ema_()
+    with torch.no_grad():
+        run.model[0].weight.fill_(3.0)
+    with pytest.warns(UserWarning, match="parameters were written while they held their averages"):
+        run.inner.swap_ema_()
+    assert bool((run.inner.state[run.pairs()[0][1]]["ema_param"] == 3.0).all())
+
+
+def test_masters_are_not_remade_of_averages(amp: Any) -> None:
+    run = Run(MAKERS["adam"], amp)
+    with (
+        run.inner.ema_weights(),
+        pytest.raises(RuntimeError, match=r"remake_masters: expected the parameters to hold their"),
+    ):
+        run.inner.remake_masters()
+
+
+def test_masters_follow_some_parameters(amp: Any) -> None:
+    run = Run(MAKERS["adam"], amp)
+    for layer in (run.model[0], run.model[3]):
+        layer.weight.data.fill_(0.5)
+    run.inner.remake_masters([run.model[3].weight])
+    halves = [bool((owned == 0.5).all()) for _, owned in run.pairs()]
+    assert halves == [False, False, False, False, True, False]
+    run.inner.remake_masters()
+    assert run.in_agreement()
+
+
+def _nothing(*_args: Any) -> None:
+    return None
+
+
+#: Every public method of the fused optimizers, as a program calls it between two steps.
+CALLS: dict[str, Callable[[Run], Any]] = {
+    "add_param_group": lambda run: run.inner.add_param_group(
+        {"params": [torch.nn.Parameter(torch.ones(2))]}
+    ),
+    "ema_weights": lambda run: run.inner.ema_weights().__enter__(),
+    "load_state_dict": lambda run: run.inner.load_state_dict(run.inner.state_dict()),
+    "make_capturable": lambda run: run.inner.make_capturable(),
+    "profile_hook_step": lambda run: run.inner.profile_hook_step(_nothing),
+    "register_load_state_dict_post_hook": lambda run: (
+        run.inner.register_load_state_dict_post_hook(_nothing)
+    ),
+    "register_load_state_dict_pre_hook": lambda run: (
+        run.inner.register_load_state_dict_pre_hook(_nothing)
+    ),
+    "register_state_dict_post_hook": lambda run: run.inner.register_state_dict_post_hook(_nothing),
+    "register_state_dict_pre_hook": lambda run: run.inner.register_state_dict_pre_hook(_nothing),
+    "register_step_post_hook": lambda run: run.inner.register_step_post_hook(_nothing),
+    "register_step_pre_hook": lambda run: run.inner.register_step_pre_hook(_nothing),
+    "remake_masters": lambda run: run.inner.remake_masters(),
+    "state_dict": lambda run: run.inner.state_dict(),
+    "step": lambda run: run.train(7),
+    "swap_ema_": lambda run: run.inner.swap_ema_(),
+    "zero_grad": lambda run: run.inner.zero_grad(),
+}
+
+
+def test_every_public_method_is_called_here() -> None:
+    public = {name for name in dir(FusedOptimizer) if name[0].islower()}
+    results = {"grad_norm", "last_step_skipped"}
+    methods = {name for name in public if callable(getattr(FusedOptimizer, name))}
+    assert methods - results == set(CALLS)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_model_and_masters_agree_after_every_method(call: Any, amp: Any) -> None:
+    run = Run(MAKERS["adam"], amp)
+    call(run)
+    assert run.in_agreement()
