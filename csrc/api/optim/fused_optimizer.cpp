@@ -146,9 +146,7 @@ void FusedOptimizer::remake_masters() {
       const OptimizerParamState* state = find_state(param);
       SlotTensors slot;
       if (state == nullptr || !borrow_state(param, *state, group.options(), slot)) continue;
-      if (slot.master == nullptr || slot.master->dtype() != caffe2::TypeMeta::Make<float>()) {
-        continue;
-      }
+      if (slot.master == nullptr) continue;
       remake_master(
           param,
           at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(

@@ -9,7 +9,9 @@
 namespace torchfuse {
 
 /// Returns the fp32 master of a bf16 parameter whose state is an int16 remainder: the number with
-/// the bits (param << 16) + remainder, both taken as integers. Same sizes and strides as `param`.
+/// the bits (param << 16) + remainder, both taken as integers. Where these are a NaN, as after a
+/// write of 0 beside a negative remainder, the master is the parameter. Same sizes and strides as
+/// `param`.
 /// @throws c10::Error for other dtypes or sizes.
 TORCHFUSE_API at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remainder);
 
@@ -22,7 +24,8 @@ TORCHFUSE_API at::Tensor remainder_of_master(const at::Tensor& master);
 
 /// Updates an fp32 master, in place, after a write to its 16-bit parameter: elements that do not
 /// round to the parameter's value get that value, all others keep their bits. Steps do this
-/// themselves after writes that autograd tracks.
+/// themselves after writes that autograd tracks. A `master` of dtype int16 is a remainder: where
+/// master_of_remainder() ignores it, it becomes 0.
 /// @throws c10::Error for other dtypes or sizes.
 TORCHFUSE_API void remake_master(const at::Tensor& param, const at::Tensor& master);
 

@@ -10,6 +10,11 @@
 // part in this: a float's lower 31 bits are its magnitude. A NaN is kept as the quiet NaN
 // 0x7fc00000, or rounding could carry into the sign and show a zero. Every other master is
 // restored bit for bit.
+//
+// A program may write to the parameter and leave the remainder. Beside a zero a negative remainder
+// means nothing, nor does a positive one beside an infinity: no master splits into these pairs,
+// and their sums, which would be NaN, are the only sums that are NaN beside another parameter. So
+// where the sum is NaN the master is the parameter.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +30,10 @@ struct SplitMaster {
 
 /// The bits of the master. See Note [Parameter remainders].
 TORCHFUSE_HOST_DEVICE std::uint32_t join_master(SplitMaster halves) {
+  const std::uint32_t param = static_cast<std::uint32_t>(halves.param) << 16;
   const std::uint32_t borrow = halves.remainder >> 15;
-  return ((static_cast<std::uint32_t>(halves.param) - borrow) << 16) | halves.remainder;
+  const std::uint32_t sum = (param - (borrow << 16)) | halves.remainder;
+  return (sum & 0x7fffffffu) > 0x7f800000u ? param : sum;
 }
 
 /// The halves of the master with these bits.

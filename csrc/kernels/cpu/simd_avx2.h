@@ -91,8 +91,10 @@ TORCHFUSE_INLINE void store_bf16_pair(BFloat16* p, VecF even, VecF odd) {
 TORCHFUSE_INLINE VecF load_split(const BFloat16* param, const std::int16_t* remainder) {
   const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(param));
   const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(remainder));
-  return VecF(_mm256_castsi256_ps(_mm256_add_epi32(
-      _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16), _mm256_cvtepi16_epi32(low))));
+  const __m256i upper = _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16);
+  const __m256 sum = _mm256_castsi256_ps(_mm256_add_epi32(upper, _mm256_cvtepi16_epi32(low)));
+  return VecF(
+      _mm256_blendv_ps(sum, _mm256_castsi256_ps(upper), _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q)));
 }
 TORCHFUSE_INLINE void store_split(BFloat16* param, std::int16_t* remainder, VecF x) {
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));

@@ -73,8 +73,10 @@ TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
 TORCHFUSE_INLINE VecF load_split(const BFloat16* param, const std::int16_t* remainder) {
   const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(param));
   const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(remainder));
-  return VecF(_mm512_castsi512_ps(_mm512_add_epi32(
-      _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16), _mm512_cvtepi16_epi32(low))));
+  const __m512i upper = _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16);
+  const __m512 sum = _mm512_castsi512_ps(_mm512_add_epi32(upper, _mm512_cvtepi16_epi32(low)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
+  return VecF(_mm512_mask_mov_ps(sum, nan, _mm512_castsi512_ps(upper)));
 }
 TORCHFUSE_INLINE void store_split(BFloat16* param, std::int16_t* remainder, VecF x) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);

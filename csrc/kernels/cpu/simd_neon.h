@@ -86,7 +86,9 @@ TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
 }
 TORCHFUSE_INLINE VecF load_split(const BFloat16* param, const std::int16_t* remainder) {
   const int32x4_t low = vmovl_s16(vld1_s16(remainder));
-  return from_bits(vaddq_u32(widen_high(param), vreinterpretq_u32_s32(low)));
+  const uint32x4_t upper = widen_high(param);
+  const VecF sum = from_bits(vaddq_u32(upper, vreinterpretq_u32_s32(low)));
+  return from_bits(vbslq_u32(vceqq_f32(sum.v, sum.v), bits_of(sum), upper));
 }
 TORCHFUSE_INLINE void store_split(BFloat16* param, std::int16_t* remainder, VecF x) {
   const uint32x4_t bits = or_nan(bits_of(x), x);

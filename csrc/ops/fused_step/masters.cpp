@@ -16,26 +16,43 @@ at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remain
   TORCH_CHECK(remainder.scalar_type() == at::kShort, kName,
               ": expected remainder to be of dtype int16, got ", remainder.scalar_type(), ".");
   ops::check_same_sizes({kName, "remainder"}, remainder, param, "param");
-  // Widening is a shift of the bits.
+  // Widening is a shift of the bits. Pairs of no master: see Note [Parameter remainders].
   const at::Tensor upper = param.detach().to(at::kFloat);
-  upper.view(at::kInt).add_(remainder);
-  return upper;
+  const at::Tensor sum = upper.view(at::kInt).add(remainder).view(at::kFloat);
+  return at::where(sum.isnan(), upper, sum);
 }
+
+namespace {
+
+/// Clears the remainders that extend no parameter. See Note [Parameter remainders].
+void remake_remainder(const at::Tensor& param, const at::Tensor& remainder) {
+  const at::Tensor sum = param.to(at::kFloat).view(at::kInt).add_(remainder).view(at::kFloat);
+  remainder.masked_fill_(sum.isnan(), 0);
+}
+
+}  // namespace
 
 // Note [Masters follow their parameters]
 // A program may write to a 16-bit parameter between steps: clamp it, load weights, average models.
 // Its fp32 master would undo that in the next step. The master says more than the parameter only
 // where it rounds to the parameter, so elsewhere it is made anew, and where it does round to it
 // every bit is kept: a write of the same values, as loading a checkpoint in any order or gathering
-// shards, loses nothing. A remainder needs no such care, since it extends the parameter's own bits.
+// shards, loses nothing. A remainder extends the parameter's own bits and needs no such care.
 void remake_master(const at::Tensor& param, const at::Tensor& master) {
   constexpr const char* kName = "remake_master";
   const at::NoGradGuard no_grad;
+  if (master.scalar_type() == at::kShort) {
+    TORCH_CHECK(param.scalar_type() == at::kBFloat16, kName,
+                ": expected param to be of dtype bfloat16 with a remainder, got ",
+                param.scalar_type(), ".");
+    ops::check_same_sizes({kName, "remainder"}, master, param, "param");
+    return remake_remainder(param, master);
+  }
   TORCH_CHECK(param.scalar_type() == at::kBFloat16 || param.scalar_type() == at::kHalf, kName,
               ": expected param to be of dtype float16 or bfloat16, got ", param.scalar_type(),
               ".");
   TORCH_CHECK(master.scalar_type() == at::kFloat, kName,
-              ": expected master to be of dtype float32, got ", master.scalar_type(), ".");
+              ": expected master to be of dtype float32 or int16, got ", master.scalar_type(), ".");
   ops::check_same_sizes({kName, "master"}, master, param, "param");
   at::Tensor stale = master.to(param.scalar_type()).ne(param);
   if (param.scalar_type() == at::kBFloat16) {

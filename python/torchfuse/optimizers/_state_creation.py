@@ -63,9 +63,11 @@ class StateCreation(EmaWeights):
         """Updates fp32 masters after writes to 16-bit parameters that a step cannot detect.
 
         Master elements that do not round to the parameter's element are replaced with it; all
-        others keep their bits. Steps do this automatically for writes that change the parameter's
-        version, such as `p.clamp_()` under no_grad or `model.load_state_dict()`. Writes through
-        `p.data` and by a replayed CUDA graph do not change it: call this method after them.
+        others keep their bits. A remainder is cleared where it extends no parameter: a negative
+        one beside 0, a positive one beside an infinity. Steps do this automatically for writes that
+        change the parameter's version, such as `p.clamp_()` under no_grad or
+        `model.load_state_dict()`. Writes through `p.data` and by a replayed CUDA graph do not
+        change it: call this method after them.
 
         Args:
             params: parameters of this optimizer. None: all.
@@ -96,8 +98,8 @@ class StateCreation(EmaWeights):
                 )
         with self._lock.between_steps:
             for param in wanted:
-                master = self.state.get(param, {}).get(MASTER)
-                if master is not None:
+                state = self.state.get(param, {})
+                for master in (state[name] for name in MASTER_DTYPES if name in state):
                     _C.remake_master(local_part(param.detach()), local_part(master))
 
     def _takes_part(self, param: Tensor) -> bool:

@@ -54,6 +54,32 @@ TEST(ParamRemainder, TheParameterIsTheNearestAndAwayFromZeroOfTwo) {
   }
 }
 
+/// What joining means, in words of numbers: the sum, unless no master has these halves.
+std::uint32_t joined(std::uint32_t param, std::int32_t remainder) {
+  const std::uint32_t magnitude = param & 0x7fffu;
+  const bool stale = (magnitude == 0 && remainder < 0) || (magnitude == 0x7f80u && remainder > 0);
+  return (param << 16) + static_cast<std::uint32_t>(stale ? 0 : remainder);
+}
+
+TEST(ParamRemainder, NoRemainderMakesAParameterNanOrInfinite) {
+  for (std::uint32_t param = 0; param < 0x10000u; ++param) {
+    for (const std::uint32_t low : kLows) {
+      const auto halves =
+          SplitMaster{static_cast<std::uint16_t>(param), static_cast<std::uint16_t>(low)};
+      const std::uint32_t master = join_master(halves);
+      if (is_nan(param << 16)) {
+        ASSERT_TRUE(is_nan(master)) << std::hex << param << ' ' << low;
+        continue;
+      }
+      ASSERT_EQ(master, joined(param, static_cast<std::int16_t>(low)))
+          << std::hex << param << ' ' << low;
+      ASSERT_EQ(master & 0x80000000u, (param << 16) & 0x80000000u) << std::hex << param;
+      const bool finite = (param & 0x7fffu) < 0x7f80u;
+      ASSERT_FALSE(finite && !std::isfinite(bits_to_float(master))) << std::hex << param;
+    }
+  }
+}
+
 /// One tensor, its masters in fp32 or as remainders.
 struct Problem {
   Problem(const std::vector<std::uint32_t>& start, bool remainders)
@@ -146,6 +172,31 @@ TEST(ParamRemainder, TheDriverGivesTheMastersOfARunInFp32) {
   expect_same_masters(1e-2, 0.1);
   expect_same_masters(1e-30, 0.0);  // changes nothing that is not denormal
   expect_same_masters(3e38, 0.0);   // overflows
+}
+
+/// As after a write of zeros, or of other values, beside remainders of other parameters.
+TEST(ParamRemainder, TheDriverReadsEveryPairOfHalves) {
+  for (const CpuIsa isa : testing::levels_here()) {
+    SCOPED_TRACE(name_of(isa));
+    Problem halves(masters(), true);
+    Problem whole(masters(), false);
+    for (std::size_t i = 0; i < halves.params.size(); ++i) {
+      halves.params[i] = static_cast<std::uint16_t>(halves.masters[i] >> 16);
+      halves.lows[i] = static_cast<std::int16_t>(halves.masters[i] & 0xffffu);
+      whole.masters[i] = joined(halves.params[i], halves.lows[i]);
+    }
+    AdamParams group;
+    group.lr.value = 1e-2;
+    group.beta1.value = 0.9;
+    group.beta2.value = 0.999;
+    group.eps.value = 1e-8;
+    halves.update(isa, group, halves.numel);
+    whole.update(isa, group, whole.numel);
+    for (std::size_t i = 0; i < whole.masters.size(); ++i) {
+      const std::uint32_t expected = whole.master(i);
+      ASSERT_EQ(halves.master(i), is_nan(expected) ? 0x7fc00000u : expected) << i;
+    }
+  }
 }
 
 TEST(ParamRemainder, InfiniteAndLargestMasters) {

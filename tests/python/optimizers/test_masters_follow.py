@@ -124,6 +124,22 @@ def test_a_write_through_data_needs_a_call() -> None:
     assert_same_bits(p.detach()[:100], torch.full((100,), 2.0, dtype=torch.bfloat16), "parameter")
 
 
+def test_zeros_beside_any_remainder_stay_zeros() -> None:
+    p, optimizer = _trained(
+        {"master_weights": True, "store_param_remainders": True}, torch.bfloat16
+    )
+    remainder = optimizer.state[p]["param_remainder"]
+    p.data.zero_()
+    assert int((remainder < 0).sum()) > 50, "the remainders were to be of both signs"
+    assert bool(_master(p, optimizer).isfinite().all())
+    kept = remainder.clone()
+    optimizer.remake_masters()
+    assert_same_bits(remainder, kept.clamp(min=0), "remainder")
+    remainder.copy_(kept)
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(p.detach(), torch.zeros_like(p), "parameter")
+
+
 def test_remake_masters_refuses_strangers() -> None:
     _, optimizer = _trained({"master_weights": True}, torch.bfloat16)
     with pytest.raises(

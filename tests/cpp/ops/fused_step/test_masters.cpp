@@ -5,6 +5,7 @@
 #include <torchfuse/fused_step.h>
 #include <torchfuse/masters.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,18 @@ TEST(RemakeMaster, ChangesOnlyWhatDoesNotRoundToTheParameter) {
     message = error.what_without_backtrace();
   }
   EXPECT_NE(message.find("expected param to be of dtype"), std::string::npos) << message;
+}
+
+TEST(RemakeMaster, ClearsRemaindersThatExtendNoParameter) {
+  const float inf = INFINITY;
+  const at::Tensor param = torch::tensor({0.0f, -0.0f, 0.0f, 1.0f, inf, inf, -inf}, at::kBFloat16);
+  const at::Tensor remainder = torch::tensor({-1, -32768, 7, -32768, 1, -1, 32767}, at::kShort);
+  const at::Tensor masters = master_of_remainder(param, remainder);
+  EXPECT_TRUE(torch::equal(masters.isnan(), torch::zeros({7}, at::kBool))) << masters;
+  EXPECT_TRUE(std::signbit(masters[1].item<float>()));
+  remake_master(param, remainder);
+  EXPECT_TRUE(torch::equal(remainder, torch::tensor({0, 0, 7, -32768, 0, -1, 0}, at::kShort)));
+  EXPECT_TRUE(torch::equal(master_of_remainder(param, remainder), masters));
 }
 
 TEST(Masters, FollowWritesToTheirParameters) {
