@@ -49,8 +49,11 @@ def _norms() -> Names:
         *("FusedLayerNormFunction", "FusedRMSNormAffineFunction"),
         *("FusedRMSNormAffineMixedDtypesFunction", "FusedRMSNormFunction", "manual_rms_norm"),
     )
-    ours = AliasModule("", "torchfuse.normalization").names()
-    return {**ours, **names_of(_NORMS, *functions)}
+    casting = (
+        *("fused_layer_norm", "fused_layer_norm_affine", "fused_rms_norm", "fused_rms_norm_affine"),
+        *("mixed_dtype_fused_layer_norm_affine", "mixed_dtype_fused_rms_norm_affine"),
+    )
+    return {**_NORM_CLASSES, **names_of(_NORMS, *functions, *casting)}
 
 
 def _one_optimizer(module: str, name: str) -> AliasModule:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from torchfuse import normalization
 from torchfuse.losses import softmax_cross_entropy
 from torchfuse.normalization import FusedLayerNorm
+from torchfuse.normalization._autocast import cast_dtype
+from torchfuse.normalization._functions import normalize
 
 Shape = int | Sequence[int]
 
@@ -135,11 +138,49 @@ class FusedRMSNormFunction(_Function):
         return normalization.fused_rms_norm(input, normalized_shape, eps, memory_efficient)
 
 
+def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function as apex's, whose tensors are cast under torch's autocast."""
+
+    @functools.wraps(function)
+    def cast(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        dtype = cast_dtype(input)
+
+        def narrowed(value: Any) -> Any:
+            is_wide = isinstance(value, Tensor) and value.dtype == torch.float32
+            return value.to(dtype) if is_wide else value
+
+        if dtype is None:
+            return function(input, *args, **kwargs)
+        named = {name: narrowed(value) for name, value in kwargs.items()}
+        return function(narrowed(input), *map(narrowed, args), **named)
+
+    return cast
+
+
+fused_layer_norm = _casting(normalization.fused_layer_norm)
+fused_layer_norm_affine = _casting(normalization.fused_layer_norm_affine)
+fused_rms_norm = _casting(normalization.fused_rms_norm)
+fused_rms_norm_affine = _casting(normalization.fused_rms_norm_affine)
+mixed_dtype_fused_layer_norm_affine = _casting(normalization.mixed_dtype_fused_layer_norm_affine)
+mixed_dtype_fused_rms_norm_affine = _casting(normalization.mixed_dtype_fused_rms_norm_affine)
+
+
 def manual_rms_norm(
     input: Tensor, normalized_shape: Shape, weight: Tensor | None, eps: float
 ) -> Tensor:
-    """Calls `fused_rms_norm_affine`, whose kernels run on every device."""
-    return normalization.fused_rms_norm_affine(input, weight, normalized_shape, eps)
+    """RMS normalization with kernels that run on every device, in the dtype of apex's formula.
+
+    Returns:
+        A 16-bit weight's dtype; else at least fp32, whatever the input's.
+    """
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    if weight is not None and weight.dtype.itemsize == 2:
+        dtype = weight.dtype
+    elif weight is not None:
+        dtype = torch.promote_types(dtype, weight.dtype)
+    return normalize(
+        "manual_rms_norm", input, normalized_shape, weight, eps=eps, rms=True, dtype=dtype
+    )
 
 
 class FastLayerNorm(FusedLayerNorm):

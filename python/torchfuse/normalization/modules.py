@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchfuse.normalization._autocast import cast_dtype
 from torchfuse.normalization._functions import as_shape, normalize
 
 
@@ -57,15 +58,16 @@ class _Normalization(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Normalizes the last dimensions of `input`, which have the shape `normalized_shape`.
 
-        Under autocast, an fp32 input is converted to autocast's dtype first, as in apex's modules.
+        Under torch's autocast, an fp32 input is converted to autocast's dtype first, as in apex's
+        modules. Under O1 of `apex.amp` it stays as it is, as there.
         """
-        kind = input.device.type
-        # torch has no autocast for meta tensors, and says so with an error.
-        autocast = not input.is_meta and torch.is_autocast_enabled(kind)
-        if autocast and input.dtype == torch.float32:
-            input = input.to(torch.get_autocast_dtype(kind))
+        narrow = cast_dtype(input)
+        if narrow is not None and input.dtype == torch.float32:
+            input = input.to(narrow)
         weight = self.weight
         weight_dtype = weight.dtype if weight is not None and self._weight_dtype_out else None
+        if narrow is not None and weight_dtype == torch.float32:
+            weight_dtype = narrow
         return normalize(
             type(self).__name__,
             input,
@@ -177,6 +179,8 @@ def _check_affine(owner: str, options: dict[str, Any]) -> None:
 
 class MixedFusedLayerNorm(FusedLayerNorm):
     """:class:`FusedLayerNorm` with an output in the dtype of the weight, as apex's for Megatron.
+
+    Under torch's autocast the output of an fp32 weight has autocast's dtype, as in apex.
 
     Args:
         normalized_shape: a size or sizes of the last dimensions.

@@ -106,7 +106,7 @@ def run(statements: str) -> dict[str, Any]:
         ("from apex.normalization import FusedLayerNorm as x", "x", normalization.FusedLayerNorm),
         (
             "from apex.normalization.fused_layer_norm import fused_rms_norm_affine as x",
-            *("x", normalization.fused_rms_norm_affine),
+            *("x", _normalization.fused_rms_norm_affine),
         ),
         (
             "from apex.contrib.layer_norm import FastLayerNorm as x",

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 EPS = 1e-4
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPE = (3, 4)
 WEIGHT, BIAS = (torch.randn(SHAPE, generator=torch.manual_seed(seed)) for seed in (1, 2))
 Formula = Callable[[Tensor], Tensor]
@@ -90,6 +91,47 @@ def test_mixed_functions_give_the_weights_dtype(installed: None) -> None:
         output = getattr(function, "apply", function)(x, *arguments)
         assert output.dtype == torch.float32
         torch.testing.assert_close(output, formula(x.float()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_apex_cast_under_autocast(installed: None, name: str) -> None:
+    """Its `autograd.Function`s and `manual_rms_norm` do not."""
+    module = importlib.import_module("apex.normalization.fused_layer_norm")
+    function, (arguments, _) = getattr(module, name), FUNCTIONS[name]
+    call = getattr(function, "apply", function)
+    x = torch.randn(5, *SHAPE)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = call(x, *arguments)
+        wide = call(x.double(), *arguments)
+    if not name.startswith(("fused", "mixed")):
+        assert torch.equal(output, call(x, *arguments))
+        return
+    short = [a.bfloat16() if isinstance(a, Tensor) else a for a in (x, *arguments)]
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, call(*short))
+    assert wide.dtype == (torch.bfloat16 if name.startswith("mixed") else torch.float64)
+
+
+def apex_rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
+    """The formula of apex's manual_rms_norm, in its dtypes."""
+    variance = x.to(torch.float32).pow(2).mean((-2, -1), keepdim=True)
+    normalized = x * torch.rsqrt(variance + EPS)
+    if weight is None:
+        return normalized
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        normalized = normalized.to(weight.dtype)
+    return weight * normalized
+
+
+@pytest.mark.parametrize("weight", [None, *DTYPES], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_manual_rms_norm_gives_the_dtype_of_apex(
+    installed: None, dtype: torch.dtype, weight: torch.dtype | None
+) -> None:
+    module = importlib.import_module("apex.normalization.fused_layer_norm")
+    x, gamma = torch.randn(5, *SHAPE).to(dtype), None if weight is None else WEIGHT.to(weight)
+    found, expected = module.manual_rms_norm(x, SHAPE, gamma, EPS), apex_rms_norm(x, gamma)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_contrib_layer_norm(installed: None) -> None:

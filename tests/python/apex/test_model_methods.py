@@ -147,11 +147,11 @@ CALLS: dict[str, Callable[[Run], Any]] = {
     "load_state_dict": lambda run: run.inner.load_state_dict(run.inner.state_dict()),
     "make_capturable": lambda run: run.inner.make_capturable(),
     "profile_hook_step": lambda run: run.inner.profile_hook_step(_nothing),
-    "register_load_state_dict_post_hook": lambda run: (
-        run.inner.register_load_state_dict_post_hook(_nothing)
+    "register_load_state_dict_post_hook": lambda run: run.inner.register_load_state_dict_post_hook(
+        _nothing
     ),
-    "register_load_state_dict_pre_hook": lambda run: (
-        run.inner.register_load_state_dict_pre_hook(_nothing)
+    "register_load_state_dict_pre_hook": lambda run: run.inner.register_load_state_dict_pre_hook(
+        _nothing
     ),
     "register_state_dict_post_hook": lambda run: run.inner.register_state_dict_post_hook(_nothing),
     "register_state_dict_pre_hook": lambda run: run.inner.register_state_dict_pre_hook(_nothing),

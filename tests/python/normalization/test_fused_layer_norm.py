@@ -225,6 +225,14 @@ def test_autocast_converts_fp32_inputs() -> None:
     assert torch.equal(y, module(x.bfloat16()))
 
 
+def test_autocast_converts_the_output_of_fp32_weights_too() -> None:
+    x = torch.randn(4, 6)
+    for kind in (MixedFusedLayerNorm, MixedFusedRMSNorm):
+        with torch.autocast("cpu", dtype=BF16):
+            assert kind(6)(x).dtype == BF16
+            assert kind(6, dtype=F64)(x).dtype == F64
+
+
 def test_transforms_and_forward_mode() -> None:
     module, x, dy = problem(FusedLayerNorm, (4, 6), 1, F64, dtype=F64)
     rows = torch.func.vmap(module)(x)

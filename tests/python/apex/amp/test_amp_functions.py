@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import threading
 import types
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 import torch
 from support.amp import make_model
 from torch import Tensor
+
+import torchfuse.normalization
 
 HALF, SHORT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NUMBERS = {dtype: torch.ones(2, 2, dtype=dtype) for dtype in (HALF, SHORT, FLOAT, DOUBLE)}
@@ -168,3 +172,38 @@ def test_disabled_casts_reach_into_models_and_threads(amp: Any) -> None:
     with pytest.raises(KeyError), amp.disable_casts():
         raise KeyError
     assert amp._amp_state.handle.is_active()
+
+
+class Residual(torch.nn.Module):
+    """Normalizes what O1 leaves in fp32, and notes the dtype of the result."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.norm = norm
+        self.found: Tensor = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.found = self.norm(x)
+        return self.found
+
+
+NORMS: dict[str, Any] = {
+    **{name: lambda cls: cls(4) for name in torchfuse.normalization.__all__ if name[0] in "FM"},
+    "fused_layer_norm": lambda fn: functools.partial(fn, normalized_shape=4),
+    "fused_rms_norm": lambda fn: functools.partial(fn, normalized_shape=4),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_o1_leaves_what_is_normalized_as_it_is(amp: Any, name: str) -> None:
+    """1e5 is infinite in fp16."""
+    module = importlib.import_module("apex.normalization.fused_layer_norm")
+    norm = NORMS[name](getattr(module, name))
+    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]])
+    expected = norm(x)
+    model = amp.initialize(Residual(norm), opt_level="O1", verbosity=0)
+    model(x)
+    assert model.found.dtype == FLOAT
+    assert torch.equal(model.found, expected)
+    with torch.autocast("cpu", SHORT):
+        assert norm(x).dtype == SHORT, "outside of the model autocast is torch's"
