@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.utils import GradScalerKwargs
 from torch import Tensor, nn
@@ -60,6 +61,12 @@ class Run:
             model, make_optimizer(model), loader
         )
         self.skipped: list[bool] = []  # what accelerate says
+        self.norms: list[float] = []  # before clipping
+
+    def unscale(self) -> None:
+        """accelerate does so itself with mixed_precision="fp16", which it refuses on the CPU."""
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.unscale_(self.optimizer.optimizer)
 
     def epoch(self, clip: bool = False) -> None:
         for images, labels in self.loader:
@@ -67,7 +74,9 @@ class Run:
                 loss = nn.functional.cross_entropy(self.model(images), labels)
             self.accelerator.backward(loss)
             if clip:
-                self.accelerator.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+                self.unscale()
+                norm = self.accelerator.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+                self.norms.append(norm.item())
             self.optimizer.step()
             self.skipped.append(self.optimizer.step_was_skipped)
             self.optimizer.zero_grad()
@@ -81,18 +90,48 @@ def torch_scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", **SCALING.to_kwargs())
 
 
+def by_hand(digits: tuple[Tensor, Tensor], epochs: int, clip: bool) -> Any:
+    """Returns the model, the scaler and the norms of the same training without accelerate."""
+    model, norms, scaler = make_network(), [], torch_scaler()
+    optimizer = adamw(model)
+    for images, labels in [*DataLoader(TensorDataset(*digits), batch_size=32)] * epochs:
+        with torch.autocast("cpu", torch.float16):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        scaler.scale(loss).backward()
+        if clip:
+            scaler.unscale_(optimizer)
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM).item())
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return model, scaler, norms
+
+
 @pytest.mark.parametrize("clip", [False, True], ids=["plain", "clipped"])
 @pytest.mark.parametrize("make_optimizer", [adam, adamw])
 @pytest.mark.parametrize("make_scaler", [our_scaler, torch_scaler])
 def test_fp16_with_our_optimizer_our_scaler_and_both(
     make_scaler: Any, make_optimizer: Any, clip: bool, digits: tuple[Tensor, Tensor]
 ) -> None:
-    ours, theirs = Run(make_optimizer, digits, make_scaler()), Run(adamw, digits, torch_scaler())
-    for run in (ours, theirs):
-        for _ in range(2):
-            run.epoch(clip)
-    assert_trained_alike(ours.model, theirs.model, make_network())
-    assert ours.accelerator.scaler.state_dict() == theirs.accelerator.scaler.state_dict()
+    ours = Run(make_optimizer, digits, make_scaler())
+    for _ in range(2):
+        ours.epoch(clip)
+    model, scaler, norms = by_hand(digits, 2, clip)
+    assert_trained_alike(ours.model, model, make_network())
+    assert ours.accelerator.scaler.state_dict() == scaler.state_dict()
+    assert ours.norms == pytest.approx(norms, rel=1e-2, nan_ok=True)
+
+
+def test_the_optimizers_own_clipping_needs_no_unscaling(digits: tuple[Tensor, Tensor]) -> None:
+    ours = Run(
+        lambda model: FusedAdam(
+            model.parameters(), lr=3e-3, weight_decay=0.01, max_grad_norm=MAX_GRAD_NORM
+        ),
+        digits,
+        our_scaler(),
+    )
+    ours.epoch()
+    assert_trained_alike(ours.model, by_hand(digits, 1, clip=True)[0], make_network())
 
 
 def test_bf16_mixed(digits: tuple[Tensor, Tensor]) -> None:
@@ -115,24 +154,48 @@ def test_gradient_accumulation(digits: tuple[Tensor, Tensor]) -> None:
     assert_trained_alike(runs[0].model, runs[1].model, make_network())
 
 
-def test_skipped_steps_are_told_by_the_optimizer(digits: tuple[Tensor, Tensor]) -> None:
+def follow_last_step_skipped(accelerated: AcceleratedOptimizer) -> None:
+    """As docs/integrations.md has it."""
+
+    def tell(optimizer: FusedAdam, *_: Any) -> None:
+        accelerated._accelerate_step_called = not optimizer.last_step_skipped()
+
+    accelerated.optimizer.register_step_post_hook(tell)
+
+
+def test_step_was_skipped_follows_the_optimizer(digits: tuple[Tensor, Tensor]) -> None:
     """accelerate sees whether step() was called; a fused step is called, and skips inside."""
     unfused = Run(adamw, digits, torch_scaler())
     fused = Run(lambda model: adamw(model, fused=True), digits, torch_scaler())
-    ours = Run(adam, digits, our_scaler())
-    told: list[bool] = []
-    ours.optimizer.optimizer.register_step_post_hook(
-        lambda optimizer, *_: told.append(bool(optimizer.last_step_skipped()))
-    )
-    for run in (unfused, fused, ours):
+    ours, told = Run(adam, digits, our_scaler()), Run(adam, digits, our_scaler())
+    follow_last_step_skipped(told.optimizer)
+    for run in (unfused, fused, ours, told):
         run.epoch()
     assert any(unfused.skipped)
-    # So it says nothing of torch's fused optimizers, nor of ours ...
+    # So it says nothing of torch's fused optimizers, nor of ours without the hook.
     assert not any(fused.skipped)
     assert not any(ours.skipped)
-    # ... which tell it themselves, as our scaler does.
-    assert told == unfused.skipped
+    assert told.skipped == unfused.skipped
     assert ours.accelerator.scaler.skipped_steps() == sum(unfused.skipped)
+
+
+def test_schedulers_wait_for_skipped_steps(digits: tuple[Tensor, Tensor]) -> None:
+    counts = []
+    for make_optimizer, scaler in ((adamw, torch_scaler()), (adam, our_scaler())):
+        run = Run(make_optimizer, digits, scaler)
+        scheduler = run.accelerator.prepare(
+            torch.optim.lr_scheduler.LinearLR(run.optimizer.optimizer)
+        )
+        if make_optimizer is adam:
+            follow_last_step_skipped(run.optimizer)
+        for images, labels in run.loader:
+            with torch.autocast("cpu", torch.float16):
+                run.accelerator.backward(nn.functional.cross_entropy(run.model(images), labels))
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            scheduler.step()
+        counts.append(scheduler.scheduler.last_epoch)
+    assert counts[0] == counts[1] < len(run.loader)
 
 
 def test_save_state_and_load_state(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
