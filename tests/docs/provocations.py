@@ -280,4 +280,5 @@ PROVOCATIONS: list[Callable[[], object]] = [
     lambda: scaled()[1].update(0.0),
     lambda: scaled()[1].scale({"loss": torch.ones(())}),
     lambda: GradScaler("cpu", min_scale=2.0, max_scale=1.0),
+    lambda: GradScaler("cpu", init_scale=2.0**127),
 ]

@@ -46,6 +46,20 @@ void check_growth_interval(std::int64_t value) {
 void check_scale(const char* name, double value) {
   TORCH_CHECK(std::isfinite(value) && value > 0.0, "GradScaler: expected ", name,
               " to be positive and finite, got ", value, ".");
+  TORCH_CHECK(
+      value >= kSmallestScale && value <= kLargestScale, "GradScaler: expected ", name,
+      " to be from 2^-126 to 2^126, so that fp32 holds it and its reciprocal with all bits, "
+      "got ",
+      value, ".");
+}
+
+/// A saved scale within the bounds; torch's scaler lets it grow beyond.
+double loaded_scale(double scale) {
+  if (!(scale > kLargestScale && scale <= std::numeric_limits<float>::max())) return scale;
+  TORCH_WARN("GradScaler::load_state_dict: the state's scale is ", scale,
+             ", and becomes 2^126: fp32 does not hold the reciprocal of a larger one with all "
+             "bits.");
+  return kLargestScale;
 }
 
 ScalerExtras extras_of(const GradScalerOptions& options) {
@@ -278,8 +292,10 @@ std::optional<GradScalerState> GradScaler::state_dict() const {
                          core_.hysteresis_tracker()};
 }
 
-void GradScaler::load_state_dict(const GradScalerState& state) {
+void GradScaler::load_state_dict(const GradScalerState& saved) {
   if (!options_.enabled()) return;
+  GradScalerState state = saved;
+  state.scale = loaded_scale(saved.scale);
   check_state(state);
   options_.init_scale(state.scale)
       .growth_factor(state.growth_factor)

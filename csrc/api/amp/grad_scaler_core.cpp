@@ -116,6 +116,9 @@ void check_extras(const ScalerExtras& extras) {
   TORCH_CHECK_VALUE(min_scale >= 0.0 && min_scale <= max_scale && max_scale <= kLargest,
                     "GradScaler: expected 0 <= min_scale <= max_scale within fp32, got min_scale ",
                     min_scale, " and max_scale ", max_scale, ".");
+  TORCH_CHECK_VALUE(min_scale <= kLargestScale,
+                    "GradScaler: expected min_scale to be at most 2^126, got ", min_scale,
+                    ". fp32 does not hold the reciprocal of a larger scale with all bits.");
   TORCH_CHECK_VALUE(extras.history_size >= 0,
                     "GradScaler: expected history_size to be a number of updates, got ",
                     extras.history_size, ".");
@@ -298,10 +301,12 @@ void GradScalerCore::update(const std::vector<at::Tensor>& flags, const ScaleRul
   const auto if_defined = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
   };
-  amp_update_scale_(scale_, growth_tracker_, combine(flags), rule.growth_factor,
-                    rule.backoff_factor, rule.growth_interval, if_defined(hysteresis_tracker_),
-                    extras_.hysteresis, extras_.min_scale, extras_.max_scale,
-                    extras_.dynamic && adjust, counts_, if_defined(history_));
+  amp_update_scale_(
+      scale_, growth_tracker_, combine(flags), rule.growth_factor, rule.backoff_factor,
+      rule.growth_interval, if_defined(hysteresis_tracker_), extras_.hysteresis,
+      std::max(extras_.min_scale.value_or(0.0), kSmallestScale),
+      std::clamp(extras_.max_scale.value_or(kLargestScale), kSmallestScale, kLargestScale),
+      extras_.dynamic && adjust, counts_, if_defined(history_));
 }
 
 }  // namespace torchfuse::amp

@@ -78,9 +78,9 @@ struct AnyOperands {
   /// Measures the vector at `i`, moving the states where this phase does.
   template <class T, class V>
   TORCHFUSE_INLINE void measure(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
-                                T grad_coef, V (&measured)[Functor::kNumNorms]) const {
+                                GradCoef<T> grad_coef, V (&measured)[Functor::kNumNorms]) const {
     const V param = load_value(operands, i, T());
-    const V grad = load(operands.grad, i, operands.grad_dtype, T()) * V(grad_coef);
+    const V grad = grad_coef.scaled(load(operands.grad, i, operands.grad_dtype, T()));
     V state[Functor::kNumStates] = {};
     if constexpr (kMoves) {
       load_states<T>(operands, i, state);
@@ -110,9 +110,9 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
 
   template <class T, class V>
   TORCHFUSE_INLINE void measure(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
-                                T grad_coef, V (&measured)[Functor::kNumNorms]) const {
+                                GradCoef<T> grad_coef, V (&measured)[Functor::kNumNorms]) const {
     const V value = load_vector<Storage::kValue>(this->values + i);
-    const V grad = load_vector<Storage::kGrad>(this->grads + i) * V(grad_coef);
+    const V grad = grad_coef.scaled(load_vector<Storage::kGrad>(this->grads + i));
     V state[Functor::kNumStates] = {};
     if constexpr (kMoves) {
       static_assert(std::is_same_v<ElementOf<Storage::kState>, T>, "states would be rounded");
@@ -127,7 +127,8 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
 /// Measures the 64 elements at `index`.
 template <class Functor, class T, class Access, class V>
 TORCHFUSE_INLINE void measure_lanes(const Access& access, std::int64_t index,
-                                    const typename Functor::template Coefs<T>& coefs, T grad_coef,
+                                    const typename Functor::template Coefs<T>& coefs,
+                                    GradCoef<T> grad_coef,
                                     V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
 #pragma GCC unroll 2
   for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
@@ -141,7 +142,7 @@ TORCHFUSE_INLINE void measure_lanes(const Access& access, std::int64_t index,
 /// them is not counted.
 template <class Functor, class T, class V>
 void measure_tail(const Operands& operands, std::int64_t begin, std::int64_t count,
-                  const typename Functor::template Coefs<T>& coefs, T grad_coef,
+                  const typename Functor::template Coefs<T>& coefs, GradCoef<T> grad_coef,
                   V (&x)[Functor::kNumNorms][kLaneVectors<T>]) {
   TailCopy<Functor::kNumStates, kLanes* static_cast<std::int64_t>(sizeof(T))> tail(operands, begin,
                                                                                    count);
@@ -160,7 +161,7 @@ template <class Functor, class T, class Access>
 __attribute__((noinline)) void measure_chunk(const Operands& operands, const Access& access,
                                              std::int64_t begin, std::int64_t end,
                                              const typename Functor::template Coefs<T>& shared,
-                                             T grad_coef, MeasurePartial* partials) {
+                                             GradCoef<T> grad_coef, MeasurePartial* partials) {
   using V = typename Simd<T>::V;
   const auto coefs = shared;  // no store can change the copy
   Measured<Functor, T> measured;
@@ -203,7 +204,7 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
                                        std::int64_t end) {
   const UpdateArgs<Functor>& update = args.update;
   const TensorTable& table = update.tensors;
-  const T grad_coef = round_to<T>(update.scalars->grad_coef);
+  const auto grad_coef = grad_coef_of<T>(update.scalars->grad_coef);
   for (std::int64_t t = find_row(table.offsets, table.count, begin);
        t < table.count && table.offsets[t] < end; ++t) {
     const TensorRow& row = table.rows[t];

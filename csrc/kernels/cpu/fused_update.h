@@ -72,12 +72,13 @@ TORCHFUSE_INLINE void store_states(const Operands& operands, std::int64_t index,
 /// Updates one vector of elements at `index`.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_vector(const Operands& operands, std::int64_t index,
-                                    const typename Functor::template Coefs<T>& coefs, T grad_coef) {
+                                    const typename Functor::template Coefs<T>& coefs,
+                                    GradCoef<T> grad_coef) {
   using V = typename Simd<T>::V;
   V param = load_value(operands, index, T());
   V grad(T(0));
   if constexpr (!kStatesInMeasure<Functor>) {
-    grad = load(operands.grad, index, operands.grad_dtype, T()) * V(grad_coef);
+    grad = grad_coef.scaled(load(operands.grad, index, operands.grad_dtype, T()));
   }
   V state[Functor::kNumStates];
   load_states<T>(operands, index, state);
@@ -90,7 +91,7 @@ TORCHFUSE_INLINE void update_vector(const Operands& operands, std::int64_t index
 
 template <class Functor, class T>
 void update_tail(const Operands& operands, std::int64_t begin, std::int64_t count,
-                 const typename Functor::template Coefs<T>& coefs, T grad_coef) {
+                 const typename Functor::template Coefs<T>& coefs, GradCoef<T> grad_coef) {
   TailCopy<Functor::kNumStates, 64> tail(operands, begin, count);
   update_vector<Functor, T>(tail.operands, 0, coefs, grad_coef);
   tail.put_back_source();
@@ -101,7 +102,7 @@ void update_tail(const Operands& operands, std::int64_t begin, std::int64_t coun
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begin, std::int64_t end,
                                      const typename Functor::template Coefs<T>& coefs,
-                                     T grad_coef) {
+                                     GradCoef<T> grad_coef) {
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
   std::int64_t i = begin;
   for (; i + kWidth <= end; i += kWidth) {
@@ -123,7 +124,8 @@ TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begi
 /// Elements [begin, end) of one tensor. See Note [Known storage].
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin, std::int64_t end,
-                                    const typename Functor::template Coefs<T>& coefs, T grad_coef) {
+                                    const typename Functor::template Coefs<T>& coefs,
+                                    GradCoef<T> grad_coef) {
   if constexpr (Simd<T>::kWidth > 1) {
     if (update_known<Functor>(operands, begin, end, coefs, grad_coef)) return;
   }
@@ -134,7 +136,8 @@ TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin
 /// after run, each as a tensor whose first element has number `operands.first`.
 template <class Functor, class T>
 void update_runs(Operands operands, const ElementNumbers& numbers, std::int64_t begin,
-                 std::int64_t end, const typename Functor::template Coefs<T>& coefs, T grad_coef) {
+                 std::int64_t end, const typename Functor::template Coefs<T>& coefs,
+                 GradCoef<T> grad_coef) {
   while (begin < end) {
     const std::int64_t run = begin / numbers.run;
     const std::int64_t next = (run + 1) * numbers.run;
@@ -166,7 +169,7 @@ template <class Functor, class T>
 TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int64_t begin,
                                       std::int64_t end) {
   const TensorTable& table = args.tensors;
-  const T grad_coef = round_to<T>(args.scalars->grad_coef);
+  const auto grad_coef = grad_coef_of<T>(args.scalars->grad_coef);
   typename Functor::template Coefs<T> coefs{};
   // Most tensors share group and step count; their coefficients are computed once.
   std::int32_t coefs_group = -1;

@@ -2,6 +2,7 @@
 // In-place unscale with check: reads and writes every element once.
 #include "kernels/multi_tensor_unscale.h"
 
+#include "kernels/common/step_scalars.h"
 #include "kernels/cpu/simd.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
@@ -15,7 +16,7 @@ TORCHFUSE_INLINE bool is_finite(double x) { return x - x == 0.0; }
 /// non-finite element passed through it: x * 0 is 0 for finite x alone.
 template <class T>
 TORCHFUSE_INLINE bool unscale_tensor(void* grad, DType dtype, std::int64_t begin, std::int64_t end,
-                                     T inv_scale) {
+                                     GradCoef<T> coef) {
   using V = typename Simd<T>::V;
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
   V poison(T(0));
@@ -23,7 +24,7 @@ TORCHFUSE_INLINE bool unscale_tensor(void* grad, DType dtype, std::int64_t begin
   for (; i + kWidth <= end; i += kWidth) {
     const V x = load(grad, i, dtype, T());
     poison = fma(x, V(T(0)), poison);
-    store(grad, i, dtype, x * V(inv_scale), T());
+    store(grad, i, dtype, coef.scaled(x), T());
   }
   if (i < end) {
     alignas(64) char buffer[64] = {};
@@ -32,7 +33,7 @@ TORCHFUSE_INLINE bool unscale_tensor(void* grad, DType dtype, std::int64_t begin
     for (std::int64_t b = 0; b < (end - i) * size; ++b) buffer[b] = tail[b];
     const V x = load(buffer, 0, dtype, T());
     poison = fma(x, V(T(0)), poison);
-    store(buffer, 0, dtype, x * V(inv_scale), T());
+    store(buffer, 0, dtype, coef.scaled(x), T());
     for (std::int64_t b = 0; b < (end - i) * size; ++b) tail[b] = buffer[b];
   }
   T lanes[kWidth];
@@ -46,12 +47,13 @@ template <class T>
 TORCHFUSE_INLINE bool unscale_elements(const UnscaleArgs& args, std::int64_t begin,
                                        std::int64_t end) {
   const TensorTable& table = args.tensors;
+  const auto coef = grad_coef_of<T>(widened(*args.inv_scale));
   bool found = false;
   for (std::int64_t t = find_row(table.offsets, table.count, begin); begin < end; ++t) {
     const std::int64_t stop = table.offsets[t + 1] < end ? table.offsets[t + 1] : end;
     if (stop == begin) continue;
     found |= unscale_tensor<T>(table.rows[t].grad, table.grad, begin - table.offsets[t],
-                               stop - table.offsets[t], static_cast<T>(*args.inv_scale));
+                               stop - table.offsets[t], coef);
     begin = stop;
   }
   return found;

@@ -34,7 +34,7 @@ struct Chunk : Access::ChunkData {
   unsigned char* operands[Access::kOperands];
   bool uses_state[Access::kStates];
   bool write_back_grads;
-  typename Access::Compute grad_coef;
+  GradCoef<typename Access::Compute> grad_coef;
   const Team<Access>* team;
 };
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ Chunk<typename Phase::Access> chunk_of(
     chunk.uses_state[k] = Phase::Functor::uses_state(params, k);
   }
   chunk.write_back_grads = launch.write_back_grads;
-  chunk.grad_coef = round_to<typename Access::Compute>(launch.scalars->grad_coef);
+  chunk.grad_coef = grad_coef_of<typename Access::Compute>(launch.scalars->grad_coef);
   chunk.team = &team;
   chunk.set(launch);
   return chunk;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void write_back(const Chunk<Access>& chunk, std::uint
     typename Access::Compute grad[Access::kGroup];
     Access::get(chunk, Access::kGradOperand, raw, group, grad);
 #pragma unroll
-    for (int i = 0; i < Access::kGroup; ++i) grad[i] = grad[i] * chunk.grad_coef;
+    for (int i = 0; i < Access::kGroup; ++i) grad[i] = chunk.grad_coef.scaled(grad[i]);
     Access::set(scaled, group, grad);
   }
   Access::template store<kAligned>(chunk, Access::kGradOperand, index, scaled);
@@ -141,8 +141,8 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
       T element_state[Access::kStates];
 #pragma unroll
       for (int k = 0; k < Access::kStates; ++k) element_state[k] = state[k][i];
-      apply<Phase>(chunk, param[i], grad[i] * chunk.grad_coef, element_state, kGroup * group + i,
-                   sums);
+      apply<Phase>(chunk, param[i], chunk.grad_coef.scaled(grad[i]), element_state,
+                   kGroup * group + i, sums);
 #pragma unroll
       for (int k = 0; k < Access::kStates; ++k) state[k][i] = element_state[k];
     }
@@ -173,7 +173,8 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
   T param = Access::load_source_one(chunk, index);
   T grad = T(0);
   if constexpr (Phase::kReadsGrad) {
-    grad = Access::template load_one<Grad>(chunk, Access::kGradOperand, index) * chunk.grad_coef;
+    grad =
+        chunk.grad_coef.scaled(Access::template load_one<Grad>(chunk, Access::kGradOperand, index));
   }
   T state[Access::kStates];
 #pragma unroll

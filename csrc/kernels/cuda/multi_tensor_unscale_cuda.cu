@@ -3,6 +3,7 @@
 #include "kernels/multi_tensor_unscale.h"
 
 #include "kernels/common/atomic.h"
+#include "kernels/common/step_scalars.h"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/vec.cuh"
 
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr std::uint32_t kVec = kVectorBytes / sizeof(S);
   const RowShare share = row_share(launch.table);
   if (share.row < 0) return;
-  const T inv_scale = static_cast<T>(*launch.inv_scale);
+  const auto coef = grad_coef_of<T>(widened(*launch.inv_scale));
   unsigned char* const grad = static_cast<unsigned char*>(launch.table.rows[share.row].grad) +
                               share.begin * static_cast<std::int64_t>(sizeof(S));
   const std::uint32_t past =
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
       T values[2];
       get_pair(raw, pair, values);
       finite = finite && is_finite(values[0]) && is_finite(values[1]);
-      const T scaled[2] = {values[0] * inv_scale, values[1] * inv_scale};
+      const T scaled[2] = {coef.scaled(values[0]), coef.scaled(values[1])};
       set_pair(raw, pair, scaled);
     }
     store_words<kVectorBytes, Keep::kNormal>(address, raw.words);
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t i = share.rank < head ? share.rank : tail + (share.rank - head);
     const T value = load_element<S>(grad, i);
     finite = finite && is_finite(value);
-    store_element<S>(grad, i, value * inv_scale);
+    store_element<S>(grad, i, coef.scaled(value));
   }
   if (!finite) raise_flag(launch.found_inf);
 }

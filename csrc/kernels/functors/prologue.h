@@ -27,9 +27,8 @@ struct PrologueParams {
 TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
                                                const NormPartial& sums) {
   // The reciprocal is rounded to float as torch.amp's unscale does, so that both unscale alike.
-  const float inverse_scale = params.grad_scale == nullptr
-                                  ? 1.0f
-                                  : round_to<float>(1.0 / static_cast<double>(*params.grad_scale));
+  const double inverse_scale =
+      params.grad_scale == nullptr ? 1.0 : nearest_float(1.0 / widened(*params.grad_scale));
   const bool found = params.check && sums.nonfinite != 0;
   bool skip = found;
   if (params.found_inf != nullptr) {
@@ -37,10 +36,10 @@ TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
     if (found || params.found_inf_is_output) *params.found_inf = found ? 1.0f : 0.0f;
   }
   StepScalars scalars;
-  scalars.grad_coef = static_cast<double>(inverse_scale);
+  scalars.grad_coef = inverse_scale;
   scalars.total_norm = bits_to_float(0x7fc00000u);
   if (params.has_norm) {
-    const double norm = norm_of(sums) * static_cast<double>(inverse_scale);
+    const double norm = norm_of(sums) * inverse_scale;
     scalars.total_norm = round_to<float>(norm);
     if (params.max_grad_norm >= 0.0) {
       const double clip = params.max_grad_norm / (norm + 1e-6);

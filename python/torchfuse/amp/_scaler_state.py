@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,10 @@ from torch.amp.grad_scaler import GradScaler as _TorchGradScaler
 
 from torchfuse import _C
 from torchfuse._delegation import attribute_of
+
+#: Bounds of the scale: fp32 holds their reciprocals as normal numbers.
+SMALLEST_SCALE = 2.0**-126
+LARGEST_SCALE = 2.0**126
 
 _STATE_TYPES = {
     "scale": float,
@@ -59,6 +64,16 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"GradScaler: expected {name} to be positive and finite, got {value!r}.")
 
 
+def check_scale(name: str, value: Any) -> None:
+    """Checks for a scale that is a normal number of fp32, like its reciprocal."""
+    check_positive(name, value)
+    if not SMALLEST_SCALE <= float(value) <= LARGEST_SCALE:
+        raise ValueError(
+            f"GradScaler: expected {name} to be from 2^-126 to 2^126, so that fp32 holds it and "
+            f"its reciprocal with all bits, got {value!r}."
+        )
+
+
 def check_count(name: str, value: Any, least: int) -> None:
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
@@ -71,7 +86,7 @@ def check_count(name: str, value: Any, least: int) -> None:
 
 
 def check_rule(scale: Any, growth_factor: Any, backoff_factor: Any, growth_interval: Any) -> None:
-    check_positive("init_scale", scale)
+    check_scale("init_scale", scale)
     check_positive("growth_factor", growth_factor)
     check_positive("backoff_factor", backoff_factor)
     check_count("growth_interval", growth_interval, 1)
@@ -217,6 +232,9 @@ class ScalerState(_TorchGradScaler):
             TypeError: if a value is not a number; the scaler is unchanged.
             ValueError: if a number is out of its range, such as a scale that is not positive and
                 finite; the scaler is unchanged.
+
+        Warns:
+            UserWarning: if the scale is above 2^126, as torch's may be. It becomes 2^126.
         """
         if not self._enabled or len(state_dict) == 0:
             super().load_state_dict(dict(state_dict))
@@ -231,10 +249,16 @@ class ScalerState(_TorchGradScaler):
             values[key] = self._number(key, state_dict[key], convert)
         tracker = state_dict.get("_hysteresis_tracker", self._extras["hysteresis"])
         tracker = int(self._number("_hysteresis_tracker", tracker, int))
-        check_positive("state_dict['scale']", values["scale"])
+        values["scale"] = _loaded_scale(values["scale"])
         for name in ("growth_factor", "backoff_factor"):
             check_positive(f"state_dict['{name}']", values[name])
         check_count("state_dict['growth_interval']", values["growth_interval"], 1)
+        check_count("state_dict['_growth_tracker']", values["_growth_tracker"], 0)
+        if values["_growth_tracker"] >= 2**31:
+            raise ValueError(
+                "GradScaler: expected state_dict['_growth_tracker'] to be a 32-bit count, got "
+                f"{values['_growth_tracker']}."
+            )
         super().load_state_dict(values)
         self._core.set_hysteresis_tracker(tracker)
 
@@ -265,3 +289,16 @@ class ScalerState(_TorchGradScaler):
         self._core.set_hysteresis_tracker(hysteresis_tracker)
         self._core.set_counts(counts)
         super().__setstate__(attributes)
+
+
+def _loaded_scale(scale: float) -> float:
+    """Returns a saved scale within the bounds; torch's scaler lets it grow beyond."""
+    if not LARGEST_SCALE < scale <= torch.finfo(torch.float32).max:
+        check_scale("state_dict['scale']", scale)
+        return scale
+    warnings.warn(
+        f"GradScaler.load_state_dict: state_dict['scale'] is {scale}, and becomes 2^126: fp32 does "
+        "not hold the reciprocal of a larger one with all bits.",
+        stacklevel=3,
+    )
+    return LARGEST_SCALE

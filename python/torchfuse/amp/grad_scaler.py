@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torchfuse import _C
 from torchfuse.amp._device import chosen_device_type
 from torchfuse.amp._gradients import agreed, device_of_gradients, params_of
-from torchfuse.amp._scaler_state import ScalerState, check_positive, check_rule, checked_extras
+from torchfuse.amp._scaler_state import ScalerState, check_rule, check_scale, checked_extras
 from torchfuse.optimizers._base import FusedOptimizer
 
 # Attributes that the scaler sets on an optimizer of torchfuse during one step.
@@ -37,7 +37,7 @@ class GradScaler(ScalerState):
 
     Args:
         device: device type, ``"cuda"`` or ``"cpu"``; None: as :class:`~torchfuse.amp.autocast`.
-        init_scale: initial scale.
+        init_scale: initial scale, from 2^-126 to 2^126: fp32 holds its reciprocal with all bits.
         growth_factor: multiplies the scale after `growth_interval` steps without overflow; above 1.
         backoff_factor: multiplies the scale after an overflow; above 0 and below 1.
         growth_interval: number of consecutive steps without overflow before the scale grows, at
@@ -45,8 +45,8 @@ class GradScaler(ScalerState):
         enabled: if False, loss scaling is off: ``step`` only calls ``optimizer.step``.
         hysteresis: number of consecutive overflows after which the scale backs off. Each of them
             skips its step.
-        min_scale: lower bound when the scale backs off; None: no bound.
-        max_scale: upper bound when the scale grows; None: no bound.
+        min_scale: lower bound when the scale backs off; None: 2^-126.
+        max_scale: upper bound when the scale grows; None: 2^126, above which no scale grows.
         dynamic: if False, the scale stays at `init_scale`; overflows still skip their steps.
         allow_fp16_grads: ``unscale_`` accepts fp16 gradients, which it rounds once more.
         allow_no_grads: ``step`` and ``update`` accept that no parameter has a gradient; the scale
@@ -74,7 +74,7 @@ class GradScaler(ScalerState):
         Differences from torch.amp.GradScaler: overflow flags are combined by their maximum, so that
         they are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``scale`` keeps
         namedtuples and rejects mappings, whose values torch leaves unscaled; ``update`` accepts
-        ints and 1-element tensors of any shape; the scale must be positive and finite;
+        ints and 1-element tensors of any shape; the scale stays from 2^-126 to 2^126;
         ``load_state_dict`` changes nothing if a key is missing; with hysteresis above 1, the state
         dict has an additional key.
     """
@@ -268,13 +268,13 @@ class GradScaler(ScalerState):
             AssertionError: before the first ``scale()``; if no gradients were checked since the
                 last call; or for a tensor of several elements, of another device type or that
                 requires a gradient.
-            ValueError: for a number that is not positive and finite.
+            ValueError: for a number that is not from 2^-126 to 2^126.
         """
         if not self._enabled:
             return
         scale, _ = self._check_scale_growth_tracker("update")
         if isinstance(new_scale, (int, float)):
-            check_positive("new_scale", 0 + new_scale)  # a bool is a number here, as in torch
+            check_scale("new_scale", 0 + new_scale)  # a bool is a number here, as in torch
         elif new_scale is not None and not self._fits_scale(new_scale):
             raise AssertionError(
                 "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "

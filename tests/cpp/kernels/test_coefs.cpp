@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "kernels/cpu/flush_denormals.h"
 #include "kernels/functors/adagrad.h"
 #include "kernels/functors/adam.h"
 #include "kernels/functors/lamb.h"
@@ -47,17 +48,34 @@ TEST(Coefs, OfTheNormsOfATensorAreZero) {
   EXPECT_EQ(coefs.lr, 0.0f);
 }
 
-TEST(Coefs, OfTheLossScaleAreZero) {
+TEST(Coefs, OfABackoffAreZero) {
   ScaleUpdateParams params;
   params.backoff_factor = kBelowNormal;
   ScaleState state{};
   state.scale = 1.0f;
   EXPECT_EQ(update_scale(state, 1.0f, params).scale, 0.0f);
+}
 
-  const float scale = std::nextafterf(0x1p126f, INFINITY);
-  PrologueParams prologue;
-  prologue.grad_scale = &scale;
-  EXPECT_EQ(step_scalars(prologue, NormPartial{}).grad_coef, 0.0);
+// A product with a gradient is rounded once, and flushed where it is itself denormal alone.
+TEST(Coefs, OfGradientsFlushNoNormalProduct) {
+  const cpu::FlushDenormals flush;
+  for (int coef_exponent = -250; coef_exponent <= 100; coef_exponent += 5) {
+    const auto coef = grad_coef_of<float>(std::ldexp(1.0 + 1.0 / 3.0, coef_exponent));
+    for (int grad_exponent = -126; grad_exponent <= 127; ++grad_exponent) {
+      const float grad = std::ldexp(1.7f, grad_exponent);
+      const double factor =
+          std::ldexp(static_cast<double>(static_cast<float>(1.0 + 1.0 / 3.0)), coef_exponent);
+      const double product = factor * static_cast<double>(grad);
+      if (product < 0x1p-125 || product > 0x1p127) continue;
+      ASSERT_EQ(coef.scaled(grad), static_cast<float>(product))
+          << coef_exponent << ' ' << grad_exponent;
+    }
+  }
+  EXPECT_EQ(grad_coef_of<float>(0.5).second, 1.0f);
+  EXPECT_EQ(grad_coef_of<float>(0x1p-126).second, 1.0f);
+  EXPECT_EQ(grad_coef_of<float>(0.0).scaled(3.0f), 0.0f);
+  EXPECT_TRUE(std::isnan(grad_coef_of<float>(NAN).scaled(1.0f)));
+  EXPECT_EQ(grad_coef_of<double>(0x1p-1000).first, 0x1p-1000);
 }
 
 }  // namespace

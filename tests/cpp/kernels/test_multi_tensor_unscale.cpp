@@ -64,6 +64,21 @@ TEST(Unscale, MultipliesEveryElementOnce) {
   }
 }
 
+TEST(Unscale, TakesADenormalInverse) {
+  for (const CpuIsa isa : testing::levels_here()) {
+    SCOPED_TRACE(name_of(isa));
+    for (const float inverse : {0x1p-127f, 0x1.8p-128f, 0x1p-149f}) {
+      Problem problem(DType::kFloat32, {37}, 1);
+      Buffer& grads = problem.grads[0];
+      for (std::int64_t i = 0; i < 37; ++i) grads.set(i, std::ldexp(1.0 + i / 64.0, 100));
+      EXPECT_FALSE(problem.run(isa, inverse, 37));
+      for (std::int64_t i = 0; i < 37; ++i) {
+        ASSERT_EQ(grads.get(i), std::ldexp(1.0 + i / 64.0, 100) * inverse) << i;
+      }
+    }
+  }
+}
+
 TEST(Unscale, FindsANonFiniteElementAnywhere) {
   for (const DType dtype : kEveryDType) {
     for (const CpuIsa isa : testing::levels_here()) {

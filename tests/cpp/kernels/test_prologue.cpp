@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 namespace torchfuse::kernels {
 namespace {
@@ -87,15 +88,18 @@ TEST(Prologue, ANanNormReachesTheGradientsWithoutAScaler) {
   EXPECT_EQ(f.scalars.skip, 0.0f);
 }
 
-TEST(Prologue, FlushesADenormalInverseScaleAsTheDeviceDoes) {
+TEST(Prologue, InvertsEveryScaleAsTorchDoes) {
   Fixture f;
-  float grad_scale = 0x1p127f;
+  float grad_scale = 0.0f;
   f.args.params.grad_scale = &grad_scale;
-  prologue_cpu(f.args);
-  EXPECT_EQ(f.scalars.grad_coef, 0.0);
-  grad_scale = 0x1p126f;
-  prologue_cpu(f.args);
-  EXPECT_EQ(f.scalars.grad_coef, 0x1p-126);
+  for (const float scale : {0x1p126f, 0x1p127f, 0x1.8p127f, 3e38f,
+                            std::numeric_limits<float>::max(), 0x1p-127f, 1e-38f, 65536.0f, 3.0f}) {
+    grad_scale = scale;
+    prologue_cpu(f.args);
+    // Here denormals count: they are what fp32 makes of the reciprocal.
+    const float inverse = static_cast<float>(1.0 / static_cast<double>(scale));
+    EXPECT_EQ(f.scalars.grad_coef, static_cast<double>(inverse)) << scale;
+  }
 }
 
 TEST(Prologue, HugeNormsClipToTheRightCoefficient) {

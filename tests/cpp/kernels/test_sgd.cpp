@@ -43,6 +43,27 @@ TEST(Sgd, EveryLevelAndEverySplitGivesTheSameBits) {
   for (const int mode : {0, 1, 3, 5}) expect_one_state_same_bits<Sgd>(sgd(mode));
 }
 
+// As behind a loss scale of 2^127, or of 2^117 with clipping: in vectors, pairs and tails.
+TEST(Sgd, ADenormalCoefficientGivesItsGradients) {
+  SgdParams group;
+  group.lr.value = 1.0;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const CpuIsa isa : levels_here()) {
+      OneStateProblem problem({dtype, dtype, dtype}, {203});
+      problem.scalars.grad_coef = 0x1.8p-128;
+      for (std::int64_t i = 0; i < 203; ++i) {
+        problem.params[0].set(i, 0.0);
+        problem.grads[0].set(i, std::ldexp(1.0 + static_cast<double>(i % 32) / 32.0, 127));
+      }
+      fused_update_cpu(isa, problem.args<Sgd>(group), 0, 203);
+      for (std::int64_t i = 0; i < 203; ++i) {
+        const double exact = -0.75 * (1.0 + static_cast<double>(i % 32) / 32.0);
+        ASSERT_NEAR(problem.params[0].get(i), exact, dtype == DType::kFloat32 ? 0.0 : 4e-3) << i;
+      }
+    }
+  }
+}
+
 TEST(Sgd, WithoutMomentumTheBufferMayBeAbsentAndIsLeftAlone) {
   OneStateProblem absent({}, interesting_sizes());
   for (TensorRow& row : absent.rows.rows) row.state[0] = nullptr;

@@ -17,7 +17,7 @@ from support.host_reads import NoHostRead
 from torch.profiler import ProfilerActivity, profile
 
 from torchfuse.amp import GradScaler, ScaleHistory
-from torchfuse.optimizers import FusedAdam
+from torchfuse.optimizers import FusedAdam, FusedSGD
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
@@ -259,6 +259,10 @@ def test_mappings_are_refused() -> None:
         ({"init_scale": math.nan}, "init_scale to be positive and finite, got nan"),
         ({"init_scale": 0.0}, "init_scale to be positive and finite, got 0.0"),
         ({"init_scale": -1.0}, "init_scale to be positive and finite, got -1.0"),
+        ({"init_scale": 2.0**127}, r"init_scale to be from 2\^-126 to 2\^126, so that"),
+        ({"init_scale": 1e300}, r"init_scale to be from 2\^-126 to 2\^126, so that"),
+        ({"init_scale": 1e-50}, r"init_scale to be from 2\^-126 to 2\^126, so that"),
+        ({"min_scale": 2.0**127}, r"min_scale to be at most 2\^126, got 1\.70"),
         ({"min_scale": 2.0, "max_scale": 1.0}, "0 <= min_scale <= max_scale within fp32, got min"),
         ({"min_scale": -1.0}, "0 <= min_scale <= max_scale within fp32, got min_scale -1"),
         ({"max_scale": math.inf}, "0 <= min_scale <= max_scale within fp32"),
@@ -271,12 +275,12 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         GradScaler("cpu", **options)
 
 
-@pytest.mark.parametrize("new_scale", [math.nan, math.inf, 0.0, -2.0, 0])
+@pytest.mark.parametrize("new_scale", [math.nan, math.inf, 0.0, -2.0, 0, 1e300, 2.0**127, 1e-39])
 def test_new_scale_out_of_range_changes_nothing(new_scale: float) -> None:
     scaler = GradScaler("cpu", init_scale=8.0)
     optimizer = FusedAdam(make_params())
     iterate(scaler, optimizer, overflow=False)
-    with pytest.raises(ValueError, match="expected new_scale to be positive and finite, got"):
+    with pytest.raises(ValueError, match=r"expected new_scale to be (positive and|from 2\^-126)"):
         scaler.update(new_scale)
     assert scaler.get_scale() == 8.0
     iterate(scaler, optimizer, overflow=True)
@@ -290,3 +294,65 @@ def test_state_with_a_useless_scale_changes_nothing(scale: float) -> None:
     with pytest.raises(ValueError, match=r"state_dict\['scale'\] to be positive and finite"):
         scaler.load_state_dict({**state, "scale": scale, "growth_interval": 7})
     assert scaler.state_dict() == state
+
+
+# Scales at the end of fp32.
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5], ids=["plain", "clipped"])
+@pytest.mark.parametrize("exponent", [0, 100, 117, 126, 127])
+@pytest.mark.parametrize("scaler_class", [GradScaler, torch.amp.GradScaler])
+def test_every_scale_of_torch_gives_the_same_step(
+    scaler_class: Any, exponent: int, max_grad_norm: float | None
+) -> None:
+    """torchfuse's scaler gets 2^127 as a tensor, which it does not read."""
+    p = torch.nn.Parameter(torch.ones(40))
+    optimizer = FusedSGD([p], lr=1.0, max_grad_norm=max_grad_norm)
+    scaler = scaler_class("cpu")
+    scaler.scale(torch.zeros(()))
+    scaler.update(torch.tensor(2.0**exponent))
+    scaler.scale((p * torch.arange(1.0, 41.0) * 0.01).sum()).backward()
+    scaler.step(optimizer)
+    grads = torch.arange(1.0, 41.0) * 0.01
+    if max_grad_norm is not None:
+        grads *= max_grad_norm / grads.norm()
+    torch.testing.assert_close(p.detach(), 1.0 - grads, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [2.0**126, 2.0**127, 1.7 * 2.0**127])
+def test_unscale_takes_every_scale(scale: float) -> None:
+    p = torch.nn.Parameter(torch.ones(40))
+    scaler, twin = GradScaler("cpu"), torch.amp.GradScaler("cpu")
+    grads = []
+    for each in (scaler, twin):
+        each.scale(torch.zeros(()))
+        each.update(torch.tensor(scale))
+        p.grad = torch.arange(1.0, 41.0) * 2.0**100
+        each.unscale_(torch.optim.SGD([p], lr=1.0))
+        grads.append(p.grad)
+    assert torch.equal(*grads)
+    assert bool((grads[0] > 0).all())
+
+
+def test_growth_stops_where_the_reciprocal_is_normal() -> None:
+    scaler = GradScaler("cpu", init_scale=2.0**125, growth_interval=1, max_scale=2.0**127)
+    optimizer = FusedAdam(make_params())
+    for _ in range(3):
+        iterate(scaler, optimizer, overflow=False)
+    assert scaler.get_scale() == 2.0**126
+
+
+def test_a_larger_scale_of_torch_is_brought_down() -> None:
+    state = torch.amp.GradScaler("cpu", init_scale=2.0**127).state_dict()
+    scaler = GradScaler("cpu")
+    with pytest.warns(UserWarning, match=r"\['scale'\] is 1\.70.*, and becomes 2\^126"):
+        scaler.load_state_dict(state)
+    assert scaler.get_scale() == 2.0**126
+    before = scaler.state_dict()
+    for key, value in (
+        *(("scale", 1e300), ("scale", 1e-39)),
+        *(("_growth_tracker", -1), ("_growth_tracker", 2**40)),
+    ):
+        with pytest.raises(ValueError, match=rf"state_dict\['{key}'\] to be"):
+            scaler.load_state_dict({**before, "growth_interval": 7, key: value})
+    assert scaler.state_dict() == before

@@ -170,7 +170,9 @@ def test_interval_below_the_tracker_waits_for_an_overflow() -> None:
     assert check(program, init_scale=8.0, growth_interval=6)[1] == [8.0] * 8 + [4.0, 4.0, 8.0, 8.0]
 
 
-def test_scale_grows_within_fp32_and_falls_to_zero() -> None:
+def test_the_scale_stays_where_fp32_holds_its_reciprocal() -> None:
+    """torch's grows to the end of fp32, and falls to 0."""
+
     def program(scaler: Any) -> list[float]:
         history = []
         for step in range(4):
@@ -183,5 +185,8 @@ def test_scale_grows_within_fp32_and_falls_to_zero() -> None:
             history.append(scaler.get_scale())
         return history
 
-    options: dict[str, float] = {"growth_interval": 1, "backoff_factor": 1e-46}
-    assert check(program, init_scale=3e38, **options)[1][-1] == 0.0
+    options: dict[str, Any] = {"growth_interval": 1, "backoff_factor": 1e-46}
+    history = program(GradScaler("cpu", init_scale=2.0**125, **options))
+    assert history == [2.0**126, 2.0**126, pytest.approx(2.0**126 * 1e-46), 2.0**-126]
+    expected = program(torch.amp.GradScaler("cpu", init_scale=2.0**125, **options))
+    assert (expected[1], expected[3]) == (2.0**127, 0.0)

@@ -24,13 +24,13 @@ namespace torchfuse::amp {
 /// Options of GradScaler, with the names and defaults of torch.amp.GradScaler. torch does not have
 /// the options from `hysteresis` to `allow_no_grads`; see ScalerExtras.
 struct GradScalerOptions {
-  TORCH_ARG(double, init_scale) = 65536.0;          ///< initial loss scale
+  TORCH_ARG(double, init_scale) = 65536.0;          ///< initial loss scale, 2^-126 to 2^126
   TORCH_ARG(double, growth_factor) = 2.0;           ///< multiplies the scale when it grows; > 1
   TORCH_ARG(double, backoff_factor) = 0.5;          ///< multiplies the scale at a backoff; < 1
   TORCH_ARG(std::int64_t, growth_interval) = 2000;  ///< clean steps before the scale grows
   TORCH_ARG(std::int64_t, hysteresis) = 1;          ///< overflows in a row that trigger a backoff
-  TORCH_ARG(std::optional<double>, min_scale);      ///< lower bound at a backoff; none: 0
-  TORCH_ARG(std::optional<double>, max_scale);      ///< upper bound of growth; none: fp32 range
+  TORCH_ARG(std::optional<double>, min_scale);      ///< lower bound at a backoff; none: 2^-126
+  TORCH_ARG(std::optional<double>, max_scale);      ///< upper bound of growth; none: 2^126
   TORCH_ARG(bool, dynamic) = true;                  ///< false: the scale stays at init_scale
   TORCH_ARG(bool, allow_fp16_grads) = false;        ///< unscale_() accepts fp16 gradients
   TORCH_ARG(std::optional<std::string>, process_group);  ///< group whose ranks skip steps together
@@ -88,7 +88,7 @@ class TORCHFUSE_API GradScaler {
                   torch::optim::Optimizer::LossClosure closure = nullptr);
   /// Adjusts the scale; call once per iteration, after all steps.
   void update();
-  /// Sets the scale to a positive, finite number instead of adjusting it.
+  /// Sets the scale to a number from 2^-126 to 2^126 instead of adjusting it.
   void update(double new_scale);
   /// Sets the scale to the value of a 1-element tensor, which is copied on the device.
   void update(const at::Tensor& new_scale);
@@ -119,7 +119,8 @@ class TORCHFUSE_API GradScaler {
 
   /// Returns the state, or none if disabled. Reads the device; call it after update().
   std::optional<GradScalerState> state_dict() const;
-  /// Checks all values of `state` before it replaces the scaler's own. Does nothing if disabled.
+  /// Checks all values of `state` before it replaces the scaler's own. A scale above 2^126, as
+  /// torch's may be, becomes 2^126, with a warning. Does nothing if disabled.
   void load_state_dict(const GradScalerState& state);
   /// Writes `enabled` and, unless disabled, what state_dict() returns.
   void save(torch::serialize::OutputArchive& archive) const;

@@ -174,14 +174,14 @@ TEST(GradScaler, AnIntervalBelowTheTrackerWaitsForAnOverflow) {
   EXPECT_EQ(history, (std::vector<double>{8, 8, 8, 8, 8, 8, 4, 4, 8, 8}));
 }
 
-TEST(GradScaler, TheScaleGrowsWithinFp32AndFallsToZero) {
+TEST(GradScaler, TheScaleStaysWhereFp32HoldsItsReciprocal) {
   const auto params = make_params();
   torch::optim::SGD optimizer(params, torch::optim::SGDOptions(0.1));
   GradScaler scaler(
       torch::kCPU,
-      GradScalerOptions().init_scale(0x1p127).growth_interval(1).backoff_factor(1e-46));
+      GradScalerOptions().init_scale(0x1p125).growth_interval(1).backoff_factor(1e-46));
   std::vector<double> history;
-  for (const bool overflow : {false, true, true}) {
+  for (const bool overflow : {false, false, true, true, false}) {
     scaler.scale(torch::zeros({}));
     set_grads(params, 1);
     if (overflow) params[0].mutable_grad().view(-1)[0] = kInf;
@@ -189,9 +189,10 @@ TEST(GradScaler, TheScaleGrowsWithinFp32AndFallsToZero) {
     scaler.update();
     history.push_back(scaler.get_scale());
   }
-  EXPECT_EQ(history[0], 0x1p127);
-  EXPECT_GT(history[1], 0.0);
-  EXPECT_EQ(history[2], 0.0);
+  EXPECT_EQ(history[0], 0x1p126);
+  EXPECT_EQ(history[1], 0x1p126);
+  EXPECT_EQ(history[3], 0x1p-126);
+  EXPECT_EQ(history[4], 0x1p-125);
 }
 
 TEST(GradScaler, HysteresisForgivesSingleOverflows) {

@@ -159,6 +159,11 @@ TEST(GradScalerExtras, RefusesNumbersOutOfRange) {
   };
   refuses(GradScalerOptions().init_scale(kNaN), "init_scale to be positive and finite, got nan");
   refuses(GradScalerOptions().init_scale(0.0), "init_scale to be positive and finite, got 0");
+  refuses(GradScalerOptions().init_scale(0x1p127),
+          "init_scale to be from 2^-126 to 2^126, so that");
+  refuses(GradScalerOptions().init_scale(1e300), "init_scale to be from 2^-126 to 2^126, so that");
+  refuses(GradScalerOptions().init_scale(1e-50), "init_scale to be from 2^-126 to 2^126, so that");
+  refuses(GradScalerOptions().min_scale(0x1p127), "min_scale to be at most 2^126, got 1.70");
   refuses(GradScalerOptions().min_scale(2.0).max_scale(1.0),
           "0 <= min_scale <= max_scale within fp32, got min_scale 2 and max_scale 1");
   refuses(GradScalerOptions().min_scale(kNaN), "0 <= min_scale <= max_scale within fp32");
@@ -168,7 +173,27 @@ TEST(GradScalerExtras, RefusesNumbersOutOfRange) {
   expect_error([&] { scaler.update(kNaN); },
                "GradScaler: expected new_scale to be positive and finite, got nan.");
   expect_error([&] { scaler.update(-1.0); }, "new_scale to be positive and finite, got -1.");
+  expect_error([&] { scaler.update(0x1p127); }, "new_scale to be from 2^-126 to 2^126, so that");
   EXPECT_EQ(scaler.get_scale(), 16.0);
+}
+
+TEST(GradScalerExtras, BringsATooLargeScaleOfTorchDown) {
+  GradScaler scaler = started_scaler();
+  amp::GradScalerState state = *scaler.state_dict();
+  state.scale = 0x1p127;
+  testing::Warnings warnings;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    scaler.load_state_dict(state);
+  }
+  ASSERT_EQ(warnings.texts.size(), 1u);
+  EXPECT_NE(warnings.texts[0].find("the state's scale is 1.70141e+38, and becomes 2^126"),
+            std::string::npos)
+      << warnings.texts[0];
+  EXPECT_EQ(scaler.get_scale(), 0x1p126);
+  state.scale = 1e300;
+  expect_error([&] { scaler.load_state_dict(state); }, "the state's scale to be from 2^-126 to");
+  EXPECT_EQ(scaler.get_scale(), 0x1p126);
 }
 
 TEST(GradScalerExtras, AnUnknownProcessGroupIsNamed) {

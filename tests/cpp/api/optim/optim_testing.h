@@ -77,6 +77,12 @@ inline void expect_equal(const std::vector<torch::Tensor>& actual,
   }
 }
 
+/// What torch warns of while a WarningHandlerGuard of it lives.
+struct Warnings : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+};
+
 /// `function` throws, and the message contains `text`.
 template <typename Function>
 void expect_error(Function&& function, const std::string& text) {
