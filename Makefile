@@ -187,7 +187,8 @@ programs: build
 # Of the files that start processes these, each with one group of ranks or one program.
 SOME_PROCESSES := $(addprefix tests/python/,amp/test_grad_scaler_group.py \
   apex/test_apex_bert_program.py checkpoint/test_checkpoint_ranks.py optimizers/test_dtensor.py \
-  optimizers/test_fsdp.py optimizers/test_norm_groups.py parallel/test_distributed.py \
+  optimizers/test_fsdp.py optimizers/test_norm_groups.py optimizers/test_shared_between_processes.py \
+  parallel/test_distributed.py \
   parallel/test_sharded_program.py parallel/test_sync_batch_norm_group.py \
   parallel/test_torch_ddp_fsdp.py)
 MACHINERY := tests/python/tools tests/python/benchmarks

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
+def _is_between_processes(step: object) -> bool:
+    """Whether the program has shared a step count with other processes, which count in it too."""
+    return (
+        isinstance(step, Tensor)
+        and step.is_cpu  # is_shared() says nothing of other devices
+        and step.dim() == 0
+        and step.dtype == torch.float32
+        and step.is_shared()
+    )
+
+
 def _similar_argument(name: str, kind: type) -> str:
     """Returns the end of an error: the argument that may have been meant."""
     functions = (vars(cls)["__init__"] for cls in kind.__mro__ if "__init__" in vars(cls))
@@ -257,8 +268,9 @@ class FusedOptimizer(SharedNorm):
                     self._create_state(param, group)
                     check_count(type(self).__name__, index, place, self.state[param].get("step"))
                     with_state.append(param)
-        views = _C.step_views(with_state, [self.state[param].get("step") for param in with_state])
-        for param, view in zip(with_state, views, strict=True):
+        own = [p for p in with_state if not _is_between_processes(self.state[p].get("step"))]
+        views = _C.step_views(own, [self.state[param].get("step") for param in own])
+        for param, view in zip(own, views, strict=True):
             self.state[param]["step"] = view
         self._native.plan(
             [group["params"] for group in groups],
