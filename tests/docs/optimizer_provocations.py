@@ -49,12 +49,39 @@ def listed_twice() -> None:
     optimizer.step()
 
 
+def tied() -> None:
+    a, b = param(), param()
+    b.data = a.data
+    for p in (a, b):
+        p.grad = torch.ones_like(p)
+    FusedAdam([a, b]).step()
+
+
+def one_state_of_two() -> None:
+    a, b = param(), param()
+    for p in (a, b):
+        p.grad = torch.ones_like(p)
+    optimizer = FusedAdam([a, b])
+    optimizer.step()
+    optimizer.state[b]["exp_avg"] = optimizer.state[a]["exp_avg"]
+    optimizer.step()
+
+
+def one_gradient_of_two() -> None:
+    a, b = param(), param()
+    a.grad = b.grad = torch.ones_like(a)
+    FusedAdam([a, b], max_grad_norm=1.0, write_back_grads="clipped").step()
+
+
 def betas_third(kind: Any) -> None:
     kind([param()], 1e-3, (0.9, 0.95))
 
 
 PROVOCATIONS: list[Callable[[], object]] = [
     shared_option_differs,
+    tied,
+    one_state_of_two,
+    one_gradient_of_two,
     load_other_groups,
     load_back_into_fused,
     lambda: load_of(torch.optim.NAdam),

@@ -99,11 +99,13 @@ struct PlannedSlot {
   /// After this plan's last write to the parameter; none: there was none that can be told apart.
   std::optional<Written> written;
 
+  bool moved = false;  ///< an address is not that of the step before
+
   /// Takes the addresses of the tensors, if they are like this. Changes nothing but addresses.
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
 
  private:
-  bool take_operand(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address) const;
+  bool take_operand(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address);
   static bool take_number(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address);
 };
 
@@ -178,6 +180,14 @@ class StepEngine {
   void fetch_ahead(std::size_t index) const;
   Match match_slot(std::size_t index);
   void match_slots();
+  /// One tensor of a slot; kinds are those of step_engine_overlaps.cpp.
+  struct Operand {
+    std::size_t slot;
+    int kind;
+  };
+  std::string operand_name(std::size_t index, int kind) const;
+  void check_overlaps(bool grads_alone, bool with_grads) const;
+  [[noreturn]] void fail_overlap(Operand a, Operand b) const;
   at::Tensor usable_grad(std::size_t index, bool write_back);
   void check_used_states(std::size_t index) const;
   void check_used_ema(std::size_t index) const;
@@ -219,6 +229,7 @@ class StepEngine {
   c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
   std::vector<PlannedSlot> planned_;
   bool has_masters_ = false;                         ///< in fp32, of any slot
+  bool apart_ = false;                               ///< no two tensors share memory
   std::vector<std::int64_t> positions_;              ///< of the slots in their groups
   std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
   Buckets buckets_;

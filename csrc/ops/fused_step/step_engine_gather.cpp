@@ -52,10 +52,13 @@ void* memory_of(c10::TensorImpl* impl) {
 /// An operand: memory that has an element for each of the parameter's.
 [[gnu::always_inline]] inline bool PlannedSlot::take_operand(const PlannedTensor& like,
                                                              c10::TensorImpl* tensor,
-                                                             void*& address) const {
+                                                             void*& address) {
   if (tensor == nullptr) return !like.exists;
-  return like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
-         like.find_memory(*tensor, row.numel, address);
+  void* const before = address;
+  const bool taken = like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
+                     like.find_memory(*tensor, row.numel, address);
+  moved = moved || address != before;
+  return taken;
 }
 
 [[gnu::always_inline]] inline bool PlannedSlot::take_number(const PlannedTensor& like,
@@ -248,7 +251,13 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
   if (planned_.empty()) return true;
   match_slots();
   const auto stale = std::find(matches_.begin(), matches_.end(), Match::kNotAsPlanned);
+  for (PlannedSlot& planned : planned_) {
+    apart_ = apart_ && !planned.moved;
+    planned.moved = false;
+  }
   if (stale != matches_.end()) return false;
+  if (!apart_ || options.writes_grads()) check_overlaps(apart_, options.writes_grads());
+  apart_ = true;
   set_groups(groups, planned_.front().key.device);
   used_states_.assign(groups.size(), 0);
   for (std::size_t group = 0; group < groups.size(); ++group) {

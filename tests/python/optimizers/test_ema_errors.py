@@ -108,8 +108,9 @@ def test_an_exchange_back_that_fails_is_continued() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parameters_of_one_memory_get_their_value_back(dtype: torch.dtype) -> None:
-    memory = torch.arange(3.0).to(dtype)
-    optimizer = stepped(torch.nn.Parameter(memory), torch.nn.Parameter(memory))
+    a, b = (torch.nn.Parameter(torch.arange(3.0).to(dtype)) for _ in range(2))
+    optimizer = stepped(a, b)
+    b.data = a.data  # a step would refuse it
     before = snapshot(optimizer)
     with optimizer.ema_weights():
         pass

@@ -24,6 +24,7 @@ using testing::make_params;
 using testing::run_steps;
 using testing::saved;
 using testing::state_of;
+using testing::Warnings;
 
 std::vector<torch::Tensor> clones(const std::vector<torch::Tensor>& tensors) {
   std::vector<torch::Tensor> copies;
@@ -60,11 +61,6 @@ struct Averaged {
   std::unique_ptr<FusedAdam> optimizer;
   std::vector<torch::Tensor> values;
   std::vector<torch::Tensor> before;
-};
-
-struct Warnings : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
 };
 
 TEST(EmaWeights, NeedAverages) {
@@ -134,9 +130,10 @@ TEST(EmaWeights, ParametersOfOneMemoryAreRestored) {
   for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
     const torch::Tensor memory = torch::arange(1.0, 4.0).to(dtype);
     const std::vector<torch::Tensor> params{memory.detach().requires_grad_(),
-                                            memory.detach().requires_grad_()};
+                                            memory.clone().requires_grad_()};
     FusedSGD optimizer(params, FusedSGDOptions(0.5).ema_decay(0.5));
     run_steps(optimizer, params, 0, 1);
+    params[1].set_data(memory);  // a step would refuse it
     const torch::Tensor value = memory.clone();
     {
       const EmaWeights weights(optimizer);
