@@ -78,6 +78,7 @@ FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string&
   if (!slot.master.defined()) slot.master = tensor_in(state, "param_remainder", place, sharded);
   slot.ema = tensor_in(state, "ema_param", place, sharded);
   slot.step = tensor_in(state, "step", place, sharded);
+  slot.start = tensor_in(state, "momentum_start", place, sharded);
   return slot;
 }
 
@@ -200,6 +201,7 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
         c10::TensorImpl*& place = role == EntryRole::kState    ? slot.states[k]
                                   : role == EntryRole::kMaster ? slot.master
                                   : role == EntryRole::kEma    ? slot.ema
+                                  : role == EntryRole::kStart  ? slot.start
                                                                : slot.step;
         place = impl_of(borrowed_.hold(value));
         if (sharded) borrowed_.unwraps.push_back({&place, value});

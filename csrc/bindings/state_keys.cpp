@@ -13,6 +13,7 @@ bool is(PyObject* key, const char* name) {
 
 EntryRole role_of(PyObject* key, bool has_master) {
   if (is(key, "step")) return EntryRole::kStep;
+  if (is(key, "momentum_start")) return EntryRole::kStart;
   if (is(key, "ema_param")) return EntryRole::kEma;
   if (is(key, "master_param")) return EntryRole::kMaster;
   // A master, if there is one too, is the one that counts.

@@ -16,7 +16,7 @@ namespace torchfuse::bindings {
 namespace py = pybind11;
 
 /// What an entry of a state dictionary is for the step. kNone: of no use for as long as it is None.
-enum class EntryRole : std::uint8_t { kOther, kNone, kState, kMaster, kEma, kStep };
+enum class EntryRole : std::uint8_t { kOther, kNone, kState, kMaster, kEma, kStep, kStart };
 
 // Note [State dictionaries are read in order]
 // Users replace entries of `optimizer.state` (offloading, loading, freezing), so each step reads

@@ -22,6 +22,19 @@ constexpr bool kStatesInMeasure = false;
 template <Layerwise Functor>
 constexpr bool kStatesInMeasure<Functor> = Functor::kStatesInMeasure;
 
+/// A functor whose states may begin later than the parameter's steps, and that counts from there.
+template <class Functor>
+concept CountsFromStart = requires { Functor::kCountsFromStart; };
+
+/// The count that a functor is given.
+template <class Functor>
+TORCHFUSE_HOST_DEVICE double own_step(float step, [[maybe_unused]] const float* start) {
+  if constexpr (CountsFromStart<Functor>) {
+    if (start != nullptr) return static_cast<double>(step) - static_cast<double>(*start);
+  }
+  return static_cast<double>(step);
+}
+
 template <class Functor>
 struct UpdateArgs {
   TensorTable tensors;

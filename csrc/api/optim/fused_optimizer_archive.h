@@ -97,6 +97,11 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
   loaded.ema_param(checked_state(loaded.ema_param(), param, expected + "'s " + name + ".ema_param",
                                  {param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat}));
   loaded.step(checked_step(loaded.step(), expected + "'s " + name + ".step"));
+  if constexpr (kHasStart<Options>) {
+    torch::Tensor& start = loaded.momentum_start();
+    const std::string where = expected + "'s " + name + ".momentum_start";
+    if (start.defined()) start = checked_step(start, where).to(param.device());
+  }
   return std::make_unique<State>(std::move(loaded));
 }
 
@@ -164,6 +169,7 @@ OptimizerClass make_optimizer_class() {
   const State state;
   OptionsTraits<Options>::states(
       state, [&](const char* key, const torch::Tensor&) { made.states.emplace_back(key); });
+  if constexpr (kHasStart<Options>) made.states.emplace_back("momentum_start");
   made.make = [](const std::vector<torch::optim::OptimizerParamGroup>& param_groups) {
     return std::make_unique<FusedOptimizerOf<Options, State>>(param_groups);
   };

@@ -112,6 +112,7 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   FusedSlot slot;
   slot.param = param;
   slot.step = held.step();
+  if constexpr (kHasStart<Options>) slot.start = held.momentum_start();
   bool whole = true;
   Traits::states(held, [&](const char*, const torch::Tensor& tensor) {
     const std::size_t index = slot.states.size();
@@ -159,6 +160,7 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
   state.master_param(remainder ? at::Tensor() : slot.master);
   state.param_remainder(remainder ? slot.master : at::Tensor());
   if (slot.ema.defined()) state.ema_param(slot.ema);
+  if constexpr (kHasStart<Options>) state.momentum_start(slot.start);
 }
 
 template <class Options, class State>
@@ -173,6 +175,10 @@ bool FusedOptimizerOf<Options, State>::borrow_state(const at::Tensor& param,
   if (master.defined() != wants_master(param, own) || !held.step().defined()) return false;
   if (master.defined()) slot.master = master.unsafeGetTensorImpl();
   slot.step = held.step().unsafeGetTensorImpl();
+  if constexpr (kHasStart<Options>) {
+    const torch::Tensor& start = held.momentum_start();
+    if (start.defined()) slot.start = start.unsafeGetTensorImpl();
+  }
   if (own.ema_decay().has_value()) {
     if (!held.ema_param().defined()) return false;
     slot.ema = held.ema_param().unsafeGetTensorImpl();

@@ -16,10 +16,11 @@ struct OptionsTraits<FusedSGDOptions> : Named<"FusedSGD", "sgd"> {
     return options.momentum() != 0.0;
   }
 
-  /// The first step of a buffer is told by the count.
+  /// A buffer may begin later than the count.
+  static constexpr bool kHasStart = true;
   static void begin_state(const FusedSGDOptions& /*options*/, FusedSlot& slot,
                           std::size_t /*index*/) {
-    slot.step = at::Tensor();
+    if (slot.step.defined()) slot.start = slot.step.clone();
   }
 
   static void check(const FusedSGDOptions& options, const std::string& owner) {

@@ -131,6 +131,10 @@ bool is_tensor_state(std::size_t index) {
   return false;
 }
 
+/// Whether states hold `momentum_start`.
+template <class Options>
+constexpr bool kHasStart = requires { OptionsTraits<Options>::kHasStart; };
+
 // --- Options and states in archives --------------------------------------------------------------
 
 /// visit(key, value) for the options that every archive holds.
@@ -170,6 +174,7 @@ template <class Options, class State, class Visit>
 void visit_tensors(State& state, const Visit& visit) {
   visit("step", state.step());
   OptionsTraits<Options>::states(state, visit);
+  if constexpr (kHasStart<Options>) visit("momentum_start", state.momentum_start());
   visit("master_param", state.master_param());
   visit("param_remainder", state.param_remainder());
   visit("ema_param", state.ema_param());

@@ -38,7 +38,10 @@ struct FusedSlot {
   /// Average of the parameter, which steps with FusedStepOptions::ema move: fp64 for an fp64
   /// parameter and fp32 otherwise, with the sizes and strides of `param`. Undefined: none.
   at::Tensor ema;
-  at::Tensor step;         ///< step count, 0-dim fp32, on the parameter's device
+  at::Tensor step;  ///< step count, 0-dim fp32, on the parameter's device
+  /// SGD: what `step` was when the momentum buffer was made, likewise. The buffer's first update is
+  /// the step after it that is not skipped. Undefined: 0. Other algorithms do not read it.
+  at::Tensor start;
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
   /// Index of the parameter in its group; error messages name group and position.
   std::int64_t position = 0;
@@ -65,6 +68,7 @@ struct SlotTensors {
   c10::TensorImpl* master = nullptr;         ///< as in FusedSlot::master
   c10::TensorImpl* ema = nullptr;            ///< as in FusedSlot::ema
   c10::TensorImpl* step = nullptr;           ///< as in FusedSlot::step
+  c10::TensorImpl* start = nullptr;          ///< as in FusedSlot::start
   /// The tensor whose local part is `param`, if any: a write to either counts as a write to both.
   c10::TensorImpl* wrapper = nullptr;
 };

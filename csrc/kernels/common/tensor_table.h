@@ -22,6 +22,8 @@ struct TensorRow {
   void* master = nullptr;  ///< fp32 master of a 16-bit parameter, or remainder of a bf16 one
   void* ema = nullptr;     ///< average of the parameter: see Note [Averages of weights] in ema.h
   float* step = nullptr;   ///< number of updates that this parameter has received
+  /// `step` when the states began, for functors that ask; null: 0.
+  const float* start = nullptr;
   /// What a layerwise optimizer tracks of the whole tensor: one double if it is fp64, else a float.
   void* tensor_state = nullptr;
   std::int64_t numel = 0;
@@ -33,8 +35,8 @@ struct TensorRow {
 /// Whether the rows say the same of everything but the gradient.
 inline bool same_besides_grad(const TensorRow& a, const TensorRow& b) {
   bool same = a.param == b.param && a.master == b.master && a.ema == b.ema && a.step == b.step &&
-              a.tensor_state == b.tensor_state && a.numel == b.numel && a.group == b.group &&
-              a.index == b.index && a.numbers == b.numbers;
+              a.start == b.start && a.tensor_state == b.tensor_state && a.numel == b.numel &&
+              a.group == b.group && a.index == b.index && a.numbers == b.numbers;
   for (int k = 0; k < kMaxStates; ++k) same = same && a.state[k] == b.state[k];
   return same;
 }

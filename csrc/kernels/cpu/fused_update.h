@@ -173,17 +173,18 @@ TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int6
   typename Functor::template Coefs<T> coefs{};
   // Most tensors share group and step count; their coefficients are computed once.
   std::int32_t coefs_group = -1;
-  float coefs_step = 0.0f;
+  double coefs_step = 0.0;
   for (std::int64_t t = find_row(table.offsets, table.count, begin); begin < end; ++t) {
     const TensorRow& row = table.rows[t];
     const std::int64_t stop = table.offsets[t + 1] < end ? table.offsets[t + 1] : end;
     if (stop == begin) continue;
     prefetch_start(table, t);
     const typename Functor::Params& params = args.groups[row.group];
-    if (row.group != coefs_group || *row.step != coefs_step) {
+    const double step = own_step<Functor>(*row.step, row.start);
+    if (row.group != coefs_group || step != coefs_step) {
       coefs_group = row.group;
-      coefs_step = *row.step;
-      coefs = Functor::template prepare<T>(params, static_cast<double>(*row.step));
+      coefs_step = step;
+      coefs = Functor::template prepare<T>(params, step);
     }
     if constexpr (Layerwise<Functor>) {
       Functor::apply_norms(params, args.norms + t * Functor::kNumNorms, coefs);

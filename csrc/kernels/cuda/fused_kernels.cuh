@@ -258,8 +258,8 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   if (prepares) {
     const FoundRow<Phase> found = find<Phase, kAligned>(launch, share.row);
     const auto& params = launch.groups[found.group];
-    auto coefs =
-        Functor::template prepare<typename Access::Compute>(params, static_cast<double>(step));
+    auto coefs = Functor::template prepare<typename Access::Compute>(
+        params, own_step<Functor>(step, found.row.start));
     if constexpr (Layerwise<Functor> && !Phase::kMeasures) {
       Functor::apply_norms(params, found.row.norms, coefs);
     }

@@ -55,9 +55,19 @@ struct Measure {
   };
 };
 
+/// Where a functor's count begins, if it asks.
+template <class Functor>
+struct StartOfRow {
+  static constexpr const float* start = nullptr;
+};
+template <CountsFromStart Functor>
+struct StartOfRow<Functor> {
+  const float* start;
+};
+
 /// One parameter in the arguments of a launch.
 template <class Phase>
-struct Row : Phase::RowData, Phase::Access::RowData {
+struct Row : Phase::RowData, Phase::Access::RowData, StartOfRow<typename Phase::Functor> {
   void* operands[Phase::Access::kOperands];
   float* step;
   std::int64_t numel;
@@ -79,6 +89,7 @@ TORCHFUSE_HOST_DEVICE Row<Phase> row_of(const TensorRow& tensor) {
   if constexpr (Access::kOperands > kMasterOperand) row.operands[kMasterOperand] = tensor.master;
   if constexpr (requires { Access::kEmaOperand; }) row.operands[Access::kEmaOperand] = tensor.ema;
   row.step = tensor.step;
+  if constexpr (CountsFromStart<typename Phase::Functor>) row.start = tensor.start;
   row.numel = tensor.numel;
   row.set(tensor);
   return row;

@@ -33,6 +33,7 @@ struct Sgd {
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;    ///< momentum_buffer (with momentum only)
   static constexpr int kLeastStates = 0;  ///< always used
+  static constexpr bool kCountsFromStart = true;
 
   /// Whether the operand `state` is used at all under these hyper-parameters. A momentum on the
   /// device may become positive at any time.
@@ -54,6 +55,7 @@ struct Sgd {
     bool nesterov;
   };
 
+  /// `step` counts from where the buffer begins.
   template <class T>
   TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double step) {
     const double momentum = params.momentum.load();

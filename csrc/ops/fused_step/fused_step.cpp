@@ -95,6 +95,7 @@ SlotTensors borrow(const FusedSlot& slot) {
   tensors.master = impl(slot.master);
   tensors.ema = impl(slot.ema);
   tensors.step = impl(slot.step);
+  tensors.start = impl(slot.start);
   return tensors;
 }
 

@@ -95,6 +95,7 @@ struct PlannedSlot {
   PlannedTensor master;
   PlannedTensor ema;
   PlannedTensor step;
+  PlannedTensor start;
   std::uint32_t has_states = 0;  ///< bit k: there is a state k
   /// After this plan's last write to the parameter; none: there was none that can be told apart.
   std::optional<Written> written;

@@ -83,6 +83,12 @@ inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_stat
   void* count = nullptr;
   if (!take_number(step, tensors.step, count)) return false;
   row.step = static_cast<float*>(count);
+  void* start = nullptr;
+  if (tensors.start == nullptr ? this->start.exists
+                               : !take_number(this->start, tensors.start, start)) {
+    return false;
+  }
+  row.start = static_cast<const float*>(start);
   return true;
 }
 

@@ -85,6 +85,12 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   check_scalar(step_argument, slot.step, at::kFloat);
   check_same_device(step_argument, slot.step, param.device(), "params");
   planned.step = PlannedTensor(slot.step);
+  if (slot.start.defined()) {
+    const Argument start_argument = argument("starts", "momentum_start", index, slot);
+    check_scalar(start_argument, slot.start, at::kFloat);
+    check_same_device(start_argument, slot.start, param.device(), "params");
+    planned.start = PlannedTensor(slot.start);
+  }
   check_tensor_state(index, slot, planned);
   for (std::size_t k = 0; k < num_states_; ++k) {
     if (planned.states[k].exists) planned.has_states |= 1u << k;

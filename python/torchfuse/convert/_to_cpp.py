@@ -21,6 +21,7 @@ from torchfuse.convert._archive import (
     to_cpp_names,
 )
 from torchfuse.optimizers._ema import EMA_OPTIONS
+from torchfuse.optimizers.fused_sgd import START
 
 
 def write_cpp_archive(
@@ -84,7 +85,7 @@ def archive_of(
         required = optimizer_class.required_states(options, f"param_groups[{index}]")
         entry = {"options": options, "param_count": len(group["params"])}
         for position, key in enumerate(group["params"]):
-            saved = _begun(state.get(key), required)
+            saved = _begun(state.get(key), required, START in optimizer_class.states)
             if saved:
                 owner = f"{where}'s state[{key!r}]"
                 check_state(saved, optimizer_class, required, owner)
@@ -175,10 +176,11 @@ def _option(value: Any, default: Any, where: str) -> Any:
     return kind(value)
 
 
-def _begun(saved: Any, required: Sequence[str]) -> Any:
+def _begun(saved: Any, required: Sequence[str], may_be_later: bool) -> Any:
     """Replaces states that are None, which is what torch saves before their first update.
 
-    In C++ they are zeros and the step count is 0, or the parameter has no state at all.
+    In C++ they are zeros, and the step count is 0 or, if they may begin later than it, stays. A
+    parameter of which nothing is saved that has its shape has no state.
     """
     if (
         not isinstance(saved, Mapping)
@@ -186,10 +188,17 @@ def _begun(saved: Any, required: Sequence[str]) -> Any:
         or any(saved.get(name, saved) is not None for name in required)
     ):
         return saved
-    if "master_param" not in saved:
+    like = next((saved[name] for name in EVERY_CLASS if saved.get(name) is not None), None)
+    if like is None:
         return None
-    zeros = torch.zeros_like(saved["master_param"])
-    return {**saved, **dict.fromkeys(required, zeros), "step": 0}
+    zeros = torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+    begun = {**saved, **dict.fromkeys(required, zeros)}
+    step = saved.get("step")  # which is checked later
+    if not may_be_later:
+        begun["step"] = 0
+    elif isinstance(step, Tensor) and step.numel() == 1:
+        begun[START] = step.detach().to(torch.float32).reshape(())
+    return begun
 
 
 def _archived(saved: Mapping[str, Any], where: str) -> dict[str, Tensor]:

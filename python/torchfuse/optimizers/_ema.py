@@ -49,10 +49,14 @@ def check_ema(owner: str, index: int, group: Mapping[str, Any]) -> None:
 
 
 def native_ema(group: Mapping[str, Any]) -> tuple[float, bool, int] | None:
-    """Returns what the native step is told of averages."""
+    """Returns what the native step is told of averages.
+
+    Their count is the parameter's step count, without the steps that were made elsewhere before.
+    """
     if group["ema_decay"] is None:
         return None
-    return float(group["ema_decay"]), bool(group["ema_warmup"]), int(group["ema_start_step"])
+    start = int(group["ema_start_step"]) + int(group.get("initial_step", 0))
+    return float(group["ema_decay"]), bool(group["ema_warmup"]), start
 
 
 def keep_ema_options(loaded: dict[str, Any]) -> None:

@@ -27,7 +27,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     Args:
         params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
         lr: learning rate, a number or a 1-element float tensor.
-        step: number of steps that were made before; bias correction continues from it.
+        step: number of steps that were made before; bias correction continues from it, averages
+            begin anew.
         bias_correction: correct both moments for their initialization at zero.
         betas: decay rates of the moments, in [0, 1).
         eps: added to the denominator.
@@ -159,6 +160,13 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         _check_first_step(
             where, group.get("initial_step", 0), "Set it to the number of steps made."
         )
+        first = self.param_groups[0] if self.param_groups else group
+        same = group.get("initial_step") == first.get("initial_step")
+        if not same and group["ema_decay"] is not None:
+            raise ValueError(
+                f"{where} {first.get('initial_step')} as in group 0 with ema_decay, got "
+                f"{group.get('initial_step')}. Averages have one ema_start_step for all groups."
+            )
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)

@@ -12,13 +12,19 @@ from torch.optim.optimizer import required
 
 from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import has_value
+from torchfuse.optimizers._checks import check_step, has_value
 from torchfuse.optimizers._groups import group_option
 from torchfuse.optimizers._hyper_params import as_float
 from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Unpack
+
+
+#: Key of the state: the step count at which a later momentum buffer was created.
+START = "momentum_start"
 
 
 class FusedSGD(FusedOptimizer):
@@ -77,9 +83,11 @@ class FusedSGD(FusedOptimizer):
 
     Notes:
         `state["step"]` on the device determines the first step; steps that a scaler skipped do not
-        count. The count restarts if a buffer is created later, when the momentum becomes positive.
-        With a momentum that is a tensor on a device, which the host does not read, buffers exist
-        from the first step: the first update of one is dampened if the momentum was 0 until then.
+        count. If a buffer is created later, when the momentum becomes positive,
+        `state["momentum_start"]` is the count at that time, and the next step is the buffer's
+        first. With a momentum that is a tensor on a device, which the host does not read, buffers
+        exist from the first step: the first update of one is dampened if the momentum was 0 until
+        then.
 
         Differences from torch.optim.SGD: the buffer is fp32 for 16-bit parameters; any `found_inf`
         other than 0 skips the step; a negative `dampening` and sparse tensors are rejected.
@@ -139,8 +147,10 @@ class FusedSGD(FusedOptimizer):
         return ("momentum_buffer",) if _has_momentum(group) else ()
 
     def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
-        # The step count determines the first update of a buffer.
-        self.state[param].pop("step", None)
+        # A buffer that begins later than the count: its first update takes the whole gradient.
+        step = self.state[param].get("step")
+        if isinstance(step, Tensor) and step.numel() == 1:
+            self.state[param][START] = _as_count(step, param)
         return super()._begin_state(param, group, name)
 
     def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
@@ -188,24 +198,42 @@ class FusedSGD(FusedOptimizer):
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         if "momentum_buffer" not in state:
-            return
-        if state["momentum_buffer"] is None:
+            state.pop(START, None)
+        elif state["momentum_buffer"] is None:
             del state["momentum_buffer"]
+            state.pop(START, None)
             if _has_momentum(group):
-                state.update(momentum_buffer=torch.zeros_like(param), step=0)
+                state["momentum_buffer"] = torch.zeros_like(param)
+                if state.setdefault("step", 0) != 0:
+                    state[START] = state["step"]
         elif "step" not in state or _was_counted_elsewhere(state):
             state["step"] = 1
 
+    def _checked_state(self, where: str, *args: Any) -> dict[str, Any]:
+        state = super()._checked_state(where, *args)
+        if START in state:
+            check_step(f"{where}['{START}'] to be", state[START])
+        return state
+
+    def _converted_state(
+        self, saved: Mapping[str, Any], param: Tensor, *args: Any
+    ) -> dict[str, Any]:
+        state = super()._converted_state(saved, param, *args)
+        if START in state:
+            state[START] = _as_count(state[START], param)
+        return state
+
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
         # A buffer before its first update is None, as in torch: its first update takes the whole
-        # gradient. torch keeps `step` but does not read it.
+        # gradient. torch keeps `step` and the start but does not read them.
         states = state_dict["state"]
         for group in state_dict["param_groups"]:
             group.update(TORCH_ONLY)
             for key in group["params"] if _has_momentum(group) else ():
                 state = states.get(key)
-                if state and ("momentum_buffer" not in state or _is_zero(state["step"])):
-                    states[key] = {**state, "momentum_buffer": None}
+                if state and ("momentum_buffer" not in state or _begins(state)):
+                    rest = {name: value for name, value in state.items() if name != START}
+                    states[key] = {**rest, "momentum_buffer": None}
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:
@@ -217,8 +245,17 @@ def _has_momentum(group: dict[str, Any]) -> bool:
     return not on_host or float(momentum) != 0.0
 
 
-def _is_zero(step: Tensor) -> bool:
-    return has_value(step) and float(step) == 0.0
+def _begins(state: dict[str, Any]) -> bool:
+    """Whether the buffer's first update comes next."""
+    step, start = state["step"], state.get(START)
+    return has_value(step) and float(step) == (0.0 if start is None else float(start))
+
+
+def _as_count(step: Any, param: Tensor) -> Tensor:
+    """Returns a step count as the native step takes it, apart from the one that it comes from."""
+    if isinstance(step, Tensor):
+        return step.detach().to(param.device, torch.float32, copy=True).reshape(())
+    return torch.tensor(float(step), dtype=torch.float32, device=param.device)
 
 
 def _was_counted_elsewhere(state: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from support.checkpoints import (
 
 from torchfuse import _C
 from torchfuse.convert import _archive, convert_checkpoint, read_cpp_archive, write_cpp_archive
-from torchfuse.optimizers import FusedAdam, FusedOptimizer
+from torchfuse.optimizers import FusedAdam, FusedOptimizer, FusedSGD
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 SPECS = [spec for spec in OPTIM_SPECS if spec.optimizer.__name__ in _C.optimizer_classes()]
@@ -235,6 +235,23 @@ def test_states_that_have_not_begun(tmp_path: Path) -> None:
     del state_dict["state"][0]["exp_avg"]
     with pytest.raises(ValueError, match=r"state\[0\] to hold 'exp_avg', got"):
         write_cpp_archive(state_dict, tmp_path / "optimizer.pt")
+
+
+def test_a_later_momentum_buffer_keeps_the_count(tmp_path: Path) -> None:
+    p = torch.nn.Parameter(torch.ones(5))
+    optimizer = FusedSGD([p], lr=0.1, dampening=0.5, ema_decay=0.5)
+    for step in range(5):
+        optimizer.param_groups[0]["momentum"] = 0.9 if step > 2 else 0.0
+        optimizer.found_inf = torch.tensor(float(step == 3))
+        p.grad = torch.full_like(p, 1.0 + step)
+        optimizer.step()
+        if step < 3:
+            continue
+        write_cpp_archive(optimizer.state_dict(), tmp_path / "optimizer.pt")
+        loaded = read_cpp_archive(tmp_path / "optimizer.pt")["state"][0]
+        assert (float(loaded["step"]), float(loaded["momentum_start"])) == (step, 3.0)
+        assert torch.equal(loaded["momentum_buffer"], optimizer.state[p]["momentum_buffer"])
+        assert torch.equal(loaded["ema_param"], optimizer.state[p]["ema_param"])
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["file", "nothing"])

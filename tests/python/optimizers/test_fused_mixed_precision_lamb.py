@@ -43,6 +43,27 @@ def test_steps_go_on_from_the_given_count() -> None:
     assert not torch.equal(params[0], others[0])
 
 
+def test_averages_do_not_count_the_steps_that_were_made_before() -> None:
+    params = make_params()
+    optimizer = FusedMixedPrecisionLamb(
+        params, step=100, ema_decay=0.9, ema_warmup=True, ema_start_step=2
+    )
+    averages = [p.detach().clone() for p in params]
+    for count in range(1, 7):
+        set_grads(params, random_grads(params, count))
+        optimizer.step()
+        n = count - 2
+        weight = 1.0 if n <= 0 else 1.0 - min(0.9, (1 + n) / (10 + n))
+        for average, p in zip(averages, params, strict=True):
+            average.lerp_(p.detach(), weight)
+    for average, p in zip(averages, params, strict=True):
+        torch.testing.assert_close(optimizer.state[p]["ema_param"], average)
+    with pytest.raises(ValueError, match="initial_step of group 1 to be 100 as in group 0 with"):
+        optimizer.add_param_group(
+            {"params": [torch.nn.Parameter(torch.ones(2))], "initial_step": 5}
+        )
+
+
 @pytest.mark.parametrize("scaler", [GradScaler, torch.amp.GradScaler])
 @pytest.mark.filterwarnings("error")
 def test_a_scaler_may_be_handed_to_the_step(scaler: Any) -> None:

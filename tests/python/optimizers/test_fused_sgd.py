@@ -185,6 +185,35 @@ def test_a_momentum_that_comes_later_and_pauses(device: str) -> None:
         assert_all_within_tolerance(params, theirs)
 
 
+def test_a_later_buffer_has_a_first_update_and_leaves_the_count(device: str) -> None:
+    """The count is also that of averages; a skipped step is not the first update."""
+    params, theirs = make_params(device=device), make_params(device=device)
+    hyper = {**DAMPED, "momentum": 0.0}
+    ours, reference = (
+        FusedSGD(params, **hyper, ema_decay=0.5, ema_start_step=2),
+        torchs(theirs, **hyper),
+    )
+    averages = [p.detach().clone() for p in theirs]
+
+    def both(seeds: range, start: int) -> None:
+        for count, seed in enumerate(seeds, start):
+            for tensors, optimizer in ((params, ours), (theirs, reference)):
+                train(optimizer, tensors, [seed])
+            for average, p in zip(averages, theirs, strict=True):
+                average.copy_(p.detach() if count <= 2 else (average + p.detach()) / 2)
+
+    both(range(4), 1)
+    set_in_group((ours, reference), momentum=0.9)
+    ours.found_inf = torch.ones((), device=device)
+    train(ours, params, [9])
+    del ours.found_inf
+    assert [float(ours.state[p]["momentum_start"]) for p in params] == [4.0] * len(params)
+    both(range(4, 7), 5)
+    assert_all_within_tolerance(params, theirs)
+    assert_all_within_tolerance([ours.state[p]["ema_param"] for p in params], averages)
+    assert [float(ours.state[p]["step"]) for p in params] == [7.0] * len(params)
+
+
 def test_a_skipped_first_step_is_not_the_first(device: str) -> None:
     params, theirs = make_params(device=device), make_params(device=device)
     ours, reference = FusedSGD(params, **DAMPED), torchs(theirs, **DAMPED)

@@ -161,3 +161,39 @@ def test_bad_states_are_refused_and_the_optimizer_still_works(
     train(ours, params, range(2, 4))
     train(untouched, control, range(2, 4))
     assert_all_same_bits(snapshot(ours), snapshot(untouched))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=lambda steps: f"{steps} updates")
+def test_a_later_buffer_resumes(steps: int, device: str) -> None:
+    """Saved before its first update, behind it and later: here, and from torch's optimizer."""
+    params = make_params(device=device)
+    ours = FusedSGD(params, **{**DAMPED, "momentum": 0.0})
+    train(ours, params, range(3))
+    ours.param_groups[0]["momentum"] = 0.9
+    ours.found_inf = torch.ones((), device=device)
+    train(ours, params, [0])
+    del ours.found_inf
+    train(ours, params, range(3, 3 + steps))
+    saved = through_file(ours.state_dict())
+    for state in saved["state"].values():
+        assert (state["momentum_buffer"] is None) == (steps == 0)
+        assert (float(state["step"]), "momentum_start" in state) == (3.0 + steps, steps > 0)
+    copies, theirs = clone_params(params), clone_params(params)
+    again, reference = FusedSGD(copies, lr=1.0), torchs(theirs, lr=1.0)
+    for optimizer in (again, reference):
+        optimizer.load_state_dict(copy.deepcopy(saved))
+    for tensors, optimizer in ((params, ours), (copies, again), (theirs, reference)):
+        train(optimizer, tensors, range(6, 9))
+    assert_all_same_bits(snapshot(again), snapshot(ours))
+    assert_all_within_tolerance(copies, theirs)
+
+
+@pytest.mark.parametrize("start", ["3", torch.zeros(2), -1.0, 0.5], ids=str)
+def test_a_damaged_start_is_refused(start: Any) -> None:
+    params = make_params()
+    ours = FusedSGD(params, **DAMPED)
+    train(ours, params, range(2))
+    saved = ours.state_dict()
+    saved["state"][0] = {**saved["state"][0], "momentum_start": start}
+    with pytest.raises(ValueError, match=r"state\[0\]\['momentum_start'\] to be a"):
+        FusedSGD(clone_params(params), **DAMPED).load_state_dict(saved)

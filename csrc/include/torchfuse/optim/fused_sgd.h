@@ -30,6 +30,8 @@ struct TORCHFUSE_API FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
 struct TORCHFUSE_API FusedSGDParamState
     : public FusedParamStateOf<FusedSGDParamState, FusedSGDOptions> {
   TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< decaying sum of gradients, if momentum > 0
+  /// What `step` was when the buffer was made, 0-dim fp32; undefined: 0.
+  TORCH_ARG(torch::Tensor, momentum_start) = {};
 };
 
 extern template struct FusedOptionsOf<FusedSGDOptions>;
@@ -38,8 +40,8 @@ extern template class FusedOptimizerOf<FusedSGDOptions, FusedSGDParamState>;
 
 /// SGD with momentum in one fused pass; see torchfuse::fused_sgd_() for the formula. The momentum
 /// buffer is fp32 for fp16 and bf16 parameters, unless `state_dtype` is set; with momentum 0 there
-/// is none. If it is created later, `step` starts again at 0, so that the buffer's first update
-/// takes the whole gradient.
+/// is none. If it is created later, the state's `momentum_start` is the step count then: the
+/// buffer's first update takes the whole gradient.
 ///
 ///     using torchfuse::optim::FusedSGD;
 ///     using torchfuse::optim::FusedSGDOptions;

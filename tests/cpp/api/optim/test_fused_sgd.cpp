@@ -22,9 +22,11 @@ using testing::copy_of;
 using testing::expect_close;
 using testing::expect_equal;
 using testing::expect_error;
+using testing::load;
 using testing::make_params;
 using testing::options_of;
 using testing::run_steps;
+using testing::saved;
 using testing::set_grads;
 using testing::state_of;
 
@@ -139,6 +141,33 @@ TEST(FusedSGD, ASkippedFirstStepIsNotTheFirst) {
   run_steps(optimizer, params, 1, 4);
   run_steps(reference, expected, 1, 4);
   expect_equal(params, expected);
+}
+
+TEST(FusedSGD, ALaterBufferHasAFirstUpdateAndLeavesTheCount) {
+  const auto params = make_params();
+  const auto expected = copy_of(params);
+  const FusedSGDOptions options = FusedSGDOptions(1e-3).dampening(0.5);
+  FusedSGD optimizer(params, FusedSGDOptions(options).skip_non_finite(true));
+  torch::optim::SGD reference(expected, torch::optim::SGDOptions(1e-3).dampening(0.5));
+  run_steps(optimizer, params, 0, 3);
+  run_steps(reference, expected, 0, 3);
+  options_of(optimizer).momentum(0.9);
+  options_of(reference).momentum(0.9);
+  set_grads(params, 0);
+  params[4].grad().view(-1)[209] = std::numeric_limits<float>::infinity();
+  optimizer.step();  // skipped, with a buffer
+  const auto copies = copy_of(params);
+  FusedSGD loaded(copies, options);
+  load(loaded, saved(optimizer));
+  for (FusedSGD* each : {&optimizer, &loaded}) {
+    const auto& own = each == &loaded ? copies : params;
+    run_steps(*each, own, 3, 6);
+    EXPECT_EQ(state_of(*each, own[0]).step().item<float>(), 6.0f);
+    EXPECT_EQ(state_of(*each, own[0]).momentum_start().item<float>(), 3.0f);
+  }
+  run_steps(reference, expected, 3, 6);
+  expect_close(params, expected);
+  expect_equal(params, copies);
 }
 
 TEST(FusedSGD, ScaledAndClippedStepsEqualPlainOnes) {
