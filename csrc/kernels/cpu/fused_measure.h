@@ -93,7 +93,8 @@ struct AnyOperands {
   }
 };
 
-/// The same for storage that the compiler knows. See Note [Known storage].
+/// The same for storage that the compiler knows, with one factor of the gradient. See Note [Known
+/// storage].
 template <class Functor, class Storage>
 struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
   using Base = KnownOperands<Functor, Storage, Functor::kNumStates>;
@@ -112,7 +113,7 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
   TORCHFUSE_INLINE void measure(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
                                 GradCoef<T> grad_coef, V (&measured)[Functor::kNumNorms]) const {
     const V value = load_vector<Storage::kValue>(this->values + i);
-    const V grad = grad_coef.scaled(load_vector<Storage::kGrad>(this->grads + i));
+    const V grad = load_vector<Storage::kGrad>(this->grads + i) * V(grad_coef.first);
     V state[Functor::kNumStates] = {};
     if constexpr (kMoves) {
       static_assert(std::is_same_v<ElementOf<Storage::kState>, T>, "states would be rounded");
@@ -181,14 +182,15 @@ __attribute__((noinline)) void measure_chunk(const Operands& operands, const Acc
 
 /// Calls run(access to the operands).
 template <class Functor, class T, class Run>
-TORCHFUSE_INLINE void with_measured_operands(const Operands& operands, const Run& run) {
+TORCHFUSE_INLINE void with_measured_operands(const Operands& operands, GradCoef<T> grad_coef,
+                                             const Run& run) {
   const auto run_known = [&]<class Kind>(Kind) {
     if (!Kind::holds(operands, Functor::kNumStates)) return false;
     run(MeasuredOperands<Functor, Kind>(operands));
     return true;
   };
   if constexpr (Simd<T>::kWidth > 1) {
-    if (operands.remainder == nullptr && !operands.write_back) {
+    if (operands.remainder == nullptr && !operands.write_back && grad_coef.second == T(1)) {
       if constexpr (sizeof(T) == 8) {
         if (run_known(AllFloat64())) return;
       } else if (run_known(AllFloat32()) || run_known(BFloat16WithMaster())) {
@@ -213,7 +215,7 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
     Operands operands = operands_of(update, row);
     operands.write_back = update.write_back_grads;
     prefetch_start(table, t);
-    with_measured_operands<Functor, T>(operands, [&](const auto& access) {
+    with_measured_operands<Functor, T>(operands, grad_coef, [&](const auto& access) {
       const auto measure = [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
         measure_chunk<Functor, T>(
             operands, access, first, stop, coefs, grad_coef,

@@ -137,12 +137,12 @@ struct KnownOperands {
 
   template <class T, class Access>
   TORCHFUSE_INLINE void update(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
-                               GradCoef<T> grad_coef, const Access& access) const {
+                               T grad_coef, const Access& access) const {
     using V = typename Simd<T>::V;
     V value = access.template load<Storage::kValue>(values + i);
     V grad(T(0));
     if constexpr (kMovesStates) {
-      grad = grad_coef.scaled(access.template load<Storage::kGrad>(grads + i));
+      grad = access.template load<Storage::kGrad>(grads + i) * V(grad_coef);
     }
     V state[kStates];
     for (V& absent : state) absent = V(T(0));
@@ -160,7 +160,7 @@ struct KnownOperands {
   template <class T>
   TORCHFUSE_INLINE void update_pair(std::int64_t i,
                                     const typename Functor::template Coefs<T>& coefs,
-                                    GradCoef<T> grad_coef) const {
+                                    T grad_coef) const {
     using V = typename Simd<T>::V;
     V value[2];
     V grad[2] = {V(T(0)), V(T(0))};
@@ -168,7 +168,7 @@ struct KnownOperands {
     load_bf16_pair(values + i, value[0], value[1]);
     if constexpr (kMovesStates) {
       load_bf16_pair(grads + i, grad[0], grad[1]);
-      for (V& side : grad) side = grad_coef.scaled(side);
+      for (V& side : grad) side = side * V(grad_coef);
     }
 #pragma GCC unroll 4
     for (int k = 0; k < kStates; ++k) {
@@ -193,7 +193,7 @@ template <class Functor, class Storage, int kUsed, class T>
 __attribute__((noinline)) void update_stored(const Operands& operands, std::int64_t begin,
                                              std::int64_t end,
                                              const typename Functor::template Coefs<T>& shared,
-                                             GradCoef<T> grad_coef) {
+                                             T grad_coef) {
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
   const KnownOperands<Functor, Storage, kUsed> known(operands);
   const auto coefs = shared;  // no store can change the copy
@@ -219,8 +219,7 @@ __attribute__((noinline)) void update_stored(const Operands& operands, std::int6
 /// False, and nothing is done, if the operands are stored in another way.
 template <class Functor, int kUsed, class T>
 TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin, std::int64_t end,
-                                   const typename Functor::template Coefs<T>& coefs,
-                                   GradCoef<T> grad_coef) {
+                                   const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const auto run = [&]<class Kind>(Kind) {
     if (!Kind::holds(operands, kUsed)) return false;
     update_stored<Functor, Kind, kUsed>(operands, begin, end, coefs, grad_coef);
@@ -235,12 +234,13 @@ TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin,
 template <class Functor, class T>
 TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin, std::int64_t end,
                                    const typename Functor::template Coefs<T>& coefs,
-                                   GradCoef<T> grad_coef) {
+                                   GradCoef<T> coef) {
   constexpr int kStates = Functor::kNumStates;
   if (operands.remainder != nullptr || operands.ema != nullptr || operands.stochastic ||
-      operands.write_back) {
+      operands.write_back || coef.second != T(1)) {
     return false;
   }
+  const T grad_coef = coef.first;
   bool all = true;
   for (int k = 0; k < kStates; ++k) all = all && operands.state[k] != nullptr;
   if (all) return update_known<Functor, kStates>(operands, begin, end, coefs, grad_coef);

@@ -100,7 +100,7 @@ struct PlannedSlot {
   /// After this plan's last write to the parameter; none: there was none that can be told apart.
   std::optional<Written> written;
 
-  bool moved = false;  ///< an address is not that of the step before
+  bool moved = false;  ///< since this was set to false, an address was not that of the step before
 
   /// Takes the addresses of the tensors, if they are like this. Changes nothing but addresses.
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <utility>
 
@@ -199,10 +200,13 @@ void StepEngine::match_slots() {
   matches_.resize(planned_.size());
   at::parallel_for(0, static_cast<std::int64_t>(planned_.size()), kSlotsPerThread,
                    [&](std::int64_t begin, std::int64_t end) {
+                     bool moved = false;
                      for (std::int64_t i = begin; i < end; ++i) {
                        fetch_ahead(static_cast<std::size_t>(i));
                        matches_[i] = match_slot(static_cast<std::size_t>(i));
+                       moved = std::exchange(planned_[i].moved, false) || moved;
                      }
+                     if (moved) std::atomic_ref(apart_).store(false, std::memory_order_relaxed);
                    });
 }
 
@@ -257,10 +261,6 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
   if (planned_.empty()) return true;
   match_slots();
   const auto stale = std::find(matches_.begin(), matches_.end(), Match::kNotAsPlanned);
-  for (PlannedSlot& planned : planned_) {
-    apart_ = apart_ && !planned.moved;
-    planned.moved = false;
-  }
   if (stale != matches_.end()) return false;
   if (!apart_ || options.writes_grads()) check_overlaps(apart_, options.writes_grads());
   apart_ = true;
