@@ -284,7 +284,7 @@ test-pretended-cuda-eager: pretended-cuda .venv/.requirements
 	$(ON_PRETENDED_CUDA) --combinations=values $(EAGER) $(PYTEST_ARGS)
 
 # Its own tests, and all tests marked cuda, in two to four orders of time.
-test-pretended-cuda: pretended-cuda .venv/.requirements
+test-pretended-cuda: pretended-cuda programs .venv/.requirements
 	cmake --build $(BUILD) --target pretended_cuda_tests
 	ctest --test-dir $(BUILD) -L pretended_cuda --output-on-failure --no-tests=error
 	$(ON_PRETENDED_CUDA) -m "not slow" tests/pretended_cuda
