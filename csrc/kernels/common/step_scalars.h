@@ -18,28 +18,29 @@ struct StepScalars {
   float skip;        ///< 1 when the step leaves everything as it was, else 0
 };
 
-/// What a gradient is multiplied by, as two factors. A loss scale above 2^126, or a smaller one
-/// with a clip coefficient, makes the product of both denormal in fp32, which kernels flush, while
-/// a scaled gradient times it is normal. Both factors are normal, and the second is a power of two:
-/// the gradient is rounded once.
+/// What a gradient is multiplied by. A loss scale above 2^126, or a smaller one with a clip
+/// coefficient, makes the factor denormal in fp32, which kernels flush, while its product with a
+/// scaled gradient is normal. The factor is then kept 2^126 times larger, and products are made
+/// smaller again, by a power of two: the gradient is rounded once.
 template <class T>
 struct GradCoef {
-  T first;
-  T second;
+  T factor;
+  bool tiny;
 
   template <class V>
   TORCHFUSE_HOST_DEVICE V scaled(V grad) const {
-    return grad * V(first) * V(second);
+    const V product = grad * V(factor);
+    return tiny ? product * V(rescale()) : product;
   }
+
+  /// Of a product with the factor.
+  TORCHFUSE_HOST_DEVICE T rescale() const { return tiny ? T(0x1p-126) : T(1); }
 };
 
 template <class T>
 TORCHFUSE_HOST_DEVICE GradCoef<T> grad_coef_of(double coef) {
-  constexpr double kSmallest = 0x1p-126;
-  if (sizeof(T) == sizeof(double) || !(coef < kSmallest && coef > -kSmallest)) {
-    return {round_to<T>(coef), T(1)};
-  }
-  return {round_to<T>(coef / kSmallest), T(kSmallest)};
+  const bool tiny = sizeof(T) < sizeof(double) && coef < 0x1p-126 && coef > -0x1p-126;
+  return {round_to<T>(tiny ? coef * 0x1p126 : coef), tiny};
 }
 
 /// The number itself, also where denormals count as zeros.

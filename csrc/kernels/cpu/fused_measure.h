@@ -113,7 +113,7 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
   TORCHFUSE_INLINE void measure(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
                                 GradCoef<T> grad_coef, V (&measured)[Functor::kNumNorms]) const {
     const V value = load_vector<Storage::kValue>(this->values + i);
-    const V grad = load_vector<Storage::kGrad>(this->grads + i) * V(grad_coef.first);
+    const V grad = load_vector<Storage::kGrad>(this->grads + i) * V(grad_coef.factor);
     V state[Functor::kNumStates] = {};
     if constexpr (kMoves) {
       static_assert(std::is_same_v<ElementOf<Storage::kState>, T>, "states would be rounded");
@@ -190,7 +190,7 @@ TORCHFUSE_INLINE void with_measured_operands(const Operands& operands, GradCoef<
     return true;
   };
   if constexpr (Simd<T>::kWidth > 1) {
-    if (operands.remainder == nullptr && !operands.write_back && grad_coef.second == T(1)) {
+    if (operands.remainder == nullptr && !operands.write_back && !grad_coef.tiny) {
       if constexpr (sizeof(T) == 8) {
         if (run_known(AllFloat64())) return;
       } else if (run_known(AllFloat32()) || run_known(BFloat16WithMaster())) {

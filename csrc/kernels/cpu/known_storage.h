@@ -237,10 +237,10 @@ TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin,
                                    GradCoef<T> coef) {
   constexpr int kStates = Functor::kNumStates;
   if (operands.remainder != nullptr || operands.ema != nullptr || operands.stochastic ||
-      operands.write_back || coef.second != T(1)) {
+      operands.write_back || coef.tiny) {
     return false;
   }
-  const T grad_coef = coef.first;
+  const T grad_coef = coef.factor;
   bool all = true;
   for (int k = 0; k < kStates; ++k) all = all && operands.state[k] != nullptr;
   if (all) return update_known<Functor, kStates>(operands, begin, end, coefs, grad_coef);

@@ -21,6 +21,7 @@ namespace torchfuse::kernels::cuda {
 template <class Access>
 struct Team : Access::TeamData {
   typename Access::Functor::template Coefs<typename Access::Compute> coefs;
+  typename Access::Compute rescale;  ///< of a gradient times its factor: 1, or 2^-126 if it is tiny
 };
 
 template <class Access>
@@ -84,24 +85,39 @@ __device__ __forceinline__ void apply(const Chunk<Access>& chunk, T& param, T gr
   }
 }
 
+/// A gradient times its coefficient. In a measure the second factor, which is 1 in next to all
+/// steps, is read from shared memory each time, or it would take a register.
+template <class Phase, class Access, class T>
+__device__ __forceinline__ T scaled(const Chunk<Access>& chunk, T grad) {
+  if constexpr (Phase::kMeasures && sizeof(T) < sizeof(double)) {
+    const volatile T& rescale = chunk.team->rescale;
+    return grad * chunk.grad_coef.factor * rescale;
+  } else {
+    return chunk.grad_coef.scaled(grad);
+  }
+}
+
 /// Gradients times their coefficient, in registers of their own: what comes next need not keep what
 /// it multiplies.
-template <class Access, bool kAligned>
+template <class Phase, class Access, bool kAligned>
 __device__ __forceinline__ void write_back(const Chunk<Access>& chunk, std::uint32_t index,
                                            const typename Access::RawGrad& raw) {
-  typename Access::RawGrad scaled;
+  typename Access::RawGrad written;
 #pragma unroll
   for (int group = 0; group < Access::kVec / Access::kGroup; ++group) {
     typename Access::Compute grad[Access::kGroup];
     Access::get(chunk, Access::kGradOperand, raw, group, grad);
 #pragma unroll
-    for (int i = 0; i < Access::kGroup; ++i) grad[i] = chunk.grad_coef.scaled(grad[i]);
-    Access::set(scaled, group, grad);
+    for (int i = 0; i < Access::kGroup; ++i) {
+      grad[i] = Phase::kMeasures ? scaled<Phase>(chunk, grad[i]) : grad[i] * chunk.grad_coef.factor;
+    }
+    Access::set(written, group, grad);
   }
-  Access::template store<kAligned>(chunk, Access::kGradOperand, index, scaled);
+  Access::template store<kAligned>(chunk, Access::kGradOperand, index, written);
 }
 
-/// The vector that begins at element `index`. All loads are issued before the first value is used.
+/// The vector that begins at element `index`, if the gradient's factor is not tiny. All loads are
+/// issued before the first value is used.
 template <class Phase, bool kAligned, class Access>
 __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::uint32_t index,
                                               typename Phase::Sums& sums) {
@@ -123,7 +139,7 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
   }
   ema.template load<kAligned>(chunk, index);
   if (Phase::kMovesStates && chunk.write_back_grads) {
-    write_back<Access, kAligned>(chunk, index, raw_grad);
+    write_back<Phase, Access, kAligned>(chunk, index, raw_grad);
   }
 #pragma unroll
   for (int group = 0; group < Access::kVec / kGroup; ++group) {
@@ -141,8 +157,9 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
       T element_state[Access::kStates];
 #pragma unroll
       for (int k = 0; k < Access::kStates; ++k) element_state[k] = state[k][i];
-      apply<Phase>(chunk, param[i], chunk.grad_coef.scaled(grad[i]), element_state,
-                   kGroup * group + i, sums);
+      const T unscaled =
+          Phase::kMeasures ? scaled<Phase>(chunk, grad[i]) : grad[i] * chunk.grad_coef.factor;
+      apply<Phase>(chunk, param[i], unscaled, element_state, kGroup * group + i, sums);
 #pragma unroll
       for (int k = 0; k < Access::kStates; ++k) state[k][i] = element_state[k];
     }
@@ -173,8 +190,8 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
   T param = Access::load_source_one(chunk, index);
   T grad = T(0);
   if constexpr (Phase::kReadsGrad) {
-    grad =
-        chunk.grad_coef.scaled(Access::template load_one<Grad>(chunk, Access::kGradOperand, index));
+    grad = Access::template load_one<Grad>(chunk, Access::kGradOperand, index);
+    grad = scaled<Phase>(chunk, grad);
   }
   T state[Access::kStates];
 #pragma unroll
@@ -200,31 +217,41 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
 
 /// The calling thread's share of a chunk. See Note [Peeling]. Single elements come first in an
 /// update: behind the loop they would keep its base addresses alive through it. Sums take them
-/// last, and peel nothing.
+/// last, and peel nothing. With a tiny factor of the gradient all elements are single: a second
+/// factor in the loop of vectors would take registers from all steps for what next to none has.
+/// (Sums then have another order than on the CPU.)
 template <class Phase, bool kAligned, class Access>
 __device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const RowShare& share,
                                              std::uint32_t row_head, typename Phase::Sums& sums) {
   constexpr std::uint32_t kVec = Access::kVec;
-  const std::uint32_t wanted_head = Phase::kMeasures ? 0 : row_head;
+  constexpr bool kMayBeTiny =
+      !Phase::kMeasures && Phase::kReadsGrad && sizeof(typename Access::Compute) < sizeof(double);
+  const bool all_single = kMayBeTiny && chunk.grad_coef.tiny;
+  const std::uint32_t peeled = Phase::kMeasures ? 0 : row_head;
+  const std::uint32_t wanted_head = all_single ? share.count : peeled;
   const std::uint32_t head = wanted_head < share.count ? wanted_head : share.count;
   const std::uint32_t tail = share.count - (share.count - head) % kVec;
   const std::uint32_t singles = head + (share.count - tail);
-  const std::uint32_t single = share.rank < head ? share.rank : tail + (share.rank - head);
   const auto handle_vectors = [&](auto aligned) {
 #pragma unroll 1
     for (std::uint32_t i = share.rank; head + i * kVec < tail; i += share.size) {
       handle_vector<Phase, decltype(aligned)::value>(chunk, head + i * kVec, sums);
     }
   };
-  if (!Phase::kMeasures && share.rank < singles) handle_single<Phase>(chunk, single, sums);
   if constexpr (!Phase::kMeasures) {
+    for (std::uint32_t i = share.rank; i < singles; i += share.size) {
+      handle_single<Phase>(chunk, i < head ? i : tail + (i - head), sums);
+      if constexpr (!kMayBeTiny) break;  // fewer than threads
+    }
     handle_vectors(std::bool_constant<kAligned>{});
-  } else if (!Access::kAlignedMeasure || row_head == kMisaligned) {
-    handle_vectors(std::false_type{});
   } else {
-    handle_vectors(std::bool_constant<Access::kAlignedMeasure>{});
+    if (!Access::kAlignedMeasure || row_head == kMisaligned) {
+      handle_vectors(std::false_type{});
+    } else {
+      handle_vectors(std::bool_constant<Access::kAlignedMeasure>{});
+    }
+    if (share.rank < singles) handle_single<Phase>(chunk, tail + share.rank, sums);
   }
-  if (Phase::kMeasures && share.rank < singles) handle_single<Phase>(chunk, single, sums);
 }
 
 /// Writes a chunk's partials. All threads of the block must call it.
@@ -265,6 +292,10 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
     }
     shared.teams[share.team].set(launch, found.row, share.begin, step);
     shared.teams[share.team].coefs = coefs;
+    if constexpr (Phase::kMeasures) {
+      shared.teams[share.team].rescale =
+          grad_coef_of<typename Access::Compute>(launch.scalars->grad_coef).rescale();
+    }
   }
   __syncthreads();
 

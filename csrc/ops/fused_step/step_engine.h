@@ -100,7 +100,8 @@ struct PlannedSlot {
   /// After this plan's last write to the parameter; none: there was none that can be told apart.
   std::optional<Written> written;
 
-  bool moved = false;  ///< since this was set to false, an address was not that of the step before
+  /// Was not among the slots that were last compared for shared memory, or has moved since.
+  bool unchecked = true;
 
   /// Takes the addresses of the tensors, if they are like this. Changes nothing but addresses.
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
@@ -187,7 +188,8 @@ class StepEngine {
     int kind;
   };
   std::string operand_name(std::size_t index, int kind) const;
-  void check_overlaps(bool grads_alone, bool with_grads) const;
+  void check_overlaps();
+  void check_written_grads() const;
   [[noreturn]] void fail_overlap(Operand a, Operand b) const;
   at::Tensor usable_grad(std::size_t index, bool write_back);
   void check_used_states(std::size_t index) const;
@@ -230,7 +232,7 @@ class StepEngine {
   c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
   std::vector<PlannedSlot> planned_;
   bool has_masters_ = false;                         ///< in fp32, of any slot
-  bool apart_ = false;                               ///< no two tensors share memory
+  bool apart_ = false;                               ///< no two tensors of this step share memory
   std::vector<std::int64_t> positions_;              ///< of the slots in their groups
   std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
   Buckets buckets_;

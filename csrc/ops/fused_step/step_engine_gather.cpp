@@ -58,7 +58,7 @@ void* memory_of(c10::TensorImpl* impl) {
   void* const before = address;
   const bool taken = like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
                      like.find_memory(*tensor, row.numel, address);
-  moved = moved || address != before;
+  unchecked = unchecked || address != before;
   return taken;
 }
 
@@ -198,15 +198,16 @@ StepEngine::Match StepEngine::match_slot(std::size_t index) {
 /// planned? The few that are not are looked at again afterwards, in order.
 void StepEngine::match_slots() {
   matches_.resize(planned_.size());
+  apart_ = true;
   at::parallel_for(0, static_cast<std::int64_t>(planned_.size()), kSlotsPerThread,
                    [&](std::int64_t begin, std::int64_t end) {
-                     bool moved = false;
+                     bool apart = true;
                      for (std::int64_t i = begin; i < end; ++i) {
                        fetch_ahead(static_cast<std::size_t>(i));
                        matches_[i] = match_slot(static_cast<std::size_t>(i));
-                       moved = std::exchange(planned_[i].moved, false) || moved;
+                       apart = apart && (matches_[i] == Match::kNoGrad || !planned_[i].unchecked);
                      }
-                     if (moved) std::atomic_ref(apart_).store(false, std::memory_order_relaxed);
+                     if (!apart) std::atomic_ref(apart_).store(false, std::memory_order_relaxed);
                    });
 }
 
@@ -262,8 +263,7 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
   match_slots();
   const auto stale = std::find(matches_.begin(), matches_.end(), Match::kNotAsPlanned);
   if (stale != matches_.end()) return false;
-  if (!apart_ || options.writes_grads()) check_overlaps(apart_, options.writes_grads());
-  apart_ = true;
+  if (!apart_) check_overlaps();
   set_groups(groups, planned_.front().key.device);
   used_states_.assign(groups.size(), 0);
   for (std::size_t group = 0; group < groups.size(); ++group) {
@@ -283,6 +283,7 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
                 " parameter groups, got group ", group, ".");
     add_row(i, options, like, target);
   }
+  if (options.writes_grads()) check_written_grads();
   for (Bucket& bucket : buckets_.all()) {
     if (bucket.rows.empty()) continue;
     const std::int32_t sharding = bucket.key.sharding;

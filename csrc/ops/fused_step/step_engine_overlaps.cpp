@@ -5,9 +5,9 @@
 // A kernel updates all tensors side by side. Where two of them share memory, as after
 // `b.data = a.data`, one update is lost or both run at once, and the result differs from run to
 // run. What a step writes fills its memory without gaps, so intervals of addresses tell exactly.
-// They are compared in the first step of a plan, and where an address is not that of the step
-// before: a parameter that comes to share memory later needs no other plan. Step counts may be
-// shared: they only differ from torch's then.
+// Those of the parameters with a gradient are compared in the first step of a plan, and in a step
+// in which one of them has another address than before, or had no gradient when they were compared:
+// a parameter that comes to share memory later needs no other plan. Step counts may be shared.
 #include <algorithm>
 #include <string>
 
@@ -32,14 +32,28 @@ constexpr int kMaster = -2;
 constexpr int kEma = -3;
 constexpr int kGrad = -4;
 
-void add_span(std::vector<Span>& spans, const c10::TensorImpl* tensor, std::size_t slot, int kind) {
-  // A parameter without a gradient may have no memory for now, as between two uses under FSDP.
-  if (tensor == nullptr || tensor->numel() == 0 || !within_storage(*tensor)) return;
-  const auto* memory = static_cast<const char*>(tensor->unsafe_storage().data());
-  if (memory == nullptr) return;
-  const auto itemsize = static_cast<std::int64_t>(tensor->itemsize());
-  const char* const begin = memory + tensor->storage_offset() * itemsize;
-  spans.push_back({begin, begin + tensor->numel() * itemsize, slot, kind});
+void add_span(std::vector<Span>& spans, const void* memory, const c10::TensorImpl* tensor,
+              std::size_t slot, int kind) {
+  if (memory == nullptr || tensor == nullptr) return;
+  const auto* begin = static_cast<const char*>(memory);
+  const auto bytes = tensor->numel() * static_cast<std::int64_t>(tensor->itemsize());
+  spans.push_back({begin, begin + bytes, slot, kind});
+}
+
+/// Where a gradient's elements begin; those of a copy begin elsewhere.
+const void* memory_of(const c10::TensorImpl* grad) {
+  const auto offset = grad->storage_offset() * static_cast<std::int64_t>(grad->itemsize());
+  return static_cast<const char*>(grad->unsafe_storage().data()) + offset;
+}
+
+/// Sorts the spans; the first two that overlap, if any do.
+const Span* first_overlap(std::vector<Span>& spans) {
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  for (std::size_t n = 1; n < spans.size(); ++n) {
+    if (spans[n].begin < spans[n - 1].end) return &spans[n - 1];
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -57,25 +71,40 @@ std::string StepEngine::operand_name(std::size_t index, int kind) const {
 }
 
 /// See Note [Memory of one's own].
-void StepEngine::check_overlaps(bool grads_alone, bool with_grads) const {
+void StepEngine::check_overlaps() {
   std::vector<Span> spans;
   spans.reserve(planned_.size() * (num_states_ + 2));
   for (std::size_t i = 0; i < planned_.size(); ++i) {
+    if (matches_[i] == Match::kNoGrad) continue;
     const SlotTensors& tensors = (*slots_)[i];
-    if (with_grads) add_span(spans, tensors.grad, i, kGrad);
-    if (grads_alone) continue;
-    add_span(spans, tensors.param, i, kParam);
-    add_span(spans, tensors.master, i, kMaster);
-    add_span(spans, tensors.ema, i, kEma);
+    const kernels::TensorRow& row = planned_[i].row;
+    add_span(spans, row.param, tensors.param, i, kParam);
+    add_span(spans, row.master, tensors.master, i, kMaster);
+    add_span(spans, row.ema, tensors.ema, i, kEma);
     for (std::size_t k = 0; k < num_states_; ++k) {
-      add_span(spans, tensors.states[k], i, static_cast<int>(k));
+      const void* memory = k < num_elementwise_ ? row.state[k] : row.tensor_state;
+      add_span(spans, memory, tensors.states[k], i, static_cast<int>(k));
     }
   }
-  std::sort(spans.begin(), spans.end(),
-            [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  for (std::size_t n = 1; n < spans.size(); ++n) {
-    if (spans[n].begin >= spans[n - 1].end) continue;
-    fail_overlap({spans[n - 1].slot, spans[n - 1].kind}, {spans[n].slot, spans[n].kind});
+  if (const Span* first = first_overlap(spans)) {
+    fail_overlap({first[0].slot, first[0].kind}, {first[1].slot, first[1].kind});
+  }
+  for (std::size_t i = 0; i < planned_.size(); ++i) {
+    planned_[i].unchecked = matches_[i] == Match::kNoGrad;
+  }
+}
+
+/// The same for gradients that the step writes where they are, and not to a copy.
+void StepEngine::check_written_grads() const {
+  std::vector<Span> spans;
+  spans.reserve(active_.size());
+  for (const std::size_t i : active_) {
+    const c10::TensorImpl* grad = (*slots_)[i].grad;
+    const void* memory = planned_[i].row.grad;
+    if (memory == memory_of(grad)) add_span(spans, memory, grad, i, kGrad);
+  }
+  if (const Span* first = first_overlap(spans)) {
+    fail_overlap({first[0].slot, kGrad}, {first[1].slot, kGrad});
   }
 }
 
@@ -94,8 +123,8 @@ void StepEngine::fail_overlap(Operand a, Operand b) const {
   const char* remedy = "Give each parameter tensors of its own.";
   if (a.kind == kParam && b.kind == kParam) {
     remedy =
-        "Where two modules share a weight, assign the parameter, b.weight = a.weight, and "
-        "not its data.";
+        "Give each memory of its own; two modules that share a weight have one parameter, "
+        "b.weight = a.weight, and not b.weight.data = a.weight.data.";
   } else if (a.kind == kGrad && b.kind == kGrad) {
     remedy = "Give each parameter a gradient of its own, or set write_back_grads to False.";
   }

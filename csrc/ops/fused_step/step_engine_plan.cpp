@@ -219,7 +219,6 @@ void StepEngine::plan(const std::vector<FusedSlot>& slots) {
     positions.push_back(slots[i].position);
   }
   planned_ = std::move(planned);
-  apart_ = false;
   has_masters_ = std::any_of(planned_.begin(), planned_.end(),
                              [](const PlannedSlot& slot) { return slot.key.has_master; });
   positions_ = std::move(positions);

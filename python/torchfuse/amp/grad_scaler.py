@@ -45,8 +45,8 @@ class GradScaler(ScalerState):
         enabled: if False, loss scaling is off: ``step`` only calls ``optimizer.step``.
         hysteresis: number of consecutive overflows after which the scale backs off. Each of them
             skips its step.
-        min_scale: lower bound when the scale backs off; None: 2^-126.
-        max_scale: upper bound when the scale grows; None: 2^126, above which no scale grows.
+        min_scale: lower bound when the scale backs off; None, or less: 2^-126.
+        max_scale: upper bound when the scale grows; None, or more: 2^126.
         dynamic: if False, the scale stays at `init_scale`; overflows still skip their steps.
         allow_fp16_grads: ``unscale_`` accepts fp16 gradients, which it rounds once more.
         allow_no_grads: ``step`` and ``update`` accept that no parameter has a gradient; the scale
@@ -74,7 +74,8 @@ class GradScaler(ScalerState):
         Differences from torch.amp.GradScaler: overflow flags are combined by their maximum, so that
         they are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``scale`` keeps
         namedtuples and rejects mappings, whose values torch leaves unscaled; ``update`` accepts
-        ints and 1-element tensors of any shape; the scale stays from 2^-126 to 2^126;
+        ints and 1-element tensors of any shape; the scale stays from 2^-126 to 2^126,
+        but for the value of a tensor, which ``update`` does not read;
         ``load_state_dict`` changes nothing if a key is missing; with hysteresis above 1, the state
         dict has an additional key.
     """
@@ -291,7 +292,7 @@ class GradScaler(ScalerState):
             rule = (self._growth_factor, self._backoff_factor, self._growth_interval)
             self._core.update(flags, *rule, adjust=new_scale is None)
         if isinstance(new_scale, (int, float)):
-            scale.fill_(new_scale)
+            scale.fill_(float(new_scale))
         elif new_scale is not None:
             scale.copy_(new_scale.reshape(scale.shape))
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from torchfuse.parallel import LARC
+
 
 def reach_the_model(
     optimizer: Any,
+    model: Callable[[], Iterable[Tensor]],
     follow_model: Callable[[], None],
     remake_masters: Callable[[Iterable[Tensor] | None], None],
     masters_to_model: Callable[[], None],
@@ -22,6 +25,7 @@ def reach_the_model(
 
     Args:
         optimizer: has masters in its groups.
+        model: returns the model's parameters that have masters.
         follow_model: brings what was written to the model to the masters.
         remake_masters: does so for some parameters of the model, or for all, however written.
         masters_to_model: rounds the masters to the model.
@@ -35,10 +39,41 @@ def reach_the_model(
             masters_to_model()
 
         optimizer.swap_ema_ = swap_ema_
-    if hasattr(optimizer, "remake_masters"):
+    inner: Any = optimizer.optim if isinstance(optimizer, LARC) else optimizer
+    if hasattr(inner, "remake_masters"):
 
         def remake(params: Iterable[Tensor] | None = None) -> None:
-            optimizer._refuse_swapped("remake_masters")
-            remake_masters(params)
+            inner._refuse_swapped("remake_masters")
+            chosen = None if params is None else list(params)
+            known = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            known.update(map(id, model()))
+            for index, param in enumerate(chosen or ()):
+                if id(param) not in known:
+                    raise ValueError(
+                        f"{type(inner).__name__}.remake_masters: expected params[{index}] to "
+                        "be a parameter of the model or of the optimizer, got another tensor of "
+                        f"shape {list(param.shape)}."
+                    )
+            remake_masters(chosen)
 
-        optimizer.remake_masters = remake
+        inner.remake_masters = remake
+
+
+def refuse_tied(caller: str, models: Sequence[Tensor]) -> None:
+    """Raises if two of the model's parameters with masters share memory: one update would be lost.
+
+    The step compares what is in the groups, the masters, which do not share any.
+    """
+    addresses = [param.data_ptr() for param in models]
+    if len(set(addresses)) == len(addresses):
+        return
+    places: dict[int, int] = {}
+    for index, (param, address) in enumerate(zip(models, addresses, strict=True)):
+        first = places.setdefault(address, index)
+        if first != index and param.numel() > 0:
+            raise RuntimeError(
+                f"{caller}.step: expected 16-bit parameter {index} of the model, of shape "
+                f"{list(param.shape)}, to have memory of its own, got that of parameter {first}. "
+                "Two modules that share a weight have one parameter, b.weight = a.weight, and not "
+                "b.weight.data = a.weight.data."
+            )

@@ -146,14 +146,16 @@ def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         dtype = cast_dtype(input)
 
         def narrowed(value: Any) -> Any:
-            is_wide = isinstance(value, Tensor) and value.dtype == torch.float32
-            return value.to(dtype) if is_wide else value
+            casts = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(dtype) if casts and value.dtype != torch.float64 else value
 
         if dtype is None:
             return function(input, *args, **kwargs)
         named = {name: narrowed(value) for name, value in kwargs.items()}
         return function(narrowed(input), *map(narrowed, args), **named)
 
+    # Where pickle finds it.
+    cast.__module__, cast.__qualname__ = __name__, function.__name__
     return cast
 
 

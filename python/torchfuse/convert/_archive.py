@@ -25,6 +25,7 @@ from torchfuse._checkpoint_file import marked_as_folder
 from torchfuse.optimizers._checks import check_step
 from torchfuse.optimizers._ema import EMA
 from torchfuse.optimizers._masters import MASTER_DTYPES
+from torchfuse.optimizers.fused_sgd import START
 
 StrPath = str | os.PathLike[str]
 
@@ -103,7 +104,8 @@ def check_state(
             )
         if key != "step" and not isinstance(value, Tensor):
             raise ValueError(f"{where} to hold {key!r} as a tensor, got {type(value).__name__}.")
-    check_step(f"{where} to hold 'step' as", saved["step"])
+    for key in ("step", *({START} & set(saved))):
+        check_step(f"{where} to hold {key!r} as", saved[key])
 
 
 def listed(names: Any, most: int = 12) -> str:

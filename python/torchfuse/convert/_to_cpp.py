@@ -196,8 +196,8 @@ def _begun(saved: Any, required: Sequence[str], may_be_later: bool) -> Any:
     step = saved.get("step")  # which is checked later
     if not may_be_later:
         begun["step"] = 0
-    elif isinstance(step, Tensor) and step.numel() == 1:
-        begun[START] = step.detach().to(torch.float32).reshape(())
+    elif isinstance(step, Real) or (isinstance(step, Tensor) and step.numel() == 1):
+        begun[START] = torch.as_tensor(step, dtype=torch.float32).detach().reshape(())
     return begun
 
 

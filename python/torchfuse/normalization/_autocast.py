@@ -3,37 +3,26 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-
-class _Thread(threading.local):
-    #: Blocks of `autocast_for_amp` that are open.
-    for_amp = 0
-
-
-_thread = _Thread()
+#: Dtype of the autocast that O1 of apex.amp runs models under, in this process. It stands in for
+#: functions of torch that cast, and normalization is not among these. What a backward pass computes
+#: once more is under the same autocast, so that a mark of the forward pass alone would not do.
+_dtype_of_amp: torch.dtype | None = None
 
 
-@contextmanager
-def autocast_for_amp(device_type: str, dtype: torch.dtype, enabled: bool = True) -> Iterator[None]:
-    """torch.autocast as apex.amp's O1, whose functions of torch cast and whose modules do not."""
-    _thread.for_amp += 1
-    try:
-        with torch.autocast(device_type, dtype=dtype, enabled=enabled):
-            yield
-    finally:
-        _thread.for_amp -= 1
+def set_dtype_of_amp(dtype: torch.dtype | None) -> None:
+    """Says that autocast with this dtype is O1's; None: that O1 is not in force."""
+    global _dtype_of_amp
+    _dtype_of_amp = dtype
 
 
 def cast_dtype(input: Tensor) -> torch.dtype | None:
     """Returns the dtype that autocast asks for on the input's device; None: it asks for none."""
     device_type = input.device.type
     # torch has no autocast for meta tensors, and says so with an error.
-    if _thread.for_amp or input.is_meta or not torch.is_autocast_enabled(device_type):
+    if input.is_meta or not torch.is_autocast_enabled(device_type):
         return None
-    return torch.get_autocast_dtype(device_type)
+    dtype = torch.get_autocast_dtype(device_type)
+    return None if dtype == _dtype_of_amp else dtype

@@ -105,7 +105,8 @@ class FusedLayerNorm(_Normalization):
         bias: have `bias`, as in torch.
         device: device of the parameters.
         dtype: dtype of the parameters; it may differ from the input's, which the output has. Under
-            autocast an fp32 input, and with it the output, gets autocast's dtype, as in apex.
+            torch's autocast an fp32 input, and with it the output, gets autocast's dtype, as in
+            apex; under O1 of `apex.amp` it does not, as there.
 
     Raises:
         ValueError: in the forward pass, if the input does not end in `normalized_shape`.

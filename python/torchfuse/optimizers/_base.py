@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -31,15 +32,21 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-def _is_between_processes(step: object) -> bool:
-    """Whether the program has shared a step count with other processes, which count in it too."""
-    return (
-        isinstance(step, Tensor)
-        and step.is_cpu  # is_shared() says nothing of other devices
-        and step.dim() == 0
-        and step.dtype == torch.float32
-        and step.is_shared()
+def _shared_step(param: Tensor, step: object) -> Tensor | None:
+    """Returns a step count that the program shares with other processes, 0-dim, in its memory."""
+    # is_shared() says nothing of other devices.
+    on_cpu = isinstance(step, Tensor) and step.is_cpu and param.is_cpu
+    if not isinstance(step, Tensor) or not on_cpu or not step.is_shared():
+        return None
+    if step.numel() == 1 and step.dtype == torch.float32:
+        return step.view(())
+    warnings.warn(
+        f"A step count in shared memory has the shape {list(step.shape)} and the dtype "
+        f"{step.dtype}: each process goes on from it by itself. To count together, share a tensor "
+        "of one element of torch.float32.",
+        stacklevel=2,
     )
+    return None
 
 
 def _similar_argument(name: str, kind: type) -> str:
@@ -268,7 +275,13 @@ class FusedOptimizer(SharedNorm):
                     self._create_state(param, group)
                     check_count(type(self).__name__, index, place, self.state[param].get("step"))
                     with_state.append(param)
-        own = [p for p in with_state if not _is_between_processes(self.state[p].get("step"))]
+        own: list[Tensor] = []
+        for param in with_state:
+            shared = _shared_step(param, self.state[param].get("step"))
+            if shared is None:
+                own.append(param)
+            else:
+                self.state[param]["step"] = shared
         views = _C.step_views(own, [self.state[param].get("step") for param in own])
         for param, view in zip(own, views, strict=True):
             self.state[param]["step"] = view

@@ -160,13 +160,21 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         _check_first_step(
             where, group.get("initial_step", 0), "Set it to the number of steps made."
         )
-        first = self.param_groups[0] if self.param_groups else group
-        same = group.get("initial_step") == first.get("initial_step")
-        if not same and group["ema_decay"] is not None:
-            raise ValueError(
-                f"{where} {first.get('initial_step')} as in group 0 with ema_decay, got "
-                f"{group.get('initial_step')}. Averages have one ema_start_step for all groups."
-            )
+
+    def _normalize_group(self, group: dict[str, Any]) -> None:
+        super()._normalize_group(group)
+        group.setdefault("initial_step", 0)  # of another class, whose states have their counts
+
+    def _fused_update(self) -> None:
+        first = self.param_groups[0]
+        for index, group in enumerate(self.param_groups):
+            if group["initial_step"] != first["initial_step"] and group["ema_decay"] is not None:
+                raise ValueError(
+                    f"{self._caller(in_step=True)}: expected initial_step of group {index} to be "
+                    f"{first['initial_step']} as in group 0 with ema_decay, got "
+                    f"{group['initial_step']}. Averages have one ema_start_step for all groups."
+                )
+        super()._fused_update()
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)

@@ -64,6 +64,18 @@ TEST(Sgd, ADenormalCoefficientGivesItsGradients) {
   }
 }
 
+TEST(Sgd, CountsFromWhereTheBufferBegins) {
+  for (const float updates : {1.0f, 2.0f}) {
+    OneStateProblem late({}, interesting_sizes(), 50.0f + updates);
+    OneStateProblem early({}, interesting_sizes(), updates);
+    const float start = 50.0f;
+    for (TensorRow& row : late.rows.rows) row.start = &start;
+    late.update<Sgd>(sgd(1));
+    early.update<Sgd>(sgd(1));
+    EXPECT_TRUE(late == early) << updates;
+  }
+}
+
 TEST(Sgd, WithoutMomentumTheBufferMayBeAbsentAndIsLeftAlone) {
   OneStateProblem absent({}, interesting_sizes());
   for (TensorRow& row : absent.rows.rows) row.state[0] = nullptr;

@@ -334,6 +334,13 @@ def test_unscale_takes_every_scale(scale: float) -> None:
     assert bool((grads[0] > 0).all())
 
 
+def test_update_takes_every_int_of_the_range() -> None:
+    scaler = GradScaler("cpu", init_scale=2.0)
+    iterate(scaler, FusedAdam(make_params()), overflow=False)
+    scaler.update(2**126)
+    assert scaler.get_scale() == 2.0**126
+
+
 def test_growth_stops_where_the_reciprocal_is_normal() -> None:
     scaler = GradScaler("cpu", init_scale=2.0**125, growth_interval=1, max_scale=2.0**127)
     optimizer = FusedAdam(make_params())

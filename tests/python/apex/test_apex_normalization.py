@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,13 @@ def test_functions_of_apex_cast_under_autocast(installed: None, name: str) -> No
     assert output.dtype == torch.bfloat16
     assert torch.equal(output, call(*short))
     assert wide.dtype == (torch.bfloat16 if name.startswith("mixed") else torch.float64)
+
+
+def test_functions_of_apex_can_be_pickled(installed: None) -> None:
+    module = importlib.import_module("apex.normalization.fused_layer_norm")
+    for name in FUNCTIONS:
+        function = getattr(module, name)
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 def apex_rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:

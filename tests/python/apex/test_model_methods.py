@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -132,6 +133,59 @@ def test_masters_follow_some_parameters(amp: Any) -> None:
     assert halves == [False, False, False, False, True, False]
     run.inner.remake_masters()
     assert run.in_agreement()
+
+
+def test_strangers_are_refused(amp: Any) -> None:
+    run = Run(MAKERS["adam"], amp)
+    with pytest.raises(
+        ValueError, match=r"FusedAdam\.remake_masters: expected params\[0\] to be a"
+    ):
+        run.inner.remake_masters([torch.ones(3)])
+
+
+def test_the_optimizer_inside_larc_remakes_masters(amp: Any) -> None:
+    run = Run(MAKERS["larc"], amp)
+    run.model[3].weight.data.fill_(0.5)
+    run.inner.optim.remake_masters()
+    assert run.in_agreement()
+
+
+def test_a_weight_of_two_modules_is_refused(amp: Any) -> None:
+    """The masters do not share memory, so that the step itself would see nothing."""
+    run = Run(MAKERS["sgd"], amp)
+    run.model[0].bias.data = run.model[3].bias.data.repeat(3)[:8]
+    run.train(5)
+    run.model[3].bias.data = run.model[0].bias.data[:3]
+    run.backward(6)
+    with pytest.raises(RuntimeError, match=r"step: expected 16-bit parameter \d of the model, of"):
+        run.outer.step()
+
+
+def test_a_copy_of_fp16_optimizer_reaches_its_own_model() -> None:
+    run = Run(MAKERS["adam"], None)
+    before = [param.detach().clone() for param in run.model.parameters()]
+    model, outer = copy.deepcopy((run.model, run.outer))
+    with outer.optimizer.ema_weights():
+        changed = [not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)]
+        assert all(changed)
+    for param, other, old in zip(model.parameters(), run.model.parameters(), before, strict=True):
+        assert torch.equal(param, old)
+        assert torch.equal(other, old)
+
+
+def test_loaded_masters_outlast_averages_before_the_model_is_loaded(installed: None) -> None:
+    amp = importlib.import_module("apex.amp")
+    run = Run(MAKERS["adam"], amp)
+    saved = copy.deepcopy((run.model.state_dict(), run.inner.state_dict()))
+    masters = [owned.detach().clone() for _, owned in run.pairs()]
+    _first = Run(lambda params: FusedAdam(params, lr=1e-2, ema_decay=0.5), amp)
+    _first.inner.load_state_dict(saved[1])
+    with _first.inner.ema_weights():
+        pass
+    _first.model.load_state_dict(saved[0])
+    _first.inner.remake_masters()
+    for (_, owned), expected in zip(_first.pairs(), masters, strict=True):
+        assert torch.equal(owned, expected)
 
 
 def _nothing(*_args: Any) -> None:

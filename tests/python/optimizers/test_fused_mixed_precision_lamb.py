@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads
+from support.adam import clone_params, make_params, random_grads, set_grads
 from support.compare import assert_same_bits
 
 from torchfuse.amp import GradScaler
@@ -58,10 +58,31 @@ def test_averages_do_not_count_the_steps_that_were_made_before() -> None:
             average.lerp_(p.detach(), weight)
     for average, p in zip(averages, params, strict=True):
         torch.testing.assert_close(optimizer.state[p]["ema_param"], average)
+    saved, (q,) = optimizer.state_dict(), clone_params(params[:1])
+    for step in (0, 7):
+        loaded = FusedMixedPrecisionLamb(clone_params(params), step=step, ema_decay=0.9)
+        loaded.load_state_dict(saved)
+        assert loaded.param_groups[0]["initial_step"] == 100
+    optimizer.add_param_group({"params": [q], "initial_step": 5})
+    set_grads([q], random_grads([q], 1))
     with pytest.raises(ValueError, match="initial_step of group 1 to be 100 as in group 0 with"):
-        optimizer.add_param_group(
-            {"params": [torch.nn.Parameter(torch.ones(2))], "initial_step": 5}
-        )
+        optimizer.step()
+
+
+def test_counts_of_a_file_of_another_class_are_all_there_are() -> None:
+    params = make_params()
+    plain = FusedLAMB(params)
+    set_grads(params, random_grads(params, 1))
+    plain.step()
+    others = clone_params(params)
+    optimizer = FusedMixedPrecisionLamb(others, step=100, ema_decay=0.5)
+    optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["initial_step"] == 0
+    before = [p.detach().clone() for p in others]
+    set_grads(others, random_grads(others, 2))
+    optimizer.step()
+    for p, old in zip(others, before, strict=True):
+        torch.testing.assert_close(optimizer.state[p]["ema_param"], (p.detach() + old) / 2)
 
 
 @pytest.mark.parametrize("scaler", [GradScaler, torch.amp.GradScaler])

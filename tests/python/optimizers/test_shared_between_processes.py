@@ -70,6 +70,22 @@ def test_workers_count_in_one_state(
         torch.testing.assert_close(state[name], expected_state[name])
 
 
+def test_a_shared_step_of_one_element_is_kept_and_others_are_warned_of() -> None:
+    param = torch.nn.Parameter(torch.ones(5))
+    param.grad = torch.ones(5)
+    for shared in (torch.zeros(1), torch.zeros((), dtype=torch.float64)):
+        shared.share_memory_()
+        optimizer = FusedAdam([param])
+        optimizer.state[param]["step"] = shared
+        if shared.dtype == torch.float32:
+            optimizer.step()
+        else:
+            with pytest.warns(UserWarning, match=r"has the shape \[\] and the dtype torch.float64"):
+                optimizer.step()
+        assert shared.item() == float(shared.dtype == torch.float32)
+        assert optimizer.state[param]["step"].item() == 1.0
+
+
 def test_a_step_that_is_not_shared_is_moved_into_the_optimizers_buffer() -> None:
     param = torch.nn.Parameter(torch.ones(5))
     optimizer = FusedAdam([param])

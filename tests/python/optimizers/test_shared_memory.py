@@ -40,7 +40,7 @@ def test_tied_parameters_are_refused(late: bool, master_weights: bool) -> None:
         with pytest.raises(
             RuntimeError,
             match=rf"FusedSGD\.step: expected params\[1\] of group 1 {OWN} params\[0\] of group "
-            r"0\. Where two modules share a weight, assign the parameter",
+            r"0\. Give each memory of its own; two modules that share a weight have one parameter",
         ):
             step(optimizer, tied)
     tied[2].data = own
@@ -55,8 +55,9 @@ def test_a_tie_to_a_parameter_without_a_gradient_is_seen_when_it_has_one() -> No
     step(optimizer, [a, b, c])
     a.grad = None
     b.data = a.data
+    step(optimizer, [b, c])
     with pytest.raises(RuntimeError, match=rf"params\[1\] of group 0 {OWN} params\[0\]"):
-        step(optimizer, [b, c])
+        step(optimizer, [a, b, c])
     a.grad, b.data = torch.ones(8), torch.zeros(8)
     step(optimizer, [a, b, c])
 
@@ -114,6 +115,24 @@ def test_one_gradient_of_two_parameters_is_refused_where_it_is_written(write_bac
     optimizer.grad_scale = torch.tensor(2.0)
     optimizer.step()
     assert (a[0].item(), b[0].item()) == (-4.0, -4.0)
+
+
+def test_a_sparse_gradient_is_refused_where_it_would_be_written() -> None:
+    layer = torch.nn.Embedding(5, 3, sparse=True)
+    layer(torch.tensor([1])).sum().backward()
+    optimizer = FusedSGD(layer.parameters(), lr=0.1, write_back_grads="clipped", max_grad_norm=1.0)
+    with pytest.raises(RuntimeError, match=r"grad of params\[0\] of group 0 to be dense"):
+        optimizer.step()
+
+
+def test_gradients_that_lie_between_each_other_are_written() -> None:
+    """They are columns of one tensor: the step takes copies of them."""
+    a, b = params(2)
+    both = torch.full((8, 2), 3.0)
+    a.grad, b.grad = both[:, 0], both[:, 1]
+    FusedSGD([a, b], lr=1.0, max_grad_norm=6.0, write_back_grads="clipped").step()
+    torch.testing.assert_close(both, torch.full((8, 2), 1.5))
+    torch.testing.assert_close(a.detach(), torch.full((8,), -1.5))
 
 
 def test_one_gradient_of_two_parameters_is_read_for_both() -> None:

@@ -28,7 +28,7 @@ inline constexpr double kLargestScale = 0x1p126;
 /// Options of a loss scaler that torch.amp.GradScaler does not have. The defaults change nothing.
 struct ScalerExtras {
   std::int64_t hysteresis = 1;      ///< overflows in a row that trigger a backoff; each skips
-  std::optional<double> min_scale;  ///< lower bound at a backoff; none: kSmallestScale
+  std::optional<double> min_scale;  ///< lower bound at a backoff; none, or less: kSmallestScale
   std::optional<double> max_scale;  ///< upper bound of growth; none, or more: kLargestScale
   bool dynamic = true;              ///< false: static scale; overflows still skip their steps
   /// Name of a process group, registered as for all_reduce_(): an overflow in one process makes all

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from torchfuse.apex.amp.containers import Convert, converted, shortened, tensors_in, widened
 from torchfuse.apex.amp.state import _amp_state
-from torchfuse.normalization._autocast import autocast_for_amp
 
 Function = Callable[..., Any]
 
@@ -145,7 +144,7 @@ def _casting(fn: Function, kind: str) -> Function:
         enabled = not is_torchs and kind != "float"
         with contextlib.ExitStack() as stack:
             for device_type in {tensor.device.type for tensor in tensors}:
-                stack.enter_context(autocast_for_amp(device_type, dtype, enabled))
+                stack.enter_context(torch.autocast(device_type, dtype=dtype, enabled=enabled))
             return fn(*args, **kwargs)
 
     setattr(cast, _MARK, kind)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
+from torchfuse.apex._model_methods import refuse_tied
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.loss_scaler import LossScaler
 from torchfuse.apex.amp.stash import AmpStash
@@ -70,16 +71,23 @@ class MasterStash(AmpStash):
 
     # Creation.
 
-    @torch.no_grad()
     def make_masters(self) -> None:
         """Replaces 16-bit parameters in the groups by masters; follows changes of the model."""
+        self._make_masters(loaded_too=True)
+
+    def follow_model(self) -> None:
+        """Likewise, but for masters that were loaded, whose model may be loaded after them."""
+        self._make_masters(loaded_too=False)
+
+    @torch.no_grad()
+    def _make_masters(self, loaded_too: bool) -> None:
         self.lazy_init_called = True
         for group in self.optimizer.param_groups:
             for place, param in enumerate(group["params"]):
                 if param.requires_grad and param.dtype in SHORT_DTYPES:
                     group["params"][place] = self._new_master(param)
         for place, (model, version) in enumerate(zip(self._models, self._versions, strict=True)):
-            if model._version != version:
+            if model._version != version and (loaded_too or version != _UNKNOWN):
                 _C.remake_master(model.detach(), self.all_fp32_from_fp16_params[place].detach())
                 self._versions[place] = model._version
 
@@ -146,6 +154,7 @@ class MasterStash(AmpStash):
     def before_step(self) -> None:
         """Checks that the masters have the gradients of the model."""
         super().before_step()
+        refuse_tied(type(self.optimizer).__name__, self._models)
         if self.had_backward:
             return
         sources = self._models if self.lazy_init_called else list(self.params())

@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse.apex.amp.containers import SHORT_DTYPES, converted, tensors_in, to_dtype, widened
 from torchfuse.apex.amp.state import _amp_state
-from torchfuse.normalization._autocast import autocast_for_amp
 
 _KEY = "_amp_casts"
 
@@ -62,7 +61,7 @@ class ForwardCasts:
         first = next(itertools.chain(model.parameters(), model.buffers()), None)
         tensors = [first] if first is not None else tensors_in((args, kwargs))
         device_type = tensors[0].device.type if tensors else self.device_type
-        return autocast_for_amp(device_type, self.autocast)
+        return torch.autocast(device_type, dtype=self.autocast)
 
 
 def check_models(models: Sequence[Any]) -> None:

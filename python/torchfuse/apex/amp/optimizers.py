@@ -68,7 +68,13 @@ def prepare_optimizer(
     attributes.step = MethodType(_amp_step(optimizer.step), optimizer)
     attributes.zero_grad = MethodType(_zero_grad(optimizer.zero_grad), optimizer)
     if isinstance(stash, MasterStash):
-        reach_the_model(optimizer, stash.make_masters, stash.remake_masters, stash.to_model)
+        reach_the_model(
+            optimizer,
+            lambda: stash.all_fp16_params,
+            stash.follow_model,
+            stash.remake_masters,
+            stash.to_model,
+        )
         optimizer.register_state_dict_post_hook(stash.save)
         optimizer.register_load_state_dict_pre_hook(stash.check_loaded)
         optimizer.register_load_state_dict_post_hook(stash.load)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
+from torchfuse.normalization._autocast import set_dtype_of_amp
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """Whether functions cast their arguments; `amp._amp_state.handle`.
+    """Whether functions cast their arguments; `amp._amp_state.handle`, the one that was made last.
 
     Args:
         dtype: 16-bit dtype of O1's casts. None: a level without casts.
@@ -25,6 +27,7 @@ class Handle:
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
+        set_dtype_of_amp(dtype)
 
     def is_active(self) -> bool:
         """Whether O1 is in force, and not within `amp.disable_casts()`."""

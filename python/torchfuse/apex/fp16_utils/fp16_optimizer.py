@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchfuse import _C, clip_grad_norm_
 from torchfuse._delegation import attribute_of
-from torchfuse.apex._model_methods import reach_the_model
+from torchfuse.apex._model_methods import reach_the_model, refuse_tied
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, unscale_
 from torchfuse.apex.fp16_utils.master_lists import (
@@ -26,7 +26,9 @@ _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_th
 class FP16_Optimizer:
     """Wraps an optimizer of 16-bit and fp32 parameters: fp32 masters and a loss scale.
 
-    The masters replace the 16-bit parameters in the parameter groups of the optimizer.
+    The masters replace the 16-bit parameters in the parameter groups of the optimizer. If it keeps
+    averages, `optimizer.optimizer.ema_weights()` puts them into the model; before, masters follow
+    what the program has written to the model.
 
     Args:
         init_optimizer: optimizer to wrap.
@@ -98,9 +100,21 @@ class FP16_Optimizer:
         # State that already exists becomes that of fp32 parameters.
         init_optimizer.load_state_dict(init_optimizer.state_dict())
         self._versions = self._model_versions()  # of the model when it last was the masters rounded
+        self._reach_the_model()
+
+    def _reach_the_model(self) -> None:
         reach_the_model(
-            init_optimizer, self._follow_model, self._remake_masters, self._masters_to_model
+            self.optimizer,
+            self._models,
+            self._follow_model,
+            self._remake_masters,
+            self._masters_to_model,
         )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """For copy.deepcopy and pickle: the copy's optimizer reaches the copy's model."""
+        vars(self).update(state)
+        self._reach_the_model()
 
     def _make_masters(self, group: dict[str, Any]) -> None:
         models: list[Tensor] = []
@@ -168,7 +182,7 @@ class FP16_Optimizer:
     def update_master_grads(self) -> None:
         """Copies the model's gradients to the masters and unscales them, unless they overflow."""
         self._has_grads = True
-        models = [param for group in self.fp16_groups for param in group]
+        models = self._models()
         others = [param for group in self.fp32_from_fp32_groups for param in group]
         self.overflow = self.loss_scaler.has_overflow([*models, *others])
         if self.overflow:
@@ -198,6 +212,7 @@ class FP16_Optimizer:
             closure: computes the loss and calls `optimizer.backward(loss)` of this object. It is
                 called again, with a lower scale, as long as the gradients overflow.
         """
+        refuse_tied(type(self).__name__, self._models())
         if closure is None:
             self._check_grads()
         self._has_grads = False
@@ -217,7 +232,7 @@ class FP16_Optimizer:
 
     def _check_grads(self) -> None:
         """Refuses gradients that have not reached the masters."""
-        models = [param for group in self.fp16_groups for param in group]
+        models = self._models()
         masters = [param for group in self.fp32_from_fp16_groups for param in group]
         copied = self._has_grads or any(master.grad is not None for master in masters)
         if copied or not any(model.grad is not None and model.grad.any() for model in models):
@@ -250,13 +265,15 @@ class FP16_Optimizer:
             master_params_to_model_params(models, masters)
         self._versions = self._model_versions()
 
+    def _models(self) -> list[Tensor]:
+        return [param for group in self.fp16_groups for param in group]
+
     def _model_versions(self) -> list[int]:
-        return [param._version for group in self.fp16_groups for param in group]
+        return [param._version for param in self._models()]
 
     def _follow_model(self) -> None:
         """Brings what was written to the model since then to the masters."""
-        models = [param for group in self.fp16_groups for param in group]
-        versions = zip(models, self._versions, strict=True)
+        versions = zip(self._models(), self._versions, strict=True)
         self._remake_masters([model for model, version in versions if model._version != version])
 
     def _remake_masters(self, params: Iterable[Tensor] | None = None) -> None:

@@ -75,7 +75,7 @@ inline std::vector<OneStateOperands<DeviceTensor>> on_device(
   return copies;
 }
 
-/// Groups and steps in turn; a null state for groups that do not use it.
+/// Groups and steps in turn, some of which begin late; a null state for groups that do not use it.
 template <class Functor, class Tensor>
 Rows rows_of(std::vector<OneStateOperands<Tensor>>& list,
              const std::vector<typename Functor::Params>& groups, const OneStateTuple& tuple,
@@ -90,6 +90,7 @@ Rows rows_of(std::vector<OneStateOperands<Tensor>>& list,
     row.master = tuple.has_master ? list[i].master.data() : nullptr;
     row.ema = tuple.has_ema ? list[i].ema.data() : nullptr;
     row.step = steps + i % 3;
+    if (i % 4 != 0) row.start = steps + 3 + i % 3;
     row.numel = list[i].param.numel();
     rows.add(row);
   }
@@ -117,7 +118,7 @@ void expect_one_state_bits_of_the_cpu(const OneStateTuple& tuple,
                                       const std::vector<typename Functor::Params>& groups,
                                       const std::vector<typename Functor::Params>& device_groups,
                                       bool aligned, std::uint64_t seed) {
-  std::vector<float> steps{1.0f, 2.0f, 70.0f};
+  std::vector<float> steps{1.0f, 2.0f, 70.0f, 0.0f, 1.0f, 68.0f};  // and where they begin
   const StepScalars scalars{0.375, 0.0f, 0.0f};
   const DeviceArray<float> device_steps(steps);
   const DeviceArray<StepScalars> device_scalars({scalars});

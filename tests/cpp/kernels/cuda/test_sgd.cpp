@@ -13,7 +13,7 @@ std::vector<SgdParams> sgd_groups() {
   for (std::size_t i = 0; i < groups.size(); ++i) {
     groups[i].lr.value = 0.05 + 0.01 * static_cast<double>(i);
     groups[i].momentum.value = i == 0 ? 0.0 : 0.9;
-    groups[i].dampening.value = i == 1 ? 0.25 : 0.0;
+    groups[i].dampening.value = i == 1 || i == 2 ? 0.25 : 0.0;
     groups[i].weight_decay.value = 0.1;
     groups[i].nesterov = i == 2;
     groups[i].wd_after_momentum = i == 3;

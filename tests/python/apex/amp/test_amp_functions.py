@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from support.amp import make_model
 from torch import Tensor
 
@@ -207,3 +208,30 @@ def test_o1_leaves_what_is_normalized_as_it_is(amp: Any, name: str) -> None:
     assert torch.equal(model.found, expected)
     with torch.autocast("cpu", SHORT):
         assert norm(x).dtype == SHORT, "outside of the model autocast is torch's"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_o1_computes_once_more_has_the_same_dtype(amp: Any, reentrant: bool) -> None:
+    """In the backward pass, which is outside of the model's forward pass."""
+    norm = torchfuse.normalization.FusedLayerNorm(4)
+
+    def checkpointed(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(norm, x, use_reentrant=reentrant)
+
+    model = amp.initialize(Residual(checkpointed), opt_level="O1", verbosity=0)
+    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]], requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None
+    found = x.grad.clone()
+    x.grad = None
+    norm(x).sum().backward()
+    assert torch.equal(found, x.grad)
+
+
+def test_o1_in_a_compiled_block(amp: Any) -> None:
+    norm = torchfuse.normalization.FusedLayerNorm(4)
+    block = torch.compile(norm, backend="eager")
+    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]])
+    block(x)
+    model = amp.initialize(Residual(block), opt_level="O1", verbosity=0)
+    assert torch.equal(model(x), norm(x))
