@@ -239,6 +239,7 @@ __device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const R
     }
   };
   if constexpr (!Phase::kMeasures) {
+#pragma unroll 1
     for (std::uint32_t i = share.rank; i < singles; i += share.size) {
       handle_single<Phase>(chunk, i < head ? i : tail + (i - head), sums);
       if constexpr (!kMayBeTiny) break;  // fewer than threads
