@@ -197,7 +197,7 @@ def _begun(saved: Any, required: Sequence[str], may_be_later: bool) -> Any:
     if not may_be_later:
         begun["step"] = 0
     elif isinstance(step, Real) or (isinstance(step, Tensor) and step.numel() == 1):
-        begun[START] = torch.as_tensor(step, dtype=torch.float32).detach().reshape(())
+        begun[START] = torch.as_tensor(step, dtype=torch.float32, device="cpu").detach().reshape(())
     return begun
 
 

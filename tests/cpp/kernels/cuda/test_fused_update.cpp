@@ -181,6 +181,22 @@ TEST(CudaFusedUpdate, ExtremeHyperParametersAndCounts) {
   }
 }
 
+// As behind large loss scales: every element of every storage, with several chunks of a tensor.
+TEST(CudaFusedUpdate, TinyCoefficients) {
+  const UpdateGroups groups = UpdateGroups::distinct(3);
+  std::vector<UpdateTuple> tuples{UpdateTuple{}};
+  for (const auto& more : {mixed_tuples(), ema_tuples()}) {
+    tuples.insert(tuples.end(), more.begin(), more.end());
+  }
+  for (const UpdateTuple& tuple : tuples) {
+    UpdateProblem problem(tuple, tensors_of({1, 70, 511, 5003}, 3, 21), groups);
+    problem.scalars.grad_coef = 0x1.8p-127;
+    problem.write_back_grads = true;
+    problem.pack(22);
+    problem.run({.seed = 23});
+  }
+}
+
 // Up to eight small tensors in a block, coefficients handed over at its barrier, several blocks of
 // a tensor: little enough for a race detector.
 TEST(CudaFusedUpdate, SmallListsHaveNoRaces) {

@@ -34,11 +34,17 @@ void run_on_cpu(LambProblem<Buffer>& problem, const StepScalars& scalars) {
 }
 
 void expect_bits_of_the_cpu(const LayerwiseTuple& tuple, const std::vector<std::int64_t>& sizes,
-                            bool aligned, std::uint64_t seed, std::int64_t chunk = kNormChunk) {
+                            bool aligned, std::uint64_t seed, std::int64_t chunk = kNormChunk,
+                            double grad_coef = 0.5) {
   std::vector<float> steps{1.0f, 7.0f};
-  const StepScalars scalars{0.5, 0.0f, 0.0f};
+  const StepScalars scalars{grad_coef, 0.0f, 0.0f};
   const DeviceArray<float> device_steps(steps);
   std::vector<HostOperands> expected = lamb_contents(tuple, sizes);
+  for (HostOperands& operands : expected) {
+    for (std::int64_t i = 0; i < operands.grad.numel(); ++i) {
+      operands.grad.set(i, operands.grad.get(i) * (0.5 / grad_coef));
+    }
+  }
   std::vector<DeviceOperands> actual = on_device(expected, aligned);
   LambProblem<Buffer> host(tuple, expected, steps.data(), lamb_groups());
   LambProblem<DeviceTensor> device(tuple, actual, device_steps.data(), lamb_groups(), chunk);
@@ -64,6 +70,16 @@ TEST(CudaLayerwise, GivesTheBitsOfTheCpu) {
       SCOPED_TRACE("seed " + std::to_string(++seed) + (aligned ? "" : ", misaligned"));
       expect_bits_of_the_cpu(tuple, {0, 1, 31, 33, 512, 513, 5003, 16384, 16387}, aligned, seed);
     }
+  }
+}
+
+TEST(CudaLayerwise, ATinyCoefficientGivesTheBitsOfTheCpu) {
+  const DType f32 = DType::kFloat32;
+  const DType bf16 = DType::kBFloat16;
+  for (const LayerwiseTuple& tuple :
+       {LayerwiseTuple{f32, f32, f32, false}, LayerwiseTuple{bf16, bf16, f32, true},
+        LayerwiseTuple{f32, bf16, f32, false, bf16}}) {
+    expect_bits_of_the_cpu(tuple, {1, 33, 513, 5003, 16387}, true, 61, kNormChunk, 0x1.8p-127);
   }
 }
 

@@ -270,6 +270,11 @@ class UpdateProblem {
 
   /// Accesses of one direction that a part of a tensor takes.
   std::size_t instructions_for(Part part, std::size_t t) const {
+    // With a tiny coefficient all elements are single.
+    const bool wide = tuple_.param == DType::kFloat64;
+    if (!wide && grad_coef_of<float>(scalars.grad_coef).tiny) {
+      return static_cast<std::size_t>(tensors_[t].numel);
+    }
     TensorRow row = rows_[t];
     std::vector<cuda::OperandAccess> operands;
     for (int p = 0; p < kParts; ++p) {
