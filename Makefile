@@ -218,7 +218,7 @@ UNDER_LOAD := tests/python/parallel tests/python/optimizers/test_dtensor.py \
   tests/python/apex/test_apex_ddp_program.py
 
 test-under-load: programs .venv/.requirements
-	tools/under_load.sh $(or $(TIMES),20) env $(PYTEST) -q $(UNDER_LOAD) $(PYTEST_ARGS)
+	tools/under_load.sh $(or $(TIMES),6) env $(PYTEST) -q $(UNDER_LOAD) $(PYTEST_ARGS)
 
 build/asan-ubsan/build.ninja build/tsan/build.ninja: build/%/build.ninja: CMakePresets.json
 	cmake --preset $*
