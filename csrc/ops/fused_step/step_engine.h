@@ -107,7 +107,8 @@ struct PlannedSlot {
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
 
  private:
-  bool take_operand(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address);
+  bool take_operand(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address,
+                    bool& moved) const;
   static bool take_number(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address);
 };
 

@@ -50,15 +50,17 @@ void* memory_of(c10::TensorImpl* impl) {
   return true;
 }
 
-/// An operand: memory that has an element for each of the parameter's.
+/// An operand: memory that has an element for each of the parameter's. `moved` stays true, or says
+/// that the address is another one now.
 [[gnu::always_inline]] inline bool PlannedSlot::take_operand(const PlannedTensor& like,
                                                              c10::TensorImpl* tensor,
-                                                             void*& address) {
+                                                             void*& address, bool& moved) const {
   if (tensor == nullptr) return !like.exists;
-  void* const before = address;
+  void* found = nullptr;
   const bool taken = like.exists && like.matches(*tensor) && layout.matches(*tensor) &&
-                     like.find_memory(*tensor, row.numel, address);
-  unchecked = unchecked || address != before;
+                     like.find_memory(*tensor, row.numel, found);
+  moved |= found != address;
+  address = found;
   return taken;
 }
 
@@ -71,12 +73,15 @@ void* memory_of(c10::TensorImpl* impl) {
 
 inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_states,
                                 std::size_t num_elementwise) {
-  if (!take_operand(param, tensors.param, row.param)) return false;
-  if (!take_operand(master, tensors.master, row.master)) return false;
-  if (!take_operand(ema, tensors.ema, row.ema)) return false;
-  for (std::size_t k = 0; k < num_elementwise; ++k) {
-    if (!take_operand(states[k], tensors.states[k], row.state[k])) return false;
+  bool moved = false;
+  bool taken = take_operand(param, tensors.param, row.param, moved) &&
+               take_operand(master, tensors.master, row.master, moved) &&
+               take_operand(ema, tensors.ema, row.ema, moved);
+  for (std::size_t k = 0; taken && k < num_elementwise; ++k) {
+    taken = take_operand(states[k], tensors.states[k], row.state[k], moved);
   }
+  if (moved) unchecked = true;
+  if (!taken) return false;
   if (num_elementwise < num_states) {
     const std::size_t last = num_states - 1;
     if (!take_number(states[last], tensors.states[last], row.tensor_state)) return false;
@@ -84,12 +89,10 @@ inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_stat
   void* count = nullptr;
   if (!take_number(step, tensors.step, count)) return false;
   row.step = static_cast<float*>(count);
-  void* start = nullptr;
-  if (tensors.start == nullptr ? this->start.exists
-                               : !take_number(this->start, tensors.start, start)) {
-    return false;
-  }
-  row.start = static_cast<const float*>(start);
+  if (tensors.start == nullptr) return !start.exists;
+  void* begin = nullptr;
+  if (!take_number(start, tensors.start, begin)) return false;
+  row.start = static_cast<const float*>(begin);
   return true;
 }
 
