@@ -98,9 +98,9 @@ RULES: dict[str, tuple[list[str], list[str]]] = {
         ["test_interval_below_the_tracker_waits_for_an_overflow"],
         ["GradScaler.AnIntervalBelowTheTrackerWaitsForAnOverflow"],
     ),
-    "the scale grows within fp32 only, and may fall to 0": (
-        ["test_scale_grows_within_fp32_and_falls_to_zero"],
-        ["GradScaler.TheScaleGrowsWithinFp32AndFallsToZero"],
+    "the scale grows to 2^126 at most, and falls to 2^-126 at least": (
+        ["test_the_scale_stays_where_fp32_holds_its_reciprocal"],
+        ["GradScaler.TheScaleStaysWhereFp32HoldsItsReciprocal"],
     ),
     "`update(new_scale)`: a number, or a tensor whose value is copied": (
         ["test_update_with_new_scale", "test_later_changes_of_a_new_scale_tensor_are_not_seen"],

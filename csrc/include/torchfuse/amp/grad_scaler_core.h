@@ -20,10 +20,10 @@ struct ScaleRule {
   std::int64_t growth_interval = 2000;  ///< clean steps in a row before the scale grows
 };
 
-/// Bounds of a loss scale: fp32 holds their reciprocals as normal numbers. @{
+/// The smallest loss scale: fp32 holds it as a normal number.
 inline constexpr double kSmallestScale = 0x1p-126;
+/// The largest loss scale: fp32 holds its reciprocal as a normal number.
 inline constexpr double kLargestScale = 0x1p126;
-/// @}
 
 /// Options of a loss scaler that torch.amp.GradScaler does not have. The defaults change nothing.
 struct ScalerExtras {
