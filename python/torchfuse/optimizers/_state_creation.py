@@ -99,8 +99,9 @@ class StateCreation(EmaWeights):
         with self._lock.between_steps:
             for param in wanted:
                 state = self.state.get(param, {})
-                for master in (state[name] for name in MASTER_DTYPES if name in state):
-                    _C.remake_master(local_part(param.detach()), local_part(master))
+                for master in map(state.get, MASTER_DTYPES):
+                    if master is not None:
+                        _C.remake_master(local_part(param.detach()), local_part(master))
 
     def _takes_part(self, param: Tensor) -> bool:
         """Whether a step needs a state of the parameter."""

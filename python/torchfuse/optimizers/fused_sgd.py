@@ -204,7 +204,7 @@ class FusedSGD(FusedOptimizer):
             state.pop(START, None)
             if _has_momentum(group):
                 state["momentum_buffer"] = torch.zeros_like(param)
-                if state.setdefault("step", 0) != 0:
+                if not _is_zero(state.setdefault("step", 0)):
                     state[START] = state["step"]
         elif "step" not in state or _was_counted_elsewhere(state):
             state["step"] = 1
@@ -243,6 +243,13 @@ def _has_momentum(group: dict[str, Any]) -> bool:
         return bool(momentum != 0)
     on_host = momentum.is_cpu and momentum.numel() == 1 and has_value(momentum)
     return not on_host or float(momentum) != 0.0
+
+
+def _is_zero(step: Any) -> bool:
+    """Whether a count, which has not been checked, is known to be 0."""
+    if isinstance(step, Tensor):
+        return step.numel() == 1 and has_value(step) and float(step) == 0.0
+    return bool(step == 0)
 
 
 def _begins(state: dict[str, Any]) -> bool:

@@ -178,13 +178,13 @@ def test_loaded_masters_outlast_averages_before_the_model_is_loaded(installed: N
     run = Run(MAKERS["adam"], amp)
     saved = copy.deepcopy((run.model.state_dict(), run.inner.state_dict()))
     masters = [owned.detach().clone() for _, owned in run.pairs()]
-    _first = Run(lambda params: FusedAdam(params, lr=1e-2, ema_decay=0.5), amp)
-    _first.inner.load_state_dict(saved[1])
-    with _first.inner.ema_weights():
+    resumed = Run(lambda params: FusedAdam(params, lr=1e-2, ema_decay=0.5), amp)
+    resumed.inner.load_state_dict(saved[1])
+    with resumed.inner.ema_weights():
         pass
-    _first.model.load_state_dict(saved[0])
-    _first.inner.remake_masters()
-    for (_, owned), expected in zip(_first.pairs(), masters, strict=True):
+    resumed.model.load_state_dict(saved[0])
+    resumed.inner.remake_masters()
+    for (_, owned), expected in zip(resumed.pairs(), masters, strict=True):
         assert torch.equal(owned, expected)
 
 

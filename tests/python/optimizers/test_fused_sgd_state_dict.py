@@ -197,3 +197,13 @@ def test_a_damaged_start_is_refused(start: Any) -> None:
     saved["state"][0] = {**saved["state"][0], "momentum_start": start}
     with pytest.raises(ValueError, match=r"state\[0\]\['momentum_start'\] to be a"):
         FusedSGD(clone_params(params), **DAMPED).load_state_dict(saved)
+
+
+def test_a_damaged_count_of_a_buffer_that_has_not_begun_is_refused() -> None:
+    params = make_params()
+    ours = FusedSGD(params, **DAMPED)
+    train(ours, params, range(2))
+    saved = ours.state_dict()
+    saved["state"][0] = {"momentum_buffer": None, "step": torch.zeros(2)}
+    with pytest.raises(ValueError, match=r"state\[0\]\['step'\] to be a number or a 1-element"):
+        FusedSGD(clone_params(params), **DAMPED).load_state_dict(saved)

@@ -140,6 +140,13 @@ def test_zeros_beside_any_remainder_stay_zeros() -> None:
     assert_same_bits(p.detach(), torch.zeros_like(p), "parameter")
 
 
+def test_remake_masters_leaves_a_master_of_none_out() -> None:
+    p, optimizer = _trained({}, torch.float32)
+    optimizer.state[p]["master_param"] = None
+    optimizer.remake_masters()
+    assert optimizer.state[p]["master_param"] is None
+
+
 def test_remake_masters_refuses_strangers() -> None:
     _, optimizer = _trained({"master_weights": True}, torch.bfloat16)
     with pytest.raises(
