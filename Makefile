@@ -395,7 +395,7 @@ distributed-demo: prefix
 
 # One run in three layouts of processes, each of which goes on from the checkpoint of the one before.
 SHARDED_LM := examples/python/sharded_lm.py --out build/sharded
-# The same text in C++, by ZeRO 2. What CMake makes stays from one run to the next.
+# The same text in C++, by ZeRO. What CMake makes stays from one run to the next.
 SHARDED_LM_TEXT = $$($(VENV_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 SHARDED_LM_CPP = build/sharded_lm/sharded_lm "$(SHARDED_LM_TEXT)" --out build/sharded/cpp
 
@@ -403,7 +403,7 @@ sharded-demo: prefix
 	rm -rf build/sharded
 	$(TORCHRUN) $(SHARDED_LM) --stop-after 120
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) $(SHARDED_LM) --resume --stop-after 200
-	$(TORCHRUN) $(SHARDED_LM) --resume --parallel zero2
+	$(TORCHRUN) $(SHARDED_LM) --resume --parallel zero
 	cmake -S examples/cpp/sharded_lm -B build/sharded_lm -G Ninja -DCMAKE_BUILD_TYPE=Release \
 	  -DCMAKE_PREFIX_PATH=$(PREFIX)
 	cmake --build build/sharded_lm

@@ -10,9 +10,6 @@ void bind_optim(pybind11::module_& module);
 void bind_amp(pybind11::module_& module);
 void bind_clip_grad(pybind11::module_& module);
 void bind_collectives(pybind11::module_& module);
-void bind_gradient_parts(pybind11::module_& module);
-void bind_gradient_reducer(pybind11::module_& module);
-void bind_archive(pybind11::module_& module);
 void bind_tensor_lists(pybind11::module_& module);
 
 }  // namespace torchfuse::bindings

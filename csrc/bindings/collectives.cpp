@@ -19,13 +19,6 @@ void bind_collectives(pybind11::module_& module) {
              py::arg("values"), py::arg("device"), py::arg("group"), py::arg("caller"),
              py::call_guard<py::gil_scoped_release>());
   module.def(
-      "same_on_all_ranks",
-      [](const std::string& group, const at::Device& device, std::int64_t number) {
-        return same_on_all_ranks(*c10d::resolve_process_group(group), device, number);
-      },
-      py::arg("group"), py::arg("device"), py::arg("number"),
-      py::call_guard<py::gil_scoped_release>());
-  module.def(
       "describe_missing_ranks",
       [](const std::string& group) {
         return describe_missing_ranks(*c10d::resolve_process_group(group));

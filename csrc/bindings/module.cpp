@@ -96,8 +96,5 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_amp(module);
   bindings::bind_clip_grad(module);
   bindings::bind_collectives(module);
-  bindings::bind_gradient_parts(module);
-  bindings::bind_gradient_reducer(module);
-  bindings::bind_archive(module);
   bindings::bind_tensor_lists(module);
 }

@@ -134,22 +134,14 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
   places_ = std::move(places);
 }
 
-/// Ten thousand parameters' dictionaries do not stay in the caches between steps; without this the
+/// The objects of ten thousand parameters do not stay in the caches between steps; without this the
 /// step waits for memory once per object.
 void PyFusedStep::fetch_ahead(PyObject* const* items, std::int64_t left, std::size_t next) const {
-  constexpr std::size_t kObjects = 24;
-  constexpr std::size_t kEntries = 12;
-  constexpr int kBytes = 192;  // header, index table and four entries
-  if (left <= static_cast<std::int64_t>(kObjects)) return;
-  __builtin_prefetch(items[kObjects]);
-  const Entry& far = places_.entries[next + kObjects];
-  if (far.place != Entry::kNoState) __builtin_prefetch(states_[far.place].second);
-  const Entry& near = places_.entries[next + kEntries];
-  if (near.place == Entry::kNoState) return;
-  PyObject* state = states_[near.place].second;
-  if (PyDict_Check(state) == 0) return;
-  const auto* keys = reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(state)->ma_keys);
-  for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(keys + line);
+  constexpr std::size_t kAhead = 24;
+  if (left <= static_cast<std::int64_t>(kAhead)) return;
+  __builtin_prefetch(items[kAhead]);
+  const Entry& entry = places_.entries[next + kAhead];
+  if (entry.place != Entry::kNoState) __builtin_prefetch(states_[entry.place].second);
 }
 
 /// Takes parameters, states and gradients from their owners, without running any of the program's

@@ -25,10 +25,10 @@ struct Attributes {
   SlotAttribute placements{"placements"};
 };
 
-/// Used with Python's lock held.
+/// Used with the GIL held. Never destroyed: at the process's end Python may be gone.
 Attributes& attributes() {
-  static Attributes attributes;
-  return attributes;
+  static auto* const attributes = new Attributes;
+  return *attributes;
 }
 
 bool same_attribute(py::handle a, py::handle b, SlotAttribute& attribute) {

@@ -1,52 +1,44 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// An attribute that a class declares in __slots__, as DTensor does with what a step reads.
+// An attribute that a class declares in __slots__, as DTensor does with those that a step reads.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-#include <structmember.h>
-
 namespace torchfuse::bindings {
 
-// Note [Attributes in slots]
-// Such an attribute lies at a place in the object that its class fixes, and Python's look-up by
-// name ends there after several hundred instructions. The place is kept for the class that was read
-// last, with the version that Python gives to each state of a class: it changes with the class and
-// with its bases, and no two classes have the same. Whatever is no slot is looked up.
+/// Reads one attribute of many objects of one class.
+///
+/// Python's lookup by name takes several hundred instructions. Here the lookup is done once for a
+/// class. If it finds a data descriptor, which takes precedence over everything in the object, the
+/// descriptor alone is called for each object. A descriptor that the class gets later is not seen.
 class SlotAttribute {
  public:
-  /// Python finds an attribute several times as fast by an interned name. It lives for ever.
+  /// Python finds an attribute several times as fast by an interned name, which is never freed.
   explicit SlotAttribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
 
-  /// What the attribute of `object` is; null if there is none.
+  /// Returns the attribute of `object`; null if there is none.
   pybind11::object of(pybind11::handle object) {
     PyTypeObject* type = Py_TYPE(object.ptr());
-    if (type->tp_version_tag != version_ || type != type_) find(type);
-    if (offset_ < 0) return look_up(object.ptr());
-    const char* place = reinterpret_cast<const char*>(object.ptr()) + offset_;
-    return pybind11::reinterpret_borrow<pybind11::object>(
-        *reinterpret_cast<PyObject* const*>(place));
+    if (reinterpret_cast<PyObject*>(type) != type_.ptr()) find(type);
+    if (get_ == nullptr) return look_up(object.ptr());
+    return or_null(get_(descriptor_.ptr(), object.ptr(), type_.ptr()));
   }
 
  private:
-  static constexpr Py_ssize_t kNoSlot = -1;
-
   void find(PyTypeObject* type) {
-    offset_ = kNoSlot;
-    const pybind11::object found = look_up(reinterpret_cast<PyObject*>(type));
-    type_ = type;
-    // The look-up has given the class a version, unless Python has run out of them.
-    version_ = type->tp_version_tag;
-    if (version_ == 0 || !found || type->tp_getattro != PyObject_GenericGetAttr) return;
-    if (!Py_IS_TYPE(found.ptr(), &PyMemberDescr_Type)) return;
-    const auto* slot = reinterpret_cast<PyMemberDescrObject*>(found.ptr());
-    if (slot->d_member->type == T_OBJECT_EX && PyType_IsSubtype(type, slot->d_common.d_type) != 0) {
-      offset_ = slot->d_member->offset;
-    }
+    type_ = pybind11::reinterpret_borrow<pybind11::object>(reinterpret_cast<PyObject*>(type));
+    descriptor_ = look_up(type_.ptr());
+    get_ = nullptr;
+    if (!descriptor_ || type->tp_getattro != PyObject_GenericGetAttr) return;
+    const PyTypeObject* kind = Py_TYPE(descriptor_.ptr());
+    if (kind->tp_descr_set != nullptr) get_ = kind->tp_descr_get;
   }
 
   pybind11::object look_up(PyObject* object) const {
-    PyObject* found = PyObject_GetAttr(object, name_);
+    return or_null(PyObject_GetAttr(object, name_));
+  }
+
+  static pybind11::object or_null(PyObject* found) {
     if (found == nullptr) {
       if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw pybind11::error_already_set();
       PyErr_Clear();
@@ -55,9 +47,9 @@ class SlotAttribute {
   }
 
   PyObject* name_;
-  const PyTypeObject* type_ = nullptr;  ///< only compared: it may be gone
-  unsigned int version_ = 0;
-  Py_ssize_t offset_ = kNoSlot;
+  pybind11::object type_;  ///< held, so that no other class gets its address
+  pybind11::object descriptor_;
+  descrgetfunc get_ = nullptr;
 };
 
 }  // namespace torchfuse::bindings

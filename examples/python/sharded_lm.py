@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Trains a language model that processes share: FSDP2 x tensor parallelism, or ZeRO stage 2.
+"""Trains a language model that processes share: FSDP2 x tensor parallelism, or ZeRO.
 
 Example:
     python examples/python/sharded_lm.py --out build/sharded/one
@@ -8,7 +8,7 @@ Example:
     torchrun --nproc-per-node 4 examples/python/sharded_lm.py --out build/sharded/two --resume \
         --tensor-parallel 2 --stop-after 160
     torchrun --nproc-per-node 2 examples/python/sharded_lm.py --out build/sharded/two --resume \
-        --parallel zero2
+        --parallel zero
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \
         --max-restarts 3 examples/python/sharded_lm.py --out build/sharded/restarted \
         --resume-or-begin --checkpoint-every 20
@@ -16,8 +16,8 @@ Example:
 The tokens are the bytes of Python's standard library. Parameters are bf16 with the 16 bits that
 they lack of fp32 masters in the optimizer, or fp32 (--precision). Alone, and in every layout of
 processes, the losses are those of the same batches, up to rounding, and those of the C++ program
-examples/cpp/sharded_lm, which has ZeRO stage 2 alone. Checkpoints are written by
-torch.distributed.checkpoint and know no layout: each goes on in any other. Rank 0 writes
+examples/cpp/sharded_lm, which has ZeRO alone. Checkpoints are written by
+torch.distributed.checkpoint and know no layout: each resumes in any other. Rank 0 writes
 <out>/log.jsonl, which has a line per step, and the curve <out>/loss.svg. A run that dies at any
 moment leaves its last checkpoint and the log up to it, and with --resume-or-begin torchrun's
 restarts go on from there.
@@ -33,17 +33,20 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
@@ -57,9 +60,9 @@ from sharded_lm_arguments import (
 )
 from sharded_lm_data import VOCABULARY, Corpus
 from sharded_lm_model import LanguageModel, shard, split_layers
+from sharded_lm_zero import create_states, load_own_state, own_state
 from torchfuse.losses import softmax_cross_entropy
 from torchfuse.optimizers import FusedAdam
-from torchfuse.parallel import ShardedOptimizer
 
 SEED = 0
 ADAM: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1, "max_grad_norm": 1.0}
@@ -111,6 +114,7 @@ class Trainer:
         self.model = LanguageModel(
             VOCABULARY, arguments.sequence, arguments.width, arguments.layers, arguments.heads
         ).to(processes.device, dtype)
+        self.forward: nn.Module = self.model
         self.layout = "1 process"
         if processes.ranks > 1 and arguments.parallel == "fsdp":
             data, tensor = processes.ranks // processes.tensor, processes.tensor
@@ -122,12 +126,15 @@ class Trainer:
             shard(self.model, mesh["data"])
             self.layout = f"FSDP {data} x TP {tensor}"
         options = {"lr": arguments.lr, **ADAM, **masters}
-        self.optimizer: FusedAdam | ShardedOptimizer
-        if processes.ranks > 1 and arguments.parallel == "zero2":
-            self.optimizer = ShardedOptimizer(
-                self.model.parameters(), FusedAdam, shard_gradients=True, **options
-            )
-            self.layout = f"ZeRO 2 of {processes.ranks}"
+        self.optimizer: FusedAdam | ZeroRedundancyOptimizer
+        if processes.ranks > 1 and arguments.parallel == "zero":
+            self.forward = DistributedDataParallel(self.model)
+            # The ranks update different parameters: with norm_groups they clip by one norm.
+            world = dist.group.WORLD
+            assert world is not None  # the process has joined
+            local: Any = partial(FusedAdam, norm_groups=[world], **options)
+            self.optimizer = ZeroRedundancyOptimizer(self.model.parameters(), local)
+            self.layout = f"ZeRO of {processes.ranks}"
         else:
             self.optimizer = FusedAdam(self.model.parameters(), **options)
 
@@ -148,22 +155,30 @@ class Trainer:
         total = torch.zeros((), device=self.processes.device)
         for part in range(self.accumulate):
             is_last = part + 1 == self.accumulate
-            # Gradients travel once a step, with the last part.
+            # Gradients are reduced once a step, with the last part.
             if isinstance(self.model, FSDPModule):
                 self.model.set_requires_gradient_sync(is_last)
-            split = self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
-            with split.no_sync() if split and not is_last else nullcontext():
-                logits = self.model(tokens.chunk(self.accumulate)[part])
+            ddp = self.forward if isinstance(self.forward, DistributedDataParallel) else None
+            with ddp.no_sync() if ddp and not is_last else nullcontext():
+                logits = self.forward(tokens.chunk(self.accumulate)[part])
                 loss = loss_of(logits, following.chunk(self.accumulate)[part]) / self.accumulate
                 loss.backward()
             total += loss.detach()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        norm = self.optimizer.grad_norm()
+        norm = self.fused.grad_norm()
         assert norm is not None  # it clips
         lr = float(self.optimizer.param_groups[0]["lr"])
         self.scheduler.step()
         return {"loss": self.processes.mean(total), "lr": lr, "grad_norm": float(norm)}
+
+    @property
+    def fused(self) -> FusedAdam:
+        """The optimizer of this process's parameters."""
+        if isinstance(self.optimizer, FusedAdam):
+            return self.optimizer
+        local: FusedAdam = self.optimizer.optim
+        return local
 
     @torch.no_grad()
     def validation_loss(self, batch: tuple[Tensor, Tensor]) -> float:
@@ -173,8 +188,8 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint has, under the same names and in whole shapes in every layout."""
-        if isinstance(self.optimizer, ShardedOptimizer):
-            optimizer = self.optimizer.sharded_state_dict()
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            optimizer = own_state(self.optimizer)
         else:
             optimizer = self.optimizer.state_dict()
         return {
@@ -189,13 +204,16 @@ class Trainer:
 
     def load(self, folder: Path) -> None:
         """Reads a checkpoint of any layout; all processes call it."""
-        if not isinstance(self.optimizer, ShardedOptimizer):
-            get_optimizer_state_dict(self.model, self.optimizer)  # creates the states to read into
+        # Creates the states to read into.
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            create_states(self.optimizer)
+        else:
+            get_optimizer_state_dict(self.model, self.optimizer)
         state = self.state()
         # Into the memory of the parameters and states themselves; the rest comes back in `state`.
         load(state, checkpoint_id=folder, no_dist=self.processes.ranks == 1)
-        if isinstance(self.optimizer, ShardedOptimizer):
-            self.optimizer.load_sharded_state_dict(state["optimizer"])
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            load_own_state(self.optimizer, state["optimizer"])
         else:
             self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])

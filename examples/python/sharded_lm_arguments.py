@@ -18,7 +18,7 @@ def parse_arguments(description: str, precisions: Sequence[str]) -> argparse.Nam
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/sharded"))
     parser.add_argument(
-        "--parallel", choices=("fsdp", "zero2"), default="fsdp", help="of two or more processes"
+        "--parallel", choices=("fsdp", "zero"), default="fsdp", help="of two or more processes"
     )
     parser.add_argument(
         "--tensor-parallel", type=int, default=1, metavar="N", help="processes that share a layer"

@@ -171,15 +171,6 @@ def all_reduce_(tensor: Tensor, reduction: str, groups: Sequence[str], caller: s
         caller: begins messages.
     """
 
-def same_on_all_ranks(group: str, device: torch.device, number: int) -> bool:
-    """Whether a number is the same in all ranks of a group; each of them makes the call.
-
-    Args:
-        group: name of the process group.
-        device: where its backend communicates.
-        number: of 64 bits, as a checksum.
-    """
-
 def describe_missing_ranks(group: str) -> str:
     """Says which ranks do not report a failure of their own after a collective that failed.
 
@@ -187,83 +178,6 @@ def describe_missing_ranks(group: str) -> str:
         group: name of the process group. All ranks whose collective failed call this.
     """
 
-def standings(
-    params: Sequence[Tensor], parts: Sequence[Tensor], addresses: Sequence[int], scattered: bool
-) -> bytes:
-    """For each parameter, the index of what `parallel._sharded_checks` says of it.
-
-    Args:
-        params: the model's.
-        parts: this process's part of each.
-        addresses: of the parameters in flat memory.
-        scattered: whether gradients belong to the parts.
-    """
-
-def take_gradients(
-    params: Sequence[Tensor], parts: Sequence[Tensor], begins: Sequence[int]
-) -> None:
-    """Gives each part its elements of the parameter's gradient, from `begins` on in memory."""
-
-def reset_gradients(tensors: Sequence[Tensor]) -> None:
-    """As `tensor.grad = None` for each."""
-
-class GradientReducer:
-    """Reduces gradients to parts of them while backward runs, from its construction to its end.
-
-    Args:
-        names: of the parameters, for messages.
-        params: those that require gradients are reduced, and keep none.
-        parts: for each parameter this process's elements, which get the averages in `.grad`.
-        members: indices of parameters in each bucket, as `plan` makes them.
-        group: name of a process group.
-        find_unused_parameters: whether a backward pass may leave parameters out.
-        who: begins messages.
-    """
-
-    def __init__(
-        self,
-        *,
-        names: list[str],
-        params: list[Tensor],
-        parts: list[Tensor],
-        members: list[list[int]],
-        group: str,
-        find_unused_parameters: bool,
-        who: str,
-    ) -> None: ...
-    @staticmethod
-    def plan(
-        params: list[Tensor], first_bucket_bytes: int, bucket_bytes: int
-    ) -> list[list[int]]: ...
-    def set_sync(self, sync: bool) -> None:
-        """Chooses whether the next backward pass reduces, or leaves gradients in parameters."""
-
-    def check_ended(self) -> None:
-        """Raises after a backward pass that an exception has ended."""
-
-class OptimizerClass:
-    """A C++ optimizer class and the contents of its archives.
-
-    Args:
-        name: class name, one of `optimizer_classes()`.
-    """
-
-    def __init__(self, name: str) -> None: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def algorithm(self) -> str: ...
-    @property
-    def archive_format(self) -> str: ...
-    @property
-    def states(self) -> list[str]: ...
-    def default_options(self) -> dict[str, Any]: ...
-    def required_states(self, options: dict[str, Any], owner: str) -> list[str]:
-        """Checks the options of a group and returns the states that its parameters need."""
-
-def optimizer_classes() -> list[str]: ...
-def read_archive(path: str) -> dict[str, Any]: ...
-def write_archive(values: dict[str, Any], path: str) -> None: ...
 def cpu_isa() -> str: ...
 def set_cpu_isa(name: str) -> None: ...
 def build_info() -> dict[str, str]: ...

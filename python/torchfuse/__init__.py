@@ -6,8 +6,8 @@ and `clip_grad_value_` clip gradients. `torchfuse.parallel` has data parallelism
 normalization and LARC; `torchfuse.normalization` has layer and RMS normalization, and
 `torchfuse.losses` cross entropy. `save_checkpoint` and `load_checkpoint` keep all of a run in one
 file, which C++ reads and writes too; `save_weights` and `load_weights` keep a model's weights in a
-safetensors file. `torchfuse.convert` converts optimizers' checkpoints of
-Python, C++ and apex, `torchfuse.ops` has typed functions for operators in `torch.ops.torchfuse`,
+safetensors file. `torchfuse.convert` writes optimizers' states in
+apex's layout, `torchfuse.ops` has typed functions for operators in `torch.ops.torchfuse`,
 `torchfuse.testing` has oracles and benchmark timers, and `torchfuse.apex` runs programs written for
 apex.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`python -m torchfuse`: reports on the installation and converts checkpoints.
+"""`python -m torchfuse`: reports on the installation.
 
 The reports work without the native library, because they are needed most when it fails to load:
 torch and torchfuse._C are imported only where they are used.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,74 +113,27 @@ def format_report(described: dict[str, str]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torchfuse",
-        description="What is installed, and checkpoints converted.",
+        description="What is installed.",
         epilog="A program written for apex: python -m torchfuse.apex script.py",
     )
-    choice = parser.add_mutually_exclusive_group()
+    choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--version", action="store_true", help="version of torchfuse")
     choice.add_argument("--env", action="store_true", help="a block for bug reports")
     choice.add_argument(
         "--cmake-dir", action="store_true", help="value for CMake's torchfuse_DIR variable"
     )
-    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
-    convert = commands.add_parser(
-        "convert",
-        help="an optimizer's checkpoint from C++ to Python or back, a folder to a file or back",
-        description="Converts the checkpoint of an optimizer: a C++ archive, written by "
-        "torch::save(optimizer, path), into a file for Python, as written by "
-        "torch.save(optimizer.state_dict(), path), or the reverse, whichever IN is. A folder, "
-        "written by torchfuse::save_sharded_checkpoint, becomes a file of save_checkpoint, and "
-        "such a file a folder with --world-size.",
-    )
-    convert.add_argument("source", metavar="IN", help="file or folder to read")
-    convert.add_argument("target", metavar="OUT", help="file or folder to write or replace")
-    convert.add_argument(
-        "--world-size", type=int, metavar="N", help="make a folder with the files of N ranks"
-    )
-    convert.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help="C++ class to write for, such as FusedAdam; default: the one that the options fit",
-    )
     return parser
-
-
-def _convert(source: str, target: str, optimizer: str | None, world_size: int | None) -> int:
-    try:
-        _loader.load()
-        from torchfuse import convert
-
-        if world_size is None and not os.path.isdir(source):
-            print(convert.convert_checkpoint(source, target, optimizer))
-        elif optimizer is not None:
-            raise ValueError(
-                "torchfuse.convert: expected no optimizer for a folder or --world-size, whose "
-                f"files name their classes, got {optimizer!r}."
-            )
-        else:
-            print(convert.convert_sharded_checkpoint(source, target, world_size))
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command == "convert":
-        if options.version or options.env or options.cmake_dir:
-            parser.error("expected convert without --version, --env and --cmake-dir")
-        return _convert(options.source, options.target, options.optimizer, options.world_size)
+    options = _parser().parse_args(arguments)
     if options.version:
         print(_loader.version())
     elif options.cmake_dir:
         print(CMAKE_DIR)
-    elif options.env:
-        print(format_report(describe_environment()))
     else:
-        parser.error("expected one of --version, --env, --cmake-dir or the command convert")
+        print(format_report(describe_environment()))
     return 0
 
 

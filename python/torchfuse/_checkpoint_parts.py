@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 
+from torchfuse._checkpoint_zero import check_group, gathered_state, is_zero, kept_zero, load_zero
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.parallel import LARC, DistributedDataParallel, ShardedOptimizer
+from torchfuse.parallel import LARC, DistributedDataParallel
 
 
 class Stateful(Protocol):
@@ -33,9 +34,9 @@ class Stateful(Protocol):
 # --- Classes --------------------------------------------------------------------------------------
 
 
-def class_name(part: Stateful) -> str | None:
+def class_name(part: Any) -> str | None:
     """Returns the class that a file names: torchfuse's of an optimizer, torch's of a scheduler."""
-    if isinstance(part, LARC | ShardedOptimizer):
+    if isinstance(part, LARC) or is_zero(part):
         return class_name(part.optim)
     if isinstance(part, LRScheduler):
         package = "torch.optim."
@@ -169,24 +170,27 @@ def _kept_model(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-# --- States that are split over processes ---------------------------------------------------------
+# --- States that processes share ------------------------------------------------------------------
 
 
-def states_of_split(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> dict[str, Any]:
-    """The whole states of the parts that are split; all of their processes must make the call."""
-    states = {}
+def _zeros(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
+    """Yields the ZeroRedundancyOptimizers among the parts, also those inside LARC."""
     for name, part in parts.items():
-        split = part.optim if isinstance(part, LARC) else part
-        if not isinstance(split, ShardedOptimizer):
-            continue
-        if group is None and split.process_group.size() > 1:
-            raise ValueError(
-                f"save_checkpoint: expected group to be a process group, got None: {name!r} is "
-                f"split over {split.process_group.size()} processes, and all of them have to take "
-                "part. Make the call in all of them, with group=."
-            )
-        states[name] = part.state_dict()
-    return states
+        inner = part.optim if isinstance(part, LARC) else part
+        if is_zero(inner):
+            yield name, inner
+
+
+def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> None:
+    """Checks that `group` can save the parts whose states processes share."""
+    for name, zero in _zeros(parts):
+        check_group(zero, name, group)
+
+
+def gathered_states(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> dict[str, Any]:
+    """Returns whole states of the parts whose states processes share, on rank 0; a collective."""
+    states = {name: gathered_state(zero, group) for name, zero in _zeros(parts)}
+    return {name: state for name, state in states.items() if state is not None}
 
 
 # --- Loading --------------------------------------------------------------------------------------
@@ -202,7 +206,7 @@ def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
     """
     restore = _kept(part)
     try:
-        part.load_state_dict(saved)
+        _load(part, saved)
     except Exception as error:
         message = f"{refused}: {error}"
         try:
@@ -211,6 +215,14 @@ def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
             message = f"{message} It could not be restored: {second}"
         raise ValueError(message) from error
     return restore
+
+
+def _load(part: Any, saved: Any) -> None:
+    inner: Any = part.optim if isinstance(part, LARC) else part
+    if is_zero(inner):
+        load_zero(inner, saved)
+    else:
+        part.load_state_dict(saved)
 
 
 def _kept(part: Any) -> Callable[[], None]:
@@ -223,15 +235,8 @@ def _kept(part: Any) -> Callable[[], None]:
         return _kept_model(part)
     if isinstance(part, LARC):
         return _kept(part.optim)
-    if isinstance(part, ShardedOptimizer):
-        # Its state dict is a collective, which ranks that cannot read the file would not join.
-        groups, restore_part = part.param_groups, _kept(part.optim)
-
-        def restore_split() -> None:
-            restore_part()
-            part.param_groups = groups
-
-        return restore_split
+    if is_zero(part):
+        return kept_zero(part, _kept)
     load = getattr(part.load_state_dict, "__func__", None)
     if load in (Optimizer.load_state_dict, FusedOptimizer.load_state_dict):
         # Optimizers replace their states and groups and do not write to the old ones.

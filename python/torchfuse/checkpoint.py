@@ -24,9 +24,10 @@ from torchfuse._checkpoint_parts import (
     check_class,
     check_model,
     check_schedulers,
+    check_shared,
     class_name,
+    gathered_states,
     load_part,
-    states_of_split,
     unwrapped,
 )
 
@@ -55,7 +56,8 @@ def save_checkpoint(
             lists and dicts of them. Numbers of NumPy become Python's.
         rng: save the states of torch's default generators, of the CPU and of every CUDA device.
         group: process group. Rank 0 saves, with the generators' states of all ranks; all ranks
-            must make the same call, and get the same error if it fails. ShardedOptimizer needs it.
+            must make the same call, and get the same error if it fails. A ZeroRedundancyOptimizer
+            needs it: its states are gathered on rank 0, on the CPU.
         **parts: models, optimizers, scalers, schedulers, samplers: objects with ``state_dict()``,
             under names of your choice. C++ uses "model", "optimizer", "scaler", "scheduler" and
             "sampler". What DistributedDataParallel or torch.compile wrapped is saved without.
@@ -63,7 +65,7 @@ def save_checkpoint(
     Raises:
         ValueError: for a value that cannot be saved, naming its keys, for a scheduler of an
             optimizer that is not saved, for a path that is neither a file nor a new name, and
-            without `group` for an optimizer whose states are split over processes.
+            for a ZeroRedundancyOptimizer whose ranks are not all in `group`.
         OSError: if the file cannot be written. In all cases `path` is as it was.
 
     Example:
@@ -85,12 +87,14 @@ def save_checkpoint(
             "each value a name."
         )
     generators = _gather(_generator_states(), group) if rng else None
-    split = states_of_split(own, group)
+    _together(lambda: check_shared(own, group), group)
+    gathered = gathered_states(own, group)
 
     def save() -> None:
         check_schedulers("save_checkpoint", own)
         contents: dict[str, Any] = {
-            name: split[name] if name in split else part.state_dict() for name, part in own.items()
+            name: gathered[name] if name in gathered else part.state_dict()
+            for name, part in own.items()
         }
         if generators is not None:
             contents["rng"] = generators

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import torchfuse
 from torchfuse.amp import GradScaler
-from torchfuse.convert import read_cpp_archive, to_apex_state_dict, write_cpp_archive
+from torchfuse.convert import to_apex_state_dict
 from torchfuse.multi_tensor_apply import multi_tensor_applier
 from torchfuse.optimizers import (
     FusedAdagrad,
@@ -107,23 +107,6 @@ def test_counts_of_groups_are_loaded(
     with under_defaults():
         optimizer.load_state_dict(saved)
     assert {float(state["step"]) for state in optimizer.state.values()} == {float(count)}
-
-
-@EVERY_OPTIMIZER
-def test_archives_keep_counts_that_are_numbers(
-    spec: OptimSpec, under_defaults: Callable[[], Any], tmp_path: Path
-) -> None:
-    name = spec.optimizer.__name__
-    if name not in torchfuse._C.optimizer_classes():
-        name = "FusedLAMB"
-    saved = copy.deepcopy(optimizer_of(spec).state_dict())
-    for state in saved["state"].values():
-        state["step"] = 70_001
-    with under_defaults():
-        write_cpp_archive(saved, tmp_path / "archive.pt", name)
-        states = read_cpp_archive(tmp_path / "archive.pt")["state"].values()
-    assert {float(state["step"]) for state in states} == {70_001.0}
-    assert {state["step"].dtype for state in states} == {torch.float32}
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -233,7 +233,7 @@ def _private_pieces_of(path: Path) -> Iterator[str]:
     # The last two of torch._C._autograd._name.
     for chain in re.findall(r"\btorch\.((?:_\w+\.)+_\w+)", text):
         yield ".".join(chain.split(".")[-2:])
-    yield from re.findall(r"\bforward_ad\._\w+", text)
+    yield from re.findall(r"\b(?:forward_ad|ZeroRedundancyOptimizer)\._\w+", text)
     spelled = {ast.Attribute: "attr", ast.Name: "id", ast.FunctionDef: "name"}
     nodes = [node for node in ast.walk(tree) if type(node) in spelled]
     names = {getattr(node, spelled[type(node)]) for node in nodes}
@@ -250,16 +250,13 @@ def _private_pieces_of(path: Path) -> Iterator[str]:
 
 
 @PIECES.relies_on(
-    "_C._disabled_torch_function_impl",
-    breaks="parts of states, as torch.distributed.checkpoint reads them, would pass on their class",
+    "ZeroRedundancyOptimizer._init_local_optimizer",
+    breaks="averages of one rank's parameters would not be refused",
 )
-def _a_subclass_computes_plain_tensors() -> None:
-    class Part(torch.Tensor):
-        __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+def _a_local_optimizer_is_made_by_a_function_with_code() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    part = torch.ones(3).as_subclass(Part)
-    assert type(part) is Part
-    assert type(part + 1) is torch.Tensor
+    assert ZeroRedundancyOptimizer._init_local_optimizer.__code__.co_filename
 
 
 @PIECES.relies_on(

@@ -159,14 +159,7 @@ def _process_group_headers_are_shipped() -> None:
     for file, names in {
         "GroupRegistry.hpp": ["resolve_process_group", "register_process_group"],
         "ProcessGroup.hpp": ["getBackend(", "getDefaultBackend(", "getStore(", "getGroupName("],
-        "Backend.hpp": [
-            "allreduce(",
-            "_allgather_base(",
-            "_reduce_scatter_base(",
-            "send(",
-            "recv(",
-            "getBackendOptions(",
-        ],
+        "Backend.hpp": ["allreduce(", "_allgather_base(", "getBackendOptions("],
         "Types.hpp": ["asyncOp"],
         "Store.hpp": ["check(", "set("],
     }.items():
@@ -178,7 +171,6 @@ def _process_group_headers_are_shipped() -> None:
     "torch/csrc/autograd/engine.h",
     "torch/csrc/autograd/function.h",
     "torch/csrc/autograd/function_hook.h",
-    "torch/csrc/autograd/graph_task.h",
     "torch/csrc/autograd/variable.h",
     breaks="data parallelism in C++ would not see when gradients are complete",
 )
@@ -187,7 +179,6 @@ def _engine_headers_are_shipped() -> None:
     for file, name in {
         "engine.h": "queue_callback(",
         "function_hook.h": "FunctionPostHook",
-        "graph_task.h": "get_current_graph_task_id(",
         "variable.h": "grad_accumulator(",
     }.items():
         assert name in (folder / file).read_text(encoding="utf-8")

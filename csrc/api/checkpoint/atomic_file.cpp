@@ -29,8 +29,7 @@ std::string target_of(const std::string& path) {
   return result;
 }
 
-}  // namespace
-
+/// 16 hexadecimal digits, unique among all processes of all machines.
 std::string random_digits() {
   std::random_device device;
   const std::uint64_t number = (std::uint64_t{device()} << 32) | device();
@@ -40,6 +39,7 @@ std::string random_digits() {
   return digits;
 }
 
+/// Makes a new name in the folder of `path` durable. Returns an error number, or 0.
 int sync_folder(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -51,8 +51,10 @@ int sync_folder(const std::string& path) {
   return error;
 }
 
-AtomicFile::AtomicFile(std::string caller, const std::string& path, Link link)
-    : caller_(std::move(caller)), path_(link == Link::kFollow ? target_of(path) : path) {
+}  // namespace
+
+AtomicFile::AtomicFile(std::string caller, const std::string& path)
+    : caller_(std::move(caller)), path_(target_of(path)) {
   TORCH_CHECK_VALUE(!path.empty(), caller_, ": expected path to name a file, got an empty one.");
   struct stat replaced{};
   const bool replaces = ::stat(path_.c_str(), &replaced) == 0;
@@ -99,9 +101,8 @@ void AtomicFile::commit() {
   const int descriptor = std::exchange(descriptor_, -1);
   if (::close(descriptor) != 0) fail("write", errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    TORCH_CHECK(errno != ENOENT, caller_, ": could not replace ", path_, ": another program, as a ",
-                "save into the same folder does, has removed ", temporary_,
-                " meanwhile. The file is as it was.");
+    TORCH_CHECK(errno != ENOENT, caller_, ": could not replace ", path_,
+                ": another program has removed ", temporary_, ". The file is as it was.");
     fail("replace", errno);
   }
   temporary_.clear();

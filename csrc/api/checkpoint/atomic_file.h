@@ -7,27 +7,16 @@
 
 namespace torchfuse::checkpoint {
 
-/// 16 hexadecimal digits that no other process has, also of another machine.
-std::string random_digits();
-
-/// Makes what was renamed or made in the folder of `path` durable. Returns an error number, or 0.
-int sync_folder(const std::string& path);
-
-/// What becomes of a symbolic link that has the name of the file: the file that it points to is
-/// replaced, or the link itself.
-enum class Link { kFollow, kReplace };
-
 /// What replaces the file `path` when it is complete. Until commit() returns, `path` holds what it
 /// held before; the new bytes are in `path`.tmp-<16 random digits>, in the same folder. That file
 /// is removed if commit() is not called or fails; only a killed process leaves one behind.
 class AtomicFile {
  public:
   /// @param caller name of the caller, for error messages.
-  /// @param path file to replace.
-  /// @param link what becomes of a symbolic link of this name.
+  /// @param path file to replace; of a symbolic link, the file that it points to.
   /// @throws c10::Error naming the path if it is a folder, device, pipe or socket, or if its folder
   ///   cannot be written.
-  AtomicFile(std::string caller, const std::string& path, Link link = Link::kFollow);
+  AtomicFile(std::string caller, const std::string& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;

@@ -19,7 +19,7 @@ Checkpoint& Checkpoint::optimizer(optim::FusedOptimizer& optimizer, std::string 
   classes_[name] = optimizer.name();
   optimizers_.push_back(&optimizer);
   if (optimizer.impl_ != nullptr && optimizer.impl_->shards != nullptr) {
-    split_[name] = {&optimizer, optimizer.impl_->shards};
+    sharded_[name] = {&optimizer, optimizer.impl_->shards};
   }
   return add(std::move(name), checkpoint::optimizer_part(optimizer));
 }

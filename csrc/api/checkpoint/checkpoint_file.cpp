@@ -9,10 +9,12 @@
 
 #include <cstring>
 
-#include "api/checkpoint/agreement.h"
 #include "api/checkpoint/container.h"
 #include "api/checkpoint/contents.h"
 #include "api/checkpoint/parts.h"
+#include "api/checkpoint/ranks.h"
+#include "api/message_of.h"
+#include "api/parallel/shards.h"
 
 namespace torchfuse {
 
@@ -20,7 +22,6 @@ namespace {
 
 using checkpoint::Dict;
 using checkpoint::List;
-using checkpoint::message_of;
 using checkpoint::Ranks;
 
 constexpr const char* kSave = "save_checkpoint";
@@ -68,42 +69,40 @@ std::function<void()> prepare_rng(const c10::IValue& saved, const Ranks& ranks) 
   return checkpoint::prepare_generators(states.get(static_cast<std::size_t>(ranks.rank())));
 }
 
-c10::IValue saved_part(const std::string& caller, const std::string& name,
-                       const CheckpointPart& part) {
+/// Calls `save`; an error of a value that cannot be saved names the part.
+template <class Save>
+c10::IValue saved_part(const std::string& name, const Save& save) {
   try {
-    return part.save();
+    return save();
   } catch (const c10::ValueError& error) {
-    TORCH_CHECK_VALUE(false, caller, ": '", name, "' cannot be saved: ", message_of(error));
+    TORCH_CHECK_VALUE(false, kSave, ": '", name, "' cannot be saved: ", message_of(error));
   }
 }
 
 }  // namespace
 
-Checkpoint::Saved Checkpoint::save_whole(const Ranks& ranks) const {
+Checkpoint::Saved Checkpoint::save_together(const Ranks& ranks) const {
   Saved saved;
-  for (const auto& [name, part] : parts_) {
-    const auto split = split_.find(name);
-    if (split == split_.end() || split->second.optimizer->num_shards() == 1) continue;
-    const std::int64_t shards = split->second.optimizer->num_shards();
-    TORCH_CHECK_VALUE(ranks.size() >= shards, kSave, ": expected a group of the ", shards,
-                      " processes that share the states of '", name, "', got ", ranks.size(),
-                      " in all. Call group(group), and save in each of them.");
-    saved[name] = saved_part(kSave, name, part);
+  for (const auto& [name, sharded] : sharded_) {
+    const auto& [optimizer, shards] = sharded;
+    TORCH_CHECK_VALUE(ranks.size() >= shards->size(), kSave, ": expected a group of at least ",
+                      shards->size(), " processes, which share the states of '", name, "', got ",
+                      ranks.size(), ". Call group(group), and save in each of them.");
+    saved[name] = saved_part(name, [&]() -> c10::IValue {
+      return shards->whole_state(shards->state_of_parts(*optimizer), ranks.rank() == 0);
+    });
   }
+  if (rng_) saved[*rng_] = all_generator_states(ranks);
   return saved;
 }
 
-void Checkpoint::save_generators(const Ranks& ranks, Saved& saved) const {
-  if (rng_) saved[*rng_] = all_generator_states(ranks);
-}
-
-Dict Checkpoint::contents(const std::string& caller, const Saved& saved) const {
-  check_schedulers(caller);
+Dict Checkpoint::contents(const Saved& saved) const {
+  check_schedulers(kSave);
   Dict contents = checkpoint::make_dict();
   for (const auto& [name, part] : parts_) {
     const auto known = saved.find(name);
-    contents.insert_or_assign(
-        name, known != saved.end() ? known->second : saved_part(caller, name, part));
+    contents.insert_or_assign(name,
+                              known != saved.end() ? known->second : saved_part(name, part.save));
   }
   Dict values = checkpoint::make_dict();
   for (const auto& [name, value] : values_) values.insert_or_assign(name, value);
@@ -121,11 +120,10 @@ Dict Checkpoint::contents(const std::string& caller, const Saved& saved) const {
 void save_checkpoint(const std::string& path, const Checkpoint& description) {
   const at::NoGradGuard no_grad;
   const Ranks ranks(description.group_, kSave);
-  Checkpoint::Saved saved = description.save_whole(ranks);
-  description.save_generators(ranks, saved);
+  const Checkpoint::Saved saved = description.save_together(ranks);
   ranks.all_or_none([&] {
     if (ranks.rank() != 0) return;
-    checkpoint::write_container(path, description.contents(kSave, saved), kSave);
+    checkpoint::write_container(path, description.contents(saved), kSave);
   });
 }
 
@@ -141,26 +139,28 @@ const c10::IValue& CheckpointValues::at(const std::string& name) const {
                     known.empty() ? "none" : known, ". Save it with value(\"", name, "\", ...).");
 }
 
-CheckpointValues Checkpoint::load(const std::string& path, const Ranks& ranks,
-                                  const std::function<Dict()>& read, const Prepare& prepare) const {
+CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& description) {
+  const at::NoGradGuard no_grad;
+  const Ranks ranks(description.group_, kLoad);
+  const std::string where = std::string(kLoad) + ": expected " + path;
   std::vector<std::function<void()>> loads;
   std::map<std::string, c10::IValue> values;
   ranks.all_or_none([&] {
-    check_schedulers(ranks.caller());
-    const Dict contents = read();
-    const std::string where = ranks.caller() + ": expected " + path;
-    for (const auto& [name, part] : parts_) {
+    description.check_schedulers(kLoad);
+    const Dict contents =
+        checkpoint::checked_contents(checkpoint::read_container(path, kLoad), where);
+    for (const auto& [name, part] : description.parts_) {
       const c10::IValue saved = checkpoint::entry(contents, name, where);
-      const auto known = classes_.find(name);
+      const auto known = description.classes_.find(name);
       const auto written = checkpoint::class_of(contents, name);
-      TORCH_CHECK_VALUE(known == classes_.end() || !written || *written == known->second, where,
-                        " to hold the state of ", known->second, " as '", name, "', got that of ",
-                        *written, ".");
+      TORCH_CHECK_VALUE(
+          known == description.classes_.end() || !written || *written == known->second, where,
+          " to hold the state of ", known->second, " as '", name, "', got that of ", *written, ".");
       try {
-        loads.push_back(rng_ == name ? prepare_rng(saved, ranks) : prepare(name, part, saved));
+        loads.push_back(description.rng_ == name ? prepare_rng(saved, ranks) : part.prepare(saved));
         TORCH_CHECK_VALUE(loads.back(), "expected prepare to return a function, got an empty one.");
       } catch (const std::exception& error) {
-        TORCH_CHECK_VALUE(false, ranks.caller(), ": ", path, "'s '", name,
+        TORCH_CHECK_VALUE(false, kLoad, ": ", path, "'s '", name,
                           "' does not fit: ", message_of(error));
       }
     }
@@ -171,22 +171,9 @@ CheckpointValues Checkpoint::load(const std::string& path, const Ranks& ranks,
       values.emplace(item.key().toStringRef(), item.value());
     }
   });
-  // Everything is read and checked in all ranks; from here on nothing is refused.
+  // All ranks have read and checked everything; from here on nothing is refused.
   for (const auto& load : loads) load();
   return {path, std::move(values)};
-}
-
-CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& description) {
-  const at::NoGradGuard no_grad;
-  return description.load(
-      path, Ranks(description.group_, kLoad),
-      [&] {
-        const std::string where = std::string(kLoad) + ": expected " + path;
-        return checkpoint::checked_contents(checkpoint::read_container(path, kLoad), where);
-      },
-      [](const std::string&, const CheckpointPart& part, const c10::IValue& saved) {
-        return part.prepare(saved);
-      });
 }
 
 }  // namespace torchfuse

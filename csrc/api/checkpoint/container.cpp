@@ -3,17 +3,21 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
+#include <sys/stat.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "api/checkpoint/atomic_file.h"
+#include "api/checkpoint/pickle_reader.h"
 #include "api/checkpoint/pickle_writer.h"
-#include "api/checkpoint/records.h"
+#include "api/checkpoint/record_sums.h"
+#include "api/message_of.h"
 
 namespace torchfuse::checkpoint {
 
@@ -37,59 +41,131 @@ void write_records(AtomicFile& file, const Pickle& pickle) {
   writer.writeEndOfFile();
 }
 
+/// Without the period of a sentence.
+std::string first_line(const std::string& text) {
+  const std::string line = text.substr(0, text.find('\n'));
+  return line.ends_with('.') ? line.substr(0, line.size() - 1) : line;
+}
+
+/// Calls `action`; what torch's reader throws says that the file is damaged.
+template <class Action>
+auto whole(const std::string& where, const Action& action) {
+  try {
+    return action();
+  } catch (const c10::ValueError&) {
+    throw;
+  } catch (const std::exception& reason) {
+    C10_THROW_ERROR(ValueError, where + " to be a whole file, got a damaged one: " +
+                                    first_line(message_of(reason)) + ".");
+  }
+}
+
+/// The records of a file in torch's format: a pickle, and the bytes of tensors.
+class Records {
+ public:
+  /// Opens a file; throws c10::ValueError as read_container() does.
+  Records(const std::string& path, const std::string& caller);
+  c10::IValue value() const;
+
+ private:
+  std::string text_record(const std::string& name) const;
+  /// A storage, after comparing its bytes with the checksum that the file lists.
+  at::Tensor storage(const std::string& key, at::ScalarType dtype, std::int64_t numel) const;
+  void compare(const std::string& record, const void* data, std::size_t size) const;
+
+  std::string where_;
+  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
+  std::unordered_map<std::string, std::uint32_t> sums_;  ///< CRC-32s of the records
+  std::string pickle_;
+};
+
+Records::Records(const std::string& path, const std::string& caller)
+    : where_(caller + ": expected " + path) {
+  struct stat found{};
+  TORCH_CHECK_VALUE(::stat(path.c_str(), &found) == 0, where_, " to be a file, got none.");
+  TORCH_CHECK_VALUE(!S_ISDIR(found.st_mode), where_,
+                    " to be a file, got a folder. Name the file in it.");
+  // Opening a pipe would wait for its writer.
+  TORCH_CHECK_VALUE(S_ISREG(found.st_mode), where_,
+                    " to be a file, got a pipe or device. Name a file.");
+  try {
+    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
+    TORCH_CHECK(reader_->hasRecord("data.pkl"), "it holds no data.pkl");
+    TORCH_CHECK(!reader_->hasRecord("constants.pkl"),
+                "it is an archive of TorchScript, as torch::save writes it");
+    TORCH_CHECK(!reader_->hasRecord("byteorder") || text_record("byteorder") == "little",
+                "its numbers are big-endian");
+    pickle_ = text_record("data.pkl");
+    sums_ = listed_sums(path);
+  } catch (const std::exception& reason) {
+    TORCH_CHECK_VALUE(
+        false, where_,
+        " to be a whole file of torch.save or save_checkpoint, got a truncated one or "
+        "one of another kind: ",
+        first_line(message_of(reason)), ". Load another checkpoint.");
+  }
+}
+
+std::string Records::text_record(const std::string& name) const {
+  const auto [data, size] = reader_->getRecord(name);
+  return {static_cast<const char*>(data.get()), size};
+}
+
+void Records::compare(const std::string& record, const void* data, std::size_t size) const {
+  const auto listed = sums_.find(record);
+  // torch.serialization.set_crc32_options(False) leaves zeros.
+  if (listed == sums_.end() || listed->second == 0) return;
+  TORCH_CHECK_VALUE(listed->second == crc32(data, size), where_, " to hold ", record,
+                    " as it was written, got other bytes: the file is damaged. Load another "
+                    "checkpoint.");
+}
+
+c10::IValue Records::value() const {
+  std::unordered_map<std::string, at::Tensor> storages;
+  const auto once = [&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
+    const auto known = storages.find(key);
+    if (known == storages.end()) {
+      return storages.emplace(key, storage(key, dtype, numel)).first->second;
+    }
+    TORCH_CHECK_VALUE(known->second.scalar_type() == dtype && known->second.numel() == numel,
+                      where_, " to hold storage ", key, " of one dtype, got two.");
+    return known->second;
+  };
+  return whole(where_, [&] {
+    compare("data.pkl", pickle_.data(), pickle_.size());
+    return from_pickle(pickle_, once, where_);
+  });
+}
+
+at::Tensor Records::storage(const std::string& key, at::ScalarType dtype,
+                            std::int64_t numel) const {
+  const std::string record = "data/" + key;
+  return whole(where_, [&] {
+    TORCH_CHECK_VALUE(reader_->hasRecord(record), where_, " to hold ", record, ", got none.");
+    const std::size_t size = reader_->getRecordSize(record);
+    TORCH_CHECK_VALUE(numel >= 0 && size % c10::elementSize(dtype) == 0 &&
+                          size / c10::elementSize(dtype) == static_cast<std::size_t>(numel),
+                      where_, " to hold ", numel, " elements of ", dtype, " in ", record, ", got ",
+                      size, " bytes.");
+    at::Tensor storage = at::empty({numel}, at::TensorOptions(dtype).device(at::kCPU));
+    if (size > 0) reader_->getRecord(record, storage.mutable_data_ptr(), size);
+    compare(record, storage.const_data_ptr(), size);
+    return storage;
+  });
+}
+
 }  // namespace
 
-void write_container(const std::string& path, const c10::IValue& value, const std::string& caller,
-                     Link link) {
+void write_container(const std::string& path, const c10::IValue& value, const std::string& caller) {
   const Pickle pickle = to_pickle(value, caller + ": expected the checkpoint");
-  AtomicFile file(caller, path, link);
+  AtomicFile file(caller, path);
   write_records(file, pickle);
   file.commit();
 }
 
 c10::IValue read_container(const std::string& path, const std::string& caller) {
   const at::NoGradGuard no_grad;
-  const Records records(path, caller);
-  return records.value([&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
-    return records.storage(key, dtype, numel);
-  });
+  return Records(path, caller).value();
 }
-
-class Container::Tensors {
- public:
-  Tensors(const std::string& path, const std::string& caller) : records_(path, caller) {
-    const at::NoGradGuard no_grad;
-    const auto shape_of = [&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
-      const at::Tensor storage = at::empty({numel}, at::TensorOptions(dtype).device(at::kMeta));
-      keys_[storage.storage().unsafeGetStorageImpl()] = key;
-      return storage;
-    };
-    value_ = records_.value(shape_of);
-  }
-
-  const c10::IValue& value() const { return value_; }
-
-  at::Tensor read(const at::Tensor& tensor) const {
-    const at::NoGradGuard no_grad;
-    const c10::Storage& storage = tensor.storage();
-    const auto numel = static_cast<std::int64_t>(storage.nbytes() / tensor.itemsize());
-    return records_.storage(keys_.at(storage.unsafeGetStorageImpl()), tensor.scalar_type(), numel)
-        .as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  }
-
- private:
-  Records records_;
-  c10::IValue value_;
-  std::unordered_map<const c10::StorageImpl*, std::string> keys_;
-};
-
-Container::Container(const std::string& path, const std::string& caller)
-    : tensors_(std::make_unique<Tensors>(path, caller)) {}
-
-Container::~Container() = default;
-
-const c10::IValue& Container::value() const { return tensors_->value(); }
-
-at::Tensor Container::read(const at::Tensor& tensor) const { return tensors_->read(tensor); }
 
 }  // namespace torchfuse::checkpoint

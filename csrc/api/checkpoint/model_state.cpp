@@ -9,8 +9,6 @@
 
 #include <unordered_set>
 
-#include "api/parallel/gathers.h"
-
 namespace torchfuse::checkpoint {
 
 namespace {
@@ -28,12 +26,6 @@ void add_tensors(const torch::nn::Module& module, const std::string& prefix, Nam
   for (const auto& child : module.named_children()) {
     add_tensors(*child.value(), prefix + child.key() + ".", found);
   }
-}
-
-std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : named) tensors.push_back(tensor);
-  return tensors;
 }
 
 /// What copy_() would refuse, or take without a word, after other objects have been loaded.
@@ -64,19 +56,11 @@ NamedTensors named_tensors(const torch::nn::Module& module) {
   return found;
 }
 
-NamedTensors arrived_tensors(const torch::nn::Module& module) {
-  NamedTensors found = named_tensors(module);
-  parallel::finish_gathers_of(tensors_of(found));
-  return found;
-}
-
 std::function<void()> prepare_model(const torch::nn::Module& module, const Dict& saved,
                                     const std::string& where) {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   std::unordered_set<std::string> names;
-  const NamedTensors own = named_tensors(module);
-  parallel::settle_gathers_of(tensors_of(own));
-  for (const auto& [name, tensor] : own) {
+  for (const auto& [name, tensor] : named_tensors(module)) {
     const c10::IValue value = entry(saved, name, where);
     TORCH_CHECK_VALUE(value.isTensor(), where, "['", name, "'] to be a tensor, got a ",
                       type_name(value), ".");

@@ -16,12 +16,8 @@ namespace torchfuse::checkpoint {
 /// Names and tensors, in the order of Python's state_dict().
 std::vector<std::pair<std::string, at::Tensor>> named_tensors(const torch::nn::Module& module);
 
-/// The same, to be read: parameters that other ranks are sending have arrived.
-std::vector<std::pair<std::string, at::Tensor>> arrived_tensors(const torch::nn::Module& module);
-
 /// Compares names and shapes and whether the values can be copied, and returns the function that
-/// copies the values. Waits for parameters that other ranks are sending, whether they arrive or
-/// not.
+/// copies the values.
 /// @param where "expected <part>", for error messages.
 std::function<void()> prepare_model(const torch::nn::Module& module, const Dict& saved,
                                     const std::string& where);

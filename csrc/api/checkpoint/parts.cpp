@@ -56,7 +56,7 @@ CheckpointPart model_part(torch::nn::Module& model) {
   return {
       [&model]() -> c10::IValue {
         Dict state = make_dict();
-        for (const auto& [name, tensor] : arrived_tensors(model)) {
+        for (const auto& [name, tensor] : named_tensors(model)) {
           state.insert_or_assign(name, tensor.detach());
         }
         return state;

@@ -16,6 +16,7 @@
 #include "api/checkpoint/safetensors_header.h"
 #include "api/checkpoint/utf8.h"
 #include "api/checkpoint/values.h"
+#include "api/message_of.h"
 
 namespace torchfuse::checkpoint {
 

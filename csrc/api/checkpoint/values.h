@@ -10,7 +10,6 @@
 #include <c10/util/Exception.h>
 
 #include <cstddef>
-#include <exception>
 #include <string>
 #include <utility>
 
@@ -68,12 +67,6 @@ inline c10::IValue entry(const Dict& dict, const c10::IValue& key, const std::st
   TORCH_CHECK_VALUE(found != dict.end(), where, " to hold ", key_name(key), ", got ", listed(dict),
                     ".");
   return found->value();
-}
-
-/// An error's message, of torch's errors without the backtrace.
-inline std::string message_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
 }  // namespace torchfuse::checkpoint

@@ -27,7 +27,7 @@ void save_weights(const std::string& path, const torch::nn::Module& module,
                   std::map<std::string, std::string> metadata) {
   const at::NoGradGuard no_grad;
   metadata.try_emplace("format", "pt");
-  checkpoint::write_safetensors(path, {checkpoint::arrived_tensors(module), std::move(metadata)},
+  checkpoint::write_safetensors(path, {checkpoint::named_tensors(module), std::move(metadata)},
                                 "save_weights");
 }
 

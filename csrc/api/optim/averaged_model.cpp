@@ -16,8 +16,6 @@
 
 #include <torchfuse/nn/sync_batch_norm.h>
 
-#include "api/parallel/gathers.h"
-
 namespace torchfuse::optim {
 
 namespace {
@@ -82,7 +80,6 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& model,
                                             std::optional<c10::Device> device) {
   const at::NoGradGuard no_grad;
   const KeptGenerator kept;
-  parallel::finish_gathers_of(model.parameters());
   std::shared_ptr<torch::nn::Module> copy;
   try {
     copy = model.clone(device);
@@ -161,7 +158,6 @@ void AveragedModel::update_parameters(const torch::nn::Module& model) {
   const auto model_buffers = model.named_buffers();
   check_alike(parameters, model_parameters, "parameters");
   check_alike(buffers, model_buffers, "buffers");
-  parallel::finish_gathers_of(model.parameters());
   const std::int64_t before = n_averaged();
   Work work;
   work.add(parameters, model_parameters, before > 0);

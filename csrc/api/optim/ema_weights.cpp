@@ -6,6 +6,7 @@
 
 #include <exception>
 
+#include "api/message_of.h"
 #include "api/parallel/shards.h"
 #include "fused_optimizer_impl.h"
 
@@ -53,15 +54,12 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
 }
 
 void FusedOptimizer::Impl::share_parts() const {
-  if (shards == nullptr) return;
-  shards->gather();
-  shards->finish_gather();
+  if (shards != nullptr) shards->gather();
 }
 
 void FusedOptimizer::swap_ema_() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
-  if (impl_->shards != nullptr) impl_->shards->finish_gather();
   if (impl_->swapped.has_value()) {
     impl_->warn_of_changes(name());
     impl_->restore_swapped(name());
@@ -96,12 +94,6 @@ EmaWeights::EmaWeights(FusedOptimizer& optimizer) : name_(optimizer.name()) {
 }
 
 EmaWeights::~EmaWeights() {
-  const auto warn = [&](const char* reason) {
-    TORCH_WARN(name_,
-               ": the end of the scope of EmaWeights left averages in the parameters' place. "
-               "Steps, saves and loads are refused until swap_ema_() restores them. ",
-               reason);
-  };
   try {
     const Exclusive exclusive(impl_->lock, name_);
     if (impl_->swapped.has_value()) {
@@ -109,10 +101,11 @@ EmaWeights::~EmaWeights() {
       impl_->restore_swapped(name_);
       impl_->share_parts();
     }
-  } catch (const c10::Error& error) {
-    warn(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    warn(error.what());
+    TORCH_WARN(name_,
+               ": the end of the scope of EmaWeights left averages in the parameters' place. "
+               "Steps, saves and loads are refused until swap_ema_() restores them. ",
+               message_of(error));
   }
 }
 

@@ -80,11 +80,10 @@ void FusedOptimizer::update_part() {
   shards.before_step(param_groups_,
                      shards.compares_step() ? described_options() : std::vector<std::string>());
   {
-    const auto release = c10::make_scope_exit([&shards] { shards.return_gradients(); });
+    const auto drop = c10::make_scope_exit([&shards] { shards.drop_gradients(); });
     fused_update();
   }
   shards.gather();
-  shards.finish_step();
 }
 
 std::vector<std::string> FusedOptimizer::described_options() const {
@@ -98,12 +97,8 @@ std::vector<std::string> FusedOptimizer::described_options() const {
 }
 
 const std::vector<OptimizerParamGroup>& FusedOptimizer::groups_with_gradients() const {
-  const bool own = impl_ == nullptr || impl_->shards == nullptr || impl_->shards->scatters();
-  return own ? param_groups_ : impl_->shards->model_groups();
-}
-
-std::int64_t FusedOptimizer::num_shards() const {
-  return impl_ != nullptr && impl_->shards != nullptr ? impl_->shards->size() : 1;
+  return impl_ == nullptr || impl_->shards == nullptr ? param_groups_
+                                                      : impl_->shards->model_groups();
 }
 
 void FusedOptimizer::fused_update() {
@@ -247,7 +242,7 @@ void FusedOptimizer::build_plan() {
       if (impl_->shards != nullptr) {
         slot.shard_groups = impl_->shards->groups();
         const auto place = static_cast<std::size_t>(slot.index);
-        slot.numbers.first = impl_->shards->partition().own(place).first;
+        slot.numbers.first = impl_->shards->first_element(place);
       }
       params.push_back(slot.param);
       steps.push_back(slot.step);

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <c10/core/InferenceMode.h>
-#include <torchfuse/optim/optimizer_class.h>
+#include <torchfuse/optim/fused_optimizer.h>
 
 #include <algorithm>
 #include <functional>
@@ -14,9 +14,6 @@
 #include "api/optim/options_traits.h"
 
 namespace torchfuse::optim {
-
-/// Adds to optimizer_classes(). Always true.
-bool list_optimizer_class(OptimizerClass listed);
 
 /// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
 /// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
@@ -143,46 +140,6 @@ template <class Options>
 std::string archive_format() {
   return "torchfuse.optim." + std::string(OptionsTraits<Options>::kName) + ".1";
 }
-
-/// The states that parameters of a group with these options have.
-template <class Options, class State>
-std::vector<std::string> required_states(torch::serialize::InputArchive& archive,
-                                         const std::string& owner) {
-  Options options;
-  options.serialize(archive);
-  options.check(owner);
-  std::vector<std::string> names;
-  std::size_t index = 0;
-  const State state;
-  OptionsTraits<Options>::states(state, [&](const char* key, const torch::Tensor&) {
-    if (uses_state(options, index++)) names.emplace_back(key);
-  });
-  return names;
-}
-
-template <class Options, class State>
-OptimizerClass make_optimizer_class() {
-  OptimizerClass made;
-  made.name = OptionsTraits<Options>::kName;
-  made.algorithm = OptionsTraits<Options>::kAlgorithm;
-  made.archive_format = archive_format<Options>();
-  const State state;
-  OptionsTraits<Options>::states(
-      state, [&](const char* key, const torch::Tensor&) { made.states.emplace_back(key); });
-  if constexpr (kHasStart<Options>) made.states.emplace_back("momentum_start");
-  made.make = [](const std::vector<torch::optim::OptimizerParamGroup>& param_groups) {
-    return std::make_unique<FusedOptimizerOf<Options, State>>(param_groups);
-  };
-  made.write_default_options = [](torch::serialize::OutputArchive& archive) {
-    Options().serialize(archive);
-  };
-  made.required_states = required_states<Options, State>;
-  return made;
-}
-
-template <class Options, class State>
-const bool FusedOptimizerOf<Options, State>::listed_ =
-    list_optimizer_class(make_optimizer_class<Options, State>());
 
 template <class Options, class State>
 void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& archive) const {

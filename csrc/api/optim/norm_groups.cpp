@@ -40,11 +40,7 @@ void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
 }
 
 void FusedOptimizer::agree_on_overflow(std::vector<at::Tensor>& flags) const {
-  if (impl_ == nullptr) return;
-  if (impl_->shards != nullptr && impl_->shards->scatters()) {
-    for (const at::Tensor& flag : flags) all_reduce_(flag, "max", impl_->shards->groups());
-  }
-  if (impl_->norm_groups.empty()) return;
+  if (impl_ == nullptr || impl_->norm_groups.empty()) return;
   at::Tensor found = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(norm_device()));
   for (const at::Tensor& flag : flags) {
     found = at::maximum(found, to_device(flag, found.device()).reshape({}));

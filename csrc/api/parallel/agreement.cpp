@@ -25,42 +25,6 @@ std::int64_t checksum(const std::string& text) {
   return static_cast<std::int64_t>(hash);
 }
 
-/// Each rank's number.
-std::vector<std::int64_t> gather(const Collectives& collectives, const c10::Device& device,
-                                 std::int64_t mine) {
-  at::Tensor all = at::zeros({collectives.size()}, at::kLong);
-  all.mutable_data_ptr<std::int64_t>()[collectives.rank()] = mine;
-  all = all.to(device);
-  collectives.sum(all, kComparison);
-  all = all.cpu();
-  const auto* numbers = all.const_data_ptr<std::int64_t>();
-  return {numbers, numbers + collectives.size()};
-}
-
-/// Each rank's text.
-std::vector<std::string> gather(const Collectives& collectives, const c10::Device& device,
-                                const std::string& mine) {
-  const auto lengths = gather(collectives, device, static_cast<std::int64_t>(mine.size()));
-  std::int64_t total = 0;
-  std::int64_t before = 0;
-  for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
-    if (static_cast<std::int64_t>(rank) < collectives.rank()) before += lengths[rank];
-    total += lengths[rank];
-  }
-  at::Tensor bytes = at::zeros({total}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr<std::uint8_t>() + before, mine.data(), mine.size());
-  bytes = bytes.to(device);
-  collectives.sum(bytes, kComparison);
-  bytes = bytes.cpu();
-  std::vector<std::string> all;
-  const auto* next = reinterpret_cast<const char*>(bytes.const_data_ptr<std::uint8_t>());
-  for (const std::int64_t length : lengths) {
-    all.emplace_back(next, static_cast<std::size_t>(length));
-    next += length;
-  }
-  return all;
-}
-
 std::vector<std::string> split_lines(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -70,23 +34,47 @@ std::vector<std::string> split_lines(const std::string& text) {
 
 }  // namespace
 
-void check_agreement(const Collectives& collectives, const c10::Device& device, const char* caller,
+std::vector<std::string> gather_texts(const Collectives& collectives, const c10::Device& device,
+                                      const std::string& mine, const std::string& what) {
+  const std::int64_t ranks = collectives.size();
+  const auto length = static_cast<std::int64_t>(mine.size());
+  at::Tensor lengths = at::empty({ranks}, at::TensorOptions(at::kLong).device(device));
+  collectives.all_gather(lengths, at::full({1}, length, lengths.options()), what);
+  lengths = lengths.cpu();
+  const std::int64_t longest = lengths.max().item<std::int64_t>();
+  std::vector<std::string> texts(static_cast<std::size_t>(ranks));
+  if (longest == 0) return texts;
+  at::Tensor own = at::zeros({longest}, at::kByte);
+  std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
+  at::Tensor all = at::empty({ranks, longest}, at::TensorOptions(at::kByte).device(device));
+  collectives.all_gather(all, own.to(device), what);
+  all = all.cpu();
+  const auto* next = static_cast<const char*>(all.const_data_ptr());
+  for (std::int64_t rank = 0; rank < ranks; ++rank, next += longest) {
+    const auto size = static_cast<std::size_t>(lengths.const_data_ptr<std::int64_t>()[rank]);
+    texts[static_cast<std::size_t>(rank)].assign(next, size);
+  }
+  return texts;
+}
+
+void check_agreement(const Collectives& collectives, const c10::Device& device,
                      const char* expected, const std::string& summary,
                      const std::function<std::vector<std::string>()>& lines) {
   if (collectives.size() == 1) return;
   if (collectives.agree(device, checksum(summary), kComparison)) return;
-  // A newline of its own is not empty: some line differs, or one rank has more of them.
-  const auto texts = gather(collectives, device, c10::Join("\n", lines()) + "\n");
+  // The newline keeps an empty list from being equal to a list of one empty line.
+  const auto texts =
+      gather_texts(collectives, device, c10::Join("\n", lines()) + "\n", kComparison);
   const auto other = std::find_if(texts.begin(), texts.end(),
                                   [&](const std::string& text) { return text != texts.front(); });
-  TORCH_INTERNAL_ASSERT(other != texts.end(), caller, ": summaries differ where lines do not.");
+  TORCH_INTERNAL_ASSERT(other != texts.end(), "summaries differ where lines do not.");
   const auto first = split_lines(texts.front());
   const auto second = split_lines(*other);
   const auto [mine, theirs] =
       std::mismatch(first.begin(), first.end(), second.begin(), second.end());
-  TORCH_CHECK_VALUE(false, caller, ": expected ", expected, " to be the same on all ranks, got ",
-                    mine == first.end() ? "no more" : *mine, " on rank 0 and ",
-                    theirs == second.end() ? "no more" : *theirs, " on rank ",
+  TORCH_CHECK_VALUE(false, collectives.who(), ": expected ", expected,
+                    " to be the same on all ranks, got ", mine == first.end() ? "no more" : *mine,
+                    " on rank 0 and ", theirs == second.end() ? "no more" : *theirs, " on rank ",
                     other - texts.begin(), ". Let every process do the same.");
 }
 

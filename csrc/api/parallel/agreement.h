@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Whether all ranks do the same, before they change anything.
+// How the ranks of a group compare what they are about to do.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <string>
@@ -12,14 +12,20 @@
 
 namespace torchfuse::parallel {
 
-/// Throws the same sentence in all ranks if the summary of one differs from that of rank 0. All
-/// ranks send a checksum; lines are made and sent only where checksums differ.
+/// Returns each rank's text, in the order of ranks. A collective.
+/// @param device from which the group can send.
+/// @param what names the exchange in error messages.
+std::vector<std::string> gather_texts(const Collectives& collectives, const c10::Device& device,
+                                      const std::string& mine, const std::string& what);
+
+/// Throws the same error on all ranks if the summary of one differs from rank 0's. A collective:
+/// all ranks send a checksum, and lines only if checksums differ.
 ///
 /// @param device from which the group can send.
-/// @param expected the sentence up to "to be the same", without the caller's name.
-/// @param summary differs wherever the lines do.
+/// @param expected names what is compared: "the parameters".
+/// @param summary differs wherever the lines differ.
 /// @param lines describe what is compared, one entry each.
-void check_agreement(const Collectives& collectives, const c10::Device& device, const char* caller,
+void check_agreement(const Collectives& collectives, const c10::Device& device,
                      const char* expected, const std::string& summary,
                      const std::function<std::vector<std::string>()>& lines);
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "api/message_of.h"
 #include "api/parallel/backends.h"
 
 namespace torchfuse::parallel {
@@ -29,7 +30,7 @@ void add_gloo(c10d::ProcessGroup& group, const BackendArguments& arguments) {
   } catch (const std::exception& error) {
     TORCH_CHECK(false, kInit, ": expected Gloo to connect the ", arguments.self.world_size,
                 " processes of group '", arguments.name, "' within ", to_string(arguments.timeout),
-                ", got: ", message_of(error),
+                ", got: ", clause_of(error),
                 ". Check that the machines reach each other; GLOO_SOCKET_IFNAME names the network "
                 "interface.");
   }

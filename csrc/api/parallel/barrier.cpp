@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "api/message_of.h"
 #include "api/parallel/rendezvous.h"
 
 namespace torchfuse::parallel {
@@ -59,7 +60,7 @@ void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milli
     }
   } catch (const std::exception& error) {
     TORCH_WARN("torchfuse::parallel::ProcessGroup: left group '", group,
-               "' without waiting for the other ranks: ", message_of(error), ".");
+               "' without waiting for the other ranks: ", clause_of(error), ".");
   }
 }
 

@@ -5,14 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torchfuse/collectives.h>
 #include <torchfuse/missing_ranks.h>
 
 #include <algorithm>
 #include <exception>
 #include <utility>
 
-#include "api/parallel/rendezvous.h"
+#include "api/message_of.h"
 
 namespace torchfuse::parallel {
 
@@ -30,23 +29,6 @@ bool exchanges(const c10d::ProcessGroup& group, const c10::Device& device) {
 
 void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();
-}
-
-std::exception_ptr first_error_of(const Works& works) {
-  std::exception_ptr first;
-  for (const auto& work : works) {
-    try {
-      wait_for(work);
-    } catch (const std::exception&) {
-      if (!first) first = std::current_exception();
-    }
-  }
-  return first;
-}
-
-bool have_ended(const Works& works) {
-  return std::all_of(works.begin(), works.end(),
-                     [](const auto& work) { return !work || work->isCompleted(); });
 }
 
 Collectives::Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string who)
@@ -68,7 +50,7 @@ bool Collectives::averages(const c10::Device& device) const {
 
 void Collectives::fail(const std::string& what, const std::exception& error) const {
   TORCH_CHECK(false, who_, ": expected all ", size(), " ranks of group '", name_, "' in ", what,
-              " within the group's timeout, got in rank ", rank(), ": ", message_of(error), ". ",
+              " within the group's timeout, got in rank ", rank(), ": ", clause_of(error), ". ",
               describe_missing_ranks(*group_));
 }
 
@@ -80,7 +62,7 @@ Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::
   options.reduceOp = operation;
   options.asyncOp = true;
   try {
-    return {{target->allreduce(tensors, options)}, std::move(what)};
+    return {target->allreduce(tensors, options), std::move(what)};
   } catch (const std::exception& error) {
     fail(what, error);
   }
@@ -89,7 +71,7 @@ Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::
 void Collectives::wait(Pending& pending) const {
   const Pending now = std::exchange(pending, {});
   try {
-    if (const auto error = first_error_of(now.works)) std::rethrow_exception(error);
+    wait_for(now.work);
   } catch (const std::exception& error) {
     fail(now.what, error);
   }
@@ -97,11 +79,13 @@ void Collectives::wait(Pending& pending) const {
 
 bool Collectives::agree(const c10::Device& device, std::int64_t number,
                         const std::string& what) const {
-  try {
-    return same_on_all_ranks(*group_, device, number);
-  } catch (const std::exception& error) {
-    fail(what, error);
-  }
+  // The largest number, and the complement of the smallest.
+  at::Tensor ends = at::tensor({number, ~number}, at::kLong).to(device);
+  Pending pending = start_all_reduce(ends, c10d::ReduceOp::MAX, what);
+  wait(pending);
+  ends = ends.cpu();
+  const auto* found = ends.const_data_ptr<std::int64_t>();
+  return found[0] == ~found[1];
 }
 
 void Collectives::sum(const at::Tensor& tensor, std::string what) const {
@@ -109,11 +93,12 @@ void Collectives::sum(const at::Tensor& tensor, std::string what) const {
   wait(pending);
 }
 
-void Collectives::broadcast(const at::Tensor& tensor, const std::string& what) const {
+void Collectives::broadcast(const at::Tensor& tensor, const std::string& what,
+                            std::int64_t root) const {
   const auto target = backend(tensor.device());
   std::vector<at::Tensor> tensors{tensor.view(-1).view(at::kByte)};
   c10d::BroadcastOptions options;
-  options.rootRank = 0;
+  options.rootRank = root;
   try {
     wait_for(target->broadcast(tensors, options));
   } catch (const std::exception& error) {
@@ -123,41 +108,18 @@ void Collectives::broadcast(const at::Tensor& tensor, const std::string& what) c
 
 bool Collectives::has_cpu() const { return exchanges(*group_, at::kCPU); }
 
-Pending Collectives::start_all_gather(const at::Tensor& flat, const at::Tensor& own,
-                                      std::string what) const {
-  const auto target = backend(flat.device());
-  at::Tensor all = flat.view(at::kByte);
-  at::Tensor part = own.view(at::kByte);
-  Pending pending{{}, std::move(what)};
-  if (part.numel() == 0) return pending;
-  try {
-    if (!flat.device().is_cpu()) {
-      c10d::AllgatherOptions options;
-      options.asyncOp = true;
-      pending.works.push_back(target->_allgather_base(all, part, options));
-      return pending;
-    }
-    const std::vector<at::Tensor> parts = all.split(part.numel());
-    const auto& place = parts[static_cast<std::size_t>(rank())];
-    if (place.data_ptr() != part.data_ptr()) place.copy_(part);
-    for (std::int64_t source = 0; source < size(); ++source) {
-      std::vector<at::Tensor> tensors{parts[static_cast<std::size_t>(source)]};
-      c10d::BroadcastOptions options;
-      options.rootRank = source;
-      options.asyncOp = true;
-      pending.works.push_back(target->broadcast(tensors, options));
-    }
-  } catch (const std::exception& error) {
-    first_error_of(pending.works);
-    fail(pending.what, error);
-  }
-  return pending;
-}
-
 void Collectives::all_gather(const at::Tensor& flat, const at::Tensor& own,
-                             std::string what) const {
-  Pending pending = start_all_gather(flat, own, std::move(what));
-  wait(pending);
+                             const std::string& what) const {
+  if (own.numel() == 0) return;
+  const auto target = backend(flat.device());
+  // Gloo accepts one dimension only.
+  at::Tensor all = flat.view(-1).view(at::kByte);
+  at::Tensor part = own.view(-1).view(at::kByte);
+  try {
+    wait_for(target->_allgather_base(all, part, c10d::AllgatherOptions()));
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
 }
 
 void Collectives::broadcast_all(const std::vector<at::Tensor>& tensors,

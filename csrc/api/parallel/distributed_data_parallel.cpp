@@ -1,21 +1,40 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torchfuse/parallel/distributed_data_parallel.h>
 
 #include <unordered_set>
 #include <utility>
 
+#include "api/parallel/agreement.h"
 #include "api/parallel/collectives.h"
-#include "api/parallel/gathers.h"
-#include "api/parallel/replica.h"
-#include "api/parallel/replicas.h"
+#include "api/parallel/reducer.h"
 
 namespace torchfuse::parallel {
 
-DataParallelBase::Replica::Replica(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                   DistributedDataParallelOptions options)
-    : collectives(group), options(std::move(options)) {}
+namespace {
+
+constexpr const char* kDataParallel = "torchfuse::parallel::DistributedDataParallel";
+
+/// "parameter 'fc.weight' Float [3, 4]"
+std::string describe(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  return c10::str(kind, " '", name, "' ", tensor.scalar_type(), " ", tensor.sizes());
+}
+
+}  // namespace
+
+/// What a DistributedDataParallel has besides its module.
+struct DataParallelBase::Replica {
+  explicit Replica(const c10::intrusive_ptr<c10d::ProcessGroup>& group)
+      : collectives(group, kDataParallel) {}
+
+  Collectives collectives;
+  std::vector<at::Tensor> buffers;  ///< that each forward broadcasts
+  std::vector<at::Tensor> all_buffers;
+  std::shared_ptr<bool> sync = std::make_shared<bool>(true);
+  std::shared_ptr<Reducer> reducer;
+};
 
 namespace {
 
@@ -60,7 +79,7 @@ std::unordered_set<const void*> kept_buffers(const torch::nn::Module& module,
 DataParallelBase::DataParallelBase(const torch::nn::Module& module,
                                    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                    const DistributedDataParallelOptions& options)
-    : replica_(std::make_unique<Replica>(group, options)) {
+    : replica_(std::make_unique<Replica>(group)) {
   check_options(options);
   std::vector<std::string> lines;
   std::vector<at::Tensor> state;
@@ -85,8 +104,8 @@ DataParallelBase::DataParallelBase(const torch::nn::Module& module,
     }
   }
   const Collectives& collectives = replica_->collectives;
-  check_same_on_all_ranks(collectives, lines, trained.front().second.device());
-  finish_gathers_of(state);
+  check_agreement(collectives, trained.front().second.device(), "the parameters and buffers",
+                  c10::Join("\n", lines), [&] { return lines; });
   collectives.broadcast_all(state, "the broadcast of parameters and buffers");
   replica_->reducer = std::make_shared<Reducer>(std::move(trained), collectives, options);
   replica_->reducer->install_hooks();
@@ -112,13 +131,6 @@ void DataParallelBase::before_forward() {
   if (sync && !in_use && !now.buffers.empty()) {
     now.collectives.broadcast_all(now.buffers, "the broadcast of buffers");
   }
-}
-
-void DataParallelBase::Replica::give_parts_to(std::shared_ptr<GradientParts> parts) {
-  auto scatters =
-      std::make_shared<Reducer>(reducer->parameters(), collectives, options, std::move(parts));
-  reducer = std::move(scatters);
-  reducer->install_hooks();
 }
 
 void DataParallelBase::sync_buffers() {

@@ -9,9 +9,7 @@ namespace torchfuse::parallel {
 
 namespace {
 
-/// Parameters begin at multiples of so many bytes, where kernels read and write whole vectors, and
-/// parts at multiples of a cache line.
-constexpr std::int64_t kParamAlignment = 16;
+/// Parameters and shards begin at cache lines, where kernels access whole vectors.
 constexpr std::int64_t kLine = 64;
 
 std::int64_t rounded(std::int64_t number, std::int64_t multiple) {
@@ -20,39 +18,36 @@ std::int64_t rounded(std::int64_t number, std::int64_t multiple) {
 
 }  // namespace
 
-Partition::Partition(const std::vector<at::Tensor>& params,
-                     const std::vector<std::vector<std::size_t>>& members, std::int64_t rank,
-                     std::int64_t size)
-    : places_(params.size()), rank_(rank) {
-  for (const std::vector<std::size_t>& of_flat : members) {
-    const at::TensorOptions options = params[of_flat.front()].options().requires_grad(false);
+Partition::Partition(const std::vector<at::Tensor>& params, std::int64_t rank, std::int64_t size)
+    : rank_(rank) {
+  for (const at::Tensor& param : params) {
+    const at::TensorOptions options = param.options().requires_grad(false);
+    auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const FlatPlan& plan) {
+      return plan.options.device() == options.device() && plan.options.dtype() == options.dtype();
+    });
+    if (flat == flats_.end()) flat = flats_.insert(flats_.end(), {options, 0, 0});
+    places_.push_back(
+        {static_cast<std::size_t>(flat - flats_.begin()), flat->numel, param.numel()});
     const auto itemsize = static_cast<std::int64_t>(options.dtype().itemsize());
-    std::int64_t end = 0;
-    for (const std::size_t index : of_flat) {
-      const std::int64_t numel = params[index].numel();
-      places_[index] = {flats_.size(), end, numel};
-      end += rounded(numel, kParamAlignment / itemsize);
-    }
-    const std::int64_t part = rounded((end + size - 1) / size, kLine / itemsize);
-    flats_.push_back({options, part * size, part});
+    flat->numel += rounded(param.numel(), kLine / itemsize);
+  }
+  for (FlatPlan& flat : flats_) {
+    const auto itemsize = static_cast<std::int64_t>(flat.options.dtype().itemsize());
+    flat.shard = rounded((flat.numel + size - 1) / size, kLine / itemsize);
+    flat.numel = flat.shard * size;
   }
 }
 
-std::pair<std::int64_t, std::int64_t> Partition::own(std::size_t index, std::int64_t rank) const {
+std::pair<std::int64_t, std::int64_t> Partition::range(std::size_t index, std::int64_t rank) const {
   const Place& place = places_[index];
-  const std::int64_t low = rank * flats_[place.flat].part - place.begin;
+  const std::int64_t low = rank * flats_[place.flat].shard - place.begin;
   const std::int64_t begin = std::clamp<std::int64_t>(low, 0, place.numel);
-  return {begin, std::clamp(low + flats_[place.flat].part, begin, place.numel)};
+  return {begin, std::clamp(low + flats_[place.flat].shard, begin, place.numel)};
 }
 
 at::Tensor Partition::part_of(std::size_t index, const at::Tensor& tensor) const {
-  const auto [begin, end] = own(index);
+  const auto [begin, end] = range(index, rank_);
   return tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
-}
-
-at::Tensor Partition::view_of(std::size_t index, const at::Tensor& flat,
-                              const at::Tensor& param) const {
-  return flat.as_strided(param.sizes(), param.strides(), places_[index].begin);
 }
 
 at::Tensor laid_out_like(const at::Tensor& param, const at::Tensor& tensor) {

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <utility>
 
+#include "api/message_of.h"
 #include "api/parallel/backends.h"
 #include "api/parallel/collectives.h"
 #include "api/parallel/rendezvous.h"
@@ -43,7 +44,7 @@ void ProcessGroup::State::connect(const std::string& terms) {
     wait_for_all(*store, self, timeout, name, terms);
   } catch (const c10::DistError& error) {
     TORCH_CHECK(false, kInit, ": expected the store of group '", name, "' to answer within ",
-                to_string(timeout), ", got: ", message_of(error), ". Rank 0 may have ended.");
+                to_string(timeout), ", got: ", clause_of(error), ". Rank 0 may have ended.");
   }
   auto joined = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(self.rank),
                                                         static_cast<int>(self.world_size));
@@ -54,7 +55,7 @@ void ProcessGroup::State::connect(const std::string& terms) {
     c10d::register_process_group(name, joined);
   } catch (const std::exception& error) {
     TORCH_CHECK_VALUE(false, kInit, ": expected name to be that of no other group, got '", name,
-                      "' (", message_of(error), "). Give each group a name of its own.");
+                      "' (", clause_of(error), "). Give each group a name of its own.");
   }
   registered = true;
   group = std::move(joined);
@@ -73,7 +74,7 @@ void ProcessGroup::State::close() noexcept {
     if (registered) c10d::unregister_process_group(name);
     unwinding ? group->abort() : group->shutdown();
   } catch (const std::exception& error) {
-    TORCH_WARN("torchfuse::parallel::ProcessGroup: closing group '", name, "': ", message_of(error),
+    TORCH_WARN("torchfuse::parallel::ProcessGroup: closing group '", name, "': ", clause_of(error),
                ".");
   }
   registered = false;
@@ -153,7 +154,7 @@ void ProcessGroup::barrier() {
     wait_for(now.group->getBackend(device)->barrier(options));
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "torchfuse::parallel::ProcessGroup::barrier: expected all ranks of group '",
-                now.name, "' within ", to_string(now.timeout), ", got: ", message_of(error), ".");
+                now.name, "' within ", to_string(now.timeout), ", got: ", clause_of(error), ".");
   }
 }
 

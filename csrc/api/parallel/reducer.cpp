@@ -4,10 +4,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <numeric>
@@ -39,20 +39,14 @@ class Reducer::Hook : public torch::autograd::FunctionPostHook {
 };
 
 Reducer::Reducer(NamedTensors parameters, Collectives collectives,
-                 const DistributedDataParallelOptions& options,
-                 std::shared_ptr<GradientParts> parts)
+                 const DistributedDataParallelOptions& options)
     : collectives_(std::move(collectives)),
       sizes_{options.first_bucket_bytes(), options.bucket_bytes()},
-      find_unused_(options.find_unused_parameters()),
-      parts_(std::move(parts)) {
+      find_unused_(options.find_unused_parameters()) {
   for (auto& [name, parameter] : parameters) {
     parameters_.push_back(parameter);
     tracked_.push_back(
         {std::move(name), {parameter.scalar_type(), parameter.device(), parameter.sizes().vec()}});
-  }
-  if (parts_ != nullptr) {
-    form_buckets_of_parts();
-    return;
   }
   // Backward reaches the last layers first.
   std::vector<std::size_t> order(parameters_.size());
@@ -64,14 +58,6 @@ Reducer::~Reducer() {
   for (TrackedGrad& tracked : tracked_) {
     if (tracked.accumulator) tracked.accumulator->del_post_hook(tracked.hook);
   }
-}
-
-NamedTensors Reducer::parameters() const {
-  NamedTensors named;
-  for (std::size_t index = 0; index < tracked_.size(); ++index) {
-    named.emplace_back(tracked_[index].name, parameters_[index]);
-  }
-  return named;
 }
 
 void Reducer::install_hooks() {
@@ -91,9 +77,6 @@ void Reducer::before_forward(bool sync) {
               ": expected the last backward() to reach its end, got a forward() after one that "
               "ended early, by an exception. Other ranks may be in another step: start again from "
               "a checkpoint.");
-  TORCH_CHECK(parts_ == nullptr || parts_.use_count() > 1, collectives_.who(),
-              ": expected the ShardedOptimizer that this model's gradients are split for, got one "
-              "that has been destroyed: nobody would use them. Make another with the model.");
   check_parameters();
   if (!sync) {
     phase_ = Phase::kLocal;
@@ -102,19 +85,6 @@ void Reducer::before_forward(bool sync) {
   if (!observed_order_.empty()) rebuild_buckets();
   phase_ = Phase::kForwarded;
   awaits_backward_ = true;
-}
-
-void Reducer::set_sync(bool sync) {
-  check_ended();
-  const std::lock_guard lock(mutex_);
-  phase_ = between_ = sync ? Phase::kForwarded : Phase::kLocal;
-}
-
-void Reducer::check_ended() const {
-  const std::lock_guard lock(mutex_);
-  TORCH_CHECK(phase_ != Phase::kBackward, collectives_.who(),
-              ": expected the last backward() to reach its end, got one that ended early, by an "
-              "exception. Other ranks may be in another step: start again from a checkpoint.");
 }
 
 bool Reducer::awaits_backward() const {
@@ -135,14 +105,6 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
               "' without one. Call forward() of DistributedDataParallel, not of the module; add up "
               "losses that share a forward().");
   if (phase_ == Phase::kForwarded) begin_backward();
-  TORCH_CHECK(
-      between_ == Phase::kIdle || graph_task_ == torch::autograd::get_current_graph_task_id(),
-      collectives_.who(),
-      ": expected one backward() to reach its end before another gives gradients, got '",
-      tracked.name,
-      "' in another. If an exception ended the last backward(), other ranks "
-      "may be in another step: start again from a checkpoint. Do not call backward() "
-      "within backward(), as checkpointing of activations does with use_reentrant=True.");
   TORCH_CHECK(!tracked.ready, collectives_.who(),
               ": expected backward() to reach each parameter once, got '", tracked.name,
               "' twice. Do not call backward() within backward(), as some ways of "
@@ -156,13 +118,10 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
 
 void Reducer::begin_backward() {
   for (TrackedGrad& tracked : tracked_) tracked.ready = false;
-  discard_parts();
-  if (parts_ != nullptr) parts_->set_under_way(true);
   for (Bucket& bucket : buckets_) bucket.missing = bucket.members.size();
   next_ = 0;
   arrived_.clear();
   phase_ = Phase::kBackward;
-  graph_task_ = torch::autograd::get_current_graph_task_id();
   awaits_backward_ = false;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this()] { self->finish(); });
@@ -178,35 +137,20 @@ void Reducer::launch_complete_buckets() {
     Bucket& bucket = buckets_[next_];
     std::string what = c10::str("the reduction of gradients ", next_ + 1, " of ", buckets_.size(),
                                 " (", names_of(bucket.members), ")");
-    if (parts_ != nullptr) {
-      start_parts(next_, std::move(what));
-      continue;
-    }
     bucket.pending = collectives_.start_all_reduce(
         bucket.flat, bucket.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM, std::move(what));
   }
 }
 
 void Reducer::wait_for_buckets() {
-  for (std::size_t index = 0; index < next_; ++index) {
-    if (parts_ != nullptr) {
-      finish_parts(buckets_[index]);
-    } else {
-      collectives_.wait(buckets_[index].pending);
-    }
-  }
+  for (std::size_t index = 0; index < next_; ++index) collectives_.wait(buckets_[index].pending);
 }
 
 void Reducer::bring_gradient(std::size_t index) {
   const at::NoGradGuard no_grad;
   TrackedGrad& tracked = tracked_[index];
   at::Tensor& grad = parameters_[index].mutable_grad();
-  TORCH_CHECK(grad.defined(), collectives_.who(), ": expected to reduce the gradient of '",
-              tracked.name,
-              "' alone, got none: another optimizer has taken it. Drop the other "
-              "one before this one is made.");
   check_gradient(index, grad);
-  if (parts_ != nullptr) return bring_to_parts(index);
   const bool in_place = grad.is_alias_of(tracked.view) &&
                         grad.strides() == tracked.view.strides() &&
                         grad.storage_offset() == tracked.view.storage_offset();
@@ -249,19 +193,142 @@ void Reducer::check_parameters() {
 
 void Reducer::finish() {
   const std::lock_guard lock(mutex_);
-  phase_ = between_;
+  phase_ = Phase::kIdle;
   const std::vector<std::size_t> missing = unreached();
   if (!missing.empty() && !find_unused_) fail_for_unreached(missing);
   for (const std::size_t index : missing) fill_in(index);
   launch_complete_buckets();
   wait_for_buckets();
-  if (find_unused_ || parts_ != nullptr) settle_unreached(missing);
+  if (find_unused_) settle_unreached(missing);
   for (TrackedGrad& tracked : tracked_) tracked.used = false;
   if (reordered_) return;
   // Formed anew before the next forward: gradients of this backward stay where they are until then.
   reordered_ = true;
   observed_order_ = arrived_;
   observed_order_.insert(observed_order_.end(), missing.begin(), missing.end());
+}
+
+// --- Buckets
+// ---------------------------------------------------------------------------------------
+
+void Reducer::form_buckets(const std::vector<std::size_t>& order) {
+  const at::NoGradGuard no_grad;
+  buckets_.clear();
+  for (auto& members : plan_buckets(parameters_, order, sizes_)) {
+    BucketMemory memory = allocate_bucket(parameters_, members);
+    for (std::size_t place = 0; place < members.size(); ++place) {
+      TrackedGrad& tracked = tracked_[members[place]];
+      at::Tensor& grad = parameters_[members[place]].mutable_grad();
+      const at::Tensor before = std::exchange(tracked.view, memory.views[place]);
+      tracked.bucket = buckets_.size();
+      // A gradient that lies in the old bucket moves along.
+      if (!before.defined() || !grad.defined() || !grad.is_alias_of(before)) continue;
+      tracked.view.copy_(grad);
+      grad = tracked.view;
+    }
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.flat = std::move(memory.flat);
+    bucket.averages = collectives_.averages(bucket.flat.device());
+    bucket.members = std::move(members);
+  }
+}
+
+void Reducer::rebuild_buckets() {
+  std::vector<std::int64_t> order(observed_order_.begin(), observed_order_.end());
+  const c10::Device device = parameters_.front().device();
+  const at::Tensor shared = at::tensor(order, at::kLong).to(device);
+  collectives_.broadcast(shared, "the broadcast of the order of gradients");
+  const at::Tensor agreed = shared.cpu();
+  const auto* first = agreed.const_data_ptr<std::int64_t>();
+  form_buckets({first, first + agreed.numel()});
+  observed_order_.clear();
+}
+
+std::vector<std::vector<std::string>> Reducer::bucket_names() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : buckets_) {
+    auto& of_bucket = names.emplace_back();
+    for (const std::size_t member : bucket.members) of_bucket.push_back(tracked_[member].name);
+  }
+  return names;
+}
+
+std::string Reducer::names_of(const std::vector<std::size_t>& indices) const {
+  constexpr std::size_t kShown = 5;
+  std::vector<std::string> names;
+  for (const std::size_t index : indices) {
+    if (names.size() < kShown) names.push_back("'" + tracked_[index].name + "'");
+  }
+  const std::string list = c10::Join(", ", names);
+  return indices.size() <= kShown ? list : c10::str(list, ", ... ", indices.size(), " in all");
+}
+
+// --- Parameters without a gradient
+// -----------------------------------------------------------------
+
+std::vector<std::size_t> Reducer::unreached() const {
+  std::vector<std::size_t> missing;
+  for (std::size_t index = 0; index < tracked_.size(); ++index) {
+    if (!tracked_[index].ready) missing.push_back(index);
+  }
+  return missing;
+}
+
+void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
+  // Others wait for the reductions that this rank began.
+  wait_for_buckets();
+  TORCH_CHECK(false, collectives_.who(),
+              ": expected backward() to give each parameter a gradient, got none for ",
+              missing.size(), " of ", tracked_.size(), " parameters: ", names_of(missing),
+              ". Let the loss depend on all, freeze them, or set find_unused_parameters.");
+}
+
+/// This rank's part of the average for a parameter that it did not reach: zero, or what no_sync
+/// left.
+void Reducer::fill_in(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  TrackedGrad& tracked = tracked_[index];
+  const at::Tensor grad = parameters_[index].grad();
+  // The program may have dropped what no_sync left.
+  tracked.used = tracked.used && grad.defined();
+  if (grad.defined()) {
+    tracked.kept = grad.is_alias_of(tracked.view) ? grad.clone() : grad;
+    bring_gradient(index);
+  } else {
+    tracked.view.zero_();
+  }
+  mark_ready(index);
+}
+
+/// How many ranks used each parameter, on the parameters' device; a collective.
+at::Tensor Reducer::ranks_that_used() const {
+  at::Tensor used = at::zeros({static_cast<std::int64_t>(tracked_.size())}, at::kInt);
+  auto* flags = used.mutable_data_ptr<std::int32_t>();
+  for (std::size_t index = 0; index < tracked_.size(); ++index) flags[index] = tracked_[index].used;
+  used = used.to(parameters_.front().device());
+  collectives_.sum(used, "the comparison of unused parameters");
+  return used;
+}
+
+/// A parameter that any rank used gets the average, all others keep what they had.
+void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor all = ranks_that_used();
+  // Only a rank that did not reach a parameter has to know: nothing is read back otherwise.
+  if (missing.empty()) return;
+  const at::Tensor used = all.cpu();
+  const auto* ranks = used.const_data_ptr<std::int32_t>();
+  for (const std::size_t index : missing) {
+    TrackedGrad& tracked = tracked_[index];
+    at::Tensor& grad = parameters_[index].mutable_grad();
+    const at::Tensor kept = std::exchange(tracked.kept, at::Tensor());
+    if (ranks[index] > 0) {
+      grad = tracked.view;
+    } else if (kept.defined()) {
+      grad = tracked.view.copy_(kept);
+    }
+  }
 }
 
 }  // namespace torchfuse::parallel

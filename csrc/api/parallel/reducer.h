@@ -7,17 +7,8 @@
 //   forwarded  after another forward: the first gradient begins a reduction
 //   backward   until the end of that backward, where the engine calls finish()
 //
-// Note [Without forward]
-// A program whose model nobody wraps says by set_sync() what the next backward is: between two the
-// phase is forwarded or local.
-//
-// Note [Parts of gradients]
-// With GradientParts, a bucket is one of their flat tensors. It has memory from its first gradient
-// until it is reduced to the ranks' parts, at most two later than it was complete; the model's
-// parameters keep no gradients. The parts get theirs at the end of backward, all or none.
-//
 // Gradients arrive in hooks after AccumulateGrad, with the parameter's gradient complete. Each is
-// brought into its bucket's memory, scaled; a bucket whose members have all arrived is reduced as
+// copied into its bucket's memory, scaled; a bucket whose members have all arrived is reduced as
 // soon as those before it are: one order on all ranks, whatever the order of arrival. finish()
 // waits. The scaling comes before the reduction starts, or in it, so that nothing writes to a
 // bucket in flight.
@@ -36,7 +27,6 @@
 
 #include "api/parallel/buckets.h"
 #include "api/parallel/collectives.h"
-#include "api/parallel/gradient_parts.h"
 
 namespace torchfuse::parallel {
 
@@ -45,11 +35,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// @param parameters those that require gradients, in the module's order.
-  /// @param parts get their elements of the gradients, all parameters among theirs; null: the
-  ///   parameters get averages.
   Reducer(NamedTensors parameters, Collectives collectives,
-          const DistributedDataParallelOptions& options,
-          std::shared_ptr<GradientParts> parts = nullptr);
+          const DistributedDataParallelOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -58,16 +45,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void install_hooks();
   /// A forward that records gradients follows.
   void before_forward(bool sync);
-  /// No forward says what follows: the next backward, and all until the next call, reduce gradients
-  /// or leave them in the parameters.
-  void set_sync(bool sync);
-  /// Throws if a backward has ended early, and so the parts lack what it has reduced.
-  void check_ended() const;
   /// Whether no backward has begun since the last forward outside of no_sync: alike on all ranks.
   bool awaits_backward() const;
   std::vector<std::vector<std::string>> bucket_names() const;
-  /// As the constructor got them.
-  NamedTensors parameters() const;
 
  private:
   enum class Phase { kIdle, kLocal, kForwarded, kBackward };
@@ -91,12 +71,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Form form;
     NodePtr accumulator;  ///< torch keeps it only as long as somebody holds it
     std::uintptr_t hook = 0;
-    at::Tensor view;  ///< into its bucket, while that has memory
+    at::Tensor view;  ///< into its bucket
     std::size_t bucket = 0;
-    std::size_t part = 0;  ///< index into the parts
-    bool ready = false;    ///< in this backward
-    bool used = false;     ///< since the last reduction
-    at::Tensor kept;       ///< what its gradient was, if this backward did not reach it
+    bool ready = false;  ///< in this backward
+    bool used = false;   ///< since the last reduction
+    at::Tensor kept;     ///< what its gradient was, if this backward did not reach it
   };
   struct Bucket {
     at::Tensor flat;
@@ -104,9 +83,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::size_t missing = 0;  ///< members that are not ready
     bool averages = false;    ///< the backend divides
     Pending pending;
-    std::size_t of_parts = 0;  ///< index of the flat tensor
-    PendingParts pending_parts;
-    at::Tensor own;  ///< this rank's part, reduced
   };
 
   class Hook;
@@ -120,13 +96,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_complete_buckets();
   void wait_for_buckets();
   void bring_gradient(std::size_t index);
-  void form_buckets_of_parts();
-  void open_bucket(Bucket& bucket);
-  void bring_to_parts(std::size_t index);
-  void start_parts(std::size_t bucket, std::string what);
-  void finish_parts(Bucket& bucket);
-  void hand_over_parts(const at::Tensor& ranks_that_used);
-  void discard_parts();
   void check_gradient(std::size_t index, const at::Tensor& grad) const;
   void install_hook(std::size_t index);
   void check_parameters();
@@ -140,7 +109,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Collectives collectives_;
   BucketSizes sizes_;
   bool find_unused_;
-  std::shared_ptr<GradientParts> parts_;
   std::vector<at::Tensor> parameters_;
   std::vector<TrackedGrad> tracked_;
   std::vector<Bucket> buckets_;
@@ -150,8 +118,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool reordered_ = false;
   bool awaits_backward_ = false;
   Phase phase_ = Phase::kIdle;
-  Phase between_ = Phase::kIdle;  ///< between two backwards
-  int graph_task_ = 0;            ///< of the backward under way
   // Gradients of modules on several devices arrive in several threads.
   mutable std::mutex mutex_;
 };

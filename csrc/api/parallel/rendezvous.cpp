@@ -12,6 +12,8 @@
 #include <optional>
 #include <string_view>
 
+#include "api/message_of.h"
+
 namespace torchfuse::parallel {
 
 namespace {
@@ -55,15 +57,6 @@ void check_variables(const ProcessGroupOptions& options) {
 }
 
 }  // namespace
-
-std::string message_of(const std::exception& error) {
-  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
-  std::string message = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
-  // Some of c10d's messages carry a backtrace of their own.
-  message.erase(std::min(message.find("\nException raised from"), message.size()));
-  while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
-  return message;
-}
 
 std::string to_string(std::chrono::milliseconds duration) {
   const auto count = duration.count();
@@ -114,10 +107,9 @@ Rendezvous join_rendezvous(const ProcessGroupOptions& options, const RankInfo& s
     store = c10::make_intrusive<c10d::TCPStore>(host, store_options);
   } catch (const std::exception& error) {
     TORCH_CHECK(!store_options.isServer, kInit, ": expected port ", port, " of ", host,
-                " to be free for rank 0, got: ", message_of(error),
-                ". Choose another MASTER_PORT.");
+                " to be free for rank 0, got: ", clause_of(error), ". Choose another MASTER_PORT.");
     TORCH_CHECK(false, kInit, ": expected ", agent ? "torchrun" : "rank 0", " to answer at ", host,
-                ":", port, " within ", to_string(options.timeout()), ", got: ", message_of(error),
+                ":", port, " within ", to_string(options.timeout()), ", got: ", clause_of(error),
                 ". Check MASTER_ADDR, MASTER_PORT and the firewall, and that ",
                 agent ? "torchrun" : "rank 0", " runs.");
   }

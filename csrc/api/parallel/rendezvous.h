@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -16,8 +15,6 @@ namespace torchfuse::parallel {
 
 inline constexpr const char* kInit = "torchfuse::parallel::init_process_group";
 
-/// What an exception says, without a backtrace.
-std::string message_of(const std::exception& error);
 /// "30 s", "1500 ms"
 std::string to_string(std::chrono::milliseconds duration);
 

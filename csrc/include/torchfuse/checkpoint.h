@@ -69,8 +69,9 @@ class TORCHFUSE_API Checkpoint {
   /// Adds parameters and buffers, under the names of Python's `state_dict()` of the same module.
   /// Loading converts to the module's dtypes and devices.
   Checkpoint& model(torch::nn::Module& model, std::string name = "model");
-  /// Adds options and states, in the layout of Python's `state_dict()` of the class. One whose
-  /// states are split over processes, a parallel::ShardedOptimizer, needs their group().
+  /// Adds options and states, in the layout of Python's `state_dict()` of the class. A
+  /// parallel::ShardedOptimizer needs its group(): rank 0 gathers the states, one parameter at a
+  /// time, into CPU memory, and saves them as the class alone does.
   Checkpoint& optimizer(torchfuse::optim::FusedOptimizer& optimizer,
                         std::string name = "optimizer");
   /// Adds the state of a scaler, in the layout of Python's `state_dict()`.
@@ -107,44 +108,31 @@ class TORCHFUSE_API Checkpoint {
 
  private:
   using Dict = c10::impl::GenericDict;
-  /// By the names of the parts.
+  /// States by the names of their parts.
   using Saved = std::map<std::string, c10::IValue>;
-  /// Prepares one part.
-  using Prepare = std::function<std::function<void()>(
-      const std::string& name, const CheckpointPart& part, const c10::IValue& saved)>;
-  /// An optimizer whose states are split over processes.
-  struct Split {
+  /// An optimizer whose states are sharded over processes.
+  struct Sharded {
     torchfuse::optim::FusedOptimizer* optimizer;
     std::shared_ptr<parallel::Shards> shards;
   };
 
   Checkpoint& add(std::string name, CheckpointPart part);
   void check_schedulers(const std::string& caller) const;
-  /// The whole states of split optimizers; a collective.
-  Saved save_whole(const checkpoint::Ranks& ranks) const;
-  /// Where the states of split optimizers are; a collective. `own` receives this process's parts.
-  Saved save_places(const checkpoint::Ranks& ranks, Dict& own) const;
-  /// Adds the generators of all processes; a collective.
-  void save_generators(const checkpoint::Ranks& ranks, Saved& saved) const;
-  /// All that a file holds: what is saved already, and the other parts.
-  Dict contents(const std::string& caller, const Saved& saved) const;
-  /// Compares what `read` returns with all objects, in all processes, and then loads it.
-  CheckpointValues load(const std::string& path, const checkpoint::Ranks& ranks,
-                        const std::function<Dict()>& read, const Prepare& prepare) const;
+  /// Returns what all processes must save together: the whole states of sharded optimizers, and the
+  /// generators of all processes. A collective; complete on rank 0 only.
+  Saved save_together(const checkpoint::Ranks& ranks) const;
+  /// Returns the contents of the file: `saved`, and the other parts.
+  Dict contents(const Saved& saved) const;
 
   friend TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
   friend TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
                                                         const Checkpoint& checkpoint);
-  friend TORCHFUSE_API void save_sharded_checkpoint(const std::string& folder,
-                                                    const Checkpoint& checkpoint);
-  friend TORCHFUSE_API CheckpointValues load_sharded_checkpoint(const std::string& folder,
-                                                                const Checkpoint& checkpoint);
   std::vector<std::pair<std::string, CheckpointPart>> parts_;
   /// Of optimizers and schedulers, by the names of their parts.
   std::map<std::string, std::string> classes_;
   bool has_others_ = false;  ///< parts of the program's own
   std::vector<const torch::optim::Optimizer*> optimizers_;
-  std::map<std::string, Split> split_;
+  std::map<std::string, Sharded> sharded_;
   /// By the names of the schedulers' parts.
   std::map<std::string, const torch::optim::Optimizer*> scheduled_optimizers_;
   std::map<std::string, c10::IValue> values_;
@@ -185,38 +173,5 @@ TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& ch
 ///   written. All objects are as they were then, in all processes.
 TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
                                                const Checkpoint& checkpoint);
-
-/// Writes what save_checkpoint() does to a folder, where each process writes its own parts of split
-/// states to a file: no process has a whole state of a parallel::ShardedOptimizer in memory. All
-/// ranks of the description's group call it, and see the same folder.
-///
-///     auto checkpoint = torchfuse::Checkpoint().model(*net).optimizer(optimizer).group(group);
-///     torchfuse::save_sharded_checkpoint("run/last", checkpoint.value("epoch", 3));
-///     ...
-///     auto values = torchfuse::load_sharded_checkpoint("run/last", checkpoint);
-///
-/// Rank 0 replaces `folder`/index.pt, in one step, when the files of all ranks are on the disk. It
-/// says which files there are and holds everything else. Then the files of the index before are
-/// removed: whenever a process or machine stops, the folder holds the old checkpoint or the new.
-///
-/// @param folder to make, or whose checkpoint to replace; the folder that has it must exist. What
-///   killed saves have left behind in it is removed if it is older than the index before.
-/// @param checkpoint what to save. The group has the processes that share the states.
-/// @throws c10::Error as save_checkpoint(), the same in all ranks; the checkpoint is as it was.
-///   Also where rank 0 does not find the file of a rank in its folder, and where another program
-///   holds the folder's lock for more than 10 s, or half of the group's timeout if that is less.
-TORCHFUSE_API void save_sharded_checkpoint(const std::string& folder, const Checkpoint& checkpoint);
-
-/// Loads what save_sharded_checkpoint(), or Python's convert.write_sharded_checkpoint(), wrote, in
-/// any number of processes. Each reads of the split states what it needs. An optimizer that is not
-/// split reads whole ones.
-/// @param folder to read.
-/// @param checkpoint the objects, under the names that they were saved with.
-/// @return the user values, with tensors on the CPU.
-/// @throws c10::ValueError as load_checkpoint(), also for a missing or truncated file of a rank,
-///   and if ranks read the indices of two saves; the same in all ranks, whose objects are as they
-///   were then.
-TORCHFUSE_API CheckpointValues load_sharded_checkpoint(const std::string& folder,
-                                                       const Checkpoint& checkpoint);
 
 }  // namespace torchfuse

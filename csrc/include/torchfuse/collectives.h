@@ -9,10 +9,6 @@
 
 #include <torchfuse/export.h>
 
-namespace c10d {
-class ProcessGroup;
-}
-
 namespace torchfuse {
 
 /// Reduces `tensor` in place over the processes of each group in turn; the host does not wait for a
@@ -52,16 +48,6 @@ TORCHFUSE_API void check_same_in_all_ranks(const std::vector<std::string>& names
                                            const std::vector<std::int64_t>& values,
                                            const at::Device& device, const std::string& group,
                                            const std::string& caller);
-
-/// Returns whether `number` is the same in all ranks of a group; all get one answer. Waits for the
-/// device.
-///
-/// @param group all of its ranks make the call.
-/// @param device a device on which the group's backend communicates.
-/// @param number of this rank: a count, or a checksum of what ranks should have alike.
-/// @throws std::exception of the backend, if a rank does not arrive within the group's timeout.
-TORCHFUSE_API bool same_on_all_ranks(c10d::ProcessGroup& group, const at::Device& device,
-                                     std::int64_t number);
 
 /// Returns the number of ranks of a group. Throws if there is no group of that name.
 TORCHFUSE_API std::int64_t group_size(const std::string& group, const std::string& caller);

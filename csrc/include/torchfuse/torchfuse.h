@@ -40,11 +40,9 @@
 #include <torchfuse/optim/lr_scheduler/sequential_lr.h>
 #include <torchfuse/optim/lr_scheduler/state.h>
 #include <torchfuse/optim/lr_scheduler/step_lr.h>
-#include <torchfuse/optim/optimizer_class.h>
 #include <torchfuse/parallel/convert_sync_batch_norm.h>
 #include <torchfuse/parallel/distributed_data_parallel.h>
 #include <torchfuse/parallel/distributed_sampler.h>
-#include <torchfuse/parallel/gradient_reducer.h>
 #include <torchfuse/parallel/process_group.h>
 #include <torchfuse/parallel/sharded_optimizer.h>
 #include <torchfuse/softmax_cross_entropy.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Trains a language model whose gradients and optimizer processes share, by ZeRO stage 2:
+// Trains a language model whose optimizer states processes share, by ZeRO stage 1:
 //
 //   text="$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 //   ./sharded_lm "$text" --out build/sharded/one
@@ -9,9 +9,9 @@
 //   torchrun --no-python --nproc-per-node 2 --max-restarts 3 ./sharded_lm "$text"
 //       --out build/sharded/restarted --resume-or-begin --checkpoint-every 20
 //
-// It is the counterpart of examples/python/sharded_lm.py --parallel zero2, with its tokens, initial
-// values, losses and options. A checkpoint, a folder with a file for each process, goes on in any
-// number of them. Rank 0 writes <out>/log.jsonl, of which examples/python/sharded_lm_report.py
+// It is the counterpart of examples/python/sharded_lm.py --parallel zero, with its tokens, initial
+// values, losses and options. A checkpoint, one file that rank 0 writes, resumes in any number of
+// processes. Rank 0 writes <out>/log.jsonl, of which examples/python/sharded_lm_report.py
 // draws the curve.
 #include <torch/torch.h>
 #include <torchfuse/torchfuse.h>

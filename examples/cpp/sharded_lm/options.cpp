@@ -54,7 +54,7 @@ std::string Options::model() const {
          std::to_string(heads);
 }
 
-bool Options::has_checkpoint() const { return std::ifstream(checkpoint() + "/index.pt").good(); }
+bool Options::has_checkpoint() const { return std::ifstream(checkpoint()).good(); }
 
 Options parse(const std::vector<std::string>& words) {
   TORCH_CHECK_VALUE(!words.empty() && !words[0].starts_with("--"),

@@ -28,7 +28,7 @@ struct Options {
   std::int64_t heads = 4;
   double lr = 3e-3;  ///< the largest of the schedule
 
-  std::string checkpoint() const { return out + "/checkpoint"; }
+  std::string checkpoint() const { return out + "/checkpoint.pt"; }
   /// Whether this process finds one.
   bool has_checkpoint() const;
   std::string log() const { return out + "/log.jsonl"; }

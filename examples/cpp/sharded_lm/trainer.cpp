@@ -76,7 +76,7 @@ Trainer::Trainer(const Options& options, const ProcessGroup& group)
       accumulate_(options.accumulate),
       net_(make_net(options, device_)),
       model_(net_, group),
-      optimizer_(net_->parameters(), adam(options), model_),
+      optimizer_(net_->parameters(), adam(options), group),
       schedule_(optimizer_, warm_up_and_cosine(options)) {
   checkpoint_.part("options", same_model(options.model()));
   checkpoint_.model(*net_).optimizer(optimizer_).scheduler(schedule_).group(group);
@@ -86,7 +86,7 @@ Measured Trainer::step(const Batch& batch) {
   const Batch own = part_of(batch);
   torch::Tensor total = torch::zeros({}, device_);
   for (std::int64_t part = 0; part < accumulate_; ++part) {
-    // Gradients travel once a step, with the last part.
+    // Gradients are reduced once a step, with the last part.
     const auto local = model_.no_sync(part + 1 < accumulate_);
     const torch::Tensor logits = model_.forward(own.tokens.chunk(accumulate_)[part]);
     const torch::Tensor loss =
@@ -94,7 +94,8 @@ Measured Trainer::step(const Batch& batch) {
     loss.backward();
     total += loss.detach();
   }
-  optimizer_.step();  // clips, updates, shares the new parameters, and uses the gradients up
+  optimizer_.step();  // clips, updates this rank's part, and gathers the new parameters
+  optimizer_.zero_grad();
   const double lr = schedule_.get_last_lr()[0];
   schedule_.step();
   return {mean(total), lr, optimizer_.grad_norm().item<double>()};
@@ -106,8 +107,8 @@ double Trainer::validation_loss(const Batch& batch) {
   return mean(loss_of(net_->forward(own.tokens), own.following));
 }
 
-std::int64_t Trainer::load(const std::string& folder) {
-  torchfuse::load_sharded_checkpoint(folder, checkpoint_);
+std::int64_t Trainer::load(const std::string& path) {
+  torchfuse::load_checkpoint(path, checkpoint_);
   return schedule_.last_epoch();
 }
 
@@ -120,7 +121,7 @@ bool Trainer::agree(bool found) const {
 
 std::string Trainer::layout() const {
   const std::int64_t processes = group_.world_size();
-  return processes == 1 ? "1 process" : "ZeRO 2 of " + std::to_string(processes);
+  return processes == 1 ? "1 process" : "ZeRO of " + std::to_string(processes);
 }
 
 Batch Trainer::part_of(const Batch& batch) const {

@@ -30,9 +30,9 @@ class Trainer {
   /// The mean over a batch; all processes call it.
   double validation_loss(const Batch& batch);
   /// Writes all that a run goes on from, for any number of processes; all of them call it.
-  void save(const std::string& folder) { torchfuse::save_sharded_checkpoint(folder, checkpoint_); }
+  void save(const std::string& path) { torchfuse::save_checkpoint(path, checkpoint_); }
   /// Reads it in all processes; returns the number of steps before it.
-  std::int64_t load(const std::string& folder);
+  std::int64_t load(const std::string& path);
   /// Whether all processes find what one of them does; throws if only some do.
   bool agree(bool found) const;
   /// How the processes share the work, for people.

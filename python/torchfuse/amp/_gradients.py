@@ -12,8 +12,6 @@ from torchfuse.optimizers._base import FusedOptimizer
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
-    if isinstance(optimizer, FusedOptimizer):
-        return optimizer._tensors_with_gradients()
     return (param for group in optimizer.param_groups for param in group["params"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -19,7 +19,7 @@ from torchfuse.optimizers._checks import (
     check_memory,
     check_torch_only,
 )
-from torchfuse.optimizers._ema import native_ema
+from torchfuse.optimizers._ema import native_ema, refuse_in_zero
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER_DTYPES
@@ -84,9 +84,6 @@ class FusedOptimizer(SharedNorm):
     # Set by benchmarks, which measure on GPUs whether it saves reading gradients again.
     _update_from_the_end: bool = False
 
-    #: Names of the process groups that every parameter is split over; None: what a DTensor says.
-    _split_over: list[str] | None = None
-
     _planned_names: list[tuple[str, ...]] | None = None
 
     # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
@@ -146,6 +143,8 @@ class FusedOptimizer(SharedNorm):
             "ema_start_step": ema_start_step,
         }
         super().__init__(params, {**defaults, **options})
+        if self.param_groups[0]["ema_decay"] is not None:
+            refuse_in_zero(name)
 
     # What a subclass may override.
 
@@ -157,10 +156,6 @@ class FusedOptimizer(SharedNorm):
         """Returns the loss scale that the step has to remove from the gradients, or None."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return scale
-
-    def _tensors_with_gradients(self) -> Iterable[Tensor]:
-        """Returns what a scaler unscales and checks."""
-        return (param for group in self.param_groups for param in group["params"])
 
     # The step.
 
@@ -289,7 +284,7 @@ class FusedOptimizer(SharedNorm):
             [group["params"] for group in groups],
             self.state,
             [bool(group.get("stochastic_rounding")) for group in groups],
-            [self._split_over or shard_groups(param) for g in groups for param in g["params"]],
+            [shard_groups(param) for g in groups for param in g["params"]],
             numbers,
         )
         self._planned_names = names

@@ -37,9 +37,6 @@ from torchfuse.optimizers._saved_state import (
 )
 from torchfuse.optimizers._state_creation import EVERY_STATE
 
-#: Set by ShardedOptimizer, in the optimizer of a process's part.
-_OF_PART = ("_split_over", "_first_elements")
-
 
 class Checkpoints(ParamGroups):
     """Saving and loading of state dicts, for all optimizers."""
@@ -126,9 +123,7 @@ class Checkpoints(ParamGroups):
     def __getstate__(self) -> dict[str, Any]:
         """Returns what copy.deepcopy and pickle take."""
         self._refuse_swapped("__getstate__")
-        # A copy of the optimizer of a process's part has a part too.
-        of_part = {name: vars(self)[name] for name in _OF_PART if name in vars(self)}
-        return {**super().__getstate__(), **of_part}
+        return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -245,7 +245,9 @@ def check_no_norm_groups(owner: str, index: int, given: Mapping[str, Any]) -> No
     if "norm_groups" in given:
         raise ValueError(
             f"{owner}: expected norm_groups as an argument of the optimizer, got one in group "
-            f"{index}. The norm is that of all groups: give it beside them."
+            f"{index}. The norm is that of all groups: give it beside them. In "
+            f"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial({owner}, "
+            "norm_groups=[group])."
         )
 
 

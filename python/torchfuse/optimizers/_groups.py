@@ -79,9 +79,6 @@ class ParamGroups(StateCreation):
     #: The settings that the last step has checked, of all groups in a row.
     _checked_settings: list[Any] | None = None
 
-    #: The number of each parameter's first element in the whole one, where parameters are parts.
-    _first_elements: list[int] | None = None
-
     def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         """Raises ValueError or TypeError for a number out of range, naming the group.
 
@@ -195,8 +192,6 @@ class ParamGroups(StateCreation):
 
     def _element_numbers(self) -> list[Numbers]:
         """Returns where each parameter's elements lie in the whole one: see element_numbers()."""
-        if self._first_elements is not None:
-            return [(first, 0, 0) for first in self._first_elements]
         where = f"{self._caller(in_step=True)}: expected params"
         return [
             element_numbers(param, f"{where}[{place}] of group {index}")

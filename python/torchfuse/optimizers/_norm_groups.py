@@ -95,6 +95,24 @@ class NormGroups:
             )
 
 
+def refuse_norm_groups(who: str, optimizer: torch.optim.Optimizer) -> None:
+    """Rejects an optimizer with norm groups, for callers that look for overflows in this process.
+
+    Args:
+        who: begins the message.
+        optimizer: any.
+
+    Raises:
+        ValueError: for a fused optimizer with norm groups of more than one process.
+    """
+    if getattr(optimizer, "_norm_groups", None):
+        raise ValueError(
+            f"{who}: expected an optimizer without norm_groups, got a {type(optimizer).__name__} "
+            "with some, whose other processes would wait for a step that this one skips. Use the "
+            "optimizer itself, with torchfuse.amp.GradScaler."
+        )
+
+
 def _group_of(owner: str, index: int, entry: Any) -> ProcessGroup:
     import torch.distributed as dist
 

@@ -21,10 +21,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torchfuse.parallel._scattered_gradients import ScatteredGradients
-
-#: Attributes of objects of C++ that hold a group: of torch's class and of split gradients.
-_REDUCERS = ("logger", "reducer", "_reducer")
+#: Attributes of torch's DistributedDataParallel whose C++ objects hold a process group.
+_REDUCERS = ("logger", "reducer")
 
 
 class Engine(DistributedDataParallel):
@@ -64,7 +62,7 @@ def _release_groups() -> None:
     groups = [group for holder in holders for group in _groups_of(_values_of(holder))]
     for item in objects:
         # Its type is asked: proxies import modules or warn when they are asked for their class.
-        if issubclass(type(item), (DistributedDataParallel, ScatteredGradients)):
+        if issubclass(type(item), DistributedDataParallel):
             _release_reducers(item)
     for holder in holders:
         _let_go(holder)

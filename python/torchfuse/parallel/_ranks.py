@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -76,35 +76,26 @@ def _describe(grad: Tensor | None) -> str:
     return f"shape {tuple(grad.shape)}, dtype {grad.dtype}, layout {grad.layout}"
 
 
-def check_same(
-    expected: str,
-    descriptions: Sequence[str] | Callable[[], Sequence[str]],
-    remedy: str,
-    group: dist.ProcessGroup | None = None,
-    summary: bytes | None = None,
-) -> None:
-    """Raises in all processes of a group if the descriptions of one differ from those of rank 0.
+def check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
+    """Raises RuntimeError in all processes if one's descriptions differ from those of rank 0.
 
-    The checksums of the processes are compared on the host. The descriptions are gathered only
-    if the checksums differ. With a `summary`, which must differ wherever the descriptions do, they
-    are not even made before. A process that is alone agrees with itself.
+    The processes compare checksums. They gather the descriptions only if these differ.
     """
-    size = dist.get_world_size(group)
+    size = dist.get_world_size()
     if size == 1:
         return
-    if summary is None:
-        summary = "\n".join(_made(descriptions)).encode()
-    digest = hashlib.sha256(summary).digest()
+    digest = hashlib.sha256("\n".join(descriptions).encode()).digest()
     checksum = int.from_bytes(digest[:8], "big", signed=True)
     who, _, compared = expected.partition(": expected ")
-    chosen = dist.group.WORLD if group is None else group
-    assert chosen is not None
-    device = device_of_group(chosen)
-    with naming(who, f"the comparison of {compared}", chosen):
-        if _is_same(checksum, chosen, device):
+    # The largest checksum, and the complement of the smallest.
+    ends = torch.tensor([checksum, ~checksum], dtype=torch.int64, device=_device_of_group())
+    with _naming(who, f"the comparison of {compared}"):
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        largest, of_smallest = ends.tolist()
+        if largest == ~of_smallest:
             return
         everywhere: list[Sequence[str]] = [[] for _ in range(size)]
-        dist.all_gather_object(everywhere, list(_made(descriptions)), group=group)
+        dist.all_gather_object(everywhere, list(descriptions))
     rank = next(rank for rank, other in enumerate(everywhere) if other != everywhere[0])
     first, other = _first_difference(everywhere[0], everywhere[rank])
     raise RuntimeError(
@@ -113,70 +104,32 @@ def check_same(
     )
 
 
-def _is_same(number: int, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether all ranks have the same number; the group sends from the device."""
-    if type(group) is dist.ProcessGroup:
-        return _C.same_on_all_ranks(group.group_name, device, number)
-    # A class of a program, which may have no name and no backends.
-    ends = torch.tensor([number, ~number], dtype=torch.int64, device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-    largest, of_smallest = ends.tolist()
-    return bool(largest == ~of_smallest)
-
-
-def _made(descriptions: Sequence[str] | Callable[[], Sequence[str]]) -> Sequence[str]:
-    return descriptions() if callable(descriptions) else descriptions
-
-
 @contextmanager
-def naming(who: str, what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Says in a backend's errors, which have addresses only, what has failed and who is missing.
+def _naming(who: str, what: str) -> Iterator[None]:
+    """Adds to a backend's errors, which name addresses only, the collective and the missing ranks.
 
     Args:
         who: begins the message.
-        what: the collective, as "the gather of states".
-        group: where it is. None: the default group.
+        what: names the collective.
     """
     try:
         yield
     except RuntimeError as error:
-        group = dist.group.WORLD if group is None else group
+        group = dist.group.WORLD
         assert group is not None
-        text = (
+        missing = _C.describe_missing_ranks(group.group_name)
+        raise type(error)(
             f"{who}: expected all {group.size()} ranks in {what} within the group's timeout, got "
-            f"in rank {group.rank()}: {error}.{_missing_ranks(group)}"
-        )
-        try:
-            named = type(error)(text)
-        except TypeError:  # a class of a program, which takes more
-            named = RuntimeError(text)
-        raise named from error
+            f"in rank {group.rank()}: {error}. {missing}"
+        ) from error
 
 
-def _missing_ranks(group: dist.ProcessGroup) -> str:
-    """A sentence on those that do not answer; none of a program's own group, or one destroyed."""
-    if type(group) is not dist.ProcessGroup:
-        return ""
-    try:
-        dist.get_backend_config(group)
-    except (KeyError, TypeError, ValueError):
-        return ""
-    return f" {_C.describe_missing_ranks(group.group_name)}"
-
-
-def device_of_group(group: dist.ProcessGroup | None = None) -> torch.device:
+def _device_of_group() -> torch.device:
     """Returns a device that every process of the group can send from; the CPU if possible.
 
     It must not depend on anything that may differ between processes, such as devices of tensors.
     """
-    try:
-        backends = dist.get_backend_config(group)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RuntimeError(
-            "torchfuse.parallel: expected the process group to exist, got one that "
-            "destroy_process_group() has ended. Destroy it after the last step."
-        ) from error
-    if "cpu:" in backends:
+    if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None

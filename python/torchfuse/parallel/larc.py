@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.parallel._scattered_gradients import check_whole_gradients
+from torchfuse.optimizers._norm_groups import refuse_norm_groups
 
 # Parameters and gradients of one group, by computation dtype, device and mesh of DTensors.
 _Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[Tensor]]]
@@ -129,7 +129,7 @@ class LARC(torch.optim.Optimizer):
                 "LARC: expected optimizer to step once for each gradient, got "
                 f"{type(optimizer).__name__}, which computes gradients during its step."
             )
-        check_whole_gradients("LARC", optimizer, "FusedLARS, whose norms are of all parts")
+        refuse_norm_groups("LARC", optimizer)
         _check_number("trust_coefficient", trust_coefficient, above_zero=True)
         _check_number("eps", eps, above_zero=False)
         # torch's constructor would create separate groups and state. Its __setstate__, made for

@@ -11,13 +11,7 @@ using Arguments = std::vector<std::string>;
 namespace autocast_program {
 void start(const Arguments& arguments);
 }
-namespace checkpoint_program {
-void start(const Arguments& arguments);
-}
 namespace data_parallel_program {
-void start(const Arguments& arguments);
-}
-namespace dying_program {
 void start(const Arguments& arguments);
 }
 namespace ranks_program {

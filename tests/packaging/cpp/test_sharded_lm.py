@@ -21,7 +21,6 @@ import torch
 from cmake_project import ROOT, environment, run, run_in_processes
 
 import torchfuse
-from torchfuse.convert import read_sharded_checkpoint
 from torchfuse.optimizers import FusedAdam
 
 EXAMPLES = ROOT / "examples/python"
@@ -88,8 +87,8 @@ def test_other_numbers_of_processes_go_on_as_if_nothing_had_happened(
     train(program, tmp_path, 1, *FP32, "--resume", "--stop-after", "8")
     train(program, tmp_path, 2, *FP32, "--resume", "--accumulate", "2")
     layouts = column(tmp_path, "layout")
-    assert list(dict.fromkeys(layouts)) == ["ZeRO 2 of 2", "1 process"]
-    assert layouts[-1] == "ZeRO 2 of 2"
+    assert list(dict.fromkeys(layouts)) == ["ZeRO of 2", "1 process"]
+    assert layouts[-1] == "ZeRO of 2"
     for name in ("loss", "lr", "grad_norm"):
         assert column(tmp_path, name) == pytest.approx(column(python, name), rel=1e-5)
     assert column(tmp_path, "validation_loss")[-1] == pytest.approx(
@@ -102,7 +101,7 @@ def test_what_bf16_parameters_lack_goes_on_in_any_number_of_processes(
 ) -> None:
     first = tmp_path / "first"
     train(program, first, 1, *SMALL, "--stop-after", str(STEPS // 2))
-    saved = read_sharded_checkpoint(first / "checkpoint")
+    saved = torch.load(first / "checkpoint.pt")
     assert {tensor.dtype for tensor in saved["model"].values()} == {torch.bfloat16}
     remainders = [state["param_remainder"] for state in saved["optimizer"]["state"].values()]
     assert len(remainders) == len(saved["model"])
@@ -123,14 +122,14 @@ def test_it_learns_and_python_draws_the_curve_and_reads_the_checkpoint(
     options = ("--steps", "60", "--accumulate", "2", "--lr", "1e-2", "--precision", "fp32")
     printed = train(program, tmp_path, 2, *SMALL, *options)
     # No terminal: a line for each validation.
-    bars = [line for line in printed.splitlines() if line.startswith("ZeRO 2 of 2 [")]
+    bars = [line for line in printed.splitlines() if line.startswith("ZeRO of 2 [")]
     assert [int(bar.split("] ")[1].split("/")[0]) for bar in bars] == [20, 40, 60]
     first, *_, last = column(tmp_path, "validation_loss")
     assert first == pytest.approx(math.log(256), abs=0.5)  # all bytes are about as likely
     assert last < 0.65 * first
 
     report = run(sys.executable, EXAMPLES / "sharded_lm_report.py", tmp_path / "log.jsonl")
-    assert "ZeRO 2 of 2: " in report
+    assert "ZeRO of 2: " in report
     assert f"{last:.4f} after step 60" in report
     assert "<svg" in (tmp_path / "loss.svg").read_text(encoding="utf-8")
 
@@ -142,8 +141,7 @@ def test_it_learns_and_python_draws_the_curve_and_reads_the_checkpoint(
     optimizer = FusedAdam(model.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    torch.save(read_sharded_checkpoint(tmp_path / "checkpoint"), tmp_path / "joined.pt")
-    torchfuse.load_checkpoint(tmp_path / "joined.pt", **parts)
+    torchfuse.load_checkpoint(tmp_path / "checkpoint.pt", **parts)
     assert scheduler.last_epoch == 60
     assert optimizer.param_groups[0]["max_grad_norm"] == 1.0
     assert {int(state["step"]) for state in optimizer.state.values()} == {60}
@@ -230,7 +228,7 @@ def test_a_checkpoint_is_neither_lost_nor_read_into_another_model(
     files = contents_of(tmp_path)
     command = (program, TEXT, "--out", tmp_path, *SMALL)
     for options, said in (
-        ((), "checkpoint is there"),
+        ((), "checkpoint.pt is there"),
         (("--resume", "--heads", "2"), "layers 2, heads 4, got precision bf16, sequence 32, "),
         (("--resume", "--stop-after", "1"), "has 1 steps already, and 1 are asked for"),
         (("--resume",), "expected a step in every line of the log, got '{\"layout'"),

@@ -79,14 +79,14 @@ def test_layouts_follow_each_other_with_the_losses_of_one_process(
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "00000005" / ".metadata").unlink()
     assert column(tmp_path, "loss") == pytest.approx(column(alone, "loss")[:5], rel=1e-5)
-    run(tmp_path, 2, *options, "--resume", "--parallel", "zero2", "--stop-after", 8)
+    run(tmp_path, 2, *options, "--resume", "--parallel", "zero", "--stop-after", 8)
     run(tmp_path, 2, *options, "--resume", "--accumulate", 2, "--stop-after", 10)
     run(tmp_path, 1, *options, "--resume")
     assert column(tmp_path, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
     assert column(tmp_path, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-4)
     assert column(tmp_path, "lr") == column(alone, "lr")
     layouts = list(dict.fromkeys(column(tmp_path, "layout")))
-    assert layouts == ["FSDP 2 x TP 2", "ZeRO 2 of 2", "FSDP 2 x TP 1", "1 process"]
+    assert layouts == ["FSDP 2 x TP 2", "ZeRO of 2", "FSDP 2 x TP 1", "1 process"]
     assert column(tmp_path, "validation_loss")[-1] == pytest.approx(
         column(alone, "validation_loss")[-1], rel=1e-5
     )
@@ -94,7 +94,7 @@ def test_layouts_follow_each_other_with_the_losses_of_one_process(
 
 @pytest.mark.processes
 def test_split_gradients_add_up_as_in_one_process(alone: Path, tmp_path: Path) -> None:
-    options = (*SMALL, "--precision", "fp32", "--parallel", "zero2", "--accumulate", 2)
+    options = (*SMALL, "--precision", "fp32", "--parallel", "zero", "--accumulate", 2)
     run(tmp_path, 2, *options)
     assert column(tmp_path, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
 
@@ -118,7 +118,7 @@ def test_masters_of_bf16_parameters_go_on_in_another_layout(tmp_path: Path) -> N
     ("processes", "options", "said"),
     [
         (2, ("--tensor-parallel", 3), "expected --tensor-parallel to divide 2 processes, got 3"),
-        (4, ("--tensor-parallel", 2, "--parallel", "zero2"), "expected --parallel fsdp"),
+        (4, ("--tensor-parallel", 2, "--parallel", "zero"), "expected --parallel fsdp"),
         (1, ("--heads", 5), "to divide --width, got 5"),
         (2, ("--batch", 8, "--accumulate", 3), "expected --batch to be a multiple of 6"),
         (2, ("--validation-samples", 3), "expected --validation-samples to be a multiple of 2"),

@@ -62,7 +62,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
         # In the middle of a checkpoint.
         ("fsdp", "save:6", [(1, 6), (4, STEPS)]),
         # In the middle of a step, before the first checkpoint and after it.
-        ("zero2", "step:2,step:5", [(1, 2), (1, 5), (4, STEPS)]),
+        ("zero", "step:2,step:5", [(1, 2), (1, 5), (4, STEPS)]),
     ],
 )
 def test_restarts_lead_to_the_bits_of_an_uninterrupted_run(

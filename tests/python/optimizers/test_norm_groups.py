@@ -21,7 +21,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
-from torchfuse.parallel import ShardedOptimizer
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 pytestmark = pytest.mark.processes
@@ -151,24 +150,6 @@ def train_split(rank: int, device: str) -> dict[str, Any]:
     return trained(stage, lambda _: optimizer.step(), params, optimizer, device, place=place)
 
 
-def train_sharded(rank: int, device: str) -> dict[str, Any]:
-    """Two stages, each on two ranks that have half of the states."""
-    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("pp", "dp"))
-    stage = STAGES[mesh.get_local_rank("pp")]
-    params = [torch.nn.Parameter(p) for p in make_params(SHAPES, torch.float32, device)[stage]]
-    groups = {"process_group": mesh.get_group("dp"), "norm_groups": [mesh.get_group("pp")]}
-    optimizer = ShardedOptimizer(params, FusedAdam, **CLIPPED, **groups)
-    scaler = GradScaler(device, init_scale=64.0)
-
-    def step(number: int) -> None:
-        if number == 2:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return trained(stage, step, params, optimizer, device, scaler)
-
-
 def copied(rank: int, device: str) -> list[float]:
     """Norms of a copy, and of one that was pickled."""
     params = [torch.nn.Parameter(torch.ones(4, device=device))]
@@ -195,10 +176,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[s
 def found_by_four(
     tmp_path_factory: pytest.TempPathFactory, group_device: str
 ) -> dict[str, list[Any]]:
-    cases = {
-        "split": partial(train_split, device=group_device),
-        "sharded": partial(train_sharded, device=group_device),
-    }
+    cases = {"split": partial(train_split, device=group_device)}
     return run_cases(tmp_path_factory.mktemp("four"), 4, cases, device=group_device)
 
 
@@ -248,24 +226,9 @@ def test_copies_share_too(found: dict[str, list[Any]]) -> None:
         assert norms == pytest.approx(2 * [math.sqrt(4 * 1.0 + 4 * 4.0)])
 
 
-@pytest.mark.parametrize("name", ["split", "sharded"])
-def test_stages_whose_parameters_or_states_are_split(
-    found_by_four: dict[str, list[Any]], name: str
-) -> None:
-    expected = expected_of_adam(scaled=name == "sharded")
-    for rank, actual in enumerate(found_by_four[name]):
-        assert_as_one(actual, expected, STAGES[rank // 2])
-
-
-def expected_of_adam(scaled: bool) -> dict[str, Any]:
+def test_stages_whose_parameters_are_sharded(found_by_four: dict[str, list[Any]]) -> None:
     params = [torch.nn.Parameter(p) for p in make_params(SHAPES, torch.float32, "cpu")]
-    optimizer = FusedAdam(params, **CLIPPED, skip_non_finite=not scaled)
-    if not scaled:
-        return trained(slice(None), lambda _: optimizer.step(), params, optimizer, "cpu")
-    scaler = GradScaler("cpu", init_scale=64.0)
-
-    def step(_: int) -> None:
-        scaler.step(optimizer)
-        scaler.update()
-
-    return trained(slice(None), step, params, optimizer, "cpu", scaler)
+    optimizer = FusedAdam(params, **CLIPPED, skip_non_finite=True)
+    expected = trained(slice(None), lambda _: optimizer.step(), params, optimizer, "cpu")
+    for rank, actual in enumerate(found_by_four["split"]):
+        assert_as_one(actual, expected, STAGES[rank // 2])

@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from support.cases import run_cases
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from torchfuse.optimizers import FusedAdam
-from torchfuse.parallel import LARC, ShardedOptimizer
+from torchfuse.parallel import LARC
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +47,7 @@ def refusals(rank: int, device: str) -> list[str]:
     found = [
         refused(lambda: FusedAdam([param], norm_groups=[world, same])),
         refused(of_split.step),
-        refused(lambda: ShardedOptimizer([param], FusedAdam, norm_groups=[world])),
+        refused(lambda: ZeroRedundancyOptimizer([param], FusedAdam, norm_groups=[world])),
         refused(lambda: scaler.step(shared)),
         refused(lambda: LARC(shared)),
     ]
@@ -59,7 +60,8 @@ REFUSALS = (
     r"but this one, got rank {other} too",
     r"FusedAdam: expected params\[0\] of group 0 to be on no process of norm_groups but this one, "
     r"got rank {other} too",
-    r"ShardedOptimizer: expected the processes of process_group to be on no process of norm_groups",
+    r"FusedAdam: expected norm_groups as an argument of the optimizer, got one in group 0\..* In "
+    r"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial\(FusedAdam, norm_groups=\[",
     r"FusedAdam.step: expected torchfuse.amp.GradScaler with norm_groups, got a scaler that knows",
     r"LARC: expected an optimizer without norm_groups, got a FusedAdam with some",
 )

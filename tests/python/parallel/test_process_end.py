@@ -27,9 +27,6 @@ ALIAS = ("-m", "torchfuse.apex")
         # Its mesh holds the group, and torch's cache of operators the mesh.
         pytest.param((PROGRAM, "fsdp"), id="fsdp"),
         pytest.param((PROGRAM, "fsdp", "global"), id="fsdp-global"),
-        pytest.param((PROGRAM, "split"), id="split"),
-        pytest.param((PROGRAM, "split", "import-nn"), id="split-import-nn"),
-        pytest.param((PROGRAM, "split", "global"), id="split-global"),
         pytest.param((*ALIAS, PROGRAM, "apex"), id="alias"),
         pytest.param((*ALIAS, PROGRAM, "apex", "global"), id="alias-global"),
         # The last that holds the group is the model, or the program has not left it.

@@ -78,8 +78,8 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// gradients. All processes give groups in the same order, and make the same steps and calls of a
   /// scaler, with gradients or without. A parameter that several of them have counts as often. Not
   /// part of what is saved. An empty list ends it.
-  /// @throws c10::Error if a name is given twice, names no group of this process, or that of a
-  ///   ShardedOptimizer's parts.
+  /// @throws c10::Error if a name is given twice, names no group of this process, or the
+  ///   group of a ShardedOptimizer.
   void set_norm_groups(std::vector<std::string> names);
 
   /// Exchanges the parameters and their averages in place, or exchanges them back: see
@@ -167,19 +167,16 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   void update_part();
   /// One line for each group and one for the defaults.
   std::vector<std::string> described_options() const;
-  /// Groups of the parameters whose gradients steps take: `param_groups()` or, where these have
-  /// parts and the model has the gradients, the model's, without options.
+  /// The groups whose parameters hold the gradients: `param_groups()`, or the model's groups if
+  /// these parameters are parts of the model's.
   const std::vector<torch::optim::OptimizerParamGroup>& groups_with_gradients() const;
-  /// Combines flags over the processes that have other gradients, or other parts of these: what one
-  /// finds is true for all.
+  /// Combines flags over the norm groups, so that an overflow in one process counts in all.
   void agree_on_overflow(std::vector<at::Tensor>& flags) const;
   /// Device of the first of them that has a gradient; none if none has one. A process that shares
   /// its norm with others takes part without a gradient too.
   std::optional<at::Device> device_of_grads() const;
   /// Device of the first parameter.
   at::Device norm_device() const;
-  /// How many processes share the states.
-  std::int64_t num_shards() const;
 
   struct Impl;
   std::shared_ptr<Impl> impl_;  ///< shared with EmaWeights alone
@@ -249,9 +246,6 @@ class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
                     const torch::optim::OptimizerOptions& options,
                     SlotTensors& slot) const override;
   bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const override;
-
-  /// Adds the class to optimizer_classes() when the library is loaded.
-  static const bool listed_;
 };
 
 }  // namespace torchfuse::optim

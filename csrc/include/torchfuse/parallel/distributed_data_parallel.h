@@ -87,14 +87,13 @@ class TORCHFUSE_API DataParallelBase {
   void before_forward();  ///< must be called before each forward() of the module
 
  private:
-  friend class ShardedBase;
   struct Replica;
   Replica& replica() const;
   std::unique_ptr<Replica> replica_;
 };
 
 /// Trains copies of a module on several processes, each on its part of the batch: gradients are
-/// averaged over a process group while backward runs. See docs/data_parallel.md.
+/// averaged over a process group while backward runs. See docs/several_processes.md.
 ///
 ///     Net net;
 ///     torchfuse::parallel::DistributedDataParallel model(net, group);

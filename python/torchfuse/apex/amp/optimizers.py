@@ -14,8 +14,8 @@ from torchfuse.apex._model_methods import reach_the_model
 from torchfuse.apex.amp.masters import MasterStash
 from torchfuse.apex.amp.stash import AmpStash
 from torchfuse.apex.amp.state import _amp_state, maybe_print
+from torchfuse.optimizers._norm_groups import refuse_norm_groups
 from torchfuse.parallel import LARC
-from torchfuse.parallel._scattered_gradients import check_whole_gradients
 
 
 def check_optimizers(optimizers: Sequence[Any]) -> None:
@@ -32,9 +32,7 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
             )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"{where} a torch.optim.Optimizer, got {type(optimizer).__name__}.")
-        check_whole_gradients(
-            f"amp.initialize, optimizers[{index}]", optimizer, "torchfuse.amp.GradScaler"
-        )
+        refuse_norm_groups(f"amp.initialize, optimizers[{index}]", optimizer)
         if find_stash(optimizer) is not None or id(optimizer) in seen:
             raise RuntimeError(
                 f"{where} passed to amp.initialize once, got this {type(optimizer).__name__} a "

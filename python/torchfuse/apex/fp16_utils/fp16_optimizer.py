@@ -18,7 +18,7 @@ from torchfuse.apex.fp16_utils.master_lists import (
     master_params_to_model_params,
     model_grads_to_master_grads,
 )
-from torchfuse.parallel._scattered_gradients import check_whole_gradients
+from torchfuse.optimizers._norm_groups import refuse_norm_groups
 
 _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_this_step")
 
@@ -78,9 +78,7 @@ class FP16_Optimizer:
                 "FP16_Optimizer: expected init_optimizer to be a torch.optim.Optimizer, got "
                 f"{type(init_optimizer).__name__}."
             )
-        check_whole_gradients(
-            "FP16_Optimizer", init_optimizer, "torchfuse.amp.GradScaler with master_weights=True"
-        )
+        refuse_norm_groups("FP16_Optimizer", init_optimizer)
         self.optimizer = init_optimizer
         self.verbose = verbose
         self._has_grads = False  # a backward pass has reached the masters since the last step

@@ -1,19 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Steps of a split optimizer in several processes, started by tests/python/parallel, which computes
-// the same in Python:
+// Steps of a ShardedOptimizer in several processes, started by tests/python/parallel, which
+// computes the same in Python:
 //
 //   torchfuse_programs sharded FIRST LAST FOLDER
 //
-// goes on from FOLDER/step<FIRST>.pt, unless FIRST is 0, and writes FOLDER/step<LAST>.pt.
-//
-//   torchfuse_programs sharded FIRST LAST FOLDER files
-//
-// does so with the folders FOLDER/step<FIRST> and FOLDER/step<LAST>, with a file for each rank.
-//
-//   torchfuse_programs sharded loop FOLDER
-//
-// goes on from the checkpoint in FOLDER, if there is one, and saves each step there until it is
-// killed: all elements of a state are equal, and of the same step.
+// resumes from FOLDER/step<FIRST>.pt, unless FIRST is 0, and writes FOLDER/step<LAST>.pt.
 #include <torch/torch.h>
 #include <torchfuse/checkpoint.h>
 #include <torchfuse/optim/fused_adam.h>
@@ -21,10 +12,7 @@
 #include <torchfuse/parallel/sharded_optimizer.h>
 
 #include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <filesystem>
-#include <iostream>
 #include <string>
 #include <vector>
 
@@ -68,33 +56,14 @@ torchfuse::parallel::ProcessGroup join() {
           std::chrono::seconds(5)));
 }
 
-[[noreturn]] void save_forever(const std::string& folder) {
-  const auto group = join();
-  const std::vector<torch::Tensor> params{torch::zeros({200'000}, torch::requires_grad())};
-  torchfuse::parallel::ShardedOptimizer<FusedAdam> optimizer(params, FusedAdamOptions(0.01), group);
-  auto checkpoint = torchfuse::Checkpoint().optimizer(optimizer).group(group);
-  std::int64_t step = 0;
-  if (std::filesystem::exists(folder + "/index.pt")) {
-    step = torchfuse::load_sharded_checkpoint(folder, checkpoint).at("step").toInt();
-  }
-  for (bool ready = false;; ready = true) {
-    params[0].mutable_grad() = torch::full({200'000}, std::sin(static_cast<double>(++step)));
-    optimizer.step();
-    torchfuse::save_sharded_checkpoint(folder, checkpoint.value("step", step));
-    if (!ready && group.rank() == 0) std::cout << "ready" << std::endl;
-  }
-}
-
 }  // namespace
 
 void start(const Arguments& arguments) {
   torch::set_num_threads(1);
-  if (arguments.at(0) == "loop") save_forever(arguments.at(1));
-  const bool in_files = arguments.size() == 4 && arguments[3] == "files";
   const int first = std::stoi(arguments.at(0));
   const int last = std::stoi(arguments.at(1));
   const auto file = [&](int step) {
-    return arguments.at(2) + "/step" + std::to_string(step) + (in_files ? "" : ".pt");
+    return arguments.at(2) + "/step" + std::to_string(step) + ".pt";
   };
   const auto group = join();
   NetImpl net;
@@ -102,16 +71,12 @@ void start(const Arguments& arguments) {
       net.params, FusedAdamOptions(0.01).weight_decay(0.1).master_weights(true).ema_decay(0.9),
       group);
   auto checkpoint = torchfuse::Checkpoint().model(net).optimizer(optimizer).group(group);
-  if (first > 0) {
-    in_files ? torchfuse::load_sharded_checkpoint(file(first), checkpoint)
-             : torchfuse::load_checkpoint(file(first), checkpoint);
-  }
+  if (first > 0) torchfuse::load_checkpoint(file(first), checkpoint);
   for (int step = first; step < last; ++step) {
     net.set_grads(step);
     optimizer.step();
   }
-  in_files ? torchfuse::save_sharded_checkpoint(file(last), checkpoint)
-           : torchfuse::save_checkpoint(file(last), checkpoint);
+  torchfuse::save_checkpoint(file(last), checkpoint);
 }
 
 }  // namespace sharded_program

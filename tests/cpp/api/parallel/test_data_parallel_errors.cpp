@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "parallel_testing.h"
+#include "sharded_testing.h"
 
 namespace torchfuse::testing {
 namespace {
@@ -162,11 +163,14 @@ TEST_F(DataParallelErrors, Construction) {
                "expected group 'twins' to reduce tensors on meta");
 }
 
-TEST_F(DataParallelErrors, OtherModulesInOtherRanks) {
-  twin_->flags = 2;  // rank 1 differs in the second line
-  EXPECT_ERROR(
-      [&] { DistributedDataParallel(net_, group_); },
-      "expected the same parameters and buffers in all ranks of group 'twins', got others");
+TEST(DataParallelRanks, OtherModulesAreRefused) {
+  sharded_testing::expect_refusal(
+      "torchfuse::parallel::DistributedDataParallel: expected the parameters and buffers to be the "
+      "same on all ranks, got parameter 'weight' Float [3, 4] on rank 0 and parameter 'weight' "
+      "Float [3, 5] on rank 1. Let every process do the same.",
+      [](parallel::ProcessGroup& group) {
+        DistributedDataParallel(Linear(4 + group.rank(), 3), group);
+      });
 }
 
 }  // namespace

@@ -145,8 +145,8 @@ TEST(ShardedErrors, WhatCannotBeSplit) {
   refused("param_groups[0].params[1] to be in the parameter groups once, got it a second time.",
           Params(2, torch::ones({3})));
   refused(
-      "write_back_grads to be kNothing, got another value. A process would store its own part "
-      "alone.",
+      "write_back_grads to be kNothing, got another value. Each rank would store its own part "
+      "only.",
       ones(), FusedAdamOptions().write_back_grads(true));
 }
 

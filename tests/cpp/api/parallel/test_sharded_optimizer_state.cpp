@@ -5,6 +5,7 @@
 #include <torchfuse/checkpoint.h>
 #include <torchfuse/optim/fused_adam.h>
 #include <torchfuse/optim/fused_novograd.h>
+#include <torchfuse/optim/fused_sgd.h>
 #include <torchfuse/parallel/sharded_optimizer.h>
 
 #include <filesystem>
@@ -141,6 +142,39 @@ TEST(ShardedState, OneNumberForAParameterIsNotSplit) {
   });
 }
 
+TEST(ShardedState, ALateMomentumBufferKeepsItsStart) {
+  const auto steps = [](optim::FusedOptimizer& optimizer,
+                        const std::vector<torch::Tensor>& params) {
+    step_through(optimizer, params, 0, 2);
+    static_cast<optim::FusedSGDOptions&>(optimizer.param_groups()[0].options()).momentum(0.9);
+    step_through(optimizer, params, 2, 4);
+  };
+  const auto alone = sharded_params();
+  optim::FusedSGD whole(alone, optim::FusedSGDOptions(0.1));
+  steps(whole, alone);
+  const auto expected = whole.state_dict().at("state").toGenericDict();
+  run_on_ranks(2, [&](ProcessGroup& group) {
+    const auto params = sharded_params();
+    ShardedOptimizer<optim::FusedSGD> sharded(params, optim::FusedSGDOptions(0.1), group);
+    steps(sharded, params);
+    const auto found = sharded.state_dict().at("state").toGenericDict();
+    for (const auto& entry : expected) {
+      const auto one = found.at(entry.key()).toGenericDict();
+      const auto other = entry.value().toGenericDict();
+      for (const char* key : {"step", "momentum_start", "momentum_buffer"}) {
+        EXPECT_TRUE(torch::equal(one.at(key).toTensor(), other.at(key).toTensor()))
+            << entry.key() << " " << key;
+      }
+    }
+    const auto copies = clones_of(params);
+    ShardedOptimizer<optim::FusedSGD> loaded(copies, optim::FusedSGDOptions(0.1), group);
+    loaded.load_state_dict(sharded.state_dict());
+    step_through(sharded, params, 4, 5);
+    step_through(loaded, copies, 4, 5);
+    expect_equal(copies, params);
+  });
+}
+
 TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
   const auto folder = std::filesystem::path(::testing::TempDir()) / "sharded_checkpoint";
   std::filesystem::create_directories(folder);
@@ -151,9 +185,10 @@ TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
     ShardedAdam optimizer(params, FusedAdamOptions(0.01), group);
     step_through(optimizer, params, 0, 2);
     save_checkpoint(path, Checkpoint().optimizer(optimizer).rng().group(group));
-    expect_error([&] { save_checkpoint(path, Checkpoint().optimizer(optimizer, "adam")); },
-                 "save_checkpoint: expected a group of the 2 processes that share the states of "
-                 "'adam', got 1 in all. Call group(group), and save in each of them.");
+    expect_error(
+        [&] { save_checkpoint(path, Checkpoint().optimizer(optimizer, "adam")); },
+        "save_checkpoint: expected a group of at least 2 processes, which share the states "
+        "of 'adam', got 1. Call group(group), and save in each of them.");
   });
   const auto alone = clones_of(trained.halfway);
   FusedAdam whole(alone, FusedAdamOptions(0.5));
@@ -203,7 +238,7 @@ TEST(ShardedState, WhatDoesNotFitIsRefused) {
     if (group.rank() == 1) optimizer.load_state_dict(state_of_sizes({5, 3}));
     expect_error([&] { optimizer.state_dict(); },
                  "torchfuse::parallel::ShardedOptimizer: expected the states to be the same on all "
-                 "ranks, got no more on rank 0 and state exp_avg Float of parameters 0 on rank 1. "
+                 "ranks, got no more on rank 0 and state exp_avg Float of parameter 0 on rank 1. "
                  "Let every process do the same.");
   });
 }

@@ -21,7 +21,6 @@ else:
     from torch.nn.parallel import DistributedDataParallel
 
     from torchfuse.optimizers import FusedAdam
-    from torchfuse.parallel import ShardedOptimizer
 
 
 def be_late(_):
@@ -38,12 +37,9 @@ def main():
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
-    elif "split" not in OPTIONS:
-        model = DistributedDataParallel(model)
-    if "split" in OPTIONS:
-        optimizer = ShardedOptimizer(model.parameters(), FusedAdam, shard_gradients=True)
     else:
-        optimizer = FusedAdam(model.parameters())
+        model = DistributedDataParallel(model)
+    optimizer = FusedAdam(model.parameters())
     model(torch.ones(5, 3)).sum().backward()
     optimizer.step()
     total = torch.ones(1)

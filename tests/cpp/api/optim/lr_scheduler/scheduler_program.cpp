@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The C++ side of tests/python/convert/test_cpp_schedulers.py: runs of every scheduler.
+// The C++ side of tests/python/checkpoint/test_cpp_schedulers.py: runs of every scheduler.
 //
 //   torchfuse_programs scheduler STEPS FOLDER
 //
-// FOLDER/CASE/python.pt is the scheduler that Python saved after half of the steps. Written are the
-// tensors "whole", "resumed" and "from_python" of rates and momenta, and half.pt, the scheduler
-// that C++ saved after half of the steps. The Python side has the same cases.
+// FOLDER/CASE/python.pt is a checkpoint that Python saved after half of the steps. The program
+// writes half.pt, its own checkpoint after half of the steps, and the rates and momenta of all
+// steps to whole.pt, from_half.pt and from_python.pt. The Python side has the same cases.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -195,8 +195,15 @@ struct Run {
     }
   }
 
-  void go_on_from(const std::string& path) {
-    torch::load(*scheduler, path);
+  torchfuse::Checkpoint checkpoint() const {
+    torchfuse::Checkpoint described;
+    described.scheduler(*scheduler);
+    if (auto* fused = dynamic_cast<FusedOptimizer*>(optimizer.get())) described.optimizer(*fused);
+    return described;
+  }
+
+  void resume_from(const std::string& path) {
+    torchfuse::load_checkpoint(path, checkpoint());
     auto& groups = optimizer->param_groups();
     for (std::size_t i = 0; i < groups.size(); ++i) {
       groups[i].options().set_lr(scheduler->get_last_lr()[i]);
@@ -205,7 +212,8 @@ struct Run {
   }
 
   void write(const std::string& path) const {
-    torch::save(torch::tensor(values, torch::kDouble).reshape({-1, 3, 2}), path);
+    const torch::Tensor all = torch::tensor(values, torch::kDouble).reshape({-1, 3, 2});
+    torchfuse::save_checkpoint(path, torchfuse::Checkpoint().value("values", all));
   }
 
   const Case& described;
@@ -217,12 +225,12 @@ struct Run {
 void run(const Case& run_case, std::int64_t steps, const std::string& folder) {
   Run whole(run_case);
   whole.steps(0, steps / 2);
-  torch::save(*whole.scheduler, folder + "/half.pt");
+  torchfuse::save_checkpoint(folder + "/half.pt", whole.checkpoint());
   whole.steps(steps / 2, steps);
   whole.write(folder + "/whole.pt");
   for (const std::string& start : {std::string("half"), std::string("python")}) {
     Run resumed(run_case);
-    resumed.go_on_from(folder + "/" + start + ".pt");
+    resumed.resume_from(folder + "/" + start + ".pt");
     resumed.steps(steps / 2, steps);
     resumed.write(folder + "/from_" + start + ".pt");
   }

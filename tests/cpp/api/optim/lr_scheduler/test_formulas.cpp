@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Schedulers that have a closed form, against it over 1,000 epochs. Python's own classes are the
-// oracle of tests/python/convert/test_cpp_schedulers.py.
+// oracle of tests/python/checkpoint/test_cpp_schedulers.py.
 #include <torchfuse/optim/lr_scheduler/cosine_annealing_lr.h>
 #include <torchfuse/optim/lr_scheduler/lambda_lr.h>
 #include <torchfuse/optim/lr_scheduler/linear_lr.h>

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The processes that save or load a checkpoint together.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/parallel/collectives.h"
+
+namespace torchfuse::checkpoint {
+
+/// The ranks of a group or, without a group, this process alone.
+class Ranks {
+ public:
+  Ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::string caller);
+
+  std::int64_t rank() const { return collectives_ ? collectives_->rank() : 0; }
+  std::int64_t size() const { return collectives_ ? collectives_->size() : 1; }
+  /// Begins error messages.
+  const std::string& caller() const { return caller_; }
+  /// Returns each rank's bytes, in the order of ranks. A collective.
+  std::vector<std::string> gather(const std::string& mine) const;
+  /// Calls `action` on every rank. If it throws on any, the first such rank's error is thrown on
+  /// all. A collective.
+  void all_or_none(const std::function<void()>& action) const;
+
+ private:
+  std::optional<parallel::Collectives> collectives_;
+  std::string caller_;
+};
+
+}  // namespace torchfuse::checkpoint

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""State dicts in the layouts of apex.optimizers.
+
+Other checkpoints need no conversion. `load_state_dict` of torchfuse's optimizers reads the state
+dicts of apex and torch.optim, torch.optim's optimizers read what `state_dict` returns, and
+`save_checkpoint` writes files that C++ reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchfuse.optimizers import FusedOptimizer
+
+__all__ = ["to_apex_state_dict"]
+
+_FP16_AND_32 = (torch.float16, torch.float32)
+_ADAM_OPTIONS = ("lr", "bias_correction", "betas", "eps", "weight_decay")
+_LAMB_OPTIONS = (*_ADAM_OPTIONS, "grad_averaging", "max_grad_norm")
+
+# Options that change the update and that apex's classes do not have.
+_UNKNOWN_TO_APEX = ("amsgrad", "lr_decay", "maximize", "trust_ratio_bounds")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The layout of apex's state dict for one class.
+
+    Attributes:
+        states: keys of each parameter's state.
+        options: keys of each group.
+        counts_steps: each group holds a step count.
+        norms: a torchfuse state with one number per parameter, which apex's group holds as two
+            vectors under `exp_avg_sq`, one for fp16 and one for fp32 parameters.
+        fp32_states: states are fp32 for every parameter dtype; else of the parameter's dtype.
+        device_scalars: `lr` and `step` are tensors.
+        dtypes: parameter dtypes that the class accepts.
+    """
+
+    states: tuple[str, ...]
+    options: tuple[str, ...]
+    counts_steps: bool = True
+    norms: str | None = None
+    fp32_states: bool = False
+    device_scalars: bool = False
+    dtypes: tuple[torch.dtype, ...] = _FP16_AND_32
+
+
+_LAYOUTS = {
+    "FusedAdam": _Layout(
+        states=("exp_avg", "exp_avg_sq"),
+        options=_ADAM_OPTIONS,
+        fp32_states=True,
+        dtypes=(*_FP16_AND_32, torch.bfloat16),
+    ),
+    "FusedLAMB": _Layout(states=("exp_avg", "exp_avg_sq"), options=_LAMB_OPTIONS),
+    "FusedMixedPrecisionLamb": _Layout(
+        states=("exp_avg", "exp_avg_sq"),
+        options=_LAMB_OPTIONS,
+        device_scalars=True,
+        dtypes=(*_FP16_AND_32, torch.bfloat16),
+    ),
+    "FusedSGD": _Layout(
+        states=("momentum_buffer",),
+        options=("lr", "momentum", "dampening", "weight_decay", "nesterov"),
+        counts_steps=False,
+    ),
+    "FusedNovoGrad": _Layout(
+        states=("exp_avg",),
+        options=(*_ADAM_OPTIONS, "grad_averaging", "norm_type", "init_zero"),
+        norms="exp_avg_norm",
+    ),
+    "FusedAdagrad": _Layout(
+        states=("sum",), options=("lr", "eps", "weight_decay"), counts_steps=False
+    ),
+}
+
+
+def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
+    """Returns the state of an optimizer in the layout of apex's class of the same name.
+
+    apex counts steps per group, not per parameter, and does not save some modes: pass the same
+    `adam_w_mode`, `use_nvlamb`, `reg_inside_moment` or `wd_after_momentum` to its constructor. It
+    saves no masters, so they are omitted, and a resumed run of apex creates them from its
+    parameters. Its moments have the parameter's dtype, so fp32 moments of 16-bit parameters are
+    rounded, except in FusedAdam and, for parameters of `reduced_precision_dtype`, in
+    FusedMixedPrecisionLamb. apex's layouts do not include `write_back_grads`, `skip_non_finite`,
+    `set_grad_none` and, except for LAMB, `max_grad_norm`.
+
+    In the other direction, `load_state_dict` of torchfuse's optimizers accepts apex's layouts.
+
+    Args:
+        optimizer: FusedAdam, FusedLAMB, FusedMixedPrecisionLamb, FusedSGD, FusedNovoGrad,
+            FusedAdagrad, or a subclass of one.
+
+    Returns:
+        A dictionary with ``state``, the states of each parameter that has any, and
+        ``param_groups``, the hyper-parameters as numbers and, for classes that count steps, an int
+        ``step`` in groups that have stepped. In FusedMixedPrecisionLamb ``lr`` is a 0-dim fp32
+        tensor and ``step`` an int32 tensor of shape [1]. In FusedNovoGrad the groups hold
+        ``exp_avg_sq``: two fp32 vectors with the norms of the fp16 and of the fp32 parameters.
+        Tensors whose dtype stays the same share memory with the optimizer, as in ``state_dict()``.
+
+    Raises:
+        ValueError: for what apex cannot represent: parameters of one group with different step
+            counts, `amsgrad`, `maximize`, `lr_decay`, `trust_ratio_bounds`, LAMB without
+            `max_grad_norm`, or a dtype that its class does not accept; the message names the group.
+        TypeError: for a class that apex does not have.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.convert import to_apex_state_dict
+        >>> from torchfuse.optimizers import FusedAdam
+        >>> param = torch.nn.Parameter(torch.ones(2))
+        >>> param.grad = torch.ones(2)
+        >>> optimizer = FusedAdam([param])
+        >>> optimizer.step()
+        >>> to_apex_state_dict(optimizer)["param_groups"][0]["step"]
+        1
+    """
+    layout = _layout_of(optimizer)
+    packed = optimizer.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    groups: list[dict[str, Any]] = []
+    for index, (group, saved) in enumerate(
+        zip(optimizer.param_groups, packed["param_groups"], strict=True)
+    ):
+        where = f"to_apex_state_dict: expected group {index} of {type(optimizer).__name__}"
+        _check_group(layout, group, where)
+        # A parameter without states has not stepped yet; apex has no states for it either.
+        states = {
+            key: (param, packed["state"][key])
+            for key, param in zip(saved["params"], group["params"], strict=True)
+            if packed["state"].get(key)
+        }
+        for key, (param, own) in states.items():
+            dtype = _state_dtype(layout, optimizer, param)
+            state[key] = {
+                # A buffer of SGD is None until its first update; apex has no buffer then either.
+                name: own[name].to(dtype)
+                for name in layout.states
+                if own.get(name) is not None
+            }
+        exported = {key: _number(group[key]) for key in layout.options}
+        if layout.counts_steps and states:
+            exported["step"] = _common_step([own["step"] for _, own in states.values()], where)
+        if layout.norms is not None and states:
+            exported["exp_avg_sq"] = _norms(layout.norms, states.values())
+        if layout.device_scalars:
+            _make_tensors(exported, group["params"])
+        groups.append({**exported, "params": list(saved["params"])})
+    return {"state": state, "param_groups": groups}
+
+
+def _layout_of(optimizer: FusedOptimizer) -> _Layout:
+    for kind in type(optimizer).__mro__:
+        # A user's class may have the same name as a class of torchfuse.
+        if kind.__name__ in _LAYOUTS and kind.__module__.startswith("torchfuse."):
+            return _LAYOUTS[kind.__name__]
+    raise TypeError(
+        f"to_apex_state_dict: expected an optimizer that apex has too, {', '.join(_LAYOUTS)}, "
+        f"got {type(optimizer).__name__}."
+    )
+
+
+def _check_group(layout: _Layout, group: Mapping[str, Any], where: str) -> None:
+    for key in _UNKNOWN_TO_APEX:
+        if group.get(key):
+            raise ValueError(
+                f"{where} to be without {key}, which apex does not have, got {group[key]!r}."
+            )
+    if "max_grad_norm" in layout.options and group["max_grad_norm"] is None:
+        raise ValueError(
+            f"{where} to have a max_grad_norm, which apex needs, got None. A huge one disables "
+            "clipping there."
+        )
+    for index, param in enumerate(group["params"]):
+        if param.dtype not in layout.dtypes:
+            dtypes = ", ".join(map(str, layout.dtypes))
+            raise ValueError(
+                f"{where} to have parameters of {dtypes}, which apex takes there, "
+                f"got {param.dtype} for params[{index}]."
+            )
+
+
+def _state_dtype(layout: _Layout, optimizer: FusedOptimizer, param: Tensor) -> torch.dtype:
+    reduced = getattr(optimizer, "reduced_precision_dtype", None)
+    if layout.fp32_states or (layout.device_scalars and param.dtype == reduced):
+        return torch.float32
+    return param.dtype
+
+
+def _common_step(steps: Sequence[Any], where: str) -> int:
+    counts = sorted({int(step) for step in steps})
+    if len(counts) > 1:
+        raise ValueError(
+            f"{where} to have one step count, which is all that apex keeps, got "
+            f"{', '.join(map(str, counts))}. Parameters that started later belong in a group of "
+            "their own."
+        )
+    return counts[0]
+
+
+def _norms(name: str, states: Any) -> list[Tensor]:
+    """Returns two vectors with one number per parameter: of fp16 and of fp32 parameters."""
+    vectors = []
+    for dtype in _FP16_AND_32:
+        numbers = [own[name].float().reshape(()) for param, own in states if param.dtype == dtype]
+        none = torch.empty(0, dtype=torch.float32, device="cpu")
+        vectors.append(torch.stack(numbers) if numbers else none)
+    return vectors
+
+
+def _number(value: Any) -> Any:
+    """Converts a hyper-parameter, which may be a tensor here, to a number, which apex uses."""
+    if isinstance(value, tuple | list):
+        return tuple(_number(element) for element in value)
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _make_tensors(exported: dict[str, Any], params: Sequence[Tensor]) -> None:
+    device = params[0].device if params else torch.device("cpu")
+    exported["lr"] = torch.tensor(exported["lr"], dtype=torch.float32, device=device)
+    step = exported.get("step", 0)
+    exported["step"] = torch.tensor([step], dtype=torch.int32, device=device)
