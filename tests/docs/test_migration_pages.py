@@ -61,14 +61,6 @@ def test_the_alias_has_the_modules_that_the_page_lists() -> None:
     assert {"amp_C", "apex.optimizers"} <= listed <= set(modules)
 
 
-def test_the_page_lists_no_part_as_missing_that_the_alias_has() -> None:
-    section = FROM_APEX.partition("## What is there")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.*?) \| no\b", section, re.MULTILINE)
-    missing = {name for row in rows for name in re.findall(r"`(apex[\w.]+|\w+_cuda)`", row)}
-    assert "apex.mlp" in missing
-    assert missing & set(modules) == {"apex.contrib"}  # "the rest of"
-
-
 def test_the_page_lists_every_function_of_amp_c() -> None:
     section = FROM_APEX.partition("### amp_C and apex_C")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`\w.*?) \| ", section, re.MULTILINE)

@@ -7,15 +7,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import optimizer_provocations
-import provocations
 import pytest
+from provocations import PROVOCATIONS
 
 # torch warns of a duplicate before our error.
 pytestmark = pytest.mark.filterwarnings("ignore:optimizer contains a parameter group")
 
 ROOT = Path(__file__).resolve().parents[2]
-PROVOCATIONS = [*provocations.PROVOCATIONS, *optimizer_provocations.PROVOCATIONS]
 SOURCES = [
     *ROOT.glob("setup.py"),
     *(ROOT / "cmake").glob("*.cmake*"),
