@@ -165,7 +165,7 @@ def test_an_op_without_a_kernel_is_named() -> None:
 
 
 def test_most_calls_are_queued() -> None:
-    """The share that docs/testing.md states, on a training loop."""
+    """At least nine in ten, on a training loop."""
     program = """
 import torch
 from torch import nn
