@@ -66,16 +66,3 @@ def test_programs_with_a_scaler_use_fp16() -> None:
     scaled = [(place, code) for place, code in programs() if re.search(r"GradScaler.*\(", code)]
     assert len(scaled) >= 4
     assert [place for place, code in scaled if re.search("bfloat16|kBFloat16", code)] == []
-
-
-def test_first_optimizers_say_how_their_default_differs_from_torchs() -> None:
-    first_pages = (
-        "README.md",
-        "quickstart.py",
-        "quickstart.cpp",
-        "several_processes.py",
-        "main.cpp",
-    )
-    for page in first_pages:
-        first = next(c for p, c in programs() if p.startswith(page) and "FusedAdam" in c)
-        assert re.search(r"weight_decay is 0 by default.*; torch's AdamW has 0\.01", first), page
