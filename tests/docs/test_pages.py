@@ -57,7 +57,7 @@ def programs() -> list[tuple[str, str]]:
         )
     ]
     files = [*(DOCS / "examples").glob("*.py"), *(DOCS / "examples").glob("*.cpp")]
-    examples = ROOT / "examples"  # those that data_parallel.md shows
+    examples = ROOT / "examples"  # those that several_processes.md shows
     files += [examples / "python/several_processes.py", examples / "cpp/several_processes/main.cpp"]
     return blocks + [(file.name, file.read_text()) for file in files]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The C++ program of docs/data_parallel.md, built against the installed package."""
+"""The C++ program of docs/several_processes.md, built against the installed package."""
 
 from __future__ import annotations
 

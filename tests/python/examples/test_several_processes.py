@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The program of docs/data_parallel.md: two processes train as one, under either launcher."""
+"""The program of docs/several_processes.md: two processes train as one, under either launcher."""
 
 from __future__ import annotations
 
