@@ -135,7 +135,7 @@ train_digits() {
 train_model() {
   local parallel
   alone "$model" --out "$out/lm" "${small[@]}"
-  for parallel in fsdp zero2; do
+  for parallel in fsdp zero; do
     on_both static "$model" --out "$out/$parallel" "${small[@]}" --parallel "$parallel"
     compare "language model, $parallel" 1e-5 "$out/$parallel/log.jsonl" "$out/lm/log.jsonl"
   done
@@ -143,14 +143,14 @@ train_model() {
   alone "$model" --out "$out/less" "${small[@]}" --resume
   compare "two machines, then one" 1e-5 "$out/less/log.jsonl" "$out/lm/log.jsonl"
   alone "$model" --out "$out/more" "${small[@]}" --stop-after 6
-  on_both static "$model" --out "$out/more" "${small[@]}" --resume --parallel zero2
+  on_both static "$model" --out "$out/more" "${small[@]}" --resume --parallel zero
   compare "one machine, then two" 1e-5 "$out/more/log.jsonl" "$out/lm/log.jsonl"
 }
 
 # A process of the second machine is killed in step 5, two steps after a checkpoint.
 restart_a_process() {
   local parallel
-  for parallel in fsdp zero2; do
+  for parallel in fsdp zero; do
     rm -f "$out/batches"
     on_both elastic "$dying" step:5 --out "$out/process_$parallel" "${small[@]}" \
       --parallel "$parallel" --resume-or-begin
@@ -165,7 +165,7 @@ restart_a_process() {
 
 # All of the second machine is killed in step 5, and its command is given again.
 restart_a_machine() {
-  local first arguments=(--out "$out/machine" "${small[@]}" --parallel zero2 --resume-or-begin)
+  local first arguments=(--out "$out/machine" "${small[@]}" --parallel zero --resume-or-begin)
   rm -f "$out/batches"
   elastic 0 "$model" "${arguments[@]}" &
   first=$!
@@ -179,7 +179,7 @@ restart_a_machine() {
   wait "$!" 2>"$out/killed.log" || true
   elastic 1 "$model" "${arguments[@]}" &
   await "$first" "$!"
-  compare "a machine killed, zero2" 0 "$out/machine/log.jsonl" "$out/zero2/log.jsonl"
+  compare "a machine killed, zero" 0 "$out/machine/log.jsonl" "$out/zero/log.jsonl"
 }
 
 make_machines
