@@ -58,7 +58,9 @@ def programs() -> list[tuple[str, str]]:
     ]
     files = [*(DOCS / "examples").glob("*.py"), *(DOCS / "examples").glob("*.cpp")]
     examples = ROOT / "examples"  # those that several_processes.md shows
-    files += [examples / "python/several_processes.py", examples / "cpp/several_processes/main.cpp"]
+    names = ("several_processes", "zero", "fsdp2", "pipeline_norms")
+    files += [examples / "python" / f"{name}.py" for name in names]
+    files.append(examples / "cpp/several_processes/main.cpp")
     return blocks + [(file.name, file.read_text()) for file in files]
 
 
