@@ -301,7 +301,7 @@ gpu-bundle:
 	tools/gpu_bundle.sh
 
 test-mutations: .venv/.requirements
-	$(VENV_PYTHON) -m pytest tests/mutations -m small_set $(PYTEST_ARGS)
+	$(VENV_PYTHON) -m pytest tests/mutations $(PYTEST_ARGS)
 
 # Every line of the CUDA kernels is executed by the tests of test-asan; one that cannot be says
 # GCOVR_EXCL_LINE, and why.

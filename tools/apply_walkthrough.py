@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Applies the code blocks of a walk-through to a copy of the source tree.
 
-A page says in a comment, which readers do not see, what the next fenced block is:
+A comment on the page, which readers do not see, says what the next fenced block is:
 
-    <!-- file: PATH -->                     the whole of a new file
-    <!-- insert: PATH after "TEXT" -->      lines to insert after the one line that holds TEXT
-    <!-- insert: PATH before "TEXT" -->     the same, before that line
-
-Everything is checked before anything is written.
+    <!-- file: PATH -->                     a new file
+    <!-- insert: PATH after "TEXT" -->      lines to insert after the one line that contains TEXT
+    <!-- insert: PATH before "TEXT" -->     lines to insert before that line
 
     python tools/apply_walkthrough.py PAGE FOLDER
 """
@@ -15,15 +13,13 @@ Everything is checked before anything is written.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from source_copy import source_files, write_tree
-
 ROOT = Path(__file__).resolve().parent.parent
-DIRECTIVE = re.compile(r"^<!--\s*(file|insert)\b.*", re.MULTILINE)
-# A fence ends with as many backticks as it began with: a block may hold shorter ones.
+# A fence ends with as many backticks as it began with: a block may contain shorter fences.
 STEP = re.compile(
     r'<!-- (?:file: (?P<new>\S+)|insert: (?P<old>\S+) (?P<side>after|before) "(?P<anchor>.+)") -->'
     r"\s*^(?P<fence>`{3,})(?!`).*\n(?P<code>(?:.*\n)*?)(?P=fence)\s*$",
@@ -31,56 +27,53 @@ STEP = re.compile(
 )
 
 
-def apply(page: str, files: Mapping[str, bytes], name: str) -> dict[str, bytes]:
-    """`files` with all blocks of a page applied.
+def source_files(root: Path) -> dict[str, bytes]:
+    """Contents of all files of a checkout that git tracks or would track."""
+    command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listing = subprocess.check_output(command, cwd=root, text=True).split("\0")
+    return {path: (root / path).read_bytes() for path in listing if (root / path).is_file()}
 
-    Raises:
-        ValueError: the page cannot be applied; the message names its line.
+
+def write_tree(files: Mapping[str, bytes], tree: Path) -> None:
+    """Makes `tree` contain `files`. An unchanged file keeps its time: builds are incremental.
+
+    Files that an earlier call wrote, listed in .source_copy, are removed if `files` lacks them.
     """
-    result = dict(files)
-    for directive in DIRECTIVE.finditer(page):
-        line = page.count("\n", 0, directive.start()) + 1
-        where = f"{name}:{line}"
+    record = tree / ".source_copy"
+    former = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    for path in {*former} - {*files}:
+        (tree / path).unlink(missing_ok=True)
+    for path, content in files.items():
+        target = tree / path
+        if not target.exists() or target.read_bytes() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            target.chmod(0o755 if content.startswith(b"#!") else 0o644)
+    record.write_text("\n".join(files), encoding="utf-8")
+
+
+def apply(page: str, files: dict[str, bytes]) -> None:
+    """Applies all blocks of a page to `files`; exits with the line of one that does not fit."""
+    for directive in re.finditer(r"^<!--\s*(file|insert)\b.*", page, re.MULTILINE):
+        where = f"apply_walkthrough: line {page.count(chr(10), 0, directive.start()) + 1}"
         step = STEP.match(page, directive.start())
         if step is None:
-            raise ValueError(
-                f"{where}: expected '<!-- file: PATH -->' or '<!-- insert: PATH after|before "
-                f'"TEXT" -->\', and a fenced block to follow and to end, got {directive[0]!r}.'
-            )
+            sys.exit(f"{where}: expected a directive and a fenced block, got {directive[0]!r}.")
         path, anchor = step["new"] or step["old"], step["anchor"]
-        if step["new"] and path in result:
-            raise ValueError(f"{where}: expected {path} to be new, got an old file.")
+        if (path in files) == bool(step["new"]):
+            sys.exit(f"{where}: expected {path} to be {'new' if step['new'] else 'in the tree'}.")
         if step["new"]:
-            result[path] = step["code"].encode()
+            files[path] = step["code"].encode()
             continue
-        if path not in result:
-            raise ValueError(f"{where}: expected the file {path}, got none.")
-        lines = result[path].decode().splitlines(keepends=True)
+        lines = files[path].decode().splitlines(keepends=True)
         found = [index for index, text in enumerate(lines) if anchor in text]
         if len(found) != 1:
-            raise ValueError(
-                f"{where}: expected one line of {path} to hold {anchor!r}, got {len(found)}. "
-                "Write the anchor after the file as it is now."
-            )
+            sys.exit(f"{where}: expected one line of {path} with {anchor!r}, got {len(found)}.")
         lines.insert(found[0] + (step["side"] == "after"), step["code"])
-        result[path] = "".join(lines).encode()
-    if result == files:
-        raise ValueError(f"{name}: expected code blocks to apply, got none.")
-    return result
-
-
-def main(page: str, tree: str) -> int:
-    """Applies a page to a copy in the folder `tree`; returns 1 if it does not fit."""
-    name = Path(page).name
-    try:
-        files = apply(Path(page).read_text(encoding="utf-8"), source_files(ROOT), name)
-    except ValueError as error:
-        print(f"apply_walkthrough: {error}", file=sys.stderr)
-        return 1
-    written = write_tree(files, Path(tree))
-    print(f"apply_walkthrough: {name} applied; {written} files of the copy changed")
-    return 0
+        files[path] = "".join(lines).encode()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    sources = source_files(ROOT)
+    apply(Path(sys.argv[1]).read_text(encoding="utf-8"), sources)
+    write_tree(sources, Path(sys.argv[2]))
