@@ -15,23 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubin import CannotCheckError, Kernel, granted
-from cubin.cuobjdump import RESERVED_SHARED_BYTES
+from cubin.cuobjdump import RESERVED_SHARED_BYTES, Figures, Kernel
 
 MAX_ARGUMENT_BYTES = 32764
 MAX_STATIC_SHARED_BYTES = 48 * 1024
 MAX_TEXT_GROWTH = 1.25
 
 _FORMS = (", aligned", ", misaligned")
-_WARP = 32
-_REGISTERS_PER_SM = 65536
 # Threads and shared memory of a multiprocessor, from the CUDA programming guide. Architectures that
 # are not listed are held to the smallest.
 _SM_LIMITS = {80: (2048, 164 * 1024), 90: (2048, 228 * 1024), 100: (2048, 228 * 1024)}
 _SMALLEST_SM = (1536, 100 * 1024)
-
-Figures = Mapping[str, Mapping[int, Kernel]]
-"""What a library has, by short name and architecture."""
 
 
 @dataclass(frozen=True)
@@ -55,33 +49,18 @@ class Budget:
 
 
 def load(path: Path) -> Budget:
-    """Reads a budget.
-
-    Raises:
-        CannotCheckError: it is missing or not in the form that dump() writes.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        count = len(data["architectures"])
-        lines = [(name, Entry(**line)) for name, line in data.pop("kernels").items()]
-        kernels = {name: own for line in lines for name, own in _unfolded(*line, count)}
-        return Budget(**data, kernels=kernels)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CannotCheckError(
-            f"expected a budget in {path}, got {type(error).__name__}: {error}. Correct it."
-        ) from error
-
-
-def _unfolded(name: str, line: Entry, count: int) -> Iterator[tuple[str, Entry]]:
-    """The kernels that a line is about, each with `count` architectures."""
-    forms = _FORMS if len(line.registers) == 2 * count else ("",)
-    if not len(line.registers) == len(line.text) == len(forms) * count:
-        raise ValueError(f"{name} needs {count} numbers in each list, or twice as many")
-    for form, begin in zip(forms, (0, count), strict=False):
-        registers, text = (numbers[begin:][:count] for numbers in (line.registers, line.text))
-        for dtype in ("bf16", "fp16"):
-            kernel = re.sub(">$", f"{form}>", re.sub(r"\bhalf\b", dtype, name))
-            yield kernel, Entry(registers, line.loads, line.stores, text)
+    """Reads a budget."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    count = len(data["architectures"])
+    kernels = {}
+    for folded, line in data.pop("kernels").items():
+        forms = _FORMS if len(line["registers"]) == 2 * count else ("",)
+        for index, form in enumerate(forms):
+            own = {key: line[key][index * count :][:count] for key in ("registers", "text")}
+            for dtype in ("bf16", "fp16"):
+                name = re.sub(">$", f"{form}>", re.sub(r"\bhalf\b", dtype, folded))
+                kernels[name] = Entry(**line | own)
+    return Budget(**data, kernels=kernels)
 
 
 def _folded(kernels: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -106,57 +85,56 @@ def dump(budget: Budget) -> str:
         f"    {json.dumps(name)}: {json.dumps(kinds)}"
         for name, kinds in sorted(budget.vector_access.items())
     )
-    kernels = ",\n".join(
-        f"    {json.dumps(name) + ':':<54}{_line(entry)}"
-        for name, entry in sorted(_folded(budget.kernels).items())
-    )
+    kernels = []
+    for name, entry in sorted(_folded(budget.kernels).items()):
+        registers = ", ".join(f"{number:3}" for number in entry.registers)
+        text = ", ".join(f"{number:5}" for number in entry.text)
+        kernels.append(
+            f'    {json.dumps(name) + ":":<54}{{"loads": {entry.loads:2}, "stores": '
+            f'{entry.stores:2}, "registers": [{registers}], "text": [{text}]}}'
+        )
     return (
         f'{{\n  "nvcc": {json.dumps(budget.nvcc)},\n'
         f'  "architectures": {json.dumps(budget.architectures)},\n'
-        f'  "vector_access": {{\n{access}\n  }},\n  "kernels": {{\n{kernels}\n  }}\n}}\n'
+        f'  "vector_access": {{\n{access}\n  }},\n'
+        f'  "kernels": {{\n{",".join(f"{chr(10)}{line}" for line in kernels)[1:]}\n  }}\n}}\n'
     )
 
 
-def _line(entry: Entry) -> str:
-    registers = ", ".join(f"{number:3}" for number in entry.registers)
-    text = ", ".join(f"{number:5}" for number in entry.text)
-    counts = f'"loads": {entry.loads:2}, "stores": {entry.stores:2}'
-    return f'{{{counts}, "registers": [{registers}], "text": [{text}]}}'
-
-
 def record(figures: Figures, nvcc: str, vector_access: dict[str, list[str]]) -> Budget:
-    """The budget that a library just meets. Every kernel must have every architecture."""
-    architectures = sorted({arch for by_arch in figures.values() for arch in by_arch})
-    kernels = {}
-    for name, by_arch in figures.items():
-        found = [by_arch[arch] for arch in architectures]
-        kernels[name] = Entry(
-            registers=[granted(kernel.registers) for kernel in found],
-            loads=min(kernel.count("LDG", "128") for kernel in found),
-            stores=min(kernel.count("STG", "128") for kernel in found),
-            text=[kernel.text_bytes for kernel in found],
+    """The budget that a library just meets."""
+    kernels = {
+        name: Entry(
+            registers=[granted(by_arch[arch].registers) for arch in sorted(by_arch)],
+            loads=min(kernel.count("LDG", "128") for kernel in by_arch.values()),
+            stores=min(kernel.count("STG", "128") for kernel in by_arch.values()),
+            text=[by_arch[arch].text_bytes for arch in sorted(by_arch)],
         )
-    return Budget(nvcc, architectures, vector_access, kernels)
+        for name, by_arch in figures.items()
+    }
+    return Budget(nvcc, sorted(next(iter(figures.values()))), vector_access, kernels)
 
 
 # --- Rules; each violation is a sentence ----------------------------------------------------------
 
 
+def granted(registers: int) -> int:
+    """Registers are handed out in eights: what a thread really takes."""
+    return (registers + 7) // 8 * 8
+
+
 def _blocks_by_registers(registers: int, threads: int) -> int:
-    warps = (threads + _WARP - 1) // _WARP
-    return _REGISTERS_PER_SM // (granted(registers) * _WARP * warps)
+    """How many blocks the 65,536 registers of a multiprocessor are enough for."""
+    return 65536 // (granted(registers) * 32 * ((threads + 31) // 32))
 
 
-def _check_limits(kernel: Kernel) -> Iterator[str]:
+def _check_limits(arch: int, kernel: Kernel) -> Iterator[str]:
     loads, stores, shared = kernel.count("LDL"), kernel.count("STL"), kernel.shared_bytes
     if loads or stores:
-        yield (
-            f"no local memory, got {loads} loads and {stores} stores of it. Lower its register "
-            "pressure, or the blocks that its launch bounds ask for."
-        )
+        yield f"no local memory, got {loads} loads and {stores} stores: lower its registers."
     if kernel.stack_bytes:
         yield f"no stack, got {kernel.stack_bytes} bytes. Spills and indexed arrays live there."
-    most_threads, most_shared = _SM_LIMITS.get(kernel.arch, _SMALLEST_SM)
+    most_threads, most_shared = _SM_LIMITS.get(arch, _SMALLEST_SM)
     resident = min(
         _blocks_by_registers(kernel.registers, kernel.threads),
         most_shared // (shared + RESERVED_SHARED_BYTES),
@@ -167,14 +145,10 @@ def _check_limits(kernel: Kernel) -> Iterator[str]:
     if resident < demanded:
         yield (
             f"{demanded} blocks of {kernel.threads} threads per multiprocessor, got {resident}, by "
-            f"{kernel.registers} registers and {shared} bytes of shared memory. State launch "
-            "bounds that fit."
+            f"{kernel.registers} registers and {shared} bytes of shared memory."
         )
     if (got := kernel.argument_bytes) > MAX_ARGUMENT_BYTES:
-        yield (
-            f"at most {MAX_ARGUMENT_BYTES} bytes of arguments, got {got}. Let its table hold fewer "
-            "rows."
-        )
+        yield f"at most {MAX_ARGUMENT_BYTES} bytes of arguments, got {got}."
     if shared > MAX_STATIC_SHARED_BYTES:
         yield f"at most {MAX_STATIC_SHARED_BYTES} bytes of static shared memory, got {shared}."
 
@@ -192,8 +166,7 @@ def _check_accesses(kernel: Kernel, kinds: Sequence[str], entry: Entry | None) -
             yield f"{hints} of {found} {kind}s of 128 bits to evict first (EF), got {hinted}."
 
 
-def _check_entry(kernel: Kernel, entry: Entry, index: int) -> Iterator[str]:
-    registers, text = entry.registers[index], entry.text[index]
+def _check_entry(kernel: Kernel, registers: int, text: int) -> Iterator[str]:
     if kernel.registers > registers:
         yield f"at most {registers} registers, got {kernel.registers}."
     if (got := kernel.text_bytes) > MAX_TEXT_GROWTH * text:
@@ -204,22 +177,16 @@ def violations(figures: Figures, budget: Budget) -> Iterator[str]:
     """Finds what breaks a rule or departs from the budget."""
     access = budget.vector_access
     families = {name.partition("<")[0] for name in figures}
-    for name in sorted(access.keys() - families):
-        yield f"vector_access of {name}: expected a kernel of that name, got none."
-    for name in sorted(families - access.keys()):
-        yield (
-            f'{name}: expected an entry in vector_access that says whether it has "load" and '
-            '"store" of 128 bits and whether these "stream", got none.'
-        )
-    for name in sorted(budget.kernels.keys() - figures.keys()):
-        yield f"{name}: expected in the library, got no such kernel."
+    for name in sorted(access.keys() ^ families):
+        yield f"{name}: expected in vector_access and in the library, got it in one of them."
+    for name in sorted(budget.kernels.keys() ^ figures.keys()):
+        yield f"{name}: expected in the budget and in the library, got it in one of them."
     for name, by_arch in figures.items():
         entry = budget.kernels.get(name)
-        if entry is None:
-            yield f"{name}: expected in the budget, got no such entry."
         kinds = access.get(name.partition("<")[0], ())
         for arch, kernel in by_arch.items():
-            found = [*_check_limits(kernel), *_check_accesses(kernel, kinds, entry)]
+            found = [*_check_limits(arch, kernel), *_check_accesses(kernel, kinds, entry)]
             if entry is not None:
-                found += _check_entry(kernel, entry, budget.architectures.index(arch))
+                index = budget.architectures.index(arch)
+                found += _check_entry(kernel, entry.registers[index], entry.text[index])
             yield from (f"{name} sm_{arch}: expected {sentence}" for sentence in found)

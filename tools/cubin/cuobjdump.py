@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs cuobjdump on a library and gathers what it says about each kernel.
+"""Reads with NVIDIA's cuobjdump what a library contains of each CUDA kernel.
 
 -res-usage  registers, stack and shared memory
 -elf        launch bounds and size of the arguments, as attributes of .nv.info.<kernel>
--sass       instructions; takes a minute for the whole library
+-sass       instructions; takes a minute for the library
+
+Kernels have short names, such as fused_update<Adam, bf16, fp32, fp32, master, aligned>.
 """
 
 from __future__ import annotations
@@ -12,14 +14,12 @@ import math
 import os
 import re
 import subprocess
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-
-from cubin import CannotCheckError, Kernel
 
 # From sm_90 on the system takes this much of each block's shared memory, and cuobjdump counts it in
 # wherever an image has shared memory at all.
@@ -33,137 +33,169 @@ _USAGE = re.compile(
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([^\s;]+)")
 _CAP, _THREADS, _ARGUMENTS = "MAXREG_COUNT", "MAX_THREADS", "CBANK_PARAM_SIZE"
 
-Usage = dict[int, list[tuple[str, list[int]]]]
-"""Per architecture: kernels with their registers, stack, shared and local memory."""
+_NAMESPACES = re.compile(r"\(anonymous namespace\)::|torchfuse::kernels::|cuda::|_kernel(?=<|$)")
+_TYPES = {"float": "fp32", "double": "fp64", "Half": "fp16", "BFloat16": "bf16"}
+_TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
+# <TypedAccess<functor, param, grad, state, master>, aligned> or <LookedUpAccess<functor>, aligned>.
+# A measure kernel has one form.
+_OPTIMIZER = re.compile(
+    r"^(\w+)<(?:Typed|(LookedUp))Access<(.*?)(?:, (true|false))?>(?:, (true|false)| )>$"
+)
 
 
-class Cuobjdump:
-    """NVIDIA's reader of machine code."""
+class CannotCheckError(Exception):
+    """Something that the check needs is missing or not understood: no verdict on the kernels."""
 
-    def __init__(self, nvcc: str | None) -> None:
-        """Looks beside nvcc, then in triton, which comes with torch for CUDA.
 
-        Raises:
-            CannotCheckError: cuobjdump, or nvdisasm, which it calls, is in neither.
-        """
-        triton = find_spec("triton")
-        inside = (triton and triton.submodule_search_locations) or ()
-        folders = [Path(folder, "backends/nvidia/bin") for folder in inside]
-        if nvcc:
-            folders.insert(0, Path(nvcc).resolve().parent)
-        for folder in folders:
-            if all(os.access(folder / tool, os.X_OK) for tool in ("cuobjdump", "nvdisasm")):
-                self.path = folder / "cuobjdump"
-                self.version = _release("".join(self._lines("--version")))
-                return
-        raise CannotCheckError(
-            "expected cuobjdump and nvdisasm beside nvcc or in triton, which comes with torch for "
-            f"CUDA, got them in none of {[str(folder) for folder in folders]}. CUDA has them, and "
-            "so have nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm on PyPI."
+@dataclass(frozen=True)
+class Kernel:
+    """The code of one kernel for one architecture."""
+
+    registers: int
+    register_cap: int  # what launch bounds leave per thread; 255 without a bound
+    threads: int  # per block, at most
+    stack_bytes: int
+    argument_bytes: int
+    shared_bytes: int
+    opcodes: Counter[str]  # how often each instruction occurs, as in {"LDG.E.EF.128": 4}
+
+    @property
+    def text_bytes(self) -> int:
+        """The size of the code: an instruction has 16 bytes since sm_70."""
+        return 16 * self.opcodes.total()
+
+    def count(self, operation: str, *modifiers: str) -> int:
+        """How many instructions of an operation have all these modifiers."""
+        return sum(
+            number
+            for opcode, number in self.opcodes.items()
+            if (words := opcode.split("."))[0] == operation and {*modifiers} <= {*words}
         )
 
-    def _lines(self, *arguments: str | Path) -> Iterator[str]:
-        """What it prints, which is too much to hold at once."""
-        command = [str(argument) for argument in (self.path, *arguments)]
-        with (
-            tempfile.TemporaryFile("w+") as errors,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
-        ):
-            assert process.stdout is not None
-            yield from process.stdout
-            if process.wait() != 0:
-                errors.seek(0)
-                raise CannotCheckError(
-                    f"{' '.join(command)}: expected exit status 0, got {process.returncode}: "
-                    f"{errors.read().strip()}"
-                )
 
-    def usage(self, library: Path) -> Usage:
-        """The architectures and kernels of a library, and their resources."""
-        found: Usage = {}
-        for arch, symbol, *numbers in _USAGE.findall("".join(self._lines("-res-usage", library))):
-            if arch:
-                kernels = found.setdefault(int(arch), [])
-            else:
-                kernels.append((symbol, [int(number) for number in numbers]))
-        return {arch: kernels for arch, kernels in found.items() if kernels}
-
-    def compiler(self, library: Path, arch: int) -> str:
-        """The release of the compiler that made a library; nvcc 12 does not write it down."""
-        lines = self._lines("-elf", "-arch", f"sm_{arch}", library)
-        return next((_release(line) for line in lines if "Tool Version:" in line), "unknown")
-
-    def kernels(self, library: Path, usage: Usage) -> list[Kernel]:
-        """All kernels of a library, for the architectures of `usage`.
-
-        Raises:
-            CannotCheckError: the library cannot be read, or says too little about a kernel.
-        """
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            opcodes = pool.map(lambda arch: self._opcodes(library, arch), usage)
-            attributes = pool.map(lambda arch: self._attributes(library, arch), usage)
-            return [
-                _kernel(symbol, arch, numbers, own[symbol], code[symbol])
-                for arch, own, code in zip(usage, attributes, opcodes, strict=True)
-                for symbol, numbers in usage[arch]
-            ]
-
-    def _attributes(self, library: Path, arch: int) -> defaultdict[str, dict[str, int]]:
-        """By kernel and name; what has several numbers counts as their product."""
-        found: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        symbol = attribute = ""
-        for line in self._lines("-elf", "-arch", f"sm_{arch}", library):
-            if line.startswith(".nv.info."):
-                symbol = line.strip().removeprefix(".nv.info.")
-            elif "\tAttribute:" in line:
-                attribute = line.split()[-1].removeprefix("EIATTR_")
-            elif "\tValue:" in line and attribute in (_CAP, _THREADS, _ARGUMENTS):
-                numbers = [int(number, 16) for number in line.split()[1:]]
-                found[symbol][attribute] = math.prod(numbers)
-        return found
-
-    def _opcodes(self, library: Path, arch: int) -> defaultdict[str, Counter[str]]:
-        """How often each instruction occurs, by kernel."""
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        symbol = ""
-        for line in self._lines("-sass", "-arch", f"sm_{arch}", library):
-            if "\tFunction : " in line:
-                symbol = line.split()[-1]
-            elif (instruction := _INSTRUCTION.match(line)) is not None:
-                found[symbol][instruction[1]] += 1
-        return found
+#: The kernels of a library, by short name and architecture.
+Figures = dict[str, dict[int, Kernel]]
 
 
-def _release(text: str) -> str:
-    """Two numbers, as in "13.0", from what a tool of CUDA says about itself."""
-    found = re.search(r"release (\d+\.\d+)", text)
-    return found[1] if found is not None else "unknown"
+def find_cuobjdump(nvcc: str | None) -> Path:
+    """Looks beside nvcc, then in triton, which comes with torch for CUDA."""
+    triton = find_spec("triton")
+    inside = (triton and triton.submodule_search_locations) or ()
+    folders = [Path(nvcc).resolve().parent] if nvcc else []
+    folders += [Path(folder, "backends/nvidia/bin") for folder in inside]
+    for folder in folders:
+        if all(os.access(folder / tool, os.X_OK) for tool in ("cuobjdump", "nvdisasm")):
+            return folder / "cuobjdump"
+    raise CannotCheckError(
+        "expected cuobjdump and nvdisasm beside nvcc or in triton, got neither. Install CUDA, or "
+        "nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm from PyPI."
+    )
+
+
+def read(cuobjdump: Path, library: Path) -> tuple[Figures, str]:
+    """All kernels of a library, and the release of its compiler."""
+    usage: dict[int, list[tuple[str, ...]]] = defaultdict(list)
+    arch = 0
+    for named, *kernel in _USAGE.findall("".join(_lines(cuobjdump, "-res-usage", library))):
+        if named:
+            arch = int(named)
+        else:
+            usage[arch].append(tuple(kernel))
+    figures: Figures = defaultdict(dict)
+    compiler = "unknown"
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        codes = pool.map(lambda arch: _opcodes(cuobjdump, library, arch), usage)
+        attributes = pool.map(lambda arch: _attributes(cuobjdump, library, arch), usage)
+        for arch, code, (own, release) in zip(usage, codes, attributes, strict=True):
+            compiler = release
+            names = _short_names([symbol for symbol, *_ in usage[arch]])
+            for name, (symbol, *numbers) in zip(names, usage[arch], strict=True):
+                if arch in figures[name]:
+                    raise CannotCheckError(f"expected one kernel {name} for sm_{arch}, got two.")
+                kernel = _kernel(arch, [*map(int, numbers)], own[symbol], code[symbol])
+                if kernel is None:
+                    raise CannotCheckError(
+                        f"expected instructions, {_CAP}, {_ARGUMENTS} and the system's shared "
+                        f"memory of {name} for sm_{arch}, got less. Use the compiler's cuobjdump."
+                    )
+                figures[name][arch] = kernel
+    for name, by_arch in figures.items():
+        if missing := usage.keys() - by_arch.keys():
+            raise CannotCheckError(f"expected kernel {name} for sm_{min(missing)}, got none.")
+    return dict(sorted(figures.items())), compiler
 
 
 def _kernel(
-    symbol: str, arch: int, usage: Sequence[int], own: dict[str, int], opcodes: Counter[str]
-) -> Kernel:
+    arch: int, usage: Sequence[int], own: dict[str, int], opcodes: Counter[str]
+) -> Kernel | None:
+    """None if a figure is missing."""
     registers, stack, shared, local = usage
-    reserved = RESERVED_SHARED_BYTES if arch >= 90 and shared else 0
-    for what, is_there in (
-        ("instructions in -sass", bool(opcodes)),
-        (f"EIATTR_{_CAP} in -elf", _CAP in own),
-        (f"EIATTR_{_ARGUMENTS} in -elf", _ARGUMENTS in own),
-        (f"{reserved} bytes for the system among SHARED:{shared}", shared >= reserved),
-    ):
-        if not is_there:
-            raise CannotCheckError(
-                f"sm_{arch} {symbol}: expected {what}, got none. cuobjdump and nvdisasm of the "
-                "compiler's release may know better."
-            )
-    return Kernel(
-        symbol=symbol,
-        arch=arch,
-        registers=registers,
-        register_cap=own[_CAP],
-        threads=own.get(_THREADS, 1024),  # it may be launched with so many if it has no bounds
-        stack_bytes=stack + local,
-        argument_bytes=own[_ARGUMENTS],
-        shared_bytes=shared - reserved,
-        opcodes=opcodes,
-    )
+    shared -= RESERVED_SHARED_BYTES if arch >= 90 and shared else 0
+    if not opcodes or _CAP not in own or _ARGUMENTS not in own or shared < 0:
+        return None
+    threads = own.get(_THREADS, 1024)  # without bounds it may be launched with 1024
+    return Kernel(registers, own[_CAP], threads, stack + local, own[_ARGUMENTS], shared, opcodes)
+
+
+def _lines(cuobjdump: Path, *arguments: str | Path) -> Iterator[str]:
+    """The lines that it prints, which are too many to hold at once."""
+    command = [str(argument) for argument in (cuobjdump, *arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield from process.stdout
+    if process.returncode != 0:
+        raise CannotCheckError(f"{' '.join(command)}: exit status {process.returncode}")
+
+
+def _attributes(
+    cuobjdump: Path, library: Path, arch: int
+) -> tuple[defaultdict[str, dict[str, int]], str]:
+    """Attributes by kernel and name, and the compiler's release, which nvcc 12 does not write.
+
+    An attribute of several numbers counts as their product.
+    """
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    symbol = attribute = ""
+    compiler = "unknown"
+    for line in _lines(cuobjdump, "-elf", "-arch", f"sm_{arch}", library):
+        if line.startswith(".nv.info."):
+            symbol = line.strip().removeprefix(".nv.info.")
+        elif "\tAttribute:" in line:
+            attribute = line.split()[-1].removeprefix("EIATTR_")
+        elif "\tValue:" in line and attribute in (_CAP, _THREADS, _ARGUMENTS):
+            numbers = [int(number, 16) for number in line.split()[1:]]
+            found[symbol][attribute] = math.prod(numbers)
+        elif "Tool Version:" in line and (release := re.search(r"release (\d+\.\d+)", line)):
+            compiler = release[1]
+    return found, compiler
+
+
+def _opcodes(cuobjdump: Path, library: Path, arch: int) -> defaultdict[str, Counter[str]]:
+    """How often each instruction occurs, by kernel."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    symbol = ""
+    for line in _lines(cuobjdump, "-sass", "-arch", f"sm_{arch}", library):
+        if "\tFunction : " in line:
+            symbol = line.split()[-1]
+        elif (instruction := _INSTRUCTION.match(line)) is not None:
+            found[symbol][instruction[1]] += 1
+    return found
+
+
+def _short_names(symbols: Sequence[str]) -> list[str]:
+    """Needs c++filt of binutils, which drops the parameters."""
+    names = subprocess.check_output(["c++filt", "-p"], text=True, input="\n".join(symbols))
+    return [short_name(name) for name in names.splitlines()]
+
+
+def short_name(declaration: str) -> str:
+    """The short name of a demangled kernel."""
+    name = _TYPE.sub(lambda match: _TYPES[match[0]], _NAMESPACES.sub("", declaration))
+    name, averages = re.subn(r"EmaAccess<(.*) >(?=, (?:true|false)>$)", r"\1", name)
+    match = _OPTIMIZER.match(name)
+    if match is None:
+        return name
+    kernel, looked_up, types, master, aligned = match.groups()
+    parts = {"looked up": looked_up, "master": master == "true", "ema": bool(averages)}
+    parts |= {"aligned": aligned == "true", "misaligned": aligned == "false"}
+    return f"{kernel}<{', '.join([types, *(word for word, said in parts.items() if said)])}>"
