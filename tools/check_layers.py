@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks that arrows between the layers point down only, and that SIMD objects keep to themselves.
+"""Checks that layers of csrc include lower layers only, and that SIMD objects keep to themselves.
 
-Rules of includes (csrc/README.md): kernels know neither torch nor ops; ops know kernel headers but
-no driver; the C++ classes and the bindings know public headers only. With --build-dir it also reads
-the symbols of the objects that are compiled once per instruction level: a weak symbol that they
-share with other objects could be linked in its AVX-512 form for every machine (Note [One object per
-instruction level] in csrc/kernels/cpu/isa.h).
+With --build-dir it also reads the symbols of the objects that are compiled once per instruction
+level: a weak symbol that they share with other objects could be linked in its AVX-512 form for
+every machine (Note [One object per instruction level] in csrc/kernels/cpu/isa.h).
 """
 
 from __future__ import annotations
@@ -25,45 +23,29 @@ PYTHON = r"(pybind11/|Python\.h$|torch/csrc/utils/pybind\.h$|torch/extension\.h$
 CUDA = r"(cuda[_./]|cuda_runtime|cub/|cooperative_groups|curand)"
 ABOVE_KERNELS = "ops/|api/|bindings/|torchfuse/"
 
-
-#: What files under a folder must not include, and why; the first folder that matches decides.
+#: What a folder's files must not include (csrc/README.md); the first folder that matches decides.
 RULES = {
-    "csrc/kernels/functors/": (
-        f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|{ABOVE_KERNELS}",
-        "functors are plain math, shared by g++ and nvcc",
-    ),
-    "csrc/kernels/common/": (
-        f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|{ABOVE_KERNELS}",
-        "kernels/common is below everything",
-    ),
-    "csrc/kernels/cpu/": (
-        f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|{ABOVE_KERNELS}",
-        "CPU kernels know neither torch nor CUDA",
-    ),
-    "csrc/kernels/": (f"{TORCH}|{PYTHON}|{ABOVE_KERNELS}", "kernels do not know torch"),
-    "csrc/ops/": (
-        rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/|kernels/cpu/(?!isa\.h$)"
-        r"|api/|bindings/|torchfuse/(optim|amp|nn|parallel)/",
-        "ops call kernels through kernels/*.h and know no driver",
-    ),
-    "csrc/api/": (
-        f"{PYTHON}|kernels/|ops/|bindings/",
-        "the C++ classes use public headers only and hold no numerics",
-    ),
-    "csrc/include/": (
-        f"{PYTHON}|kernels/|ops/|api/|bindings/",
-        "public headers are installed, private ones are not",
-    ),
-    "csrc/bindings/": ("kernels/|ops/|api/", "bindings use public headers only"),
+    # Plain math, shared by g++ and nvcc.
+    "kernels/functors/": f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|{ABOVE_KERNELS}",
+    "kernels/common/": f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|{ABOVE_KERNELS}",
+    "kernels/cpu/": f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|{ABOVE_KERNELS}",
+    "kernels/": f"{TORCH}|{PYTHON}|{ABOVE_KERNELS}",
+    # Ops call kernels through kernels/*.h and know no driver.
+    "ops/": rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/|kernels/cpu/(?!isa\.h$)"
+    r"|api/|bindings/|torchfuse/(optim|amp|nn|parallel)/",
+    # The C++ classes and the bindings use public headers only, and these are installed alone.
+    "api/": f"{PYTHON}|kernels/|ops/|bindings/",
+    "include/": f"{PYTHON}|kernels/|ops/|api/|bindings/",
+    "bindings/": "kernels/|ops/|api/",
 }
 
 
 def check_text(path: str, text: str) -> list[str]:
     """Violations in one file, each as a sentence; `path` is relative to the repository."""
-    for folder, (forbidden, reason) in RULES.items():
-        if path.startswith(folder):
+    for folder, forbidden in RULES.items():
+        if path.startswith(f"csrc/{folder}"):
             return [
-                f"{path}: expected no include of <{name}>: {reason}."
+                f"{path}: expected no include of <{name}> below csrc/{folder}: csrc/README.md"
                 for name in INCLUDE.findall(text)
                 if re.match(forbidden, name)
             ]
@@ -83,9 +65,9 @@ def check_includes() -> list[str]:
 def check_symbols(name: str, level: str, nm_output: str) -> list[str]:
     """Violations in one object's `nm` listing.
 
-    Weak (W, V) and unique (u) definitions may be replaced by another object's. Only those inside
-    the namespace of the level, or about a type of that namespace, belong to this object alone. The
-    names are read as they are mangled: there are templates that binutils cannot demangle.
+    Another object's definition may replace a weak (W, V) or unique (u) one. Only symbols of the
+    level's namespace belong to this object alone. binutils cannot demangle some templates, so the
+    mangled names are compared.
     """
     return [
         f"{name}: expected weak symbols in namespace {level} only, got {symbol}. "
@@ -119,11 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
     violations = check_includes()
     if options.build_dir is not None:
         violations += check_objects(options.build_dir)
-    for violation in violations:
-        print(violation, file=sys.stderr)
-    print(f"check_layers: {len(violations)} violations")
+    print(*violations, f"check_layers: {len(violations)} violations", sep="\n")
     return 1 if violations else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import subprocess
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -140,11 +141,14 @@ def _kernel(
 def _lines(cuobjdump: Path, *arguments: str | Path) -> Iterator[str]:
     """The lines that it prints, which are too many to hold at once."""
     command = [str(argument) for argument in (cuobjdump, *arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield from process.stdout
-    if process.returncode != 0:
-        raise CannotCheckError(f"{' '.join(command)}: exit status {process.returncode}")
+    with tempfile.TemporaryFile("w+") as errors:  # nvdisasm warns of every image
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            yield from process.stdout
+        if process.returncode != 0:
+            errors.seek(0)
+            status = f"exit status {process.returncode}: {errors.read()}"
+            raise CannotCheckError(f"{' '.join(command)}: {status}")
 
 
 def _attributes(
