@@ -61,9 +61,11 @@ def check(library: Path, update: bool) -> int:
         BUDGET.write_text(dump(budget), encoding="utf-8")
         print(f"check_cubins: recorded in {BUDGET}; read its diff before you commit it")
     found = list(violations(figures, budget))
-    print(*found, sep="\n", file=sys.stderr)
-    size = f"{len(figures)} kernels x {len(got)} architectures"
-    print(f"check_cubins: {size}, {len(found)} violations")
+    for line in found:
+        print(line, file=sys.stderr)
+    print(
+        f"check_cubins: {len(figures)} kernels x {len(got)} architectures: {len(found)} violations"
+    )
     if found and compiler != budget.nvcc:
         print(f"The budget is nvcc {budget.nvcc}'s, this is {compiler}'s code.", file=sys.stderr)
     if found:
