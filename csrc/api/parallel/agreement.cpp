@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -62,9 +61,9 @@ void check_agreement(const Collectives& collectives, const c10::Device& device,
                      const std::function<std::vector<std::string>()>& lines) {
   if (collectives.size() == 1) return;
   if (collectives.agree(device, checksum(summary), kComparison)) return;
-  // The newline keeps an empty list from being equal to a list of one empty line.
-  const auto texts =
-      gather_texts(collectives, device, c10::Join("\n", lines()) + "\n", kComparison);
+  std::string text;
+  for (const std::string& line : lines()) text += line + "\n";
+  const auto texts = gather_texts(collectives, device, text, kComparison);
   const auto other = std::find_if(texts.begin(), texts.end(),
                                   [&](const std::string& text) { return text != texts.front(); });
   TORCH_INTERNAL_ASSERT(other != texts.end(), "summaries differ where lines do not.");

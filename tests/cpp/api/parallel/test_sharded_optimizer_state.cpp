@@ -40,8 +40,8 @@ void step_through(torch::optim::Optimizer& optimizer, const std::vector<torch::T
 }
 
 /// The parameters and the state dict of the class after two steps, and the parameters after four.
-struct Trained {
-  explicit Trained(const FusedAdamOptions& options) {
+struct TrainedAlone {
+  explicit TrainedAlone(const FusedAdamOptions& options) {
     const auto params = sharded_params();
     FusedAdam optimizer(params, options);
     step_through(optimizer, params, 0, 2);
@@ -66,7 +66,7 @@ struct Trained {
 };
 
 TEST(ShardedState, OfTheClassAloneGoesOnWithAnyNumberOfRanks) {
-  const Trained trained(FusedAdamOptions().amsgrad(true).ema_decay(0.5));
+  const TrainedAlone trained(FusedAdamOptions().amsgrad(true).ema_decay(0.5));
   for (const std::int64_t ranks : {1, 2, 3}) {
     run_on_ranks(ranks, [&](ProcessGroup& group) {
       const auto params = clones_of(trained.halfway);
@@ -81,7 +81,7 @@ TEST(ShardedState, OfTheClassAloneGoesOnWithAnyNumberOfRanks) {
 
 TEST(ShardedState, OfTwoRanksGoesOnInTheClassAloneAndInThree) {
   const auto options = FusedAdamOptions().amsgrad(true).ema_decay(0.5);
-  const Trained trained(options);
+  const TrainedAlone trained(options);
   auto state = c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
   std::string archive;
   run_on_ranks(2, [&](ProcessGroup& group) {
@@ -179,7 +179,7 @@ TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
   const auto folder = std::filesystem::path(::testing::TempDir()) / "sharded_checkpoint";
   std::filesystem::create_directories(folder);
   const std::string path = folder / "last.pt";
-  const Trained trained(FusedAdamOptions(0.01));
+  const TrainedAlone trained(FusedAdamOptions(0.01));
   run_on_ranks(2, [&](ProcessGroup& group) {
     const auto params = sharded_params();
     ShardedAdam optimizer(params, FusedAdamOptions(0.01), group);
@@ -206,7 +206,7 @@ TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
 }
 
 TEST(ShardedState, WhatDoesNotFitIsRefused) {
-  const Trained trained(FusedAdamOptions(0.01));
+  const TrainedAlone trained(FusedAdamOptions(0.01));
   run_on_ranks(2, [&](ProcessGroup& group) {
     const auto with_sizes = [](std::vector<std::int64_t> sizes) {
       return std::vector<torch::Tensor>{torch::ones(sizes, torch::requires_grad())};
