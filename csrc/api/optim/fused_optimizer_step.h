@@ -160,7 +160,16 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
   state.master_param(remainder ? at::Tensor() : slot.master);
   state.param_remainder(remainder ? slot.master : at::Tensor());
   if (slot.ema.defined()) state.ema_param(slot.ema);
-  if constexpr (kHasStart<Options>) state.momentum_start(slot.start);
+  if constexpr (kHasStart<Options>) {
+    state.momentum_start(slot.start);
+    const bool unused = !slot.states.front().defined() && state.momentum_buffer().defined();
+    const double start = slot.start.defined() ? slot.start.item().toDouble() : 0.0;
+    if (unused && state.step().item().toDouble() == start) {
+      // Steps without momentum would count past its first update. It begins again later.
+      state.momentum_buffer(at::Tensor());
+      state.momentum_start(at::Tensor());
+    }
+  }
 }
 
 template <class Options, class State>

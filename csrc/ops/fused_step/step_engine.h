@@ -188,6 +188,15 @@ class StepEngine {
     std::size_t slot;
     int kind;
   };
+  /// The memory of an operand.
+  struct Span {
+    const char* begin;
+    const char* end;
+    Operand operand;
+  };
+  static void add_span(std::vector<Span>& spans, const void* memory, const c10::TensorImpl* tensor,
+                       Operand operand);
+  void sort_apart(std::vector<Span>& spans) const;
   std::string operand_name(std::size_t index, int kind) const;
   void check_overlaps();
   void check_written_grads() const;
@@ -234,6 +243,7 @@ class StepEngine {
   std::vector<PlannedSlot> planned_;
   bool has_masters_ = false;                         ///< in fp32, of any slot
   bool apart_ = false;                               ///< no two tensors of this step share memory
+  std::vector<Span> spans_;                          ///< sorted, of parameters and their states
   std::vector<std::int64_t> positions_;              ///< of the slots in their groups
   std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
   Buckets buckets_;

@@ -80,12 +80,14 @@ inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_stat
   for (std::size_t k = 0; taken && k < num_elementwise; ++k) {
     taken = take_operand(states[k], tensors.states[k], row.state[k], moved);
   }
+  if (taken && num_elementwise < num_states) {
+    const std::size_t last = num_states - 1;
+    const void* const before = row.tensor_state;
+    taken = take_number(states[last], tensors.states[last], row.tensor_state);
+    moved |= row.tensor_state != before;
+  }
   if (moved) unchecked = true;
   if (!taken) return false;
-  if (num_elementwise < num_states) {
-    const std::size_t last = num_states - 1;
-    if (!take_number(states[last], tensors.states[last], row.tensor_state)) return false;
-  }
   void* count = nullptr;
   if (!take_number(step, tensors.step, count)) return false;
   row.step = static_cast<float*>(count);

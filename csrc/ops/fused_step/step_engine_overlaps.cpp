@@ -18,27 +18,11 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// The memory of an operand, whose kind is below.
-struct Span {
-  const char* begin;
-  const char* end;
-  std::size_t slot;
-  int kind;
-};
-
-// Kinds from 0 on are states.
+// Kinds of operands; those from 0 on are states.
 constexpr int kParam = -1;
 constexpr int kMaster = -2;
 constexpr int kEma = -3;
 constexpr int kGrad = -4;
-
-void add_span(std::vector<Span>& spans, const void* memory, const c10::TensorImpl* tensor,
-              std::size_t slot, int kind) {
-  if (memory == nullptr || tensor == nullptr) return;
-  const auto* begin = static_cast<const char*>(memory);
-  const auto bytes = tensor->numel() * static_cast<std::int64_t>(tensor->itemsize());
-  spans.push_back({begin, begin + bytes, slot, kind});
-}
 
 /// Where a gradient's elements begin; those of a copy begin elsewhere.
 const void* memory_of(const c10::TensorImpl* grad) {
@@ -46,17 +30,24 @@ const void* memory_of(const c10::TensorImpl* grad) {
   return static_cast<const char*>(grad->unsafe_storage().data()) + offset;
 }
 
-/// Sorts the spans; the first two that overlap, if any do.
-const Span* first_overlap(std::vector<Span>& spans) {
+}  // namespace
+
+void StepEngine::add_span(std::vector<Span>& spans, const void* memory,
+                          const c10::TensorImpl* tensor, Operand operand) {
+  if (memory == nullptr || tensor == nullptr) return;
+  const auto* begin = static_cast<const char*>(memory);
+  const auto bytes = tensor->numel() * static_cast<std::int64_t>(tensor->itemsize());
+  spans.push_back({begin, begin + bytes, operand});
+}
+
+/// Sorts the spans, and rejects two that overlap.
+void StepEngine::sort_apart(std::vector<Span>& spans) const {
   std::sort(spans.begin(), spans.end(),
             [](const Span& a, const Span& b) { return a.begin < b.begin; });
   for (std::size_t n = 1; n < spans.size(); ++n) {
-    if (spans[n].begin < spans[n - 1].end) return &spans[n - 1];
+    if (spans[n].begin < spans[n - 1].end) fail_overlap(spans[n - 1].operand, spans[n].operand);
   }
-  return nullptr;
 }
-
-}  // namespace
 
 /// The name of an operand in messages: of an op's list, or of what an optimizer's parameter has.
 std::string StepEngine::operand_name(std::size_t index, int kind) const {
@@ -72,44 +63,47 @@ std::string StepEngine::operand_name(std::size_t index, int kind) const {
 
 /// See Note [Memory of one's own].
 void StepEngine::check_overlaps() {
-  std::vector<Span> spans;
-  spans.reserve(planned_.size() * (num_states_ + 2));
+  spans_.clear();
   for (std::size_t i = 0; i < planned_.size(); ++i) {
     if (matches_[i] == Match::kNoGrad) continue;
     const SlotTensors& tensors = (*slots_)[i];
     const kernels::TensorRow& row = planned_[i].row;
-    add_span(spans, row.param, tensors.param, i, kParam);
-    add_span(spans, row.master, tensors.master, i, kMaster);
-    add_span(spans, row.ema, tensors.ema, i, kEma);
+    add_span(spans_, row.param, tensors.param, {i, kParam});
+    add_span(spans_, row.master, tensors.master, {i, kMaster});
+    add_span(spans_, row.ema, tensors.ema, {i, kEma});
     for (std::size_t k = 0; k < num_states_; ++k) {
       const void* memory = k < num_elementwise_ ? row.state[k] : row.tensor_state;
-      add_span(spans, memory, tensors.states[k], i, static_cast<int>(k));
+      add_span(spans_, memory, tensors.states[k], {i, static_cast<int>(k)});
     }
   }
-  if (const Span* first = first_overlap(spans)) {
-    fail_overlap({first[0].slot, first[0].kind}, {first[1].slot, first[1].kind});
-  }
+  sort_apart(spans_);
   for (std::size_t i = 0; i < planned_.size(); ++i) {
     planned_[i].unchecked = matches_[i] == Match::kNoGrad;
   }
 }
 
-/// The same for gradients that the step writes where they are, and not to a copy.
+/// The same for gradients that the step writes where they are, and not to a copy: with each other
+/// and with what the parameters have.
 void StepEngine::check_written_grads() const {
   std::vector<Span> spans;
   spans.reserve(active_.size());
   for (const std::size_t i : active_) {
     const c10::TensorImpl* grad = (*slots_)[i].grad;
     const void* memory = planned_[i].row.grad;
-    if (memory == memory_of(grad)) add_span(spans, memory, grad, i, kGrad);
+    if (memory == memory_of(grad)) add_span(spans, memory, grad, {i, kGrad});
   }
-  if (const Span* first = first_overlap(spans)) {
-    fail_overlap({first[0].slot, kGrad}, {first[1].slot, kGrad});
+  sort_apart(spans);
+  auto other = spans_.begin();
+  for (const Span& grad : spans) {
+    while (other != spans_.end() && other->end <= grad.begin) ++other;
+    if (other != spans_.end() && other->begin < grad.end) {
+      fail_overlap(other->operand, grad.operand);
+    }
   }
 }
 
 void StepEngine::fail_overlap(Operand a, Operand b) const {
-  if (a.slot > b.slot) std::swap(a, b);
+  if (a.slot > b.slot) std::swap(a, b);  // of one parameter the gradient is named first
   const std::string name = operand_name(b.slot, b.kind);
   std::string other = operand_name(a.slot, a.kind);
   Argument argument{caller(), name.c_str(), static_cast<std::int64_t>(b.slot)};
@@ -125,7 +119,7 @@ void StepEngine::fail_overlap(Operand a, Operand b) const {
     remedy =
         "Give each memory of its own; two modules that share a weight have one parameter, "
         "b.weight = a.weight, and not b.weight.data = a.weight.data.";
-  } else if (a.kind == kGrad && b.kind == kGrad) {
+  } else if (a.kind == kGrad || b.kind == kGrad) {
     remedy = "Give each parameter a gradient of its own, or set write_back_grads to False.";
   }
   fail(argument, "have memory of its own", "memory that belongs to " + other, remedy);

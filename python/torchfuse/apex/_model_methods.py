@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers._shards import local_part
 from torchfuse.parallel import LARC
 
 
@@ -59,21 +61,53 @@ def reach_the_model(
         inner.remake_masters = remake
 
 
-def refuse_tied(caller: str, models: Sequence[Tensor]) -> None:
-    """Raises if two of the model's parameters with masters share memory: one update would be lost.
+def refuse_swapped_step(optimizer: Any) -> None:
+    """Raises while the averages of a fused optimizer are in its parameters' place."""
+    inner = optimizer.optim if isinstance(optimizer, LARC) else optimizer
+    if isinstance(inner, FusedOptimizer):
+        inner._refuse_swapped("step")
 
-    The step compares what is in the groups, the masters, which do not share any.
+
+def refuse_tied(caller: str, models: Sequence[Tensor], known: Sequence[int]) -> list[int]:
+    """Raises if two of the model's parameters with masters overlap in memory.
+
+    One of two updates would be lost. The step compares the tensors in the groups, which are the
+    masters, and these do not overlap.
+
+    Args:
+        caller: class of the optimizer, for the message.
+        models: the model's parameters that have masters.
+        known: their addresses when they were compared last; equal ones are not compared again.
+
+    Returns:
+        The addresses now; 0 for tensors without memory, such as fake ones.
     """
-    addresses = [param.data_ptr() for param in models]
-    if len(set(addresses)) == len(addresses):
-        return
-    places: dict[int, int] = {}
-    for index, (param, address) in enumerate(zip(models, addresses, strict=True)):
-        first = places.setdefault(address, index)
-        if first != index and param.numel() > 0:
+    addresses = [local_part(param).data_ptr() for param in models]
+    if addresses == known:
+        return addresses
+    spans = sorted(
+        (address, address + _bytes_of(local_part(param)), index)
+        for index, (param, address) in enumerate(zip(models, addresses, strict=True))
+        if address != 0 and local_part(param).numel() > 0
+    )
+    reached, before = 0, -1
+    for begin, end, index in spans:
+        if begin < reached:
+            first, second = sorted((before, index))
             raise RuntimeError(
-                f"{caller}.step: expected 16-bit parameter {index} of the model, of shape "
-                f"{list(param.shape)}, to have memory of its own, got that of parameter {first}. "
-                "Two modules that share a weight have one parameter, b.weight = a.weight, and not "
-                "b.weight.data = a.weight.data."
+                f"{caller}.step: expected 16-bit parameter {second} of the model, of shape "
+                f"{list(models[second].shape)}, to have memory of its own, got that of parameter "
+                f"{first}. Two modules that share a weight have one parameter, "
+                "b.weight = a.weight, and not b.weight.data = a.weight.data."
             )
+        if end > reached:
+            reached, before = end, index
+    return addresses
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last one."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (last + 1) * tensor.element_size()

@@ -1,28 +1,53 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What autocast means to apex's normalization."""
+"""What autocast means to apex's normalization.
+
+Under torch's autocast, apex's modules and functions convert fp32 inputs. Under O1 of apex.amp they
+do not: O1 patches functions of torch, and normalization is not among these. Our O1 runs forward
+passes under torch's autocast instead, which normalization must tell from a program's own.
+"""
 
 from __future__ import annotations
+
+from types import TracebackType
 
 import torch
 from torch import Tensor
 
-#: Dtype of the autocast that O1 of apex.amp runs models under, in this process. It stands in for
-#: functions of torch that cast, and normalization is not among these. What a backward pass computes
-#: once more is under the same autocast, so that a mark of the forward pass alone would not do.
-_dtype_of_amp: torch.dtype | None = None
+#: Forward passes under O1 that run now, in all threads, by the dtype of their autocast. A dtype
+#: that no model has used is absent.
+_running: dict[torch.dtype, int] = {}
 
 
-def set_dtype_of_amp(dtype: torch.dtype | None) -> None:
-    """Says that autocast with this dtype is O1's; None: that O1 is not in force."""
-    global _dtype_of_amp
-    _dtype_of_amp = dtype
+class ForwardUnderO1:
+    """Around a forward pass that O1 of apex.amp runs under autocast with `dtype`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __enter__(self) -> None:
+        _running[self.dtype] = _running.get(self.dtype, 0) + 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _running[self.dtype] -= 1
 
 
 def cast_dtype(input: Tensor) -> torch.dtype | None:
-    """Returns the dtype that autocast asks for on the input's device; None: it asks for none."""
+    """Returns the dtype that autocast asks for on the input's device; None: it asks for none.
+
+    A backward pass that repeats part of a forward pass restores its autocast and nothing else, so
+    an autocast that O1 has used is taken for O1's there.
+    """
     device_type = input.device.type
     # torch has no autocast for meta tensors, and says so with an error.
     if input.is_meta or not torch.is_autocast_enabled(device_type):
         return None
     dtype = torch.get_autocast_dtype(device_type)
-    return None if dtype == _dtype_of_amp else dtype
+    if dtype not in _running:
+        return dtype
+    repeats = torch._C._current_graph_task_id() != -1
+    return None if _running[dtype] > 0 or repeats else dtype

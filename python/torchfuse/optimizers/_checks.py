@@ -106,6 +106,9 @@ def check_count(owner: str, group: int, place: int, step: Any) -> None:
     where = f"{owner}.step: expected step of params[{place}] of group {group} to"
     if not isinstance(step, Tensor):
         raise TypeError(f"{where} be a tensor, got {type(step).__name__}.")
+    if is_traceable_wrapper_subclass(step):
+        kind = type(step).__name__
+        raise TypeError(f"{where} be a plain tensor, got a {kind}. Store what it wraps.")
     if step.layout != torch.strided or step.numel() != 1 or step.is_meta:
         raise ValueError(
             f"{where} hold one element, got a {step.dtype} tensor of shape {list(step.shape)}, "

@@ -146,6 +146,14 @@ class FusedSGD(FusedOptimizer):
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if _has_momentum(group) else ()
 
+    def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[param]
+        if not _has_momentum(group) and _begins(state):
+            # Steps without momentum would count past its first update. It begins again later.
+            for key in ("momentum_buffer", START):
+                state.pop(key, None)
+        super()._create_state(param, group)
+
     def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
         # A buffer that begins later than the count: its first update takes the whole gradient.
         step = self.state[param].get("step")
@@ -197,11 +205,9 @@ class FusedSGD(FusedOptimizer):
         }
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        if "momentum_buffer" not in state:
-            state.pop(START, None)
-        elif state["momentum_buffer"] is None:
-            del state["momentum_buffer"]
-            state.pop(START, None)
+        if state.get("momentum_buffer") is None:
+            for key in ("momentum_buffer", START):
+                state.pop(key, None)
             if _has_momentum(group):
                 state["momentum_buffer"] = torch.zeros_like(param)
                 if not _is_zero(state.setdefault("step", 0)):
@@ -225,15 +231,19 @@ class FusedSGD(FusedOptimizer):
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
         # A buffer before its first update is None, as in torch: its first update takes the whole
-        # gradient. torch keeps `step` and the start but does not read them.
+        # gradient. After it, the start has no use. torch keeps `step` but does not read it.
         states = state_dict["state"]
         for group in state_dict["param_groups"]:
             group.update(TORCH_ONLY)
-            for key in group["params"] if _has_momentum(group) else ():
+            for key in group["params"]:
                 state = states.get(key)
-                if state and ("momentum_buffer" not in state or _begins(state)):
-                    rest = {name: value for name, value in state.items() if name != START}
-                    states[key] = {**rest, "momentum_buffer": None}
+                if not state:
+                    continue
+                begins = _begins(state)
+                if begins or ("momentum_buffer" not in state and _has_momentum(group)):
+                    states[key] = {**_without_start(state), "momentum_buffer": None}
+                elif begins is False:
+                    states[key] = _without_start(state)
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:
@@ -252,10 +262,18 @@ def _is_zero(step: Any) -> bool:
     return bool(step == 0)
 
 
-def _begins(state: dict[str, Any]) -> bool:
-    """Whether the buffer's first update comes next."""
-    step, start = state["step"], state.get(START)
-    return has_value(step) and float(step) == (0.0 if start is None else float(start))
+def _begins(state: Mapping[str, Any]) -> bool | None:
+    """Whether there is a buffer whose first update comes next; None where no value is known."""
+    buffer, step, start = (state.get(key) for key in ("momentum_buffer", "step", START))
+    if buffer is None or not isinstance(step, Tensor):
+        return False
+    if not has_value(step):
+        return None
+    return float(step) == (0.0 if start is None else float(start))
+
+
+def _without_start(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != START}
 
 
 def _as_count(step: Any, param: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ import torch
 from support.amp import make_model
 from support.compare import assert_all_same_bits
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchfuse.apex._model_methods import refuse_tied
 from torchfuse.apex.amp.state import _amp_state
 from torchfuse.apex.fp16_utils import FP16_Optimizer
 from torchfuse.optimizers import FusedAdam, FusedOptimizer, FusedSGD
@@ -161,6 +163,88 @@ def test_a_weight_of_two_modules_is_refused(amp: Any) -> None:
         run.outer.step()
 
 
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_weights_that_overlap_are_refused(amp: Any, offset: int) -> None:
+    run = Run(MAKERS["sgd"], amp)
+    memory = torch.zeros(run.model[0].bias.numel() + offset, dtype=torch.float16)
+    run.model[0].bias.data = memory[: run.model[0].bias.numel()]
+    run.model[3].bias.data = memory[offset : offset + run.model[3].bias.numel()]
+    run.backward(6)
+    with pytest.raises(RuntimeError, match=r"step: expected 16-bit parameter \d of the model, of"):
+        run.outer.step()
+
+
+def test_weights_without_memory_do_not_overlap() -> None:
+    """Each has the address 0, as those of memory estimators."""
+    with FakeTensorMode():
+        weights = [torch.nn.Parameter(torch.ones(3, dtype=torch.float16)) for _ in range(2)]
+        assert refuse_tied("SGD", weights, []) == [0, 0]
+
+
+@pytest.mark.parametrize("write", ["before", "after"])
+def test_averages_after_a_resume_leave_clamped_weights(amp: Any, write: str) -> None:
+    """As of a Wasserstein GAN, whose weights are clamped after each step."""
+
+    def clamp(run: Run) -> None:
+        with torch.no_grad():
+            for param in run.model.parameters():
+                param.clamp_(-0.01, 0.01)
+
+    run = Run(MAKERS["adam"], amp)
+    if write == "before" and amp is not None:
+        clamp(run)
+    saved = copy.deepcopy((run.model.state_dict(), run.outer.state_dict()))
+    resumed = Run(MAKERS["adam"], amp)
+    resumed.model.load_state_dict(saved[0])
+    resumed.outer.load_state_dict(saved[1])
+    if write == "after":
+        clamp(resumed)
+    before = [param.detach().clone() for param in resumed.model.parameters()]
+    with resumed.inner.ema_weights():
+        pass
+    for param, expected in zip(resumed.model.parameters(), before, strict=True):
+        assert torch.equal(param, expected)
+
+
+def test_masters_made_in_inference_mode_can_be_written(installed: None) -> None:
+    amp = importlib.import_module("apex.amp")
+    model = make_model()
+    inner = FusedAdam(model.parameters(), lr=1e-2, ema_decay=0.5)
+    model, inner = amp.initialize(model, inner, opt_level="O2", verbosity=0)
+    with torch.inference_mode(), inner.ema_weights():
+        pass
+    masters = [param for group in inner.param_groups for param in group["params"]]
+    assert not any(master.is_inference() for master in masters)
+
+
+def test_a_refused_step_leaves_the_scale() -> None:
+    model = make_model().half()
+    inner = FusedAdam(model.parameters(), lr=1e-2, ema_decay=0.5)
+    outer = FP16_Optimizer(inner, dynamic_loss_scale=True, verbose=False)
+    loss = model(torch.ones(8, 6, dtype=torch.float16)).float().square().mean()
+    outer.backward(loss)
+    outer.step()
+    outer.loss_scaler.scale_window = 1
+    scale = outer.loss_scale
+    with inner.ema_weights():
+        for outer.overflow in (False, True):
+            with pytest.raises(RuntimeError, match=r"FusedAdam\.step: expected the parameters to"):
+                outer.step()
+    assert outer.loss_scale == scale
+
+
+def test_a_copy_of_fp16_optimizer_follows_writes_to_its_model() -> None:
+    """A copy's tensors count their writes anew."""
+    run = Run(MAKERS["adam"], None)
+    model, outer = copy.deepcopy((run.model, run.outer))
+    with torch.no_grad():
+        while model[0].weight._version < run.model[0].weight._version:
+            model[0].weight.fill_(2.0)
+    with outer.optimizer.ema_weights():
+        pass
+    assert bool((model[0].weight == 2.0).all())
+
+
 def test_a_copy_of_fp16_optimizer_reaches_its_own_model() -> None:
     run = Run(MAKERS["adam"], None)
     before = [param.detach().clone() for param in run.model.parameters()]
@@ -173,13 +257,14 @@ def test_a_copy_of_fp16_optimizer_reaches_its_own_model() -> None:
         assert torch.equal(other, old)
 
 
-def test_loaded_masters_outlast_averages_before_the_model_is_loaded(installed: None) -> None:
-    amp = importlib.import_module("apex.amp")
+def test_loaded_masters_outlast_averages_before_the_model_is_loaded(amp: Any) -> None:
     run = Run(MAKERS["adam"], amp)
-    saved = copy.deepcopy((run.model.state_dict(), run.inner.state_dict()))
+    saved = copy.deepcopy((run.model.state_dict(), run.outer.state_dict()))
     masters = [owned.detach().clone() for _, owned in run.pairs()]
-    resumed = Run(lambda params: FusedAdam(params, lr=1e-2, ema_decay=0.5), amp)
-    resumed.inner.load_state_dict(saved[1])
+    resumed = Run(MAKERS["adam"], amp)
+    with torch.no_grad():
+        resumed.model[0].weight.fill_(0.5)  # as an initialization of the program's own
+    resumed.outer.load_state_dict(saved[1])
     with resumed.inner.ema_weights():
         pass
     resumed.model.load_state_dict(saved[0])

@@ -214,6 +214,22 @@ def test_a_later_buffer_has_a_first_update_and_leaves_the_count(device: str) -> 
     assert [float(ours.state[p]["step"]) for p in params] == [7.0] * len(params)
 
 
+def test_a_momentum_that_pauses_before_the_first_update(device: str) -> None:
+    """The step with momentum is skipped; steps without it count, and do not dampen the first."""
+    params, theirs = make_params(device=device), make_params(device=device)
+    hyper = {**DAMPED, "momentum": 0.0}
+    ours, reference = FusedSGD(params, **hyper), torchs(theirs, **hyper)
+    ours.param_groups[0]["momentum"] = 0.9
+    ours.found_inf = torch.ones((), device=device)
+    train(ours, params, [0])
+    del ours.found_inf
+    for momentum in (0.0, 0.9):
+        set_in_group((ours, reference), momentum=momentum)
+        for tensors, optimizer in ((params, ours), (theirs, reference)):
+            train(optimizer, tensors, range(1, 3))
+    assert_all_within_tolerance(params, theirs)
+
+
 def test_a_skipped_first_step_is_not_the_first(device: str) -> None:
     params, theirs = make_params(device=device), make_params(device=device)
     ours, reference = FusedSGD(params, **DAMPED), torchs(theirs, **DAMPED)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.optimizers import FusedAdam, FusedNovoGrad, FusedOptimizer, FusedSGD
 
 OWN = "to have memory of its own, got memory that belongs to"
 
@@ -18,7 +18,7 @@ def params(count: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.nn.
     return [torch.nn.Parameter(torch.zeros(8, dtype=dtype)) for _ in range(count)]
 
 
-def step(optimizer: FusedAdam | FusedSGD, wanted: list[torch.nn.Parameter]) -> None:
+def step(optimizer: FusedOptimizer, wanted: list[torch.nn.Parameter]) -> None:
     for p in wanted:
         p.grad = torch.ones_like(p)
     optimizer.step()
@@ -115,6 +115,35 @@ def test_one_gradient_of_two_parameters_is_refused_where_it_is_written(write_bac
     optimizer.grad_scale = torch.tensor(2.0)
     optimizer.step()
     assert (a[0].item(), b[0].item()) == (-4.0, -4.0)
+
+
+@pytest.mark.parametrize("write_back", ["unscaled", "clipped"])
+@pytest.mark.parametrize("name", ["params", "momentum_buffer of params"])
+def test_a_gradient_in_an_operand_is_refused_where_it_is_written(
+    write_back: Any, name: str
+) -> None:
+    a, b = params(2)
+    optimizer = FusedSGD([a, b], lr=1.0, momentum=0.9, write_back_grads=write_back)
+    step(optimizer, [a, b])
+    kept = [p.detach().clone() for p in (a, b)]
+    a.grad = b.data if name == "params" else optimizer.state[b]["momentum_buffer"]
+    optimizer.grad_scale = torch.tensor(2.0)
+    remedy = "Give each parameter a gradient of its own, or set write_back_grads to False"
+    with pytest.raises(RuntimeError, match=rf"{OWN} (grad|{name}).*\. {remedy}"):
+        optimizer.step()
+    assert all(torch.equal(p, before) for p, before in zip((a, b), kept, strict=True))
+
+
+def test_a_norm_that_two_parameters_share_is_refused() -> None:
+    a, b = params(2)
+    optimizer = FusedNovoGrad([a, b], lr=1.0)
+    step(optimizer, [a, b])
+    own = optimizer.state[b]["exp_avg_norm"]
+    optimizer.state[b]["exp_avg_norm"] = optimizer.state[a]["exp_avg_norm"]
+    with pytest.raises(RuntimeError, match=rf"exp_avg_norm of params\[1\] of group 0 {OWN}"):
+        step(optimizer, [a, b])
+    optimizer.state[b]["exp_avg_norm"] = own
+    step(optimizer, [a, b])
 
 
 def test_a_sparse_gradient_is_refused_where_it_would_be_written() -> None:

@@ -15,8 +15,7 @@ from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.loss_scaler import LossScaler
 from torchfuse.apex.amp.stash import AmpStash
 from torchfuse.optimizers._saved_state import AMP_MASTERS
-
-_UNKNOWN = -1  # as a tensor's version: the model may differ from the master
+from torchfuse.optimizers._shards import local_part
 
 
 class MasterStash(AmpStash):
@@ -37,7 +36,9 @@ class MasterStash(AmpStash):
         self.lazy_init_called = False
         self._models: list[Tensor] = []
         self.all_fp32_from_fp16_params: list[Tensor] = []
-        self._versions: list[int] = []
+        self._versions: list[int] = []  # of the model when masters and model were compared last
+        self._addresses: list[int] = []
+        self._are_loaded = False  # the masters, and the model has not followed or led them since
         self._loaded: Mapping[int, Tensor] = {}
 
     @property
@@ -72,23 +73,29 @@ class MasterStash(AmpStash):
     # Creation.
 
     def make_masters(self) -> None:
-        """Replaces 16-bit parameters in the groups by masters; follows changes of the model."""
-        self._make_masters(loaded_too=True)
+        """Replaces 16-bit parameters in the groups by masters, which follow the model."""
+        self._make_masters(always=self._are_loaded)
+        self._are_loaded = False
 
     def follow_model(self) -> None:
-        """Likewise, but for masters that were loaded, whose model may be loaded after them."""
-        self._make_masters(loaded_too=False)
+        """Likewise, but loaded masters stay where the model is as it was when they were loaded.
 
+        The model may be loaded after them.
+        """
+        self._make_masters(always=False)
+
+    @torch.inference_mode(False)  # masters are written in later steps
     @torch.no_grad()
-    def _make_masters(self, loaded_too: bool) -> None:
+    def _make_masters(self, always: bool) -> None:
         self.lazy_init_called = True
         for group in self.optimizer.param_groups:
             for place, param in enumerate(group["params"]):
                 if param.requires_grad and param.dtype in SHORT_DTYPES:
                     group["params"][place] = self._new_master(param)
         for place, (model, version) in enumerate(zip(self._models, self._versions, strict=True)):
-            if model._version != version and (loaded_too or version != _UNKNOWN):
-                _C.remake_master(model.detach(), self.all_fp32_from_fp16_params[place].detach())
+            if always or model._version != version:
+                master = self.all_fp32_from_fp16_params[place]
+                _C.remake_master(local_part(model.detach()), local_part(master.detach()))
                 self._versions[place] = model._version
 
     def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
@@ -96,8 +103,8 @@ class MasterStash(AmpStash):
         chosen = None if params is None else set(map(id, params))
         for place, model in enumerate(self._models):
             if chosen is None or id(model) in chosen:
-                self._versions[place] = _UNKNOWN
-        self.make_masters()
+                self._versions[place] = -1  # no version is that
+        self.follow_model()
 
     def _new_master(self, param: Tensor) -> Tensor:
         master = torch.nn.Parameter(param.detach().to(torch.float32))
@@ -154,7 +161,8 @@ class MasterStash(AmpStash):
     def before_step(self) -> None:
         """Checks that the masters have the gradients of the model."""
         super().before_step()
-        refuse_tied(type(self.optimizer).__name__, self._models)
+        caller = type(self.optimizer).__name__
+        self._addresses = refuse_tied(caller, self._models, self._addresses)
         if self.had_backward:
             return
         sources = self._models if self.lazy_init_called else list(self.params())
@@ -180,6 +188,7 @@ class MasterStash(AmpStash):
         if self._models:
             torch._foreach_copy_(self._models, self.all_fp32_from_fp16_params)
         self._versions = [model._version for model in self._models]
+        self._are_loaded = False
 
     def drop_master_grads(self) -> None:
         """Drops gradients that `model.zero_grad()` does not reach."""
@@ -197,7 +206,9 @@ class MasterStash(AmpStash):
     # Checkpoints.
 
     def save(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        """Adds the masters to a state dict of the optimizer."""
+        """Adds the masters to a state dict of the optimizer, after they have followed the model."""
+        if self.lazy_init_called:
+            self.follow_model()
         masters = set(map(id, self.all_fp32_from_fp16_params))
         state_dict[AMP_MASTERS] = {
             number: param.detach()
@@ -237,8 +248,8 @@ class MasterStash(AmpStash):
             if number in self._loaded and id(param) in masters:
                 param.copy_(self._loaded[number])
         if self._loaded:
-            # The model may be loaded after the optimizer.
-            self._versions = [_UNKNOWN] * len(self._models)
+            self._are_loaded = True
+            self._versions = [model._version for model in self._models]
         self._loaded = {}
 
 

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse.apex.amp.containers import SHORT_DTYPES, converted, tensors_in, to_dtype, widened
 from torchfuse.apex.amp.state import _amp_state
+from torchfuse.normalization._autocast import ForwardUnderO1
 
 _KEY = "_amp_casts"
 
@@ -46,7 +47,7 @@ class ForwardCasts:
         if self.inputs is not None:
             cast = to_dtype(self.inputs)
             args, kwargs = (converted(value, cast, self.inputs) for value in (args, kwargs))
-        with self._autocast(model, args, kwargs):
+        with self._autocast(model, args, kwargs), self._under_o1():
             outputs = (self.forward or forward)(*args, **kwargs)
         if self.outputs is not None:
             return converted(outputs, to_dtype(self.outputs), self.outputs)
@@ -62,6 +63,11 @@ class ForwardCasts:
         tensors = [first] if first is not None else tensors_in((args, kwargs))
         device_type = tensors[0].device.type if tensors else self.device_type
         return torch.autocast(device_type, dtype=self.autocast)
+
+    def _under_o1(self) -> contextlib.AbstractContextManager[None]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return ForwardUnderO1(self.autocast)
 
 
 def check_models(models: Sequence[Any]) -> None:

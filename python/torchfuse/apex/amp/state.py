@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
-from torchfuse.normalization._autocast import set_dtype_of_amp
-
 if TYPE_CHECKING:
     import torch
 
@@ -27,7 +25,6 @@ class Handle:
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
-        set_dtype_of_amp(dtype)
 
     def is_active(self) -> bool:
         """Whether O1 is in force, and not within `amp.disable_casts()`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchfuse import _C, clip_grad_norm_
 from torchfuse._delegation import attribute_of
-from torchfuse.apex._model_methods import reach_the_model, refuse_tied
+from torchfuse.apex._model_methods import reach_the_model, refuse_swapped_step, refuse_tied
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, unscale_
 from torchfuse.apex.fp16_utils.master_lists import (
@@ -19,6 +19,7 @@ from torchfuse.apex.fp16_utils.master_lists import (
     model_grads_to_master_grads,
 )
 from torchfuse.optimizers._norm_groups import refuse_norm_groups
+from torchfuse.optimizers._shards import local_part
 
 _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_this_step")
 
@@ -98,6 +99,7 @@ class FP16_Optimizer:
         # State that already exists becomes that of fp32 parameters.
         init_optimizer.load_state_dict(init_optimizer.state_dict())
         self._versions = self._model_versions()  # of the model when it last was the masters rounded
+        self._addresses: list[int] = []  # of the model when they were compared last
         self._reach_the_model()
 
     def _reach_the_model(self) -> None:
@@ -112,6 +114,8 @@ class FP16_Optimizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """For copy.deepcopy and pickle: the copy's optimizer reaches the copy's model."""
         vars(self).update(state)
+        # The versions of a copy's tensors begin anew: no version is known.
+        self._versions = [-1] * len(self._models())
         self._reach_the_model()
 
     def _make_masters(self, group: dict[str, Any]) -> None:
@@ -210,7 +214,8 @@ class FP16_Optimizer:
             closure: computes the loss and calls `optimizer.backward(loss)` of this object. It is
                 called again, with a lower scale, as long as the gradients overflow.
         """
-        refuse_tied(type(self).__name__, self._models())
+        refuse_swapped_step(self.optimizer)  # before the loss scale moves
+        self._addresses = refuse_tied(type(self).__name__, self._models(), self._addresses)
         if closure is None:
             self._check_grads()
         self._has_grads = False
@@ -279,7 +284,7 @@ class FP16_Optimizer:
         for models, masters in zip(self.fp16_groups, self.fp32_from_fp16_groups, strict=True):
             for model, master in zip(models, masters, strict=True):
                 if chosen is None or id(model) in chosen:
-                    _C.remake_master(model.detach(), master.detach())
+                    _C.remake_master(local_part(model.detach()), local_part(master.detach()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dict, of tensors and numbers: `torch.load` needs no pickled classes."""
@@ -327,3 +332,5 @@ class FP16_Optimizer:
         for masters, loaded in zip(self.fp32_from_fp16_groups, saved, strict=True):
             for master, value in zip(masters, loaded, strict=True):
                 master.copy_(value)
+        # What is written to the model from now on, as by loading it, is newer than the masters.
+        self._versions = self._model_versions()

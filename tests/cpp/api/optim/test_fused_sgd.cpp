@@ -170,6 +170,24 @@ TEST(FusedSGD, ALaterBufferHasAFirstUpdateAndLeavesTheCount) {
   expect_equal(params, copies);
 }
 
+TEST(FusedSGD, AMomentumThatPausesBeforeTheFirstUpdate) {
+  const auto params = make_params();
+  const auto expected = copy_of(params);
+  FusedSGD optimizer(params, FusedSGDOptions(1e-3).dampening(0.5).skip_non_finite(true));
+  torch::optim::SGD reference(expected, torch::optim::SGDOptions(1e-3).dampening(0.5));
+  options_of(optimizer).momentum(0.9);
+  set_grads(params, 0);
+  params[4].grad().view(-1)[209] = std::numeric_limits<float>::infinity();
+  optimizer.step();  // skipped, with a buffer
+  for (const double momentum : {0.0, 0.9}) {
+    options_of(optimizer).momentum(momentum);
+    options_of(reference).momentum(momentum);
+    run_steps(optimizer, params, 0, 2);
+    run_steps(reference, expected, 0, 2);
+  }
+  expect_close(params, expected);
+}
+
 TEST(FusedSGD, ScaledAndClippedStepsEqualPlainOnes) {
   const auto params = make_params();
   const auto copies = copy_of(params);

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import subprocess
+import sys
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,6 +211,40 @@ def test_o1_leaves_what_is_normalized_as_it_is(amp: Any, name: str) -> None:
     assert torch.equal(model.found, expected)
     with torch.autocast("cpu", SHORT):
         assert norm(x).dtype == SHORT, "outside of the model autocast is torch's"
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "O0": {"opt_level": "O0"},
+    "O1 in another dtype": {"opt_level": "O1", "patch_torch_functions_type": torch.float16},
+    "O2": {"opt_level": "O2"},
+    "disabled": {"enabled": False},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_another_model_does_not_end_o1(amp: Any, other: dict[str, Any]) -> None:
+    norm = torchfuse.normalization.FusedLayerNorm(4)
+    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]])
+    model = amp.initialize(
+        Residual(norm), opt_level="O1", verbosity=0, patch_torch_functions_type=SHORT
+    )
+    amp.initialize(make_model(), verbosity=0, **other)
+    assert torch.equal(model(x), norm(x))
+
+
+def test_o1_moves_to_another_process_with_its_model(amp: Any, tmp_path: Path) -> None:
+    model = amp.initialize(
+        torch.nn.Sequential(torchfuse.normalization.FusedLayerNorm(4)),
+        opt_level="O1",
+        verbosity=0,
+        patch_torch_functions_type=torch.float16,
+    )
+    torch.save(model, tmp_path / "model.pt")
+    program = (
+        "import sys, torch; model = torch.load(sys.argv[1], weights_only=False); "
+        "assert model(torch.tensor([[1e5, 2e5, 3e5, -1e5]])).isfinite().all()"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path / "model.pt"], check=True)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
