@@ -180,7 +180,7 @@ PYTEST_IN_PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile \
   -o faulthandler_timeout=$(TEST_SECONDS) -o faulthandler_exit_on_timeout=true
 
 # What Python tests start or import. One that is older than the library would see other objects.
-PROGRAMS := torchfuse_programs torchfuse_synchronous_gloo torchfuse_bench_data_parallel
+PROGRAMS := torchfuse_programs torchfuse_synchronous_gloo
 programs: build
 	cmake --build $(BUILD) --target $(PROGRAMS)
 
@@ -206,7 +206,7 @@ test-python-whole: programs .venv/.requirements
 
 # The tools, and the benchmarks' own arithmetic; the benchmarks of kernels compile.
 test-machinery: programs .venv/.requirements
-	cmake --build $(BUILD) --target torchfuse_bench_kernels torchfuse_bench_cuda_on_cpu
+	cmake --build $(BUILD) --target torchfuse_bench_kernels
 	$(PYTEST) $(MACHINERY) $(PYTEST_ARGS)
 
 test-doctests: build .venv/.requirements

@@ -33,11 +33,6 @@ ALLOCATING = frozenset(
 Function = tuple[str, str]
 
 
-def valgrind() -> str | None:
-    """Path of the valgrind program, if there is one."""
-    return shutil.which("valgrind")
-
-
 @contextlib.contextmanager
 def counting() -> Iterator[None]:
     """Runs in valgrind: counts what is done within, and writes it to a dump of its own."""
@@ -60,21 +55,16 @@ def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
         RuntimeError: valgrind is missing, or the program wrote fewer dumps.
         CalledProcessError: the program failed.
     """
-    # Counts of single instructions, and of a function that allocates by its callers: see Profile.
-    form = ["--dump-instr=yes", "--compress-pos=no", "--compress-strings=no"]
-    form += [f"--separate-callers3={name}" for name in sorted(ALLOCATING)]
-    return [Profile.read(dump) for dump in dumps(command, folder, expected, form)]
-
-
-def dumps(command: Sequence[str], folder: Path, expected: int, options: Sequence[str]) -> list[str]:
-    """Runs a program under callgrind with these options; returns the text of each of its dumps."""
-    program = valgrind()
+    program = shutil.which("valgrind")
     if program is None:
         raise RuntimeError("callgrind: expected valgrind on the PATH, got none. Install it.")
-    out = ("--collect-atstart=no", f"--callgrind-out-file={folder}/dump")
+    # Counts of single instructions, and of a function that allocates by its callers: see Profile.
+    options = ["--dump-instr=yes", "--compress-pos=no", "--compress-strings=no"]
+    options += [f"--separate-callers3={name}" for name in sorted(ALLOCATING)]
+    options += ["--collect-atstart=no", f"--callgrind-out-file={folder}/dump"]
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     subprocess.run(
-        [program, "--tool=callgrind", "--quiet", *options, *out, *command],
+        [program, "--tool=callgrind", "--quiet", *options, *command],
         env={**kept, **PINNED},
         check=True,
     )
@@ -83,7 +73,7 @@ def dumps(command: Sequence[str], folder: Path, expected: int, options: Sequence
     missing = [dump.name for dump in written if not dump.exists()]
     if missing:
         raise RuntimeError(f"callgrind: expected {expected} dumps, got no {missing[0]}")
-    return [dump.read_text(encoding="utf-8") for dump in written]
+    return [Profile.read(dump.read_text(encoding="utf-8")) for dump in written]
 
 
 @dataclasses.dataclass(frozen=True)

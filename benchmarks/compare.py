@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prints result files as Markdown.
+"""Prints summaries of benchmarks as Markdown.
 
 Example:
-    python benchmarks/compare.py result.json            one run, with targets and verdicts
+    python benchmarks/compare.py result.json            one run
     python benchmarks/compare.py old.json new.json      what changed between two runs
 
 Two runs have to be of one machine, of one torch and of commits; with --across they need not be.
@@ -12,198 +12,76 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import contender_table
 import result_file
-import thread_gain
-from comparable import incomparable, refusals
-from contender_table import reference as _reference
-from contender_table import row as _row
 
 # Two runs of the same code differ by up to this much on a busy machine, reference stream aside.
 BETWEEN_RUNS = 0.05
+# What two runs that are compared must have in common. Old files do not say all of it.
+SAME = {
+    "cpu": "processor",
+    "gpu": "GPU",
+    "cpu_isa": "instruction set",
+    "threads": "number of threads",
+    "torch": "version of torch",
+    "openmp_wait_policy": "OMP_WAIT_POLICY",
+    "torch_cpu_capability": "ATEN_CPU_CAPABILITY",
+}
+PARTS = ("suite", "context", "benchmarks")
 
 
-def _milliseconds(quartiles: dict[str, float]) -> str:
-    return f"{1e3 * quartiles['median']:.3f} ± {1e3 * quartiles['iqr'] / 2:.3f}"
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
-def _verdict(reached: bool | None) -> str:
-    return "" if reached is None else "met" if reached else "**missed**"
+def _milliseconds(seconds: dict[str, float]) -> str:
+    return f"{1e3 * seconds['median']:.3f} ± {1e3 * (seconds['q3'] - seconds['q1']) / 2:.3f}"
 
 
-def met(row: dict[str, Any]) -> bool | None:
-    """Whether a case reaches its target; None without one."""
-    target = row["target"]
-    if target is None:
-        return None
-    return bool(result_file.ratio(row, target["peer"]) >= target["ratio"])
+def gb_per_s(row: dict[str, Any]) -> float:
+    """The least bytes that the subject must move, per second."""
+    return float(row["bytes"] / row["seconds"][row["subject"]]["median"] / 1e9)
 
 
-def memory_met(row: dict[str, Any]) -> bool | None:
-    """Whether the extra memory of first and later steps stays below its target."""
-    if row["target_mib"] is None:
-        return None
-    largest = max(row["first_step_beyond_states_mib"], row["later_step_mib"])
-    return bool(largest < row["target_mib"])
+def share(row: dict[str, Any]) -> float:
+    """The subject's GB/s, of those of the fastest stream of the same rounds."""
+    return gb_per_s(row) / float(max(row["streams"].values()))
 
 
-def _case_lines(cases: list[dict[str, Any]]) -> list[str]:
+def table(result: dict[str, Any]) -> str:
+    """One run: a line for each peer of each benchmark."""
+    context = result["context"]
     lines = [
+        f"{result['suite']}: {context['gpu'] or context['cpu']}, {context['threads']} threads, "
+        f"{context['cpu_isa']}, torch {context['torch']}, {context['date']}",
+        "",
         _row(
-            "case",
-            "tensors",
-            "ms (± half IQR)",
-            "GB/s",
-            "streams: GB/s",
-            "share of the faster",
-            "peer",
-            "its ms",
-            "ratio (quartiles per round)",
-            "target",
-            "verdict",
+            *("case", "tensors", "ms (± half IQR)", "GB/s", "of the faster stream", "peer"),
+            *("its ms", "ratio (quartiles per round)"),
         ),
-        _row("---", *["---:"] * 5, "---", *["---:"] * 3, "---"),
+        _row("---", *["---:"] * 4, "---", *["---:"] * 2),
     ]
-    for row in cases:
-        rates = [f"{name} {row['gb_per_s'][name]:.1f}" for name in contender_table.streams(row)]
+    for row in result["benchmarks"]:
+        speed = [f"{gb_per_s(row):.1f}", f"{share(row):.0%}"] if row.get("streams") else ["", ""]
         for peer, ratio in row["ratios"].items():
-            target = row["target"]
-            is_target = target is not None and target["peer"] == peer
-            rounds = ratio["per_round"]
+            # Parts of an iteration are `torchfuse, step` and `torch fused, step`.
+            subject = row["subject"]
+            if subject not in row["seconds"]:
+                subject = f"{subject}, {peer.rpartition(', ')[2]}"
             lines.append(
                 _row(
                     row["name"],
                     f"{row['tensors']:,}",
-                    _milliseconds(row["seconds"][row["subject"]]),
-                    f"{row['gb_per_s'][row['subject']]:.1f}",
-                    ", ".join(rates),
-                    contender_table.share(row, row["subject"]),
+                    _milliseconds(row["seconds"][subject]),
+                    *speed,
                     peer,
                     _milliseconds(row["seconds"][peer]),
-                    f"{rounds['median']:.2f}x ({rounds['low']:.2f} to {rounds['high']:.2f})",
-                    f"≥ {target['ratio']:g}x" if is_target else "",
-                    _verdict(met(row)) if is_target else "",
+                    f"{ratio['median']:.2f}x ({ratio['q1']:.2f} to {ratio['q3']:.2f})",
                 )
             )
-    return lines
-
-
-def _host_lines(cases: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        _row("host, per call", "ms (± half IQR)", "peer", "its ms", "ratio", "waits for the GPU"),
-        _row("---", "---:", "---", "---:", "---:", "---"),
-    ]
-    for row in cases:
-        host = row["host"]
-        for peer, ratio in host["ratios"].items():
-            lines.append(
-                _row(
-                    row["name"],
-                    _milliseconds(host["seconds"][row["subject"]]),
-                    peer,
-                    _milliseconds(host["seconds"][peer]),
-                    f"{ratio:.2f}x",
-                    ", ".join(host["waits"]),
-                )
-            )
-    return lines
-
-
-def _other_lines(cases: list[dict[str, Any]]) -> list[str]:
-    """Contenders with other bytes or another result: a ratio of times would compare nothing."""
-    lines = [
-        _row("no peer", "case", "ms (± half IQR)", "bytes per element", "error against ours"),
-        _row("---", "---", *["---:"] * 3),
-    ]
-    for row in cases:
-        for name, other in row["others"].items():
-            lines.append(
-                _row(
-                    name,
-                    row["name"],
-                    _milliseconds(row["seconds"][name]),
-                    f"{other['bytes_per_element']:.1f}",
-                    f"{other['error']:.1e}",
-                )
-            )
-    return lines
-
-
-def _memory_lines(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        _row(
-            "peak extra memory",
-            "contender",
-            "first step beyond states, MiB",
-            "later steps, MiB",
-            "target",
-            "verdict",
-        ),
-        _row("---", "---", *["---:"] * 3, "---"),
-    ]
-    lines += [
-        _row(
-            row["name"],
-            row["contender"],
-            f"{row['first_step_beyond_states_mib']:.2f}",
-            f"{row['later_step_mib']:.2f}",
-            "" if row["target_mib"] is None else f"< {row['target_mib']:g}",
-            _verdict(memory_met(row)),
-        )
-        for row in rows
-    ]
-    return lines
-
-
-def host_path_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """A table of `host_path.measure()`'s rows. Results of before had no allocations."""
-    lines = [
-        _row("host path", "tensors", "instructions per step", "per tensor", "allocations per step"),
-        _row("---", "---:", "---:", "---:", "---:"),
-    ]
-    lines += [
-        _row(
-            row["contender"],
-            f"{row['tensors']:,}",
-            f"{row['instructions_per_step']:,.0f}",
-            f"{row['instructions_per_step'] / row['tensors']:,.0f}",
-            f"{row['allocations_per_step']:,.1f}" if "allocations_per_step" in row else "",
-        )
-        for row in rows
-    ]
-    return lines
-
-
-def table(result: dict[str, Any]) -> str:
-    """One run: times, bandwidths, ratios to the peers, and the verdict on each target."""
-    environment = result["environment"]
-    lines = [
-        f"{result['suite']}: {environment['gpu'] or environment['cpu']}, "
-        f"{environment['threads']} threads, {environment['cpu_isa']}, "
-        f"torch {environment['torch']}, {environment['date']}"
-    ]
-    gain = thread_gain.sentence(result)
-    if gain is not None:
-        lines += ["", gain]
-    on_gpu = [row for row in result["cases"] if row.get("host")]
-    with_passes = [row for row in result["cases"] if row.get("pass_bytes")]
-    with_others = [row for row in result["cases"] if row.get("others")]
-    for key, render in (
-        ("cases", _case_lines),
-        ("peak_memory", _memory_lines),
-        ("host_path", host_path_lines),
-    ):
-        if result[key]:
-            lines += ["", *render(result[key])]
-    if with_passes:
-        lines += ["", *contender_table.lines(with_passes)]
-    if with_others:
-        lines += ["", *_other_lines(with_others)]
-    if on_gpu:
-        lines += ["", *_host_lines(on_gpu)]
     for key in ("missing", "skipped"):
         reasons = result.get(key, {})
         lines += [""] * bool(reasons) + [f"{key}: {name} ({why})" for name, why in reasons.items()]
@@ -211,34 +89,28 @@ def table(result: dict[str, Any]) -> str:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Two runs: the subject's time as a share of the in-run reference stream, old and new."""
-    before = {row["name"]: row for row in old["cases"]}
-    after = [row["name"] for row in new["cases"]]
+    """Two runs: the subject's speed as a share of the first stream's, old and new."""
+    before = {row["name"]: row for row in old["benchmarks"]}
+    after = [row["name"] for row in new["benchmarks"]]
     lines = [
         _row("case", "old ms", "new ms", "speed, relative to the reference", "verdict"),
         _row("---", *["---:"] * 3, "---"),
     ]
-    for row in new["cases"]:
+    on_gpu = new["context"]["gpu"] is not None
+
+    def relative(row: dict[str, Any]) -> float:
+        return gb_per_s(row) / float(row["streams"]["copy" if on_gpu else "in-place scale"])
+
+    for row in new["benchmarks"]:
         former = before.get(row["name"])
         if former is None:
             continue
-
-        def relative(entry: dict[str, Any]) -> float:
-            return float(entry["gb_per_s"][entry["subject"]] / entry["gb_per_s"][_reference(entry)])
-
         change = relative(row) / relative(former)
         verdict = "faster" if change > 1 else "slower"
         if abs(change - 1) <= BETWEEN_RUNS:
             verdict = "same"
-        lines.append(
-            _row(
-                row["name"],
-                _milliseconds(former["seconds"][former["subject"]]),
-                _milliseconds(row["seconds"][row["subject"]]),
-                f"{change:.2f}x",
-                verdict,
-            )
-        )
+        times = (_milliseconds(r["seconds"][r["subject"]]) for r in (former, row))
+        lines.append(_row(row["name"], *times, f"{change:.2f}x", verdict))
     alone = {
         "old": [name for name in before if name not in after],
         "new": [name for name in after if name not in before],
@@ -247,17 +119,67 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *found] if found else lines)
 
 
-def main() -> int:
+def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Why two runs should not be compared, a sentence for each reason."""
+    runs = {"old": old["context"], "new": new["context"]}
+    found = [
+        f"Expected two runs with the same {words}, got {runs['old'][key]} and {runs['new'][key]}."
+        for key, words in SAME.items()
+        if all(key in run for run in runs.values()) and runs["old"][key] != runs["new"][key]
+    ]
+    for name, context in runs.items():
+        dirty = context["git"]["dirty"]
+        if dirty is not False:
+            got = "one with uncommitted changes" if dirty else "none"
+            found.append(f"Expected the {name} run to have a clean git tree, got {got}.")
+    return found
+
+
+def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> str | None:
+    """Why there is nothing to print, in a sentence."""
+    for path, result in zip(paths, results, strict=True):
+        missing = [part for part in PARTS if part not in result]
+        if missing:
+            parts = " and no ".join(missing)
+            return f"Expected a result file of benchmarks/run.py, got {path}, which has no {parts}."
+    if len({result["suite"] for result in results}) > 1:
+        suites = " and ".join(result["suite"] for result in results)
+        return f"Expected two runs of one suite, got {suites}: cases of one name differ."
+    names = [{row["name"] for row in result["benchmarks"]} for result in results]
+    if not set.intersection(*names):
+        return "Expected a case that all runs have, got none."
+    return None
+
+
+def compared(paths: Sequence[Path], results: list[dict[str, Any]], across: bool) -> int:
+    """Prints what the results say; 2 if they are not to be compared."""
+    reason = incomparable(paths, results)
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 2
+    if len(results) == 1:
+        print(table(results[0]))
+        return 0
+    reasons, changes = refusals(*results), difference(*results)
+    if reasons and not across:
+        print(*reasons, "Pass --across to compare them.", sep="\n", file=sys.stderr)
+        return 2
+    if reasons:
+        print("Across different runs:", *(f"- {reason}" for reason in reasons), "", sep="\n")
+    print(changes)
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Prints one result, or the difference of two."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+", help="one result file, or old and new")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser.add_argument(
         "--across",
         action="store_true",
         help="compare runs of other machines, versions or changed trees all the same",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if len(arguments.results) > 2:
         parser.error(f"expected one or two result files, got {len(arguments.results)}")
     try:
@@ -266,33 +188,11 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     try:
-        return compared(results, arguments)
+        return compared(arguments.results, results, arguments.across)
     except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError) as error:
         got = f"{' or '.join(map(str, arguments.results))}: {type(error).__name__}: {error}"
         print(f"Expected results of benchmarks/run.py, got another in {got}.", file=sys.stderr)
         return 2
-
-
-def compared(results: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
-    """Prints what the results say; 2 if they are not to be compared."""
-    reason = incomparable(arguments.results, results)
-    if reason is not None:
-        print(reason, file=sys.stderr)
-        return 2
-    newest = results[-1]
-    verdicts = [met(row) for row in newest["cases"]]
-    verdicts += [memory_met(row) for row in newest["peak_memory"]]
-    if len(results) == 1:
-        print(table(newest))
-    else:
-        reasons, changes = refusals(*results), difference(*results)
-        if reasons and not arguments.across:
-            print(*reasons, "Pass --across to compare them.", sep="\n", file=sys.stderr)
-            return 2
-        if reasons:
-            print("Across different runs:", *(f"- {reason}" for reason in reasons), "", sep="\n")
-        print(changes)
-    return 1 if arguments.check and False in verdicts else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole training iterations with torchfuse and with torch, and the optimizer step's share in them.
+"""Whole training iterations with torchfuse and with torch's fused AdamW.
 
 Example:
     python benchmarks/end_to_end.py
@@ -15,183 +15,279 @@ zero_grad. Run it on a quiet machine with at least two processors.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import gc
 import itertools
 import json
 import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+import compare
 import environment
-import launch
-import machine
 import result_file
-from suites.contenders import FUSED, OURS
-from suites.trainings import CONFIGURATIONS, CONTENDERS
-from suites.workloads import QUICK_WORKLOADS, WORKLOADS
+from run import quartiles
+from suites.steps import (
+    FUSED,
+    OURS,
+    WEIGHT_DECAY,
+    Contender,
+    Step,
+    grads_of,
+    largest_difference,
+    ours,
+    theirs,
+)
+from suites.workloads import QUICK_WORKLOADS, WORKLOADS, Workload
+from torchfuse.optimizers import FusedAdam
+from torchfuse.testing.bench import interleave, summarize
 
-PROGRAM = Path(__file__).resolve().with_name("end_to_end_process.py")
-RESULT_FORMAT = 1
-#: Freed blocks of more bytes go back to the system at once, so that a peak counts what is in use,
-#: and no gaps between blocks. With gaps, peaks of equal runs differ by a half.
-MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+#: Below the norm of these models' gradients, so that clipping has work to do.
+MAX_NORM = 0.1
+#: Each training goes through so many batches in turn.
+BATCHES = 4
+VERIFIED_ITERATIONS = 3
+#: torch sums the norm that it clips by in fp32, and misses that of 2 million elements by 2e-4.
+TOLERANCE = 5e-4
+TIME_LIMIT = 600
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One training, with both contenders."""
+class Configuration(NamedTuple):
+    """What stands between the gradients and the parameters."""
 
-    workload: str
-    configuration: str
-    processes: int
-
-    @property
-    def name(self) -> str:
-        """For --only and for the table."""
-        number = "1_process" if self.processes == 1 else f"{self.processes}_processes"
-        return f"{self.workload}/{self.configuration}/{number}"
+    max_norm: float | None
+    masters: bool
 
 
+CONFIGURATIONS = {
+    "fp32": Configuration(None, False),
+    "fp32_clip": Configuration(MAX_NORM, False),
+    "bf16_masters_clip_scaler": Configuration(MAX_NORM, True),
+}
 ROWS = tuple(
-    Row(workload.name, configuration.name, processes)
+    f"{workload.name}/{configuration}/{processes}_process{'es' * (processes > 1)}"
     for processes, workload, configuration in itertools.product((1, 2), WORKLOADS, CONFIGURATIONS)
 )
+
+
+def contenders(masters: bool) -> tuple[Contender, ...]:
+    """Ours and torch's AdamW."""
+    return (
+        ours(FusedAdam, weight_decay=WEIGHT_DECAY, master_weights=masters),
+        theirs(FUSED, torch.optim.AdamW, weight_decay=WEIGHT_DECAY, fused=True),
+    )
+
+
+class Training:
+    """A model that is trained by one contender, data parallel if there is a process group."""
+
+    def __init__(
+        self, workload: Workload, configuration: Configuration, contender: Contender, seed: int
+    ) -> None:
+        """Equal arguments give equal weights; each rank has data of its own."""
+        dtype = torch.bfloat16 if configuration.masters else torch.float32
+        torch.manual_seed(seed)
+        model = workload.make().to(dtype)
+        self.parameters: list[Tensor] = list(model.parameters())
+        self._model: nn.Module = model
+        rank = 0
+        if dist.is_initialized():
+            rank = dist.get_rank()
+            self._model = DistributedDataParallel(model, broadcast_buffers=False)
+        generator = torch.Generator().manual_seed(seed + 1 + rank)
+        batches = [workload.draw(generator) for _ in range(BATCHES)]
+        self._batches = itertools.cycle(
+            (inputs.to(dtype) if inputs.is_floating_point() else inputs, targets)
+            for inputs, targets in batches
+        )
+        self.step = Step(
+            contender,
+            self.parameters,
+            max_norm=configuration.max_norm,
+            scales=configuration.masters,
+            masters=configuration.masters,
+        )
+        self.step_seconds: list[float] = []
+
+    def backward(self) -> None:
+        """Forward and backward on the next batch."""
+        inputs, targets = next(self._batches)
+        loss = nn.functional.cross_entropy(self._model(inputs).float(), targets)
+        if self.step.scaler is not None:
+            loss = self.step.scaler.scale(loss)
+        loss.backward()
+
+    def finish(self) -> None:
+        """Everything after backward."""
+        self.step.run()
+        self._model.zero_grad()
+
+    def iterate(self) -> None:
+        """One iteration; notes how long everything after backward took."""
+        self.backward()
+        begin = time.perf_counter()
+        self.finish()
+        self.step_seconds.append(time.perf_counter() - begin)
+
+
+def verify(trainings: Mapping[str, Training], name: str) -> None:
+    """Compares ours with torch's after three iterations of new trainings.
+
+    In these iterations both step with the gradients of torch's model. A model amplifies the last
+    bits in which two steps differ: where a sum is near 0, ReLU and Adam turn them into much more.
+
+    Raises:
+        RuntimeError: what the steps changed, or the first moments, differ.
+    """
+    actual, expected = trainings[OURS], trainings[FUSED]
+    start = torch.cat([p.detach().flatten().double() for p in actual.parameters])
+    for _ in range(VERIFIED_ITERATIONS):
+        for training in trainings.values():
+            training.backward()
+        torch._foreach_copy_(grads_of(actual.parameters), grads_of(expected.parameters))
+        for training in trainings.values():
+            training.finish()
+
+    def whole(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+
+    changes = [whole(training.step.values()) - start for training in (actual, expected)]
+    moments = [whole(training.step.moments()) for training in (actual, expected)]
+    for what, pair in (("changes of parameters", changes), ("first moments", moments)):
+        found = largest_difference(pair[:1], pair[1:])
+        if not found <= TOLERANCE:  # a NaN is no less
+            raise RuntimeError(
+                f"{name}: expected {what} of {OURS} within {TOLERANCE:g} of {FUSED}'s after "
+                f"{VERIFIED_ITERATIONS} iterations, got {found:g}"
+            )
+
+
+def measure(name: str, quick: bool, rounds: int, seed: int) -> dict[str, Any]:
+    """Verifies both contenders, and times their iterations in turn."""
+    model, kind, _ = name.split("/")
+    (workload,) = (w for w in (QUICK_WORKLOADS if quick else WORKLOADS) if w.name == model)
+    configuration = CONFIGURATIONS[kind]
+    trainings = {
+        contender.name: Training(workload, configuration, contender, seed)
+        for contender in contenders(configuration.masters)
+    }
+    verify(trainings, name)
+    gc.collect()
+    gc.disable()  # as in the other benchmarks
+    iterations = interleave(
+        {contender: training.iterate for contender, training in trainings.items()},
+        rounds,
+        # A rank that is late would be waited for in another's sample.
+        setup=dist.barrier if dist.is_initialized() else None,
+    )
+    gc.enable()
+    # Those before are of warm-up rounds.
+    steps = {name: training.step_seconds[-rounds:] for name, training in trainings.items()}
+    parameters = trainings[OURS].parameters
+    return {
+        "name": name,
+        "subject": OURS,
+        "tensors": len(parameters),
+        "numel": sum(param.numel() for param in parameters),
+        "batch": workload.batch,
+        **summary_of({"iteration": iterations, "step": steps}),
+    }
+
+
+def summary_of(parts: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
+    """Quartiles of each part's seconds, and of the ratios of torch's to ours."""
+    seconds, ratios = {}, {}
+    for part, samples in parts.items():
+        for name, entry in summarize(samples, OURS).items():
+            seconds[f"{name}, {part}"] = quartiles(entry["seconds"])
+            if name != OURS:
+                ratios[f"{name}, {part}"] = quartiles(entry["ratio"])
+    return {"seconds": seconds, "ratios": ratios}
+
+
+def start(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures a row in processes of its own; returns rank 0's figures.
+
+    Raises:
+        SystemExit: a process failed.
+    """
+    alone = name.endswith("1_process")
+    launcher = [sys.executable]
+    if not alone:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        command = [*launcher, __file__, "--row", name, "--out", str(out)]
+        command += ["--rounds", str(arguments.rounds), "--seed", str(arguments.seed)]
+        command += ["--quick"] * arguments.quick
+        variables = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads if alone else 1)}
+        if subprocess.run(command, env=variables, timeout=TIME_LIMIT).returncode != 0:
+            raise SystemExit(f"end_to_end: {name} failed")
+        figures: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return figures
+
+
+def run_row(arguments: argparse.Namespace) -> int:
+    """What a process of a row does."""
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    figures = measure(arguments.row, arguments.quick, arguments.rounds, arguments.seed)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        arguments.out.write_text(json.dumps(figures), encoding="utf-8")
+    if dist.is_initialized():
+        gc.collect()  # models that refer to the group
+        dist.barrier()
+        dist.destroy_process_group()
+    return 0
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line; `rows` are the selected ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="measure the rows whose name contains this")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny models, to see that it works; judges nothing"
-    )
+    parser.add_argument("--quick", action="store_true", help="tiny models, to see that it works")
     parser.add_argument("--rounds", type=int, help="default 25; with --quick 3")
-    parser.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="of the rows with one process"
-    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="result file; default: build/benchmarks/...")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.rounds is None:
         arguments.rounds = 3 if arguments.quick else 25
     for name in ("rounds", "threads"):
         if getattr(arguments, name) < 1:
             parser.error(f"expected --{name} to be at least 1, got {getattr(arguments, name)}")
-    arguments.rows = [row for row in ROWS if arguments.only in row.name]
+    arguments.rows = [row for row in ROWS if arguments.only in row]
     if not arguments.rows:
-        known = ", ".join(row.name for row in ROWS)
-        parser.error(f"no row has {arguments.only!r} in its name; the rows are {known}")
+        parser.error(f"no row has {arguments.only!r} in its name; the rows are {', '.join(ROWS)}")
     return arguments
 
 
-def needed_mib(row: Row, quick: bool) -> int:
-    """What a row's processes need together, at most."""
-    workloads = QUICK_WORKLOADS if quick else WORKLOADS
-    (workload,) = (entry for entry in workloads if entry.name == row.workload)
-    return row.processes * workload.memory_mib
-
-
-def start(row: Row, arguments: argparse.Namespace, memory_of: str | None = None) -> dict[str, Any]:
-    """Runs a row's processes, for times or for one contender's memory.
-
-    Returns:
-        The figures of rank 0.
-    """
-    options = [] if memory_of is None else ["--memory-of", memory_of]
-    options += ["--quick"] if arguments.quick else []
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "figures.json"
-        command = [sys.executable, str(PROGRAM), row.workload, row.configuration, str(out)]
-        command += ["--rounds", str(arguments.rounds), "--seed", str(arguments.seed), *options]
-        threads = arguments.threads if row.processes == 1 else 1
-        variables = {} if memory_of is None else MEMORY_VARIABLES
-        launch.run(command, processes=row.processes, threads=threads, variables=variables)
-        figures: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return figures
-
-
-def run_row(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Times one row, and measures the memory of each contender in processes of its own."""
-    figures = start(row, arguments)
-    memory = {name: start(row, arguments, name)["peak_mib"] for name in CONTENDERS}
-    return {"name": row.name, **dataclasses.asdict(row), **figures, "peak_mib": memory}
-
-
-def run_rows(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All selected rows, but for those that memory does not suffice for."""
-    rows: list[dict[str, Any]] = []
-    skipped: dict[str, str] = {}
-    for row in arguments.rows:
-        reason = machine.lacking(needed_mib(row, arguments.quick))
-        if reason is not None:
-            skipped[row.name] = reason
-            continue
-        print(f"{row.name} ...", file=sys.stderr, flush=True)
-        rows.append(run_row(row, arguments))
-    return {"rows": rows, "skipped": skipped}
-
-
-def _times(quartiles: dict[str, float], scale: float = 1e3) -> str:
-    median, low, high = (scale * quartiles[key] for key in ("median", "low", "high"))
-    return f"{median:.2f} ({low:.2f} to {high:.2f})"
-
-
-def table(result: dict[str, Any]) -> str:
-    """Two lines for each row: ours with the ratios, and torch's."""
-    described = result["environment"]
-    lines = [
-        f"end_to_end: {described['cpu']}, {described['threads']} threads in one process, 1 in each "
-        f"of several, {described['cpu_isa']}, torch {described['torch']}, {described['date']}",
-        "",
-        "| training | optimizer | iteration, ms (quartiles) | step, ms (quartiles) "
-        "| step's share, % (quartiles) | peak memory, MiB "
-        "| iterations, torch / torchfuse | steps, torch / torchfuse |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        for name in (OURS, FUSED):
-            ratios = [
-                _ratio(row[part]["ratio"]) if name == OURS else "" for part in ("iteration", "step")
-            ]
-            cells = [
-                row["name"],
-                name,
-                _times(row["iteration"]["seconds"][name]),
-                _times(row["step"]["seconds"][name]),
-                _times(row["share_percent"][name], 1.0),
-                f"{row['peak_mib'][name]:.1f}",
-                *ratios,
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    if result["skipped"]:
-        lines += ["", *(f"skipped: {name} ({why})" for name, why in result["skipped"].items())]
-    return "\n".join(lines)
-
-
-def _ratio(ratio: dict[str, Any]) -> str:
-    rounds = ratio["per_round"]
-    return f"{rounds['median']:.3f}x ({rounds['low']:.3f} to {rounds['high']:.3f})"
-
-
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measures, writes the result file and prints the table."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(words)
+    if arguments.row is not None:
+        return run_row(arguments)
     out = result_file.prepare(arguments.out, "end_to_end")
     torch.set_num_threads(arguments.threads)
-    described = environment.describe(
+    context = environment.describe(
         "benchmarks/end_to_end.py", device="cpu", seed=arguments.seed, rounds=arguments.rounds
     )
-    described |= {"processors": os.cpu_count(), "quick": arguments.quick}
-    result = {"format": RESULT_FORMAT, "environment": described, **run_rows(arguments)}
+    rows = [start(name, arguments) for name in arguments.rows]
+    result = {"suite": "end_to_end", "context": context, "benchmarks": rows}
     result_file.write(out, result)
-    print(table(result))
+    print(compare.table(result))
     print(f"\nwrote {out}")
-    return 0 if result["rows"] else 1
+    return 0
 
 
 if __name__ == "__main__":

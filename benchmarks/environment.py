@@ -1,28 +1,53 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Everything needed to read, or to repeat, the numbers of a result file."""
+"""What is needed to read, or to repeat, the numbers of a result: machine, commit and build."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import machine
 import torchfuse
 
 #: torch's names of instruction sets, and torchfuse's.
 LEVELS = {"DEFAULT": "baseline", "AVX2": "avx2", "AVX512": "avx512"}
 
 
+def git(*arguments: str) -> str | None:
+    """Output of a git command in this repository, or None outside of one."""
+    try:
+        result = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def hold_to_torchs_level() -> None:
     """Holds torchfuse to the instructions that ATEN_CPU_CAPABILITY, if it is set, holds torch to.
 
-    So a run on one processor shows what one without AVX-512 would: without its frequencies and
-    caches.
+    A run on a processor with AVX-512 then shows the code that a processor without it would run.
 
     Raises:
         SystemExit: torchfuse has no such level.
@@ -47,15 +72,15 @@ def describe(script: str, *, device: str, seed: int, rounds: int) -> dict[str, A
         seed: of weights and data.
         rounds: samples of each contender.
     """
-    status = machine.git("status", "--porcelain")
+    status = git("status", "--porcelain")
     return {
         "command": ["python", script, *sys.argv[1:]],
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "git": {
-            "sha": machine.git("rev-parse", "HEAD"),
+            "sha": git("rev-parse", "HEAD"),
             "dirty": None if status is None else bool(status),
         },
-        "cpu": machine.cpu_model(),
+        "cpu": cpu_model(),
         "cpu_isa": torchfuse._C.cpu_isa(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import torchfuse
-from suites.gpu_layers import LayerCase
+from suites.layers import LayerCase
 from torchfuse.optimizers import FusedAdam
 
 #: ncu's metrics, and the names of our figures.
@@ -49,17 +49,15 @@ def workload(small: bool) -> None:
     optimizer = FusedAdam([param], lr=1e-3, state_dtype=torch.bfloat16)
     grads = [torch.ones(2**12 if small else 2**28, device=device)]
     layers = (
-        LayerCase("batch_norm", (32, 64, 112, 112), torch.bfloat16, "forward"),
-        LayerCase("cross_entropy", (4096, 50257), torch.bfloat16, "forward"),
-        LayerCase("layer_norm", (4096, 1024), torch.float32, "backward"),
+        ("batch_norm", (2, 8, 7, 7) if small else (32, 64, 112, 112), torch.bfloat16, "forward"),
+        ("cross_entropy", (16, 1001) if small else (4096, 50257), torch.bfloat16, "forward"),
+        ("layer_norm", (16, 64) if small else (4096, 1024), torch.float32, "backward"),
     )
-    sizes = ((2, 8, 7, 7), (16, 1001), (16, 64))
     calls: list[Callable[[], object]] = [optimizer.step]
     calls += [lambda: torchfuse.ops.multi_tensor_l2_norm(grads)]
-    for case, size in zip(layers, sizes, strict=True):
-        shape = size if small else case.shape
-        one = LayerCase(case.layer, shape, case.dtype, case.direction)
-        calls.append(one.prepare(device, 0).functions[one.subject])
+    for layer, shape, dtype, direction in layers:
+        case = LayerCase(layer, layer, shape, dtype, direction)
+        calls.append(case.prepare(device, 0)[case.subject])
     for call in calls:
         call()
     torch.cuda.synchronize()

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 import callgrind
-import compare
 import host_path_baseline as baseline
 import torchfuse
 from suites.host_path_rows import ROWS, Row
@@ -100,6 +99,21 @@ def measure(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
+def table(measured: Sequence[dict[str, Any]]) -> str:
+    """A line for each row."""
+    lines = [
+        "| host path | tensors | instructions per step | per tensor | allocations per step |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in measured:
+        instructions, tensors = row["instructions_per_step"], row["tensors"]
+        lines.append(
+            f"| {row['contender']} | {tensors:,} | {instructions:,.0f} | "
+            f"{instructions / tensors:,.0f} | {row['allocations_per_step']:,.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def breakdown(row: Row, profile: callgrind.Profile, most: int) -> str:
     """The dearest functions of a step, by tensor, and who allocates in it."""
     total = profile.instructions()
@@ -130,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(breakdown(rows[0], count(rows)[0], options.top))
         return 0
     measured = measure(rows)
-    print("\n".join(compare.host_path_lines(measured)))
+    print(table(measured))
     counts = baseline.counts_of(measured, {row.name for row in rows if not row.peer})
     if not counts and (options.check or options.write_baseline):
         print(f"host_path: expected a row with a baseline, got peers alone by {options.only!r}.")

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes the figures and charts of pages from committed result files.
+"""Writes what pages state about speed from the committed summaries that they link.
+
+A table whose head ends in case, peer and ratio shows the summary that is linked above it. The ratio
+of a row is the peer's time over ours: the smallest and the largest of all cases whose names begin
+with the row's. Pages also state machines, the noise of a run, how long building took, the last run
+on a GPU, and the table between `<!-- table: gpu -->` and `<!-- table: end -->`.
 
 Example:
-    python benchmarks/report.py --write    rewrites the pages and draws docs/_static/charts
+    python benchmarks/report.py --write    rewrites the pages
     python benchmarks/report.py --check    exits with 1 and names what the files do not say
 """
 
@@ -10,29 +15,255 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import charts
-import curves
-import figures
-import gpu_predictions
-import gpu_result
-import page_tables
-import scale_page
-import sharding_paper
-import targets
-import thread_gain
+import result_file
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = {
-    **scale_page.TABLES,
-    **sharding_paper.TABLES,
-    **gpu_predictions.TABLES,
-    **targets.TABLES,
-    **thread_gain.TABLES,
+RESULTS = "benchmarks/results"
+README = "README.md"
+#: Of these pages, the way to docs/testing.md and to the root; None: no paragraph about a GPU.
+PAGES: dict[str, tuple[str, str] | None] = {
+    README: ("docs/testing.md", ""),
+    "docs/index.md": ("testing.md", "../"),
+    "docs/testing.md": ("", "../"),
+    "docs/benchmarks.md": None,
+    "docs/performance.md": None,
 }
+HEAD = re.compile(r"^\| (.*) \| case \| peer \| ratio \|$")
+ROW = re.compile(r"^\| (.+) \| `(.+)` \| (.+) \| *(.*?) *\|$")
+LINK = re.compile(r"\((?:\.\./)?(benchmarks/results/[\w./-]+\.json)\)")
+MACHINE = re.compile(
+    r"(?:[A-Z0-9][\w-]* )+with (?:AVX-512|AVX2)(?P<threads>, \w+ threads?)?"
+    r"(?= \(\[result file\]\((?:\.\./)?(?P<file>benchmarks/results/[\w./-]+\.json)\)\))"
+)
+NOISE = re.compile(r"(?<=In this run torch against itself came to )[\d.]+ and [\d.]+(?=:)")
+BUILD = re.compile(r"about \d+ s on two cores, or \d+ s with CUDA")
+GPU_RUN = re.compile("(?<=<!-- last GPU run: begin -->\n).*?(?=\n<!-- last GPU run: end -->)", re.S)
+GPU_TABLE = re.compile("(?<=<!-- table: gpu -->\n).*?(?=\n<!-- table: end -->)", re.S)
+ISA = {"avx512": "AVX-512", "avx2": "AVX2"}
+THREADS = {1: "one thread", 2: "two threads"}
+WITHOUT_GPU = (
+    "The CUDA kernels compile for four GPU architectures, and their source is tested on the CPU "
+    "and on a pretended CUDA device."
+)
+
+
+class Row(NamedTuple):
+    """A row of a table; lines are counted from 1."""
+
+    line: int
+    label: str
+    case: str
+    peer: str
+    ratio: str
+
+
+class Table(NamedTuple):
+    """A table of ratios, the title of its section and the result file that it shows."""
+
+    page: str
+    section: str
+    head: str
+    file: str
+    rows: list[Row]
+
+
+def tables(page: str, text: str) -> list[Table]:
+    """The tables of a page.
+
+    Raises:
+        ValueError: a table has no result file above it, or a row has other cells.
+    """
+    found: list[Table] = []
+    section, file, inside = "", "", False
+    for number, line in enumerate(text.splitlines(), 1):
+        heading = re.match(r"#+ (.*)", line)
+        section = heading[1] if heading else section
+        file = (LINK.findall(line) or [file])[-1]
+        head = HEAD.match(line)
+        inside = (inside or head is not None) and line.startswith("|")
+        if head is not None:
+            if not file:
+                raise ValueError(f"{page}:{number}: expected a result file to be linked above.")
+            found.append(Table(page, section, head[1], file, []))
+        elif inside and not line.startswith("|---"):
+            row = ROW.match(line)
+            if row is None:
+                raise ValueError(f"{page}:{number}: expected label, `case`, peer and ratio: {line}")
+            found[-1].rows.append(Row(number, *row.groups()))
+    return found
+
+
+def ratios(result: dict[str, Any], table: Table, row: Row) -> list[dict[str, float]]:
+    """Quartiles of the ratios of the cases that a row is about.
+
+    Raises:
+        ValueError: the file has no such case, or one of them has no such peer.
+    """
+    entries = [
+        entry["ratios"].get(row.peer)
+        for entry in result["benchmarks"]
+        if f"{entry['name']}/".startswith(f"{row.case}/")
+    ]
+    place = f"{table.page}:{row.line}: {table.file} has"
+    if not entries:
+        raise ValueError(f"{place} no case {row.case}.")
+    if None in entries:
+        raise ValueError(f"{place} no peer {row.peer} in {row.case}.")
+    return entries
+
+
+def as_text(values: list[float]) -> str:
+    """The smallest and the largest with three digits, or the one that both are."""
+    ends = (min(values), max(values))
+    return " to ".join(dict.fromkeys(f"{end:.{2 if end < 9.995 else 1}f}" for end in ends))
+
+
+def machine(context: dict[str, Any]) -> str:
+    """The processor and its instructions as pages name them."""
+    processor = re.sub(r"\((R|TM)\)| Processor| CPU @ .*", "", context["cpu"])
+    return f"{processor} with {ISA.get(context['cpu_isa'], context['cpu_isa'])}"
+
+
+def threads(context: dict[str, Any]) -> str:
+    """How many threads, in words."""
+    return THREADS.get(context["threads"], f"{context['threads']} threads")
+
+
+def load(root: Path, file: str) -> dict[str, Any]:
+    """A summary, by its path in the repository."""
+    return result_file.read(root / file)
+
+
+def _machines(root: Path, page: str, text: str) -> str:
+    """The words before each link of a result file, which name a processor.
+
+    Raises:
+        ValueError: before the link of a table stand other words.
+    """
+    named = {match["file"] for match in MACHINE.finditer(text)}
+    for table in tables(page, text):
+        if table.file not in named:
+            raise ValueError(
+                f"{page}: expected words like 'AMD EPYC with AVX-512, two threads' before the link "
+                f"of {table.file}, got others."
+            )
+
+    def words(match: re.Match[str]) -> str:
+        context = load(root, match["file"])["context"]
+        return machine(context) + (f", {threads(context)}" if match["threads"] else "")
+
+    return MACHINE.sub(words, text)
+
+
+def _noise(root: Path, file: str) -> str:
+    """How far torch is from itself."""
+    rows = load(root, file)["benchmarks"]
+    ends = [
+        row["ratios"]["torch fused"]["median"] for row in rows if row["name"].startswith("noise/")
+    ]
+    if not ends:
+        raise ValueError(f"{README}: expected cases of noise in {file}, got none.")
+    return f"{min(ends):.2f} and {max(ends):.2f}"
+
+
+def _build(root: Path) -> str:
+    """Seconds of the newest committed times of a build, to the nearest five."""
+    files = sorted((root / RESULTS).glob("*/*-build-*.json"), key=lambda path: path.name)
+    if not files:
+        raise ValueError(f"{README}: expected a result of building in {RESULTS}, got none.")
+    figures = result_file.read(files[-1])["figures"]
+    cpu, cuda = (5 * round(figures[f"{k}: build from nothing, s"] / 5) for k in ("cpu", "cuda"))
+    return f"about {cpu} s on two cores, or {cuda} s with CUDA"
+
+
+def gpu_run(root: Path) -> tuple[str, dict[str, Any]] | None:
+    """Path and content of the newest committed result of tools/gpu_run.sh on a GPU."""
+    paths = sorted((root / RESULTS).glob("*/*.json"))
+    results = [(path.relative_to(root).as_posix(), result_file.read(path)) for path in paths]
+    ours = [
+        (path, result)
+        for path, result in results
+        if result.get("kind") == "gpu_run"
+        and result["call"] == "a"
+        and result["machine"]["gpu"] not in (None, "pretended")
+    ]
+    return max(ours, key=lambda entry: str(entry[1]["date"])) if ours else None
+
+
+def gpu_paragraph(root: Path, testing: str, to_root: str) -> str:
+    """When the CUDA kernels last ran on a GPU, and which stages have not passed."""
+    proofs = f"[Testing]({testing}#what-only-a-gpu-can-show) says what each test proves."
+    found = gpu_run(root)
+    if found is None:
+        return f"**Nothing has run on a GPU yet.** {WITHOUT_GPU} {proofs}"
+    path, result = found
+    others = [
+        f"{name} {stage['status']}"
+        for name, stage in result["stages"].items()
+        if stage["status"] != "passed"
+    ]
+    outcome = f"not every stage passed ({', '.join(others)})" if others else "every stage passed"
+    if result["problems"]:
+        outcome += f", and not all was as expected ({' '.join(result['problems'])})"
+    return (
+        f"**The last run on a GPU** was on {result['date'][:10]} (UTC), on one "
+        f"{result['machine']['gpu']}, of commit `{result['sha'][:7]}`: {outcome}. Its "
+        f"[result file]({to_root}{path}) has every stage. {WITHOUT_GPU} {proofs}"
+    )
+
+
+def gpu_table(root: Path) -> str:
+    """What the last run on a GPU measured: device time beside that of a copy, and a peer's."""
+    found = gpu_run(root)
+    stage = {} if found is None else found[1]["stages"].get("benchmarks", {})
+    rows = stage.get("figures", {}).get("rows", {})
+    if found is None or not rows:
+        return "No GPU has measured these rows yet."
+    head = f"| row, {found[1]['machine']['gpu']} | µs | of a copy | peer | its µs | ratio |"
+    lines = [head, "|---|---:|---:|---|---:|---:|"]
+    for name, row in rows.items():
+        (_, ours), *peers = row["us"].items()
+        share = f"{100 * row['share']:.0f} %"
+        for peer, theirs in peers:
+            cells = f"{ours:,.3g} | {share} | {peer} | {theirs:,.3g} | {theirs / ours:.2f}"
+            lines.append(f"| `{name}` | {cells} |")
+    return "\n".join(lines)
+
+
+def _replaced_once(page: str, text: str, pattern: re.Pattern[str], new: str) -> str:
+    text, times = pattern.subn(lambda _: new, text)
+    if times != 1:
+        raise ValueError(f"{page}: expected one match of {pattern.pattern!r}, got {times}.")
+    return text
+
+
+def refreshed(root: Path, page: str, text: str) -> str:
+    """The text of a page with the figures of the result files.
+
+    Raises:
+        ValueError: a table names a case or a peer that its file has not, or a sentence is missing.
+    """
+    found = tables(page, text)
+    lines = text.split("\n")
+    for table in found:
+        result = load(root, table.file)
+        for row in table.rows:
+            ratio = as_text([entry["median"] for entry in ratios(result, table, row)])
+            lines[row.line - 1] = f"| {row.label} | `{row.case}` | {row.peer} | {ratio} |"
+    text = _machines(root, page, "\n".join(lines))
+    if page == README:
+        text = _replaced_once(page, text, NOISE, _noise(root, found[0].file))
+        text = _replaced_once(page, text, BUILD, _build(root))
+    ways = PAGES.get(page)
+    if ways is not None:
+        text = _replaced_once(page, text, GPU_RUN, gpu_paragraph(root, *ways))
+    return GPU_TABLE.sub(lambda _: gpu_table(root), text)
 
 
 def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:
@@ -46,92 +277,34 @@ def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:
             yield f"{page}:{begin + 1}: expected\n{expected}\ngot\n{found}"
 
 
-def stale_charts(root: Path, wanted: dict[str, charts.Chart | curves.Curves]) -> Iterator[str]:
-    """A sentence for each chart that was drawn from other data, is missing or has no page."""
-    for name, chart in wanted.items():
-        found = charts.drawn(root / name)
-        if found is None:
-            yield f"{name}: expected a chart of {chart.file}, got none."
-        elif found != charts.as_data(chart):
-            yield f"{name}: expected a chart of what {chart.file} says, got other data."
-    for path in sorted((root / charts.FOLDER).glob("*")):
-        name = path.relative_to(root).as_posix()
-        if name not in wanted:
-            yield f"{name}: expected a page that shows it, got none."
-
-
-def warnings(root: Path, texts: dict[str, str]) -> Iterator[str]:
-    """A sentence for each result file that no commit has the code of."""
-    files = {file for text in texts.values() for file in figures.LINK.findall(text)}
-    for file in sorted(files):
-        result = figures.load(root, file)
-        git = result.get("environment", {}).get("git", {})
-        if result.get("kind") == gpu_result.KIND:  # says itself what was not as expected
-            continue
-        if git.get("dirty") is not False:
-            yield f"warning: {file} was not measured in a clean git tree."
-
-
-def write(
-    root: Path, texts: dict[str, str], wanted: dict[str, charts.Chart | curves.Curves]
-) -> None:
-    """Writes pages and charts, and removes charts that no page shows: nothing if a chart fails."""
-    from drawing_curves import draw  # --check needs no matplotlib
-
-    schemes = {name: Path(name).stem.rpartition("-")[2] for name in wanted}
-    drawn = {name: draw(chart, schemes[name]) for name, chart in wanted.items()}
-    for page, text in texts.items():
-        (root / page).write_text(text, encoding="utf-8")
-    (root / charts.FOLDER).mkdir(parents=True, exist_ok=True)
-    for name, drawing in drawn.items():
-        (root / name).write_text(drawing, encoding="utf-8")
-    for path in (root / charts.FOLDER).glob("*"):
-        if path.relative_to(root).as_posix() not in wanted:
-            path.unlink()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Writes or checks pages and charts."""
+def main(words: list[str] | None = None) -> int:
+    """Writes or checks pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", action="store_true", help="rewrite the pages, draw the charts")
+    action.add_argument("--write", action="store_true", help="rewrite the pages")
     action.add_argument("--check", action="store_true", help="exit with 1 if one of them is stale")
-    options = parser.parse_args(arguments)
-    wanted: dict[str, str] = {}
-    drawings: dict[str, charts.Chart | curves.Curves] = {}
-    try:
-        texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in figures.PAGES}
-        for page, text in texts.items():
-            refreshed = figures.refreshed(ROOT, page, text)
-            refreshed = page_tables.placed(ROOT, page, refreshed, TABLES)
-            refreshed = gpu_result.placed(ROOT, page, refreshed)
-            wanted[page], shown = charts.placed(ROOT, page, refreshed)
-            for chart in shown:
-                for scheme in charts.SCHEMES:
-                    drawings[f"{charts.FOLDER}/{chart.name}-{scheme}.svg"] = chart
-        for warning in warnings(ROOT, texts):
-            print(f"report: {warning}", file=sys.stderr)
-    except (OSError, ValueError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 1
-    except KeyError as error:
-        reason = f"expected {error} in a result file that it links, got none."
-        print(f"report: {page}: {reason}", file=sys.stderr)
-        return 1
-    except (AttributeError, LookupError, TypeError, ZeroDivisionError) as error:
-        reason = f"expected results in the files that it links, got others: {type(error).__name__}"
-        print(f"report: {page}: {reason}: {error}.", file=sys.stderr)
-        return 1
-    if options.write:
-        write(ROOT, wanted, drawings)
+    options = parser.parse_args(words)
+    stale: list[str] = []
+    for page in PAGES:
+        path = ROOT / page
+        try:
+            text = path.read_text(encoding="utf-8")
+            wanted = refreshed(ROOT, page, text)
+        except (OSError, ValueError) as error:
+            print(f"report: {error}", file=sys.stderr)
+            return 1
+        except (AttributeError, LookupError, TypeError, ZeroDivisionError) as error:
+            reason = f"expected summaries in the files that it links, got {type(error).__name__}"
+            print(f"report: {page}: {reason}: {error}.", file=sys.stderr)
+            return 1
+        if options.write:
+            path.write_text(wanted, encoding="utf-8")
+        stale += stale_lines(page, text, wanted)
+    if options.write or not stale:
         return 0
-    stale = [line for page in texts for line in stale_lines(page, texts[page], wanted[page])]
-    stale += stale_charts(ROOT, drawings)
-    for line in stale:
-        print(f"report: {line}", file=sys.stderr)
-    if stale:
-        print("report: run `python benchmarks/report.py --write`.", file=sys.stderr)
-    return 1 if stale else 0
+    print(*(f"report: {line}" for line in stale), sep="\n", file=sys.stderr)
+    print("report: run `python benchmarks/report.py --write`.", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a benchmark's result goes, and which results the repository does not take."""
+"""The summary that a benchmark writes, and where it goes.
+
+A summary has the name of its suite, the `context` in which it was measured, and a list of
+`benchmarks`, one per line: sizes, the quartiles of each contender's seconds, and the quartiles of
+the ratios of single rounds. It has no samples.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import machine
+import environment
 
 #: What is committed here is shown by the documentation.
 COMMITTED = Path(__file__).resolve().with_name("results")
+DIGITS = 7
 
 
 def default_path(name: str) -> Path:
@@ -25,13 +31,13 @@ def prepare(path: Path | None, name: str) -> Path:
     """The result's path, in a folder that exists: before hours are spent on measuring.
 
     Raises:
-        SystemExit: the path is that of a folder; or of a committed result, and the git tree has
-            uncommitted changes: no commit would have the code that was measured.
+        SystemExit: the path names a folder; or a committed result, and the git tree has
+            uncommitted changes, so that no commit would have the code that was measured.
     """
     path = path or default_path(name)
     if path.is_dir():
         raise SystemExit(f"expected --out to name a file, got the folder {path}; name one in it")
-    if path.resolve().is_relative_to(COMMITTED) and machine.git("status", "--porcelain"):
+    if path.resolve().is_relative_to(COMMITTED) and environment.git("status", "--porcelain"):
         raise SystemExit(
             f"expected a clean git tree for a result in {COMMITTED.parent.name}/{COMMITTED.name}, "
             "got one with uncommitted changes; commit before you measure, or give another --out"
@@ -41,10 +47,10 @@ def prepare(path: Path | None, name: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result.
+    """A summary.
 
     Raises:
-        ValueError: there is no such file, no result in it, or a figure that is no number.
+        ValueError: there is no such file, no object in it, or a figure that is no number.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
@@ -59,11 +65,26 @@ def _refused(name: str) -> float:
     raise ValueError(f"{name} is no figure")
 
 
-def ratio(case: Mapping[str, Any], peer: str) -> float:
-    """A peer's time over ours: the median of the ratios of single rounds."""
-    return float(case["ratios"][peer]["per_round"]["median"])
+def rounded(value: Any) -> Any:
+    """The same with seven significant digits: more than a measurement is worth."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(entry) for key, entry in value.items()}
+    return (
+        [rounded(entry) for entry in value]
+        if isinstance(value, Sequence | set) and not (isinstance(value, str))
+        else value
+    )
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Writes the result."""
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Writes a summary as compact JSON, with a line for each benchmark."""
+    parts = []
+    for key, value in rounded(result).items():
+        text = json.dumps(value, separators=(",", ":"))
+        if key == "benchmarks":
+            lines = [json.dumps(entry, separators=(",", ":")) for entry in value]
+            text = "[\n" + ",\n".join(lines) + "\n]"
+        parts.append(f"{json.dumps(key)}:{text}")
+    path.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")

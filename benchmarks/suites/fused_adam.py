@@ -5,161 +5,120 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from suites.contenders import (
+from suites.parameters import ParameterSet, load
+from suites.steps import (
     AGAIN,
     DEFAULT,
     FOREACH,
     FUSED,
     OURS,
+    WEIGHT_DECAY,
     Contender,
-    norm_functions,
-    verify,
+    StepCase,
+    fp64_norm,
+    ours,
+    theirs,
 )
-from suites.parameters import ParameterSet, load
+from torchfuse.optimizers import FusedAdam
 
-# Only sets up to this size belong to a --quick run.
-QUICK_NUMEL = 30_000_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Other:
-    """A contender that computes something else: its bytes, and its relative error against ours."""
-
-    bytes_per_element: float
-    error: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A verified case, ready to be timed. `others` are timed too, and never divided by.
-
-    `pass_bytes` are the bytes per element of all passes that a contender makes, where known.
-    """
-
-    functions: Mapping[str, Callable[[], object]]
-    verified: dict[str, float]
-    others: Mapping[str, Other] = dataclasses.field(default_factory=dict)
-    pass_bytes: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One row of the result: one pipeline on one parameter set.
-
-    `bytes_per_element` counts what the algorithm must move at least: each operand that is read, and
-    each that is written, once. `target` is how many times faster than the first peer we want to be.
-    """
-
-    pipeline: str
-    parameters: str
-    peers: tuple[str, ...]
-    bytes_per_element: int
-    dtype: torch.dtype = torch.float32
-    target: float | None = None
-
-    @property
-    def name(self) -> str:
-        """For --only and for the table."""
-        return f"{self.pipeline}/{self.parameters}"
-
-    @property
-    def held_bytes(self) -> int:
-        """Four tensors of each contender, and copies that foreach makes; gradients of a norm."""
-        if self.pipeline == "norm_and_check":
-            return NORM
-        tensors = 4 * (1 + len(self.peers)) + 2 * (FOREACH in self.peers)
-        return tensors * self.dtype.itemsize
-
-    def load(self) -> ParameterSet:
-        """The parameter set."""
-        return load(self.parameters)
-
-    def prepare(self, device: torch.device, seed: int) -> Prepared:
-        """Builds and verifies the contenders."""
-        if self.pipeline == "norm_and_check":
-            return Prepared(*norm_functions(self.load(), device, seed))
-        contenders = [
-            Contender(
-                name=FUSED if name == AGAIN else name,
-                parameters=self.load(),
-                dtype=self.dtype,
-                device=device,
-                seed=seed,
-                scale_and_clip=self.pipeline == "scale_clip_step",
-            )
-            for name in (self.subject, *self.peers)
-        ]
-        verified = verify(contenders, self.dtype)
-        for contender in contenders:
-            contender.prepare_timing()
-        names = (self.subject, *self.peers)
-        functions = {
-            name: contender.step for name, contender in zip(names, contenders, strict=True)
-        }
-        return Prepared(functions, verified)
-
-    @property
-    def subject(self) -> str:
-        """Whose time the peers' times are divided by."""
-        return AGAIN if self.pipeline == "noise" else OURS
-
-
+_ADAMW = torch.optim.AdamW
+_CONTENDERS = {
+    name: theirs(name, _ADAMW, weight_decay=WEIGHT_DECAY, **options)
+    for name, options in {
+        FUSED: {"fused": True},
+        AGAIN: {"fused": True},
+        FOREACH: {"foreach": True},
+        DEFAULT: {},
+    }.items()
+}
 # fp32 step: reads param, grad and two moments, writes param and moments. With scale and clip the
 # gradients are read twice. All bf16 or fp64: the same operands at half or twice the width.
 STEP = 28
 SCALE_CLIP_STEP = 32
-BF16_STEP = 14
-FP64_STEP = 56
 NORM = 4
 
-CASES = (
-    Case("noise", "resnet50", (FUSED,), STEP),
-    Case("noise", "large", (FUSED,), STEP),
-    Case("step", "large", (FUSED, FOREACH), STEP, target=0.97),
-    Case("step", "resnet50", (FUSED, FOREACH), STEP),
-    Case("step", "bert_large_10_layers", (FUSED,), STEP),
-    Case("step", "misaligned", (FUSED, FOREACH), STEP),
-    Case("step", "small_1000x1024", (FUSED, FOREACH), STEP),
-    Case("step", "tiny_10000x64", (FUSED, FOREACH), STEP, target=12.0),
-    Case("step", "stale_rows", (DEFAULT, FOREACH, FUSED), STEP, target=10.0),
-    Case("scale_clip_step", "large", (FUSED, FOREACH), SCALE_CLIP_STEP, target=1.5),
-    Case("scale_clip_step", "resnet50", (FUSED, FOREACH), SCALE_CLIP_STEP),
-    Case("scale_clip_step", "bert_large_10_layers", (FUSED,), SCALE_CLIP_STEP),
-    Case("scale_clip_step", "tiny_10000x64", (FUSED, FOREACH), SCALE_CLIP_STEP),
-    Case("bf16_step", "large", (FUSED,), BF16_STEP, torch.bfloat16, target=1.6),
-    Case("bf16_step", "resnet50", (FUSED,), BF16_STEP, torch.bfloat16),
-    Case("fp64_step", "large", (FUSED,), FP64_STEP, torch.float64),
-    Case("fp64_step", "resnet50", (FUSED,), FP64_STEP, torch.float64),
-    Case("norm_and_check", "large", ("get_total_norm",), NORM, target=1.25),
-    Case("norm_and_check", "resnet50", ("get_total_norm",), NORM),
-)
+
+def our_adam(dtype: torch.dtype = torch.float32) -> Contender:
+    """FusedAdam. torch keeps the moments of a bf16 parameter in bf16; so do we here."""
+    options: dict[str, Any] = {"weight_decay": WEIGHT_DECAY}
+    if dtype == torch.bfloat16:
+        options["state_dtype"] = dtype
+    return ours(FusedAdam, **options)
+
+
+def case(
+    pipeline: str,
+    parameters: str,
+    *peers: str | Contender,
+    dtype: torch.dtype = torch.float32,
+) -> StepCase:
+    """A case of the pipeline `step`, `scale_clip_step` or another, named in `CASES`."""
+    subject = _CONTENDERS[AGAIN] if pipeline == "noise" else our_adam(dtype)
+    scaled = pipeline == "scale_clip_step"
+    return StepCase(
+        f"{pipeline}/{parameters}",
+        load(parameters),
+        (subject, *(p if isinstance(p, Contender) else _CONTENDERS[p] for p in peers)),
+        (SCALE_CLIP_STEP if scaled else STEP) * dtype.itemsize / 4,
+        dtype,
+        scales=scaled,
+        clips=scaled,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryCase:
-    """Peak extra memory of a step, for one contender in a process of its own."""
+class NormCase:
+    """Norm and non-finite check in one read, against torch's norm; verified in fp64."""
 
-    contender: str
-    parameters: str
-    target_mib: float | None = None
-    scale_and_clip: bool = True
+    parameters: ParameterSet
+
+    subject = OURS
+    peers = ("get_total_norm",)
+    bytes_per_element = NORM
 
     @property
     def name(self) -> str:
         """For --only and for the table."""
-        return f"peak_memory/{self.parameters}"
+        return f"norm_and_check/{self.parameters.name}"
 
-    @property
-    def held_bytes(self) -> int:
-        """Parameters, gradients, two moments, and the copies that foreach makes, in fp32."""
-        return 24
+    def prepare(self, device: torch.device, seed: int) -> Mapping[str, Callable[[], object]]:
+        """Both on the same gradients."""
+        grads = self.parameters.randn(torch.float32, device, seed)
+        expected = float(fp64_norm(grads))
+        norm, found_inf = torch.ops.torchfuse.multi_tensor_l2_norm(grads)
+        if not abs(float(norm) / expected - 1) <= 1e-6 or float(found_inf) != 0:
+            raise RuntimeError(
+                f"multi_tensor_l2_norm: expected {expected:.9g} and found_inf 0, "
+                f"got {float(norm):.9g} and {float(found_inf):g}"
+            )
+        return {
+            OURS: lambda: torch.ops.torchfuse.multi_tensor_l2_norm(grads),
+            "get_total_norm": lambda: torch.nn.utils.get_total_norm(grads),
+        }
 
 
-MEMORY_CASES = tuple(
-    MemoryCase(contender, name, target)
-    for name in ("resnet50", "large")
-    for contender, target in ((OURS, 1.0), (FUSED, None), (FOREACH, None))
+CASES = (
+    case("noise", "resnet50", FUSED),
+    case("noise", "large", FUSED),
+    case("step", "large", FUSED, FOREACH),
+    case("step", "resnet50", FUSED, FOREACH),
+    case("step", "bert_large_10_layers", FUSED),
+    case("step", "misaligned", FUSED, FOREACH),
+    case("step", "small_1000x1024", FUSED, FOREACH),
+    case("step", "tiny_10000x64", FUSED, FOREACH),
+    case("step", "stale_rows", DEFAULT, FOREACH, FUSED),
+    case("scale_clip_step", "large", FUSED, FOREACH),
+    case("scale_clip_step", "resnet50", FUSED, FOREACH),
+    case("scale_clip_step", "bert_large_10_layers", FUSED),
+    case("scale_clip_step", "tiny_10000x64", FUSED, FOREACH),
+    case("bf16_step", "large", FUSED, dtype=torch.bfloat16),
+    case("bf16_step", "resnet50", FUSED, dtype=torch.bfloat16),
+    case("fp64_step", "large", FUSED, dtype=torch.float64),
+    case("fp64_step", "resnet50", FUSED, dtype=torch.float64),
+    NormCase(load("large")),
+    NormCase(load("resnet50")),
 )

@@ -14,12 +14,9 @@ import torch
 
 DEEPSPEED = "DeepSpeed"
 BITSANDBYTES = "bitsandbytes"
-TORCHAO = "torchao"
 COMPILED = "torch compiled"
-#: Contenders whose names begin so have an OpenMP library, with threads, beside torch's.
-OTHER_POOLS = (DEEPSPEED, BITSANDBYTES, TORCHAO, COMPILED)
-#: Those whose steps are functions of torch.compile.
-OF_THE_COMPILER = (TORCHAO, COMPILED)
+#: They have an OpenMP library, with threads, beside torch's.
+OTHER_POOLS = (DEEPSPEED, BITSANDBYTES, COMPILED)
 #: In which threads that wait fall asleep.
 REST_SECONDS = 0.02
 
@@ -30,7 +27,7 @@ def rest_between(contenders: Iterable[str], device: torch.device) -> Callable[[]
     Threads spin for some milliseconds after their work. Those of one pool would do so while another
     one works; without the pause the next contender pays for it.
     """
-    if device.type != "cpu" or not any(name.startswith(OTHER_POOLS) for name in contenders):
+    if device.type != "cpu" or not set(OTHER_POOLS).intersection(contenders):
         return None
     return functools.partial(time.sleep, REST_SECONDS)
 
@@ -40,7 +37,6 @@ def as_many_threads(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-@functools.cache
 def compiler_error() -> str | None:
     """Why torch.compile makes no code for this machine, if it makes none."""
     try:
@@ -50,28 +46,12 @@ def compiler_error() -> str | None:
     return None
 
 
-def usable(names: Iterable[str], missing: dict[str, str]) -> list[str]:
-    """The contenders, without those that torch.compile makes no code for; `missing` says why."""
-    found = []
-    for name in names:
-        error = compiler_error() if name.startswith(OF_THE_COMPILER) else None
-        if error is None:
-            found.append(name)
-        else:
-            missing[name] = error
-    return found
-
-
 def class_of(package: str, module: str, name: str, missing: dict[str, str]) -> Any:
     """An optimizer of another package, whose native code may be compiled for its first object.
 
     Returns:
         The class; None if there is none, and then `missing` says why.
     """
-    if "vgpreload" in os.environ.get("LD_PRELOAD", ""):
-        # What is compiled for this processor has instructions that valgrind ends a process for.
-        missing[f"{package} {name}"] = "not loaded under valgrind"
-        return None
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         kind = getattr(importlib.import_module(module), name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ class ParameterSet:
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
-    offset: int
-    moments: dict[str, float]
-    zero_grads: bool
+    offset: int = 0
+    moments: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    zero_grads: bool = False
     bucket_mib: int | None = None
 
     @property
@@ -68,26 +69,14 @@ class ParameterSet:
             views += [part.view(shape) for part, shape in parts]
         return views[::-1]
 
-    def of_one_element(self) -> ParameterSet:
-        """As many tensors, of which each has one element: what remains of a step is host work."""
-        return dataclasses.replace(
-            self, name=f"{self.name}, one element each", shapes=((1,),) * len(self.shapes)
-        )
-
 
 def load(name: str) -> ParameterSet:
     """Reads a parameter set."""
     content = _content(name)
     tensors = _content(content.get("shapes_of", name))["tensors"]
     shapes = tuple(tuple(entry["shape"]) for entry in tensors for _ in range(entry["count"]))
-    return ParameterSet(
-        name=name,
-        shapes=shapes,
-        offset=content.get("offset", 0),
-        moments=content.get("moments", {}),
-        zero_grads=content.get("zero_grads", False),
-        bucket_mib=content.get("bucket_mib"),
-    )
+    others = ("offset", "moments", "zero_grads", "bucket_mib")
+    return ParameterSet(name, shapes, **{key: content[key] for key in others if key in content})
 
 
 def _content(name: str) -> dict[str, Any]:

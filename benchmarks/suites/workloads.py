@@ -90,40 +90,32 @@ def image_batch(images: int, generator: torch.Generator) -> Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A model and its batches.
-
-    `memory_mib` is how much a process needs at most that trains the model with both contenders.
-    """
+    """A model and its batches."""
 
     name: str
     batch: str
     make: Callable[[], nn.Module]
     draw: Callable[[torch.Generator], Batch]
-    memory_mib: int
 
 
-def _transformer(
-    vocabulary: int, width: int, sequences: int, length: int, memory_mib: int
-) -> Workload:
+def _transformer(vocabulary: int, width: int, sequences: int, length: int) -> Workload:
     return Workload(
         "transformer",
         f"{sequences} sequences of {length} tokens",
         lambda: LanguageModel(vocabulary, width, layers=2, length=length),
         lambda generator: token_batch(sequences, length, vocabulary, generator),
-        memory_mib,
     )
 
 
-def _resnet(width: int, blocks: int, images: int, memory_mib: int) -> Workload:
+def _resnet(width: int, blocks: int, images: int) -> Workload:
     return Workload(
         "resnet",
         f"{images} images",
         lambda: residual_network(width, blocks),
         lambda generator: image_batch(images, generator),
-        memory_mib,
     )
 
 
-WORKLOADS = (_transformer(8000, 256, 8, 64, 1500), _resnet(32, 2, 32, 1500))
+WORKLOADS = (_transformer(8000, 256, 8, 64), _resnet(32, 2, 32))
 #: Of the same names, but small: what --quick trains.
-QUICK_WORKLOADS = (_transformer(100, 16, 2, 8, 1000), _resnet(4, 1, 2, 1000))
+QUICK_WORKLOADS = (_transformer(100, 16, 2, 8), _resnet(4, 1, 2))

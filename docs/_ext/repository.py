@@ -6,6 +6,7 @@ These comments are replaced when a page is read:
     <!-- include ../CHANGELOG.md -->                  the file, as it is
     <!-- include ../csrc/README.md without title -->  the file without its first heading
     <!-- benchmark tables -->                         what benchmarks/compare.py prints
+    <!-- chart of the table above -->                 a chart that benchmarks/charts.py draws
     <!-- every operator -->                           the C++ function of each schema in csrc/ops
 
 Links to files that are pages of the site lead there; other files of the repository are named.
@@ -43,6 +44,7 @@ PAGES = {
 
 _INCLUDE = re.compile(r"^<!-- include (\S+)( without title)? -->$", re.MULTILINE)
 _TABLES = "<!-- benchmark tables -->"
+_CHART = "<!-- chart of the table above -->"
 _OPERATORS = "<!-- every operator -->"
 _LINK = re.compile(r"\[([^\]\[]+)\]\(([^)\s]+)\)")
 
@@ -84,21 +86,21 @@ def _included(match: re.Match[str], page: Path) -> str:
     return _rewrite_links(text, page, origin)
 
 
-def _compare_module() -> ModuleType:
+def _benchmarks_module(name: str) -> ModuleType:
     folder = str(ROOT / "benchmarks")
     if folder not in sys.path:
         sys.path.append(folder)
-    return importlib.import_module("compare")
+    return importlib.import_module(name)
 
 
 def benchmark_tables() -> str:
     """The tables of all committed results of benchmarks/run.py, newest first."""
-    compare = _compare_module()
+    compare = _benchmarks_module("compare")
     results = []
     for path in (ROOT / "benchmarks" / "results").glob("*/*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
         if compare.incomparable([path], [result]) is None:
-            results.append((result["environment"]["date"], path, result))
+            results.append((result["context"]["date"], path, result))
     sections = []
     for date, path, result in sorted(results, key=lambda entry: entry[:2], reverse=True):
         summary, _, tables = compare.table(result).partition("\n")
@@ -118,7 +120,11 @@ def operators() -> str:
 
 def _on_source_read(_app: Sphinx, docname: str, source: list[str]) -> None:
     page = DOCS / f"{docname}.md"
-    text = _rewrite_links(source[0], page, page)
+    text = source[0]
+    if _CHART in text:
+        charts = _benchmarks_module("charts")
+        text = charts.placed(page.relative_to(ROOT).as_posix(), text, ROOT)
+    text = _rewrite_links(text, page, page)
     text = _INCLUDE.sub(lambda match: _included(match, page), text)
     if _TABLES in text:
         text = text.replace(_TABLES, benchmark_tables())
