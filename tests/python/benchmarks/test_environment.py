@@ -25,12 +25,6 @@ def test_torchfuse_is_held_to_torchs_instructions(capability: pytest.MonkeyPatch
     assert (described["cpu_isa"], described["torch_cpu_capability"]) == ("baseline", "DEFAULT")
 
 
-def test_a_torch_that_nobody_holds_says_nothing(capability: pytest.MonkeyPatch) -> None:
-    before = _C.cpu_isa()
-    environment.hold_to_torchs_level()
-    assert _C.cpu_isa() == before
-
-
 def test_instructions_that_torchfuse_does_not_know_are_named(
     capability: pytest.MonkeyPatch,
 ) -> None:

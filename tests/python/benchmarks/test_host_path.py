@@ -89,21 +89,16 @@ def test_a_dump_is_read() -> None:
         callgrind.Profile.read("events: Ir\n\ntotals: 0\n")
 
 
-def test_a_breakdown_names_the_dearest_functions_by_tensor() -> None:
-    (row,) = host_path.selected("FusedAdam/400")
-    lines = host_path.breakdown(row, callgrind.Profile.read(DUMP), most=1).splitlines()
-    assert lines == [
-        "FusedAdam/400: 0.3 instructions per step and tensor",
-        "      0.2  88.8%  step(bool) [libtorchfuse.so]",
-        "FusedAdam/400: 0.6 allocations per step",
-        "      0.3  step(bool)",
-    ]
-
-
 @pytest.mark.usefixtures("committed")
-def test_two_percent_more_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    assert baseline.check(changed(instructions_per_step=1020.0)) == 0
-    assert capsys.readouterr().out == "host_path: 2 of 2 rows passed\n"
+@pytest.mark.parametrize("share", [0.979, 1.02])
+def test_two_percent_more_pass_and_less_is_told(
+    share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert baseline.check(changed(instructions_per_step=1000 * share)) == 0
+    *hints, closing = capsys.readouterr().out.splitlines()
+    assert len(hints) == int(share < 0.98)
+    assert all("FusedAdam/400: became cheaper: 1,000.0 instructions" in hint for hint in hints)
+    assert closing == "host_path: 2 of 2 rows passed"
 
 
 @pytest.mark.usefixtures("committed")
@@ -129,15 +124,6 @@ def test_a_dearer_row_fails_by_name(
 
 
 @pytest.mark.usefixtures("committed")
-def test_a_cheaper_row_is_told_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert baseline.check(changed(instructions_per_step=979.0)) == 0
-    hint, closing = capsys.readouterr().out.splitlines()
-    assert hint.startswith("host_path: FusedAdam/400: became cheaper: 1,000.0 instructions")
-    assert "--write-baseline" in hint
-    assert closing == "host_path: 2 of 2 rows passed"
-
-
-@pytest.mark.usefixtures("committed")
 def test_a_row_without_baseline_fails_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert baseline.check({**changed(), "FusedNew/400": ROW}) == 1
     failure, closing = capsys.readouterr().out.splitlines()
@@ -157,14 +143,6 @@ def test_without_a_baseline_nothing_is_compared(
     assert len(json.loads(committed.read_text())) == 2
 
 
-def test_a_part_of_the_rows_is_written_beside_the_others(committed: Path) -> None:
-    other = {"FusedAdam/400": {**ROW, "instructions_per_step": 7.0}}
-    baseline.write(other, keep=True)
-    assert json.loads(committed.read_text()) == {baseline.key(): {**changed(), **other}}
-    baseline.write(other, keep=False)
-    assert json.loads(committed.read_text()) == {baseline.key(): other}
-
-
 def test_every_optimizer_is_counted_and_the_committed_baselines_are_whole() -> None:
     ours = {row.name for row in host_path.selected()}
     assert {f"{spec.optimizer.__name__}/400" for spec in OPTIM_SPECS} < ours
@@ -177,36 +155,6 @@ def test_every_optimizer_is_counted_and_the_committed_baselines_are_whole() -> N
     assert baseline.read()
     for key, rows in baseline.read().items():
         assert set(rows) == ours, key
-
-
-def test_peers_are_asked_for_and_a_whole_name_is_one_row() -> None:
-    peers = set(host_path.selected(peers=True)) - set(host_path.selected())
-    assert {row.contender for row in peers} == {
-        "torch fused AdamW",
-        "torch fused AdamW on DTensors",
-    }
-    assert [row.name for row in host_path.selected("FusedAdam/100")] == ["FusedAdam/100"]
-    assert len(host_path.selected("FusedAdam/")) == 4
-
-
-def test_a_breakdown_is_of_one_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert host_path.main(["--top", "5", "--only", "FusedAdam/"]) == 2
-    assert "expected --only to name a row, got 'FusedAdam/'" in capsys.readouterr().out
-    assert host_path.main(["--check", "--only", "no such row"]) == 2
-
-
-@pytest.mark.parametrize("action", ["--check", "--write-baseline"])
-def test_peers_alone_have_nothing_to_compare(
-    action: str,
-    committed: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before = committed.read_text()
-    monkeypatch.setattr(host_path, "measure", lambda rows: [])
-    assert host_path.main(["--peers", "--only", "torch fused AdamW/400", action]) == 2
-    assert "expected a row with a baseline, got peers alone" in capsys.readouterr().out
-    assert committed.read_text() == before
 
 
 @pytest.mark.parametrize("processors", [None, 1, 2, 3, 64])

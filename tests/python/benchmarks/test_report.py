@@ -1,301 +1,187 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pages and charts are written from result files, and what is stale is named."""
+"""Pages are written from summaries, and what is stale is named."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import charts
-import figures
 import report
+import result_file
 
 RESULT = "benchmarks/results/amd-epyc-cpu/2027-01-02-0123456.json"
-MODELS = "benchmarks/results/amd-epyc-cpu/2027-01-02-models-0123456.json"
 BUILD = "benchmarks/results/amd-epyc-cpu/2027-01-02-build-0123456.json"
+GPU = "benchmarks/results/nvidia-h100/2027-01-02-0123456.json"
+MARKS = ("<!-- last GPU run: begin -->", "<!-- last GPU run: end -->")
 README = f"""# A page
 
-It took about 1 s on two cores, or 2 s with CUDA.
+{MARKS[0]}
+old
+{MARKS[1]}
 
-## Speed
+It took about 1 s on two cores, or 2 s with CUDA.
 
 On an Old Machine with AVX2, one thread ([result file]({RESULT})):
 
 | step | case | peer | ratio |
 |---|---|---|---:|
 | one `tensor` | `step/large` | torch fused | 9.99 |
+| all sets | `step` | torch fused | |
 
 In this run torch against itself came to 1.00 and 1.00:
 """
-BENCHMARKS = f"""# Benchmarks
+PERFORMANCE = """# Performance
 
-## Adam
-
-Old Machine with AVX2, one thread ([result file](../{RESULT})).
-
-| step | case | peer | ratio |
-|---|---|---|---:|
-| one tensor | `step/large` | torch fused | |
-| all sets | `step` | torch fused | 1 |
-
-<!-- chart: ratios of adam -->
-<!-- chart: end -->
-
-<!-- chart: bandwidth of adam -->
-<!-- chart: end -->
-
-## Models
-
-Two processes on an Old Machine with AVX2 ([result file](../{MODELS})).
-
-| model | case | peer | ratio |
-|---|---|---|---:|
-| perceptron | `mlp` | torch | 1 |
-
-<!-- chart: ratios of models -->
-<!-- chart: end -->
+<!-- table: gpu -->
+old
+<!-- table: end -->
 """
 
 
-def entry(name: str, ratio: float, subject: str = "torchfuse") -> dict[str, Any]:
-    """A case or model; a quarter of its rounds lie a tenth below the ratio, a quarter above."""
-    rounds = {"median": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio}
-    return {
-        "name": name,
-        "subject": subject,
-        "ratios": {"torch fused": {"of_medians": 7.0, "per_round": rounds}},
-        "gb_per_s": {subject: 30.0, "in-place scale": 40.0},
-    }
+def benchmark(name: str, median: float) -> dict[str, Any]:
+    ratio = {"q1": median - 0.1, "median": median, "q3": median + 0.1}
+    return {"name": name, "ratios": {"torch fused": ratio}}
+
+
+def write(root: Path, file: str, content: dict[str, Any]) -> None:
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    (root / file).write_text(json.dumps(content))
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with both pages and three result files."""
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    environment = {"cpu": "AMD EPYC Processor", "cpu_isa": "avx512", "threads": 2}
-    environment["git"] = {"dirty": False}
-    cases = [
-        entry("noise/large", 0.97, "torch fused, again"),
-        entry("noise/resnet50", 1.22, "torch fused, again"),
-        entry("step/large", 1.5),
-        entry("step/tiny", 12.34),
-        entry("stepwise", 99.0),
-    ]
-    model = entry("mlp", 0.8)
-    model["ratios"]["torch"] = model["ratios"].pop("torch fused")
-    seconds = {"cpu: build from nothing, s": 158.7, "cuda: build from nothing, s": 287.6}
-    for file, result in (
-        (RESULT, {"environment": environment, "cases": cases}),
-        (MODELS, {"environment": environment, "models": [model]}),
-        (BUILD, {"date": "2027-01-02", "figures": seconds}),
-    ):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(json.dumps(result))
-    (tmp_path / "docs").mkdir()
+    """A repository with pages and results."""
+    context = {"cpu": "AMD EPYC 9R14 Processor", "cpu_isa": "avx512", "threads": 2}
+    names = {"step/large": 1.25, "step/small": 12.34, "stepped": 9.0, "noise/a": 0.98}
+    rows = [benchmark(name, median) for name, median in names.items()]
+    write(tmp_path, RESULT, {"context": context, "benchmarks": [*rows, benchmark("noise/b", 1.01)]})
+    seconds = {"cpu: build from nothing, s": 158.7, "cuda: build from nothing, s": 285.5}
+    write(tmp_path, BUILD, {"figures": seconds})
+    for page, ways in report.PAGES.items():
+        text = "\n".join((MARKS[0], "old", MARKS[1])) if ways else "# A page\n"
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text(text)
     (tmp_path / "README.md").write_text(README)
-    (tmp_path / "docs/benchmarks.md").write_text(BENCHMARKS)
-    (tmp_path / "docs/scale.md").write_text("# Scale\n")
-    for page in ("performance", "index", "testing"):
-        (tmp_path / f"docs/{page}.md").write_text(f"# {page}\n")
+    (tmp_path / "docs/performance.md").write_text(PERFORMANCE)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
     return tmp_path
 
 
-def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
-def test_figures_of_a_page_are_written(root: Path) -> None:
-    text = figures.refreshed(root, "README.md", README)
-    assert "| one `tensor` | `step/large` | torch fused | 1.50 |" in text
-    assert "about 160 s on two cores, or 290 s with CUDA." in text
-    assert f"On an AMD EPYC with AVX-512, two threads ([result file]({RESULT})):" in text
-    assert "came to 0.97 and 1.22:" in text
-    text = figures.refreshed(root, "docs/benchmarks.md", BENCHMARKS)
-    assert "| all sets | `step` | torch fused | 1.50 to 12.3 |" in text
-    assert "| perceptron | `mlp` | torch | 1.25 |" in text
-    assert figures.refreshed(root, "docs/benchmarks.md", text) == text
+def test_pages_are_written_and_then_pass(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(["--check"]) == 1
+    assert "README.md:4: expected\n**Nothing has run on a GPU yet.**" in capsys.readouterr().err
+    assert report.main(["--write"]) == 0
+    assert report.main(["--check"]) == 0
+    text = (root / "README.md").read_text()
+    for line in (
+        "On an AMD EPYC 9R14 with AVX-512, two threads ([result",
+        "| one `tensor` | `step/large` | torch fused | 1.25 |",
+        "| all sets | `step` | torch fused | 1.25 to 12.3 |",  # without `stepped`
+        "came to 0.98 and 1.01:",
+        "about 160 s on two cores, or 285 s with CUDA",
+    ):
+        assert line in text
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "`step/large`",
-            "`step/missing`",
-            f"docs/benchmarks.md:9: {RESULT} has no case step/missing.",
-        ),
-        (
-            "`step` | torch fused",
-            "`step` | apex",
-            f"docs/benchmarks.md:10: {RESULT} has no peer apex in step.",
-        ),
-        (
-            "| all sets | `step`",
-            "| all sets | step",
-            "docs/benchmarks.md:10: expected label, `case`, peer and ratio: | all sets | step |",
-        ),
-        (
-            f" ([result file](../{RESULT}))",
-            "",
-            "docs/benchmarks.md:7: expected a result file to be linked above.",
-        ),
-        (
-            "<!-- chart: ratios of models -->\n",
-            "",
-            "docs/benchmarks.md:24: expected one line `<!-- chart: ratios of NAME -->` below this "
-            "table, got 0.",
-        ),
-        (
-            "## Adam",
-            "<!-- chart: ratios of early -->\n<!-- chart: end -->",
-            "docs/benchmarks.md:3: expected a table above this chart, got none.",
-        ),
-        (
-            "ratios of models",
-            "ratios of adam",
-            "docs/benchmarks.md:26: expected one chart of the name adam-ratios, got two.",
-        ),
-        (
-            "ratios of models",
-            "bandwidth of models",
-            f"docs/benchmarks.md: expected bytes in {MODELS} to draw models, got none.",
-        ),
-        (
-            "<!-- chart: end -->\n\n<!-- chart: bandwidth",
-            "<!-- chart: bandwidth",
-            "docs/benchmarks.md: expected 3 charts with an end, got 2.",
-        ),
-        (
-            "Old Machine with AVX2 ([result",
-            "Old Machine with AVX2, 64 threads in two sockets ([result",
-            "docs/benchmarks.md: expected words like 'AMD EPYC with AVX-512, two threads' before",
-        ),
-        (
-            "| perceptron | `mlp` | torch | 1 |\n",
-            "",
-            "docs/benchmarks.md: expected rows below 'model | case | peer', got none.",
-        ),
+        ("`step/large`", "`step/huge`", "README.md:13: {file} has no case step/huge."),
+        ("torch fused | 9.99", "apex | 9.99", "has no peer apex in step/large."),
+        ("| torch fused | 9.99 |", "|", "expected label, `case`, peer and ratio"),
+        (f"[result file]({RESULT})", "no link", "expected a result file to be linked above"),
+        ("Old Machine with AVX2", "old machine", "expected words like 'AMD EPYC with AVX-512"),
+        ("came to 1.00 and 1.00", "came to 1", "expected one match of"),
+        ("0123456.json", "7654321.json", "expected a result file, got"),
+        (MARKS[1], "", "expected one match of"),
     ],
-    ids=range(1, 12),
 )
-def test_a_page_that_cannot_be_written_is_refused(
+def test_a_page_that_cannot_be_written_is_named(
     old: str, new: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = root / "docs/benchmarks.md"
-    replace(page, old, new)
-    before = page.read_text()
-    for option in ("--check", "--write"):
+    text = README.replace(old, new, 1)
+    (root / "README.md").write_text(text)
+    for option in ("--write", "--check"):
         assert report.main([option]) == 1
-        assert f"report: {message}" in capsys.readouterr().err
-    assert page.read_text() == before
+        assert message.format(file=RESULT) in capsys.readouterr().err
+    assert (root / "README.md").read_text() == text
 
 
-def test_a_processor_with_its_clock_is_named_once(root: Path) -> None:
-    replace(root / RESULT, "AMD EPYC Processor", "Intel(R) Xeon(R) CPU @ 2.20GHz")
-    text = figures.refreshed(root, "docs/benchmarks.md", BENCHMARKS)
-    assert text.count("Intel Xeon with AVX-512, two threads (") == 1
-    assert figures.refreshed(root, "docs/benchmarks.md", text) == text
-
-
-def test_builds_without_cuda_are_passed_over(
+def test_a_summary_without_its_parts_is_named(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    newer = root / BUILD.replace("2027-01-02", "2027-01-03")
-    newer.write_text(json.dumps({"date": "2027-01-03", "figures": {}}))
-    assert "about 160 s on two cores" in figures.refreshed(root, "README.md", README)
-    (root / BUILD).unlink()
+    write(root, RESULT, {"context": {}, "benchmarks": [{"name": "step/large"}]})
     assert report.main(["--check"]) == 1
-    assert "expected a result of benchmarks/build.py with CUDA, got none" in capsys.readouterr().err
+    message = "report: README.md: expected summaries in the files that it links, got KeyError"
+    assert capsys.readouterr().err.startswith(message)
 
 
-def test_a_sentence_of_the_readme_must_be_there(
-    root: Path, capsys: pytest.CaptureFixture[str]
+def gpu_result(**changes: Any) -> dict[str, Any]:
+    row = {"us": {"torchfuse": 600.0, "torch fused": 660.0}, "share": 0.95}
+    stages = {
+        "load": {"status": "passed"},
+        "benchmarks": {"status": "passed", "figures": {"rows": {"step/large": row}}},
+    }
+    return {
+        "kind": "gpu_run",
+        "call": "a",
+        "date": "2027-01-02T03:04:05+00:00",
+        "sha": "0123456789",
+        "machine": {"gpu": "NVIDIA H100"},
+        "problems": [],
+        "stages": stages,
+        **changes,
+    }
+
+
+def test_the_last_run_on_a_gpu_is_told_with_its_rows(root: Path) -> None:
+    write(root, GPU, gpu_result())
+    assert report.main(["--write"]) == 0
+    told = (root / "README.md").read_text()
+    assert "on 2027-01-02 (UTC), on one NVIDIA H100, of commit `0123456`: every stage" in told
+    assert f"[result file]({GPU})" in told
+    table = (root / "docs/performance.md").read_text()
+    assert "| `step/large` | 600 | 95 % | torch fused | 660 | 1.10 |" in table
+
+
+@pytest.mark.parametrize(
+    "changes", [{"call": "b"}, {"machine": {"gpu": "pretended"}}, {"machine": {"gpu": None}}]
+)
+def test_a_rehearsal_is_no_run_on_a_gpu(changes: dict[str, Any], root: Path) -> None:
+    write(root, GPU, gpu_result(**changes))
+    assert report.main(["--write"]) == 0
+    assert "Nothing has run on a GPU yet" in (root / "README.md").read_text()
+
+
+def test_stages_that_failed_are_named(root: Path) -> None:
+    stages = {"load": {"status": "passed"}, "ncu": {"status": "failed"}}
+    write(root, GPU, gpu_result(stages=stages, problems=["No clocks."]))
+    paragraph = report.gpu_paragraph(root, "", "../")
+    assert "not every stage passed (ncu failed), and not all was as expected" in paragraph
+    assert report.gpu_table(root) == "No GPU has measured these rows yet."
+
+
+def test_a_summary_has_a_line_for_each_benchmark(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    rows = [{"name": "a", "seconds": {"ours": {"median": 1 / 3}}}, {"name": "b", "numel": 2**40}]
+    result_file.write(file, {"suite": "rows", "benchmarks": rows, "waits": {"b"}})
+    read = result_file.read(file)
+    assert read["benchmarks"][0]["seconds"]["ours"]["median"] == 0.3333333
+    assert read["benchmarks"][1]["numel"] == 2**40
+    assert read["waits"] == ["b"]
+    assert len(file.read_text().splitlines()) == 6
+
+
+def test_an_uncommitted_tree_gives_no_committed_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace(root / "README.md", "torch against itself", "torch")
-    assert report.main(["--check"]) == 1
-    assert "README.md: expected one match of '(?<=In this run torch" in capsys.readouterr().err
-
-
-def test_results_of_changed_trees_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert report.main(["--write"]) == 0
-    assert capsys.readouterr().err == ""
-    replace(root / RESULT, '"dirty": false', '"dirty": true')
-    assert report.main(["--check"]) == 0
-    warning = f"report: warning: {RESULT} was not measured in a clean git tree.\n"
-    assert capsys.readouterr().err == warning
-
-
-def test_what_is_stale_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    assert report.main(["--check"]) == 1
-    assert "adam-ratios-light.svg: expected a chart of benchmarks" in capsys.readouterr().err
-    folder = root / charts.FOLDER
-    folder.mkdir(parents=True)
-    (folder / "old-ratios-light.svg").touch()
-    assert report.main(["--write"]) == 0
-    assert report.main(["--check"]) == 0
-    assert len(list(folder.iterdir())) == 6
-
-    replace(root / "docs/benchmarks.md", "| 1.50 to 12.3 |", "| 1.50 to 12.4 |")
-    replace(folder / "adam-ratios-dark.svg", '"1.50", 1.5,', '"1.50", 1.6,')
-    half = folder / "adam-ratios-light.svg"
-    half.write_text(half.read_text()[:1000])
-    (folder / "adam-bandwidth-light.svg").unlink()
-    (folder / "other-ratios-light.svg").touch()
-    capsys.readouterr()
-    assert report.main(["--check"]) == 1
-    row = "| all sets | `step` | torch fused | 1.50 to 12"
-    chart = f"report: {charts.FOLDER}"
-    assert capsys.readouterr().err.splitlines() == [
-        "report: docs/benchmarks.md:10: expected",
-        f"{row}.3 |",
-        "got",
-        f"{row}.4 |",
-        f"{chart}/adam-ratios-light.svg: expected a chart of {RESULT}, got none.",
-        f"{chart}/adam-ratios-dark.svg: expected a chart of what {RESULT} says, got other data.",
-        f"{chart}/adam-bandwidth-light.svg: expected a chart of {RESULT}, got none.",
-        f"{chart}/other-ratios-light.svg: expected a page that shows it, got none.",
-        "report: run `python benchmarks/report.py --write`.",
-    ]
-
-
-def test_charts_show_tables_and_files(root: Path) -> None:
-    text, shown = charts.placed(root, "docs/benchmarks.md", BENCHMARKS)
-    ratios, bandwidth, models = shown
-    assert ratios.subtitle == "step; AMD EPYC with AVX-512, two threads"
-    assert ratios.bars[1] == charts.Bar(
-        "all sets", "torch fused", "1.50 to 12.3", 1.5, 12.34, (1.35, 13.57)
-    )
-    assert [bar.label for bar in bandwidth.bars] == ["step/large", "step/tiny", "stepwise"]
-    assert bandwidth.bars[0] == charts.Bar("step/large", "", "30.0 GB/s, 75 %", 30.0, 40.0, None)
-    assert models.bars[0].quartiles == pytest.approx((1 / 0.88, 1 / 0.72), rel=1e-3)
-    assert models.subtitle.endswith("two threads in each process")
-    alternatives = re.findall(r"^:alt: (.*)$", text, re.MULTILINE)
-    assert len(alternatives) == 6
-    assert "torchfuse's is 1.50 to 12.3 in the 2 rows of the table above" in alternatives[0]
-    assert (
-        "in 3 cases torchfuse moves its model bytes at 75 to 75 per cent" in alternatives[2].lower()
-    )
-    assert charts.placed(root, "docs/benchmarks.md", text)[0] == text
-
-
-def test_drawings_are_equal_but_for_colors(root: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from drawing import draw
-
-    for chart in charts.placed(root, "docs/benchmarks.md", BENCHMARKS)[1]:
-        light, dark = (draw(chart, scheme) for scheme in charts.SCHEMES)
-        assert light == draw(chart, "light")
-        assert light != dark
-        assert re.sub("#[0-9a-f]{6}", "#", light) == re.sub("#[0-9a-f]{6}", "#", dark)
-        for words in (chart.title, chart.subtitle, *(bar.value for bar in chart.bars)):
-            assert f">{words}</text>" in light
-        assert ("GB/s of model bytes" if chart.kind == "bandwidth" else "time of the peer") in light
-        assert len(light) < 60_000
+    monkeypatch.setattr(result_file.environment, "git", lambda *_: " M file")
+    monkeypatch.setattr(result_file, "COMMITTED", tmp_path / "results")
+    assert result_file.prepare(tmp_path / "a.json", "rows") == tmp_path / "a.json"
+    with pytest.raises(SystemExit, match="expected a clean git tree for a result in"):
+        result_file.prepare(tmp_path / "results/a.json", "rows")
+    with pytest.raises(SystemExit, match="expected --out to name a file, got the folder"):
+        result_file.prepare(tmp_path, "rows")

@@ -1,33 +1,153 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Running all suites: each has a process and a file of its own, and one that fails is named."""
+"""Every suite runs on tiny sets, and a contender that computes something else ends the run."""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import importlib
-import os
+import json
 import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-import compare
-import host_times
-import machine
-import result_file
+import gpu_rows
 import run
-from suites import fused_adam, packages, peers, scenarios
-from suites.contenders import FUSED, OURS
-from torchfuse.testing import bench
+from suites import dtensor, fused_adam, layers, optimizers, packages, scale, scenarios
+from suites.gpu import UnscaleCase
+from suites.parameters import ParameterSet, load
+from suites.steps import FUSED, OURS, Contender, StepCase, theirs
+
+CPU = torch.device("cpu")
+TINY = ParameterSet("tiny", ((33,), (4, 5), (1,)))
+ARGUMENTS = run.parse_arguments(["--rounds", "2", "--threads", "1"])
 
 
-def start(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["run.py", *options])
-    return run.main()
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_group() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+    if dist.is_initialized():  # by the suite of DTensors
+        dist.destroy_process_group()
+        dtensor._mesh.cache_clear()
+
+
+def cases() -> dict[str, Any]:
+    """One case of each kind, on tiny sets."""
+    found: dict[str, Any] = {}
+    suites = [importlib.import_module(f"suites.{name}") for name in run.SUITES if name != "peers"]
+    for suite in suites:
+        for case in suite.CASES:
+            kind = f"{suite.__name__.removeprefix('suites.')}/{case.name.rpartition('/')[0]}"
+            if isinstance(case, StepCase):
+                small = dataclasses.replace(TINY, moments=case.parameters.moments)
+                found[kind] = dataclasses.replace(case, parameters=small)
+            elif isinstance(case, fused_adam.NormCase | UnscaleCase):
+                found[kind] = dataclasses.replace(case, parameters=TINY)
+            elif isinstance(case, layers.LayerCase):
+                shape = (4, 8, 3, 3) if len(case.shape) == 4 else (6, 40)
+                found[kind] = dataclasses.replace(case, shape=shape)
+    return found
+
+
+CASES = cases()
+
+
+assert len(CASES) > 60
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_runs_on_tiny_tensors(name: str) -> None:
+    case = CASES[name]
+    row = run.run_case(case, ARGUMENTS)
+    assert row["bytes"] == int(case.bytes_per_element * row["numel"])
+    assert set(row["ratios"]) == set(row["seconds"]) - {case.subject} == set(case.peers)
+    for entry in (*row["seconds"].values(), *row["ratios"].values()):
+        assert 0 < entry["q1"] <= entry["median"] <= entry["q3"]
+    assert set(row["streams"]) == {"in-place scale", "copy"}
+
+
+def test_figures_of_a_case_are_those_of_rounds() -> None:
+    case = SimpleNamespace(
+        name="a", subject=OURS, peers=(FUSED,), parameters=TINY, bytes_per_element=28
+    )
+    samples = {OURS: [1.0, 2.0, 4.0], FUSED: [4.0, 2.0, 8.0]}
+    samples |= {run.IN_PLACE: [2.0] * 3, run.COPY: [4.0] * 3}
+    row = run.summary_of(case, samples, 8 * 10**9)
+    assert row["seconds"][OURS] == {"q1": 1.5, "median": 2.0, "q3": 3.0}
+    # The median of 4, 1 and 2; not 4 / 2, the ratio of the medians.
+    assert row["ratios"] == {FUSED: {"q1": 1.5, "median": 2.0, "q3": 3.0}}
+    samples[FUSED] = [1.0, 6.0, 4.0]
+    assert run.summary_of(case, samples, 1)["ratios"][FUSED]["median"] == 1.0
+    assert row["streams"] == {run.IN_PLACE: 4.0, run.COPY: 2.0}
+    assert (row["tensors"], row["numel"], row["bytes"]) == (3, 54, 54 * 28)
+
+
+@pytest.mark.parametrize("option", [{"lr": 1.001e-3}, {"betas": (0.9005, 0.999)}])
+@pytest.mark.parametrize("masters", [False, True])
+def test_a_contender_that_computes_something_else_ends_the_run(
+    option: dict[str, Any], masters: bool
+) -> None:
+    case = dataclasses.replace(scenarios.case(masters, "s3", "tiny_400"), parameters=TINY)
+    wrong = theirs(FUSED, torch.optim.AdamW, fused=True, weight_decay=0.01, **option)
+    case = dataclasses.replace(case, contenders=(case.contenders[0], wrong))
+    with pytest.raises(RuntimeError, match=r"expected .* of torch fused within 5e-06 of torchfuse"):
+        case.prepare(CPU, 0)
+
+
+def test_a_contender_that_skips_no_overflow_ends_the_run() -> None:
+    class Careless(torch.amp.GradScaler):
+        def _maybe_opt_step(self, optimizer: Any, *_: Any, **__: Any) -> None:
+            optimizer.step()
+
+    case = dataclasses.replace(scenarios.case(False, "s1", "tiny_400"), parameters=TINY)
+    step = case._step(case.contenders[2], CPU, 0)  # the fused one decides itself
+    step.scaler = Careless("cpu")
+    step.scaler.scale(torch.zeros(()))
+    with pytest.raises(RuntimeError, match="expected x to skip a step with an infinite gradient"):
+        case._verification_steps("x", step, 0)
+
+
+def test_a_layer_that_computes_something_else_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = layers.softmax_cross_entropy
+    monkeypatch.setattr(layers, "softmax_cross_entropy", lambda *a, **b: 1.001 * exact(*a, **b))
+    case = layers.LayerCase("x", "cross_entropy", (6, 40), torch.float32)
+    with pytest.raises(RuntimeError, match=r"x: expected output within 0\.0001 of fp64"):
+        case.prepare(CPU, 0)
+
+
+def test_names_are_unique_and_each_suite_has_quick_cases() -> None:
+    for name in run.SUITES:
+        suite = importlib.import_module(f"suites.{name}")
+        names = [case.name for case in suite.CASES]
+        assert len(names) == len(set(names))
+        assert run.selected(suite, "", quick=True)
+    assert [case.name for case in run.selected(scale, "adam_float32/1000", False)] == [
+        f"tensors/adam_float32/{count}" for count in (1000, 10_000, 100_000)
+    ]
+    assert "larc/step/resnet50" in [case.name for case in optimizers.CASES]
+
+
+def test_a_run_writes_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "folder" / "result.json"
+    words = ["--suite", "grad_scaler", "--only", "torch/tiny", "--rounds", "1", "--threads", "1"]
+    assert run.main([*words, "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert set(result) == {"suite", "context", "benchmarks", "missing"}
+    assert result["context"]["torch"] == torch.__version__
+    (row,) = result["benchmarks"]
+    assert row["name"] == "step_update_against_torch/tiny_400"
+    assert f"| {row['name']} | 400 |" in capsys.readouterr().out
 
 
 def test_all_suites_run_in_their_own_processes(
@@ -40,54 +160,32 @@ def test_all_suites_run_in_their_own_processes(
         return SimpleNamespace(returncode=int("rows" in command))
 
     monkeypatch.setattr(subprocess, "run", started)
-    options = ("--suite", "all", "--quick", "--threads", "1", "--out", str(tmp_path))
-    assert start(monkeypatch, *options) == 1
+    words = ["--suite", "all", "--quick", "--threads", "1", "--out", str(tmp_path)]
+    assert run.main(words) == 1
     assert capsys.readouterr().err == "suites that failed: rows\n"
-    *commands, scale = commands
-    assert Path(scale[1]).name == "scale.py"
-    assert scale[2:] == ["--seed", "0", "--out", str(tmp_path / "scale.json"), "--quick"]
     names = [command[command.index("--suite") + 1] for command in commands]
     assert names == [name for name in run.SUITES if name != "gpu"]
     for name, command in zip(names, commands, strict=True):
-        assert command[command.index("--out") + 1] == str(tmp_path / f"{name}.json")
+        assert command[command.index("--out") + 1] == f"{tmp_path}/{name}.json"
         assert command[command.index("--threads") + 1] == "1"
         assert command[command.index("--rounds") + 1] == "5"
         assert command[-1] == "--quick"
 
 
-@pytest.mark.parametrize("option", [("--only", "adam"), ("--callgrind",)])
-def test_options_of_one_suite_are_refused(
-    option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--suite", "all", "--only", "adam"], "--only needs one suite, got --suite all"),
+        (["--rounds", "0"], "expected --rounds to be at least 1, got 0"),
+        (["--threads", "0"], "expected --threads to be at least 1, got 0"),
+    ],
+)
+def test_arguments_that_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        start(monkeypatch, "--suite", "all", *option)
-    assert "--only and --callgrind need one suite, got --suite all" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--rounds", "--threads"])
-def test_a_number_below_one_is_refused_before_anything_runs(
-    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", option, "0"])
-    with pytest.raises(SystemExit):
-        run.parse_arguments()
-    assert f"expected {option} to be at least 1, got 0" in capsys.readouterr().err
-
-
-def test_a_case_that_quick_leaves_out_is_not_called_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    threads = torch.get_num_threads()
-    options = ("--suite", "fused_adam", "--quick", "--only", "step/large")
-    assert start(monkeypatch, *options, "--out", str(tmp_path / "result.json")) == 1
-    expected = "no case of fused_adam that --quick runs has 'step/large' in its name\n"
-    assert capsys.readouterr().err == expected
-    assert torch.get_num_threads() == threads
-
-
-def test_a_folder_is_no_result_file(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="expected --out to name a file, got the folder"):
-        result_file.prepare(tmp_path, "rows-cpu")
+        run.main(words)
+    assert message in capsys.readouterr().err
 
 
 def test_contenders_with_threads_of_their_own_begin_when_all_sleep(
@@ -96,79 +194,36 @@ def test_contenders_with_threads_of_their_own_begin_when_all_sleep(
     """The threads of DeepSpeed's step spin for milliseconds beside those of the next contender."""
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    assert packages.rest_between(["torchfuse", "torch fused"], torch.device("cpu")) is None
-    for peer in (packages.DEEPSPEED, scenarios.STATIC):
-        assert packages.rest_between(["torchfuse", peer], torch.device("cuda")) is None
-        pause = packages.rest_between(["torchfuse", peer], torch.device("cpu"))
-        assert pause is not None
-        pause()
-    assert slept == [packages.REST_SECONDS] * 2
+    assert packages.rest_between([OURS, FUSED], CPU) is None
+    assert packages.rest_between([OURS, packages.DEEPSPEED], torch.device("cuda")) is None
+    ours, theirs = fused_adam.case("step", "tiny_400", FUSED).contenders
+    case = StepCase("a", TINY, (ours, Contender(packages.DEEPSPEED, theirs.make)), 28)
+    run.run_case(case, run.parse_arguments(["--rounds", "1"]))
+    assert set(slept) == {packages.REST_SECONDS}
+    assert len(slept) == (1 + 2) * 4  # two warm-up rounds, and two streams
 
 
-def test_all_is_asleep_before_each_sample_of_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before those of steps of one element too."""
-    (case,) = [case for case in peers.CASES if case.name == "adam/step/resnet50"]
-    fused = dict(case.contenders)[FUSED]
-    contenders = ((OURS, dict(case.contenders)[OURS]), (packages.DEEPSPEED, fused))
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    arguments = argparse.Namespace(device="cpu", seed=0, threads=1, rounds=1)
-    run.run_case(peers.Case("adam", contenders, 28, "tiny_400"), arguments)
-    warm_up_too, contenders_and_streams = 1 + bench.WARMUP_ROUNDS, 4
-    assert len(slept) == warm_up_too * contenders_and_streams
-
-    slept.clear()
-    steps = {name: (lambda: None) for name in (OURS, packages.DEEPSPEED)}
-    found = host_times.host_parts(SimpleNamespace(prepare_host=lambda _: steps), arguments)
-    assert set(found) == set(steps)
-    assert len(slept) == (3 + bench.WARMUP_ROUNDS) * len(steps)
+def test_rows_of_a_gpu_are_medians_in_microseconds() -> None:
+    row = {
+        "subject": OURS,
+        "seconds": {OURS: {"median": 1e-3}, FUSED: {"median": 2e-3}},
+        "host_seconds": {OURS: 1e-5, FUSED: 2e-5},
+        "waits": [],
+        "kernels": {OURS: 1, FUSED: 2},
+        "bytes": 10**9,
+        "streams": {run.COPY: 2000.0, run.IN_PLACE: 3000.0},
+    }
+    kept = gpu_rows.figures(row)
+    assert kept["us"] == {OURS: 1000.0, FUSED: 2000.0}
+    assert kept["host_us"] == {OURS: 10.0, FUSED: 20.0}
+    assert (kept["gb_per_s"], kept["share"]) == (1000.0, 0.5)
 
 
-def test_other_pools_have_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read the variable when a suite loads them, and know nothing of torch's number."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    threads = torch.get_num_threads()
-    seen: list[str] = []
-
-    def loaded(name: str) -> SimpleNamespace:
-        seen.extend((name, os.environ["OMP_NUM_THREADS"]))
-        return SimpleNamespace(CASES=(), MEMORY_CASES=())
-
-    monkeypatch.setattr(importlib, "import_module", loaded)
-    assert start(monkeypatch, "--suite", "peers", "--threads", str(threads)) == 1
-    assert seen == ["suites.peers", str(threads)]
-
-
-def test_what_does_not_fit_memory_is_skipped_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "result.json"
-    options = ("--suite", "fused_adam", "--only", "/large", "--out", str(out))
-    monkeypatch.setattr(machine, "available_mib", lambda: 500)
-    assert start(monkeypatch, *options) == 1
-    result = result_file.read(out)
-    assert (result["cases"], result["peak_memory"]) == ([], [])
-    assert {"step/large", "norm_and_check/large", "peak_memory/large, torch foreach"} <= set(
-        result["skipped"]
-    )
-    # Four tensors of three contenders and two copies, of 256 MiB; streams; three fp64 tensors.
-    needed = 14 * 256 + 512 + 3 * 512 + 256
-    reason = f"needs {needed:,} MiB of memory, 500 MiB are available"
-    assert result["skipped"]["step/large"] == reason
-    assert f"skipped: step/large ({reason})" in capsys.readouterr().out
-    assert f"skipped: step/large ({reason})" in compare.table(result)
-
-
-def test_only_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_mib", lambda: 500)
-    measured: list[str] = []
-    monkeypatch.setattr(run, "run_case", lambda case, _: measured.append(case.name))
-    arguments = argparse.Namespace(device="cpu", quick=False, only="norm_and_check")
-    suite = SimpleNamespace(CASES=fused_adam.CASES, MEMORY_CASES=(), QUICK_NUMEL=0)
-    found = run.run_suite(suite, arguments)  # type: ignore[arg-type]
-    assert measured == []
-    assert set(found["skipped"]) == {"norm_and_check/large", "norm_and_check/resnet50"}
-    monkeypatch.setattr(machine, "available_mib", lambda: 1000)
-    found = run.run_suite(suite, arguments)  # type: ignore[arg-type]
-    assert measured == ["norm_and_check/resnet50"]
-    assert set(found["skipped"]) == {"norm_and_check/large"}
+def test_buckets_are_flat_buffers_that_tensors_share() -> None:
+    plain, buckets = (load(name) for name in ("resnet50", "ddp_buckets"))
+    tensors = buckets.randn(torch.float32, CPU, seed=0)
+    assert tuple(tuple(tensor.shape) for tensor in tensors) == plain.shapes
+    assert tensors[0].data_ptr() == tensors[1].data_ptr() + 4 * tensors[1].numel()
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    assert sum(sizes.values()) == 4 * plain.numel
+    assert sum(size >= 25 * 2**20 for size in sizes.values()) >= 3

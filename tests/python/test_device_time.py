@@ -9,9 +9,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import compare
-import host_times
-from suites import gpu
 from torchfuse.testing import HostShare, bench, interleave
 
 #: Launches that a device holds before it has begun them.
@@ -130,42 +127,3 @@ def test_clocks_are_warm_and_a_setup_is_not_timed(clock: Clock) -> None:
     begun.clear()
     interleave({"a": lambda: begun.append(clock.host) or clock.enqueue(1e-3)}, 1, device="cuda")
     assert begun[-bench.CALLS] - begun[0] >= bench.WARMUP_SECONDS
-
-
-def test_the_table_has_rows_of_the_host() -> None:
-    case = next(case for case in gpu.CASES if case.name == "step/large")
-    host = HostShare({name: [2e-3] for name in ("torchfuse", *case.peers)}, {"torch fused"})
-    assert host_times.host_row(HostShare(), case) is None
-    times = {"median": 1e-3, "iqr": 0.0, "low": 1.0, "high": 1.0}
-    row = {
-        "name": case.name,
-        "subject": "torchfuse",
-        "tensors": 1,
-        "seconds": dict.fromkeys(("torchfuse", *case.peers), times),
-        "gb_per_s": {"torchfuse": 900.0, "copy": 1000.0},
-        "ratios": {peer: {"of_medians": 1.0, "per_round": times} for peer in case.peers},
-        "target": None,
-        "reference": "copy",
-        "host": host_times.host_row(host, case),
-    }
-    environment = dict.fromkeys(("gpu", "cpu", "threads", "cpu_isa", "torch", "date"), "x")
-    result = {"suite": "gpu", "environment": environment, "cases": [row]}
-    table = compare.table({**result, "peak_memory": [], "host_path": None})
-    assert "| 900.0 | copy 1000.0 | 90% |" in table
-    row |= {"ceilings": ["in-place scale", "copy"]}
-    row["gb_per_s"] = {"torchfuse": 900.0, "copy": 1000.0, "in-place scale": 1800.0}
-    table = compare.table({**result, "peak_memory": [], "host_path": None})
-    assert "| 900.0 | in-place scale 1800.0, copy 1000.0 | 50% |" in table
-    assert "| step/large | 2.000 ± 0.000 | torch fused | 2.000 ± 0.000 | 1.00x | torch fused |" in (
-        table
-    )
-
-
-def test_the_hosts_ratio_is_that_of_rounds() -> None:
-    case = next(case for case in gpu.CASES if case.name == "bf16_step/large")
-    (peer,) = case.peers
-    found = host_times.host_row(
-        HostShare({"torchfuse": [1.0, 2.0, 4.0], peer: [3.0, 1.0, 4.0]}), case
-    )
-    assert found is not None
-    assert found["ratios"] == {peer: 1.0}
