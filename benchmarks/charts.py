@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Draws the ratios of a table as bars; the build of the documentation site calls it.
 
-A page asks for a chart by the line `<!-- chart of the table above -->`.
+A page asks for a chart by the line `<!-- chart -->`.
 """
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import matplotlib
@@ -13,14 +14,14 @@ from matplotlib.figure import Figure
 
 import report
 
-MARK = "<!-- chart of the table above -->"
+MARK = "<!-- chart -->"
 #: They can be read on white and on black.
 INK, FASTER, SLOWER = "#7a8594", "#3b82d6", "#d9622b"
 ROW_INCHES = 0.34
 
 
 def draw(table: report.Table, root: Path, path: Path) -> str:
-    """Draws the medians with the range between the quartiles; returns a description.
+    """Draws medians with the range between quartiles; returns a description.
 
     Args:
         table: of ratios.
@@ -29,8 +30,8 @@ def draw(table: report.Table, root: Path, path: Path) -> str:
     """
     result = report.load(root, table.file)
     found = [report.ratios(result, table, row) for row in table.rows]
-    # Of several cases the one in the middle, with the range of all.
-    medians = [sorted(entry["median"] for entry in rows)[len(rows) // 2] for rows in found]
+    # Of several cases the middle, with the range of all.
+    medians = [statistics.median(entry["median"] for entry in rows) for rows in found]
     low = [min(entry["q1"] for entry in rows) for rows in found]
     high = [max(entry["q3"] for entry in rows) for rows in found]
     labels = [f"{row.label.replace('`', '')} ({row.peer})" for row in table.rows]
@@ -45,7 +46,8 @@ def draw(table: report.Table, root: Path, path: Path) -> str:
             [max(m - a, 0) for m, a in zip(medians, low, strict=True)],
             [max(b - m, 0) for m, b in zip(medians, high, strict=True)],
         ]
-        axes.barh(labels, widths, left=1, color=colors, xerr=errors, ecolor=INK)
+        axes.barh(range(len(labels)), widths, left=1, color=colors, xerr=errors, ecolor=INK)
+        axes.set_yticks(range(len(labels)), labels)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
         axes.set_xlabel("time of the peer / time of torchfuse", color=INK)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,9 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
         return {key: rounded(entry) for key, entry in value.items()}
-    return (
-        [rounded(entry) for entry in value]
-        if isinstance(value, Sequence | set) and not (isinstance(value, str))
-        else value
-    )
+    if isinstance(value, list | tuple | set):
+        return [rounded(entry) for entry in value]
+    return value
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:

@@ -83,22 +83,13 @@ def _scaled_step(tensors: int) -> Step:
 #: What differs from the defaults of a class.
 HYPER_PARAMS: dict[type, dict[str, Any]] = {FusedSGD: {"momentum": 0.9}}
 
-
-def _optimizers() -> list[Row]:
-    """Every fused optimizer, of which only Adam has several numbers of tensors."""
-    return [
-        Row(
-            spec.optimizer.__name__,
-            tensors,
-            _step_of(spec.optimizer, **HYPER_PARAMS.get(spec.optimizer, {})),
-        )
-        for spec in OPTIM_SPECS
-        for tensors in (ADAM_TENSORS if spec.optimizer is FusedAdam else (TENSORS,))
-    ]
-
-
 ROWS = (
-    *_optimizers(),
+    # Every fused optimizer, of which only Adam has several numbers of tensors.
+    *(
+        Row(kind.__name__, tensors, _step_of(kind, **HYPER_PARAMS.get(kind, {})))
+        for kind in (spec.optimizer for spec in OPTIM_SPECS)
+        for tensors in (ADAM_TENSORS if kind is FusedAdam else (TENSORS,))
+    ),
     Row("FusedAdam with clipping", TENSORS, _step_of(FusedAdam, max_grad_norm=1.0)),
     Row("FusedAdam on DTensors", TENSORS, _step_of(FusedAdam, _dtensor)),
     Row("GradScaler step and update", TENSORS, _scaled_step),

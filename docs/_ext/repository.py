@@ -6,7 +6,7 @@ These comments are replaced when a page is read:
     <!-- include ../CHANGELOG.md -->                  the file, as it is
     <!-- include ../csrc/README.md without title -->  the file without its first heading
     <!-- benchmark tables -->                         what benchmarks/compare.py prints
-    <!-- chart of the table above -->                 a chart that benchmarks/charts.py draws
+    <!-- chart -->                                   a chart that benchmarks/charts.py draws
     <!-- every operator -->                           the C++ function of each schema in csrc/ops
 
 Links to files that are pages of the site lead there; other files of the repository are named.
@@ -44,7 +44,7 @@ PAGES = {
 
 _INCLUDE = re.compile(r"^<!-- include (\S+)( without title)? -->$", re.MULTILINE)
 _TABLES = "<!-- benchmark tables -->"
-_CHART = "<!-- chart of the table above -->"
+_CHART = "<!-- chart -->"
 _OPERATORS = "<!-- every operator -->"
 _LINK = re.compile(r"\[([^\]\[]+)\]\(([^)\s]+)\)")
 

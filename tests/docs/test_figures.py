@@ -107,7 +107,6 @@ def test_light_and_dark_differ_in_colors_alone() -> None:
 
 
 def test_charts_are_drawn_where_a_page_asks_for_them(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     page = "docs/benchmarks.md"
     table = next(table for table in TABLES if table.page == page)
     words = charts.draw(table, ROOT, tmp_path / "chart.svg")
