@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -221,8 +222,25 @@ def _load(part: Any, saved: Any) -> None:
     inner: Any = part.optim if isinstance(part, LARC) else part
     if is_zero(inner):
         load_zero(inner, saved)
+    elif isinstance(part, LRScheduler):
+        part.load_state_dict(_with_counters(part, saved))
     else:
         part.load_state_dict(saved)
+
+
+def _with_counters(scheduler: LRScheduler, saved: Any) -> Any:
+    """Returns a scheduler's state with Counters where C++, which has none, wrote plain dicts."""
+    if not isinstance(saved, Mapping):
+        return saved
+    state = dict(saved)
+    for name, value in saved.items():
+        if isinstance(getattr(scheduler, name, None), Counter) and isinstance(value, Mapping):
+            state[name] = Counter(value)
+    inside = getattr(scheduler, "_schedulers", None)
+    states = saved.get("_schedulers")
+    if inside and isinstance(states, list | tuple) and len(states) == len(inside):
+        state["_schedulers"] = [*map(_with_counters, inside, states)]
+    return state
 
 
 def _kept(part: Any) -> Callable[[], None]:

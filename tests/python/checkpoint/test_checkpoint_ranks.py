@@ -32,7 +32,7 @@ def test_rank_0_writes_and_all_ranks_load_or_none(tmp_path: Path) -> None:
         assert "weight" in lines[5]
         assert "[2, 3]" in lines[5]
         assert lines[6:8] == ["kept 7", "then 4"]
-        words = "alone: save_checkpoint, which all ranks must call: the exchange between the 3 "
+        words = "alone: save_checkpoint: expected all 3 ranks of group 'torchfuse' in this call "
         assert [line.startswith(words) for line in lines[8:]] == [True] * (file == files[0])
     assert len(drawn) == 3
     saved = torch.load(tmp_path / "last.pt", weights_only=True)
