@@ -127,9 +127,6 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
       }
     }
   }
-  TORCH_CHECK_VALUE(numbers.empty() || numbers.size() == places.entries.size(), caller_,
-                    ": expected element numbers of ", places.entries.size(), " params, got ",
-                    numbers.size(), ".");
   native_.plan(slots);
   places_ = std::move(places);
 }

@@ -108,8 +108,6 @@ void ShardedBase::attach(optim::FusedOptimizer& of_parts, StateOfParts state_of_
 
 void ShardedBase::zero_gradients(bool set_to_none) const { shards().zero_gradients(set_to_none); }
 
-const std::vector<at::Tensor>& ShardedBase::model_parameters() const { return shards().params(); }
-
 ShardedBase::StateDict ShardedBase::whole_state(const StateDict& of_parts) const {
   return shards().whole_state(of_parts);
 }

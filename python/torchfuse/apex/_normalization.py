@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,108 +35,54 @@ class _Function:
         return cls.forward(None, *args, **kwargs)
 
 
+def _with_context(function: Callable[..., Tensor]) -> Any:
+    """A `forward` that calls the function, and has its signature behind the context's."""
+
+    @functools.wraps(function)
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return function(*args, **kwargs)
+
+    own = inspect.signature(function)
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = own.replace(parameters=[context, *own.parameters.values()])
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return staticmethod(forward)
+
+
 class FusedLayerNormAffineFunction(_Function):
     """Layer normalization with weight and bias."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Calls `fused_layer_norm_affine`."""
-        return normalization.fused_layer_norm_affine(
-            input, weight, bias, normalized_shape, eps, memory_efficient
-        )
+    forward = _with_context(normalization.fused_layer_norm_affine)
 
 
 class FusedLayerNormAffineMixedDtypesFunction(_Function):
     """Layer normalization with an output in the weight's dtype."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Calls `mixed_dtype_fused_layer_norm_affine`."""
-        return normalization.mixed_dtype_fused_layer_norm_affine(
-            input, weight, bias, normalized_shape, eps, memory_efficient
-        )
+    forward = _with_context(normalization.mixed_dtype_fused_layer_norm_affine)
 
 
 class FusedLayerNormFunction(_Function):
     """Layer normalization without weight and bias."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Calls `fused_layer_norm`."""
-        return normalization.fused_layer_norm(input, normalized_shape, eps, memory_efficient)
+    forward = _with_context(normalization.fused_layer_norm)
 
 
 class FusedRMSNormAffineFunction(_Function):
     """RMS normalization with a weight."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Calls `fused_rms_norm_affine`."""
-        return normalization.fused_rms_norm_affine(
-            input, weight, normalized_shape, eps, memory_efficient
-        )
+    forward = _with_context(normalization.fused_rms_norm_affine)
 
 
 class FusedRMSNormAffineMixedDtypesFunction(_Function):
     """RMS normalization with an output in the weight's dtype."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Calls `mixed_dtype_fused_rms_norm_affine`."""
-        return normalization.mixed_dtype_fused_rms_norm_affine(
-            input, weight, normalized_shape, eps, memory_efficient
-        )
+    forward = _with_context(normalization.mixed_dtype_fused_rms_norm_affine)
 
 
 class FusedRMSNormFunction(_Function):
     """RMS normalization without a weight."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        normalized_shape: Shape,
-        eps: float,
-        memory_efficient: bool = False,
-    ) -> Tensor:
-        """Calls `fused_rms_norm`."""
-        return normalization.fused_rms_norm(input, normalized_shape, eps, memory_efficient)
+    forward = _with_context(normalization.fused_rms_norm)
 
 
 def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

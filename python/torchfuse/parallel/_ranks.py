@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -137,8 +138,4 @@ def _device_of_group() -> torch.device:
 
 
 def _first_difference(left: Iterable[str], right: Iterable[str]) -> tuple[str, str]:
-    padded_left, padded_right = list(left), list(right)
-    length = max(len(padded_left), len(padded_right))
-    for side in (padded_left, padded_right):
-        side.extend(["none"] * (length - len(side)))
-    return next(pair for pair in zip(padded_left, padded_right, strict=True) if len({*pair}) == 2)
+    return next(pair for pair in zip_longest(left, right, fillvalue="none") if len({*pair}) == 2)

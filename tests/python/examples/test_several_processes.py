@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The program of docs/several_processes.md: two processes train as one, under either launcher."""
+"""The programs of docs/several_processes.md: two processes train as one, under either launcher."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from support.torchrun import Outcome, torchrun
 
 pytestmark = pytest.mark.processes
 
-PROGRAM = Path(__file__).resolve().parents[3] / "examples/python/several_processes.py"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples/python"
 
 
-def run(processes: int, folder: Path, *launcher: str) -> Outcome:
-    """The program's end, on the CPU."""
+def run(
+    processes: int, *arguments: Path, launcher: str = "", program: str = "several_processes.py"
+) -> Outcome:
+    """A program's end, on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        command = [sys.executable, str(PROGRAM), str(folder)]
-        outcome = torchrun(processes, command, launcher or ("torch.distributed.run",))
+        command = [sys.executable, str(EXAMPLES / program), *map(str, arguments)]
+        outcome = torchrun(processes, command, launcher.split() or ("torch.distributed.run",))
     assert outcome.status == 0, outcome.output
     return outcome
 
@@ -54,6 +56,27 @@ def test_two_processes_train_as_one(in_two: Outcome, folder: Path, tmp_path: Pat
 
 
 def test_the_launcher_of_older_tutorials_does_the_same(in_two: Outcome, tmp_path: Path) -> None:
-    older = run(2, tmp_path, "torch.distributed.launch", "--use-env")
+    older = run(2, tmp_path, launcher="torch.distributed.launch --use-env")
     assert "torch.distributed.launch is deprecated" in older.output
     assert losses(older) == losses(in_two)
+
+
+@pytest.mark.parametrize(
+    ("program", "pattern"), [("zero.py", r"after step (\d+): loss"), ("fsdp2.py", r"loss (\S+)$")]
+)
+def test_three_processes_go_on_from_the_checkpoint_of_two(
+    program: str, pattern: str, tmp_path: Path
+) -> None:
+    ends = [run(ranks, tmp_path / "checkpoint", program=program) for ranks in (2, 3)]
+    first, second = (float(re.findall(pattern, end.output, re.M)[0]) for end in ends)
+    if program == "zero.py":
+        assert (first, second) == (40, 80)
+    else:
+        assert second < 0.9 * first  # the same batches once more
+
+
+def test_the_stages_of_a_pipeline_learn_and_clip_by_one_norm() -> None:
+    outcome = run(2, program="pipeline_norms.py")
+    ((loss, norm),) = re.findall(r"^loss (\S+), norm of both stages (\S+)$", outcome.output, re.M)
+    assert float(loss) < 4
+    assert float(norm) > 0

@@ -63,28 +63,6 @@ def test_gradient_on_another_mesh_is_refused(mesh: DeviceMesh) -> None:
         FusedAdam([param]).step()
 
 
-def test_a_class_that_changes_between_steps_is_read_anew(
-    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    param = _param(mesh)
-    optimizer = FusedAdam([param])
-    param.grad = torch.ones_like(param)
-    optimizer.step()
-    slot = vars(DTensor)["_local_tensor"]
-    asked: list[DTensor] = []
-
-    def local(tensor: DTensor) -> Tensor:
-        asked.append(tensor)
-        found: Tensor = slot.__get__(tensor)
-        return found
-
-    monkeypatch.setattr(DTensor, "_local_tensor", property(local, slot.__set__))
-    optimizer.step()
-    state = optimizer.state[param]
-    for tensor in (param, param.grad, state["exp_avg"], state["exp_avg_sq"]):
-        assert any(one is tensor for one in asked)
-
-
 def test_partial_parameter_is_refused(mesh: DeviceMesh) -> None:
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
     message = r"params\[0\] of group 0 to be sharded or replicated, got"

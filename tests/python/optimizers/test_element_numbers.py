@@ -233,12 +233,3 @@ def test_what_takes_no_part_is_not_refused(rank: int) -> None:
     optimizer.step()
     assert optimizer.state[param]["step"] == 1
     assert not optimizer.state[frozen]
-
-
-def test_numbers_of_too_few_parameters_are_refused() -> None:
-    params = [torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2)]
-    optimizer = FusedAdam(params, stochastic_rounding=True)
-    optimizer._first_elements = [0]
-    params[1].grad = torch.ones_like(params[1])
-    with pytest.raises(ValueError, match="expected element numbers of 2 params, got 1"):
-        optimizer.step()

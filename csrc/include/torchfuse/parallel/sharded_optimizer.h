@@ -45,8 +45,6 @@ class TORCHFUSE_API ShardedBase {
   void attach(torchfuse::optim::FusedOptimizer& of_parts, StateOfParts state_of_parts) const;
   /// Resets the gradients of the model's parameters.
   void zero_gradients(bool set_to_none) const;
-  /// Returns the model's parameters, in the order of the groups.
-  const std::vector<at::Tensor>& model_parameters() const;
   /// Returns the state dict of whole parameters; a collective.
   StateDict whole_state(const StateDict& of_parts) const;
   /// Returns this rank's part of a state dict of whole parameters.
@@ -113,10 +111,6 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
 
   /// Resets the gradients of the model's parameters.
   void zero_grad(bool set_to_none = true) { zero_gradients(set_to_none); }
-  /// Returns the model's parameters, in the order of the groups.
-  const std::vector<torch::Tensor>& model_parameters() const {
-    return ShardedBase::model_parameters();
-  }
 
   /// Returns the state dict of the whole optimizer on every rank, equal to what the class alone
   /// would return. It loads into the class in C++ and Python, and into ShardedOptimizer on any

@@ -146,24 +146,8 @@ def multi_tensor_adam_capturable_master(
 ) -> None:
     """Performs one Adam step on fp32 masters and rounds them to the parameters, in place.
 
-    As in apex, the gradients are multiplied by `inv_scale` in place.
-
-    Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32; if it is not 0, nothing changes.
-        tensor_lists: gradients, parameters, first moments, second moments, fp32 masters.
-        lr: learning rate, a 1-element tensor.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
-        eps: added to the denominator.
-        step: number of this step, starting at 1, a 1-element tensor.
-        mode: 1 for decoupled weight decay, 0 for L2 regularization.
-        bias_correction: if not 0, correct both moments for their initialization at zero.
-        weight_decay: weight decay coefficient.
-        inv_scale: reciprocal of the loss scale, a 1-element tensor.
-
-    Raises:
-        TypeError, ValueError: as `multi_tensor_adam`.
+    Arguments and errors are those of `multi_tensor_adam_capturable`, and the lists end with those
+    masters.
 
     Example:
         >>> import torch

@@ -64,21 +64,9 @@ def multi_tensor_l2norm_mp(
     tensor_lists: TensorLists,
     per_tensor: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns what `multi_tensor_l2norm` returns.
+    """Returns what `multi_tensor_l2norm` returns, of the same arguments.
 
     apex's function returns uninitialized memory if the flag is not 0; this one computes the norms.
-
-    Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32; set to 1 if an element or the norm is not finite.
-        tensor_lists: one list of tensors of fp32, fp16, bf16 or fp64.
-        per_tensor: whether to compute the norm of each tensor, too. None: False.
-
-    Returns:
-        The norm and the norms of the tensors, as `multi_tensor_l2norm`.
-
-    Raises:
-        TypeError, ValueError: as `multi_tensor_l2norm`.
 
     Example:
         >>> import torch
@@ -101,18 +89,8 @@ def multi_tensor_unscale_l2norm(
 ) -> tuple[Tensor, Tensor]:
     """Returns the norms of all tensors times `inv_scale`; the tensors stay as they are.
 
-    Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, not read; set to 1 if an element or the norm is not finite.
-        tensor_lists: one list of tensors of fp32, fp16, bf16 or fp64.
-        inv_scale: factor of every element, a 1-element tensor.
-        per_tensor: whether to compute the norm of each tensor, too. None: False.
-
-    Returns:
-        The norm and the norms of the tensors, as `multi_tensor_l2norm`.
-
-    Raises:
-        TypeError, ValueError: as `multi_tensor_l2norm`.
+    The other arguments, the results and the errors are those of `multi_tensor_l2norm`. `inv_scale`
+    is a 1-element tensor.
 
     Example:
         >>> import torch

@@ -108,16 +108,8 @@ def backward_affine(
     memory_efficient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of input, weight and bias of `forward_affine`."""
-    return _backward(
-        grad_output,
-        mean,
-        invvar,
-        input_or_output,
-        shape,
-        weight,
-        bias,
-        from_output=memory_efficient,
-    )
+    saved = mean, invvar, input_or_output
+    return _backward(grad_output, *saved, shape, weight, bias, from_output=memory_efficient)
 
 
 def rms_forward(input: Tensor, shape: Shape, eps: float) -> tuple[Tensor, Tensor]:
@@ -149,16 +141,9 @@ def rms_backward(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Returns the gradient of the input of `rms_forward`."""
+    saved = None, invvar, input_or_output
     return _backward(
-        grad_output,
-        None,
-        invvar,
-        input_or_output,
-        shape,
-        None,
-        None,
-        from_output=memory_efficient,
-        rms=True,
+        grad_output, *saved, shape, None, None, from_output=memory_efficient, rms=True
     )[0]
 
 
@@ -172,15 +157,7 @@ def rms_backward_affine(
     memory_efficient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of input and weight of `rms_forward_affine`."""
-    grads = _backward(
-        grad_output,
-        None,
-        invvar,
-        input_or_output,
-        shape,
-        weight,
-        None,
-        from_output=memory_efficient,
-        rms=True,
-    )
-    return grads[:2]
+    saved = None, invvar, input_or_output
+    return _backward(
+        grad_output, *saved, shape, weight, None, from_output=memory_efficient, rms=True
+    )[:2]
