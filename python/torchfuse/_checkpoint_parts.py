@@ -68,18 +68,22 @@ def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
     accelerate's optimizers do: nothing is checked then.
     """
     inner = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
-    optimizers = [part for part in inner if isinstance(part, FusedOptimizer)]
-    known = (FusedOptimizer, LRScheduler, nn.Module, GradScaler, Sampler)
-    if not all(isinstance(part, known) for part in inner):
+    optimizers = [part for part in inner if _is_ours(part)]
+    known = (LRScheduler, nn.Module, GradScaler, Sampler)
+    if not all(_is_ours(part) or isinstance(part, known) for part in inner):
         return
     for name, part in parts.items():
         own = getattr(part, "optimizer", None) if isinstance(part, LRScheduler) else None
-        if isinstance(own, FusedOptimizer) and all(own is not other for other in optimizers):
+        if _is_ours(own) and all(own is not other for other in optimizers):
             raise ValueError(
                 f"{caller}: expected {name!r} to be the scheduler of an optimizer in the "
                 f"checkpoint, got that of a {type(own).__name__} that is not in it. Add this "
                 "optimizer, or build the scheduler for one that is."
             )
+
+
+def _is_ours(part: Any) -> bool:
+    return isinstance(part.optim if is_zero(part) else part, FusedOptimizer)
 
 
 def _compiled_modules() -> tuple[type, ...]:

@@ -64,7 +64,11 @@ def gathered_state(
     ranks = get_process_group_ranks(zero.process_group)
     saver = get_rank() if group is None else get_process_group_ranks(group)[0]
     zero.consolidate_state_dict(to=ranks.index(saver) if saver in ranks else 0)
-    return zero.state_dict() if get_rank() == saver else None
+    if get_rank() != saver:
+        return None
+    whole = zero.state_dict()
+    vars(zero)["_all_state_dicts"].clear()  # of the other ranks, which would stay in memory
+    return whole
 
 
 def load_zero(zero: ZeroRedundancyOptimizer, saved: Any) -> None:

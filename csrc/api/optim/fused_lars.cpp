@@ -11,7 +11,7 @@ struct OptionsTraits<FusedLARSOptions> : Named<"FusedLARS", "lars"> {
   TORCHFUSE_FIELDS(options, momentum, weight_decay, trust_coefficient, eps, nesterov, maximize)
   TORCHFUSE_FIELDS(states, momentum_buffer)
 
-  static void check(const FusedLARSOptions& options, const std::string& owner) {
+  static void check_new(const FusedLARSOptions& options, const std::string& owner) {
     TORCH_CHECK_VALUE(!options.nesterov() || options.momentum() > 0.0, kName, ": expected ", owner,
                       ".nesterov to come with a momentum above 0, got ", options.momentum(),
                       ". Set one, or leave nesterov out.");

@@ -15,9 +15,19 @@ FusedOptimizerOf<Options, State>::FusedOptimizerOf(
     const std::vector<torch::optim::OptimizerParamGroup>& param_groups, Options defaults)
     : FusedOptimizer(checked_groups(OptionsTraits<Options>::kName, param_groups),
                      std::make_unique<Options>(defaults)) {
+  // What a schedule may change later, and a checkpoint hold then.
+  const auto check_new = [](const torch::optim::OptimizerOptions& options, const auto& owner) {
+    using Traits = OptionsTraits<Options>;
+    if constexpr (requires(const Options& own) { Traits::check_new(own, owner); }) {
+      Traits::check_new(static_cast<const Options&>(options), owner);
+    }
+  };
   defaults.check(options_name(std::nullopt));
+  check_new(defaults, options_name(std::nullopt));
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
-    FusedOptimizerOf::check_options(param_groups_[group].options(), group);
+    const auto& options = param_groups_[group].options();
+    FusedOptimizerOf::check_options(options, group);
+    check_new(options, options_name(group));
   }
 }
 

@@ -23,7 +23,7 @@ struct OptionsTraits<FusedSGDOptions> : Named<"FusedSGD", "sgd"> {
     if (slot.step.defined()) slot.start = slot.step.clone();
   }
 
-  static void check(const FusedSGDOptions& options, const std::string& owner) {
+  static void check_new(const FusedSGDOptions& options, const std::string& owner) {
     const double momentum = options.momentum();
     const double dampening = options.dampening();
     TORCH_CHECK_VALUE(!options.nesterov() || (momentum > 0.0 && dampening == 0.0), kName,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchfuse.optimizers import FusedOptimizer
@@ -106,8 +107,6 @@ def refuse_tied(caller: str, models: Sequence[Tensor], known: Sequence[int]) -> 
 
 
 def _bytes_of(tensor: Tensor) -> int:
-    """Bytes from the first element to the end of the last one."""
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return (last + 1) * tensor.element_size()
+    """Bytes that a tensor has for itself; of one with gaps, where others may lie, the first."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return tensor.nbytes if dense else tensor.element_size()

@@ -8,6 +8,7 @@ passes under torch's autocast instead, which normalization must tell from a prog
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 #: Forward passes under O1 that run now, in all threads, by the dtype of their autocast. A dtype
 #: that no model has used is absent.
 _running: dict[torch.dtype, int] = {}
+_lock = threading.Lock()
 
 
 class ForwardUnderO1:
@@ -25,7 +27,8 @@ class ForwardUnderO1:
         self.dtype = dtype
 
     def __enter__(self) -> None:
-        _running[self.dtype] = _running.get(self.dtype, 0) + 1
+        with _lock:
+            _running[self.dtype] = _running.get(self.dtype, 0) + 1
 
     def __exit__(
         self,
@@ -33,7 +36,8 @@ class ForwardUnderO1:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _running[self.dtype] -= 1
+        with _lock:
+            _running[self.dtype] -= 1
 
 
 def cast_dtype(input: Tensor) -> torch.dtype | None:

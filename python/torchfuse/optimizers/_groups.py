@@ -132,6 +132,7 @@ class ParamGroups(StateCreation):
         super().add_param_group(param_group)
         try:
             self._check_group(index, self.param_groups[index], self.param_groups[0])
+            self._check_new_group(index, self.param_groups[index])
         except Exception:
             self.param_groups.pop()
             raise
@@ -143,6 +144,9 @@ class ParamGroups(StateCreation):
         self._check_storage(index, group)
         self._check_hyper_params(index, group)
         self._check_shared_options(index, group, first)
+
+    def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
+        """Checks what a schedule may change later, and a checkpoint hold then."""
 
     def _check_storage(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         """Checks what decides which states there are; `_check_settings` comes first."""

@@ -97,10 +97,8 @@ class FusedLARS(FusedOptimizer):
         }
         super().__init__(params, defaults, **options)
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
-        super()._check_hyper_params(index, group, in_step)
-        # Later a schedule may set a momentum of 0.
-        if group["nesterov"] and not in_step and float(group["momentum"]) <= 0.0:
+    def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
+        if group["nesterov"] and float(group["momentum"]) <= 0.0:
             raise ValueError(
                 f"{type(self).__name__}: expected nesterov of group {index} to come with a "
                 f"momentum above 0, got {float(group['momentum'])}. Set one, or leave nesterov out."

@@ -161,13 +161,9 @@ class FusedSGD(FusedOptimizer):
             self.state[param][START] = _as_count(step, param)
         return super()._begin_state(param, group, name)
 
-    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
-        super()._check_hyper_params(index, group, in_step)
-        # Later a schedule may set a momentum of 0, as with torch.optim.SGD.
-        if in_step or not group["nesterov"]:
-            return
+    def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
         momentum, dampening = float(group["momentum"]), float(group["dampening"])
-        if momentum <= 0.0 or dampening != 0.0:
+        if group["nesterov"] and (momentum <= 0.0 or dampening != 0.0):
             raise ValueError(
                 f"{type(self).__name__}: expected nesterov of group {index} to come with a "
                 f"momentum above 0 and a dampening of 0, got {momentum} and {dampening}. "

@@ -14,10 +14,12 @@ from support.amp import make_model
 from support.compare import assert_all_same_bits
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from torchfuse.apex._model_methods import refuse_tied
 from torchfuse.apex.amp.state import _amp_state
-from torchfuse.apex.fp16_utils import FP16_Optimizer
+from torchfuse.apex.fp16_utils import DynamicLossScaler, FP16_Optimizer
 from torchfuse.optimizers import FusedAdam, FusedOptimizer, FusedSGD
 from torchfuse.parallel import LARC
 
@@ -174,6 +176,11 @@ def test_weights_that_overlap_are_refused(amp: Any, offset: int) -> None:
         run.outer.step()
 
 
+def test_weights_between_each_others_elements_do_not_overlap() -> None:
+    halves = torch.zeros(4, 4, dtype=torch.float16).chunk(2, dim=1)
+    assert refuse_tied("SGD", halves, []) == [half.data_ptr() for half in halves]
+
+
 def test_weights_without_memory_do_not_overlap() -> None:
     """Each has the address 0, as those of memory estimators."""
     with FakeTensorMode():
@@ -231,6 +238,45 @@ def test_a_refused_step_leaves_the_scale() -> None:
             with pytest.raises(RuntimeError, match=r"FusedAdam\.step: expected the parameters to"):
                 outer.step()
     assert outer.loss_scale == scale
+
+
+def test_a_step_that_the_inner_optimizer_refuses_leaves_the_scale() -> None:
+    run = Run(MAKERS["adam"], None)
+    run.outer.loss_scaler = DynamicLossScaler(init_scale=8.0, scale_window=1)
+    run.backward(4)
+    run.inner.param_groups[0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="lr"):
+        run.outer.step()
+    assert run.outer.loss_scale == 8.0
+
+
+def test_what_was_written_to_the_model_is_saved_with_the_masters() -> None:
+    run = Run(MAKERS["adam"], None)
+    with torch.no_grad():
+        run.model[0].weight.fill_(0.5)
+    saved = copy.deepcopy((run.model.state_dict(), run.outer.state_dict()))
+    resumed = Run(MAKERS["adam"], None)
+    resumed.model.load_state_dict(saved[0])
+    resumed.outer.load_state_dict(saved[1])
+    with resumed.inner.ema_weights():
+        pass
+    assert bool((resumed.model[0].weight == 0.5).all())
+
+
+def test_dtensors_follow_their_masters_under_o2(installed: None, mesh: DeviceMesh) -> None:
+    amp = importlib.import_module("apex.amp")
+    amp._amp_state.allow_incoming_model_not_fp32 = True
+    model = torch.nn.Linear(4, 2).bfloat16()
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer = amp.initialize(
+        model, optimizer, opt_level="O2", verbosity=0, cast_model_type=torch.bfloat16
+    )
+    before = model.bias.detach().full_tensor().clone()
+    with amp.scale_loss(model(torch.ones(3, 4)).float().sum(), optimizer) as loss:
+        loss.backward()
+    optimizer.step()
+    torch.testing.assert_close(model.bias.full_tensor(), before - 1.5, rtol=0, atol=0.01)
 
 
 def test_a_copy_of_fp16_optimizer_follows_writes_to_its_model() -> None:

@@ -14,6 +14,7 @@ from support.cases import run_cases
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import StepLR
 
 import torchfuse
 from torchfuse.amp import GradScaler
@@ -68,6 +69,7 @@ def saved_and_resumed(kind: Any, folder: str, rank: int) -> dict[str, Any]:
     parallel = DistributedDataParallel(model)
     train(parallel, optimizer, scaler, 0, SAVED)
     torchfuse.save_checkpoint(path, model=model, optimizer=optimizer, scaler=scaler, group=world)
+    kept = len(vars(optimizer)["_all_state_dicts"])
     train(parallel, optimizer, scaler, SAVED, STEPS)
 
     again = make_model()
@@ -81,6 +83,7 @@ def saved_and_resumed(kind: Any, folder: str, rank: int) -> dict[str, Any]:
         "lr": resumed.param_groups[0]["lr"],
         "scale": scaler.get_scale(),
         "states": len(optimizer.optim.state),
+        "kept": kept,
     }
 
 
@@ -112,6 +115,11 @@ def refusals(folder: str, rank: int) -> dict[str, Any]:
         "absent": refused(lambda: load(path if rank == 0 else f"{path}.absent")),
         "ema": refused(lambda: make_zero(model, FusedAdam, ema_decay=0.9)),
         "class": refused(lambda: load(path, optimizer=make_zero(model, FusedSGD, lr=0.1))),
+        "scheduler": refused(
+            lambda: torchfuse.save_checkpoint(
+                path, group=world, model=model, scheduler=StepLR(optimizer, 1)
+            )
+        ),
     }
     for each, its_model in ((optimizer, model), (undisturbed, other)):
         train(DistributedDataParallel(its_model), each, scaler, 1, 2)
@@ -138,6 +146,7 @@ def test_two_ranks_train_as_the_class_alone(
     train(model, optimizer, scaler, 0, STEPS)
     for of_rank in found[1][kind.__name__]:
         assert of_rank["scale"] == scaler.get_scale() == 512.0
+        assert of_rank["kept"] == 0  # states of other ranks
         for actual, expected in zip(of_rank["params"], values(model), strict=True):
             torch.testing.assert_close(actual, expected, rtol=2e-6, atol=1e-7)
     assert sum(of_rank["states"] for of_rank in found[1][kind.__name__]) == len(optimizer.state)
@@ -167,6 +176,7 @@ def test_a_file_resumes_on_two_ranks_and_alone(
         ("shape", "expected state[0]['exp_avg'] to have the shape [13, 7], got [3]."),
         ("absent", "could not read"),
         ("ema", "expected ema_decay to be None in ZeroRedundancyOptimizer"),
+        ("scheduler", "got that of a ZeroRedundancyOptimizer that is not in it"),
         ("class", "to hold the state of FusedSGD as 'optimizer', got that of FusedAdam"),
     ],
 )

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from torchfuse.optimizers import FusedSGD
+from torchfuse.optimizers import FusedLARS, FusedSGD
 
 DAMPED: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.05}
 NESTEROV: dict[str, Any] = {"lr": 3e-4, "momentum": 0.9, "nesterov": True, "maximize": True}
@@ -260,3 +260,18 @@ def test_a_damaged_count_of_a_buffer_that_has_not_begun_is_refused() -> None:
     saved["state"][0] = {"momentum_buffer": None, "step": torch.zeros(2)}
     with pytest.raises(ValueError, match=r"state\[0\]\['step'\] to be a number or a 1-element"):
         FusedSGD(clone_params(params), **DAMPED).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("kind", [FusedSGD, FusedLARS])
+def test_a_schedule_that_ended_the_momentum_resumes(kind: Any) -> None:
+    params = make_params()
+    optimizer = kind(params, lr=0.1, momentum=0.9, nesterov=True)
+    train(optimizer, params, [1])
+    optimizer.param_groups[0]["momentum"] = 0.0
+    train(optimizer, params, [2])
+    others = clone_params(params)
+    loaded = kind(others, lr=0.1, momentum=0.9, nesterov=True)
+    loaded.load_state_dict(through_file(optimizer.state_dict()))
+    train(optimizer, params, [3])
+    train(loaded, others, [3])
+    assert_all_same_bits(snapshot(loaded), snapshot(optimizer))

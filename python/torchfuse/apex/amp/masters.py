@@ -152,7 +152,7 @@ class MasterStash(AmpStash):
             wide.append(master.grad)
             short.append(grad)
         if wide:
-            torch._foreach_copy_(wide, short)
+            torch._foreach_copy_([*map(local_part, wide)], [*map(local_part, short)])
         super().finish(scaler)
 
     # Around a step.
@@ -186,7 +186,8 @@ class MasterStash(AmpStash):
     def to_model(self) -> None:
         """Rounds the masters to the model."""
         if self._models:
-            torch._foreach_copy_(self._models, self.all_fp32_from_fp16_params)
+            masters = [*map(local_part, self.all_fp32_from_fp16_params)]
+            torch._foreach_copy_([*map(local_part, self._models)], masters)
         self._versions = [model._version for model in self._models]
         self._are_loaded = False
 

@@ -218,6 +218,7 @@ class FP16_Optimizer:
         self._addresses = refuse_tied(type(self).__name__, self._models(), self._addresses)
         if closure is None:
             self._check_grads()
+            result = None if self.overflow else self.optimizer.step()  # may refuse
         self._has_grads = False
         scale = self.loss_scaler.loss_scale
         self.loss_scaler.update_scale(self.overflow)
@@ -228,8 +229,9 @@ class FP16_Optimizer:
                     f"{scale} and is now {self.loss_scaler.loss_scale}."
                 )
             return None
-        result = self._step_with(closure) if closure is not None else self.optimizer.step()
-        self._has_grads = False
+        if closure is not None:
+            result = self._step_with(closure)
+            self._has_grads = False
         self._masters_to_model()
         return result
 
@@ -287,7 +289,11 @@ class FP16_Optimizer:
                     _C.remake_master(local_part(model.detach()), local_part(master.detach()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict, of tensors and numbers: `torch.load` needs no pickled classes."""
+        """Returns the state dict, of tensors and numbers: `torch.load` needs no pickled classes.
+
+        The masters follow what was written to the model before.
+        """
+        self._follow_model()
         return {
             "loss_scaler": self.loss_scaler.state_dict(),
             "dynamic_loss_scale": self.dynamic_loss_scale,

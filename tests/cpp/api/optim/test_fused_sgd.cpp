@@ -241,5 +241,17 @@ TEST(FusedSGDOptions, OutOfRangeValuesAreRefusedByName) {
                nesterov + "0.5 and 0.25");
 }
 
+TEST(FusedSGDOptions, AScheduleMayEndTheMomentum) {
+  const auto params = make_params();
+  FusedSGD optimizer(params, FusedSGDOptions().momentum(0.9).nesterov(true));
+  for (const auto& param : params) param.mutable_grad() = torch::ones_like(param);
+  optimizer.step();
+  static_cast<FusedSGDOptions&>(optimizer.param_groups()[0].options()).momentum(0.0);
+  optimizer.step();
+  FusedSGD loaded(make_params(), FusedSGDOptions().momentum(0.9).nesterov(true));
+  loaded.load_state_dict(optimizer.state_dict());
+  EXPECT_EQ(static_cast<FusedSGDOptions&>(loaded.param_groups()[0].options()).momentum(), 0.0);
+}
+
 }  // namespace
 }  // namespace torchfuse::optim

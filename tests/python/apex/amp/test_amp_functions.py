@@ -19,6 +19,7 @@ from support.amp import make_model
 from torch import Tensor
 
 import torchfuse.normalization
+from torchfuse.normalization import _autocast
 
 HALF, SHORT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NUMBERS = {dtype: torch.ones(2, 2, dtype=dtype) for dtype in (HALF, SHORT, FLOAT, DOUBLE)}
@@ -272,3 +273,27 @@ def test_o1_in_a_compiled_block(amp: Any) -> None:
     block(x)
     model = amp.initialize(Residual(block), opt_level="O1", verbosity=0)
     assert torch.equal(model(x), norm(x))
+
+
+def test_forward_passes_of_many_threads_are_all_counted_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of DataParallel's replicas."""
+    monkeypatch.setattr(_autocast, "_running", {})
+
+    def pass_often() -> None:
+        for _ in range(20_000):
+            with _autocast.ForwardUnderO1(HALF):
+                pass
+
+    threads = [threading.Thread(target=pass_often) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert _autocast._running == {HALF: 0}
