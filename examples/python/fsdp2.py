@@ -30,7 +30,7 @@ BATCH = 64  # of all ranks together
 
 
 def train(device: torch.device, folder: Path) -> None:
-    """Resumes from the checkpoint in `folder`, if there is one, trains, and saves."""
+    """Resumes from the newest checkpoint in `folder`, if there is one, trains, and saves."""
     torch.manual_seed(0)  # the same model on all ranks
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
     for layer in model:
@@ -41,9 +41,10 @@ def train(device: torch.device, folder: Path) -> None:
     # The norm for clipping is that of all shards; FusedAdam reads the mesh from the DTensors.
     optimizer = FusedAdam(model.parameters(), lr=1e-2, max_grad_norm=1.0, ema_decay=0.9)
 
-    if (folder / ".metadata").exists():
+    begin = max([int(saved.parent.name) for saved in folder.glob("*/.metadata")], default=0)
+    if begin > 0:
         states = states_of(model, optimizer)
-        load(states, checkpoint_id=folder)
+        load(states, checkpoint_id=folder / str(begin))
         set_state_dict(
             model,
             optimizer,
@@ -52,7 +53,7 @@ def train(device: torch.device, folder: Path) -> None:
         )
     rank, ranks = dist.get_rank(), dist.get_world_size()
     loss = torch.zeros(())
-    for step in range(STEPS):
+    for step in range(begin, begin + STEPS):
         data = torch.randn(BATCH, 16, generator=torch.Generator().manual_seed(step))
         own = data.chunk(ranks)[rank].to(device)
         optimizer.zero_grad()
@@ -61,8 +62,8 @@ def train(device: torch.device, folder: Path) -> None:
         optimizer.step()
     with optimizer.ema_weights(), torch.no_grad():  # every rank enters it
         averaged = nn.functional.mse_loss(model(own), own.sin().sum(dim=1, keepdim=True))
-    save(states_of(model, optimizer), checkpoint_id=folder)
-    report(loss=loss, averaged=averaged)
+    save(states_of(model, optimizer), checkpoint_id=folder / str(begin + STEPS))
+    report(begin + STEPS, loss=loss, averaged=averaged)
 
 
 def states_of(model: nn.Module, optimizer: FusedAdam) -> dict[str, Any]:
@@ -71,13 +72,15 @@ def states_of(model: nn.Module, optimizer: FusedAdam) -> dict[str, Any]:
     return {"model": of_model, "optimizer": of_optimizer}
 
 
-def report(**losses: Any) -> None:
+def report(step: int, **losses: Any) -> None:
     """Prints the means over all ranks."""
+    means = []
     for name, value in losses.items():
         total = value.detach().clone()
         dist.all_reduce(total)
-        if dist.get_rank() == 0:
-            print(f"{name} {float(total) / dist.get_world_size():.5f}")
+        means.append(f"{name} {float(total) / dist.get_world_size():.5f}")
+    if dist.get_rank() == 0:
+        print(f"after step {step}: {', '.join(means)}")
 
 
 def main() -> None:

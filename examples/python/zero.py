@@ -49,6 +49,8 @@ def train(device: torch.device, path: Path) -> None:
             path, group=world, model=net, optimizer=optimizer, scaler=scaler
         )
         begin = saved["step"]
+        if dist.get_rank() == 0:
+            print(f"resumed at step {begin}")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     end = begin + STEPS
     loss = torch.zeros(())
@@ -81,6 +83,7 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    arguments.file.parent.mkdir(parents=True, exist_ok=True)
     try:
         train(device, arguments.file)
     finally:

@@ -76,7 +76,9 @@ if not TYPE_CHECKING:  # type checkers would take every name for one that is the
         """Says in which module a name is that a program looks for here."""
         places = [
             module.__name__
-            for module in map(globals().get, ("optimizers", "amp", "parallel", "losses"))
+            for module in map(
+                globals().get, ("optimizers", "amp", "parallel", "losses", "normalization")
+            )
             if name in getattr(module, "__all__", ())
         ]
         hint = f". Use {places[0]}.{name}" if places else ""

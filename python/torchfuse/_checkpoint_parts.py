@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, get_process_group_ranks
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -187,9 +187,21 @@ def _zeros(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
 
 
 def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> None:
-    """Checks that `group` can save the parts whose states processes share."""
+    """Checks that `group` can save the parts whose states processes share.
+
+    Of a pipeline's stages, which have other parameters in each process, rank 0 would save its own.
+    """
     for name, zero in _zeros(parts):
         check_group(zero, name, group)
+    ranks = set() if group is None else set(get_process_group_ranks(group))
+    for name, part in parts.items():
+        inner = part.optim if isinstance(part, LARC) else part
+        if isinstance(inner, FusedOptimizer) and inner._norm_groups.ranks & ranks:
+            raise ValueError(
+                f"save_checkpoint: expected the processes of group to have the same parameters, "
+                f"got norm_groups of {name!r} with other ranks of it, as stages of a pipeline "
+                "have. Save a file for each stage, with a group of the ranks that have the same."
+            )
 
 
 def gathered_states(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -228,3 +228,14 @@ def _make_tensors(exported: dict[str, Any], params: Sequence[Tensor]) -> None:
     exported["lr"] = torch.tensor(exported["lr"], dtype=torch.float32, device=device)
     step = exported.get("step", 0)
     exported["step"] = torch.tensor([step], dtype=torch.int32, device=device)
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Names what to use for converters of files that a program may look for here."""
+    if name.startswith(("read_", "write_", "convert_")):
+        # `from torchfuse.convert import ...` would hide the message of an AttributeError.
+        raise ImportError(
+            f"torchfuse.convert.{name}: expected to_apex_state_dict, the only function here. Use "
+            "torchfuse.save_checkpoint and load_checkpoint, whose file Python and C++ read."
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")

@@ -138,11 +138,24 @@ def test_cmake_dir_option_names_the_package_directory() -> None:
         ("GradScaler", "amp"),
         ("SyncBatchNorm", "parallel"),
         ("FusedCrossEntropyLoss", "losses"),
+        ("FusedLayerNorm", "normalization"),
     ],
 )
 def test_a_name_of_another_module_says_where_it_is(name: str, place: str) -> None:
     with pytest.raises(AttributeError, match=rf"'{name}'\. Use torchfuse\.{place}\.{name}\.$"):
         getattr(torchfuse, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "use"),
+    [
+        ("parallel", "ShardedOptimizer", "fully_shard, or torch.distributed.optim.ZeroRedundancy"),
+        ("convert", "read_cpp_archive", "save_checkpoint and load_checkpoint"),
+    ],
+)
+def test_a_name_that_is_gone_says_what_to_use(module: str, name: str, use: str) -> None:
+    code = f"try:\n from torchfuse.{module} import {name}\nexcept ImportError as e: print(e)"
+    assert use in run_python("-c", code)
 
 
 def test_an_unknown_name_is_absent() -> None:

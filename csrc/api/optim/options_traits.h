@@ -236,6 +236,9 @@ void FusedOptionsOf<Self>::check(const std::string& owner) const {
   constexpr const char* kName = OptionsTraits<Self>::kName;
   const auto& self = static_cast<const Self&>(*this);
   check_hyper_params(owner, self);
+  if constexpr (requires { OptionsTraits<Self>::check(self, owner); }) {
+    OptionsTraits<Self>::check(self, owner);
+  }
   check_max_grad_norm(kName, owner, max_grad_norm());
   check_storage_options(kName, owner, *this);
   check_ema_options(kName, owner, *this);

@@ -19,11 +19,11 @@ from torchfuse.optimizers._checks import (
     check_memory,
     check_torch_only,
 )
-from torchfuse.optimizers._ema import native_ema, refuse_in_zero
+from torchfuse.optimizers._ema import native_ema
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
 from torchfuse.optimizers._masters import MASTER_DTYPES
-from torchfuse.optimizers._norm_groups import NormGroups, SharedNorm
+from torchfuse.optimizers._norm_groups import NormGroups, SharedNorm, check_inside_zero
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import shard_groups
 from torchfuse.optimizers._step_lock import StepWithinStepError
@@ -143,8 +143,7 @@ class FusedOptimizer(SharedNorm):
             "ema_start_step": ema_start_step,
         }
         super().__init__(params, {**defaults, **options})
-        if self.param_groups[0]["ema_decay"] is not None:
-            refuse_in_zero(name)
+        check_inside_zero(name, self.param_groups[0], self._norm_groups)
 
     # What a subclass may override.
 

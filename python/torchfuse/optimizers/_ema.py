@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,23 +46,6 @@ def check_ema(owner: str, index: int, group: Mapping[str, Any]) -> None:
     number = as_float(where, decay)
     if not 0.0 <= number < 1.0:
         raise ValueError(f"{where} None, or at least 0 and less than 1, got {number}.")
-
-
-def refuse_in_zero(owner: str) -> None:
-    """Rejects averages in the local optimizer of a ZeroRedundancyOptimizer, which is being made.
-
-    An exchange would reach the parameters of one rank only: a model would be half averages.
-    """
-    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    if module is None:
-        return
-    maker = module.ZeroRedundancyOptimizer._init_local_optimizer.__code__
-    if any(frame.f_code is maker for frame, _ in traceback.walk_stack(None)):
-        raise ValueError(
-            f"{owner}: expected ema_decay to be None in ZeroRedundancyOptimizer, whose ranks "
-            "update different parameters. Use FSDP2 (torch.distributed.fsdp.fully_shard), or "
-            "torch.optim.swa_utils.AveragedModel."
-        )
 
 
 def native_ema(group: Mapping[str, Any]) -> tuple[float, bool, int] | None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import sys
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +95,35 @@ class NormGroups:
                 "too, whose gradients would count twice. norm_groups are processes with other "
                 "parameters; norms of parts are summed without it."
             )
+
+
+def check_inside_zero(owner: str, group: Mapping[str, Any], groups: NormGroups) -> None:
+    """Checks options that do not work on some of a model's parameters alone.
+
+    Inside torch's ZeroRedundancyOptimizer, which makes an optimizer of the parameters that this
+    process steps, an exchange of averages and a norm would be those of these parameters.
+    """
+    averages = group["ema_decay"] is not None
+    clips = group["max_grad_norm"] and not groups
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if module is None or not (averages or clips):
+        return
+    maker = module.ZeroRedundancyOptimizer._init_local_optimizer.__code__
+    if all(frame.f_code is not maker for frame, _ in traceback.walk_stack(None)):
+        return
+    if averages:
+        raise ValueError(
+            f"{owner}: expected ema_decay to be None in ZeroRedundancyOptimizer, whose ranks "
+            "update different parameters. Use FSDP2 (torch.distributed.fsdp.fully_shard), or "
+            "torch.optim.swa_utils.AveragedModel."
+        )
+    if torch.distributed.get_world_size() > 1:
+        raise ValueError(
+            f"{owner}: expected norm_groups with max_grad_norm={group['max_grad_norm']} in "
+            "ZeroRedundancyOptimizer, each of whose ranks would clip by the norm of its own "
+            "parameters, got none. Pass optimizer_class=functools.partial("
+            f"{owner}, norm_groups=[group], ...)."
+        )
 
 
 def refuse_norm_groups(who: str, optimizer: torch.optim.Optimizer) -> None:

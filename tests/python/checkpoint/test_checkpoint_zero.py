@@ -108,12 +108,21 @@ def refusals(folder: str, rank: int) -> dict[str, Any]:
     contents = torch.load(path)
     contents["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
     torch.save(contents, f"{path}.{rank}")
+    dist.barrier()
     load = partial(torchfuse.load_checkpoint, optimizer=optimizer, group=world)
     found = {
         "group": refused(lambda: torchfuse.save_checkpoint(path, optimizer=optimizer)),
         "shape": refused(lambda: load(f"{path}.0")),
         "absent": refused(lambda: load(path if rank == 0 else f"{path}.absent")),
         "ema": refused(lambda: make_zero(model, FusedAdam, ema_decay=0.9)),
+        "norm": refused(
+            lambda: ZeroRedundancyOptimizer(model.parameters(), optimizer_class=FusedLAMB)
+        ),
+        "stages": refused(
+            lambda: torchfuse.save_checkpoint(
+                path, group=world, stage=FusedSGD(other.parameters(), 0.1, norm_groups=[world])
+            )
+        ),
         "class": refused(lambda: load(path, optimizer=make_zero(model, FusedSGD, lr=0.1))),
         "scheduler": refused(
             lambda: torchfuse.save_checkpoint(
@@ -175,6 +184,8 @@ def test_a_file_resumes_on_two_ranks_and_alone(
         ("group", "expected group to contain the 2 ranks that share the states of 'optimizer'"),
         ("shape", "expected state[0]['exp_avg'] to have the shape [13, 7], got [3]."),
         ("absent", "could not read"),
+        ("norm", "FusedLAMB: expected norm_groups with max_grad_norm=1.0 in ZeroRedundancy"),
+        ("stages", "to have the same parameters, got norm_groups of 'stage' with other ranks"),
         ("ema", "expected ema_decay to be None in ZeroRedundancyOptimizer"),
         ("scheduler", "got that of a ZeroRedundancyOptimizer that is not in it"),
         ("class", "to hold the state of FusedSGD as 'optimizer', got that of FusedAdam"),

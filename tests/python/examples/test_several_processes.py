@@ -61,18 +61,11 @@ def test_the_launcher_of_older_tutorials_does_the_same(in_two: Outcome, tmp_path
     assert losses(older) == losses(in_two)
 
 
-@pytest.mark.parametrize(
-    ("program", "pattern"), [("zero.py", r"after step (\d+): loss"), ("fsdp2.py", r"loss (\S+)$")]
-)
-def test_three_processes_go_on_from_the_checkpoint_of_two(
-    program: str, pattern: str, tmp_path: Path
-) -> None:
-    ends = [run(ranks, tmp_path / "checkpoint", program=program) for ranks in (2, 3)]
-    first, second = (float(re.findall(pattern, end.output, re.M)[0]) for end in ends)
-    if program == "zero.py":
-        assert (first, second) == (40, 80)
-    else:
-        assert second < 0.9 * first  # the same batches once more
+@pytest.mark.parametrize("program", ["zero.py", "fsdp2.py"])
+def test_three_processes_go_on_from_the_checkpoint_of_two(program: str, tmp_path: Path) -> None:
+    ends = [run(ranks, tmp_path / "new/checkpoint", program=program) for ranks in (2, 3)]
+    reached = [re.findall(r"^after step (\d+): loss", end.output, re.M) for end in ends]
+    assert reached == [["40"], ["80"]]
 
 
 def test_the_stages_of_a_pipeline_learn_and_clip_by_one_norm() -> None:

@@ -26,7 +26,7 @@ def shared_params(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter
 
 
 def shared_steps(optimizer: FusedOptimizer, first: int, last: int) -> None:
-    """Steps with the gradients of checkpoint_program.cpp; the last parameter never has one."""
+    """Steps with the gradients of train_program.cpp; the last parameter never has one."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for step in range(first, last):
         torch.manual_seed(step)
