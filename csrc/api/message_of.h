@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <string>
 
 namespace torchfuse {
@@ -24,6 +25,13 @@ inline std::string clause_of(const std::exception& error) {
   std::string message = message_of(error);
   while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
   return message;
+}
+
+/// Whether memory ran out, on a device or on the host, whose allocator has no class for it.
+inline bool is_out_of_memory(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+         dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         message_of(error).find("can't allocate memory") != std::string::npos;
 }
 
 }  // namespace torchfuse

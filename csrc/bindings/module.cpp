@@ -12,9 +12,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <torchfuse/checkpoint.h>
 #include <torchfuse/cpu_isa.h>
 #include <torchfuse/ema.h>
 #include <torchfuse/masters.h>
@@ -91,6 +93,14 @@ PYBIND11_MODULE(_C, module) {
   module.def("remainder_of_master", &torchfuse::remainder_of_master, py::arg("master"));
   module.def("step_views", &bindings::views_of_optional_steps, py::arg("params"), py::arg("steps"),
              "Returns step counts as 0-dim views of separate elements of one buffer per device.");
+
+  module.def(
+      "check_pickle",
+      [](const py::bytes& bytes, const std::string& where) {
+        torchfuse::check_pickle(static_cast<std::string_view>(bytes), where);
+      },
+      py::arg("bytes"), py::arg("where"),
+      "Raises ValueError unless a pickle holds plain values and dense tensors only.");
 
   bindings::bind_optim(module);
   bindings::bind_amp(module);

@@ -96,6 +96,9 @@ def step_views(params: list[Tensor], steps: list[Tensor | None]) -> list[Tensor]
 def swap_ema_(param: Tensor, ema: Tensor, kept: Tensor | None = None) -> Tensor | None:
     """Exchanges a parameter and its average; returns what puts a 16-bit parameter back."""
 
+def check_pickle(bytes: bytes, where: str) -> None:
+    """Raises ValueError unless a pickle holds plain values and dense tensors only."""
+
 def remake_master(param: Tensor, master: Tensor) -> None: ...
 def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
     """The fp32 master of a bf16 parameter whose state is a remainder (int16)."""

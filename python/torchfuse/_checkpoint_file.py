@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat
+import threading
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from torchfuse import _C
+from torchfuse._shown import shown
 
 StrPath = str | os.PathLike[str]
 
@@ -118,6 +123,31 @@ class _Drain:
         """Nothing: `replacing` flushes at the end."""
 
 
+class _Checksums:
+    """torch's switch for CRC-32s, which all threads share: on while any of them is in this."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = torch.serialization.get_crc32_options()
+                torch.serialization.set_crc32_options(True)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.serialization.set_crc32_options(self._before)
+
+
+_checksums = _Checksums()
+
+
 def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
     """Writes a checkpoint, with the CRC-32s by which damage is found."""
     for key in contents["values"]:
@@ -132,13 +162,8 @@ def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
 
 def write_plain(path: StrPath, plain: Any, caller: str, follow: bool = True) -> None:
     """Writes what `plain_values` returned; `follow` as in `replacing`."""
-    checksums = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(True)
-    try:
-        with replacing(path, caller, follow) as file:
-            _save(plain, file, caller)
-    finally:
-        torch.serialization.set_crc32_options(checksums)
+    with _checksums, replacing(path, caller, follow) as file:
+        _save(plain, file, caller)
 
 
 def _save(plain: Any, file: _Drain, caller: str) -> None:
@@ -218,22 +243,31 @@ def replacing(path: StrPath, caller: str, follow: bool = True) -> Iterator[_Drai
             os.close(folder)
 
 
-def read_checkpoint(path: StrPath, where: str) -> dict[str, Any]:
-    """Returns the contents of a whole file of save_checkpoint, with tensors on the CPU."""
-    if os.path.isdir(path):
-        raise ValueError(f"{where} to be a file, got a folder. Name the file in it.")
+def read_checkpoint(path: StrPath, where: str) -> tuple[dict[str, Any], str]:
+    """Returns the contents of a file of save_checkpoint, with tensors on the CPU, and its digest.
+
+    The digest is another one for another file.
+    """
     caller = where.partition(":")[0]
-    with _opened(path, caller) as file:  # once: the file may be replaced at any time
-        return checked_contents(read_plain(file, where), where)
+    with _opened(path, caller, where) as file:  # once: the file may be replaced at any time
+        contents, digest = read_plain(file, where)
+        return checked_contents(contents, where), digest
 
 
-def _opened(path: StrPath, caller: str) -> BinaryIO:
+def _opened(path: StrPath, caller: str, where: str) -> BinaryIO:
     try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise ValueError(f"{where} to be a file, got a folder. Name the file in it.")
+        if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
+            raise ValueError(f"{where} to be a file, got a pipe or device. Name a file.")
         return open(path, "rb")
     except OSError as error:
-        raise OSError(
-            error.errno, f"{caller}: could not read {os.fspath(path)}: {error.strerror}"
-        ) from error
+        raise _unreadable(path, caller, error) from error
+
+
+def _unreadable(path: StrPath, caller: str, error: OSError) -> OSError:
+    return OSError(error.errno, f"{caller}: could not read {os.fspath(path)}: {error.strerror}")
 
 
 def marked_as_folder(container: zipfile.ZipFile) -> str | None:
@@ -246,38 +280,61 @@ def marked_as_folder(container: zipfile.ZipFile) -> str | None:
     return next(marked, None)
 
 
-def read_plain(file: BinaryIO, where: str) -> Any:
-    """Returns what `write_plain` wrote, with tensors on the CPU."""
+def read_plain(file: BinaryIO, where: str) -> tuple[Any, str]:
+    """Returns what `write_plain` wrote, with tensors on the CPU, and a digest of the file."""
+    with _reading(file, where), zipfile.ZipFile(file) as container:
+        # torch's reader does not compare CRC-32s.
+        damaged = marked_as_folder(container) or container.testzip()
+        entries = container.infolist()
+        # torch's reader looks for it by any case, and a file may have two of a name.
+        pickles = [entry for entry in entries if entry.filename.lower().endswith("data.pkl")]
+        plain = [container.read(entry) for entry in pickles] if damaged is None else []
+        listed = [(entry.filename, entry.file_size, entry.CRC) for entry in entries]
+    if damaged is not None:
+        raise ValueError(
+            f"{where} to have the bytes that were written, got others in {shown(damaged)}. Load an "
+            "older checkpoint: this one is damaged."
+        )
+    for record in plain:
+        _C.check_pickle(record, where)
+    with _reading(file, where):
+        file.seek(0)
+        contents = torch.load(file, map_location="cpu", weights_only=True)
+    return contents, hashlib.sha256(repr(listed).encode()).hexdigest()
+
+
+@contextmanager
+def _reading(file: BinaryIO, where: str) -> Iterator[None]:
+    """Says of errors of zipfile and torch whether the file is damaged or cannot be read."""
     try:
-        with zipfile.ZipFile(file) as container:
-            # torch's reader does not compare CRC-32s.
-            damaged = marked_as_folder(container) or container.testzip()
-        if damaged is None:
-            file.seek(0)
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # any error of zipfile and torch for a damaged file
+        yield
+    except Exception as error:  # any, for a damaged file
+        if isinstance(error, OSError) and error.errno is not None:
+            raise _unreadable(file.name, where.partition(":")[0], error) from error
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise
         raise ValueError(
             f"{where} to be a whole file of save_checkpoint, got a truncated or damaged one or one "
-            f"of another kind: {str(error).partition(chr(10))[0]}"
+            f"of another kind: {str(error).partition(chr(10))[0][:200]}"
         ) from error
-    raise ValueError(
-        f"{where} to have the bytes that were written, got others in {damaged!r}. Load an older "
-        "checkpoint: this one is damaged."
-    )
 
 
 def checked_contents(contents: Any, where: str) -> dict[str, Any]:
     """Returns the contents, after checking that they are those of save_checkpoint."""
     if not isinstance(contents, dict) or not isinstance(contents.get("torchfuse"), dict):
-        got = sorted(map(str, contents)) if isinstance(contents, dict) else type(contents).__name__
+        got = (
+            shown(sorted(map(str, contents)))
+            if isinstance(contents, dict)
+            else type(contents).__name__
+        )
         raise ValueError(
             f"{where} to be a file of save_checkpoint, got one that holds {got}. Read files of "
             "others with torch.load(), and pass what they hold to load_state_dict()."
         )
     if contents["torchfuse"].get("format") != FORMAT:
         raise ValueError(
-            f"{where} to be of format {FORMAT}, got {contents['torchfuse'].get('format')!r}. Read "
-            "it with the version that wrote it."
+            f"{where} to be of format {FORMAT}, got {shown(contents['torchfuse'].get('format'))}. "
+            "Read it with the version that wrote it."
         )
     if not isinstance(contents.get("values"), dict):
         got = type(contents.get("values")).__name__

@@ -154,11 +154,16 @@ def load_checkpoint(
     where = f"load_checkpoint: expected {os.fspath(path)}"
     result: dict[str, Any] = {}
     set_generators: Callable[[], None] = _nothing
+    contents: dict[str, Any] = {}
+    digest = ""
+
+    def read() -> None:
+        nonlocal contents, digest
+        check_schedulers("load_checkpoint", own)
+        contents, digest = read_checkpoint(path, where)
 
     def load() -> None:
         nonlocal set_generators
-        check_schedulers("load_checkpoint", own)
-        contents = read_checkpoint(path, where)
         for name in [*own, *(["rng"] if rng else [])]:
             if name not in contents:
                 raise ValueError(f"{where} to hold {name!r}, got {sorted(contents, key=str)}.")
@@ -176,6 +181,15 @@ def load_checkpoint(
 
     # Tensors of inference mode could not be written in later steps.
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as undo:
+        _together(read, group)
+        digests = _gather(digest, group)
+        for rank, other in enumerate(digests):
+            if other != digests[0]:
+                raise ValueError(
+                    f"{where} to be the same file on all ranks, got another one on rank {rank} "
+                    "than on rank 0. Copy one file to all machines, or read it from a folder that "
+                    "they share."
+                )
         _together(load, group)
         undo.pop_all()
     set_generators()

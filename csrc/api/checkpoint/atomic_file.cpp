@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <system_error>
 #include <tuple>
@@ -21,12 +21,21 @@ namespace {
 
 // Note [No std::filesystem]
 // libtorch.so exports parts of std::filesystem that call functions it lacks.
+
+/// The file that symbolic links lead to, also where it does not exist yet.
 std::string target_of(const std::string& path) {
-  char* const target = ::realpath(path.c_str(), nullptr);
-  if (target == nullptr) return path;
-  std::string result(target);
-  std::free(target);
-  return result;
+  constexpr int kMostLinks = 40;  // as the kernel
+  std::string target = path;
+  for (int links = 0; links < kMostLinks; ++links) {
+    std::string link(PATH_MAX, '\0');
+    const ssize_t size = ::readlink(target.c_str(), link.data(), link.size());
+    if (size < 0) return target;
+    link.resize(static_cast<std::size_t>(size));
+    const std::size_t slash = target.rfind('/');
+    const bool is_relative = link.front() != '/' && slash != std::string::npos;
+    target = is_relative ? target.substr(0, slash + 1) + link : link;
+  }
+  return path;  // links in a circle, which cannot be opened
 }
 
 /// 16 hexadecimal digits, unique among all processes of all machines.

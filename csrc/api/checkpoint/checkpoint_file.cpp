@@ -145,10 +145,12 @@ CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& desc
   const std::string where = std::string(kLoad) + ": expected " + path;
   std::vector<std::function<void()>> loads;
   std::map<std::string, c10::IValue> values;
+  std::uint64_t sum = 0;
   ranks.all_or_none([&] {
     description.check_schedulers(kLoad);
-    const Dict contents =
-        checkpoint::checked_contents(checkpoint::read_container(path, kLoad), where);
+    const checkpoint::Container file = checkpoint::read_container(path, kLoad);
+    sum = file.sum;
+    const Dict contents = checkpoint::checked_contents(file.value, where);
     for (const auto& [name, part] : description.parts_) {
       const c10::IValue saved = checkpoint::entry(contents, name, where);
       const auto known = description.classes_.find(name);
@@ -171,6 +173,15 @@ CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& desc
       values.emplace(item.key().toStringRef(), item.value());
     }
   });
+  const auto sums = ranks.gather(std::to_string(sum));
+  for (std::size_t rank = 1; rank < sums.size(); ++rank) {
+    TORCH_CHECK_VALUE(sums[rank] == sums[0], where,
+                      " to be the same file on all ranks, got another "
+                      "one on rank ",
+                      rank,
+                      " than on rank 0. Copy one file to all machines, or "
+                      "read it from a folder that they share.");
+  }
   // All ranks have read and checked everything; from here on nothing is refused.
   for (const auto& load : loads) load();
   return {path, std::move(values)};

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
-#include <sys/stat.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <unordered_map>
 
 #include "api/checkpoint/atomic_file.h"
+#include "api/checkpoint/input_file.h"
 #include "api/checkpoint/pickle_reader.h"
 #include "api/checkpoint/pickle_writer.h"
 #include "api/checkpoint/record_sums.h"
@@ -47,14 +47,17 @@ std::string first_line(const std::string& text) {
   return line.ends_with('.') ? line.substr(0, line.size() - 1) : line;
 }
 
-/// Calls `action`; what torch's reader throws says that the file is damaged.
+/// Calls `action`; what torch's reader throws says that the file is damaged, unless the file could
+/// not be read or memory ran out.
 template <class Action>
-auto whole(const std::string& where, const Action& action) {
+auto whole(const std::string& where, const InputFile& file, const Action& action) {
   try {
     return action();
   } catch (const c10::ValueError&) {
     throw;
   } catch (const std::exception& reason) {
+    file.check();
+    if (is_out_of_memory(reason)) throw;
     C10_THROW_ERROR(ValueError, where + " to be a whole file, got a damaged one: " +
                                     first_line(message_of(reason)) + ".");
   }
@@ -63,9 +66,9 @@ auto whole(const std::string& where, const Action& action) {
 /// The records of a file in torch's format: a pickle, and the bytes of tensors.
 class Records {
  public:
-  /// Opens a file; throws c10::ValueError as read_container() does.
+  /// Opens a file; throws as read_container() does.
   Records(const std::string& path, const std::string& caller);
-  c10::IValue value() const;
+  Container contents() const;
 
  private:
   std::string text_record(const std::string& name) const;
@@ -74,30 +77,28 @@ class Records {
   void compare(const std::string& record, const void* data, std::size_t size) const;
 
   std::string where_;
+  std::shared_ptr<InputFile> file_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
   std::unordered_map<std::string, std::uint32_t> sums_;  ///< CRC-32s of the records
+  std::string list_;                                     ///< of entries
   std::string pickle_;
 };
 
 Records::Records(const std::string& path, const std::string& caller)
-    : where_(caller + ": expected " + path) {
-  struct stat found{};
-  TORCH_CHECK_VALUE(::stat(path.c_str(), &found) == 0, where_, " to be a file, got none.");
-  TORCH_CHECK_VALUE(!S_ISDIR(found.st_mode), where_,
-                    " to be a file, got a folder. Name the file in it.");
-  // Opening a pipe would wait for its writer.
-  TORCH_CHECK_VALUE(S_ISREG(found.st_mode), where_,
-                    " to be a file, got a pipe or device. Name a file.");
+    : where_(caller + ": expected " + path), file_(std::make_shared<InputFile>(caller, path)) {
   try {
-    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
+    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(file_);
     TORCH_CHECK(reader_->hasRecord("data.pkl"), "it holds no data.pkl");
     TORCH_CHECK(!reader_->hasRecord("constants.pkl"),
                 "it is an archive of TorchScript, as torch::save writes it");
     TORCH_CHECK(!reader_->hasRecord("byteorder") || text_record("byteorder") == "little",
                 "its numbers are big-endian");
     pickle_ = text_record("data.pkl");
-    sums_ = listed_sums(path);
+    list_ = list_of_entries(*file_);
+    sums_ = listed_sums(list_);
   } catch (const std::exception& reason) {
+    file_->check();
+    if (is_out_of_memory(reason)) throw;
     TORCH_CHECK_VALUE(
         false, where_,
         " to be a whole file of torch.save or save_checkpoint, got a truncated one or "
@@ -120,7 +121,7 @@ void Records::compare(const std::string& record, const void* data, std::size_t s
                     "checkpoint.");
 }
 
-c10::IValue Records::value() const {
+Container Records::contents() const {
   std::unordered_map<std::string, at::Tensor> storages;
   const auto once = [&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
     const auto known = storages.find(key);
@@ -131,16 +132,17 @@ c10::IValue Records::value() const {
                       where_, " to hold storage ", key, " of one dtype, got two.");
     return known->second;
   };
-  return whole(where_, [&] {
+  return whole(where_, *file_, [&]() -> Container {
     compare("data.pkl", pickle_.data(), pickle_.size());
-    return from_pickle(pickle_, once, where_);
+    const std::uint64_t sum = crc32(pickle_.data(), pickle_.size());
+    return {from_pickle(pickle_, once, where_), sum << 32 | crc32(list_.data(), list_.size())};
   });
 }
 
 at::Tensor Records::storage(const std::string& key, at::ScalarType dtype,
                             std::int64_t numel) const {
   const std::string record = "data/" + key;
-  return whole(where_, [&] {
+  return whole(where_, *file_, [&] {
     TORCH_CHECK_VALUE(reader_->hasRecord(record), where_, " to hold ", record, ", got none.");
     const std::size_t size = reader_->getRecordSize(record);
     TORCH_CHECK_VALUE(numel >= 0 && size % c10::elementSize(dtype) == 0 &&
@@ -163,9 +165,9 @@ void write_container(const std::string& path, const c10::IValue& value, const st
   file.commit();
 }
 
-c10::IValue read_container(const std::string& path, const std::string& caller) {
+Container read_container(const std::string& path, const std::string& caller) {
   const at::NoGradGuard no_grad;
-  return Records(path, caller).value();
+  return Records(path, caller).contents();
 }
 
 }  // namespace torchfuse::checkpoint

@@ -12,7 +12,9 @@ Dict checked_contents(const c10::IValue& value, const std::string& where) {
   const Dict torchfuse = as_dict(contents.at("torchfuse"), where + " to hold 'torchfuse'");
   const c10::IValue format = entry(torchfuse, "format", where + "['torchfuse']");
   TORCH_CHECK_VALUE(format.isInt() && format.toInt() == kFormat, where, " to be of format ",
-                    kFormat, ", got ", format, ". Read it with the version that wrote it.");
+                    kFormat, ", got ",
+                    format.isInt() ? std::to_string(format.toInt()) : type_name(format),
+                    ". Read it with the version that wrote it.");
   return contents;
 }
 

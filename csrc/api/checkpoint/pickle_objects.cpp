@@ -15,13 +15,20 @@ namespace torchfuse::checkpoint {
 namespace {
 
 constexpr const char* kRebuildTensor = "torch._utils._rebuild_tensor_v2";
+/// Of a dtype without a class of typed storages.
+constexpr const char* kRebuildFromBytes = "torch._utils._rebuild_tensor_v3";
+constexpr const char* kBytes = "torch.storage.UntypedStorage";
 constexpr const char* kOrderedDict = "collections.OrderedDict";
 /// They return their first argument, as far as plain values go.
 constexpr const char* kWrappers[] = {"torch._utils._rebuild_parameter", "torch.Size",
                                      "collections.Counter"};
 
 bool is_storage(const StorageClass& known, const std::string& name) {
-  return name == "torch." + std::string(known.storage);
+  return !known.storage.empty() && name == "torch." + std::string(known.storage);
+}
+
+bool is_name(const StorageClass& known, const std::string& name) {
+  return name == "torch." + std::string(known.name);
 }
 
 std::vector<c10::IValue> elements_of(const PickleInput& input, const c10::IValue& tuple,
@@ -40,14 +47,28 @@ std::vector<std::int64_t> ints_of(const PickleInput& input, const c10::IValue& t
   return numbers;
 }
 
+/// The seventh argument of kRebuildFromBytes: the elements of a storage of bytes.
+at::Tensor elements_of_bytes(const PickleInput& input, const at::Tensor& bytes,
+                             const c10::IValue& dtype) {
+  input.check(dtype.isString(), "dtypes of its tensors");
+  const auto known =
+      std::find_if(kStorageClasses.begin(), kStorageClasses.end(),
+                   [&](const StorageClass& each) { return is_name(each, dtype.toStringRef()); });
+  input.check(known != kStorageClasses.end() && bytes.scalar_type() == at::kByte &&
+                  bytes.numel() % static_cast<std::int64_t>(c10::elementSize(known->dtype)) == 0,
+              "dtypes of its tensors");
+  return bytes.view(known->dtype);
+}
+
 /// (storage, offset, sizes, strides, requires_grad, hooks)
-at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments) {
-  const auto parts = elements_of(input, arguments, 4);
+at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments, bool from_bytes) {
+  const auto parts = elements_of(input, arguments, from_bytes ? 7 : 4);
   input.check(parts[0].isTensor() && parts[1].isInt() && parts[1].toInt() >= 0,
               "storages of tensors");
   const std::vector<std::int64_t> sizes = ints_of(input, parts[2]);
   const std::vector<std::int64_t> strides = ints_of(input, parts[3]);
-  const at::Tensor& storage = parts[0].toTensor();
+  at::Tensor storage = parts[0].toTensor();
+  if (from_bytes) storage = elements_of_bytes(input, storage, parts[6]);
   const std::int64_t offset = parts[1].toInt();
   bool fits = sizes.size() == strides.size() && offset <= storage.numel();
   std::int64_t last = offset;
@@ -65,14 +86,14 @@ at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments) {
 }  // namespace
 
 bool is_dtype(const std::string& name) {
-  return std::any_of(
-      kStorageClasses.begin(), kStorageClasses.end(),
-      [&](const StorageClass& known) { return name == "torch." + std::string(known.name); });
+  return std::any_of(kStorageClasses.begin(), kStorageClasses.end(),
+                     [&](const StorageClass& known) { return is_name(known, name); });
 }
 
 void check_global(const PickleInput& input, const std::string& name) {
   const bool known =
-      name == kOrderedDict || name == kRebuildTensor ||
+      name == kOrderedDict || name == kRebuildTensor || name == kRebuildFromBytes ||
+      name == kBytes ||
       std::find(std::begin(kWrappers), std::end(kWrappers), name) != std::end(kWrappers) ||
       std::any_of(kStorageClasses.begin(), kStorageClasses.end(),
                   [&](const StorageClass& each) { return is_storage(each, name); });
@@ -82,7 +103,8 @@ void check_global(const PickleInput& input, const std::string& name) {
 }
 
 c10::IValue call(const PickleInput& input, const std::string& name, const c10::IValue& arguments) {
-  if (name == kRebuildTensor) return tensor_of(input, arguments);
+  if (name == kRebuildTensor) return tensor_of(input, arguments, /*from_bytes=*/false);
+  if (name == kRebuildFromBytes) return tensor_of(input, arguments, /*from_bytes=*/true);
   if (name != kOrderedDict) return elements_of(input, arguments, 1)[0];
   input.check(arguments.isTuple() && arguments.toTupleRef().elements().empty(),
               "ordered dicts that begin empty");
@@ -95,6 +117,7 @@ at::Tensor storage_of(const PickleInput& input, const c10::IValue& id,
   const auto parts = elements_of(input, id, 5);
   input.check(parts[1].isString() && parts[2].isString() && parts[4].isInt(), "ids of storages");
   const std::string& name = parts[1].toStringRef();
+  if (name == kBytes) return read_storage(parts[2].toStringRef(), at::kByte, parts[4].toInt());
   const auto found =
       std::find_if(kStorageClasses.begin(), kStorageClasses.end(),
                    [&](const StorageClass& known) { return is_storage(known, name); });

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "api/checkpoint/pickle_reader.h"
 
+#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <torchfuse/checkpoint.h>
 
 #include <algorithm>
 #include <iterator>
@@ -23,8 +25,19 @@ struct Item {
   Kind kind = Kind::kValue;
   c10::IValue value;  ///< of a global, its name: "torch.FloatStorage"
   int depth = 0;      ///< how deep the value is nested
+  /// How many values there are in it. One that is held at several places counts each time: a file
+  /// of 900 bytes can hold a list of two lists of two lists, to 2^90 values, and whoever goes
+  /// through them, as a message does, would not come to an end.
+  std::uint64_t size = 1;
+};
+
+/// A list or dict.
+struct Holder {
+  c10::IValue value;  ///< held, so that no other one gets its address
+  int depth = 0;
+  std::uint64_t size = 1;
   /// Whether it may be held elsewhere. Such a container does not change any more, so that depths
-  /// stay true and nothing holds itself.
+  /// and sizes stay true and nothing holds itself.
   bool is_complete = false;
 };
 
@@ -32,7 +45,9 @@ struct Item {
 class Machine {
  public:
   Machine(std::string_view bytes, const ReadStorage& read_storage, std::string where)
-      : input_(bytes, std::move(where)), read_storage_(read_storage) {}
+      : most_(std::max<std::uint64_t>(1U << 20U, 16 * bytes.size())),
+        input_(bytes, std::move(where)),
+        read_storage_(read_storage) {}
 
   c10::IValue run() {
     input_.check(input_.take<std::uint8_t>() == 0x80 && input_.take<std::uint8_t>() == 2,
@@ -51,9 +66,15 @@ class Machine {
   }
 
  private:
-  void push(c10::IValue value, int depth = 0) {
+  void check_extent(int depth, std::uint64_t size) const {
     input_.check(depth < kMostNested, "values nested less deeply");
-    stack_.push_back({Item::Kind::kValue, std::move(value), depth});
+    TORCH_CHECK_VALUE(size <= most_, input_.where(), " to hold at most ", most_,
+                      " values, got more from shared ones. Save values that share less.");
+  }
+
+  void push(c10::IValue value, int depth = 0, std::uint64_t size = 1) {
+    check_extent(depth, size);
+    stack_.push_back({Item::Kind::kValue, std::move(value), depth, size});
   }
 
   Item pop_any() {
@@ -122,6 +143,12 @@ class Machine {
     return item.kind == Item::Kind::kValue && (item.value.isList() || item.value.isGenericDict());
   }
 
+  Holder& holder_of(const Item& item) {
+    Holder& container = containers_[item.value.internalToPointer()];
+    container.value = item.value;
+    return container;
+  }
+
   void put(std::uint32_t index) {
     input_.check(!stack_.empty(), "values for its instructions");
     memo_[index] = stack_.back();
@@ -132,13 +159,10 @@ class Machine {
     input_.check(found != memo_.end(), "a value for its instruction");
     Item item = found->second;
     if (is_open(item)) {
-      const auto is_same = [&](const Item& other) {
-        return is_open(other) && other.value.is(item.value);
-      };
-      input_.check(std::none_of(stack_.begin(), stack_.end(), is_same),
-                   "no value that holds itself");
-      item.depth = depths_[item.value.internalToPointer()];
-      item.is_complete = true;
+      Holder& container = holder_of(item);
+      container.is_complete = true;
+      item.depth = container.depth;
+      item.size = container.size;
     }
     stack_.push_back(std::move(item));
   }
@@ -165,29 +189,32 @@ class Machine {
   void push_tuple(std::vector<Item> items) {
     std::vector<c10::IValue> elements;
     int depth = 0;
+    std::uint64_t size = 1;
     for (Item& item : items) {
       input_.check(item.kind != Item::Kind::kMark, "values for its instructions");
       depth = std::max(depth, item.depth + 1);
+      size += item.size;
       elements.push_back(std::move(item.value));
     }
-    push(c10::ivalue::Tuple::create(std::move(elements)), depth);
+    push(c10::ivalue::Tuple::create(std::move(elements)), depth, size);
   }
 
   /// The container on top of the stack, which is about to hold `item`.
-  Item& container_of(const Item& item) {
-    input_.check(!stack_.empty() && is_open(stack_.back()) && !stack_.back().is_complete,
-                 "containers for its values");
+  const Item& about_to_hold(const Item& item) {
+    input_.check(!stack_.empty() && is_open(stack_.back()), "containers for its values");
     input_.check(item.kind == Item::Kind::kValue, "values in its containers");
-    Item& container = stack_.back();
-    container.depth = std::max(container.depth, item.depth + 1);
-    input_.check(container.depth < kMostNested, "values nested less deeply");
-    depths_[container.value.internalToPointer()] = container.depth;
-    return container;
+    Item& top = stack_.back();
+    Holder& container = holder_of(top);
+    input_.check(!container.is_complete, "no value that holds itself");
+    container.depth = top.depth = std::max(top.depth, item.depth + 1);
+    container.size = top.size += item.size;
+    check_extent(top.depth, top.size);
+    return top;
   }
 
   void append(const std::vector<Item>& items) {
     for (const Item& item : items) {
-      Item& list = container_of(item);
+      const Item& list = about_to_hold(item);
       input_.check(list.value.isList(), "lists for its values");
       list.value.toList().push_back(item.value);
     }
@@ -197,7 +224,7 @@ class Machine {
     input_.check(items.size() % 2 == 0, "pairs of keys and values");
     for (std::size_t i = 0; i < items.size(); i += 2) {
       const c10::IValue& key = items[i].value;
-      Item& dict = container_of(items[i + 1]);
+      const Item& dict = about_to_hold(items[i + 1]);
       input_.check(dict.value.isGenericDict() && items[i].kind == Item::Kind::kValue,
                    "dicts for its values");
       TORCH_CHECK_VALUE(key.isString() || key.isInt(), input_.where(),
@@ -256,9 +283,11 @@ class Machine {
   void reduce() {
     const Item arguments = pop();
     const Item callee = pop(Item::Kind::kGlobal);
-    push(call(input_, callee.value.toStringRef(), arguments.value), arguments.depth);
+    push(call(input_, callee.value.toStringRef(), arguments.value), arguments.depth,
+         arguments.size);
     // What was an argument may be held elsewhere too; an OrderedDict begins empty.
-    stack_.back().is_complete = !arguments.value.toTupleRef().elements().empty();
+    const bool was_argument = !arguments.value.toTupleRef().elements().empty();
+    if (was_argument && is_open(stack_.back())) holder_of(stack_.back()).is_complete = true;
   }
 
   bool object(std::uint8_t opcode) {
@@ -282,8 +311,9 @@ class Machine {
     }
   }
 
+  std::uint64_t most_;  ///< values
   std::unordered_map<std::uint32_t, Item> memo_;
-  std::unordered_map<const void*, int> depths_;  ///< of containers
+  std::unordered_map<const void*, Holder> containers_;
   PickleInput input_;
   const ReadStorage& read_storage_;
   std::vector<Item> stack_;
@@ -297,3 +327,11 @@ c10::IValue from_pickle(std::string_view bytes, const ReadStorage& read_storage,
 }
 
 }  // namespace torchfuse::checkpoint
+
+void torchfuse::check_pickle(std::string_view bytes, const std::string& where) {
+  const auto without_values = [&where](const std::string&, at::ScalarType dtype, std::int64_t n) {
+    TORCH_CHECK_VALUE(n >= 0, where, " to hold storages, got one of ", n, " elements.");
+    return at::empty({n}, at::TensorOptions(dtype).device(at::kMeta));
+  };
+  checkpoint::from_pickle(bytes, without_values, where);
+}

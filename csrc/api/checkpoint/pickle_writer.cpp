@@ -26,7 +26,7 @@ static_assert(std::endian::native == std::endian::little);
 
 const StorageClass& storage_class_of(const at::Tensor& tensor, const std::string& where) {
   for (const StorageClass& known : kStorageClasses) {
-    if (known.dtype == tensor.scalar_type()) return known;
+    if (known.dtype == tensor.scalar_type() && !known.storage.empty()) return known;
   }
   TORCH_CHECK_VALUE(false, where, " to have a dtype that checkpoints hold, got ",
                     tensor.scalar_type(), ". Convert it, or store its bytes as uint8.");

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <fstream>
 
 namespace torchfuse::checkpoint {
 
@@ -31,25 +30,12 @@ constexpr CrcTables make_crc_tables() {
   return tables;
 }
 
-/// A file whose parts are read by their places.
-class Parts {
- public:
-  explicit Parts(const std::string& path) : file_(path, std::ios::binary | std::ios::ate) {
-    size_ = static_cast<std::uint64_t>(file_.tellg());
-  }
-  std::uint64_t size() const { return size_; }
-  std::string read(std::uint64_t at, std::uint64_t count) {
-    TORCH_CHECK(file_ && at <= size_ && count <= size_ - at, "its list of records is not whole");
-    std::string bytes(count, '\0');
-    file_.seekg(static_cast<std::streamoff>(at));
-    file_.read(bytes.data(), static_cast<std::streamsize>(count));
-    return bytes;
-  }
-
- private:
-  std::ifstream file_;
-  std::uint64_t size_ = 0;
-};
+std::string part_of(const InputFile& file, std::uint64_t at, std::uint64_t count) {
+  TORCH_CHECK(at <= file.size() && count <= file.size() - at, "its list of records is not whole");
+  std::string bytes(count, '\0');
+  TORCH_CHECK(file.read(at, bytes.data(), count) == count, "its list of records is not whole");
+  return bytes;
+}
 
 template <class Number>
 Number number_at(const std::string& bytes, std::size_t at) {
@@ -59,25 +45,24 @@ Number number_at(const std::string& bytes, std::size_t at) {
   return number;
 }
 
-/// The zip file's list of entries, its central directory: the file's end says where it is.
-std::string list_of_entries(Parts& file) {
+}  // namespace
+
+std::string list_of_entries(const InputFile& file) {
   constexpr std::uint64_t kEnd = 22;
   constexpr std::uint64_t kLocator = 20;
   constexpr std::uint64_t kEnd64 = 56;
   const std::uint64_t tail_size = std::min<std::uint64_t>(file.size(), kEnd + 0xffff + kLocator);
-  const std::string tail = file.read(file.size() - tail_size, tail_size);
+  const std::string tail = part_of(file, file.size() - tail_size, tail_size);
   const std::size_t end = tail.rfind("PK\x05\x06");
   TORCH_CHECK(end != std::string::npos, "it has no list of records");
   if (end >= kLocator && tail.compare(end - kLocator, 4, "PK\x06\x07") == 0) {
     const auto at = number_at<std::uint64_t>(tail, end - kLocator + 8);
-    const std::string end64 = file.read(at, kEnd64);
-    return file.read(number_at<std::uint64_t>(end64, 48), number_at<std::uint64_t>(end64, 40));
+    const std::string end64 = part_of(file, at, kEnd64);
+    return part_of(file, number_at<std::uint64_t>(end64, 48), number_at<std::uint64_t>(end64, 40));
   }
-  return file.read(number_at<std::uint32_t>(tail, end + 16),
-                   number_at<std::uint32_t>(tail, end + 12));
+  return part_of(file, number_at<std::uint32_t>(tail, end + 16),
+                 number_at<std::uint32_t>(tail, end + 12));
 }
-
-}  // namespace
 
 std::uint32_t crc32(const void* data, std::size_t size) {
   static constexpr CrcTables kTables = make_crc_tables();
@@ -94,10 +79,8 @@ std::uint32_t crc32(const void* data, std::size_t size) {
   return ~crc;
 }
 
-std::unordered_map<std::string, std::uint32_t> listed_sums(const std::string& path) {
+std::unordered_map<std::string, std::uint32_t> listed_sums(const std::string& list) {
   constexpr std::size_t kHeader = 46;
-  Parts file(path);
-  const std::string list = list_of_entries(file);
   std::unordered_map<std::string, std::uint32_t> sums;
   for (std::size_t at = 0; at + kHeader <= list.size();) {
     const std::size_t name_size = number_at<std::uint16_t>(list, at + 28);

@@ -4,15 +4,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <tuple>
 
 #include "api/checkpoint/atomic_file.h"
+#include "api/checkpoint/input_file.h"
 #include "api/checkpoint/safetensors_header.h"
 #include "api/checkpoint/utf8.h"
 #include "api/checkpoint/values.h"
@@ -67,39 +65,25 @@ std::string header_bytes(const std::vector<Named>& tensors,
   return length + json;
 }
 
-/// A file that is read from its beginning to its end, the same one whatever replaces it meanwhile.
+/// A file that is read from its beginning to its end.
 class Input {
  public:
-  Input(const std::string& path, const std::string& where) {
-    struct stat found{};
-    TORCH_CHECK_VALUE(::stat(path.c_str(), &found) == 0, where, " to be a file, got none.");
-    // Opening a pipe would wait for its writer.
-    TORCH_CHECK_VALUE(S_ISREG(found.st_mode), where,
-                      " to be a file, got a folder, pipe or device. Name a file.");
-    file_.reset(std::fopen(path.c_str(), "rb"));
-    TORCH_CHECK_VALUE(file_ != nullptr && ::fstat(::fileno(file_.get()), &found) == 0, where,
-                      " to be readable, got a file that is not.");
-    left_ = static_cast<std::uint64_t>(found.st_size);
-  }
+  explicit Input(const InputFile& file) : file_(file) {}
 
-  [[nodiscard]] std::uint64_t left() const { return left_; }
+  [[nodiscard]] std::uint64_t left() const { return file_.size() - place_; }
 
   void read(void* target, std::uint64_t size) {
-    TORCH_CHECK(size <= left_, "expected ", size, " more bytes, got ", left_);
-    TORCH_CHECK(std::fread(target, 1, size, file_.get()) == size,
-                "it could not be read to its end");
-    left_ -= size;
+    TORCH_CHECK(size <= left(), "expected ", size, " more bytes, got ", left());
+    TORCH_CHECK(file_.read(place_, target, size) == size, "it could not be read to its end");
+    place_ += size;
   }
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::ignore = std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, Close> file_;
-  std::uint64_t left_ = 0;
+  const InputFile& file_;
+  std::uint64_t place_ = 0;
 };
 
-NamedWeights read(Input& file) {
+NamedWeights read(Input file) {
   std::string length(kLengthBytes, '\0');
   file.read(length.data(), kLengthBytes);
   std::uint64_t size = 0;
@@ -148,12 +132,12 @@ void write_safetensors(const std::string& path, const NamedWeights& weights,
 NamedWeights read_safetensors(const std::string& path, const std::string& caller) {
   const at::NoGradGuard no_grad;
   const std::string where = caller + ": expected " + path;
-  Input file(path, where);
+  const InputFile file(caller, path);
   try {
-    return read(file);
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
+    return read(Input(file));
   } catch (const c10::Error& reason) {
+    file.check();
+    if (is_out_of_memory(reason)) throw;
     const std::string message = message_of(reason);
     C10_THROW_ERROR(ValueError,
                     where +

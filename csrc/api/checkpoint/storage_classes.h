@@ -11,11 +11,13 @@ namespace torchfuse::checkpoint {
 
 struct StorageClass {
   at::ScalarType dtype;
-  std::string_view storage;  ///< the class of typed storages in Python's torch
-  std::string_view name;     ///< of the dtype in Python's torch
+  /// The class of typed storages in Python's torch; newer dtypes have none. Files of Python alone
+  /// hold these.
+  std::string_view storage;
+  std::string_view name;  ///< of the dtype in Python's torch
 };
 
-inline constexpr std::array<StorageClass, 12> kStorageClasses{{
+inline constexpr std::array<StorageClass, 20> kStorageClasses{{
     {at::kDouble, "DoubleStorage", "float64"},
     {at::kFloat, "FloatStorage", "float32"},
     {at::kHalf, "HalfStorage", "float16"},
@@ -28,6 +30,14 @@ inline constexpr std::array<StorageClass, 12> kStorageClasses{{
     {at::kBool, "BoolStorage", "bool"},
     {at::kComplexFloat, "ComplexFloatStorage", "complex64"},
     {at::kComplexDouble, "ComplexDoubleStorage", "complex128"},
+    {at::kUInt16, "", "uint16"},
+    {at::kUInt32, "", "uint32"},
+    {at::kUInt64, "", "uint64"},
+    {at::kComplexHalf, "", "complex32"},
+    {at::kFloat8_e5m2, "", "float8_e5m2"},
+    {at::kFloat8_e4m3fn, "", "float8_e4m3fn"},
+    {at::kFloat8_e5m2fnuz, "", "float8_e5m2fnuz"},
+    {at::kFloat8_e4m3fnuz, "", "float8_e4m3fnuz"},
 }};
 
 }  // namespace torchfuse::checkpoint

@@ -38,9 +38,13 @@ inline std::string type_name(const c10::IValue& value) {
   return value.tagKind();
 }
 
-/// A key as it stands in messages.
+/// A key as it stands in messages; of a long one, its beginning.
 inline std::string key_name(const c10::IValue& key) {
-  if (key.isString()) return "'" + key.toStringRef() + "'";
+  constexpr std::size_t kMost = 200;
+  if (key.isString()) {
+    const std::string& name = key.toStringRef();
+    return "'" + name.substr(0, kMost) + (name.size() > kMost ? "...'" : "'");
+  }
   return key.isInt() ? std::to_string(key.toInt()) : type_name(key);
 }
 

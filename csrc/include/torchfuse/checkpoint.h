@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -173,5 +174,14 @@ TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& ch
 ///   written. All objects are as they were then, in all processes.
 TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
                                                const Checkpoint& checkpoint);
+
+/// Checks that a pickle holds plain values and dense tensors only, as those of `torch.save` in the
+/// files of `save_checkpoint`, and that it is no small one of values without end: before another
+/// reader builds them.
+/// @param bytes the record `data.pkl` of a file.
+/// @param where begins messages, as "load_checkpoint: expected last.pt".
+/// @throws c10::ValueError for other values, for values nested more than 100 deep, for one that
+///   holds itself, and for more than a million values and 16 for each byte.
+TORCHFUSE_API void check_pickle(std::string_view bytes, const std::string& where);
 
 }  // namespace torchfuse

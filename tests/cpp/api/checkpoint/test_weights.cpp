@@ -117,7 +117,7 @@ TEST_F(WeightsTest, WhatDoesNotFitChangesNothing) {
   expect_same(snapshot(wider, *optimizer_), before);
   torch::nn::Sequential empty;
   EXPECT_ERROR(load_weights(path_, *empty), " too. Load it into the module that was saved.");
-  EXPECT_ERROR(load_weights(folder_, *model_), " to be a file, got a folder, pipe or device.");
+  EXPECT_ERROR(load_weights(folder_, *model_), " to be a file, got a folder. Name the file in it.");
   EXPECT_ERROR(load_weights(folder_ + "/none", *model_), "/none to be a file, got none.");
   torch::nn::Module module;
   module.register_buffer("own", torch::zeros({2}, torch::kComplexDouble));

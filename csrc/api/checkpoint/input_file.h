@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A file that is read by places.
+#pragma once
+
+#include <caffe2/serialize/read_adapter_interface.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace torchfuse::checkpoint {
+
+/// A file that is opened once, so that all reads see the same one, whatever replaces it meanwhile.
+class InputFile final : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  /// @param caller name of the caller, for error messages.
+  /// @throws c10::ValueError naming the path if it is none or no file, and c10::Error if it cannot
+  ///   be opened.
+  InputFile(std::string caller, std::string path);
+  ~InputFile() override;
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  std::size_t size() const override { return size_; }
+  /// Reads `count` bytes from `place` on, fewer at the end of the file. An error is kept for
+  /// check(): torch's reader of containers takes it for damage.
+  /// @returns how many bytes were read.
+  std::size_t read(std::uint64_t place, void* target, std::size_t count,
+                   const char* what = "") const override;
+  /// Throws c10::Error for the error of an earlier read().
+  void check() const;
+
+ private:
+  std::string caller_;
+  std::string path_;
+  std::size_t size_ = 0;
+  int descriptor_ = -1;
+  mutable int error_ = 0;
+};
+
+}  // namespace torchfuse::checkpoint
