@@ -18,8 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 
 from torchfuse._checkpoint_zero import check_group, gathered_state, is_zero, kept_zero, load_zero
+from torchfuse._shown import shown
 from torchfuse.optimizers import FusedOptimizer
 from torchfuse.parallel import LARC, DistributedDataParallel
+from torchfuse.resumable_sampler import ResumableSampler
 
 
 class Stateful(Protocol):
@@ -54,9 +56,10 @@ def check_class(part: Stateful, name: str, saved: Any, where: str) -> None:
     own = class_name(part)
     written = saved.get(name) if isinstance(saved, Mapping) else None
     if None not in (own, written) and own != written:
+        other = shown(written).strip("'")
         raise ValueError(
-            f"{where} to hold the state of {own} as {name!r}, got that of {written}. Load it into "
-            f"a {written}, or leave {name!r} out and begin with a fresh {own}."
+            f"{where} to hold the state of {own} as {name!r}, got that of {other}. Load it into a "
+            f"{other}, or leave {name!r} out and begin with a fresh {own}."
         )
 
 
@@ -107,6 +110,42 @@ def unwrapped(part: Any) -> Any:
 # --- Models ---------------------------------------------------------------------------------------
 
 
+def _own_names(model: nn.Module) -> dict[str, str]:
+    """Returns the names in a model's state dict, by those without what torch.compile adds."""
+    prefixes = [
+        f"{name}._orig_mod."
+        for name, module in model.named_modules()
+        if isinstance(module, _compiled_modules())
+    ]
+    names = {}
+    for name in model.state_dict():
+        plain = name
+        for prefix in reversed(prefixes):  # inner ones first
+            if plain.startswith(prefix):
+                plain = prefix.removesuffix("_orig_mod.") + plain.removeprefix(prefix)
+        names[plain] = name
+    return names
+
+
+def state_of(part: Stateful) -> Any:
+    """Returns a part's state dict; of a model, under the names that it has when not compiled."""
+    state = part.state_dict()
+    if not isinstance(part, nn.Module):
+        return state
+    return {plain: state[name] for plain, name in _own_names(part).items()}
+
+
+def in_own_names(model: nn.Module, saved: Any) -> Any:
+    """Returns a model's saved state under the names that the model has."""
+    if not isinstance(saved, Mapping):
+        return saved
+    own = _own_names(model)
+    return {
+        own.get(name, own.get(str(name).replace("_orig_mod.", ""), name)): value
+        for name, value in saved.items()
+    }
+
+
 def check_model(model: nn.Module, saved: Any, where: str) -> None:
     """Checks names, shapes and kinds; the program's own modules may refuse more."""
     own = model.state_dict()
@@ -114,15 +153,15 @@ def check_model(model: nn.Module, saved: Any, where: str) -> None:
         raise ValueError(f"{where} to be a dict, got {type(saved).__name__}.")
     for name, value in own.items():
         if name not in saved:
-            raise ValueError(f"{where} to hold {name!r}, got {sorted(saved, key=str)[:12]}.")
+            raise ValueError(f"{where} to hold {name!r}, got {shown(sorted(saved, key=str))}.")
         if isinstance(value, Tensor):
             _check_target(value, f"{where}[{name!r}] to be loaded into a tensor")
             _check_tensor(value, saved[name], f"{where}[{name!r}]")
     more = sorted(set(saved) - set(own), key=str)
     if more:
         raise ValueError(
-            f"{where} to hold the parameters and buffers of the module only, got {more[0]!r} too. "
-            "Load it into the module that was saved."
+            f"{where} to hold the parameters and buffers of the module only, got {shown(more[0])} "
+            "too. Load it into the module that was saved."
         )
 
 
@@ -271,6 +310,8 @@ def _kept(part: Any) -> Callable[[], None]:
         return _kept(part.optim)
     if is_zero(part):
         return kept_zero(part, _kept)
+    if isinstance(part, ResumableSampler):
+        return part.keep()
     load = getattr(part.load_state_dict, "__func__", None)
     if load in (Optimizer.load_state_dict, FusedOptimizer.load_state_dict):
         # Optimizers replace their states and groups and do not write to the old ones.

@@ -27,9 +27,12 @@ from torchfuse._checkpoint_parts import (
     check_shared,
     class_name,
     gathered_states,
+    in_own_names,
     load_part,
+    state_of,
     unwrapped,
 )
+from torchfuse._shown import shown
 
 _RESERVED = ("values", "torchfuse")
 
@@ -93,7 +96,7 @@ def save_checkpoint(
     def save() -> None:
         check_schedulers("save_checkpoint", own)
         contents: dict[str, Any] = {
-            name: gathered[name] if name in gathered else part.state_dict()
+            name: gathered[name] if name in gathered else state_of(part)
             for name, part in own.items()
         }
         if generators is not None:
@@ -166,12 +169,15 @@ def load_checkpoint(
         nonlocal set_generators
         for name in [*own, *(["rng"] if rng else [])]:
             if name not in contents:
-                raise ValueError(f"{where} to hold {name!r}, got {sorted(contents, key=str)}.")
+                raise ValueError(
+                    f"{where} to hold {name!r}, got {shown(sorted(contents, key=str))}."
+                )
         if rng:
             set_generators = _prepare_generators(contents["rng"], group, f"{where}'s 'rng'")
         for name, part in own.items():
             check_class(part, name, contents["torchfuse"].get("classes"), where)
             if isinstance(part, nn.Module):
+                contents[name] = in_own_names(part, contents[name])
                 check_model(part, contents[name], f"{where}'s {name!r}")
         # Models last: they are the largest to keep a copy of.
         for name in sorted(own, key=lambda name: isinstance(own[name], nn.Module)):

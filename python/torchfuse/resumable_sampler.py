@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch.utils.data import Sampler, SequentialSampler
+
+from torchfuse._shown import shown
 
 
 class ResumableSampler(Sampler[Any]):
@@ -137,13 +139,13 @@ class ResumableSampler(Sampler[Any]):
             if key not in state_dict:
                 raise ValueError(
                     f"ResumableSampler: expected the state to hold {key!r}, got "
-                    f"{sorted(map(str, state_dict))}."
+                    f"{shown(sorted(map(str, state_dict)))}."
                 )
         epoch, position = state_dict["epoch"], state_dict["position"]
         for name, value in (("epoch", epoch), ("position", position)):
             if type(value) is not int:
                 raise ValueError(
-                    f"ResumableSampler: expected {name} to be a whole number, got {value!r}."
+                    f"ResumableSampler: expected {name} to be a whole number, got {shown(value)}."
                 )
         if not 0 <= position <= len(self._sampler):
             raise ValueError(
@@ -155,6 +157,19 @@ class ResumableSampler(Sampler[Any]):
             self._load_generator(self._generator, begin, position)
         self._epoch, self._position, self._begin = epoch, position, begin
         self._needs_epoch = 0 < position == len(self._sampler)
+
+    def keep(self) -> Callable[[], None]:
+        """Returns what brings the sampler and its generator back to where they are now."""
+        own = dict(vars(self))
+        generator = self._generator
+        state = None if generator is None else generator.get_state()
+
+        def restore() -> None:
+            vars(self).update(own)
+            if generator is not None and state is not None:
+                generator.set_state(state)
+
+        return restore
 
     def _load_generator(self, generator: torch.Generator, begin: Any, position: int) -> None:
         """Brings the generator to where the next epoch begins; this one goes on from `begin`."""

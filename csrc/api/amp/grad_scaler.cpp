@@ -239,6 +239,8 @@ void GradScaler::update(const at::Tensor& new_scale) {
 void GradScaler::count(bool adjust) {
   const std::vector<at::Tensor> flags = recorded_flags();
   if (!flags.empty()) core_.update(flags, rule(), adjust);
+  // Another optimizer may get the address of one that is gone.
+  std::erase_if(applied_, [&](const auto& of) { return states_.count(of.first) == 0; });
   states_.clear();
 }
 

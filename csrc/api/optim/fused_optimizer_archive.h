@@ -73,7 +73,8 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
           ? std::vector<at::ScalarType>{at::kDouble}
           : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
   Traits::states(loaded, [&](const char* key, torch::Tensor& tensor) {
-    require(tensor.defined() || !uses_state(options, index), key);
+    // A buffer that may begin later than the count is made in the next step, as torch does.
+    require(tensor.defined() || kHasStart<Options> || !uses_state(options, index), key);
     const std::string where = expected + "'s " + name + "." + key;
     tensor = is_tensor_state<Options, State>(index) ? checked_number(tensor, param, where)
                                                     : checked_state(tensor, param, where, dtypes);

@@ -107,7 +107,7 @@ StateDict archived_group(StateDict saved, const StateDict& states,
   group.insert_or_assign("param_count", static_cast<std::int64_t>(list.size()));
   for (std::size_t i = 0; i < std::min(list.size(), params.size()); ++i) {
     const c10::IValue index = list.get(i);
-    TORCH_CHECK_VALUE(index.isInt(), where, "['params'] to hold ints, got ", index, ".");
+    TORCH_CHECK_VALUE(index.isInt(), where, "['params'] to hold ints, got ", index.tagKind(), ".");
     const auto found = states.find(index);
     if (found == states.end()) continue;
     const std::string owner = std::string(OptionsTraits<Options>::kName) + ": expected state[" +

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler as _TorchGradScaler
 
 from torchfuse import _C
 from torchfuse._delegation import attribute_of
+from torchfuse._shown import shown
 
 #: Bounds of the scale: fp32 holds their reciprocals as normal numbers.
 SMALLEST_SCALE = 2.0**-126
@@ -61,7 +62,9 @@ def check_positive(name: str, value: Any) -> None:
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not (math.isfinite(number) and number > 0.0):
-        raise ValueError(f"GradScaler: expected {name} to be positive and finite, got {value!r}.")
+        raise ValueError(
+            f"GradScaler: expected {name} to be positive and finite, got {shown(value)}."
+        )
 
 
 def check_scale(name: str, value: Any) -> None:
@@ -70,7 +73,7 @@ def check_scale(name: str, value: Any) -> None:
     if not SMALLEST_SCALE <= float(value) <= LARGEST_SCALE:
         raise ValueError(
             f"GradScaler: expected {name} to be from 2^-126 to 2^126, so that fp32 holds it and "
-            f"its reciprocal with all bits, got {value!r}."
+            f"its reciprocal with all bits, got {shown(value)}."
         )
 
 
@@ -79,9 +82,10 @@ def check_count(name: str, value: Any, least: int) -> None:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = least - 1
-    if number < least:
+    if not least <= number < 2**63:
         raise ValueError(
-            f"GradScaler: expected {name} to be an int of at least {least}, got {value!r}."
+            f"GradScaler: expected {name} to be an int of at least {least}, of 64 bits, got "
+            f"{shown(value)}."
         )
 
 
@@ -249,6 +253,11 @@ class ScalerState(_TorchGradScaler):
             values[key] = self._number(key, state_dict[key], convert)
         tracker = state_dict.get("_hysteresis_tracker", self._extras["hysteresis"])
         tracker = int(self._number("_hysteresis_tracker", tracker, int))
+        if not -(2**31) <= tracker < 2**31:
+            raise ValueError(
+                "GradScaler: expected state_dict['_hysteresis_tracker'] to be a 32-bit count, got "
+                f"{shown(tracker)}."
+            )
         values["scale"] = _loaded_scale(values["scale"])
         for name in ("growth_factor", "backoff_factor"):
             check_positive(f"state_dict['{name}']", values[name])
@@ -257,7 +266,7 @@ class ScalerState(_TorchGradScaler):
         if values["_growth_tracker"] >= 2**31:
             raise ValueError(
                 "GradScaler: expected state_dict['_growth_tracker'] to be a 32-bit count, got "
-                f"{values['_growth_tracker']}."
+                f"{shown(values['_growth_tracker'])}."
             )
         super().load_state_dict(values)
         self._core.set_hysteresis_tracker(tracker)
@@ -269,7 +278,7 @@ class ScalerState(_TorchGradScaler):
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"GradScaler.load_state_dict: expected state_dict['{key}'] to be a number, "
-                f"got {value!r}."
+                f"got {shown(value)}."
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Checkpoints(ParamGroups):
 
     def _own_state_dict(self) -> dict[str, Any]:
         """What `state_dict` returns, before hooks change it."""
-        state_dict = packed(self.param_groups, self.state)
+        state_dict = packed(type(self).__name__, self.param_groups, self.state)
         self._complete_state_dict(state_dict)
         return state_dict
 

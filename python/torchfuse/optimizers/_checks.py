@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from torchfuse._shown import shown
 from torchfuse.optimizers._hyper_params import as_float
 from torchfuse.optimizers._options import TORCH_ONLY
 from torchfuse.optimizers._shards import is_dtensor, local_part
@@ -147,7 +148,7 @@ def check_placements(where: str, param: DTensor) -> None:
 def check_no_amsgrad(owner: str, amsgrad: bool) -> None:
     """Rejects True for amsgrad, which is accepted only for apex's positional order."""
     if amsgrad:
-        raise RuntimeError(f"{owner}: expected amsgrad to be False, got {amsgrad!r}.")
+        raise RuntimeError(f"{owner}: expected amsgrad to be False, got {shown(amsgrad)}.")
 
 
 def check_step(expected: str, step: Any) -> None:
@@ -156,7 +157,7 @@ def check_step(expected: str, step: Any) -> None:
         isinstance(step, Tensor) and step.numel() == 1 and not step.is_complex()
     )
     if not is_number:
-        raise ValueError(f"{expected} a number or a 1-element tensor, got {step!r}.")
+        raise ValueError(f"{expected} a number or a 1-element tensor, got {shown(step)}.")
     if isinstance(step, Tensor):
         if not has_value(step):
             return
@@ -263,7 +264,7 @@ def checked_write_back(owner: str, index: int, value: Any) -> bool | str:
         return bool(value)
     raise TypeError(
         f"{owner}: expected write_back_grads of group {index} to be a bool, 'unscaled' or "
-        f"'clipped', got {value!r}."
+        f"'clipped', got {shown(value)}."
     )
 
 

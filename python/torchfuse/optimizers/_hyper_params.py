@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
+from torchfuse._shown import shown
 
 #: Hyper-parameters that a group holds in a pair: the key of the pair, and the index in it.
 PARTS: Mapping[str, tuple[str, int]] = {
@@ -85,7 +86,7 @@ def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 def _no_pair(owner: str, group: int, key: str, value: Any) -> ValueError:
     return ValueError(
-        f"{owner}: expected {key} of group {group} to be a pair of numbers, got {value!r}."
+        f"{owner}: expected {key} of group {group} to be a pair of numbers, got {shown(value)}."
     )
 
 
@@ -206,7 +207,8 @@ def checked_flags(
         if not is_bool and not (isinstance(value, Integral) and value in (0, 1)):
             remedy = "Set it to True or False." if in_step else positional_remedy(key, value)
             raise TypeError(
-                f"{owner}: expected {key} of group {group} to be a bool, got {value!r}. {remedy}"
+                f"{owner}: expected {key} of group {group} to be a bool, got "
+                f"{shown(value)}. {remedy}"
             )
     return {key: bool(value) for key, value in found.items()}
 
@@ -217,9 +219,11 @@ def check_bounds(owner: str, group: int, values: Any, in_step: bool = False) -> 
         return
     where = f"{owner}: expected {BOUNDS} of group {group} to be"
     if not isinstance(values, tuple | list) or len(values) != 2:
-        raise ValueError(f"{where} None or a pair of numbers, got {values!r}.")
+        raise ValueError(f"{where} None or a pair of numbers, got {shown(values)}.")
     if any(is_unread(value, in_step) for value in values):
         return
     low, high = (as_float(where, value) for value in values)
     if not 0.0 <= low <= high or low == math.inf:
-        raise ValueError(f"{where} None or two numbers of at least 0 in order, got {values!r}.")
+        raise ValueError(
+            f"{where} None or two numbers of at least 0 in order, got {shown(values)}."
+        )

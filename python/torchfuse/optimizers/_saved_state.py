@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchfuse._shown import shown
 from torchfuse.optimizers._checks import HALF_DTYPES, check_step
 from torchfuse.optimizers._masters import MASTER, REMAINDER
 from torchfuse.optimizers._shards import is_dtensor
@@ -27,10 +28,21 @@ _OPTIONS_OF: Mapping[str, str] = {
 }
 
 
-def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns groups and state in torch.optim's layout: parameters are numbered across groups."""
-    params = chain.from_iterable(group["params"] for group in groups)
-    index_of = {id(param): index for index, param in enumerate(params)}
+def packed(name: str, groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns groups and state in torch.optim's layout: parameters are numbered across groups.
+
+    A parameter that is listed more than once has the number of its first place.
+    """
+    index_of: dict[int, int] = {}
+    for place, param in enumerate(chain.from_iterable(group["params"] for group in groups)):
+        index_of.setdefault(id(param), place)
+    for param in state:
+        if isinstance(param, Tensor) and id(param) not in index_of:
+            raise ValueError(
+                f"{name}.state_dict: expected each parameter with a state to be in a group, got "
+                f"one of shape {list(param.shape)} that is in none. Delete optimizer.state[param] "
+                "of parameters that you take out."
+            )
     return {
         "state": {
             index_of[id(key)] if isinstance(key, Tensor) else key: value
@@ -48,7 +60,7 @@ def packed(groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, 
 
 def keys_of(mapping: Mapping[Any, Any]) -> str:
     """Returns the keys in order, for messages; they may be of different types."""
-    return str(sorted(mapping, key=str))
+    return shown(sorted(mapping, key=str))
 
 
 def check_dict(expected: str, value: Any) -> None:
@@ -66,7 +78,7 @@ def check_class(where: str, name: str, group: Mapping[str, Any], saved: Mapping[
         if option in saved and option not in group:
             raise ValueError(
                 f"{where} to hold no {option!r}, an option of {owner} that {name} does not have, "
-                f"got {saved[option]!r}. Load the checkpoint of another class into that class."
+                f"got {shown(saved[option])}. Load the checkpoint of another class into that class."
             )
     if "decoupled_weight_decay" in saved and "amsgrad" in group and "amsgrad" not in saved:
         raise ValueError(
@@ -106,7 +118,7 @@ def check_structure(where: str, groups: list[dict[str, Any]], state_dict: Any) -
                 f"optimizer's group: {where} param_groups[{index}]['params'] to have "
                 f"{len(group['params'])} entries, got {len(listed)}."
             )
-    check_keys(where, saved_groups)
+    check_keys(where, groups, saved_groups)
 
 
 def _listed_params(where: str, saved: Any) -> list[Any] | tuple[Any, ...]:
@@ -119,17 +131,18 @@ def _listed_params(where: str, saved: Any) -> list[Any] | tuple[Any, ...]:
     return listed
 
 
-def check_keys(where: str, saved_groups: Sequence[Mapping[str, Any]]) -> None:
+def check_keys(
+    where: str, groups: Sequence[Mapping[str, Any]], saved_groups: Sequence[Mapping[str, Any]]
+) -> None:
     """Checks that no two parameters have the same key, under which their states are saved."""
-    seen: set[Any] = set()
-    for index, saved in enumerate(saved_groups):
-        for place, key in enumerate(saved["params"]):
+    seen: dict[Any, Tensor] = {}
+    for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        for place, (param, key) in enumerate(zip(group["params"], saved["params"], strict=True)):
             expected = f"{where} param_groups[{index}]['params'][{place}] to be"
             if not isinstance(key, Hashable):
                 raise ValueError(f"{expected} a number or a name, got {type(key).__name__}.")
-            if key in seen:
-                raise ValueError(f"{expected} listed once, got {key!r} again.")
-            seen.add(key)
+            if seen.setdefault(key, param) is not param:
+                raise ValueError(f"{expected} listed once, got {shown(key)} again.")
 
 
 def moved(value: Any, device: torch.device | None) -> Any:
@@ -214,7 +227,7 @@ def with_masters(
         if key not in places:
             raise ValueError(
                 f"{where} state_dict['{AMP_MASTERS}'] to have the numbers of parameters as keys, "
-                f"got {key!r}."
+                f"got {shown(key)}."
             )
         param, group, _ = places[key]
         if param.dtype not in HALF_DTYPES:

@@ -12,10 +12,10 @@
 
 int main(int argc, char** argv) {
   const std::map<std::string, void (*)(const Arguments&)> programs{
-      {"autocast", autocast_program::start}, {"data_parallel", data_parallel_program::start},
-      {"ranks", ranks_program::start},       {"scheduler", scheduler_program::start},
-      {"sharded", sharded_program::start},   {"train", train_program::start},
-      {"weights", weights_program::start},
+      {"autocast", autocast_program::start},     {"data_parallel", data_parallel_program::start},
+      {"optimizers", optimizers_program::start}, {"ranks", ranks_program::start},
+      {"scheduler", scheduler_program::start},   {"sharded", sharded_program::start},
+      {"train", train_program::start},           {"weights", weights_program::start},
   };
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "--torch-version") {

@@ -14,6 +14,9 @@ void start(const Arguments& arguments);
 namespace data_parallel_program {
 void start(const Arguments& arguments);
 }
+namespace optimizers_program {
+void start(const Arguments& arguments);
+}
 namespace ranks_program {
 void start(const Arguments& arguments);
 }

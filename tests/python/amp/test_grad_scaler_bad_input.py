@@ -104,7 +104,8 @@ RANGES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize(("name", "bad"), [(name, bad) for name in RANGES for bad in RANGES[name]])
 def test_numbers_out_of_range(name: str, bad: Any) -> None:
-    message = f"GradScaler: expected {name} to be (positive and finite|an int of at least 1), got"
+    ranges = "(positive and finite|an int of at least 1, of 64 bits)"
+    message = f"GradScaler: expected {name} to be {ranges}, got"
     with pytest.raises(ValueError, match=message):
         GradScaler("cpu", **{name: bad})
     GradScaler("cpu", **{name: bad}, enabled=False)

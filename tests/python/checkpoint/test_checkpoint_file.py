@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
+import struct
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -221,3 +225,86 @@ def test_a_folder_that_cannot_be_read_is_no_error(
     monkeypatch.setattr(os, "open", refusing)
     torchfuse.save_checkpoint(path, values={"number": 1})
     assert torchfuse.load_checkpoint(path) == {"number": 1}
+
+
+# --- Files that expand ----------------------------------------------------------------------------
+
+
+def write_pickle(path: Path, pickle: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", pickle)
+        file.writestr("archive/byteorder", b"little")
+        file.writestr("archive/version", b"3\n")
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+#: Each level holds the one before twice.
+TUPLES = b")q\x00" + b"".join(bytes([104, k - 1, 0x86, 113, k]) for k in range(1, 90))
+LISTS = b"]q\x00" + b"".join(
+    bytes([93, 113, k, 40, 104, k - 1, 104, k - 1, 101]) for k in range(1, 90)
+)
+
+
+@pytest.mark.parametrize("dag", [TUPLES, b"(" + LISTS + b"t"], ids=["tuples", "lists"])
+@pytest.mark.parametrize("key", ["format", "x"])
+def test_a_small_file_of_values_without_end_is_refused(path: Path, key: str, dag: bytes) -> None:
+    inner = b"}" + text("torchfuse") + b"}" + text(key) + dag + b"ss"
+    write_pickle(path, b"\x80\x02" + inner + b".")
+    assert path.stat().st_size < 2000
+    with pytest.raises(ValueError, match=r"last.pt to hold at most 1048576 values, got more from"):
+        torchfuse.load_checkpoint(path)
+
+
+def test_shared_values_come_back(path: Path) -> None:
+    torchfuse.save_checkpoint(path)
+    contents = torch.load(path)
+    shared = [1, (2, 3)]
+    contents["values"] = {"twice": [shared, shared], "dtype": torch.float8_e5m2}
+    torch.save(contents, path)
+    assert torchfuse.load_checkpoint(path) == contents["values"]
+
+
+def test_long_values_are_not_shown_whole(path: Path) -> None:
+    torchfuse.save_checkpoint(path)
+    contents = torch.load(path)
+    contents["torchfuse"]["format"] = ["long" * 1000] * 1000
+    torch.save(contents, path)
+    with pytest.raises(ValueError, match="to be of format 1, got") as error:
+        torchfuse.load_checkpoint(path)
+    assert len(str(error.value)) < 500
+
+
+def test_a_pipe_is_refused(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="to be a file, got a pipe or device"):
+        torchfuse.load_checkpoint(path)
+
+
+def test_what_cannot_be_read_is_not_called_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchfuse.save_checkpoint(path)
+
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", broken)
+    with pytest.raises(OSError, match=r"load_checkpoint: could not read .*last.pt: Input/output"):
+        torchfuse.load_checkpoint(path)
+
+
+def test_threads_that_save_leave_torchs_switch_as_it_was(path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            saves = [
+                pool.submit(torchfuse.save_checkpoint, path.with_suffix(f".{i}")) for i in range(40)
+            ]
+            for save in saves:
+                save.result()
+        assert torch.serialization.get_crc32_options() is False
+    finally:
+        torch.serialization.set_crc32_options(True)

@@ -39,6 +39,10 @@ def _rank_saves_and_loads(rank: int, folder: str) -> None:
     drawn = torch.randn(3)
     saved = model.module.weight.detach().clone()
 
+    own = Path(folder) / f"own-{rank}.pt"
+    torchfuse.save_checkpoint(own, values={"rank": rank})
+    with pytest.raises(ValueError, match="to be the same file on all ranks, got another one on r"):
+        torchfuse.load_checkpoint(own, group=group)
     with torch.no_grad():
         model.module.weight.zero_()
     with pytest.raises(ValueError, match=r"last.pt to hold 'broken'"):

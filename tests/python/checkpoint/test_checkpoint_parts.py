@@ -256,3 +256,34 @@ def test_a_module_of_the_name_that_compiled_ones_have_is_saved_whole(path: Path)
     model._orig_mod, model.head = nn.Linear(2, 2), nn.Linear(2, 1)
     torchfuse.save_checkpoint(path, model=model)
     assert len(torch.load(path, weights_only=True)["model"]) == 4
+
+
+def test_a_compiled_submodule_is_saved_under_its_own_names(path: Path) -> None:
+    plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    compiled = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 1)))
+    torchfuse.save_checkpoint(path, model=compiled)
+    assert sorted(torch.load(path)["model"]) == sorted(plain.state_dict())
+    torchfuse.load_checkpoint(path, model=plain)
+    assert torch.equal(plain[1].weight, compiled[1].weight)
+    # Files that have the longer names.
+    contents = torch.load(path)
+    contents["model"] = compiled.state_dict()
+    torch.save(contents, path)
+    for model in (plain, compiled):
+        with torch.no_grad():
+            model[1].weight.zero_()
+        torchfuse.load_checkpoint(path, model=model)
+        assert torch.equal(model[1].weight, contents["model"]["1._orig_mod.weight"])
+
+
+def test_a_state_without_its_parameter_is_named() -> None:
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = FusedAdam(params, lr=0.1)
+    for param in params:
+        param.grad = torch.ones(3)
+    optimizer.step()
+    del optimizer.param_groups[0]["params"][1]
+    with pytest.raises(
+        ValueError, match=r"FusedAdam.state_dict: .* got one of shape \[3\] that is"
+    ):
+        optimizer.state_dict()

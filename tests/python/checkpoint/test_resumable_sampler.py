@@ -166,3 +166,23 @@ def test_samples_that_a_loader_drops_hide_no_missing_call() -> None:
         list(loader)
     sampler.set_epoch(1)
     assert len(list(loader)) == 2
+
+
+def test_a_refused_load_leaves_the_generator(tmp_path: Path) -> None:
+    class Refuses:
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise ValueError("no")
+
+    generator = torch.Generator().manual_seed(1)
+    sampler = ResumableSampler(RandomSampler(range(8), generator=generator))
+    sampler.set_epoch(0)
+    next(iter(sampler))
+    sampler.advance(1)
+    torchfuse.save_checkpoint(tmp_path / "s.pt", sampler=sampler, z=Refuses())
+    before = generator.get_state()
+    with pytest.raises(ValueError, match="'z' does not fit: no"):
+        torchfuse.load_checkpoint(tmp_path / "s.pt", sampler=sampler, z=Refuses())
+    assert torch.equal(generator.get_state(), before)

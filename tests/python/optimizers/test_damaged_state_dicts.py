@@ -202,3 +202,18 @@ def test_entries_of_a_programs_own_are_kept() -> None:
         optimizer.state[params[0]]["average"] = torch.ones(2)
         optimizer.load_state_dict(optimizer.state_dict())
         assert torch.equal(optimizer.state[params[0]]["average"], torch.ones(2))
+
+
+def test_a_parameter_that_is_listed_twice_has_its_first_number() -> None:
+    """As in torch.optim, where a program edits the lists."""
+    numbers, loaded = [], []
+    for kind in (FusedAdam, torch.optim.Adam):
+        params = make_params()
+        optimizer: Any = kind([{"params": params[:2]}, {"params": params[2:3]}], lr=0.1)
+        optimizer.param_groups[1]["params"] = [*params[:2], params[2]]
+        saved = optimizer.state_dict()
+        numbers.append([group["params"] for group in saved["param_groups"]])
+        optimizer.load_state_dict(saved)
+        loaded.append([group["lr"] for group in optimizer.param_groups])
+    assert numbers[0] == numbers[1] == [[0, 1], [0, 1, 4]]
+    assert loaded[0] == loaded[1]

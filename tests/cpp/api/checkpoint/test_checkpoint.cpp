@@ -4,10 +4,13 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <torchfuse/optim/fused_lion.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "checkpoint_testing.h"
 
@@ -290,6 +293,49 @@ TEST_F(CheckpointTest, AFailedSaveLeavesTheOldFile) {
     EXPECT_EQ(files(), std::vector<std::string>{"last.pt"});
   }
   std::signal(SIGXFSZ, handler);
+}
+
+TEST_F(CheckpointTest, TheTargetOfALinkIsWritten) {
+  const std::string link = folder_ + "/link.pt";
+  ASSERT_EQ(::symlink("target.pt", link.c_str()), 0);
+  for (int time = 0; time < 2; ++time) {  // a new file, then one that is replaced
+    save_checkpoint(link, Checkpoint().value("time", time));
+    EXPECT_EQ(files(), (std::vector<std::string>{"link.pt", "target.pt"}));
+    EXPECT_EQ(load_checkpoint(folder_ + "/target.pt", Checkpoint()).at("time").toInt(), time);
+  }
+}
+
+TEST_F(CheckpointTest, ALoadSeesOneFileWhileAnotherReplacesIt) {
+  save_checkpoint(path_, description());
+  std::atomic<bool> stop{false};
+  std::thread saver([&] {
+    for (std::int64_t number = 0; !stop; ++number) {
+      save_checkpoint(path_, description().value("number", number));
+    }
+  });
+  for (int time = 0; time < 300; ++time) EXPECT_NO_THROW(load_checkpoint(path_, Checkpoint()));
+  stop = true;
+  saver.join();
+}
+
+TEST(CheckPickle, SharedValuesCountEachTime) {
+  const std::string begin = "\x80\x02";
+  std::string tuples = ")q";
+  tuples += '\0';
+  std::string lists = "]q";
+  lists += '\0';
+  for (char level = 1; level < 90; ++level) {
+    const char before = static_cast<char>(level - 1);
+    tuples += {'h', before, '\x86', 'q', level};
+    lists += {']', 'q', level, '(', 'h', before, 'h', before, 'e'};
+  }
+  const std::string expected = "x.pt to hold at most 1048576 values, got more from shared ones";
+  for (const std::string& values : {tuples + ".", "(" + lists + "t."}) {
+    EXPECT_ERROR(check_pickle(begin + values, "x.pt"), expected);
+  }
+  // A list twice in a list, as torch.save writes it.
+  EXPECT_NO_THROW(check_pickle(begin + "]q\1(]q\2K\7ah\2e.", "x.pt"));
+  EXPECT_ERROR(check_pickle(begin + "]q\1h\1a.", "x.pt"), "to hold no value that holds itself");
 }
 
 }  // namespace
