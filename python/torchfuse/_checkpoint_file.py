@@ -67,6 +67,8 @@ def plain_values(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, Real):  # of NumPy too
         return float(value)
     of_numpy = type(value).__module__ == "numpy"
+    if of_numpy and getattr(value, "shape", None) == () and type(value).__name__ == "ndarray":
+        return plain_values(value.item(), where, depth)
     if of_numpy and type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     remedy = "an array with torch.from_numpy()" if of_numpy else "for example to a string"

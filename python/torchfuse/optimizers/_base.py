@@ -14,9 +14,11 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers._checks import (
+    PARAM_DTYPES,
     check_count,
     check_master_dtype,
     check_memory,
+    check_param,
     check_torch_only,
 )
 from torchfuse.optimizers._ema import native_ema
@@ -264,6 +266,8 @@ class FusedOptimizer(SharedNorm):
             group.pop("step", None)
             for place, param in enumerate(group["params"]):
                 if self._takes_part(param):
+                    if param.dtype not in PARAM_DTYPES:
+                        check_param(self._caller(in_step=True), index, place, param)
                     self._refuse_capture(param, group)
                     self._check_memory(index, place, param)
                     self._create_state(param, group)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchfuse._shown import shown
@@ -30,39 +31,49 @@ def has_value(tensor: Tensor) -> bool:
 
 
 def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
-    """Rejects parameters that no kernel can update."""
+    """Rejects parameters that no kernel can update, unless they may never get a gradient.
+
+    Frozen weights of quantized models have other dtypes, and lazy ones get theirs and a shape in
+    the first forward pass. A plan checks what has a gradient.
+    """
     for index, param in enumerate(params):
-        where = f"{owner}: expected params[{index}] of group {group} to be"
-        if is_dtensor(param):
-            check_placements(where, param)
-        elif is_traceable_wrapper_subclass(param):
-            raise TypeError(
-                f"{where} a plain tensor or a DTensor, got {type(param).__name__}. "
-                "Give the optimizer the tensors that it is made of."
-            )
-        if param.layout != torch.strided:
-            raise ValueError(f"{where} dense, got layout {param.layout}.")
-        if param.dtype not in PARAM_DTYPES:
-            raise ValueError(f"{where} fp32, fp16, bf16 or fp64, got {param.dtype}.")
-        local = local_part(param)
-        if local.is_neg() or local._is_zerotensor():
-            raise ValueError(
-                f"{owner}: expected params[{index}] of group {group} to hold its own values, got "
-                + (
-                    "a view with the negative bit. Pass tensor.resolve_neg()."
-                    if local.is_neg()
-                    else "zeros without memory. Pass tensor.clone()."
-                )
-            )
-        if not _fills_its_memory(local):
-            raise ValueError(
-                f"{where} without gaps or overlap in memory, got sizes {tuple(param.shape)} with "
-                f"strides {param.stride()}. Make it of a copy, such as tensor.contiguous()."
-            )
+        if not is_lazy(param) and (param.requires_grad or param.dtype in PARAM_DTYPES):
+            check_param(owner, group, index, param)
     if len({id(param) for param in params}) != len(params):
         raise ValueError(
             f"{owner}: expected each parameter of group {group} to be listed once, "
             "got a parameter twice. Remove the duplicate."
+        )
+
+
+def check_param(owner: str, group: int, index: int, param: Tensor) -> None:
+    """Rejects a parameter that no kernel can update."""
+    where = f"{owner}: expected params[{index}] of group {group} to be"
+    if is_dtensor(param):
+        check_placements(where, param)
+    elif is_traceable_wrapper_subclass(param):
+        raise TypeError(
+            f"{where} a plain tensor or a DTensor, got {type(param).__name__}. "
+            "Give the optimizer the tensors that it is made of."
+        )
+    if param.layout != torch.strided:
+        raise ValueError(f"{where} dense, got layout {param.layout}.")
+    if param.dtype not in PARAM_DTYPES:
+        raise ValueError(f"{where} fp32, fp16, bf16 or fp64, got {param.dtype}.")
+    local = local_part(param)
+    if local.is_neg() or local._is_zerotensor():
+        raise ValueError(
+            f"{owner}: expected params[{index}] of group {group} to hold its own values, got "
+            + (
+                "a view with the negative bit. Pass tensor.resolve_neg()."
+                if local.is_neg()
+                else "zeros without memory. Pass tensor.clone()."
+            )
+        )
+    if not _fills_its_memory(local):
+        raise ValueError(
+            f"{where} without gaps or overlap in memory, got sizes {tuple(param.shape)} with "
+            f"strides {param.stride()}. Make it of a copy, such as tensor.contiguous()."
         )
 
 

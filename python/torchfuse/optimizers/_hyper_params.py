@@ -109,11 +109,18 @@ def values(owner: type, index: int, algorithm: str, group: Mapping[str, Any]) ->
         found[place : place + 1] = (first, second)
     if all(type(value) in _PLAIN for value in found):
         return tuple(found)
-    return tuple(_as_native(value) if isinstance(value, Tensor) else value for value in found)
+    return tuple(map(_as_native, found))
 
 
-def _as_native(value: Tensor) -> Tensor:
+def _is_numpys(value: Any) -> bool:
+    """Whether a value is a number of NumPy or an 0-dim array, which torch takes."""
+    return type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+
+
+def _as_native(value: Any) -> Any:
     """Returns a 1-element tensor as a 0-dim one of fp32 or fp64, without a host read."""
+    if not isinstance(value, Tensor):
+        return value.item() if _is_numpys(value) else value
     if value.is_floating_point() and value.dtype not in _NATIVE_DTYPES:
         value = value.detach().to(torch.float32)
     return value.detach().reshape(()) if value.dim() != 0 and value.numel() == 1 else value
@@ -146,7 +153,7 @@ def check_number(
             )
         if is_unread(value, in_step):
             return
-    elif not isinstance(value, Real):
+    elif not (isinstance(value, Real) or _is_numpys(value)):
         raise TypeError(f"{where} a number or a 1-element tensor, got {type(value).__name__}.")
     number = as_float(where, value)
     expected = info.violation(number)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from torchfuse.optimizers._apex_attributes import NativeFunction
 from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers._checks import PARAM_DTYPES
 from torchfuse.optimizers._groups import decoupled_option
 from torchfuse.optimizers._hyper_params import check_number, numbers
 from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
@@ -123,7 +125,7 @@ class FusedAdagrad(FusedOptimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved.update(TORCH_ONLY)
             for param, key in zip(group["params"], saved["params"], strict=True):
-                if key not in states:
+                if key not in states and param.dtype in PARAM_DTYPES and not is_lazy(param):
                     fresh = self._begin_state(param, group, "sum")
                     step = torch.zeros((), dtype=torch.float32, device="cpu")
                     states[key] = {"step": step, "sum": fresh}
