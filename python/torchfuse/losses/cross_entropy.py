@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from torchfuse._transforms import needs_torch
+
 
 def softmax_cross_entropy(
     logits: Tensor,
@@ -48,10 +50,30 @@ def softmax_cross_entropy(
         >>> softmax_cross_entropy(torch.zeros(2, 4), torch.tensor([1, 3]), ignore_index=3)
         tensor([1.3863, 0.0000])
     """
+    if needs_torch(logits):
+        return _in_torch(logits, labels, smoothing, ignore_index, dtype)
     losses: Tensor = torch.ops.torchfuse.softmax_cross_entropy(
         logits, labels, smoothing=smoothing, ignore_index=ignore_index, dtype=dtype
     )
     return losses
+
+
+def _in_torch(
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """The same in torch's operators, which transforms and exported programs know."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if dtype is None:
+        dtype = wide if torch.is_autocast_enabled(logits.device.type) else logits.dtype
+    ignored = torch.iinfo(torch.int64).min if ignore_index is None else ignore_index
+    losses = nn.functional.cross_entropy(
+        logits.to(wide), labels, ignore_index=ignored, reduction="none", label_smoothing=smoothing
+    )
+    return losses.to(dtype)
 
 
 class FusedCrossEntropyLoss(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchfuse._transforms import is_transformed
+from torchfuse._transforms import needs_torch
 
 
 def as_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ def normalize(
             f"got an input of shape {list(input.shape)}."
         )
     wanted = input.dtype if dtype is None else dtype
-    if is_transformed(input, weight, bias):
+    if needs_torch(input, weight, bias):
         return _normalize_in_torch(input, shape, weight, bias, eps, rms).to(wanted)
     # The op writes the input's dtype or fp32.
     written = wanted if wanted == input.dtype else torch.float32
@@ -76,13 +76,17 @@ def _normalize_in_torch(
     eps: float,
     rms: bool,
 ) -> Tensor:
-    """The same in torch's operators, which transforms and forward-mode differentiation know."""
-    compute = torch.promote_types(input.dtype, torch.float32)
+    """The same in torch's operators, which transforms and exported programs know."""
+    # Not promote_types(), which an exported program would call.
+    compute = torch.float64 if input.dtype == torch.float64 else torch.float32
+    wide = input.to(compute)
     weight = None if weight is None else weight.to(compute)
-    if rms:
-        return functional.rms_norm(input.to(compute), shape, weight, eps)
+    if rms:  # rms_norm() is unknown to one exporter
+        dims = tuple(range(-len(shape), 0))
+        output = wide * torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps)
+        return output if weight is None else output * weight
     bias = None if bias is None else bias.to(compute)
-    return functional.layer_norm(input.to(compute), shape, weight, bias, eps)
+    return functional.layer_norm(wide, shape, weight, bias, eps)
 
 
 def fused_layer_norm_affine(

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from torchfuse._transforms import is_symbolic
 from torchfuse.normalization._autocast import cast_dtype
 from torchfuse.normalization._functions import as_shape, normalize
 
@@ -19,8 +21,9 @@ class _Normalization(nn.Module):
     _rms = False
     _weight_dtype_out = False
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
+    if TYPE_CHECKING:  # torch.jit.script() does not know these types
+        weight: nn.Parameter | None
+        bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -59,8 +62,20 @@ class _Normalization(nn.Module):
         """Normalizes the last dimensions of `input`, which have the shape `normalized_shape`.
 
         Under torch's autocast, an fp32 input is converted to autocast's dtype first, as in apex's
-        modules. Under O1 of `apex.amp` it stays as it is, as there.
+        modules. Under O1 of `apex.amp` it stays as it is, as there. Where torch.jit, torch.fx,
+        torch.export or torch.onnx makes a program of the model, the program has torch's operator.
         """
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            output = self._in_torch(input)
+        else:
+            output = self._in_torch(input) if is_symbolic(input) else self._normalized(input)
+        return output
+
+    def _in_torch(self, input: Tensor) -> Tensor:
+        """The forward pass as TorchScript and torch.fx read it."""
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def _normalized(self, input: Tensor) -> Tensor:
         narrow = cast_dtype(input)
         if narrow is not None and input.dtype == torch.float32:
             input = input.to(narrow)
@@ -154,6 +169,9 @@ class FusedRMSNorm(_Normalization):
 
     _rms = True
     bias = None
+
+    def _in_torch(self, input: Tensor) -> Tensor:
+        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse import _C
-from torchfuse._transforms import is_transformed
+from torchfuse._transforms import is_symbolic, needs_torch
 from torchfuse.parallel import _repeated_forward
 from torchfuse.parallel._ranks import require_name
 
@@ -112,8 +112,10 @@ class SyncBatchNorm(_BatchNorm):
         if self.channel_last:
             input = input.movedim(-1, 1)
             z = None if z is None else z.movedim(-1, 1)
-        self._check_input_dim(input)
-        if is_transformed(input, z, self.weight, self.bias):
+        symbolic = is_symbolic(input)
+        if not symbolic:
+            self._check_input_dim(input)
+        if symbolic or needs_torch(input, z, self.weight, self.bias):
             output = self._evaluate_in_torch(input, z)
             return output.movedim(1, -1) if self.channel_last else output
         batch_statistics = self.training or self.running_mean is None
@@ -164,9 +166,9 @@ class SyncBatchNorm(_BatchNorm):
         """Runs the layer with torch's operators, which cannot communicate: not in training."""
         if self.training:
             raise RuntimeError(
-                f"{self._caller()}: expected training to be False under torch.func's transforms "
-                "and forward-mode differentiation, got True. Call eval(), or take derivatives with "
-                "torch.autograd.grad."
+                f"{self._caller()}: expected training to be False under torch.func's transforms, "
+                "forward-mode differentiation and in what makes a program of the model, got True. "
+                "Call eval(), or take derivatives with torch.autograd.grad."
             )
         output = functional.batch_norm(
             input,

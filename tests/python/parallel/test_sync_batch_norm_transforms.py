@@ -100,8 +100,8 @@ def test_relu_residual_and_layout_are_transformed_too(name: str) -> None:
 def test_training_is_refused(name: str) -> None:
     layer = SyncBatchNorm(CHANNELS, dtype=torch.float64)
     message = (
-        r"^SyncBatchNorm\(3\): expected training to be False under torch.func's transforms and "
-        r"forward-mode differentiation, got True\. Call eval\(\), or take derivatives with "
+        r"^SyncBatchNorm\(3\): expected training to be False under torch.func's transforms, "
+        r"forward-mode differentiation and in what makes a program of the model, got True\. Call eval\(\), or take derivatives with "
         r"torch.autograd.grad\.$"
     )
     with pytest.raises(RuntimeError, match=message):

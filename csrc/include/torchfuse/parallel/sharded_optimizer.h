@@ -23,8 +23,8 @@ class Shards;
 /// The part of ShardedOptimizer that does not depend on the optimizer's class.
 class TORCHFUSE_API ShardedBase {
  protected:
-  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
-  using StateDict = c10::impl::GenericDict;
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;  ///< parameter groups
+  using StateDict = c10::impl::GenericDict;                       ///< as in Python
   /// state_dict() of the optimizer's class, with the states of the parts.
   using StateOfParts = std::function<StateDict(const torchfuse::optim::FusedOptimizer&)>;
 
