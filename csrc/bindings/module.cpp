@@ -88,6 +88,7 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("param"), py::arg("ema"), py::arg("kept") = py::none());
   module.def("remake_master", &torchfuse::remake_master, py::arg("param"), py::arg("master"));
+  module.def("take_master", &torchfuse::take_master, py::arg("param"), py::arg("master"));
   module.def("master_of_remainder", &torchfuse::master_of_remainder, py::arg("param"),
              py::arg("remainder"));
   module.def("remainder_of_master", &torchfuse::remainder_of_master, py::arg("master"));

@@ -100,6 +100,9 @@ def check_pickle(bytes: bytes, where: str) -> None:
     """Raises ValueError unless a pickle holds plain values and dense tensors only."""
 
 def remake_master(param: Tensor, master: Tensor) -> None: ...
+def take_master(param: Tensor, master: Tensor) -> None:
+    """Gives a parameter that became fp32 or fp64 the value of its master."""
+
 def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
     """The fp32 master of a bf16 parameter whose state is a remainder (int16)."""
 

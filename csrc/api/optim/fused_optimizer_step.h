@@ -148,7 +148,13 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
     }
   }
   slot.stochastic_rounding = own.stochastic_rounding();
-  if (wants_master(param, own)) slot.master = master_of(param, own, held);
+  if (wants_master(param, own)) {
+    slot.master = master_of(param, own, held);
+  } else if (param.scalar_type() == at::kFloat || param.scalar_type() == at::kDouble) {
+    for (const at::Tensor& left : {held.master_param(), held.param_remainder()}) {
+      if (left.defined()) take_master(param, left);  // the model was converted
+    }
+  }
   slot.ema = ema_of(param, own, held, slot.master);
   return slot;
 }

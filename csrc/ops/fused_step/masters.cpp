@@ -65,6 +65,26 @@ void remake_master(const at::Tensor& param, const at::Tensor& master) {
   master.copy_(at::where(stale, param.to(at::kFloat), master));
 }
 
+void take_master(const at::Tensor& param, const at::Tensor& master) {
+  constexpr const char* kName = "take_master";
+  const at::NoGradGuard no_grad;
+  const at::ScalarType wide = param.scalar_type();
+  TORCH_CHECK(wide == at::kFloat || wide == at::kDouble, kName,
+              ": expected param to be of dtype float32 or float64, got ", wide, ".");
+  ops::check_same_sizes({kName, "master"}, master, param, "param");
+  const bool is_remainder = master.scalar_type() == at::kShort;
+  // Nothing says which of both dtypes the parameter had.
+  for (const at::ScalarType before : {at::kBFloat16, at::kHalf}) {
+    if (is_remainder && before == at::kHalf) break;
+    const at::Tensor narrow = param.to(before);
+    const at::Tensor value = is_remainder ? master_of_remainder(narrow, master) : master.clone();
+    if (!is_remainder) remake_master(narrow, value);
+    const at::Tensor written = narrow.to(wide).ne(param);
+    if (!is_remainder) written.logical_or_(value.ne(master));
+    param.detach().copy_(at::where(written, param, value.to(wide)));
+  }
+}
+
 at::Tensor remainder_of_master(const at::Tensor& master) {
   TORCH_CHECK(master.scalar_type() == at::kFloat,
               "remainder_of_master: expected master to be of dtype float32, got ",

@@ -24,7 +24,7 @@ from torchfuse.optimizers._checks import (
 from torchfuse.optimizers._ema import native_ema
 from torchfuse.optimizers._hooks import forget_scale, hooked_once
 from torchfuse.optimizers._hyper_params import values
-from torchfuse.optimizers._masters import MASTER_DTYPES
+from torchfuse.optimizers._masters import MASTER_DTYPES, drop_master
 from torchfuse.optimizers._norm_groups import NormGroups, SharedNorm, check_inside_zero
 from torchfuse.optimizers._options import StepOptions, WriteBackGrads
 from torchfuse.optimizers._shards import shard_groups
@@ -32,6 +32,11 @@ from torchfuse.optimizers._step_lock import StepWithinStepError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+
+def _has_masters(names: Sequence[tuple[str, ...]]) -> bool:
+    """Whether a plan of these states, of no group or of one, has masters."""
+    return any(name in MASTER_DTYPES for group in names for name in group)
 
 
 def _shared_step(param: Tensor, step: object) -> Tensor | None:
@@ -255,7 +260,7 @@ class FusedOptimizer(SharedNorm):
         """Creates missing state and makes a plan of the native step for all parameters."""
         assert self._native is not None
         # If planning fails, the next step has to plan again.
-        self._planned_names = None
+        before, self._planned_names = self._planned_names or (), None
         self._check_before_plan()
         self._check_counted_once()
         numbers = self._element_numbers()
@@ -264,7 +269,13 @@ class FusedOptimizer(SharedNorm):
         for index, group in enumerate(groups):
             # apex's count is for subclasses with apex's step: this step does not update it.
             group.pop("step", None)
+            # A master that the last step had and this one has not would be old in a later one.
+            ends_masters = _has_masters(before[index : index + 1]) and not _has_masters(
+                names[index : index + 1]
+            )
             for place, param in enumerate(group["params"]):
+                if ends_masters:
+                    drop_master(self.state.get(param, {}))
                 if self._takes_part(param):
                     if param.dtype not in PARAM_DTYPES:
                         check_param(self._caller(in_step=True), index, place, param)

@@ -127,7 +127,12 @@ class StateCreation(EmaWeights):
                 state[name] = self._begin_state(param, group, name)
         if group.get("stochastic_rounding"):
             drop_master(state)
-        elif group["master_weights"] and param.dtype in HALF_DTYPES:
+        elif param.dtype not in HALF_DTYPES:
+            for master in map(state.get, MASTER_DTYPES):
+                if master is not None:  # the model was converted, as by model.float()
+                    _C.take_master(local_part(param.detach()), local_part(master))
+            drop_master(state)
+        elif group["master_weights"]:
             remainders = bool(group.get("store_param_remainders"))
             create_master(param, state, remainders and param.dtype == torch.bfloat16)
         if group["ema_decay"] is not None and state.get(EMA) is None:

@@ -272,3 +272,33 @@ def test_a_conversion_that_fails_loses_no_master() -> None:
         with pytest.raises(RuntimeError, match=r"expected param to be of dtype bfloat16"):
             optimizer.step()
     assert optimizer.state[p]["param_remainder"] is remainder
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_a_model_that_becomes_wide_takes_its_masters(
+    wide: torch.dtype, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    p, optimizer = _trained(options, dtype)
+    expected = _master(p, optimizer).to(wide)
+    p.data = p.data.to(wide)
+    p.data[0] = expected[0] = 7.001
+    for state in ("exp_avg", "exp_avg_sq"):
+        optimizer.state[p][state] = optimizer.state[p][state].to(wide)
+    optimizer.param_groups[0]["store_param_remainders"] = False
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(p.detach(), expected, "p")
+    assert not {"master_param", "param_remainder"} & set(optimizer.state[p])
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_masters_that_are_switched_off_are_dropped(
+    options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    p, optimizer = _trained(options, dtype)
+    optimizer.param_groups[0].update(store_param_remainders=False, master_weights=False)
+    _step(p, optimizer)
+    assert not {"master_param", "param_remainder"} & set(optimizer.state[p])
+    optimizer.master_weights = True
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(_master(p, optimizer), p.detach().float(), "master")

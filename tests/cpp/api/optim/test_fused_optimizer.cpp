@@ -106,6 +106,22 @@ TEST(FusedOptimizer, MastersFollowWritesToTheirParameters) {
   EXPECT_TRUE(torch::equal(state.master_param().slice(0, 8), before.slice(0, 8)));
 }
 
+TEST(FusedOptimizer, AParameterThatBecomesFloatTakesItsMaster) {
+  const torch::Tensor param = torch::randn({16}).to(at::kBFloat16).requires_grad_();
+  FusedAdam optimizer({param}, FusedAdamOptions(1e-3).master_weights(true));
+  param.mutable_grad() = torch::randn({16}).to(at::kBFloat16);
+  optimizer.step();
+  auto& entry = optimizer.state().at(param.unsafeGetTensorImpl());
+  auto& state = static_cast<FusedAdamParamState&>(*entry);
+  const torch::Tensor master = state.master_param().clone();
+  param.set_data(param.detach().to(at::kFloat));
+  static_cast<FusedAdamOptions&>(optimizer.param_groups()[0].options()).lr(0.0);
+  param.mutable_grad() = torch::zeros({16});
+  optimizer.step();
+  EXPECT_TRUE(torch::equal(param.detach(), master));
+  EXPECT_FALSE(state.master_param().defined());
+}
+
 TEST(FusedOptimizer, NamesGroupAndPlace) {
   const std::vector<torch::Tensor> params = make_params();
   FusedAdam optimizer(
