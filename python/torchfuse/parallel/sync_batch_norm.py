@@ -49,9 +49,11 @@ class SyncBatchNorm(_BatchNorm):
         process_group: processes that share statistics; None is the default group. All of them must
             run the same layers in the same order. With a separate group (`own_communicator` of
             `convert_syncbn_model`) the communication does not wait behind that of gradients.
+            A pickle leaves it out: set it again on the layer that was loaded.
         channel_last: inputs are ``[N, ..., C]``, as in apex. Inputs in the memory format
             `torch.channels_last` need no option: they are processed in that format.
         fuse_relu: apply ReLU to the output, in the same pass.
+        bias: have `bias`, as in torch 2.15.
         deterministic: sum over processes in the order of ranks, with a gather whose size grows with
             the number of processes.
         device: device of parameters and buffers.
@@ -76,6 +78,8 @@ class SyncBatchNorm(_BatchNorm):
         (torch.Size([4, 3, 8, 8]), True, True)
     """
 
+    _lost_group = False  # in a pickle, which cannot hold it
+
     def __init__(
         self,
         num_features: int,
@@ -87,6 +91,7 @@ class SyncBatchNorm(_BatchNorm):
         channel_last: bool = False,
         fuse_relu: bool = False,
         *,
+        bias: bool = True,
         deterministic: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -94,6 +99,8 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
+        if not bias:
+            self.register_parameter("bias", None)
         self.process_group = process_group
         self.channel_last = channel_last
         self.fuse_relu = fuse_relu
@@ -208,6 +215,12 @@ class SyncBatchNorm(_BatchNorm):
                     "destroyed. Create the layer's group again after init_process_group."
                 )
             return None
+        if self._lost_group and self.process_group is None and dist.get_world_size() > 1:
+            raise RuntimeError(
+                f"{self._caller()}: expected process_group to be set after the layer was loaded, "
+                "got none: a file holds no process groups. Set layer.process_group = group on each "
+                "layer that had one."
+            )
         group = self.process_group or dist.group.WORLD
         assert group is not None  # created by init_process_group
         if dist.get_rank(group) < 0:
@@ -234,10 +247,25 @@ class SyncBatchNorm(_BatchNorm):
     def extra_repr(self) -> str:
         """Returns the arguments; options that torch's layer lacks are listed only if True."""
         text: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        if self.affine and self.bias is None and "bias=" not in text:  # newer torch says it
+            text += ", bias=False"
         for name in ("channel_last", "fuse_relu", "deterministic"):
             if getattr(self, name):
                 text += f", {name}=True"
         return text
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what pickle takes: all but the process group, which no file can hold."""
+        state = dict(vars(self))
+        if self.process_group is not None:
+            state.update(process_group=None, _lost_group=True)
+        return state
+
+    def __copy__(self) -> SyncBatchNorm:
+        """Copies the layer with its process group."""
+        result = type(self).__new__(type(self))
+        vars(result).update(vars(self))
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         """Copies the layer, but not its process group, which cannot be copied."""

@@ -17,6 +17,8 @@ from support.batch_norm import (
     assert_passes_close,
     make_problem,
 )
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from torchfuse import _C
 from torchfuse.parallel import SyncBatchNorm
@@ -285,3 +287,29 @@ def test_copies_and_pickles() -> None:
         assert torch.equal(copy.deepcopy(layer)(x), other(x))
         assert repr(other) == repr(layer)
         assert other.weight is not layer.weight
+
+
+def test_a_pickle_leaves_the_group_out_and_asks_for_it(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = mesh.get_group()
+    layer = SyncBatchNorm(3, process_group=group)
+    assert copy.copy(layer).process_group is copy.deepcopy(layer).process_group is group
+    loaded = pickle.loads(pickle.dumps(layer))
+    x = torch.randn(4, 3)
+    assert torch.equal(loaded.eval()(x), layer.eval()(x))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _=None: 2)
+    with pytest.raises(RuntimeError, match="expected process_group to be set after the layer was"):
+        loaded.train()(x)
+    monkeypatch.undo()
+    loaded.process_group = group
+    assert torch.equal(loaded(x), layer.train()(x))
+
+
+def test_it_may_have_no_bias() -> None:
+    layer, plain = SyncBatchNorm(3, bias=False), nn.BatchNorm1d(3)
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(layer(x), plain(x))
+    layer(x).square().sum().backward()
+    assert "bias" not in layer.state_dict()
+    assert repr(layer).count("bias=False") == 1
