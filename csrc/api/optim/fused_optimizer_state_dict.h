@@ -67,6 +67,10 @@ StateDict archived_state(const StateDict& saved, const at::Tensor& param,
       if (value.isInt()) value = at::scalar_tensor(value.toInt(), at::kFloat);
       if (value.isDouble()) value = at::scalar_tensor(value.toDouble(), at::kFloat);
       if (value.isTensor()) value = value.toTensor().to(at::kCPU, at::kFloat);
+    } else if (std::string_view(key) == "param_remainder") {
+      // Python widens those that it gathers: backends send no int16.
+      const bool wide = value.isTensor() && value.toTensor().scalar_type() == at::kInt;
+      if (wide) value = value.toTensor().to(at::kShort);
     } else if (value.isTensor() && value.toTensor().is_floating_point() &&
                std::string_view(key) != "master_param") {
       const at::Tensor tensor = value.toTensor();

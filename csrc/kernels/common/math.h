@@ -100,14 +100,17 @@ TORCHFUSE_HOST_DEVICE T pass_where_positive(T gate, T value) {
   return gate <= T(0) ? T(0) : value;
 }
 
-/// A number that is computed in fp64, rounded to T. As a float it is a zero below the smallest
-/// normal one. So is that of nvcc with -ftz=true, which looks at the number before it is rounded;
-/// x86, which looks at the result, would keep what is rounded up to that one.
+/// A number that is computed in fp64, rounded to T. As a float it is a zero where it would be
+/// denormal. What is rounded up to the smallest normal float is that one, as x86 and nvcc's code
+/// with -ftz=true make it; aarch64 looks at the number before it is rounded, and would make a zero.
 template <class T>
 TORCHFUSE_HOST_DEVICE T round_to(double x) {
 #if !defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) < sizeof(double)) {
-    if (__builtin_fabs(x) < 0x1p-126) x = x * 0.0;
+    constexpr double kRoundedUp = 0x1.ffffffp-127;
+    if (__builtin_fabs(x) < 0x1p-126) {
+      x = __builtin_fabs(x) < kRoundedUp ? x * 0.0 : __builtin_copysign(0x1p-126, x);
+    }
   }
 #endif
   return static_cast<T>(x);

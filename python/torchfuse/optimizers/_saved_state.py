@@ -45,7 +45,7 @@ def packed(name: str, groups: list[dict[str, Any]], state: Mapping[Any, Any]) ->
             )
     return {
         "state": {
-            index_of[id(key)] if isinstance(key, Tensor) else key: value
+            index_of[id(key)] if isinstance(key, Tensor) else key: _sendable(value)
             for key, value in state.items()
         },
         "param_groups": [
@@ -56,6 +56,14 @@ def packed(name: str, groups: list[dict[str, Any]], state: Mapping[Any, Any]) ->
             for group in groups
         ],
     }
+
+
+def _sendable(state: Any) -> Any:
+    """Returns a state whose DTensors backends send, to gather a full state dict: not int16."""
+    remainder = state.get(REMAINDER) if isinstance(state, Mapping) else None
+    if not (isinstance(remainder, Tensor) and is_dtensor(remainder)):
+        return state
+    return {**state, REMAINDER: remainder.to(torch.int32)}
 
 
 def keys_of(mapping: Mapping[Any, Any]) -> str:
@@ -255,7 +263,7 @@ def _check_tensor(where: str, name: str, value: Any, shape: tuple[int, ...]) -> 
     if value.shape != shape:
         raise ValueError(f"{where} to have the shape {list(shape)}, got {list(value.shape)}.")
     if name == REMAINDER:
-        if value.dtype != torch.int16:
+        if value.dtype not in (torch.int16, torch.int32):
             raise ValueError(f"{where} to be an int16 tensor, got {value.dtype}.")
     elif not value.is_floating_point():
         raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")

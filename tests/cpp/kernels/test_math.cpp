@@ -87,20 +87,21 @@ TEST(IntegerPowers, HaveTheBitsOfRepeatedSquaring) {
   }
 }
 
-TEST(RoundTo, IsAZeroBelowTheSmallestNormalFloatWhereverDenormalsGo) {
-  const double below = std::nextafter(0x1p-126, 0.0);
-  // What is rounded up to the smallest normal float lies between these.
+TEST(RoundTo, IsAZeroBelowWhatRoundsToTheSmallestNormalFloatWhereverDenormalsGo) {
   const double half_way = 0x1p-126 * (1.0 - 0x1p-25);
+  const double below = std::nextafter(half_way, 0.0);
   for (const bool flush : {false, true}) {
     std::optional<cpu::FlushDenormals> flushed;
     if (flush) flushed.emplace();
     std::vector<std::uint32_t> bits;
-    for (const double x : {below, half_way, -below, 0x1p-130, 0x1p-126, -0x1p-126, -0.0}) {
+    for (const double x : {below, -below, 0x1p-130, -0.0, half_way, -half_way,
+                           std::nextafter(0x1p-126, 0.0), 0x1p-126, -0x1p-126}) {
       bits.push_back(float_bits(kernels::round_to<float>(x)));
     }
     flushed.reset();
-    const std::vector<std::uint32_t> expected = {0,           0,           0x80000000u, 0,
-                                                 0x00800000u, 0x80800000u, 0x80000000u};
+    const std::vector<std::uint32_t> expected = {0,           0x80000000u, 0,
+                                                 0x80000000u, 0x00800000u, 0x80800000u,
+                                                 0x00800000u, 0x00800000u, 0x80800000u};
     EXPECT_EQ(bits, expected) << flush;
   }
 }

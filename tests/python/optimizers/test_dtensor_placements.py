@@ -5,8 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from torchfuse.optimizers import FusedAdam, FusedLAMB
@@ -97,3 +103,25 @@ def test_a_local_part_that_is_no_tensor_is_refused(
     message = r"expected (the local part of a .* to be a tensor|Tensor or CustomClassBase), got"
     with pytest.raises((TypeError, AssertionError), match=message):
         optimizer.step()
+
+
+def test_remainders_go_through_a_full_state_dict(mesh: DeviceMesh) -> None:
+    """Backends send no int16."""
+    trained, resumed = (nn.Linear(4, 2).bfloat16() for _ in range(2))
+    optimizers = []
+    for model in (trained, resumed):
+        fully_shard(model, mesh=mesh)
+        options = {"master_weights": True, "store_param_remainders": True}
+        optimizers.append(FusedAdam(model.parameters(), lr=0.1, **options))
+    for _ in range(2):
+        optimizers[0].zero_grad()
+        trained(torch.randn(3, 4, dtype=torch.bfloat16)).float().square().sum().backward()
+        optimizers[0].step()
+    full = StateDictOptions(full_state_dict=True)
+    saved = get_optimizer_state_dict(trained, optimizers[0], options=full)
+    set_optimizer_state_dict(resumed, optimizers[1], saved, options=full)
+    for param, other in zip(trained.parameters(), resumed.parameters(), strict=True):
+        remainder = optimizers[1].state[other]["param_remainder"]
+        assert remainder.dtype == torch.int16
+        expected = optimizers[0].state[param]["param_remainder"]
+        assert torch.equal(remainder.full_tensor(), expected.full_tensor())

@@ -6,7 +6,11 @@ masters, on the CPU and on accelerators. New programs should use `torch.autocast
 `torchfuse.amp.GradScaler`.
 """
 
-from typing import Any, NoReturn
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
 
 from torchfuse.apex.amp.checkpoint import load_state_dict, state_dict
 from torchfuse.apex.amp.frontend import initialize
@@ -23,6 +27,7 @@ from torchfuse.apex.amp.scaling import scale_loss
 from torchfuse.apex.amp.state import _amp_state, master_params
 
 __all__ = [
+    "NoOpHandle",
     "_amp_state",
     "disable_casts",
     "float_function",
@@ -40,14 +45,42 @@ __all__ = [
 ]
 
 
-def init(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises RuntimeError: apex's handles from before `initialize` are not provided.
+class NoOpHandle:
+    """The handle of `init(enabled=False)`, which leaves losses and optimizers as they are."""
+
+    has_cache = False
+    verbose = False
+
+    def is_active(self) -> bool:
+        """Whether the handle does anything: no."""
+        return False
+
+    @contextlib.contextmanager
+    def scale_loss(self, loss: Tensor, optimizer: Any = None) -> Iterator[Tensor]:
+        """Yields the loss."""
+        yield loss
+
+    def wrap_optimizer(self, optimizer: Any, num_loss: int = 1) -> Any:
+        """Returns the optimizer, with a `scale_loss` that yields the loss."""
+        optimizer.scale_loss = self.scale_loss
+        return optimizer
+
+
+def init(enabled: bool = True, *args: Any, **kwargs: Any) -> NoOpHandle:
+    """Returns a handle of apex from before `initialize`, if it is to do nothing.
+
+    Args:
+        enabled: must be False.
+        *args: ignored.
+        **kwargs: ignored.
 
     Raises:
-        RuntimeError: always; the message names the calls to write.
+        RuntimeError: if `enabled`; the message names the calls to write.
     """
+    if not enabled:
+        return NoOpHandle()
     raise RuntimeError(
-        "amp.init: expected no call, because torchfuse has no handles. Call model, optimizer = "
-        "amp.initialize(model, optimizer, opt_level='O1') where the model is created, and replace "
-        "handle.scale_loss(loss, optimizer) by amp.scale_loss(loss, optimizer)."
+        "amp.init: expected enabled=False, because torchfuse has no other handles. Call model, "
+        "optimizer = amp.initialize(model, optimizer, opt_level='O1') where the model is created, "
+        "and replace handle.scale_loss(loss, optimizer) by amp.scale_loss(loss, optimizer)."
     )

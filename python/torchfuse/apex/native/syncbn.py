@@ -2,7 +2,7 @@
 """apex's native module of batch normalization, in its positional order, on every device.
 
 Inputs are ``[N, C, ...]``, those of functions in `_c_last` ``[..., C]``. Vectors of channels are
-fp32. The kernels are those of `torchfuse.parallel.SyncBatchNorm`.
+fp32, of fp64 inputs fp64. The kernels are those of `torchfuse.parallel.SyncBatchNorm`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,18 @@ def _saved(mean: Tensor, inv_std: Tensor, count: Tensor | float) -> Tensor:
     return torch.cat([mean.double(), inv_std.double(), numbers])
 
 
+def _rounded(value: Tensor, like: Tensor) -> Tensor:
+    """Statistics are fp64 for fp64 tensors, and else fp32."""
+    return value.to(torch.promote_types(like.dtype, torch.float32))
+
+
 def welford_mean_var(input: Tensor) -> tuple[Tensor, Tensor]:
     """Returns mean and biased variance of each channel."""
     total, total_rest, square, square_rest = _ops.batch_norm_stats(input)[:-1].chunk(4)
     count = max(input.numel() // input.size(1), 1)
     mean = (total + total_rest) / count
     variance = ((square + square_rest) - mean * (total + total_rest)) / count
-    return mean.float(), variance.clamp_min(0).float()
+    return _rounded(mean, input), _rounded(variance.clamp_min(0), input)
 
 
 def welford_mean_var_c_last(input: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,7 +80,8 @@ def welford_parallel(
     shift = mean.double() - combined
     squares = ((biased_var.double() + shift.square()) * weights).sum(0)
     inv_std = (squares / total + eps).rsqrt()
-    return combined.float(), (squares / (total - 1)).float(), inv_std.float()
+    unbiased = squares / (total - 1)
+    return _rounded(combined, mean), _rounded(unbiased, mean), _rounded(inv_std, mean)
 
 
 def _forward(
@@ -131,7 +137,7 @@ def reduce_bn(
     sum_dy_xmu = sum_dy_x_hat / inv_std.double()
     if weight is None:
         grad_weight = grad_bias = input.new_empty(0)
-    return sum_dy.float(), sum_dy_xmu.float(), grad_weight, grad_bias
+    return _rounded(sum_dy, input), _rounded(sum_dy_xmu, input), grad_weight, grad_bias
 
 
 def reduce_bn_c_last(

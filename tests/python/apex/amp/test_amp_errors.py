@@ -252,3 +252,17 @@ def test_calls_before_initialize(amp: Any) -> None:
 def test_the_handles_of_old_programs(amp: Any) -> None:
     with pytest.raises(RuntimeError, match=r"amp\.init: .*amp\.initialize\(model, optimizer"):
         amp.init(enabled=True)
+
+
+def test_a_handle_that_is_switched_off_does_nothing(amp: Any) -> None:
+    handle = amp.init(enabled=False)
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = handle.wrap_optimizer(torch.optim.SGD([param], lr=0.5), num_loss=2)
+    loss = param.sum()
+    with handle.scale_loss(loss, optimizer) as scaled:
+        assert scaled is loss
+    with optimizer.scale_loss(loss) as scaled:
+        scaled.backward()
+    optimizer.step()
+    assert not handle.is_active()
+    assert torch.equal(param, torch.full((2,), 0.5))

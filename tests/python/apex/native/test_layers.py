@@ -151,3 +151,15 @@ def test_cross_entropy(smoothing: float) -> None:
     close(back, torch.autograd.grad(losses, leaf, grad)[0])
     wide, _ = xentropy_cuda.forward(logits.bfloat16(), labels, smoothing, True)
     assert wide.dtype == torch.float32
+
+
+def test_statistics_of_fp64_inputs_are_fp64() -> None:
+    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    mean, variance = syncbn.welford_mean_var(x)
+    torch.testing.assert_close(mean, x.mean((0, 2)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(variance, x.var((0, 2), correction=0), rtol=1e-12, atol=1e-12)
+    count = torch.tensor([20], dtype=torch.int32)
+    combined = syncbn.welford_parallel(mean[None], variance[None], count, 1e-5)
+    assert [value.dtype for value in combined] == [torch.float64] * 3
+    sums = syncbn.reduce_bn(torch.ones_like(x), x, mean, combined[2], None)[:2]
+    assert [value.dtype for value in sums] == [torch.float64] * 2
