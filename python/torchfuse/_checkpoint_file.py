@@ -311,7 +311,8 @@ def _reading(file: BinaryIO, where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any, for a damaged file
-        if isinstance(error, OSError) and error.errno is not None:
+        # Places that a damaged file names may be none.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise _unreadable(file.name, where.partition(":")[0], error) from error
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "api/checkpoint/utf8.h"
+
 namespace torchfuse::checkpoint {
 
 class PickleInput {
@@ -46,9 +48,15 @@ class PickleInput {
   std::string take_line() {
     const std::size_t end = bytes_.find('\n', position_);
     check(end != std::string_view::npos, "a whole pickle");
-    std::string line(take_bytes(end - position_));
+    std::string line = take_text(end - position_, /*surrogates=*/false);
     ++position_;
     return line;
+  }
+
+  std::string take_text(std::uint64_t size, bool surrogates = true) {
+    std::string text(take_bytes(size));
+    check(is_utf8(text, surrogates), "text in UTF-8");
+    return text;
   }
 
   /// A number in two's complement, shortened.

@@ -132,7 +132,7 @@ class Machine {
         push(input_.take_double());
         return true;
       case 'X':  // BINUNICODE
-        push(std::string(input_.take_bytes(input_.take<std::uint32_t>())));
+        push(input_.take_text(input_.take<std::uint32_t>()));
         return true;
       default:
         return false;

@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "api/checkpoint/utf8.h"
+
 namespace torchfuse::checkpoint {
 
 using Dict = c10::impl::GenericDict;
@@ -43,6 +45,7 @@ inline std::string key_name(const c10::IValue& key) {
   constexpr std::size_t kMost = 200;
   if (key.isString()) {
     const std::string& name = key.toStringRef();
+    if (!is_utf8(name)) return "text with halves of characters";
     return "'" + name.substr(0, kMost) + (name.size() > kMost ? "...'" : "'");
   }
   return key.isInt() ? std::to_string(key.toInt()) : type_name(key);

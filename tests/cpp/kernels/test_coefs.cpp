@@ -19,7 +19,8 @@
 namespace torchfuse::kernels {
 namespace {
 
-const double kBelowNormal = std::nextafter(0x1p-126, 0.0);
+/// The largest number that does not round to a normal float.
+const double kBelowNormal = std::nextafter(0x1p-126 * (1.0 - 0x1p-25), 0.0);
 
 template <class Functor>
 typename Functor::template Coefs<float> with_tiny_lr() {
