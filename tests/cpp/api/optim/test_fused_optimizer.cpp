@@ -122,6 +122,20 @@ TEST(FusedOptimizer, AParameterThatBecomesFloatTakesItsMaster) {
   EXPECT_FALSE(state.master_param().defined());
 }
 
+TEST(FusedOptimizer, AFrozenParameterOfAnyDtypeStandsStill) {
+  for (const at::ScalarType dtype : {at::kByte, at::kLong, at::kBool, at::kComplexFloat}) {
+    const torch::Tensor frozen = torch::ones({3}, dtype);
+    const torch::Tensor param = torch::ones({3}).requires_grad_();
+    FusedAdam optimizer({frozen, param}, FusedAdamOptions(0.5));
+    param.mutable_grad() = torch::ones({3});
+    optimizer.step();
+    optimizer.load_state_dict(optimizer.state_dict());
+    EXPECT_TRUE(torch::equal(frozen, torch::ones({3}, dtype)));
+    EXPECT_FALSE(torch::equal(param, torch::ones({3})));
+    EXPECT_EQ(optimizer.state().size(), 1U);
+  }
+}
+
 TEST(FusedOptimizer, NamesGroupAndPlace) {
   const std::vector<torch::Tensor> params = make_params();
   FusedAdam optimizer(
