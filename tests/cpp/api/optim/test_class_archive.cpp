@@ -180,9 +180,12 @@ TYPED_TEST(ClassArchive, StatesThatDoNotFitAreRefused) {
   for (const std::string& name : this->state_names()) {
     SCOPED_TRACE(name);
     const std::string state = "param_groups[0].state[1]." + name;
-    this->expect_refused(
-        this->archive_with(name, [](const torch::Tensor&) { return torch::Tensor(); }),
-        "expected the archive to hold " + state);
+    // SGD's buffer may begin later than the count: it is made in the next step, as torch's.
+    if (!std::is_same_v<typename TypeParam::Optimizer, FusedSGD> || name != "momentum_buffer") {
+      this->expect_refused(
+          this->archive_with(name, [](const torch::Tensor&) { return torch::Tensor(); }),
+          "expected the archive to hold " + state);
+    }
     if (name == "exp_avg_norm") continue;  // one number: test_fused_novograd.cpp
     this->expect_refused(
         this->archive_with(name, [](const torch::Tensor&) { return torch::zeros({2}); }),
