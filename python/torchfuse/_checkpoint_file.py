@@ -93,7 +93,8 @@ def plain_tensor(value: Tensor, where: str) -> Tensor:
     if is_lazy(value):
         raise ValueError(f"{where} to have a shape, got a lazy tensor. Run the model once.")
     if value.layout != torch.strided or value.is_quantized:
-        raise ValueError(f"{where} to be a dense tensor, got layout {value.layout}.")
+        got = value.dtype if value.is_quantized else value.layout
+        raise ValueError(f"{where} to be a dense tensor, got {got}.")
     if value.is_meta:
         raise ValueError(f"{where} to have values, got a tensor on the meta device.")
     if type(value) is not Tensor and not isinstance(value, Parameter) and vars(value):
@@ -171,8 +172,8 @@ def write_plain(path: StrPath, plain: Any, caller: str, follow: bool = True) -> 
 def _save(plain: Any, file: _Drain, caller: str) -> None:
     try:
         torch.save(plain, file)  # type: ignore[arg-type]  # torch.save calls write() alone
-    except RuntimeError as error:
-        if type(error) is not RuntimeError:  # out of memory
+    except (KeyError, RuntimeError) as error:  # a dtype that torch.save does not know
+        if type(error) not in (KeyError, RuntimeError):  # out of memory
             raise
         if error.__context__ is not None and not isinstance(error.__context__, Exception):
             raise error.__context__ from None  # an interrupt, of which torch says something else
@@ -285,9 +286,11 @@ def marked_as_folder(container: zipfile.ZipFile) -> str | None:
 def read_plain(file: BinaryIO, where: str) -> tuple[Any, str]:
     """Returns what `write_plain` wrote, with tensors on the CPU, and a digest of the file."""
     with _reading(file, where), zipfile.ZipFile(file) as container:
+        entries = container.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise ValueError("it is compressed, which torch.save does not do")
         # torch's reader does not compare CRC-32s.
         damaged = marked_as_folder(container) or container.testzip()
-        entries = container.infolist()
         # torch's reader looks for it by any case, and a file may have two of a name.
         pickles = [entry for entry in entries if entry.filename.lower().endswith("data.pkl")]
         plain = [container.read(entry) for entry in pickles] if damaged is None else []
@@ -334,9 +337,10 @@ def checked_contents(contents: Any, where: str) -> dict[str, Any]:
             f"{where} to be a file of save_checkpoint, got one that holds {got}. Read files of "
             "others with torch.load(), and pass what they hold to load_state_dict()."
         )
-    if contents["torchfuse"].get("format") != FORMAT:
+    version = contents["torchfuse"].get("format")
+    if type(version) is not int or version != FORMAT:
         raise ValueError(
-            f"{where} to be of format {FORMAT}, got {shown(contents['torchfuse'].get('format'))}. "
+            f"{where} to be of format {FORMAT}, got {shown(version)}. "
             "Read it with the version that wrote it."
         )
     if not isinstance(contents.get("values"), dict):

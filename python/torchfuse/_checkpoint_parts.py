@@ -114,12 +114,15 @@ def _own_names(model: nn.Module) -> dict[str, str]:
     """Returns the names in a model's state dict, by those without what torch.compile adds."""
     prefixes = [
         f"{name}._orig_mod."
-        for name, module in model.named_modules()
+        for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, _compiled_modules())
     ]
     names = {}
     for name in model.state_dict():
         plain = name
+        if not isinstance(name, str):  # of a state_dict() of the program's own
+            names[name] = name
+            continue
         for prefix in reversed(prefixes):  # inner ones first
             if plain.startswith(prefix):
                 plain = prefix.removesuffix("_orig_mod.") + plain.removeprefix(prefix)
@@ -140,10 +143,12 @@ def in_own_names(model: nn.Module, saved: Any) -> Any:
     if not isinstance(saved, Mapping):
         return saved
     own = _own_names(model)
-    return {
-        own.get(name, own.get(str(name).replace("_orig_mod.", ""), name)): value
-        for name, value in saved.items()
-    }
+    named = {own.get(name, name): value for name, value in saved.items()}
+    for name in [name for name in named if isinstance(name, str) and name not in own.values()]:
+        plain = own.get(name.replace("_orig_mod.", ""), name)
+        if plain not in named:
+            named[plain] = named.pop(name)
+    return named
 
 
 def check_model(model: nn.Module, saved: Any, where: str) -> None:

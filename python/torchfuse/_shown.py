@@ -6,9 +6,19 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
+from torch import Tensor
+
 _MOST = 200
 
-_repr = reprlib.Repr()
+
+class _Shown(reprlib.Repr):
+    def repr_instance(self, x: Any, level: int) -> str:
+        if isinstance(x, Tensor) and x.numel() > 8:  # repr of an expanded one has no bound
+            return f"a {x.dtype} tensor of shape {list(x.shape)}"
+        return super().repr_instance(x, level)
+
+
+_repr = _Shown()
 _repr.maxlevel = 3
 _repr.maxstring = _repr.maxother = _repr.maxlong = _MOST
 _repr.maxdict = _repr.maxlist = _repr.maxtuple = 12

@@ -14,18 +14,19 @@ def is_symbolic(*inputs: Tensor | None) -> bool:
     return any(isinstance(value, Proxy) for value in inputs)
 
 
-def needs_torch(*tensors: Tensor | None) -> bool:
-    """Whether ops with an autograd of their own, or of no other program, do not do.
+def makes_program() -> bool:
+    """Whether torch.jit.trace(), torch.export or an exporter to ONNX makes a program of the call.
 
-    These are calls under torch.func and forward-mode differentiation, and those from which
-    torch.jit.trace(), torch.export and both exporters to ONNX make a program.
+    The program is to run without torchfuse.
     """
+    # torch.compile takes is_exporting() for true, and reads this as it is.
+    exports: bool = torch.compiler._is_exporting_flag
+    return exports or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether torch.func or forward-mode differentiation is active; the ops support neither."""
     if torch._C._are_functorch_transforms_active():
-        return True
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return True
-    # torch.compile takes is_exporting() for true.
-    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         return True
     if forward_ad._current_level < 0:
         return False
@@ -33,3 +34,8 @@ def needs_torch(*tensors: Tensor | None) -> bool:
         tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
         for tensor in tensors
     )
+
+
+def needs_torch(*tensors: Tensor | None) -> bool:
+    """Whether either is so."""
+    return makes_program() or is_transformed(*tensors)

@@ -70,24 +70,26 @@ at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments, boo
   at::Tensor storage = parts[0].toTensor();
   if (from_bytes) storage = elements_of_bytes(input, storage, parts[6]);
   const std::int64_t offset = parts[1].toInt();
-  bool fits = sizes.size() == strides.size() && offset <= storage.numel();
+  // Where there are no elements, views may begin behind the storage.
+  const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  bool fits = sizes.size() == strides.size();
   std::int64_t last = offset;
-  bool empty = false;
   for (std::size_t i = 0; fits && i < sizes.size(); ++i) {
-    empty = empty || sizes[i] == 0;
     std::int64_t extent = 0;
     fits = sizes[i] == 0 || (!__builtin_mul_overflow(sizes[i] - 1, strides[i], &extent) &&
                              !__builtin_add_overflow(last, extent, &last));
   }
   input.check(fits && (empty || last < storage.numel()), "tensors within their storages");
-  return storage.as_strided(sizes, strides, offset);
+  return storage.as_strided(sizes, strides, empty ? 0 : offset);
 }
 
 }  // namespace
 
 bool is_dtype(const std::string& name) {
   return std::any_of(kStorageClasses.begin(), kStorageClasses.end(),
-                     [&](const StorageClass& known) { return is_name(known, name); });
+                     [&](const StorageClass& known) { return is_name(known, name); }) ||
+         std::any_of(kNamesAlone.begin(), kNamesAlone.end(),
+                     [&](std::string_view known) { return name == "torch." + std::string(known); });
 }
 
 void check_global(const PickleInput& input, const std::string& name) {

@@ -283,6 +283,7 @@ class Machine {
   void reduce() {
     const Item arguments = pop();
     const Item callee = pop(Item::Kind::kGlobal);
+    check_extent(0, given_ += arguments.size);  // a tuple may be given to many calls
     push(call(input_, callee.value.toStringRef(), arguments.value), arguments.depth,
          arguments.size);
     // What was an argument may be held elsewhere too; an OrderedDict begins empty.
@@ -312,6 +313,7 @@ class Machine {
   }
 
   std::uint64_t most_;  ///< values
+  std::uint64_t given_ = 0;
   std::unordered_map<std::uint32_t, Item> memo_;
   std::unordered_map<const void*, Holder> containers_;
   PickleInput input_;
@@ -329,9 +331,14 @@ c10::IValue from_pickle(std::string_view bytes, const ReadStorage& read_storage,
 }  // namespace torchfuse::checkpoint
 
 void torchfuse::check_pickle(std::string_view bytes, const std::string& where) {
-  const auto without_values = [&where](const std::string&, at::ScalarType dtype, std::int64_t n) {
+  std::unordered_map<std::string, at::Tensor> known;
+  const auto without_values = [&](const std::string& key, at::ScalarType dtype, std::int64_t n) {
     TORCH_CHECK_VALUE(n >= 0, where, " to hold storages, got one of ", n, " elements.");
-    return at::empty({n}, at::TensorOptions(dtype).device(at::kMeta));
+    at::Tensor& storage = known[key];
+    if (!storage.defined()) storage = at::empty({n}, at::TensorOptions(dtype).device(at::kMeta));
+    TORCH_CHECK_VALUE(storage.scalar_type() == dtype && storage.numel() == n, where,
+                      " to hold storage ", key, " of one dtype, got two.");
+    return storage;
   };
   checkpoint::from_pickle(bytes, without_values, where);
 }

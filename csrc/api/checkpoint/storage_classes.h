@@ -17,7 +17,7 @@ struct StorageClass {
   std::string_view name;  ///< of the dtype in Python's torch
 };
 
-inline constexpr std::array<StorageClass, 20> kStorageClasses{{
+inline constexpr std::array<StorageClass, 26> kStorageClasses{{
     {at::kDouble, "DoubleStorage", "float64"},
     {at::kFloat, "FloatStorage", "float32"},
     {at::kHalf, "HalfStorage", "float16"},
@@ -38,6 +38,19 @@ inline constexpr std::array<StorageClass, 20> kStorageClasses{{
     {at::kFloat8_e4m3fn, "", "float8_e4m3fn"},
     {at::kFloat8_e5m2fnuz, "", "float8_e5m2fnuz"},
     {at::kFloat8_e4m3fnuz, "", "float8_e4m3fnuz"},
+    {at::kFloat8_e8m0fnu, "", "float8_e8m0fnu"},
+    {at::kBits8, "", "bits8"},
+    {at::kBits16, "", "bits16"},
+    {at::kBits1x8, "", "bits1x8"},
+    {at::kBits2x4, "", "bits2x4"},
+    {at::kBits4x2, "", "bits4x2"},
 }};
+
+/// Dtypes that are values of checkpoints, and not those of tensors in them.
+inline constexpr std::array<std::string_view, 20> kNamesAlone{
+    "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
+    "int1",  "int2",   "int3",   "int4",     "int5",
+    "int6",  "int7",   "uint1",  "uint2",    "uint3",
+    "uint4", "uint5",  "uint6",  "uint7",    "float4_e2m1fn_x2"};
 
 }  // namespace torchfuse::checkpoint

@@ -87,10 +87,12 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
                       ", got one for a ", param.scalar_type(), " parameter. ", remark);
     tensor = checked_state(tensor, param, expected + "'s " + name + "." + key, {dtype});
   };
-  check_master(loaded.master_param(), "master_param", master, at::kFloat,
-               "Masters belong to 16-bit parameters.");
+  // The next step gives a parameter that was widened, as by model.to(), its master's value.
+  const bool wide = param.scalar_type() == at::kFloat || param.scalar_type() == at::kDouble;
+  check_master(loaded.master_param(), "master_param", master || wide, at::kFloat,
+               "Masters belong to options with master_weights.");
   check_master(loaded.param_remainder(), "param_remainder",
-               master && param.scalar_type() == at::kBFloat16, at::kShort,
+               wide || (master && param.scalar_type() == at::kBFloat16), at::kShort,
                "Remainders belong to bf16 parameters with masters.");
   loaded.ema_param(checked_state(loaded.ema_param(), param, expected + "'s " + name + ".ema_param",
                                  {param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat}));

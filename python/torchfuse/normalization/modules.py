@@ -231,6 +231,10 @@ class MixedFusedLayerNorm(FusedLayerNorm):
         _check_affine(type(self).__name__, options)
         super().__init__(normalized_shape, eps, True, memory_efficient, **options)
 
+    def _in_torch(self, input: Tensor) -> Tensor:
+        wide = input.to(self.weight.dtype)  # type: ignore[union-attr]
+        return functional.layer_norm(wide, self.normalized_shape, self.weight, self.bias, self.eps)
+
 
 class MixedFusedRMSNorm(FusedRMSNorm):
     """:class:`FusedRMSNorm` with an output in the dtype of the weight.
@@ -256,3 +260,7 @@ class MixedFusedRMSNorm(FusedRMSNorm):
     ) -> None:
         _check_affine(type(self).__name__, options)
         super().__init__(normalized_shape, eps, True, memory_efficient, **options)
+
+    def _in_torch(self, input: Tensor) -> Tensor:
+        wide = input.to(self.weight.dtype)  # type: ignore[union-attr]
+        return functional.rms_norm(wide, self.normalized_shape, self.weight, self.eps)

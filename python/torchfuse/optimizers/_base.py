@@ -92,6 +92,7 @@ class FusedOptimizer(SharedNorm):
     _update_from_the_end: bool = False
 
     _planned_names: list[tuple[str, ...]] | None = None
+    _stepped_names: list[tuple[str, ...]] | None = None  # of the last plan that was made
 
     # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
     grad_scale: Tensor | None
@@ -260,7 +261,7 @@ class FusedOptimizer(SharedNorm):
         """Creates missing state and makes a plan of the native step for all parameters."""
         assert self._native is not None
         # If planning fails, the next step has to plan again.
-        before, self._planned_names = self._planned_names or (), None
+        before, self._planned_names = self._stepped_names or (), None
         self._check_before_plan()
         self._check_counted_once()
         numbers = self._element_numbers()
@@ -277,7 +278,7 @@ class FusedOptimizer(SharedNorm):
                 if ends_masters:
                     drop_master(self.state.get(param, {}))
                 if self._takes_part(param):
-                    if param.dtype not in PARAM_DTYPES:
+                    if param.dtype not in PARAM_DTYPES or type(param) is not torch.nn.Parameter:
                         check_param(self._caller(in_step=True), index, place, param)
                     self._refuse_capture(param, group)
                     self._check_memory(index, place, param)
@@ -301,7 +302,7 @@ class FusedOptimizer(SharedNorm):
             [shard_groups(param) for g in groups for param in g["params"]],
             numbers,
         )
-        self._planned_names = names
+        self._planned_names = self._stepped_names = names
 
     def _check_memory(self, index: int, place: int, param: Tensor) -> None:
         """Checks what is read while states are created, converted and gathered."""
@@ -329,4 +330,4 @@ class FusedOptimizer(SharedNorm):
         super().__setstate__(state)
         self._make_lock()
         # The next step makes a new plan. Native workspaces remain: a CUDA graph may use them.
-        self._planned_names = None
+        self._planned_names = self._stepped_names = None

@@ -37,7 +37,7 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
     the first forward pass. A plan checks what has a gradient.
     """
     for index, param in enumerate(params):
-        if not is_lazy(param) and (param.requires_grad or param.dtype in PARAM_DTYPES):
+        if param.requires_grad and not is_lazy(param):
             check_param(owner, group, index, param)
     if len({id(param) for param in params}) != len(params):
         raise ValueError(
@@ -198,7 +198,7 @@ def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> 
             "store_param_remainders, got False. A remainder is what a bf16 parameter lacks of its "
             "fp32 master."
         )
-    params: Sequence[Tensor] = group["params"]
+    params: Sequence[Tensor] = [param for param in group["params"] if param.requires_grad]
     remedy = "Set store_param_remainders=False in a group of its own for other parameters."
     for position, param in enumerate(params):
         if param.dtype == torch.float16:
@@ -222,7 +222,7 @@ def check_stochastic_rounding(owner: str, index: int, group: Mapping[str, Any]) 
             "choose one of the two."
         )
     for position, param in enumerate(group["params"]):
-        if param.dtype != torch.bfloat16:
+        if param.requires_grad and param.dtype != torch.bfloat16:
             raise ValueError(
                 f"{owner}: expected params[{position}] of group {index} to be bf16 with "
                 f"stochastic_rounding, got {param.dtype}. Set stochastic_rounding=False in a group "

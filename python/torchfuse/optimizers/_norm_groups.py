@@ -109,7 +109,9 @@ def check_inside_zero(owner: str, group: Mapping[str, Any], groups: NormGroups) 
     if module is None or not (averages or clips):
         return
     maker = module.ZeroRedundancyOptimizer._init_local_optimizer.__code__
-    if all(frame.f_code is not maker for frame, _ in traceback.walk_stack(None)):
+    makers = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is maker)
+    frame = next(makers, None)
+    if frame is None or frame.f_locals["self"].world_size == 1:
         return
     if averages:
         raise ValueError(
@@ -117,13 +119,12 @@ def check_inside_zero(owner: str, group: Mapping[str, Any], groups: NormGroups) 
             "update different parameters. Use FSDP2 (torch.distributed.fsdp.fully_shard), or "
             "torch.optim.swa_utils.AveragedModel."
         )
-    if torch.distributed.get_world_size() > 1:
-        raise ValueError(
-            f"{owner}: expected norm_groups with max_grad_norm={group['max_grad_norm']} in "
-            "ZeroRedundancyOptimizer, each of whose ranks would clip by the norm of its own "
-            "parameters, got none. Pass optimizer_class=functools.partial("
-            f"{owner}, norm_groups=[group], ...)."
-        )
+    raise ValueError(
+        f"{owner}: expected norm_groups with max_grad_norm={group['max_grad_norm']} in "
+        "ZeroRedundancyOptimizer, each of whose ranks would clip by the norm of its own "
+        "parameters, got none. Pass optimizer_class=functools.partial("
+        f"{owner}, norm_groups=[group], ...)."
+    )
 
 
 def refuse_norm_groups(who: str, optimizer: torch.optim.Optimizer) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchfuse._shown import shown
 from torchfuse.optimizers._checks import HALF_DTYPES, check_step
 from torchfuse.optimizers._masters import MASTER, REMAINDER
-from torchfuse.optimizers._shards import is_dtensor
+from torchfuse.optimizers._shards import is_dtensor, local_part
 
 #: Key of a state dict that `apex.amp` adds behind the alias: masters by number of the parameter.
 AMP_MASTERS = "master_params"
@@ -192,16 +192,11 @@ def check_state(
                 f"{where}['{name}'] to be a {wanted}, got {type(saved[name]).__name__}. Load "
                 "with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict."
             )
-    if REMAINDER in saved and param.dtype != torch.bfloat16:
+    if REMAINDER in saved and param.dtype == torch.float16:
         raise ValueError(
             f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "
             "into an optimizer of bf16 parameters with master_weights=True, which turns it "
             f"into '{MASTER}' in its next step."
-        )
-    if MASTER in saved and param.dtype not in HALF_DTYPES:
-        raise ValueError(
-            f"{where}['{MASTER}'] to belong to an fp16 or bf16 parameter, "
-            f"got {param.dtype}. Remove the entry: the parameter itself has full precision."
         )
     step = count_of(saved, group_step)
     if step is None:
@@ -265,5 +260,8 @@ def _check_tensor(where: str, name: str, value: Any, shape: tuple[int, ...]) -> 
     if name == REMAINDER:
         if value.dtype not in (torch.int16, torch.int32):
             raise ValueError(f"{where} to be an int16 tensor, got {value.dtype}.")
+        own = local_part(value)
+        if own.numel() and not -(2**15) <= int(own.min()) <= int(own.max()) < 2**15:
+            raise ValueError(f"{where} to hold numbers of 16 bits, got greater ones.")
     elif not value.is_floating_point():
         raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")

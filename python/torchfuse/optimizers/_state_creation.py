@@ -99,6 +99,8 @@ class StateCreation(EmaWeights):
         with self._lock.between_steps:
             for param in wanted:
                 state = self.state.get(param, {})
+                if param.dtype not in HALF_DTYPES:
+                    self._take_master(param)
                 for master in map(state.get, MASTER_DTYPES):
                     if master is not None:
                         _C.remake_master(local_part(param.detach()), local_part(master))
@@ -128,15 +130,20 @@ class StateCreation(EmaWeights):
         if group.get("stochastic_rounding"):
             drop_master(state)
         elif param.dtype not in HALF_DTYPES:
-            for master in map(state.get, MASTER_DTYPES):
-                if master is not None:  # the model was converted, as by model.float()
-                    _C.take_master(local_part(param.detach()), local_part(master))
-            drop_master(state)
+            self._take_master(param)
         elif group["master_weights"]:
             remainders = bool(group.get("store_param_remainders"))
             create_master(param, state, remainders and param.dtype == torch.bfloat16)
         if group["ema_decay"] is not None and state.get(EMA) is None:
             state[EMA] = self._begin_ema(param, group)
+
+    def _take_master(self, param: Tensor) -> None:
+        """Gives a parameter that was converted, as by model.float(), the value of its master."""
+        state = self.state.get(param, {})
+        for master in map(state.get, MASTER_DTYPES):
+            if master is not None:
+                _C.take_master(local_part(param.detach()), local_part(master))
+        drop_master(state)
 
     def _begin_ema(self, param: Tensor, group: dict[str, Any]) -> Tensor:
         """Returns the average before its first step: a copy of the master or the parameter."""

@@ -125,7 +125,8 @@ class FusedAdagrad(FusedOptimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved.update(TORCH_ONLY)
             for param, key in zip(group["params"], saved["params"], strict=True):
-                if key not in states and param.dtype in PARAM_DTYPES and not is_lazy(param):
+                known = param.dtype in PARAM_DTYPES and not (is_lazy(param) or param.is_meta)
+                if key not in states and known:
                     fresh = self._begin_state(param, group, "sum")
                     step = torch.zeros((), dtype=torch.float32, device="cpu")
                     states[key] = {"step": step, "sum": fresh}

@@ -69,6 +69,8 @@ def convert_syncbn_model(
     done: dict[nn.Module, nn.Module] = {}
 
     def convert(layer: nn.Module, name: str) -> nn.Module:
+        if isinstance(layer, SyncBatchNorm) and process_group is not None:
+            layer.process_group = process_group
         if _is_to_convert(layer, name):
             group = process_group or getattr(layer, "process_group", None)
             return _synchronized(layer, name, group, channel_last, deterministic)

@@ -7,13 +7,13 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse import _C
-from torchfuse._transforms import is_symbolic, needs_torch
+from torchfuse._transforms import is_symbolic, is_transformed, makes_program
 from torchfuse.parallel import _repeated_forward
 from torchfuse.parallel._ranks import require_name
 
@@ -122,11 +122,15 @@ class SyncBatchNorm(_BatchNorm):
         symbolic = is_symbolic(input)
         if not symbolic:
             self._check_input_dim(input)
-        if symbolic or needs_torch(input, z, self.weight, self.bias):
-            output = self._evaluate_in_torch(input, z)
-            return output.movedim(1, -1) if self.channel_last else output
+        if symbolic or is_transformed(input, z, self.weight, self.bias):
+            self._refuse_training()
+            return self._in_torch(input, z)
         batch_statistics = self.training or self.running_mean is None
         group = self._group_to_sync(input) if self.training else None
+        if makes_program():
+            if group is not None:
+                self._refuse_training()
+            return self._in_torch(input, z)
         if batch_statistics and group is None and input.numel() == input.size(1):
             raise ValueError(
                 f"{self._caller()}: expected more than 1 value per channel when training, "
@@ -169,26 +173,46 @@ class SyncBatchNorm(_BatchNorm):
         )
         return output, packed
 
-    def _evaluate_in_torch(self, input: Tensor, z: Tensor | None) -> Tensor:
-        """Runs the layer with torch's operators, which cannot communicate: not in training."""
+    def _refuse_training(self) -> None:
         if self.training:
             raise RuntimeError(
                 f"{self._caller()}: expected training to be False under torch.func's transforms, "
                 "forward-mode differentiation and in what makes a program of the model, got True. "
                 "Call eval(), or take derivatives with torch.autograd.grad."
             )
+
+    def _in_torch(self, input: Tensor, z: Tensor | None) -> Tensor:
+        """Runs the layer with torch's operators, which cannot communicate."""
+        observing = self.training and self.track_running_stats
+        factor = 0.0 if self.momentum is None else self.momentum
+        if observing and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        uses_running = observing or not self.training
         output = functional.batch_norm(
             input,
-            self.running_mean,
-            self.running_var,
+            self.running_mean if uses_running else None,
+            self.running_var if uses_running else None,
             self.weight,
             self.bias,
-            training=self.running_mean is None,
+            training=self.training or self.running_mean is None,
+            momentum=factor,
             eps=self.eps,
         )
         if z is not None:
             output = output + z
-        return output.relu() if self.fuse_relu else output
+        if self.fuse_relu:
+            output = output.relu()
+        return output.movedim(1, -1) if self.channel_last else output
+
+    def reset_parameters(self) -> None:
+        """Sets the running statistics, the weight and the bias to their initial values."""
+        self.reset_running_stats()
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:

@@ -8,6 +8,7 @@ import os
 import random
 import stat
 import struct
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -265,6 +266,47 @@ def test_shared_values_come_back(path: Path) -> None:
     contents["values"] = {"twice": [shared, shared], "dtype": torch.float8_e5m2}
     torch.save(contents, path)
     assert torchfuse.load_checkpoint(path) == contents["values"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(3, 4)[3:, 4:],  # begins behind its memory
+        torch.ones(4).to(torch.float8_e8m0fnu),
+        torch.int4,
+        torch.quint8,
+    ],
+    ids=str,
+)
+def test_what_is_saved_loads(path: Path, value: Any) -> None:
+    torchfuse.save_checkpoint(path, values={"x": value})
+    assert str(torchfuse.load_checkpoint(path)["x"]) == str(value)
+
+
+def test_compressed_files_are_refused_before_they_expand(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as file:
+        file.writestr("archive/data/0", bytes(50_000_000))
+    with pytest.raises(ValueError, match=r"it is compressed, which torch\.save does not do"):
+        torchfuse.load_checkpoint(path)
+
+
+def test_a_tuple_that_is_given_to_many_calls_counts_each_time(path: Path) -> None:
+    size = b"ctorch\nSize\nq\x00"
+    many = b"(" + b"N" * 20_000 + b"tq\x01\x85q\x02"
+    write_pickle(path, b"\x80\x02" + size + many + b"0" + b"h\x00h\x02R0" * 9_000 + b"N.")
+    begin = time.perf_counter()
+    with pytest.raises(ValueError, match=r"last\.pt to hold"):
+        torchfuse.load_checkpoint(path)
+    assert time.perf_counter() - begin < 5
+
+
+def test_tensors_are_shown_by_dtype_and_shape(path: Path) -> None:
+    torchfuse.save_checkpoint(path)
+    contents = torch.load(path)
+    contents["torchfuse"]["format"] = torch.zeros(1).expand([6] * 12)
+    torch.save(contents, path)
+    with pytest.raises(ValueError, match=r"of format 1, got a torch.float32 tensor of shape \[6"):
+        torchfuse.load_checkpoint(path)
 
 
 def test_long_values_are_not_shown_whole(path: Path) -> None:

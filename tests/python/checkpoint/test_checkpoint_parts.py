@@ -276,6 +276,12 @@ def test_a_compiled_submodule_is_saved_under_its_own_names(path: Path) -> None:
         assert torch.equal(model[1].weight, contents["model"]["1._orig_mod.weight"])
 
 
+def test_a_compiled_submodule_that_is_shared_has_plain_names(path: Path) -> None:
+    shared = torch.compile(nn.Linear(2, 2))
+    torchfuse.save_checkpoint(path, model=nn.Sequential(shared, shared))
+    assert sorted(torch.load(path)["model"]) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+
+
 def test_a_state_without_its_parameter_is_named() -> None:
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     optimizer = FusedAdam(params, lr=0.1)

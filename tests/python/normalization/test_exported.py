@@ -45,19 +45,23 @@ def traced(model: nn.Module, input: Tensor) -> Any:
     return program
 
 
-def exported(model: nn.Module, input: Tensor) -> Any:
-    program = torch.export.export(model, (input,))
+def exported(model: nn.Module, input: Tensor, strict: bool = False) -> Any:
+    program = torch.export.export(model, (input,), strict=strict)
     calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert calls
     assert all(call.startswith("aten.") for call in calls)
     return program.module()
 
 
+def exported_strictly(model: nn.Module, input: Tensor) -> Any:
+    return exported(model, input, strict=True)
+
+
 def symbolic(model: nn.Module, input: Tensor) -> Any:
     return torch.fx.symbolic_trace(model)
 
 
-@pytest.mark.parametrize("program_of", [scripted, traced, exported, symbolic])
+@pytest.mark.parametrize("program_of", [scripted, traced, exported, exported_strictly, symbolic])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_program_of_the_model_has_torchs_operator(
     name: str, program_of: Callable[[nn.Module, Tensor], Any]
@@ -67,6 +71,16 @@ def test_a_program_of_the_model_has_torchs_operator(
     model = nn.Sequential(nn.Linear(4, 4), MAKERS[name]())
     input = torch.randn(3, 4)
     torch.testing.assert_close(program_of(model, input)(input), model(input))
+
+
+@pytest.mark.parametrize("program_of", [traced, exported])
+def test_batch_norm_of_one_process_becomes_a_program_in_training(
+    program_of: Callable[[nn.Module, Tensor], Any],
+) -> None:
+    """As for a picture of the model."""
+    input = torch.randn(5, 4)
+    program = program_of(nn.Sequential(SyncBatchNorm(4)), input)
+    torch.testing.assert_close(program(input), nn.BatchNorm1d(4)(input))
 
 
 def test_the_loss_has_derivatives_in_transforms() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.adam import make_params, snapshot, train
 from support.compare import assert_all_same_bits, assert_same_bits
-from test_fused_adam_remainders import BF16, CONFIG, F32, REMAINDERS, SHAPES, bits, masters_of
+from test_fused_adam_remainders import BF16, CONFIG, REMAINDERS, SHAPES, bits, masters_of
 
 from torchfuse.optimizers import FusedAdam
 
@@ -116,15 +116,15 @@ def test_checkpoints_that_do_not_fit() -> None:
     optimizer, params = trained(REMAINDERS)
     before = snapshot(optimizer)
     saved = optimizer.state_dict()
-    wide = FusedAdam(make_params(SHAPES, F32))
+    half = FusedAdam(make_params(SHAPES, torch.float16))
     message = (
-        r"expected state\[0\]\['param_remainder'\] to belong to a bf16 parameter, got .*32. Load"
+        r"expected state\[0\]\['param_remainder'\] to belong to a bf16 parameter, got .*16. Load"
     )
     with pytest.raises(ValueError, match=message):
-        wide.load_state_dict(saved)
+        half.load_state_dict(saved)
     broken = copy.deepcopy(saved)
-    broken["state"][1]["param_remainder"] = broken["state"][1]["param_remainder"].to(torch.int32)
-    message = r"expected state\[1\]\['param_remainder'\] to be an int16 tensor, got torch.int32"
+    broken["state"][1]["param_remainder"] = broken["state"][1]["param_remainder"].to(torch.int64)
+    message = r"expected state\[1\]\['param_remainder'\] to be an int16 tensor, got torch.int64"
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(broken)
     assert_all_same_bits(snapshot(optimizer), before)

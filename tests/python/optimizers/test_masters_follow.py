@@ -141,7 +141,7 @@ def test_zeros_beside_any_remainder_stay_zeros() -> None:
 
 
 def test_remake_masters_leaves_a_master_of_none_out() -> None:
-    p, optimizer = _trained({}, torch.float32)
+    p, optimizer = _trained({"master_weights": True}, torch.bfloat16)
     optimizer.state[p]["master_param"] = None
     optimizer.remake_masters()
     assert optimizer.state[p]["master_param"] is None
@@ -302,3 +302,32 @@ def test_masters_that_are_switched_off_are_dropped(
     optimizer.master_weights = True
     _step(p, optimizer, lr=0.0)
     assert_same_bits(_master(p, optimizer), p.detach().float(), "master")
+
+
+@pytest.mark.parametrize(("options", "dtype"), MODES)
+def test_a_master_of_a_widened_parameter_is_loaded(
+    options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    p, optimizer = _trained(options, dtype)
+    expected = _master(p, optimizer)
+    p.data = p.data.float()
+    optimizer.param_groups[0]["store_param_remainders"] = False
+    optimizer.load_state_dict(optimizer.state_dict())
+    _step(p, optimizer, lr=0.0)
+    assert_same_bits(p.detach(), expected, "p")
+
+
+def test_masters_are_dropped_after_a_step_that_failed() -> None:
+    params = [torch.nn.Parameter(torch.ones(3).bfloat16()) for _ in range(2)]
+    groups = [{"params": [param], "master_weights": True} for param in params]
+    optimizer = FusedAdam(groups, lr=1e-3)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.param_groups[1]["master_weights"] = False
+    step, optimizer.state[params[0]]["step"] = optimizer.state[params[0]]["step"], "damaged"
+    with pytest.raises(TypeError):
+        optimizer.step()
+    optimizer.state[params[0]]["step"] = step
+    optimizer.step()
+    assert "master_param" not in optimizer.state[params[1]]

@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict as dcp_state
 
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.optimizers._checks import HALF_DTYPES
 
 
 def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -50,14 +49,7 @@ def params_like(params: Sequence[Tensor], dtype: torch.dtype) -> list[torch.nn.P
 # --- Another dtype --------------------------------------------------------------------------------
 
 
-MODE_PAIRS = [
-    (source, target)
-    for source in MODES
-    for target in MODES
-    # Masters of 16-bit parameters are refused by others; see below.
-    if source is not target
-    and not (source.options.get("master_weights") and target.dtype not in HALF_DTYPES)
-]
+MODE_PAIRS = [(source, target) for source in MODES for target in MODES if source is not target]
 
 
 @pytest.mark.combinations
@@ -113,26 +105,6 @@ def test_masters_that_a_checkpoint_lacks_are_made_from_the_parameters(
         assert all("master_param" in loaded.state[other] for other in others)
         results.append(snapshot(loaded))
     assert_all_same_bits(*results)
-
-
-@every_optimizer
-def test_masters_are_refused_by_parameters_that_need_none(case: Case) -> None:
-    params = make_params(SHAPES, torch.bfloat16)
-    optimizer = case.ours(params, master_weights=True)
-    train(optimizer, params, [1])
-    saved = copy.deepcopy(optimizer.state_dict())
-    others = params_like(params, torch.float32)
-    loaded = case.ours(others)
-    before = snapshot(loaded)
-    message = r"expected state\[0\]\['master_param'\] to belong to an fp16 or bf16 parameter"
-    with pytest.raises(ValueError, match=message):
-        loaded.load_state_dict(saved)
-    assert_all_same_bits(snapshot(loaded), before)
-    for state in saved["state"].values():
-        del state["master_param"]
-    loaded.load_state_dict(saved)
-    train(loaded, others, [2])
-    assert all("master_param" not in loaded.state[other] for other in others)
 
 
 # --- Copies ---------------------------------------------------------------------------------------

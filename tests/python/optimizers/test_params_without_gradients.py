@@ -53,6 +53,17 @@ def test_a_gradient_of_it_is_refused() -> None:
     assert param[0] != 1
 
 
+@pytest.mark.parametrize("option", ["stochastic_rounding", "store_param_remainders"])
+def test_it_does_not_decide_how_others_are_stored(option: str) -> None:
+    frozen = nn.Parameter(torch.ones(3)[::2], requires_grad=False)  # gaps, fp32
+    param = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    masters = option == "store_param_remainders"
+    optimizer = FusedAdam([frozen, param], lr=0.1, master_weights=masters, **{option: True})
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert param[0] != 1
+
+
 @every_class
 def test_a_lazy_model_trains_after_its_first_forward_pass(kind: Any) -> None:
     model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import parametrize, prune
 
 from torchfuse.parallel import (
@@ -209,3 +210,10 @@ def test_apexs_layout_option_reaches_the_layers() -> None:
 
 def test_the_default_group_needs_no_processes() -> None:
     assert create_syncbn_process_group(0) is None
+
+
+def test_layers_that_are_synchronized_get_the_group(mesh: DeviceMesh) -> None:
+    """As those that were loaded, whose file holds no groups."""
+    group = mesh.get_group()
+    model = convert_syncbn_model(nn.Sequential(SyncBatchNorm(2)), process_group=group)
+    assert model[0].process_group is group

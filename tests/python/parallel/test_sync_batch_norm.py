@@ -313,3 +313,5 @@ def test_it_may_have_no_bias() -> None:
     layer(x).square().sum().backward()
     assert "bias" not in layer.state_dict()
     assert repr(layer).count("bias=False") == 1
+    layer.reset_parameters()
+    assert torch.equal(layer.running_mean, torch.zeros(3))

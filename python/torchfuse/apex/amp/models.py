@@ -98,7 +98,7 @@ def _wrappers() -> tuple[type, ...]:
 
 def _check_fp32(where: str, model: nn.Module) -> None:
     for name, param in model.named_parameters():
-        if param.is_floating_point() and param.dtype != torch.float32:
+        if param.dtype in (*SHORT_DTYPES, torch.float64):
             hint = (
                 "It has been through amp.initialize before."
                 if _KEY in vars(model)

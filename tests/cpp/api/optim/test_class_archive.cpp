@@ -157,6 +157,24 @@ TYPED_TEST(ClassArchive, MakesMastersThatItLacksFromTheParameters) {
   }
 }
 
+TYPED_TEST(ClassArchive, MastersOfOptionsWithoutThemAreRefused) {
+  using Options = typename TypeParam::Options;
+  const auto params = make_params(torch::kBFloat16);
+  typename TypeParam::Optimizer optimizer(params, all_states<Options>());
+  run_steps(optimizer, params, 0, 1);
+  auto& state = state_of(optimizer, params[1]);
+  const auto refused = [&](const char* key) {
+    testing::expect_error(
+        [&] { load(optimizer, saved(optimizer)); },
+        std::string("expected the archive to hold no param_groups[0].state[1].") + key);
+  };
+  state.master_param(torch::ones({1}));
+  refused("master_param");
+  state.master_param(torch::Tensor());
+  state.param_remainder(torch::ones({1}, torch::kShort));
+  refused("param_remainder");
+}
+
 TYPED_TEST(ClassArchive, TruncatedAndForeignArchivesAreRefused) {
   const std::string name = testing::class_name<TypeParam>();
   const std::string bytes = this->edited_archive([](auto&, auto&) {});
@@ -206,10 +224,8 @@ TYPED_TEST(ClassArchive, CountsMastersAndOptionsThatDoNotFitAreRefused) {
           "state[1].step to be a finite whole number >= 0, got -1");
   refused([](auto&, auto& state) { state.step(torch::Tensor()); },
           "expected the archive to hold param_groups[0].state[1].step");
-  refused([](auto&, auto& state) { state.master_param(torch::ones({1})); },
-          "expected the archive to hold no param_groups[0].state[1].master_param");
-  refused([](auto&, auto& state) { state.param_remainder(torch::ones({1}, torch::kShort)); },
-          "expected the archive to hold no param_groups[0].state[1].param_remainder");
+  refused([](auto&, auto& state) { state.master_param(torch::ones({2})); },
+          "state[1].master_param to have the sizes [1] of its parameter, got [2]");
   refused([](auto& options, auto&) { options.lr(std::nan("")); },
           "expected param_groups[0].lr to be at least 0 and finite, got nan");
 }

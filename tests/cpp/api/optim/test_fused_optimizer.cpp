@@ -111,15 +111,17 @@ TEST(FusedOptimizer, AParameterThatBecomesFloatTakesItsMaster) {
   FusedAdam optimizer({param}, FusedAdamOptions(1e-3).master_weights(true));
   param.mutable_grad() = torch::randn({16}).to(at::kBFloat16);
   optimizer.step();
-  auto& entry = optimizer.state().at(param.unsafeGetTensorImpl());
-  auto& state = static_cast<FusedAdamParamState&>(*entry);
-  const torch::Tensor master = state.master_param().clone();
+  const auto state = [&]() -> FusedAdamParamState& {
+    return static_cast<FusedAdamParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
+  };
+  const torch::Tensor master = state().master_param().clone();
   param.set_data(param.detach().to(at::kFloat));
+  optimizer.load_state_dict(optimizer.state_dict());  // as saved between the two
   static_cast<FusedAdamOptions&>(optimizer.param_groups()[0].options()).lr(0.0);
   param.mutable_grad() = torch::zeros({16});
   optimizer.step();
   EXPECT_TRUE(torch::equal(param.detach(), master));
-  EXPECT_FALSE(state.master_param().defined());
+  EXPECT_FALSE(state().master_param().defined());
 }
 
 TEST(FusedOptimizer, AFrozenParameterOfAnyDtypeStandsStill) {
