@@ -321,7 +321,8 @@ def _reading(file: BinaryIO, where: str) -> Iterator[None]:
             raise
         raise ValueError(
             f"{where} to be a whole file of save_checkpoint, got a truncated or damaged one or one "
-            f"of another kind: {str(error).partition(chr(10))[0][:200]}"
+            f"of another kind: {str(error).partition(chr(10))[0][:100]}. Load an older checkpoint; "
+            "read other files with torch.load() or load_weights()."
         ) from error
 
 

@@ -38,17 +38,13 @@ class Stateful(Protocol):
 
 
 def class_name(part: Any) -> str | None:
-    """Returns the class that a file names: torchfuse's of an optimizer, torch's of a scheduler."""
+    """Returns the class that a file names: of ours or torch's, the nearest of an object's bases."""
     if isinstance(part, LARC) or is_zero(part):
         return class_name(part.optim)
-    if isinstance(part, LRScheduler):
-        package = "torch.optim."
-    elif isinstance(part, Optimizer):
-        package = "torchfuse."
-    else:
+    if not isinstance(part, LRScheduler | Optimizer):
         return None
-    known = (kind for kind in type(part).__mro__ if kind.__module__.startswith(package))
-    return next((kind.__name__ for kind in known if kind is not LRScheduler), None)
+    known = (kind.__name__ for kind in type(part).__mro__ if _is_known(kind))
+    return next((name for name in known if name not in ("LRScheduler", "Optimizer")), None)
 
 
 def check_class(part: Stateful, name: str, saved: Any, where: str) -> None:
@@ -70,14 +66,14 @@ def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
     wrong rates. Any other object may hold the scheduler's optimizer, as FP16_Optimizer and
     accelerate's optimizers do: nothing is checked then.
     """
-    inner = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
-    optimizers = [part for part in inner if _is_ours(part)]
+    inner: list[Any] = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
+    optimizers = [part.optim if is_zero(part) else part for part in inner]
     known = (LRScheduler, nn.Module, GradScaler, Sampler)
-    if not all(_is_ours(part) or isinstance(part, known) for part in inner):
+    if not all(_is_optimizer(part) or isinstance(part, known) for part in inner):
         return
     for name, part in parts.items():
         own = getattr(part, "optimizer", None) if isinstance(part, LRScheduler) else None
-        if _is_ours(own) and all(own is not other for other in optimizers):
+        if _is_optimizer(own) and all(own is not other for other in [*inner, *optimizers]):
             raise ValueError(
                 f"{caller}: expected {name!r} to be the scheduler of an optimizer in the "
                 f"checkpoint, got that of a {type(own).__name__} that is not in it. Add this "
@@ -85,8 +81,16 @@ def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
             )
 
 
-def _is_ours(part: Any) -> bool:
-    return isinstance(part.optim if is_zero(part) else part, FusedOptimizer)
+def _is_known(kind: type) -> bool:
+    return kind.__module__.startswith(("torchfuse.", "torch.optim."))
+
+
+def _is_optimizer(part: Any) -> bool:
+    """Whether a part is an optimizer of ours or torch's, and not a wrapper of one."""
+    inner = part.optim if is_zero(part) else part
+    return isinstance(inner, FusedOptimizer) or (
+        isinstance(inner, Optimizer) and _is_known(type(inner))
+    )
 
 
 def _compiled_modules() -> tuple[type, ...]:
@@ -269,7 +273,9 @@ def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
     try:
         _load(part, saved)
     except Exception as error:
-        message = f"{refused}: {error}"
+        # A KeyError says the key alone.
+        said = f"it lacks the key {error}" if isinstance(error, KeyError) else error
+        message = f"{refused}: {said}"
         try:
             restore()
         except Exception as second:  # the part refuses its own state too

@@ -180,7 +180,7 @@ def _check_group(layout: _Layout, group: Mapping[str, Any], where: str) -> None:
             "clipping there."
         )
     for index, param in enumerate(group["params"]):
-        if param.dtype not in layout.dtypes:
+        if param.requires_grad and param.dtype not in layout.dtypes:
             dtypes = ", ".join(map(str, layout.dtypes))
             raise ValueError(
                 f"{where} to have parameters of {dtypes}, which apex takes there, "

@@ -112,6 +112,7 @@ class ResumableSampler(Sampler[Any]):
         return islice(iter(self._sampler), self._position, None)
 
     def __len__(self) -> int:
+        """Returns the number of samples that are left in the epoch."""
         return len(cast(Sized, self._sampler)) - self._position
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,6 +142,12 @@ class ResumableSampler(Sampler[Any]):
                     f"ResumableSampler: expected the state to hold {key!r}, got "
                     f"{shown(sorted(map(str, state_dict)))}."
                 )
+        if self._generator is None and state_dict.get("generator") is not None:
+            raise ValueError(
+                "ResumableSampler: expected the state of a sampler without a generator, as "
+                f"{type(self._sampler).__name__} is, got one with it. Wrap a sampler of the kind "
+                "that was saved."
+            )
         epoch, position = state_dict["epoch"], state_dict["position"]
         for name, value in (("epoch", epoch), ("position", position)):
             if type(value) is not int:

@@ -65,7 +65,6 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
   const auto require = [&](bool holds, const char* key) {
     TORCH_CHECK_VALUE(holds, expected, " to hold ", name, ".", key, ", got a state without it.");
   };
-  const bool master = wants_master(param, options);
   require(loaded.step().defined(), "step");
   std::size_t index = 0;
   const std::vector<at::ScalarType> dtypes =
@@ -81,19 +80,18 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
     ++index;
   });
   // A master that is wanted and not there is made from the parameter in the next step.
-  const auto check_master = [&](torch::Tensor& tensor, const char* key, bool allowed,
-                                at::ScalarType dtype, const char* remark) {
-    TORCH_CHECK_VALUE(!tensor.defined() || allowed, expected, " to hold no ", name, ".", key,
-                      ", got one for a ", param.scalar_type(), " parameter. ", remark);
+  const auto check_master = [&](torch::Tensor& tensor, const char* key, at::ScalarType dtype) {
     tensor = checked_state(tensor, param, expected + "'s " + name + "." + key, {dtype});
   };
-  // The next step gives a parameter that was widened, as by model.to(), its master's value.
-  const bool wide = param.scalar_type() == at::kFloat || param.scalar_type() == at::kDouble;
-  check_master(loaded.master_param(), "master_param", master || wide, at::kFloat,
-               "Masters belong to options with master_weights.");
-  check_master(loaded.param_remainder(), "param_remainder",
-               wide || (master && param.scalar_type() == at::kBFloat16), at::kShort,
-               "Remainders belong to bf16 parameters with masters.");
+  if (!options.master_weights()) {  // switched off after the last step
+    loaded.master_param(at::Tensor());
+    loaded.param_remainder(at::Tensor());
+  }
+  check_master(loaded.master_param(), "master_param", at::kFloat);
+  TORCH_CHECK_VALUE(!loaded.param_remainder().defined() || param.scalar_type() != at::kHalf,
+                    expected, " to hold no ", name, ".param_remainder, got one for a ",
+                    param.scalar_type(), " parameter. Remainders belong to bf16 parameters.");
+  check_master(loaded.param_remainder(), "param_remainder", at::kShort);
   loaded.ema_param(checked_state(loaded.ema_param(), param, expected + "'s " + name + ".ema_param",
                                  {param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat}));
   loaded.step(checked_step(loaded.step(), expected + "'s " + name + ".step"));

@@ -32,7 +32,7 @@ TORCHFUSE_API void remake_master(const at::Tensor& param, const at::Tensor& mast
 /// Gives a parameter that became fp32 or fp64, as by `model->to(torch::kFloat)`, its master's value
 /// in place, where the parameter still has what the master rounds to. Elements that were written
 /// since keep what was written.
-/// @param master of dtype float32, or int16 for a remainder.
+/// A `master` of dtype int16 is a remainder.
 /// @throws c10::Error for other dtypes or sizes.
 TORCHFUSE_API void take_master(const at::Tensor& param, const at::Tensor& master);
 

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-def _has_masters(names: Sequence[tuple[str, ...]]) -> bool:
-    """Whether a plan of these states, of no group or of one, has masters."""
-    return any(name in MASTER_DTYPES for group in names for name in group)
-
-
 def _shared_step(param: Tensor, step: object) -> Tensor | None:
     """Returns a step count that the program shares with other processes, 0-dim, in its memory."""
     # is_shared() says nothing of other devices.
@@ -92,7 +87,6 @@ class FusedOptimizer(SharedNorm):
     _update_from_the_end: bool = False
 
     _planned_names: list[tuple[str, ...]] | None = None
-    _stepped_names: list[tuple[str, ...]] | None = None  # of the last plan that was made
 
     # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
     grad_scale: Tensor | None
@@ -261,7 +255,7 @@ class FusedOptimizer(SharedNorm):
         """Creates missing state and makes a plan of the native step for all parameters."""
         assert self._native is not None
         # If planning fails, the next step has to plan again.
-        before, self._planned_names = self._stepped_names or (), None
+        self._planned_names = None
         self._check_before_plan()
         self._check_counted_once()
         numbers = self._element_numbers()
@@ -270,12 +264,8 @@ class FusedOptimizer(SharedNorm):
         for index, group in enumerate(groups):
             # apex's count is for subclasses with apex's step: this step does not update it.
             group.pop("step", None)
-            # A master that the last step had and this one has not would be old in a later one.
-            ends_masters = _has_masters(before[index : index + 1]) and not _has_masters(
-                names[index : index + 1]
-            )
             for place, param in enumerate(group["params"]):
-                if ends_masters:
+                if not group["master_weights"]:  # switched off: it would be old in a later step
                     drop_master(self.state.get(param, {}))
                 if self._takes_part(param):
                     if param.dtype not in PARAM_DTYPES or type(param) is not torch.nn.Parameter:
@@ -302,7 +292,7 @@ class FusedOptimizer(SharedNorm):
             [shard_groups(param) for g in groups for param in g["params"]],
             numbers,
         )
-        self._planned_names = self._stepped_names = names
+        self._planned_names = names
 
     def _check_memory(self, index: int, place: int, param: Tensor) -> None:
         """Checks what is read while states are created, converted and gathered."""
@@ -330,4 +320,4 @@ class FusedOptimizer(SharedNorm):
         super().__setstate__(state)
         self._make_lock()
         # The next step makes a new plan. Native workspaces remain: a CUDA graph may use them.
-        self._planned_names = self._stepped_names = None
+        self._planned_names = None

@@ -148,8 +148,6 @@ class Checkpoints(ParamGroups):
                 zip(self.param_groups, saved_groups, strict=True)
             )
         ]
-        for index, group in enumerate(groups):
-            self._check_group(index, group, groups[0])
         # For each key: its parameter, the group, and the step count that apex stores in the group.
         places = {
             key: (param, group, saved.get("step"))
@@ -157,6 +155,14 @@ class Checkpoints(ParamGroups):
             for key, param in zip(saved["params"], group["params"], strict=True)
         }
         states = with_masters(where, state_dict, places, self._state_names)
+        for group, saved in zip(groups, saved_groups, strict=True):
+            # Saved masters are kept, unless the saved optimizer had switched them off.
+            if "master_weights" not in saved and not group.get("stochastic_rounding"):
+                own = [states.get(key) or {} for key in saved["params"]]
+                if any(name in state for state in own for name in MASTER_DTYPES):
+                    group["master_weights"] = True
+        for index, group in enumerate(groups):
+            self._check_group(index, group, groups[0])
         for key in [key for key, saved in states.items() if key in places and saved]:
             states[key] = self._checked_state(f"{where} state[{key}]", states[key], *places[key])
 
@@ -179,8 +185,7 @@ class Checkpoints(ParamGroups):
         loaded = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
         self._normalize_group(loaded)
         # `capturable` is not loaded, because torch's value describes torch's own step. Storage
-        # options are those of the loading optimizer: the state is converted. Saved masters are
-        # kept, even by an optimizer without master_weights.
+        # options are those of the loading optimizer: the state is converted.
         for key in ("capturable", *self._storage_options()):
             loaded.pop(key, None)
         if group["ema_decay"] is not None:

@@ -199,7 +199,7 @@ def check_param_remainders(owner: str, index: int, group: Mapping[str, Any]) -> 
             "fp32 master."
         )
     params: Sequence[Tensor] = [param for param in group["params"] if param.requires_grad]
-    remedy = "Set store_param_remainders=False in a group of its own for other parameters."
+    remedy = "Set store_param_remainders=False in this group, or have a group for each of both."
     for position, param in enumerate(params):
         if param.dtype == torch.float16:
             raise ValueError(
