@@ -105,39 +105,17 @@ __global__ void collectives_kernel(std::uint32_t* out) {
   constexpr unsigned kAll = 0xffffffffu;
   put(Row::kShfl, __shfl_sync(kAll, i, 5));
   put(Row::kDown, __shfl_down_sync(kAll, i, 3));
-  put(Row::kUp, __shfl_up_sync(kAll, i, 2));
   put(Row::kXor, static_cast<unsigned>(__shfl_xor_sync(kAll, static_cast<double>(i), 1)));
-  put(Row::kBallot, __ballot_sync(kAll, i % 3 == 0));
-  put(Row::kAny, static_cast<unsigned>(__any_sync(kAll, i == 40)));
-  put(Row::kAll, static_cast<unsigned>(__all_sync(kAll, i != 40)));
-  put(Row::kCount, static_cast<unsigned>(__syncthreads_count(i % 4 == 0)));
+  put(Row::kOr, static_cast<unsigned>(__syncthreads_or(i == 40)));
+  put(Row::kNone, static_cast<unsigned>(__syncthreads_or(i > kThreads)));
   __syncwarp();
   put(Row::kSegment, __shfl_down_sync(kAll, i, 1, 8));
-}
-
-__global__ void dynamic_shared_kernel(std::uint32_t* out, unsigned count) {
-  auto* values = torchfuse::kernels::dynamic_shared<std::uint32_t>();
-  for (unsigned i = threadIdx.x; i < count; i += kThreads) values[i] = i;
-  __syncthreads();
-  for (unsigned i = threadIdx.x; i < count; i += kThreads) out[i] = values[count - 1 - i];
 }
 
 __global__ void trace_kernel(std::uint32_t* sequence, std::uint32_t* length) {
   sequence[fetch_add_acq_rel(length, 1)] = blockIdx.x;
   __syncthreads();
   sequence[fetch_add_acq_rel(length, 1)] = blockIdx.x;
-}
-
-__global__ void many_barriers_kernel(std::uint32_t* out, unsigned rounds) {
-  UnwrittenShared& shared = block_shared<UnwrittenShared>();
-  shared.values[threadIdx.x] = threadIdx.x;
-  for (unsigned round = 0; round < rounds / 2; ++round) {
-    __syncthreads();
-    const std::uint32_t next = shared.values[(threadIdx.x + 1) % kThreads];
-    __syncthreads();
-    shared.values[threadIdx.x] = next + 1;
-  }
-  out[threadIdx.x] = shared.values[threadIdx.x];
 }
 
 struct LargeArguments {
@@ -173,14 +151,8 @@ int read_unwritten_shared(std::uint32_t* out) {
   return start(unwritten_shared_kernel, 1, kThreads, 0, out);
 }
 int collectives(std::uint32_t* out) { return start(collectives_kernel, 1, kThreads, 0, out); }
-int dynamic_shared(std::uint32_t* out, std::size_t bytes) {
-  return start(dynamic_shared_kernel, 1, kThreads, bytes, out, static_cast<unsigned>(bytes / 4));
-}
 int trace(std::uint32_t* sequence, std::uint32_t* length, unsigned blocks) {
   return start(trace_kernel, blocks, 32, 0, sequence, length);
-}
-int many_barriers(std::uint32_t* out, unsigned rounds) {
-  return start(many_barriers_kernel, 1, kThreads, 0, out, rounds);
 }
 int launch_shape(unsigned blocks, unsigned threads, std::size_t shared_bytes) {
   return start(nothing_kernel, blocks, threads, shared_bytes);

@@ -40,17 +40,11 @@ int too_much_shared();
 int read_unwritten_shared(std::uint32_t* out);
 
 /// Results of every vote and shuffle, one row of kThreads values each.
-enum class Row { kShfl, kDown, kUp, kXor, kBallot, kAny, kAll, kCount, kSegment, kRows };
+enum class Row { kShfl, kDown, kXor, kOr, kNone, kSegment, kRows };
 int collectives(std::uint32_t* out);
-
-/// out[i] = i-th number from the end of `bytes / 4` in dynamic shared memory.
-int dynamic_shared(std::uint32_t* out, std::size_t bytes);
 
 /// Each thread of each block appends its block's number to `sequence` before and after a barrier.
 int trace(std::uint32_t* sequence, std::uint32_t* length, unsigned blocks);
-
-/// `rounds` barriers with an addition through shared memory between them.
-int many_barriers(std::uint32_t* out, unsigned rounds);
 
 /// A launch of nothing with that shape.
 int launch_shape(unsigned blocks, unsigned threads, std::size_t shared_bytes);

@@ -49,14 +49,6 @@ void unwatch(const void* begin) {
 
 const AccessCounts& counts_of(const void* begin) { return range_at(begin).counts; }
 
-void reset_counts() {
-  for (auto& [begin, range] : ranges()) {
-    range.counts = {};
-    range.counts.reads.resize(range.bytes);
-    range.counts.writes.resize(range.bytes);
-  }
-}
-
 #if defined(CUDA_ON_CPU_RECORDER)
 
 bool recorder_available() { return true; }

@@ -25,8 +25,7 @@ bool recorder_available();
 void watch(const void* begin, std::size_t bytes);
 /// Ends it.
 void unwatch(const void* begin);
-/// The counts since watch() or reset_counts().
+/// The counts since watch().
 const AccessCounts& counts_of(const void* begin);
-void reset_counts();
 
 }  // namespace cuda_on_cpu

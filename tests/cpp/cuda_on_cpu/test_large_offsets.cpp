@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine.h"
+#include "kernels/batch_norm.h"
 #include "kernels/functors/adam.h"
 #include "kernels/fused_optimizer.h"
 #include "kernels/multi_tensor_l2_norm.h"
@@ -22,7 +23,8 @@ using torchfuse::kernels::testing::Rows;
 
 /// Elements that one block handles in long lists.
 constexpr std::int64_t kChunk = 16384;
-constexpr std::int64_t kNumel = (std::int64_t{1} << 32) + 2 * kChunk + 17;
+constexpr std::int64_t kTail = 64;  ///< behind the last whole chunk, and the channels of a row
+constexpr std::int64_t kNumel = (std::int64_t{1} << 32) + 2 * kChunk + kTail;
 constexpr std::uint32_t kBlocks = (kNumel + kChunk - 1) / kChunk;
 
 constexpr DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
@@ -43,7 +45,7 @@ std::vector<Part> parts(DType dtype) {
   }
   std::vector<Part> result{{0, kChunk}};
   for (const std::int64_t border : borders) result.push_back({border - kChunk, 2 * kChunk});
-  result.push_back({kNumel - 17 - kChunk, kChunk + 17});
+  result.push_back({kNumel - kTail - kChunk, kChunk + kTail});
   return result;
 }
 
@@ -72,12 +74,12 @@ class LargeOffsets : public ::testing::Test {
 
   /// Launches to come run the blocks of the parts alone, `before` blocks into their grids, and
   /// those before them.
-  static void select(DType dtype, std::uint32_t before) {
+  static void select(DType dtype, std::uint32_t before, std::int64_t block_elements = kChunk) {
     std::set<std::uint32_t> blocks;
     for (std::uint32_t block = 0; block < before; ++block) blocks.insert(block);
     for (const Part& part : parts(dtype)) {
-      for (std::int64_t done = 0; done < part.count; done += kChunk) {
-        blocks.insert(before + static_cast<std::uint32_t>((part.first + done) / kChunk));
+      for (std::int64_t done = 0; done < part.count; done += block_elements) {
+        blocks.insert(before + static_cast<std::uint32_t>((part.first + done) / block_elements));
       }
     }
     Schedule schedule;
@@ -267,6 +269,47 @@ TEST_F(LargeOffsets, UpdateChangesTheElementsOfTheseChunks) {
               << int(dtype);
         }
       }
+    }
+  }
+}
+
+/// y = x + x, with statistics that change nothing.
+void expect_doubled(const BatchNormShape& shape) {
+  const auto x = make_tensor(shape.dtype, 0);
+  const auto y = make_tensor(shape.dtype, 0);
+  std::vector<double> saved(static_cast<std::size_t>(2 * shape.channels + 1));
+  BatchNormFinishArgs finish;
+  finish.channels = shape.channels;
+  finish.eps = 0.0;
+  finish.saved = saved.data();
+  BatchNormElemtArgs args;
+  args.shape = shape;
+  args.input = {x->data(), shape.channels * shape.inner, shape.inner};
+  args.residual = args.input;
+  args.output = y->data();
+  // So many that every thread has its least number of windows: whole fractions of a chunk.
+  constexpr int kMultiprocessors = 1 << 22;
+  const Status status =
+      batch_norm_elemt_cuda(args, finish, {nullptr, nullptr, kMultiprocessors}, nullptr);
+  ASSERT_TRUE(status.ok()) << status.what << ": " << last_fault();
+  const auto all = parts(shape.dtype);
+  for (std::size_t part = 0; part < all.size(); ++part) {
+    Buffer expected = content_of(shape.dtype, all[part].count, part);
+    for (std::int64_t i = 0; i < expected.numel(); ++i) expected.set(i, 2 * expected.get(i));
+    EXPECT_TRUE(y->read(all[part].first, all[part].count) == expected)
+        << "from element " << all[part].first << " of dtype " << int(shape.dtype);
+  }
+}
+
+TEST_F(LargeOffsets, BatchNormWritesTheElementsOfTheseChunks) {
+  for (const DType dtype : kEveryDType) {
+    // 256 threads, four windows of 16 bytes each. Channels last, blocks share rows, but not those
+    // of two chunks.
+    const std::int64_t block_elements = 256 * 4 * 16 / static_cast<std::int64_t>(size_of(dtype));
+    for (const BatchNormShape& shape : {BatchNormShape{1, 1, kNumel, false, dtype},
+                                        BatchNormShape{kNumel / kTail, kTail, 1, true, dtype}}) {
+      select(dtype, 0, block_elements);
+      expect_doubled(shape);
     }
   }
 }

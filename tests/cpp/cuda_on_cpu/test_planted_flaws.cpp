@@ -145,7 +145,7 @@ TEST_F(PlantedFlaw, DivergentBarrier) {
   EXPECT_TRUE(reverses_correctly(1, Flaw::kNone));
 }
 
-TEST_F(PlantedFlaw, CollectiveWithAnExitedLane) {
+TEST_F(PlantedFlaw, ShufflesFromLanesThatDoNotOffer) {
   for (const std::uint64_t seed : {0, 1, 2}) {
     set_schedule({.seed = seed});
     ASSERT_NE(planted::shuffle_with_exited_lane(), 0);
@@ -153,9 +153,6 @@ TEST_F(PlantedFlaw, CollectiveWithAnExitedLane) {
     const bool stuck = last_fault().find("thread 3 on: has exited") != std::string::npos;
     EXPECT_TRUE(named || stuck) << last_fault();
   }
-}
-
-TEST_F(PlantedFlaw, ShuffleFromALaneOutsideTheMask) {
   std::vector<float> out(32);
   ASSERT_NE(planted::shuffle_outside_mask(out.data()), 0);
   EXPECT_NE(last_fault().find("reads lane 16, which its mask 0000ffff does not name"),
@@ -163,16 +160,13 @@ TEST_F(PlantedFlaw, ShuffleFromALaneOutsideTheMask) {
       << last_fault();
 }
 
-TEST_F(PlantedFlaw, MisalignedVector) {
+TEST_F(PlantedFlaw, MisalignedVectorAndTooMuchSharedMemory) {
   alignas(16) const float data[8] = {};
   float out = 0;
   EXPECT_EQ(planted::load_vector(data, &out), 0);
   ASSERT_NE(planted::load_vector(data + 1, &out), 0);
   EXPECT_NE(last_fault().find("an access of 16 bytes at the misaligned address"),
             std::string::npos);
-}
-
-TEST_F(PlantedFlaw, TooMuchSharedMemory) {
   ASSERT_NE(planted::too_much_shared(), 0);
   EXPECT_NE(last_fault().find("49153 bytes of static shared memory, the limit is 49152"),
             std::string::npos);

@@ -23,7 +23,7 @@ struct BatchNormResults {
         saved(nans(2 * shape.channels + 1)),
         sums(nans(2 * shape.channels)),
         grad_weight(DType::kFloat32, shape.channels),
-        grad_bias(DType::kFloat32, shape.channels),
+        grad_bias(shape.dtype, shape.channels),
         output(shape.dtype, shape.numel()),
         grad_input(shape.dtype, shape.numel()),
         grad_residual(shape.dtype, shape.numel()) {}
@@ -43,9 +43,22 @@ struct BatchNormLayer {
   bool residual = false;
   BatchNormInput x, z, dy;
   ChannelInput weight, bias;
+  bool keeps_gradient = false;  ///< writes the gradient behind the ReLU in any case
+  bool evaluates = false;       ///< by the running statistics, which are used in no other case
+  ChannelOutput running_mean = {}, running_var = {};
 
   /// The backward pass reads the output where a residual was added before the ReLU.
   bool gated_by_output() const { return relu && residual; }
+
+  BatchNormFinishArgs finish(const double* packed, double* saved) const {
+    BatchNormFinishArgs args;
+    args.channels = shape.channels;
+    if (!evaluates) args.packed = packed;
+    if (evaluates) args.running_mean = running_mean;
+    if (evaluates) args.running_var = running_var;
+    args.saved = saved;
+    return args;
+  }
 
   BatchNormElemtArgs elemt() const {
     BatchNormElemtArgs args;
@@ -64,7 +77,7 @@ struct BatchNormLayer {
     args.grad_output = dy;
     args.input = x;
     if (gated_by_output()) args.output = output;
-    if (gated_by_output()) args.grad_residual = grad_residual;
+    if (gated_by_output() || keeps_gradient) args.grad_residual = grad_residual;
     args.weight = weight;
     args.bias = bias;
     args.relu = relu;
@@ -82,6 +95,13 @@ struct BatchNormLayer {
     return args;
   }
 };
+
+/// Distance of neighboring numbers near 1.
+inline double epsilon_of(DType dtype) {
+  if (dtype == DType::kFloat64) return 0x1p-52;
+  if (dtype == DType::kFloat32) return 0x1p-23;
+  return dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-7;
+}
 
 inline BatchNormInput dense_input(const BatchNormShape& shape, const Buffer& buffer) {
   return {buffer.data(), shape.channels * shape.inner, shape.inner};
@@ -103,11 +123,7 @@ inline BatchNormResults run_on_cpu(const BatchNormLayer& layer, CpuIsa isa, std:
   in_steps(batch_norm_items(shape),
            [&](auto i, auto j) { batch_norm_stats_cpu(isa, stats, i, j); });
   in_steps(shape.channels, [&](auto i, auto j) { batch_norm_pack_cpu(stats, i, j); });
-  BatchNormFinishArgs finish;
-  finish.channels = shape.channels;
-  finish.packed = r.packed.data();
-  finish.saved = r.saved.data();
-  batch_norm_finish_cpu(finish);
+  batch_norm_finish_cpu(layer.finish(r.packed.data(), r.saved.data()));
 
   BatchNormElemtArgs elemt = layer.elemt();
   elemt.saved = r.saved.data();
@@ -121,7 +137,7 @@ inline BatchNormResults run_on_cpu(const BatchNormLayer& layer, CpuIsa isa, std:
   reduce.saved = r.saved.data();
   reduce.sums = r.sums.data();
   reduce.grad_weight = {r.grad_weight.data(), DType::kFloat32};
-  reduce.grad_bias = {r.grad_bias.data(), DType::kFloat32};
+  reduce.grad_bias = {r.grad_bias.data(), shape.dtype};
   reduce.partials = partials.data();
   reduce.terms = terms.data();
   batch_norm_backward_reduce_terms_cpu(reduce);

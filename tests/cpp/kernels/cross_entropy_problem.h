@@ -61,6 +61,34 @@ struct CrossEntropyResults {
   bool operator==(const CrossEntropyResults& other) const = default;
 };
 
+/// The arguments of both passes for inputs and results on the host or on a device.
+template <class Inputs, class Results>
+CrossEntropyArgs cross_entropy_args(const CrossEntropyCase& c, const Inputs& in, Results& r) {
+  CrossEntropyArgs args;
+  args.shape = c.shape;
+  args.logits = in.logits.data();
+  args.labels = {in.labels.data(), c.ignores, kIgnoredLabel};
+  args.smoothing = c.smoothing;
+  args.losses = {r.losses.data(), r.losses.dtype()};
+  args.log_sum_exp = r.log_sum_exp.data();
+  args.rest = r.rest.data();
+  return args;
+}
+template <class Inputs, class Results>
+CrossEntropyBackwardArgs cross_entropy_backward_args(const CrossEntropyCase& c, const Inputs& in,
+                                                     Results& r) {
+  CrossEntropyBackwardArgs args;
+  args.shape = c.shape;
+  args.logits = in.logits.data();
+  args.labels = {in.labels.data(), c.ignores, kIgnoredLabel};
+  args.smoothing = c.smoothing;
+  args.grad_losses = {in.grad_losses.data(), in.grad_losses.dtype()};
+  args.log_sum_exp = r.log_sum_exp.data();
+  args.rest = r.rest.data();
+  args.grad_logits = r.grad_logits.data();
+  return args;
+}
+
 inline void expect_right(const CrossEntropyCase& c, const CrossEntropyInputs& in,
                          const CrossEntropyResults& r) {
   const auto classes = static_cast<double>(c.shape.classes);

@@ -65,6 +65,13 @@ class Buffer {
 
   bool operator==(const Buffer& other) const { return bytes_ == other.bytes_; }
 
+  /// The same elements, `offset` from the start of another allocation.
+  Buffer at_offset(std::int64_t offset) const {
+    Buffer copy(dtype_, numel_, offset);
+    std::memcpy(copy.data(), data(), static_cast<std::size_t>(numel_) * size_of(dtype_));
+    return copy;
+  }
+
  private:
   template <class T>
   static T read(const char* at) {

@@ -94,6 +94,36 @@ struct LayerNormResults {
   bool operator==(const LayerNormResults& other) const = default;
 };
 
+/// The arguments of both passes for inputs and results on the host or on a device.
+template <class Inputs, class Results>
+LayerNormArgs layer_norm_args(const LayerNormCase& c, const Inputs& in, Results& r) {
+  LayerNormArgs args;
+  args.shape = c.shape;
+  args.input = in.x.data();
+  if (c.affine) args.weight = {in.weight.data(), c.params};
+  if (c.affine) args.bias = {in.bias.data(), c.params};
+  args.output = r.output.data();
+  args.mean = r.mean.data();
+  args.rstd = r.rstd.data();
+  return args;
+}
+template <class Inputs, class Results>
+LayerNormBackwardArgs layer_norm_backward_args(const LayerNormCase& c, const Inputs& in,
+                                               Results& r) {
+  const LayerNormArgs forward = layer_norm_args(c, in, r);
+  LayerNormBackwardArgs args;
+  args.shape = c.shape;
+  args.grad_output = in.dy.data();
+  args.source = c.from_output ? forward.output : forward.input;
+  args.from_output = c.from_output;
+  args.weight = forward.weight;
+  args.bias = forward.bias;
+  args.mean = r.mean.data();
+  args.rstd = r.rstd.data();
+  args.grad_input = r.grad_input.data();
+  return args;
+}
+
 inline double tolerance_of(DType dtype) {
   if (dtype == DType::kFloat64) return 1e-12;
   if (dtype == DType::kFloat32) return 2e-6;

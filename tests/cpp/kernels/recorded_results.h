@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -39,8 +40,9 @@ void record_numbers(std::int64_t count, const Get& get) {
   std::uint64_t sum = 0;
   for (std::int64_t i = 0; i < count; ++i) sum = mix_bits(sum ^ promised_bits(get(i)));
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  const std::string path =
-      std::string(folder) + "/" + test->test_suite_name() + "." + test->name() + ".txt";
+  std::string name = std::string(test->test_suite_name()) + "." + test->name() + ".txt";
+  std::replace(name.begin(), name.end(), '/', '_');  // of a typed suite
+  const std::string path = std::string(folder) + "/" + name;
   std::ofstream file(path, std::ios::app);
   file << count << ' ' << std::hex << sum << '\n';
   ASSERT_TRUE(file.flush()) << "record: expected to write to " << path << ", got an error.";

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 namespace torchfuse::kernels {
@@ -49,6 +50,20 @@ TEST(UpdateScale, NeverLeavesFp32) {
   f.args.params.growth_interval = 1;
   f.update(0.0f);
   EXPECT_EQ(f.scale, 0x1p127f);
+}
+
+TEST(UpdateScale, FactorsAreAppliedInFp64) {
+  for (const double factor : {1.0, 1.0000001, 1.001, 1.1, 3.0, 0x1p200, 0.9999999, 0.1, 1e-30}) {
+    for (const float flag : {0.0f, 1.0f}) {
+      Fixture f;
+      f.scale = 0x1.234567p10f;
+      f.args.params = {factor, factor, 1, 1};
+      f.update(flag);
+      const auto product = static_cast<float>(static_cast<double>(0x1.234567p10f) * factor);
+      const bool stays = std::isinf(product) && flag == 0.0f;
+      EXPECT_EQ(f.scale, stays ? 0x1.234567p10f : product) << factor;
+    }
+  }
 }
 
 TEST(UpdateScale, HysteresisToleratesSomeOverflows) {

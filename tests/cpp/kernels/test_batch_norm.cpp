@@ -52,34 +52,56 @@ class Layer {
 
   /// Work in ranges of `step` items and elements.
   BatchNormResults run(CpuIsa isa, std::int64_t step) const {
-    const BatchNormShape& s = case_.shape;
-    return run_on_cpu({s,
-                       case_.relu,
-                       case_.residual,
-                       dense_input(s, x_),
-                       dense_input(s, z_),
-                       dense_input(s, dy_),
-                       {weight_.data(), DType::kFloat32},
-                       {bias_.data(), DType::kFloat32}},
-                      isa, step);
+    return run_on_cpu(on_host(), isa, step);
   }
 
-  /// Compares with the textbook's formulas in fp64; gates as `r` has them.
-  void expect_right(const BatchNormResults& r) const {
+  BatchNormLayer on_host() const {
+    const BatchNormShape& s = case_.shape;
+    return {s,
+            case_.relu,
+            case_.residual,
+            dense_input(s, x_),
+            dense_input(s, z_),
+            dense_input(s, dy_),
+            {weight_.data(), DType::kFloat32},
+            {bias_.data(), DType::kFloat32}};
+  }
+
+  /// The textbook's statistics in fp64.
+  void expect_right_statistics(const BatchNormResults& r) const {
     const BatchNormShape& shape = case_.shape;
-    const double tolerance = shape.dtype == DType::kFloat64   ? 1e-10
-                             : shape.dtype == DType::kFloat32 ? 1e-4
-                             : shape.dtype == DType::kFloat16 ? 1e-2
-                                                              : 6e-2;
+    const double tolerance = shape.dtype == DType::kFloat64 ? 1e-10 : 1e-4;
     const auto n = static_cast<double>(shape.outer * shape.inner);
+    ASSERT_EQ(r.saved.back(), n);
     for (std::int64_t c = 0; c < shape.channels; ++c) {
       double mean = 0;
       double var = 0;
       for_channel(c, [&](std::int64_t i) { mean += x_.get(i) / n; });
       for_channel(c, [&](std::int64_t i) { var += (x_.get(i) - mean) * (x_.get(i) - mean) / n; });
       const double invstd = 1 / std::sqrt(var + 1e-5);
-      const double gamma = static_cast<double>(weight_[static_cast<std::size_t>(c)]);
-      const double beta = static_cast<double>(bias_[static_cast<std::size_t>(c)]);
+      const auto at = static_cast<std::size_t>(c);
+      ASSERT_NEAR(r.saved[at], mean, tolerance * (std::sqrt(var) + std::abs(mean)));
+      ASSERT_NEAR(r.saved[static_cast<std::size_t>(shape.channels + c)], invstd,
+                  tolerance * invstd);
+    }
+  }
+
+  /// What follows from the saved statistics, by the formulas in fp64; gates as `r` has them.
+  void expect_right(const BatchNormResults& r) const {
+    const BatchNormShape& shape = case_.shape;
+    const double epsilon = epsilon_of(shape.dtype);
+    const double of_sums = (shape.dtype == DType::kFloat64 ? 1e-10 : 1e-4) *
+                           std::max(1.0, 4.0 * std::sqrt(shape.outer * shape.inner));
+    const double count = r.saved.back();
+    for (std::int64_t c = 0; c < shape.channels; ++c) {
+      const auto at = static_cast<std::size_t>(c);
+      const auto behind = static_cast<std::size_t>(shape.channels + c);
+      const double mean = r.saved[at];
+      const double invstd = r.saved[behind];
+      const double gamma = static_cast<double>(weight_[at]);
+      const double beta = static_cast<double>(bias_[at]);
+      // Of a channel with few elements, which may be close together.
+      const double stretch = std::max(1.0, invstd);
       double sum = 0;
       double sum_xhat = 0;
       const auto xhat = [&](std::int64_t i) { return (x_.get(i) - mean) * invstd; };
@@ -93,14 +115,21 @@ class Layer {
         sum += grad(i);
         sum_xhat += grad(i) * xhat(i);
         const double y = case_.relu ? std::max(pre(i), 0.0) : pre(i);
-        ASSERT_NEAR(r.output.get(i), y, tolerance * std::max(1.0, std::abs(y)));
+        ASSERT_NEAR(r.output.get(i), y, 8.0 * epsilon * stretch * (4.0 + std::abs(y)));
       });
-      const double scale = tolerance * std::max(1.0, std::sqrt(n) * 4);
-      ASSERT_NEAR(r.sums[static_cast<std::size_t>(c)], sum, scale);
-      ASSERT_NEAR(r.sums[static_cast<std::size_t>(shape.channels + c)], sum_xhat, scale);
+      ASSERT_NEAR(r.sums[at], sum, of_sums);
+      ASSERT_NEAR(r.sums[behind], sum_xhat, of_sums * stretch);
+      Buffer grad_weight(DType::kFloat32, 1), grad_bias(shape.dtype, 1);
+      grad_weight.set(0, r.sums[behind]);
+      grad_bias.set(0, r.sums[at]);
+      ASSERT_EQ(r.grad_weight.get(c), grad_weight.get(0));
+      ASSERT_EQ(r.grad_bias.get(c), grad_bias.get(0));
       for_channel(c, [&](std::int64_t i) {
-        const double dx = gamma * invstd * (grad(i) - sum / n - xhat(i) * sum_xhat / n);
-        ASSERT_NEAR(r.grad_input.get(i), dx, tolerance * std::max(1.0, std::abs(dx)) * 4);
+        double dx = grad(i);
+        if (count > 0) dx -= (r.sums[at] + xhat(i) * r.sums[behind]) / count;
+        dx *= gamma * invstd;
+        ASSERT_NEAR(r.grad_input.get(i), dx,
+                    16.0 * epsilon * stretch * stretch * (2.0 + std::abs(xhat(i)) + std::abs(dx)));
       });
     }
   }
@@ -142,6 +171,7 @@ TEST(BatchNorm, ValuesAndBitsAtEveryLevel) {
     SCOPED_TRACE(name_of(c));
     const Layer layer(c, /*offset=*/1);
     const BatchNormResults expected = layer.run(levels_here().back(), 1 << 30);
+    layer.expect_right_statistics(expected);
     layer.expect_right(expected);
     record(expected.packed, expected.saved, expected.sums, expected.grad_weight, expected.grad_bias,
            expected.output, expected.grad_input);
@@ -151,6 +181,30 @@ TEST(BatchNorm, ValuesAndBitsAtEveryLevel) {
     // Of few items, and of many.
     EXPECT_TRUE(layer.run(levels_here().back(), 5) == expected);
     EXPECT_TRUE(layer.run(levels_here().back(), c.shape.channels_last ? 1111 : 777) == expected);
+  }
+}
+
+TEST(BatchNorm, EvaluationUsesTheRunningStatistics) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(name_of(c));
+    const Layer layer(c, 0);
+    Buffer mean(DType::kFloat32, c.shape.channels), var(DType::kFloat64, c.shape.channels);
+    std::mt19937 random(3);
+    mean.fill_normal(random);
+    var.fill_abs_normal(random);
+    for (std::int64_t i = 0; i < var.numel(); ++i) var.set(i, 1.0 + var.get(i));
+    BatchNormLayer on_host = layer.on_host();
+    on_host.evaluates = true;
+    on_host.running_mean = {mean.data(), mean.dtype()};
+    on_host.running_var = {var.data(), var.dtype()};
+    const BatchNormResults r = run_on_cpu(on_host, levels_here().back(), 1 << 30);
+    ASSERT_EQ(r.saved.back(), 0.0);
+    for (std::int64_t i = 0; i < c.shape.channels; ++i) {
+      const double invstd = 1.0 / std::sqrt(var.get(i) + 1e-5);
+      ASSERT_EQ(r.saved[static_cast<std::size_t>(i)], mean.get(i));
+      ASSERT_NEAR(r.saved[static_cast<std::size_t>(c.shape.channels + i)], invstd, 1e-15);
+    }
+    layer.expect_right(r);
   }
 }
 

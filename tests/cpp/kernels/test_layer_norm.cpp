@@ -24,28 +24,12 @@ LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, CpuIsa i
   const auto columns = static_cast<std::size_t>(padded_columns(s.columns));
   std::vector<double> terms(columns * kLayerNormBackwardTerms);
   std::vector<double> partials(static_cast<std::size_t>(layer_norm_partials(s)));
-  LayerNormArgs forward;
-  forward.shape = s;
-  forward.input = in.x.data();
-  if (c.affine) forward.weight = {in.weight.data(), c.params};
-  if (c.affine) forward.bias = {in.bias.data(), c.params};
-  forward.output = r.output.data();
-  forward.mean = r.mean.data();
-  forward.rstd = r.rstd.data();
+  LayerNormArgs forward = layer_norm_args(c, in, r);
   forward.terms = terms.data();
   layer_norm_terms_cpu(forward);
   in_steps(s.rows, [&](auto i, auto j) { layer_norm_cpu(isa, forward, i, j); });
 
-  LayerNormBackwardArgs backward;
-  backward.shape = s;
-  backward.grad_output = in.dy.data();
-  backward.source = c.from_output ? r.output.data() : in.x.data();
-  backward.from_output = c.from_output;
-  backward.weight = forward.weight;
-  backward.bias = forward.bias;
-  backward.mean = r.mean.data();
-  backward.rstd = r.rstd.data();
-  backward.grad_input = r.grad_input.data();
+  LayerNormBackwardArgs backward = layer_norm_backward_args(c, in, r);
   if (c.affine) {
     backward.grad_weight = {r.grad_weight.data(), c.params};
     backward.grad_bias = {r.grad_bias.data(), c.params};
@@ -137,13 +121,8 @@ TEST(LayerNorm, GradientsThatAreNotWantedAreNotWritten) {
   const LayerNormResults whole = r;
   std::vector<double> terms(static_cast<std::size_t>(padded_columns(21) * kLayerNormBackwardTerms));
   std::vector<double> partials(static_cast<std::size_t>(layer_norm_partials(c.shape)));
-  LayerNormBackwardArgs args;
-  args.shape = c.shape;
-  args.grad_output = in.dy.data();
-  args.source = in.x.data();
-  args.weight = {in.weight.data(), c.params};
-  args.mean = r.mean.data();
-  args.rstd = r.rstd.data();
+  LayerNormBackwardArgs args = layer_norm_backward_args(c, in, r);
+  args.grad_input = nullptr;
   Buffer grad_bias(DType::kFloat32, 21);
   args.grad_bias = {grad_bias.data(), DType::kFloat32};
   args.partials = partials.data();

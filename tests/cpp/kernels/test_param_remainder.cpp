@@ -7,11 +7,10 @@
 
 #include <limits>
 
-#include "kernel_test.h"
-#include "kernels/functors/adam.h"
-#include "kernels/fused_optimizer.h"
+#include "optimizer_cases.h"
+#include "optimizer_problem.h"
 
-namespace torchfuse::kernels {
+namespace torchfuse::kernels::testing {
 namespace {
 
 constexpr std::uint32_t kLows[] = {0x0000, 0x0001, 0x0002, 0x1234, 0x7ffe, 0x7fff,
@@ -28,16 +27,10 @@ std::vector<std::uint32_t> masters() {
   return all;
 }
 
-TEST(ParamRemainder, EveryMasterIsRestored) {
+TEST(ParamRemainder, EveryMasterIsTheSumOfItsHalvesAsSignedNumbers) {
   for (const std::uint32_t bits : masters()) {
     const SplitMaster halves = split_master(bits);
     ASSERT_EQ(join_master(halves), is_nan(bits) ? 0x7fc00000u : bits) << std::hex << bits;
-  }
-}
-
-TEST(ParamRemainder, TheMasterIsTheSumOfBothHalvesAsSignedNumbers) {
-  for (const std::uint32_t bits : masters()) {
-    const SplitMaster halves = split_master(bits);
     const auto remainder = static_cast<std::int16_t>(halves.remainder);
     const std::uint32_t sum = (static_cast<std::uint32_t>(halves.param) << 16) +
                               static_cast<std::uint32_t>(static_cast<std::int32_t>(remainder));
@@ -80,122 +73,108 @@ TEST(ParamRemainder, NoRemainderMakesAParameterNanOrInfinite) {
   }
 }
 
-/// One tensor, its masters in fp32 or as remainders.
+AdamParams adam(double lr, double weight_decay) {
+  AdamParams group = OptimizerCase<Adam>::group(9);
+  group.lr.value = lr;
+  group.weight_decay.value = weight_decay;
+  return group;
+}
+
+UpdateTuple tuple_with(bool remainders) {
+  return {DType::kBFloat16, DType::kFloat32, DType::kFloat32, !remainders, {}, remainders};
+}
+
+/// All masters(), in fp32 or as remainders.
+TensorList first_contents(bool remainders) {
+  const std::vector<std::uint32_t> all = masters();
+  TensorList list =
+      contents_of<Adam>(tuple_with(remainders), {static_cast<std::int64_t>(all.size())});
+  auto* params = static_cast<std::uint16_t*>(list[0].parts[kParam].data());
+  void* kept = list[0].parts[kMaster].data();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const SplitMaster halves = split_master(all[i]);
+    params[i] = halves.param;
+    if (remainders) static_cast<std::uint16_t*>(kept)[i] = halves.remainder;
+    if (!remainders) static_cast<std::uint32_t*>(kept)[i] = all[i];
+  }
+  return list;
+}
+
+/// One tensor of them.
 struct Problem {
-  Problem(const std::vector<std::uint32_t>& start, bool remainders)
-      : numel(static_cast<std::int64_t>(start.size())),
-        grads(start.size()),
-        first(start.size()),
-        second(start.size()),
-        third(start.size()),
-        params(start.size()),
-        lows(start.size()),
-        masters(start),
-        remainders(remainders) {
-    std::mt19937 random(5);
-    std::normal_distribution<float> normal;
-    for (std::size_t i = 0; i < start.size(); ++i) {
-      grads[i] = normal(random);
-      const SplitMaster halves = split_master(start[i]);
-      params[i] = halves.param;
-      lows[i] = static_cast<std::int16_t>(halves.remainder);
-    }
+  explicit Problem(bool remainders) : tuple(tuple_with(remainders)) {
+    static const TensorList kWholes = first_contents(false);
+    list = kWholes;
+    if (!remainders) return;
+    static const TensorList kHalves = first_contents(true);
+    for (const Part part : {kParam, kMaster}) list[0].parts[part] = kHalves[0].parts[part];
   }
 
-  void update(CpuIsa isa, const AdamParams& group, std::int64_t split) {
-    TensorRow row;
-    row.param = params.data();
-    row.grad = grads.data();
-    row.state[0] = first.data();
-    row.state[1] = second.data();
-    row.state[2] = third.data();
-    row.master = remainders ? static_cast<void*>(lows.data()) : masters.data();
-    row.step = &step;
-    row.numel = numel;
-    testing::Rows rows;
-    rows.add(row);
-    UpdateArgs<Adam> args;
-    args.tensors = rows.table(DType::kBFloat16, DType::kFloat32, DType::kFloat32, !remainders);
-    args.tensors.has_remainder = remainders;
-    args.groups = &group;
-    args.num_groups = 1;
-    args.scalars = &scalars;
-    for (std::int64_t begin = 0; begin < numel; begin += split) {
-      fused_update_cpu(isa, args, begin, std::min(numel, begin + split));
-    }
+  template <class T>
+  T* part(Part which) {
+    return static_cast<T*>(list[0].parts[which].data());
+  }
+
+  void update(CpuIsa isa, const AdamParams& group, std::int64_t span = kWhole) {
+    OptimizerProblem<Adam>(tuple, list, {group}, &step).run_on_cpu({1.0, 0.0f, 0.0f}, isa, span);
     step += 1.0f;
   }
 
-  std::uint32_t master(std::size_t i) const {
-    if (!remainders) return masters[i];
-    return join_master({params[i], static_cast<std::uint16_t>(lows[i])});
-  }
-
-  std::int64_t numel;
-  std::vector<float> grads, first, second, third;
-  std::vector<std::uint16_t> params;
-  std::vector<std::int16_t> lows;
-  std::vector<std::uint32_t> masters;
-  bool remainders;
+  UpdateTuple tuple;
+  TensorList list;
   float step = 1.0f;
-  StepScalars scalars{1.0, 0.0f, 0.0f};
 };
 
-/// Runs both and compares after every step.
-void expect_same_masters(double lr, double weight_decay) {
-  AdamParams group;
-  group.lr.value = lr;
-  group.beta1.value = 0.9;
-  group.beta2.value = 0.999;
-  group.eps.value = 1e-8;
-  group.weight_decay.value = weight_decay;
-  for (const CpuIsa isa : testing::levels_here()) {
-    SCOPED_TRACE(name_of(isa));
-    Problem whole(masters(), false);
-    Problem halves(masters(), true);
-    for (int step = 0; step < 3; ++step) {
-      whole.update(isa, group, whole.numel);
-      halves.update(isa, group, 7919);
-      for (std::size_t i = 0; i < whole.masters.size(); ++i) {
-        const std::uint32_t expected = whole.master(i);
-        ASSERT_EQ(halves.master(i), is_nan(expected) ? 0x7fc00000u : expected) << i;
-        ASSERT_EQ(halves.params[i], split_master(expected).param) << i;
-        ASSERT_TRUE(halves.first[i] == whole.first[i] ||
-                    (std::isnan(halves.first[i]) && std::isnan(whole.first[i])))
-            << i;
+/// After a step of each: `halves` must be those of the masters of `whole`.
+void expect_same_masters(Problem& halves, Problem& whole) {
+  const auto* params = halves.part<std::uint16_t>(kParam);
+  const auto* lows = halves.part<std::uint16_t>(kMaster);
+  const auto* expected = whole.part<std::uint32_t>(kMaster);
+  const auto* first = halves.part<float>(kFirst);
+  const auto* expected_first = whole.part<float>(kFirst);
+  const std::int64_t count = whole.list[0].parts[kMaster].numel();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = is_nan(expected[i]) ? 0x7fc00000u : expected[i];
+    ASSERT_EQ(join_master({params[i], lows[i]}), bits) << i;
+    ASSERT_EQ(params[i], split_master(bits).param) << i;
+    ASSERT_TRUE(first[i] == expected_first[i] ||
+                (std::isnan(first[i]) && std::isnan(expected_first[i])))
+        << i;
+  }
+}
+
+TEST(ParamRemainder, TheDriverGivesTheMastersOfARunInFp32) {
+  // The second changes nothing that is not denormal, the third overflows.
+  for (const AdamParams& group : {adam(1e-2, 0.1), adam(1e-30, 0.0), adam(3e38, 0.0)}) {
+    for (const CpuIsa isa : levels_here()) {
+      SCOPED_TRACE(std::string(name_of(isa)) + ", lr " + std::to_string(group.lr.value));
+      Problem whole(false);
+      Problem halves(true);
+      for (int step = 0; step < 3; ++step) {
+        whole.update(isa, group);
+        halves.update(isa, group, 7919);
+        ASSERT_NO_FATAL_FAILURE(expect_same_masters(halves, whole));
       }
     }
   }
 }
 
-TEST(ParamRemainder, TheDriverGivesTheMastersOfARunInFp32) {
-  expect_same_masters(1e-2, 0.1);
-  expect_same_masters(1e-30, 0.0);  // changes nothing that is not denormal
-  expect_same_masters(3e38, 0.0);   // overflows
-}
-
 /// As after a write of zeros, or of other values, beside remainders of other parameters.
 TEST(ParamRemainder, TheDriverReadsEveryPairOfHalves) {
-  for (const CpuIsa isa : testing::levels_here()) {
+  const std::vector<std::uint32_t> all = masters();
+  for (const CpuIsa isa : levels_here()) {
     SCOPED_TRACE(name_of(isa));
-    Problem halves(masters(), true);
-    Problem whole(masters(), false);
-    for (std::size_t i = 0; i < halves.params.size(); ++i) {
-      halves.params[i] = static_cast<std::uint16_t>(halves.masters[i] >> 16);
-      halves.lows[i] = static_cast<std::int16_t>(halves.masters[i] & 0xffffu);
-      whole.masters[i] = joined(halves.params[i], halves.lows[i]);
+    Problem halves(true);
+    Problem whole(false);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const std::uint32_t param = all[i] >> 16;
+      halves.part<std::uint16_t>(kParam)[i] = static_cast<std::uint16_t>(param);
+      halves.part<std::uint16_t>(kMaster)[i] = static_cast<std::uint16_t>(all[i]);
+      whole.part<std::uint32_t>(kMaster)[i] = joined(param, static_cast<std::int16_t>(all[i]));
     }
-    AdamParams group;
-    group.lr.value = 1e-2;
-    group.beta1.value = 0.9;
-    group.beta2.value = 0.999;
-    group.eps.value = 1e-8;
-    halves.update(isa, group, halves.numel);
-    whole.update(isa, group, whole.numel);
-    for (std::size_t i = 0; i < whole.masters.size(); ++i) {
-      const std::uint32_t expected = whole.master(i);
-      ASSERT_EQ(halves.master(i), is_nan(expected) ? 0x7fc00000u : expected) << i;
-    }
+    halves.update(isa, adam(1e-2, 0.1));
+    whole.update(isa, adam(1e-2, 0.1));
+    expect_same_masters(halves, whole);
   }
 }
 
@@ -212,4 +191,4 @@ TEST(ParamRemainder, InfiniteAndLargestMasters) {
 }
 
 }  // namespace
-}  // namespace torchfuse::kernels
+}  // namespace torchfuse::kernels::testing

@@ -19,24 +19,9 @@ CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
   const auto in_steps = [&](const auto& body) {
     for (std::int64_t i = 0; i < c.shape.rows; i += step) body(i, std::min(i + step, c.shape.rows));
   };
-  CrossEntropyArgs args;
-  args.shape = c.shape;
-  args.logits = in.logits.data();
-  args.labels = {in.labels.data(), c.ignores, kIgnoredLabel};
-  args.smoothing = c.smoothing;
-  args.losses = {r.losses.data(), r.losses.dtype()};
-  args.log_sum_exp = r.log_sum_exp.data();
-  args.rest = r.rest.data();
+  const CrossEntropyArgs args = cross_entropy_args(c, in, r);
   in_steps([&](auto i, auto j) { softmax_cross_entropy_cpu(isa, args, i, j); });
-  CrossEntropyBackwardArgs backward;
-  backward.shape = c.shape;
-  backward.logits = in.logits.data();
-  backward.labels = args.labels;
-  backward.smoothing = c.smoothing;
-  backward.grad_losses = {in.grad_losses.data(), in.grad_losses.dtype()};
-  backward.log_sum_exp = r.log_sum_exp.data();
-  backward.rest = r.rest.data();
-  backward.grad_logits = r.grad_logits.data();
+  const CrossEntropyBackwardArgs backward = cross_entropy_backward_args(c, in, r);
   in_steps([&](auto i, auto j) { softmax_cross_entropy_backward_cpu(isa, backward, i, j); });
   return r;
 }
@@ -79,13 +64,8 @@ TEST(SoftmaxCrossEntropy, WithoutTheRestTheLogSumIsWhatIsKnown) {
   CrossEntropyResults r = run(c, in, levels_here().back(), 1);
   const Buffer with_rest = r.grad_logits;
   r.rest.set(0, 1.0);
-  CrossEntropyBackwardArgs args;
-  args.shape = c.shape;
-  args.logits = in.logits.data();
-  args.labels = {in.labels.data(), false, 0};
-  args.grad_losses = {in.grad_losses.data(), in.grad_losses.dtype()};
-  args.log_sum_exp = r.log_sum_exp.data();
-  args.grad_logits = r.grad_logits.data();
+  CrossEntropyBackwardArgs args = cross_entropy_backward_args(c, in, r);
+  args.rest = nullptr;
   softmax_cross_entropy_backward_cpu(levels_here().back(), args, 0, 1);
   for (std::int64_t j = 0; j < 4; ++j) {
     EXPECT_NEAR(r.grad_logits.get(j), with_rest.get(j), 1e-6);

@@ -8,12 +8,11 @@
 #include <array>
 #include <functional>
 
-#include "kernel_test.h"
-#include "kernels/functors/adam.h"
-#include "kernels/fused_optimizer.h"
+#include "optimizer_cases.h"
+#include "optimizer_problem.h"
 #include "recorded_results.h"
 
-namespace torchfuse::kernels {
+namespace torchfuse::kernels::testing {
 namespace {
 
 // The known answers of Random123, the authors' own implementation, for philox2x32 with 7 rounds.
@@ -101,145 +100,98 @@ TEST(StochasticRounding, TheChanceIsTheDistance) {
 
 /// One bf16 parameter; with a master it keeps what stochastic rounding would round.
 struct Problem {
-  Problem(std::int64_t numel, bool has_master) : numel(numel), has_master(has_master) {
-    std::mt19937 random(11);
-    for (Buffer* buffer : {&param, &grad, &first, &second, &third, &master}) {
-      *buffer = Buffer(buffer->dtype(), numel);
-    }
-    grad.fill_normal(random);
-    param.fill_normal(random);
-    first.fill_normal(random, 0.1);
-    second.fill_abs_normal(random, 0.01);
+  explicit Problem(std::int64_t numel, bool has_master = false)
+      : tuple{DType::kBFloat16, DType::kBFloat16, DType::kFloat32, has_master, {}, false,
+              !has_master},
+        list(contents_of<Adam>(tuple, {numel})),
+        update(tuple, list, {OptimizerCase<Adam>::group(11)}, &step) {
     const double inf = std::numeric_limits<double>::infinity();
-    const double specials[] = {inf,        -inf,  std::numeric_limits<double>::quiet_NaN(),
-                               0.0,        -0.0,  3.3895e38,
-                               -3.3895e38, 1e-38, 1.0};
-    std::int64_t i = 0;
-    for (const double special : specials) {
-      if (i < numel) param.set(i++, special);
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    const double specials[] = {inf, -inf, nan, 0.0, -0.0, 3.3895e38, -3.3895e38, 1e-38, 1.0};
+    Buffer& param = list[0].parts[kParam];
+    for (std::int64_t i = 0; i < std::ssize(specials); ++i) param.set(i, specials[i]);
+    for (std::int64_t i = 0; i < numel; ++i) list[0].parts[kMaster].set(i, param.get(i));
+    update.types.seed = 42;
+    row().index = 6;
+  }
+
+  TensorRow& row() { return update.rows.rows[0]; }
+  std::int64_t numel() const { return list[0].parts[kParam].numel(); }
+  void run(CpuIsa isa = detect_cpu_isa(), std::int64_t span = kWhole) {
+    update.run_on_cpu({0.5, 0.0f, 0.0f}, isa, span);
+  }
+
+  /// Element i must be what the master of `exact` is rounded to by random number number_of(i).
+  template <class NumberOf>
+  void expect_rounded(const Problem& exact, const NumberOf& number_of) const {
+    const RoundingKey key = rounding_key(42, 6, 5);
+    const auto* bits = static_cast<const BFloat16*>(list[0].parts[kParam].data());
+    for (std::int64_t i = 0; i < numel(); ++i) {
+      const float value = static_cast<float>(exact.list[0].parts[kMaster].get(i));
+      const std::uint32_t random = random_16(key, static_cast<std::uint64_t>(number_of(i)));
+      ASSERT_EQ(bits[i].bits, round_stochastically(value, random).bits) << i;
     }
-    for (i = 0; i < numel; ++i) master.set(i, param.get(i));
+    ASSERT_TRUE(list[0].parts[kFirst] == exact.list[0].parts[kFirst]);
   }
 
-  /// Updates elements [begin, end) of a tensor of which these are the ones from `start` on.
-  void update(CpuIsa isa, std::int64_t begin, std::int64_t end, std::int64_t start = 0) {
-    const auto shifted = [start](Buffer& buffer) {
-      const auto address = reinterpret_cast<std::uintptr_t>(buffer.data());
-      return reinterpret_cast<void*>(address -
-                                     static_cast<std::uintptr_t>(start) * size_of(buffer.dtype()));
-    };
-    AdamParams group;
-    group.lr.value = 1e-3;
-    group.beta1.value = 0.9;
-    group.beta2.value = 0.999;
-    group.eps.value = 1e-8;
-    group.amsgrad = true;
-    TensorRow row;
-    row.param = shifted(param);
-    row.grad = shifted(grad);
-    row.state[0] = shifted(first);
-    row.state[1] = shifted(second);
-    row.state[2] = shifted(third);
-    row.master = has_master ? shifted(master) : nullptr;
-    row.step = &step;
-    row.numel = start + numel;
-    row.index = index;
-    row.numbers = numbers;
-    testing::Rows rows;
-    rows.add(row);
-    UpdateArgs<Adam> args;
-    args.tensors = rows.table(DType::kBFloat16, DType::kBFloat16, DType::kFloat32, has_master);
-    args.tensors.stochastic = !has_master;
-    args.tensors.seed = seed;
-    args.groups = &group;
-    args.num_groups = 1;
-    args.scalars = &scalars;
-    fused_update_cpu(isa, args, begin, end);
-  }
-
-  std::uint32_t bits(std::int64_t i) const {
-    return static_cast<const BFloat16*>(param.data())[i].bits;
-  }
-
-  using Buffer = testing::Buffer;
-  std::int64_t numel;
-  bool has_master;
-  std::uint64_t seed = 42;
-  std::int64_t index = 6;
-  ElementNumbers numbers{};
+  UpdateTuple tuple;
   float step = 5.0f;
-  StepScalars scalars{0.5, 0.0f, 0.0f};
-  Buffer param{DType::kBFloat16, 0}, grad{DType::kBFloat16, 0}, first{DType::kFloat32, 0},
-      second{DType::kFloat32, 0}, third{DType::kFloat32, 0}, master{DType::kFloat32, 0};
+  TensorList list;
+  OptimizerProblem<Adam> update;
 };
 
 TEST(StochasticRounding, TheDriverRoundsWhatAMasterWouldKeep) {
-  constexpr std::int64_t kNumel = 5003;
-  Problem exact(kNumel, true);
-  exact.update(CpuIsa::kBaseline, 0, kNumel);
-  const RoundingKey key = rounding_key(42, 6, 5);
-  for (const CpuIsa isa : testing::levels_here()) {
+  Problem exact(5003, true);
+  exact.run(CpuIsa::kBaseline);
+  for (const CpuIsa isa : levels_here()) {
     SCOPED_TRACE(name_of(isa));
-    for (const std::int64_t split : {kNumel, std::int64_t{1}, std::int64_t{331}}) {
-      Problem problem(kNumel, false);
-      for (std::int64_t begin = 0; begin < kNumel; begin += split) {
-        problem.update(isa, begin, std::min(kNumel, begin + split));
-      }
-      if (isa == CpuIsa::kBaseline && split == kNumel) {
-        testing::record(problem.param, problem.first, problem.second);
-      }
-      for (std::int64_t i = 0; i < kNumel; ++i) {
-        const float value = static_cast<float>(exact.master.get(i));
-        const std::uint32_t random = random_16(key, static_cast<std::uint64_t>(i));
-        ASSERT_EQ(problem.bits(i), round_stochastically(value, random).bits) << i;
-      }
-      ASSERT_TRUE(problem.first == exact.first);
+    for (const std::int64_t span : {kWhole, std::int64_t{1}, std::int64_t{331}}) {
+      Problem problem(5003);
+      problem.run(isa, span);
+      problem.expect_rounded(exact, [](std::int64_t i) { return i; });
+      if (isa == CpuIsa::kBaseline && span == kWhole) record(problem.list[0].parts);
     }
   }
 }
 
 TEST(StochasticRounding, ElementsAreCountedIn64Bits) {
-  constexpr std::int64_t kNumel = 83;
   constexpr std::int64_t kStart = (std::int64_t{1} << 32) - 41;
-  Problem exact(kNumel, true);
-  exact.update(CpuIsa::kBaseline, 0, kNumel);
-  const RoundingKey key = rounding_key(42, 6, 5);
-  for (const CpuIsa isa : testing::levels_here()) {
+  Problem exact(83, true);
+  exact.run(CpuIsa::kBaseline);
+  for (const CpuIsa isa : levels_here()) {
     SCOPED_TRACE(name_of(isa));
-    Problem problem(kNumel, false);
-    problem.update(isa, kStart, kStart + kNumel, kStart);
-    for (std::int64_t i = 0; i < kNumel; ++i) {
-      const float value = static_cast<float>(exact.master.get(i));
-      const std::uint32_t random = random_16(key, static_cast<std::uint64_t>(kStart + i));
-      ASSERT_EQ(problem.bits(i), round_stochastically(value, random).bits) << i;
+    // The last elements of a tensor, of which nothing else exists.
+    Problem problem(83);
+    for (const Part part : {kParam, kGrad, kFirst, kSecond, kMaximum}) {
+      void*& operand = pointer_of(problem.row(), part);
+      operand = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(operand) -
+                                        static_cast<std::uintptr_t>(kStart) *
+                                            size_of(problem.tuple.dtype(part)));
     }
+    problem.row().numel = kStart + 83;
+    problem.update.rows.offsets.back() = kStart + 83;
+    const StepScalars scalars{0.5, 0.0f, 0.0f};
+    fused_update_cpu(isa, problem.update.update(&scalars), kStart, kStart + 83);
+    problem.expect_rounded(exact, [](std::int64_t i) { return kStart + i; });
   }
 }
 
 TEST(StochasticRounding, ElementsOfAPartHaveTheirNumbersInTheWhole) {
-  constexpr std::int64_t kNumel = 1003;
-  Problem exact(kNumel, true);
-  exact.update(CpuIsa::kBaseline, 0, kNumel);
-  const RoundingKey key = rounding_key(42, 6, 5);
+  Problem exact(1003, true);
+  exact.run(CpuIsa::kBaseline);
   constexpr std::int64_t kFar = (std::int64_t{1} << 32) - 500;
-  for (const CpuIsa isa : testing::levels_here()) {
+  for (const CpuIsa isa : levels_here()) {
     for (const ElementNumbers numbers :
          {ElementNumbers{77, 0, 0}, {0, 1, 4}, {30, 5, 9}, {kFar, 47, 100}, {3, 64, 64}}) {
-      for (const std::int64_t split : {kNumel, std::int64_t{1}, std::int64_t{331}}) {
+      for (const std::int64_t span : {kWhole, std::int64_t{1}, std::int64_t{331}}) {
         SCOPED_TRACE(std::string(name_of(isa)) + ", runs of " + std::to_string(numbers.run));
-        Problem problem(kNumel, false);
-        problem.numbers = numbers;
-        for (std::int64_t begin = 0; begin < kNumel; begin += split) {
-          problem.update(isa, begin, std::min(kNumel, begin + split));
-        }
-        for (std::int64_t i = 0; i < kNumel; ++i) {
-          const std::int64_t run = numbers.run == 0 ? kNumel : numbers.run;
-          const std::int64_t number = numbers.first + i / run * numbers.stride + i % run;
-          const float value = static_cast<float>(exact.master.get(i));
-          const std::uint32_t random = random_16(key, static_cast<std::uint64_t>(number));
-          ASSERT_EQ(problem.bits(i), round_stochastically(value, random).bits) << i;
-        }
-        ASSERT_TRUE(problem.first == exact.first);
+        Problem problem(1003);
+        problem.row().numbers = numbers;
+        problem.run(isa, span);
+        problem.expect_rounded(exact, [&](std::int64_t i) {
+          const std::int64_t run = numbers.run == 0 ? 1003 : numbers.run;
+          return numbers.first + i / run * numbers.stride + i % run;
+        });
       }
     }
   }
@@ -272,20 +224,19 @@ TEST(StochasticRounding, ElementsOfAChunkHaveTheNumbersOfThePart) {
 }
 
 TEST(StochasticRounding, SeedParameterAndStepEachChangeTheBits) {
-  constexpr std::int64_t kNumel = 2000;
-  Problem usual(kNumel, false);
-  usual.update(detect_cpu_isa(), 0, kNumel);
+  Problem usual(2000);
+  usual.run();
   const auto differs = [&](const std::function<void(Problem&)>& change) {
-    Problem other(kNumel, false);
+    Problem other(2000);
     change(other);
-    other.update(detect_cpu_isa(), 0, kNumel);
-    return !(other.param == usual.param);
+    other.run();
+    return !(other.list[0].parts[kParam] == usual.list[0].parts[kParam]);
   };
   EXPECT_FALSE(differs([](Problem&) {}));
-  EXPECT_TRUE(differs([](Problem& problem) { problem.seed = 43; }));
-  EXPECT_TRUE(differs([](Problem& problem) { problem.index = 7; }));
+  EXPECT_TRUE(differs([](Problem& problem) { problem.update.types.seed = 43; }));
+  EXPECT_TRUE(differs([](Problem& problem) { problem.row().index = 7; }));
   EXPECT_TRUE(differs([](Problem& problem) { problem.step = 6.0f; }));
 }
 
 }  // namespace
-}  // namespace torchfuse::kernels
+}  // namespace torchfuse::kernels::testing

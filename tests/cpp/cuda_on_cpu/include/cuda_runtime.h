@@ -22,45 +22,10 @@
 #define __grid_constant__ &
 #define __launch_bounds__(...)
 
-// Each on one line: a pragma's text cannot be put together.
-#define __shared__ _Pragma("GCC error \"cuda_on_cpu lacks __shared__: use block_shared<T>()\"")
-#define __constant__ _Pragma("GCC error \"cuda_on_cpu lacks __constant__: pass arguments\"")
-#define __managed__ _Pragma("GCC error \"cuda_on_cpu lacks __managed__: kernels own nothing\"")
-#define __cluster_dims__(...) _Pragma("GCC error \"cuda_on_cpu lacks __cluster_dims__\"")
-
-/// A function that kernels must not use, or that has yet to be written here. Using it is an error
-/// that names it.
-#define CUDA_ON_CPU_LACKS(name, remedy)                                                 \
-  template <class... Arguments>                                                         \
-  constexpr int name(Arguments...) {                                                    \
-    static_assert(sizeof...(Arguments) > 1000, "cuda_on_cpu lacks " #name ": " remedy); \
-    return 0;                                                                           \
-  }
-
-CUDA_ON_CPU_LACKS(__threadfence, "hand over with fetch_add_acq_rel of kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(__threadfence_block, "use __syncthreads() or __syncwarp()")
-CUDA_ON_CPU_LACKS(__threadfence_system, "kernels do not talk to the host")
-CUDA_ON_CPU_LACKS(atomicAdd, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(atomicSub, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(atomicMax, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(atomicMin, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(atomicExch, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(atomicCAS, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(atomicOr, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(atomicAnd, "add an operation to kernels/common/atomic.h")
-CUDA_ON_CPU_LACKS(__activemask, "name the lanes of a collective explicitly")
-CUDA_ON_CPU_LACKS(__nanosleep, "kernels do not wait for other blocks")
-CUDA_ON_CPU_LACKS(__match_any_sync, "write it in include/cuda_runtime.h")
-CUDA_ON_CPU_LACKS(__match_all_sync, "write it in include/cuda_runtime.h")
-CUDA_ON_CPU_LACKS(__reduce_add_sync, "write it in include/cuda_runtime.h")
-
 // --- Types and built-in variables ----------------------------------------------------------------
 
 struct alignas(8) uint2 {
   unsigned x, y;
-};
-struct uint3 {
-  unsigned x, y, z;
 };
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
@@ -86,34 +51,14 @@ struct BuiltInSize {
 #define blockIdx (BuiltInIndex{::cuda_on_cpu::running.block})
 #define blockDim (BuiltInSize{::cuda_on_cpu::running.threads_per_block})
 #define gridDim (BuiltInSize{::cuda_on_cpu::running.blocks})
-constexpr int warpSize = 32;
 
-// --- Barriers, votes and shuffles ----------------------------------------------------------------
+// --- Barriers and shuffles -----------------------------------------------------------------------
 
 inline void __syncthreads() { ::cuda_on_cpu::block_barrier("__syncthreads", 0); }
-inline int __syncthreads_count(int predicate) {
-  return static_cast<int>(::cuda_on_cpu::block_barrier("__syncthreads_count", predicate != 0));
-}
-inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
-inline int __syncthreads_and(int predicate) {
-  return __syncthreads_count(predicate) ==
-         static_cast<int>(::cuda_on_cpu::running.threads_per_block);
+inline int __syncthreads_or(int predicate) {
+  return ::cuda_on_cpu::block_barrier("__syncthreads_or", predicate != 0) != 0;
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { ::cuda_on_cpu::warp_barrier(mask); }
-
-inline unsigned __ballot_sync(unsigned mask, int predicate) {
-  const std::uint64_t* values =
-      ::cuda_on_cpu::warp_exchange("__ballot_sync", mask, predicate != 0 ? 1u : 0u);
-  unsigned ballot = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1u) != 0 && values[lane] != 0) ballot |= 1u << lane;
-  }
-  return ballot;
-}
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) {
-  return __ballot_sync(mask, predicate) == mask;
-}
 
 namespace cuda_on_cpu {
 
@@ -146,12 +91,6 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
                                 self % segment + delta < segment);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  const unsigned self = threadIdx.x % 32, segment = static_cast<unsigned>(width);
-  return ::cuda_on_cpu::shuffle("__shfl_up_sync", mask, value, self - delta,
-                                self % segment >= delta);
-}
-template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   const unsigned self = threadIdx.x % 32, segment = static_cast<unsigned>(width);
   const unsigned source = self ^ static_cast<unsigned>(lanes);
@@ -161,27 +100,16 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
 
 // --- Memory accesses with a cache hint -----------------------------------------------------------
 
-#define CUDA_ON_CPU_LOAD(name)                                                                \
-  template <class T>                                                                          \
-  T name(const T* address) {                                                                  \
-    ::cuda_on_cpu::require_aligned(address, alignof(T) < sizeof(T) ? sizeof(T) : alignof(T)); \
-    return *address;                                                                          \
-  }
-#define CUDA_ON_CPU_STORE(name)                                                               \
-  template <class T>                                                                          \
-  void name(T* address, T value) {                                                            \
-    ::cuda_on_cpu::require_aligned(address, alignof(T) < sizeof(T) ? sizeof(T) : alignof(T)); \
-    *address = value;                                                                         \
-  }
-CUDA_ON_CPU_LOAD(__ldg)
-CUDA_ON_CPU_LOAD(__ldca)
-CUDA_ON_CPU_LOAD(__ldcg)
-CUDA_ON_CPU_LOAD(__ldcs)
-CUDA_ON_CPU_STORE(__stwb)
-CUDA_ON_CPU_STORE(__stcg)
-CUDA_ON_CPU_STORE(__stcs)
-#undef CUDA_ON_CPU_LOAD
-#undef CUDA_ON_CPU_STORE
+template <class T>
+T __ldcs(const T* address) {
+  ::cuda_on_cpu::require_aligned(address, alignof(T) < sizeof(T) ? sizeof(T) : alignof(T));
+  return *address;
+}
+template <class T>
+void __stcs(T* address, T value) {
+  ::cuda_on_cpu::require_aligned(address, alignof(T) < sizeof(T) ? sizeof(T) : alignof(T));
+  *address = value;
+}
 
 // --- The runtime's functions ---------------------------------------------------------------------
 

@@ -11,6 +11,7 @@
 
 #include "gradient_list.h"
 #include "kernels/batch_norm_backward.h"
+#include "kernels/batch_norm_pass.h"
 
 namespace torchfuse::kernels::testing {
 
@@ -62,10 +63,12 @@ class ChannelTensor {
   void set(std::int64_t o, std::int64_t c, std::int64_t i, double value) {
     host_.set(o * outer_stride_ + c * channel_stride_ + i, value);
   }
-  void upload() { device_.upload(host_.data()); }
+  /// Puts the contents onto the device, and the counts of accesses to zero.
+  void upload() const { device_.upload(host_.data()); }
   void download() { device_.download(host_.data()); }
 
   BatchNormInput input() const { return {data(), outer_stride_, channel_stride_}; }
+  BatchNormInput host_input() const { return {host_.data(), outer_stride_, channel_stride_}; }
   void* data() const { return host_.numel() == 0 ? nullptr : device_.data(); }
   const Buffer& host() const { return host_; }
   const DeviceTensor& device() const { return device_; }
@@ -91,17 +94,11 @@ class ChannelVector {
     device_ = std::make_unique<DeviceTensor>(*host_);
   }
 
-  static ChannelVector unwritten(DType dtype, std::int64_t channels) {
-    ChannelVector vector;
-    vector.host_ = std::make_unique<Buffer>(dtype, channels);
-    vector.device_ = std::make_unique<DeviceTensor>(DeviceTensor::unwritten(dtype, channels));
-    return vector;
-  }
-
-  double get(std::int64_t c, double otherwise) const { return host_ ? host_->get(c) : otherwise; }
   double device_value(std::int64_t c) const { return device_->to_host().get(c); }
   ChannelInput input() const { return {data(), dtype()}; }
   ChannelOutput output() const { return {data(), dtype()}; }
+  ChannelInput host_input() const { return {host_ ? host_->data() : nullptr, dtype()}; }
+  ChannelOutput host_output() const { return {host_ ? host_->data() : nullptr, dtype()}; }
   void expect_accesses(unsigned reads, unsigned writes) const {
     device_->expect_margins_intact();
     device_->expect_accesses(reads, writes);
@@ -174,24 +171,20 @@ struct ChannelMoments {
 };
 
 /// From the elements, in two passes.
-inline ChannelMoments moments_of_channel(const BatchNormShape& shape,
-                                         const std::vector<const ChannelTensor*>& parts,
-                                         const std::vector<std::int64_t>& outers, std::int64_t c) {
+inline ChannelMoments moments_of_channel(const BatchNormShape& shape, const ChannelTensor& x,
+                                         std::int64_t c) {
   ChannelMoments result;
   const auto for_each = [&](const auto& body) {
-    for (std::size_t p = 0; p < parts.size(); ++p) {
-      for (std::int64_t o = 0; o < outers[p]; ++o) {
-        for (std::int64_t i = 0; i < shape.inner; ++i) {
-          body(static_cast<Quad>(parts[p]->get(o, c, i)));
-        }
-      }
+    for (std::int64_t o = 0; o < shape.outer; ++o) {
+      for (std::int64_t i = 0; i < shape.inner; ++i) body(static_cast<Quad>(x.get(o, c, i)));
     }
   };
-  for_each([&](Quad x) { result.mean += x, result.count += 1; });
+  for_each([&](Quad value) { result.mean += value, result.count += 1; });
   if (result.count == 0) return result;
   result.mean /= result.count;
-  for_each(
-      [&](Quad x) { result.variance += (x - result.mean) * (x - result.mean) / result.count; });
+  for_each([&](Quad value) {
+    result.variance += (value - result.mean) * (value - result.mean) / result.count;
+  });
   return result;
 }
 
@@ -210,21 +203,6 @@ inline ChannelMoments moments_of_packed(const std::vector<double>& packed, std::
 
 /// Relative error of sums of a dtype's elements: up to 64 additions in the compute type.
 inline double sum_error(DType dtype) { return dtype == DType::kFloat64 ? 1e-14 : 4e-6; }
-
-/// Distance of neighboring numbers near 1.
-inline double epsilon_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return 0x1p-52;
-    case DType::kFloat32:
-      return 0x1p-23;
-    case DType::kFloat16:
-      return 0x1p-10;
-    case DType::kBFloat16:
-      return 0x1p-7;
-  }
-  return 0.0;
-}
 
 inline BatchNormShape planes(DType dtype, std::int64_t outer, std::int64_t channels,
                              std::int64_t inner) {

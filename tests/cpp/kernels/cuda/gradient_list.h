@@ -3,6 +3,7 @@
 // the oracles.
 #pragma once
 
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -147,5 +148,33 @@ class GradientList {
   std::vector<DeviceTensor> device_;
   std::vector<Buffer> host_;
 };
+
+/// Calls visit(list) for whole numbers in lists of every length and every dtype.
+template <class Visit>
+void for_each_length(std::uint32_t seed, const Visit& visit) {
+  std::mt19937 random(seed);
+  const auto visit_sizes = [&](DType dtype, const std::vector<std::int64_t>& sizes) {
+    GradientList list(dtype);
+    const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+    list.add_packed(whole_numbers(dtype, total, random), sizes, 1);
+    set_order_for(dtype, random());
+    visit(list);
+  };
+  for (const DType dtype : kEveryDType) {
+    std::vector<std::int64_t> every(530);
+    std::iota(every.begin(), every.end(), 0);
+    visit_sizes(dtype, every);
+    // Tensors for warps, for blocks, and empty ones in turn; several launches, each of which takes
+    // some 1,090 of a norm and 1,600 of others.
+    std::vector<std::int64_t> mixed(dtype == DType::kFloat16 ? 6000 : 2000);
+    for (auto& numel : mixed) numel = static_cast<std::int64_t>(random() % 3 * (random() % 30));
+    for (std::size_t i = 0; i < mixed.size(); i += 50) mixed[i] += 513;
+    mixed[mixed.size() / 2] = 2 * kNormChunk + 3;
+    visit_sizes(dtype, mixed);
+    for (const std::size_t length : {1, 7, 8, 9, 16, 17}) {
+      visit_sizes(dtype, std::vector<std::int64_t>(length, 3));
+    }
+  }
+}
 
 }  // namespace torchfuse::kernels::testing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The statistics of batch normalization: every element counted once, exact at any mean, the same
-// bits always, and sums that ranks can add.
+// bits always.
 #include <gtest/gtest.h>
 
 #include "batch_norm_problem.h"
@@ -16,7 +16,7 @@ void expect_moments(const BatchNormShape& shape, const ChannelTensor& x,
   ASSERT_EQ(packed.back(), static_cast<double>(shape.outer * shape.inner));
   const double error = sum_error(shape.dtype);
   for (std::int64_t c = 0; c < shape.channels; ++c) {
-    const ChannelMoments expected = moments_of_channel(shape, {&x}, {shape.outer}, c);
+    const ChannelMoments expected = moments_of_channel(shape, x, c);
     const ChannelMoments got = moments_of_packed(packed, c);
     const double sigma = std::sqrt(static_cast<double>(expected.variance));
     const double mean = static_cast<double>(expected.mean);
@@ -99,37 +99,21 @@ TEST(CudaBatchNormStats, SmallStridedInputHasItsMoments) {
   }
 }
 
-TEST(CudaBatchNormStats, AddressAndOrderOfExecutionDoNotChangeABit) {
+TEST(CudaBatchNormStats, SmallInputHasTheSameBitsAtAnyAddressInAnyOrderOfExecution) {
   for (const DType dtype : kEveryDType) {
     for (const BatchNormShape& shape : small_shapes(dtype)) {
       SCOPED_TRACE(describe(shape));
       std::vector<double> expected;
-      for (std::int64_t offset = 0; offset < elements_per_vector(dtype); ++offset) {
+      const std::int64_t vec = elements_per_vector(dtype);
+      for (std::int64_t trial = 0; trial < vec + 3; ++trial) {
         std::mt19937 random(4);
-        const ChannelTensor x = ChannelTensor::normal(shape, random, 5.0, 1.0, {0, 0, offset});
-        set_order_for(dtype, static_cast<std::uint64_t>(offset), offset % 2 == 0 ? 1 : 4);
+        const ChannelTensor x = ChannelTensor::normal(shape, random, 5.0, 1.0, {0, 0, trial % vec});
+        set_order_for(dtype, static_cast<std::uint64_t>(trial), 1u << trial % 3);
         const std::vector<double> packed = stats_of(shape, x);
         x.expect_accesses(1, 0);
-        if (offset == 0) expected = packed;
+        if (trial == 0) expected = packed;
         ASSERT_EQ(std::memcmp(packed.data(), expected.data(), packed.size() * sizeof(double)), 0)
-            << "offset " << offset;
-      }
-    }
-  }
-}
-
-TEST(CudaBatchNormStats, SmallInputHasTheSameBitsInAnyOrderOfExecution) {
-  for (const DType dtype : kEveryDType) {
-    for (const BatchNormShape& shape : small_shapes(dtype)) {
-      SCOPED_TRACE(describe(shape));
-      std::mt19937 random(5);
-      const ChannelTensor x = ChannelTensor::normal(shape, random);
-      set_order_for(dtype, 0, 1);
-      const std::vector<double> expected = stats_of(shape, x);
-      for (const std::uint32_t resident : {1, 2, 4}) {
-        set_order_for(dtype, 10 + resident, resident);
-        const std::vector<double> packed = stats_of(shape, x);
-        ASSERT_EQ(std::memcmp(packed.data(), expected.data(), packed.size() * sizeof(double)), 0);
+            << "trial " << trial;
       }
     }
   }
@@ -202,36 +186,6 @@ TEST(CudaBatchNormStats, SmallNonfiniteElementsSpoilTheirChannelAlone) {
             ASSERT_EQ(std::isfinite(static_cast<double>(moments.mean)), c != 1) << "channel " << c;
           }
         }
-      }
-    }
-  }
-}
-
-TEST(CudaBatchNormStats, SumsOfRanksAreTheMomentsOfTheWholeBatch) {
-  std::mt19937 random(8);
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
-    for (const bool channels_last : {false, true}) {
-      const std::vector<std::int64_t> outers{7, 0, 1, 30};
-      std::vector<ChannelTensor> ranks;
-      std::vector<const ChannelTensor*> parts;
-      std::vector<double> total;
-      BatchNormShape shape{0, 3, channels_last ? 1 : 33, channels_last, dtype};
-      for (const std::int64_t outer : outers) {
-        shape.outer = outer;
-        ranks.push_back(ChannelTensor::normal(shape, random, 1e4, 1.0));
-        set_order_for(dtype, 5);
-        const std::vector<double> packed = stats_of(shape, ranks.back());
-        total.resize(packed.size(), 0.0);
-        for (std::size_t i = 0; i < packed.size(); ++i) total[i] += packed[i];
-      }
-      for (const ChannelTensor& rank : ranks) parts.push_back(&rank);
-      for (std::int64_t c = 0; c < shape.channels; ++c) {
-        const ChannelMoments expected = moments_of_channel(shape, parts, outers, c);
-        const Moments got = unpack_moments(total.data(), c, shape.channels);
-        const double variance = static_cast<double>(expected.variance);
-        EXPECT_EQ(got.count, static_cast<double>(expected.count));
-        EXPECT_NEAR(got.mean, static_cast<double>(expected.mean), sum_error(dtype) + 1e-11);
-        EXPECT_NEAR(biased_variance(got), variance, variance * sum_error(dtype) + 1e-12);
       }
     }
   }

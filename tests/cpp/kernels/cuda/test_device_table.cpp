@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "norm_partials.h"
-#include "update_lists.h"
 #include "update_problem.h"
 
 namespace torchfuse::kernels::testing {

@@ -3,7 +3,6 @@
 // number of tensors and of groups, and mode. test_fused_update_layout.cpp is about addresses.
 #include <gtest/gtest.h>
 
-#include "update_lists.h"
 #include "update_problem.h"
 
 namespace torchfuse::kernels::testing {
@@ -57,17 +56,13 @@ TEST_P(CudaFusedUpdateTuple, ASkippedStepTouchesNothing) {
 INSTANTIATE_TEST_SUITE_P(All, CudaFusedUpdateTuple, ::testing::ValuesIn(update_tuples()),
                          [](const auto& tuple) { return tuple.param.name(); });
 
-TEST(CudaFusedUpdate, SixteenTuplesHaveAKernelOfTheirOwn) { EXPECT_EQ(own_tuples().size(), 16); }
-
-TEST(CudaFusedUpdate, FourTuplesHaveOneThatMovesAverages) {
+TEST(CudaFusedUpdate, SixteenTuplesHaveAKernelOfTheirOwnAndFourOneThatMovesAverages) {
+  EXPECT_EQ(own_tuples().size(), 16);
   const auto tuples = ema_tuples();
-  EXPECT_EQ(std::count_if(
-                tuples.begin(), tuples.end(),
-                [](const UpdateTuple& tuple) { return has_typed_ema_kernel(tuple.table(), 3); }),
-            4);
-}
-
-TEST(CudaFusedUpdate, MixedTuplesHaveNone) {
+  const auto typed = [](const UpdateTuple& tuple) {
+    return has_typed_ema_kernel(tuple.table(), 3);
+  };
+  EXPECT_EQ(std::count_if(tuples.begin(), tuples.end(), typed), 4);
   for (const UpdateTuple& tuple : mixed_tuples()) {
     EXPECT_FALSE(has_typed_kernel(tuple.table(), 3)) << tuple.name();
     EXPECT_TRUE(has_looked_up_kernel(tuple.table(), 3)) << tuple.name();
@@ -110,14 +105,10 @@ TEST(CudaFusedUpdate, AnyNumberOfTensors) {
     problem.pack(count, count == 5000 ? Packing::kAlike : Packing::kScattered);
     problem.run({.seed = count + 1, .resident_blocks = 4});
   }
-}
-
-TEST(CudaFusedUpdate, EmptyTensorsAmongOthersAndAlone) {
-  const UpdateGroups groups = UpdateGroups::distinct(2);
+  // Empty ones alone and among others.
   for (const std::vector<std::int64_t>& sizes :
-       {std::vector<std::int64_t>{0}, std::vector<std::int64_t>(500, 0),
-        std::vector<std::int64_t>{0, 3, 0, 0, 600, 0}}) {
-    UpdateProblem problem({}, tensors_of(sizes, 2, 1), groups);
+       {std::vector<std::int64_t>(500, 0), std::vector<std::int64_t>{0, 3, 0, 0, 600, 0}}) {
+    UpdateProblem problem({}, tensors_of(sizes, 3, 1), groups);
     problem.pack(2);
     problem.run({.seed = 3});
   }

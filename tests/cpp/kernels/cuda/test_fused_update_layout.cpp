@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The update kernels at any address: the bits of the CPU driver, one access to each element, and as
-// few instructions as addresses allow. Results depend on a tensor alone, not on the list.
+// few instructions as addresses allow.
 #include <gtest/gtest.h>
 
 #include "update_problem.h"
@@ -99,47 +99,6 @@ TEST_P(CudaFusedUpdateAddresses, LongListsTakeLargeChunks) {
 
 INSTANTIATE_TEST_SUITE_P(All, CudaFusedUpdateAddresses, ::testing::ValuesIn(update_tuples()),
                          [](const auto& tuple) { return tuple.param.name(); });
-
-TEST(CudaFusedUpdateLayout, ATensorsBitsDependOnNothingButTheTensor) {
-  const UpdateGroups groups = UpdateGroups::distinct(3);
-  const UpdateTuple tuple{DType::kBFloat16, DType::kFloat32, DType::kFloat32, true};
-  std::mt19937 random(5);
-  std::vector<UpdateTensor> list;
-  for (std::uint32_t i = 0; i < 40; ++i) {
-    const std::int64_t numel = static_cast<std::int64_t>(random() % (i % 4 == 0 ? 5000 : 600));
-    list.push_back({numel, static_cast<std::int32_t>(i % 3), static_cast<float>(i + 1), i});
-  }
-  UpdateProblem whole(tuple, list, groups);
-  whole.pack(6);
-  whole.run({.seed = 7});
-
-  const auto expect_same = [&](const UpdateProblem& other, const std::vector<std::uint32_t>& ids) {
-    for (std::size_t t = 0; t < ids.size(); ++t) {
-      for (const Part part : parts_of(tuple)) {
-        ASSERT_EQ(first_difference(other.result(part), other.offset(t), whole.result(part),
-                                   whole.offset(ids[t]), list[ids[t]].numel),
-                  list[ids[t]].numel)
-            << name_of(part) << " of tensor " << ids[t];
-      }
-    }
-  };
-  std::vector<std::uint32_t> order(list.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::shuffle(order.begin(), order.end(), random);
-  std::vector<UpdateTensor> shuffled;
-  for (const std::uint32_t id : order) shuffled.push_back(list[id]);
-  UpdateProblem permuted(tuple, shuffled, groups);
-  permuted.claimed_total = std::int64_t{1} << 40;
-  permuted.pack(8);
-  permuted.run({.seed = 9, .resident_blocks = 4});
-  expect_same(permuted, order);
-  for (const UpdateTensor& tensor : list) {
-    UpdateProblem alone(tuple, {tensor}, groups);
-    alone.pack(10 + tensor.seed);
-    alone.run({.seed = 0, .resident_blocks = 1});
-    expect_same(alone, {tensor.seed});
-  }
-}
 
 TEST(CudaFusedUpdateLayout, SmallListsAtEveryKindOfAddress) {
   const UpdateGroups groups = one_group();

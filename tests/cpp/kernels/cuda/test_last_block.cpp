@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The prologue in the last block of K1: it runs once, after everything else, and leaves the arrival
-// counters ready for the next launch.
+// The hand-overs of K1. Every partial is in the sum of its bundle, whichever team comes last, and
+// nobody adds before all are there: see Note [Bundles of partials]. The prologue in the last block
+// runs once, after everything else, and leaves the arrival counters ready for the next launch.
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "kernels/multi_tensor_l2_norm.h"
@@ -42,6 +44,11 @@ class NormStep {
     synchronize();
     EXPECT_TRUE(done);
     bundles_.expect_ready();
+    EXPECT_TRUE(same_bits(sums(), added_in_bundles(partials_.to_host())));
+  }
+  float norm() const {
+    run();
+    return outcome().scalars.total_norm;
   }
 
   void expect_single_accesses(unsigned launches) const {
@@ -51,6 +58,7 @@ class NormStep {
   }
 
   Outcome outcome() const { return device_.outcome(); }
+  std::vector<NormPartial> sums() const { return bundles_.sums(); }
   const DeviceBundles& bundles() const { return bundles_; }
 
  private:
@@ -264,6 +272,66 @@ TEST(CudaLastBlock, ReportsALaunchThatTheDeviceRefusesAndStopsThere) {
   // The error is reported once and does not stick to the next launch.
   const GradientList list = whole_list(DType::kFloat32, 3);
   NormStep(list, {}).run();
+}
+
+/// Tensors of these sizes with contents that round.
+GradientList rounding_list(DType dtype, const std::vector<std::int64_t>& sizes) {
+  std::mt19937 random(1);
+  Buffer content(dtype, std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
+  content.fill_normal(random);
+  GradientList list(dtype);
+  list.add_packed(content, sizes, 1);
+  return list;
+}
+
+/// As many tensors, in blocks of eight small ones and one of one tensor.
+std::vector<std::int64_t> mixed_sizes(std::size_t tensors) {
+  std::vector<std::int64_t> sizes(tensors, 3);
+  for (std::size_t i = 0; i < tensors; i += 9) sizes[i] = 600;
+  return sizes;
+}
+
+TEST(CudaNormBundles, SmallListsOfTwoBundlesHaveTheSameBitsInAnyOrderOfExecution) {
+  for (const DType dtype : kEveryDType) {
+    // 44 partials of 8 blocks.
+    std::vector<std::int64_t> sizes(41, 5);
+    sizes.insert(sizes.end(), {600, 700});
+    const GradientList list = rounding_list(dtype, sizes);
+    const NormStep step(list, {.counts = {0.0f}});
+    set_order_for(dtype, 0, 1);
+    const float expected = step.norm();
+    const std::vector<NormPartial> sums = step.sums();
+    ASSERT_EQ(sums.size(), 2u);
+    for (const std::uint32_t resident : {1, 2, 4, 8}) {
+      set_order_for(dtype, 20 + resident, resident);
+      EXPECT_EQ(step.norm(), expected);
+      EXPECT_TRUE(same_bits(step.sums(), sums));
+    }
+  }
+}
+
+TEST(CudaNormBundles, ListsOfEveryLengthAreCompleteAgainAndAgain) {
+  for (const std::size_t tensors : {1, 31, 32, 33, 63, 64, 65, 300, 1025}) {
+    const GradientList list = rounding_list(DType::kFloat32, mixed_sizes(tensors));
+    const NormStep step(list, {.counts = {0.0f}});
+    set_order({});
+    const float expected = step.norm();
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      set_order({.seed = seed, .resident_blocks = static_cast<std::uint32_t>(1 + seed)});
+      ASSERT_EQ(step.norm(), expected) << tensors << " tensors, seed " << seed;
+    }
+  }
+}
+
+// Small tensors come first in every launch, so a bundle of neighbors has members in several.
+TEST(CudaNormBundles, SpanTheLaunchesOfAList) {
+  const GradientList list = rounding_list(DType::kFloat32, mixed_sizes(2500));
+  const NormStep step(list, {.counts = {0.0f}});
+  set_order({.seed = 5, .resident_blocks = 4});
+  const float expected = step.norm();
+  EXPECT_NEAR(expected, exact_norm(list), 1e-6 * exact_norm(list));
+  set_order({.seed = 6, .resident_blocks = 3});
+  EXPECT_EQ(step.norm(), expected);
 }
 
 }  // namespace

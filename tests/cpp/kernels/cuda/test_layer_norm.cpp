@@ -18,100 +18,59 @@ void expect_ok(const Status& status) {
   synchronize();
 }
 
-/// A case's inputs on the device, `offset` elements behind a 16-byte boundary.
-struct OnDevice {
-  const LayerNormCase& c;
-  std::int64_t offset;
-  bool counts;  ///< rows fit the registers: every element is read once
+/// A case's inputs and results on the device, `offset` elements behind a 16-byte boundary.
+struct InputsOnDevice {
   DeviceTensor x, dy, weight, bias;
-
-  OnDevice(const LayerNormCase& layer, const LayerNormInputs& in, std::int64_t at, bool counted)
-      : c(layer),
-        offset(at),
-        counts(counted),
-        x(in.x, at),
-        dy(in.dy, at),
-        weight(in.weight, at),
-        bias(in.bias, at) {}
-
-  DeviceTensor unwritten(const Buffer& host) const {
-    return DeviceTensor::unwritten(host.dtype(), host.numel(), offset);
-  }
-  ChannelInput weights() const {
-    return c.affine ? ChannelInput{weight.data(), c.params} : ChannelInput{};
-  }
-  ChannelInput biases() const {
-    return c.affine ? ChannelInput{bias.data(), c.params} : ChannelInput{};
-  }
+};
+struct ResultsOnDevice {
+  DeviceTensor output, mean, rstd, grad_input, grad_weight, grad_bias;
 };
 
-void run_forward(const OnDevice& on, LayerNormResults& r) {
-  const bool rms = on.c.shape.rms;
-  const DeviceTensor output = on.unwritten(r.output), mean = on.unwritten(r.mean),
-                     rstd = on.unwritten(r.rstd);
-  LayerNormArgs args;
-  args.shape = on.c.shape;
-  args.input = on.x.data();
-  args.weight = on.weights();
-  args.bias = on.biases();
-  args.output = output.data();
-  args.mean = mean.data();
-  args.rstd = rstd.data();
-  expect_ok(layer_norm_cuda(args, kMultiprocessors, stream()));
-  if (on.counts) on.x.expect_accesses(1, 0);
-  output.expect_accesses(0, 1);
-  rstd.expect_accesses(0, 1);
-  mean.expect_accesses(0, rms ? 0 : 1);
-  for (const DeviceTensor* tensor : {&on.x, &output, &mean, &rstd}) tensor->expect_margins_intact();
-  output.download(r.output.data());
-  if (!rms) mean.download(r.mean.data());
-  rstd.download(r.rstd.data());
-}
-
-void run_backward(const OnDevice& on, LayerNormResults& r) {
-  const LayerNormShape& s = on.c.shape;
-  const DeviceTensor y(r.output, on.offset), mean(r.mean), rstd(r.rstd);
-  const DeviceTensor grad_input = on.unwritten(r.grad_input),
-                     grad_weight = on.unwritten(r.grad_weight),
-                     grad_bias = on.unwritten(r.grad_bias);
-  const DeviceTensor partials =
-      DeviceTensor::unwritten(compute_dtype(s.input), layer_norm_partials(s));
-  LayerNormBackwardArgs args;
-  args.shape = s;
-  args.grad_output = on.dy.data();
-  args.source = on.c.from_output ? y.data() : on.x.data();
-  args.from_output = on.c.from_output;
-  args.weight = on.weights();
-  args.bias = on.biases();
-  args.mean = mean.data();
-  args.rstd = rstd.data();
-  args.grad_input = grad_input.data();
-  expect_ok(layer_norm_backward_cuda(args, kMultiprocessors, stream()));
-  if (on.counts) on.dy.expect_accesses(1, 0);
-  grad_input.expect_accesses(0, 1);
-  grad_input.expect_margins_intact();
-  grad_input.download(r.grad_input.data());
-  if (!on.c.affine) return;
-  args.grad_input = nullptr;
-  args.grad_weight = {grad_weight.data(), on.c.params};
-  args.grad_bias = {grad_bias.data(), on.c.params};
-  args.partials = partials.data();
-  expect_ok(layer_norm_backward_cuda(args, kMultiprocessors, stream()));
-  if (on.counts) on.dy.expect_accesses(2, 0);
-  grad_weight.expect_accesses(0, 1);
-  grad_bias.expect_accesses(0, 1);
-  partials.expect_margins_intact();
-  grad_weight.download(r.grad_weight.data());
-  grad_bias.download(r.grad_bias.data());
-}
-
-/// Both passes on the device.
+/// Both passes on the device. `counts`: rows fit the registers, every element is read once.
 LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, std::int64_t offset,
                      bool counts = false) {
   LayerNormResults r(c);
-  const OnDevice on(c, in, offset, counts);
-  run_forward(on, r);
-  run_backward(on, r);
+  const InputsOnDevice inputs{DeviceTensor(in.x, offset), DeviceTensor(in.dy, offset),
+                              DeviceTensor(in.weight, offset), DeviceTensor(in.bias, offset)};
+  const auto unwritten = [&](const Buffer& host) {
+    return DeviceTensor::unwritten(host.dtype(), host.numel(), offset);
+  };
+  ResultsOnDevice results{unwritten(r.output),      unwritten(r.mean),
+                          unwritten(r.rstd),        unwritten(r.grad_input),
+                          unwritten(r.grad_weight), unwritten(r.grad_bias)};
+  expect_ok(layer_norm_cuda(layer_norm_args(c, inputs, results), kMultiprocessors, stream()));
+  if (counts) inputs.x.expect_accesses(1, 0);
+  results.output.expect_accesses(0, 1);
+  results.rstd.expect_accesses(0, 1);
+  results.mean.expect_accesses(0, c.shape.rms ? 0 : 1);
+
+  LayerNormBackwardArgs args = layer_norm_backward_args(c, inputs, results);
+  expect_ok(layer_norm_backward_cuda(args, kMultiprocessors, stream()));
+  if (counts) inputs.dy.expect_accesses(1, 0);
+  results.grad_input.expect_accesses(0, 1);
+  const DeviceTensor partials =
+      DeviceTensor::unwritten(compute_dtype(c.shape.input), layer_norm_partials(c.shape));
+  if (c.affine) {
+    args.grad_input = nullptr;
+    args.grad_weight = {results.grad_weight.data(), c.params};
+    args.grad_bias = {results.grad_bias.data(), c.params};
+    args.partials = partials.data();
+    expect_ok(layer_norm_backward_cuda(args, kMultiprocessors, stream()));
+    if (counts) inputs.dy.expect_accesses(2, 0);
+    results.grad_weight.expect_accesses(0, 1);
+    results.grad_bias.expect_accesses(0, 1);
+    results.grad_weight.download(r.grad_weight.data());
+    results.grad_bias.download(r.grad_bias.data());
+  }
+  for (const DeviceTensor* tensor :
+       {&inputs.x, &std::as_const(results.output), &std::as_const(results.mean),
+        &std::as_const(results.rstd), &std::as_const(results.grad_input), &partials}) {
+    tensor->expect_margins_intact();
+  }
+  results.output.download(r.output.data());
+  if (!c.shape.rms) results.mean.download(r.mean.data());
+  results.rstd.download(r.rstd.data());
+  results.grad_input.download(r.grad_input.data());
   return r;
 }
 

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <numeric>
 
 #include "gradient_list.h"
 
@@ -126,28 +125,7 @@ TEST(CudaUnscale, EverySizeAtEveryMisalignmentHasTheCpusBits) {
 }
 
 TEST(CudaUnscale, ListsOfEveryLengthHaveTheCpusBits) {
-  std::mt19937 random(3);
-  const auto expect_bits = [&](DType dtype, const std::vector<std::int64_t>& sizes) {
-    const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
-    GradientList list(dtype);
-    list.add_packed(normal_numbers(dtype, total, random), sizes, 1);
-    set_order_for(dtype, random());
-    expect_the_cpus_bits(list, 0x1.234p-7f);
-  };
-  for (const DType dtype : kEveryDType) {
-    std::vector<std::int64_t> every(530);
-    std::iota(every.begin(), every.end(), 0);
-    expect_bits(dtype, every);
-    // Tensors for warps, for blocks, and empty ones in turn; several launches of some 1,600.
-    std::vector<std::int64_t> mixed(dtype == DType::kFloat16 ? 5000 : 2000);
-    for (auto& numel : mixed) numel = static_cast<std::int64_t>(random() % 3 * (random() % 30));
-    for (std::size_t i = 0; i < mixed.size(); i += 50) mixed[i] += 513;
-    mixed[mixed.size() / 2] = 2 * 16384 + 3;
-    expect_bits(dtype, mixed);
-    for (const std::size_t length : {1, 7, 8, 9, 16, 17}) {
-      expect_bits(dtype, std::vector<std::int64_t>(length, 3));
-    }
-  }
+  for_each_length(3, [](const GradientList& list) { expect_the_cpus_bits(list, 0x1.234p-7f); });
 }
 
 /// Numbers on both sides of every limit that arithmetic and formats have.
@@ -262,30 +240,21 @@ TEST(CudaUnscale, ListsWithoutElementsDoNothing) {
   expect_the_cpus_bits(empty, 0.5f);
 }
 
-TEST(CudaUnscale, ReportsALaunchThatTheDeviceRefuses) {
-  // 2^31 blocks: nothing runs, so there need be no memory.
-  const TensorRow row{.grad = nullptr, .numel = std::int64_t{1} << 45};
-  Rows rows;
-  rows.add(row);
-  const UnscaleArgs args{rows.table(DType::kFloat32, DType::kFloat32, DType::kFloat32)};
-  const Status status = multi_tensor_unscale_cuda(args, stream());
-  EXPECT_FALSE(status.ok());
-  EXPECT_STREQ(status.what, "launch of multi_tensor_unscale_kernel");
-  // The error is reported once and does not stick to the next launch.
+TEST(CudaUnscale, ReportsALaunchThatIsRefusedOnce) {
   std::mt19937 random(8);
   GradientList list(DType::kFloat32);
   list.add(normal_numbers(DType::kFloat32, 100, random));
+  Rows rows;
+  rows.add({.grad = nullptr, .numel = std::int64_t{1} << 45});  // 2^31 blocks
+  Status status = multi_tensor_unscale_cuda({list.table(rows), nullptr, nullptr}, stream());
+  EXPECT_FALSE(status.ok());
+  EXPECT_STREQ(status.what, "launch of multi_tensor_unscale_kernel");
   set_order({});
   expect_the_cpus_bits(list, 0.5f);
-}
-
-TEST(CudaUnscale, RefusesADTypeThatDoesNotExist) {
-  GradientList list(DType::kFloat32);
-  list.add(Buffer(DType::kFloat32, 100));
-  const Rows rows = list.device_rows();
-  TensorTable table = list.table(rows);
+  const Rows small = list.device_rows();
+  TensorTable table = list.table(small);
   table.grad = static_cast<DType>(9);
-  const Status status = multi_tensor_unscale_cuda({table, nullptr, nullptr}, stream());
+  status = multi_tensor_unscale_cuda({table, nullptr, nullptr}, stream());
   EXPECT_FALSE(status.ok());
   EXPECT_STREQ(status.what, "gradient dtype of multi_tensor_unscale");
 }

@@ -18,49 +18,43 @@ void expect_ok(const Status& status) {
   synchronize();
 }
 
+struct InputsOnDevice {
+  DeviceTensor logits, grad_losses;
+  DeviceArray<std::int64_t> labels;
+};
+struct ResultsOnDevice {
+  DeviceTensor losses, log_sum_exp, rest, grad_logits;
+};
+
 CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
                         std::int64_t offset) {
   CrossEntropyResults r(c);
-  const DeviceTensor logits(in.logits, offset), grad_losses(in.grad_losses);
-  const DeviceArray<std::int64_t> labels(in.labels);
-  const auto unwritten = [](const Buffer& host, std::int64_t at) {
+  const InputsOnDevice inputs{DeviceTensor(in.logits, offset), DeviceTensor(in.grad_losses),
+                              DeviceArray<std::int64_t>(in.labels)};
+  const auto unwritten = [](const Buffer& host, std::int64_t at = 0) {
     return DeviceTensor::unwritten(host.dtype(), host.numel(), at);
   };
-  const DeviceTensor losses = unwritten(r.losses, 0), lse = unwritten(r.log_sum_exp, 0),
-                     rest = unwritten(r.rest, 0), grad_logits = unwritten(r.grad_logits, offset);
-  CrossEntropyArgs args;
-  args.shape = c.shape;
-  args.logits = logits.data();
-  args.labels = {labels.data(), c.ignores, kIgnoredLabel};
-  args.smoothing = c.smoothing;
-  args.losses = {losses.data(), losses.dtype()};
-  args.log_sum_exp = lse.data();
-  args.rest = rest.data();
-  expect_ok(softmax_cross_entropy_cuda(args, kMultiprocessors, stream()));
-  losses.expect_accesses(0, 1);
-  lse.expect_accesses(0, 1);
-  rest.expect_accesses(0, 1);
-
-  const DeviceTensor again(in.logits, offset), sums(lse.to_host()), rests(rest.to_host());
-  CrossEntropyBackwardArgs backward;
-  backward.shape = c.shape;
-  backward.logits = again.data();
-  backward.labels = args.labels;
-  backward.smoothing = c.smoothing;
-  backward.grad_losses = {grad_losses.data(), grad_losses.dtype()};
-  backward.log_sum_exp = sums.data();
-  backward.rest = rests.data();
-  backward.grad_logits = grad_logits.data();
-  expect_ok(softmax_cross_entropy_backward_cuda(backward, kMultiprocessors, stream()));
-  again.expect_accesses(1, 0);
-  grad_logits.expect_accesses(0, 1);
-  for (const DeviceTensor* tensor : {&logits, &losses, &lse, &rest, &grad_logits}) {
-    tensor->expect_margins_intact();
+  ResultsOnDevice results{unwritten(r.losses), unwritten(r.log_sum_exp), unwritten(r.rest),
+                          unwritten(r.grad_logits, offset)};
+  expect_ok(softmax_cross_entropy_cuda(cross_entropy_args(c, inputs, results), kMultiprocessors,
+                                       stream()));
+  for (DeviceTensor* tensor : {&results.losses, &results.log_sum_exp, &results.rest}) {
+    tensor->expect_accesses(0, 1);
   }
-  losses.download(r.losses.data());
-  lse.download(r.log_sum_exp.data());
-  rest.download(r.rest.data());
-  grad_logits.download(r.grad_logits.data());
+  inputs.logits.upload(in.logits.data());
+  expect_ok(softmax_cross_entropy_backward_cuda(cross_entropy_backward_args(c, inputs, results),
+                                                kMultiprocessors, stream()));
+  inputs.logits.expect_accesses(1, 0);
+  inputs.logits.expect_margins_intact();
+  results.grad_logits.expect_accesses(0, 1);
+  const auto download = [](const DeviceTensor& from, Buffer& to) {
+    from.expect_margins_intact();
+    from.download(to.data());
+  };
+  download(results.losses, r.losses);
+  download(results.log_sum_exp, r.log_sum_exp);
+  download(results.rest, r.rest);
+  download(results.grad_logits, r.grad_logits);
   return r;
 }
 

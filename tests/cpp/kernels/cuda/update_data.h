@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What tests of the fused update are made of: contents, hyper-parameters.
+// What tests of the fused update are made of: lists of tensors, contents, hyper-parameters.
 #pragma once
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
 
 #include "device.h"
 #include "kernels/functors/adam.h"
-#include "update_tuple.h"
+#include "kernels/update_tuple.h"
 
 namespace torchfuse::kernels::testing {
 
@@ -88,17 +92,18 @@ inline Contents first_contents(const UpdateTuple& tuple, const std::vector<Updat
   return contents;
 }
 
-/// The first element in which `count` elements of both differ, NaN payloads aside; or `count`.
-inline std::int64_t first_difference(const Buffer& a, std::int64_t a_begin, const Buffer& b,
-                                     std::int64_t b_begin, std::int64_t count) {
-  const std::int64_t size = static_cast<std::int64_t>(size_of(a.dtype()));
-  const char* const a_bytes = static_cast<const char*>(a.data()) + a_begin * size;
-  const char* const b_bytes = static_cast<const char*>(b.data()) + b_begin * size;
+/// The first of `count` elements from `begin` on in which both differ, NaN payloads aside; or
+/// `count`.
+inline std::int64_t first_difference(const Buffer& a, const Buffer& b, std::int64_t begin,
+                                     std::int64_t count) {
+  const auto size = static_cast<std::int64_t>(size_of(a.dtype()));
+  const char* const a_bytes = static_cast<const char*>(a.data()) + begin * size;
+  const char* const b_bytes = static_cast<const char*>(b.data()) + begin * size;
   for (std::int64_t i = 0; i < count; ++i) {
     if (std::memcmp(a_bytes + i * size, b_bytes + i * size, static_cast<std::size_t>(size)) == 0) {
       continue;
     }
-    if (!std::isnan(a.get(a_begin + i)) || !std::isnan(b.get(b_begin + i))) return i;
+    if (!std::isnan(a.get(begin + i)) || !std::isnan(b.get(begin + i))) return i;
   }
   return count;
 }
@@ -176,5 +181,50 @@ class UpdateGroups {
   std::unique_ptr<DeviceArray<float>> floats_;
   std::unique_ptr<DeviceArray<double>> doubles_;
 };
+
+/// Sizes around multiples of vectors and warps, the largest tensor of a warp, and chunks.
+inline std::vector<std::int64_t> border_sizes(std::int64_t vec, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::set<std::int64_t> sizes;
+  for (const std::int64_t border : {0l, 32l, 32 * vec, 512l}) {
+    for (std::int64_t distance = -vec - 1; distance <= vec + 1; ++distance) {
+      if (border + distance >= 0) sizes.insert(border + distance);
+    }
+  }
+  const std::int64_t chunk = 256 * vec;
+  for (const std::int64_t border : {chunk, 2 * chunk, 3 * chunk}) {
+    const std::int64_t some = 1 + static_cast<std::int64_t>(random()) % vec;
+    for (const std::int64_t distance : {-some, -1l, 0l, 1l, some, 17l}) {
+      sizes.insert(border + distance);
+    }
+  }
+  return {sizes.begin(), sizes.end()};
+}
+
+/// Tensors of these sizes, in random order, groups and steps in turn.
+inline std::vector<UpdateTensor> tensors_of(std::vector<std::int64_t> sizes, std::int32_t groups,
+                                            std::uint32_t seed) {
+  constexpr float kSteps[] = {1.0f, 2.0f, 7.0f, 1000.0f, 123457.0f};
+  std::shuffle(sizes.begin(), sizes.end(), std::mt19937(seed));
+  std::vector<UpdateTensor> tensors;
+  std::uint32_t number = 0;
+  for (const std::int64_t numel : sizes) {
+    tensors.push_back({numel, static_cast<std::int32_t>(number) % groups,
+                       kSteps[number % std::size(kSteps)], 1000 * seed + number});
+    ++number;
+  }
+  return tensors;
+}
+
+/// Mostly small sizes, as models have them.
+inline std::vector<std::int64_t> random_sizes(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::int64_t> sizes(count);
+  for (std::int64_t& size : sizes) {
+    const std::uint32_t limit = random() % 32 == 0 ? 3000 : random() % 8 == 0 ? 700 : 40;
+    size = random() % limit;
+  }
+  return sizes;
+}
 
 }  // namespace torchfuse::kernels::testing

@@ -3,12 +3,48 @@
 // device's, too.
 #pragma once
 
+#include <numeric>
+
+#include "kernels/cuda/alignment.h"
 #include "kernels/fused_optimizer.h"
 #include "rows_on_device.h"
 #include "update_data.h"
-#include "update_traffic.h"
 
 namespace torchfuse::kernels::testing {
+
+/// Load and store instructions.
+struct Traffic {
+  std::size_t loads = 0;
+  std::size_t stores = 0;
+};
+
+/// Elements per chunk of a list of `total`: at least one vector for each of 256 threads, and 4,096
+/// chunks where there are so many. See Note [CUDA chunks].
+inline std::int64_t chunk_of(std::int64_t total, std::int64_t vec) {
+  std::int64_t chunk = 256 * vec;
+  while (chunk < 16384 && total / (2 * chunk) >= 4096) chunk *= 2;
+  return chunk;
+}
+
+/// Loads, or stores, of one of a tensor's operands: vectors in accesses of the width that the
+/// operand's address allows behind the head, the other elements one by one. See Note [Peeling].
+inline std::size_t instructions_of(const cuda::OperandAccess& operand,
+                                   const std::vector<cuda::OperandAccess>& all, std::int64_t numel,
+                                   std::int64_t chunk, std::int64_t vec) {
+  const std::int64_t head =
+      cuda::best_peeling(all.data(), static_cast<int>(all.size()), static_cast<std::uint32_t>(vec))
+          .head;
+  const std::int64_t size = operand.element_size;
+  const std::int64_t width =
+      std::gcd(static_cast<std::int64_t>(operand.address) + head * size, std::int64_t{16});
+  std::int64_t instructions = 0;
+  for (std::int64_t begin = 0; begin < numel; begin += chunk) {
+    const std::int64_t count = std::min(chunk, numel - begin);
+    const std::int64_t vectors = std::max<std::int64_t>(count - head, 0) / vec;
+    instructions += vectors * (vec * size / width) + (count - vectors * vec);
+  }
+  return static_cast<std::size_t>(instructions);
+}
 
 class UpdateProblem {
  public:
@@ -28,10 +64,6 @@ class UpdateProblem {
     before_ = first_contents(tuple, tensors_);
     rows_.resize(tensors_.size());
   }
-
-  std::int64_t offset(std::size_t tensor) const { return offsets_[tensor]; }
-  /// What the device made of a part.
-  const Buffer& result(Part part) const { return after_[part]; }
 
   /// kScattered: each part in an order of its own, so that no head mends nearly all. kAlike: in one
   /// order and equally misaligned, so that heads do, but for a third state that not all tensors
@@ -222,7 +254,7 @@ class UpdateProblem {
   }
 
   void expect(const Contents& expected, bool touched) {
-    after_ = before_;
+    Contents after = before_;
     for (const Place& place : places_) {
       if (::testing::Test::HasFailure()) return;  // one is enough
       SCOPED_TRACE(name_of(place.part));
@@ -230,9 +262,9 @@ class UpdateProblem {
       place.memory.download(bytes.data());
       std::size_t at = 0;
       for (const std::size_t t : place.tensors) {
-        std::memcpy(begin_of(after_[place.part], t), bytes.data() + at, bytes_of(place.part, t));
+        std::memcpy(begin_of(after[place.part], t), bytes.data() + at, bytes_of(place.part, t));
         at += bytes_of(place.part, t);
-        expect_same(expected[place.part], place.part, t);
+        expect_same(after[place.part], expected[place.part], t);
       }
       place.memory.expect_margins_intact();
       expect_accesses(place, touched && place.used);
@@ -240,11 +272,11 @@ class UpdateProblem {
     EXPECT_EQ(steps_.to_host(), steps_of(tensors_)) << "step counts were changed";
   }
 
-  void expect_same(const Buffer& expected, Part part, std::size_t t) const {
+  void expect_same(const Buffer& after, const Buffer& expected, std::size_t t) const {
     const std::int64_t numel = tensors_[t].numel;
-    const auto i = first_difference(after_[part], offsets_[t], expected, offsets_[t], numel);
+    const auto i = first_difference(after, expected, offsets_[t], numel);
     ASSERT_EQ(i, numel) << "tensor " << t << " of " << numel << " elements differs at " << i << ": "
-                        << after_[part].get(offsets_[t] + i) << " instead of "
+                        << after.get(offsets_[t] + i) << " instead of "
                         << expected.get(offsets_[t] + i);
   }
 
@@ -299,7 +331,6 @@ class UpdateProblem {
   std::vector<TensorRow> rows_;  ///< with the device's pointers
   std::vector<Place> places_;
   Contents before_;
-  Contents after_;
 };
 
 }  // namespace torchfuse::kernels::testing

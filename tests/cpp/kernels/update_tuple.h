@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../kernel_test.h"
+#include "kernel_test.h"
 #include "kernels/cuda/typed_tuples.h"
 
 namespace torchfuse::kernels::testing {
@@ -37,10 +37,10 @@ struct UpdateTuple {
   std::optional<DType> square = {};  ///< of the second and third state, where it is another
 
   bool has_remainder = false;  ///< in the place of the master
+  bool stochastic = false;     ///< parameters are rounded at random
+  bool has_ema = false;        ///< averages of the parameters are moved too
 
-  bool stochastic = false;  ///< parameters are rounded at random
-
-  bool has_ema = false;  ///< averages of the parameters are moved too
+  bool keeps_master() const { return has_master || has_remainder; }
 
   /// A remainder's 16 bits are taken for a bf16: any are a remainder.
   DType dtype(Part part) const {
