@@ -46,7 +46,7 @@ struct Problem {
 
 TEST(ClipGradNorm, EqualsTorch) {
   // No infinite norm: torch refuses tensors without elements there.
-  for (const double norm_type : {2.0, 1.0, 3.0, 0.5}) {
+  for (const double norm_type : {2.0, 1.0, 0.5}) {
     for (const double max_norm : {0.0, 0.7, 1e6, kInfinity}) {
       SCOPED_TRACE(std::to_string(norm_type) + " " + std::to_string(max_norm));
       for (const torch::ScalarType dtype : {torch::kFloat, torch::kDouble}) {
@@ -117,8 +117,7 @@ TEST(ClipGradNorm, ReportsANormThatIsNotFiniteOnRequestOnly) {
     const torch::Tensor before = param.grad().clone();
     expect_error([&] { clip_grad_norm_(param, 1.0, 2.0, /*error_if_nonfinite=*/true); },
                  "The total norm of order 2 for gradients from `parameters` is non-finite, so it "
-                 "cannot be clipped. To disable this error and scale the gradients with the "
-                 "non-finite norm anyway, set `error_if_nonfinite=false`");
+                 "cannot be clipped.");
     EXPECT_TRUE(torch::allclose(param.grad(), before, 0.0, 0.0, /*equal_nan=*/true));
     const torch::Tensor expected = with_grad(before.clone());
     torch::nn::utils::clip_grad_norm_(expected, 1.0);
@@ -129,42 +128,29 @@ TEST(ClipGradNorm, ReportsANormThatIsNotFiniteOnRequestOnly) {
 }
 
 TEST(ClipGradNorm, EqualsTheStepThatClips) {
-  const auto params = make_params();
-  const auto folded = copy_of(params);
-  optim::FusedAdam optimizer(params, optim::FusedAdamOptions(2e-3));
-  optim::FusedAdam clipping(folded, optim::FusedAdamOptions(2e-3).max_grad_norm(0.5));
-  for (int i = 0; i < 5; ++i) {
-    set_grads(params, i);
-    set_grads(folded, i);
-    const torch::Tensor norm = clip_grad_norm_(params, 0.5);
-    optimizer.step();
-    clipping.step();
-    EXPECT_TRUE(torch::equal(clipping.grad_norm(), norm));
-  }
-  expect_close(folded, params);
-}
-
-TEST(ClipGradNorm, EqualsTheStepThatClipsUnderAScaler) {
-  const auto params = make_params();
-  const auto folded = copy_of(params);
-  optim::FusedAdam optimizer(params, optim::FusedAdamOptions(2e-3));
-  optim::FusedAdam clipping(folded, optim::FusedAdamOptions(2e-3).max_grad_norm(0.5));
-  amp::GradScaler scaler(torch::kCPU, amp::GradScalerOptions().init_scale(1024.0));
-  for (int i = 0; i < 3; ++i) {
-    for (const auto* list : {&params, &folded}) {
-      set_grads(*list, i);
-      for (const torch::Tensor& param : *list) param.grad().mul_(1024.0);
+  for (const bool scaled : {false, true}) {
+    const auto params = make_params();
+    const auto folded = copy_of(params);
+    optim::FusedAdam optimizer(params, optim::FusedAdamOptions(2e-3));
+    optim::FusedAdam clipping(folded, optim::FusedAdamOptions(2e-3).max_grad_norm(0.5));
+    amp::GradScaler scaler(torch::kCPU,
+                           amp::GradScalerOptions().init_scale(1024.0).enabled(scaled));
+    for (int i = 0; i < 5; ++i) {
+      for (const auto* list : {&params, &folded}) {
+        set_grads(*list, i);
+        for (const torch::Tensor& param : *list) param.grad().mul_(scaled ? 1024.0 : 1.0);
+      }
+      scaler.scale(torch::zeros({}));
+      scaler.unscale_(optimizer);
+      const torch::Tensor norm = clip_grad_norm_(params, 0.5);
+      scaler.step(optimizer);
+      scaler.step(clipping);
+      scaler.update();
+      EXPECT_TRUE(torch::equal(clipping.grad_norm(), norm));
+      EXPECT_GT(norm.item<double>(), 0.5);
     }
-    scaler.scale(torch::zeros({}));
-    scaler.unscale_(optimizer);
-    const torch::Tensor norm = clip_grad_norm_(params, 0.5);
-    scaler.step(optimizer);
-    scaler.step(clipping);
-    scaler.update();
-    EXPECT_TRUE(torch::equal(clipping.grad_norm(), norm));
-    EXPECT_GT(norm.item<double>(), 0.5);
+    expect_close(folded, params);
   }
-  expect_close(folded, params);
 }
 
 TEST(ClipGradNorm, RefusesBadInput) {

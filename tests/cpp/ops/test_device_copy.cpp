@@ -8,12 +8,6 @@
 namespace torchfuse::testing {
 namespace {
 
-TEST(DeviceCopy, TheDeviceOfTheTestsIsLate) {
-  torch::Tensor here = torch::ones({});
-  EXPECT_EQ(here.copy_(late_scalar(3.0)).item<float>(), 3.0F);
-  EXPECT_EQ(here.copy_(late_scalar(3.0), /*non_blocking=*/true).item<float>(), 0.0F);
-}
-
 TEST(DeviceCopy, TheHostWaitsForWhatItReads) {
   const torch::Tensor there = late_scalar(3.0);
   const torch::Tensor here = to_device(there, torch::kCPU);

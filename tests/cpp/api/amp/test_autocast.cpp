@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Guards of autocast, and the state of autocast inside forward and backward of a function that uses
+// the helpers; tests/python/amp/test_autocast_program.py compares that with Python's decorators.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/amp/autocast.h>
+#include <torchfuse/amp/custom_function.h>
 
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -16,6 +20,10 @@ namespace torchfuse::testing {
 namespace {
 
 using amp::AutocastGuard;
+using amp::CustomBackward;
+using amp::CustomForward;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 static_assert(!std::is_copy_constructible_v<AutocastGuard>);
 static_assert(!std::is_move_constructible_v<AutocastGuard>);
@@ -42,34 +50,11 @@ TEST(AutocastGuard, CastsInsideItsScopeOnly) {
     EXPECT_EQ(matmul_dtype(), dtype);
     EXPECT_EQ(torch::ones(3).exp().scalar_type(), torch::kFloat);
   }
-  EXPECT_EQ(matmul_dtype(), torch::kFloat);
-  EXPECT_EQ(autocast_state(), before);
-}
-
-TEST(AutocastGuard, UsesTheDevicesDtypeByDefault) {
-  const AutocastGuard autocast(torch::kCPU);
-  EXPECT_EQ(matmul_dtype(), at::autocast::get_autocast_dtype(at::kCPU));
-}
-
-TEST(AutocastGuard, NestsAndMakesIslands) {
-  const auto before = autocast_state();
   {
-    const AutocastGuard outer(torch::kCPU, torch::kBFloat16);
-    const auto inside_outer = autocast_state();
-    {
-      const AutocastGuard island(torch::kCPU, std::nullopt, /*enabled=*/false,
-                                 /*cache_enabled=*/false);
-      EXPECT_EQ(matmul_dtype(), torch::kFloat);
-      EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
-      {
-        const AutocastGuard inner(torch::kCPU, torch::kHalf);
-        EXPECT_EQ(matmul_dtype(), torch::kHalf);
-      }
-      EXPECT_EQ(matmul_dtype(), torch::kFloat);
-    }
-    EXPECT_EQ(matmul_dtype(), torch::kBFloat16);
-    EXPECT_EQ(autocast_state(), inside_outer);
+    const AutocastGuard autocast(torch::kCPU);
+    EXPECT_EQ(matmul_dtype(), at::autocast::get_autocast_dtype(at::kCPU));
   }
+  EXPECT_EQ(matmul_dtype(), torch::kFloat);
   EXPECT_EQ(autocast_state(), before);
 }
 
@@ -102,17 +87,6 @@ TEST(AutocastGuard, ADisabledGuardTakesAnyDtype) {
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), torch::kFloat);
 }
 
-TEST(AutocastGuard, RestoresStateWhenAnIslandThrows) {
-  const AutocastGuard outer(torch::kCPU, torch::kBFloat16);
-  const auto before = autocast_state();
-  const auto fail = [] {
-    const auto island = AutocastGuard::disabled(torch::kCPU);
-    torch::ones({2, 2}).mm(torch::ones({3, 3}));
-  };
-  EXPECT_THROW(fail(), c10::Error);
-  EXPECT_EQ(autocast_state(), before);
-}
-
 TEST(AutocastGuard, GuardsOfBothDevicesDoNotMix) {
   const auto before = autocast_state();
   {
@@ -131,6 +105,7 @@ TEST(AutocastGuard, RestoresStateOnExceptions) {
   const auto fail = [] {
     const AutocastGuard outer(torch::kCPU, torch::kHalf, true, /*cache_enabled=*/false);
     const AutocastGuard inner(torch::kCUDA, torch::kBFloat16);
+    const auto island = AutocastGuard::disabled(torch::kCPU);
     throw std::runtime_error("inside");
   };
   EXPECT_THROW(fail(), std::runtime_error);
@@ -169,14 +144,8 @@ TEST(AutocastGuard, ReleasesCastsOfWeightsWithTheOutermostGuard) {
   EXPECT_TRUE(cast.expired());
 }
 
-TEST(AutocastGuard, ActsOnItsThreadOnly) {
-  const AutocastGuard autocast(torch::kCPU, torch::kHalf);
-  torch::ScalarType other = torch::kHalf;
-  std::thread([&other] { other = matmul_dtype(); }).join();
-  EXPECT_EQ(other, torch::kFloat);
-}
-
 TEST(AutocastGuard, ThreadsHaveStatesOfTheirOwn) {
+  const AutocastGuard here(torch::kCPU, torch::kHalf);
   const auto before = autocast_state();
   std::vector<torch::ScalarType> inside(4, torch::kFloat), after(4, torch::kHalf);
   std::vector<std::thread> threads;
@@ -215,6 +184,167 @@ TEST(AutocastGuard, RefusesOtherDevicesAndDtypes) {
                "AutocastGuard: expected dtype to be kHalf or kBFloat16, got Float. Use "
                "AutocastGuard::disabled(device_type) for full precision.");
   EXPECT_EQ(autocast_state(), before);
+}
+
+/// Whether autocast is on, and with which type.
+using State = std::tuple<bool, torch::ScalarType>;
+
+State state(torch::DeviceType device = torch::kCPU) {
+  return {at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)};
+}
+
+/// What the function saw when it last ran.
+struct Seen {
+  std::optional<State> forward;
+  std::optional<State> backward;
+  torch::ScalarType input = torch::kFloat;
+  torch::ScalarType product = torch::kFloat;
+};
+Seen seen;
+
+/// x @ weight, with the gradients of x and weight.
+struct MatMul : torch::autograd::Function<MatMul> {
+  static torch::Tensor forward(AutogradContext* ctx, torch::Tensor x, torch::Tensor weight,
+                               std::optional<torch::ScalarType> cast_inputs,
+                               torch::DeviceType device) {
+    const CustomForward amp(ctx, device, cast_inputs);
+    seen.forward = state(device);
+    x = amp.cast(x);
+    weight = amp.cast(weight);
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["device"] = static_cast<std::int64_t>(device);
+    seen.input = x.scalar_type();
+    const torch::Tensor product = x.mm(weight);
+    seen.product = product.scalar_type();
+    return product;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto device = static_cast<torch::DeviceType>(ctx->saved_data["device"].toInt());
+    const CustomBackward amp(ctx, device);
+    seen.backward = state(device);
+    const auto saved = ctx->get_saved_variables();
+    return {grads[0].mm(saved[1].t()), saved[0].t().mm(grads[0]), {}, {}};
+  }
+};
+
+struct Inputs {
+  torch::Tensor x = torch::ones({2, 2}, torch::requires_grad());
+  torch::Tensor weight = torch::full({2, 2}, 0.5, torch::requires_grad());
+};
+
+torch::Tensor apply(const Inputs& inputs,
+                    std::optional<torch::ScalarType> cast_inputs = std::nullopt,
+                    torch::DeviceType device = torch::kCPU) {
+  seen = Seen();
+  return MatMul::apply(inputs.x, inputs.weight, cast_inputs, device);
+}
+
+class CustomFunction : public ::testing::Test {
+ protected:
+  const State outside_ = state();
+  const Inputs inputs_;
+};
+
+TEST_F(CustomFunction, RunsInTheStateOfTheCallerAndSoDoesItsBackward) {
+  torch::Tensor product;
+  {
+    const AutocastGuard autocast(torch::kCPU, torch::kHalf);
+    product = apply(inputs_);
+    EXPECT_EQ(seen.forward, State(true, torch::kHalf));
+    EXPECT_EQ(seen.product, torch::kHalf);
+  }
+  product.sum().backward();
+  EXPECT_EQ(seen.backward, State(true, torch::kHalf));
+  EXPECT_EQ(state(), outside_);
+  EXPECT_EQ(inputs_.x.grad().scalar_type(), torch::kFloat);
+  EXPECT_TRUE(torch::equal(inputs_.x.grad(), torch::ones({2, 2})));
+  EXPECT_TRUE(torch::equal(inputs_.weight.grad(), torch::full({2, 2}, 2.0)));
+}
+
+TEST_F(CustomFunction, BackwardFindsTheStateOnAnotherThread) {
+  for (const auto cast_inputs : {std::optional<torch::ScalarType>(), {torch::kFloat}}) {
+    torch::Tensor product;
+    {
+      const AutocastGuard autocast(torch::kCPU, torch::kHalf);
+      product = apply(inputs_, cast_inputs);
+    }
+    State after;
+    std::thread([&] {
+      product.sum().backward();
+      after = state();
+    }).join();
+    EXPECT_EQ(seen.backward, State(!cast_inputs, torch::kHalf));
+    EXPECT_EQ(after, outside_);
+  }
+}
+
+TEST_F(CustomFunction, KnowsTheStateOfCudaWithoutADevice) {
+  torch::Tensor product;
+  {
+    const AutocastGuard autocast(torch::kCUDA, torch::kBFloat16);
+    product = apply(inputs_, torch::kHalf, torch::kCUDA);
+    EXPECT_EQ(seen.forward, State(false, torch::kBFloat16));
+    EXPECT_EQ(seen.input, torch::kFloat) << "a tensor of the CPU is none of CUDA's inputs";
+  }
+  product.sum().backward();
+  EXPECT_EQ(seen.backward, State(false, torch::kBFloat16));
+}
+
+TEST_F(CustomFunction, CastsTensorsOfFloatingPointAlone) {
+  const AutocastGuard autocast(torch::kCPU, torch::kHalf);
+  AutogradContext ctx;
+  const CustomForward amp(&ctx, torch::kCPU, torch::kBFloat16);
+  for (const torch::ScalarType dtype : {torch::kDouble, torch::kLong, torch::kBool}) {
+    const torch::Tensor tensor = torch::ones(2, dtype);
+    EXPECT_TRUE(amp.cast(tensor).is_same(tensor)) << dtype;
+  }
+  const torch::Tensor undefined;
+  EXPECT_FALSE(amp.cast(undefined).defined());
+  EXPECT_EQ(amp.cast(std::optional<torch::Tensor>()), std::nullopt);
+  EXPECT_EQ(amp.cast(std::make_optional(torch::ones(2)))->scalar_type(), torch::kBFloat16);
+  const auto list =
+      amp.cast(std::vector<torch::Tensor>{torch::ones(2), torch::ones(2).to(at::kLong)});
+  EXPECT_EQ(list[0].scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(list[1].scalar_type(), torch::kLong);
+}
+
+/// Fails in the middle, in either direction.
+struct Fails : torch::autograd::Function<Fails> {
+  static torch::Tensor forward(AutogradContext* ctx, const torch::Tensor& x, bool in_backward) {
+    const CustomForward amp(ctx, torch::kCPU, torch::kFloat);
+    if (!in_backward) throw std::runtime_error("forward fails");
+    return x * 2;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list) {
+    const CustomBackward amp(ctx, torch::kCPU);
+    throw std::runtime_error("backward fails");
+  }
+};
+
+TEST_F(CustomFunction, RestoresTheStateOnExceptions) {
+  const AutocastGuard autocast(torch::kCPU, torch::kHalf);
+  EXPECT_THROW(Fails::apply(inputs_.x, false), std::runtime_error);
+  EXPECT_EQ(state(), State(true, torch::kHalf));
+  EXPECT_THROW(Fails::apply(inputs_.x, true).sum().backward(), std::runtime_error);
+  EXPECT_EQ(state(), State(true, torch::kHalf));
+}
+
+TEST_F(CustomFunction, RefusesBadInput) {
+  AutogradContext ctx;
+  expect_error([&] { const CustomForward amp(&ctx, torch::kMPS); },
+               "CustomForward: expected device_type to be kCPU or kCUDA, got mps.");
+  expect_error([&] { const CustomForward amp(&ctx, torch::kCPU, torch::kLong); },
+               "CustomForward: expected cast_inputs to be a floating-point type, got Long. Use "
+               "kFloat for full precision.");
+  expect_error([] { const CustomForward amp(nullptr, torch::kCPU); },
+               "CustomForward: expected ctx to be the context of forward(), got a null pointer.");
+  expect_error([] { const CustomBackward amp(nullptr, torch::kCPU); },
+               "CustomBackward: expected ctx to be the context of backward(), got a null pointer.");
+  expect_error([&] { const CustomBackward amp(&ctx, torch::kCPU); },
+               "CustomBackward: expected forward() to have made a CustomForward for cpu, got none. "
+               "Make one at its start.");
+  EXPECT_EQ(state(), outside_);
 }
 
 }  // namespace

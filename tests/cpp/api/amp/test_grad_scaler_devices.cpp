@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A scale on another device than the gradients, as with parameters that are offloaded to the host:
-// what the host reads has arrived.
+// what the host reads has arrived. A scaler with a process group: it skips what another process
+// finds, which is a backend that puts its own flag into the reduction.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/optim/fused_adam.h>
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "../fake_group.h"
 #include "../late_device.h"
 #include "../optim/optim_testing.h"
 #include "amp_testing.h"
@@ -16,6 +20,8 @@
 namespace torchfuse::testing {
 namespace {
 
+using amp::GradScaler;
+using amp::GradScalerOptions;
 using optim::FusedAdam;
 using optim::FusedAdamOptions;
 
@@ -38,32 +44,27 @@ TEST(GradScalerDevices, ScalesOutputsOfTheHost) {
   EXPECT_EQ(late_scaler().scale(torch::ones({})).item<float>(), 16.0F);
 }
 
-TEST(GradScalerDevices, UnscalesGradientsOfTheHost) {
+/// A step of what `make` makes with scaled gradients is that of plain ones.
+template <class Make>
+void expect_unscaled(const Make& make, bool explicit_unscale) {
   const auto params = make_params();
   const auto reference = copy_of(params);
-  torch::optim::SGD optimizer(params, torch::optim::SGDOptions(0.1));
-  torch::optim::SGD plain(reference, torch::optim::SGDOptions(0.1));
+  auto optimizer = make(params);
+  auto plain = make(reference);
   set_scaled_grads(params, /*overflow=*/false);
   set_grads(reference, 1);
   amp::GradScaler scaler = late_scaler();
+  if (explicit_unscale) scaler.unscale_(optimizer);
   scaler.step(optimizer);
   plain.step();
   expect_equal(params, reference);
 }
 
-TEST(GradScalerDevices, TheFusedStepUnscalesGradientsOfTheHost) {
+TEST(GradScalerDevices, UnscalesGradientsOfTheHost) {
+  expect_unscaled([](const auto& params) { return torch::optim::SGD(params, 0.1); }, false);
   for (const bool explicit_unscale : {false, true}) {
-    const auto params = make_params();
-    const auto reference = copy_of(params);
-    FusedAdam optimizer(params, FusedAdamOptions(0.1));
-    FusedAdam plain(reference, FusedAdamOptions(0.1));
-    set_scaled_grads(params, /*overflow=*/false);
-    set_grads(reference, 1);
-    amp::GradScaler scaler = late_scaler();
-    if (explicit_unscale) scaler.unscale_(optimizer);
-    scaler.step(optimizer);
-    plain.step();
-    expect_equal(params, reference);
+    expect_unscaled([](const auto& params) { return FusedAdam(params, FusedAdamOptions(0.1)); },
+                    explicit_unscale);
   }
 }
 
@@ -119,6 +120,84 @@ TEST(GradScalerDevices, FlagsOfALateDeviceAreCombinedOnTheHost) {
   core.initialize(torch::kCPU, 16.0, 0);
   EXPECT_EQ(core.combine({late_scalar(1.0)}).item<float>(), 1.0F);
   EXPECT_EQ(core.combine({torch::zeros({}), late_scalar(1.0)}).item<float>(), 1.0F);
+}
+
+/// All reductions meet one other process, whose flag is `flag`.
+class OtherProcess : public c10d::Backend {
+ public:
+  OtherProcess() : c10d::Backend(/*rank=*/0, /*size=*/2) {}
+  const std::string getBackendName() const override { return "other process"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    EXPECT_EQ(options.reduceOp, c10d::ReduceOp::MAX);
+    EXPECT_EQ(tensors.size(), 1U);
+    seen.push_back(tensors[0].item<float>());
+    tensors[0].clamp_min_(flag);
+    return c10::make_intrusive<EndedWork>();
+  }
+
+  float flag = 0.0F;
+  std::vector<float> seen;  ///< what this process brought
+};
+
+class GradScalerGroup : public ::testing::Test {
+ protected:
+  GradScaler scaler() const {
+    return GradScaler(
+        torch::kCPU, GradScalerOptions().init_scale(8.0).growth_interval(100).process_group(kName));
+  }
+
+  /// One iteration; whether the parameters stayed as they were.
+  static bool skips(GradScaler& scaler, torch::optim::Optimizer& optimizer, bool unscale) {
+    const auto& params = optimizer.param_groups()[0].params();
+    scaler.scale(torch::zeros({}));
+    const auto before = copies(params);
+    if (unscale) scaler.unscale_(optimizer);
+    scaler.step(optimizer);
+    scaler.update();
+    return torch::equal(before[0], params[0]);
+  }
+
+  static constexpr const char* kName = "torchfuse_test_group";
+  c10::intrusive_ptr<OtherProcess> other_ = c10::make_intrusive<OtherProcess>();
+  RegisteredGroup group_{other_, kName};
+};
+
+TEST_F(GradScalerGroup, SkipsWhatAnotherProcessFinds) {
+  for (const bool fused : {false, true}) {
+    for (const bool unscale : {false, true}) {
+      const auto params = make_params();
+      std::unique_ptr<torch::optim::Optimizer> optimizer;
+      if (fused) optimizer = std::make_unique<FusedAdam>(params, FusedAdamOptions(0.1));
+      if (!fused) {
+        optimizer = std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(0.1));
+      }
+      GradScaler scaler = this->scaler();
+      other_->seen.clear();
+      set_grads(params, 1);
+      EXPECT_FALSE(skips(scaler, *optimizer, unscale));
+      other_->flag = 1.0F;
+      EXPECT_TRUE(skips(scaler, *optimizer, unscale));
+      EXPECT_EQ(scaler.get_scale(), 4.0);
+      other_->flag = 0.0F;
+      set_grads(params, 2);
+      params[0].mutable_grad().view(-1)[0] = kInf;
+      EXPECT_TRUE(skips(scaler, *optimizer, unscale));
+      EXPECT_EQ(scaler.get_scale(), 2.0);
+      EXPECT_EQ(scaler.skipped_steps(), 2);
+      EXPECT_EQ(other_->seen, (std::vector<float>{0, 0, 1})) << "one reduction for each iteration";
+    }
+  }
+}
+
+TEST_F(GradScalerGroup, AProcessWithoutGradientsTakesPart) {
+  FusedAdam optimizer(make_params());
+  GradScaler scaler = this->scaler();
+  other_->flag = 1.0F;
+  EXPECT_TRUE(skips(scaler, optimizer, /*unscale=*/false));
+  EXPECT_EQ(other_->seen, (std::vector<float>{0}));
+  EXPECT_EQ(scaler.get_scale(), 4.0);
 }
 
 }  // namespace

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// When each call is allowed, with torch's sentences, and what the scaler refuses.
+// When each call is allowed, with torch's sentences; what the scaler does beyond torch's, all of it
+// off by default; archives, whole and damaged.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/optim/fused_adam.h>
 
 #include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "../optim/optim_testing.h"
 #include "amp_testing.h"
@@ -17,7 +25,9 @@ namespace {
 
 using amp::GradScaler;
 using amp::GradScalerOptions;
+using amp::GradScalerState;
 using optim::FusedAdam;
+using optim::FusedAdamOptions;
 
 static_assert(!std::is_copy_constructible_v<GradScaler>);
 static_assert(std::is_nothrow_move_constructible_v<GradScaler>);
@@ -175,6 +185,295 @@ TEST(GradScalerRules, DisabledPassesThrough) {
 TEST(GradScalerRules, IsDisabledWhereCudaIsMissing) {
   if (torch::cuda::is_available()) GTEST_SKIP() << "needs a machine without CUDA";
   EXPECT_FALSE(GradScaler(torch::kCUDA).is_enabled());
+}
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+using MakeOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
+
+const MakeOptimizer kFusedAdam = [](std::vector<torch::Tensor> params) {
+  return std::make_unique<FusedAdam>(std::move(params), FusedAdamOptions(0.1));
+};
+const MakeOptimizer kSgd = [](std::vector<torch::Tensor> params) {
+  return std::make_unique<torch::optim::SGD>(std::move(params), torch::optim::SGDOptions(0.1));
+};
+
+/// One iteration; whether the parameters stayed as they were.
+bool iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer, bool overflow,
+             bool unscale = false) {
+  const auto& params = optimizer.param_groups()[0].params();
+  scaler.scale(torch::zeros({}));
+  set_grads(params, 1);
+  if (overflow) params.back().mutable_grad().view(-1)[-1] = kInf;
+  const auto before = copies(params);
+  if (unscale) scaler.unscale_(optimizer);
+  scaler.step(optimizer);
+  scaler.update();
+  return torch::equal(before[0], params[0]);
+}
+
+TEST(GradScalerExtras, AStaticScaleStaysAndStillSkips) {
+  for (const MakeOptimizer& make : {kFusedAdam, kSgd}) {
+    for (const bool unscale : {false, true}) {
+      const auto optimizer = make(make_params());
+      GradScaler scaler(torch::kCPU,
+                        GradScalerOptions().init_scale(8.0).growth_interval(1).dynamic(false));
+      for (const bool overflow : {false, true, false, true}) {
+        EXPECT_EQ(iterate(scaler, *optimizer, overflow, unscale), overflow);
+      }
+      EXPECT_EQ(scaler.get_scale(), 8.0);
+    }
+  }
+}
+
+TEST(GradScalerExtras, SkipsAreCounted) {
+  for (const MakeOptimizer& make : {kFusedAdam, kSgd}) {
+    const auto optimizer = make(make_params());
+    GradScaler scaler = make_scaler();
+    EXPECT_FALSE(scaler.step_counts().defined());
+    EXPECT_FALSE(scaler.last_step_skipped());
+    for (const bool overflow : {false, true, true, false}) {
+      iterate(scaler, *optimizer, overflow);
+      EXPECT_EQ(scaler.last_step_skipped(), overflow);
+    }
+    EXPECT_EQ(scaler.skipped_steps(), 2);
+    EXPECT_TRUE(torch::equal(scaler.step_counts(), torch::tensor({4, 2, 0}, torch::kLong)));
+  }
+}
+
+TEST(GradScalerExtras, HistoryIsARingOfTheLastIterations) {
+  FusedAdam optimizer(make_params());
+  GradScaler scaler(torch::kCPU,
+                    GradScalerOptions().init_scale(8.0).growth_interval(2).history_size(3));
+  EXPECT_TRUE(scaler.scale_history().empty());
+  for (const bool overflow : {false, true, false, false}) iterate(scaler, optimizer, overflow);
+  const auto history = scaler.scale_history();
+  ASSERT_EQ(history.size(), 3U);
+  const std::vector<double> scales = {8, 4, 4};
+  for (std::size_t i = 0; i < history.size(); ++i) {
+    EXPECT_EQ(history[i].step, static_cast<std::int64_t>(i) + 1);
+    EXPECT_EQ(history[i].scale, scales[i]);
+    EXPECT_EQ(history[i].skipped, i == 0);
+  }
+}
+
+TEST(GradScalerExtras, ANewScaleCountsTheIterationToo) {
+  FusedAdam optimizer(make_params());
+  GradScaler scaler(torch::kCPU, GradScalerOptions().init_scale(8.0).history_size(4));
+  scaler.scale(torch::zeros({}));
+  set_grads(optimizer.param_groups()[0].params(), 1);
+  optimizer.param_groups()[0].params()[0].mutable_grad().view(-1)[0] = kInf;
+  scaler.step(optimizer);
+  scaler.update(4.0);
+  EXPECT_EQ(scaler.get_scale(), 4.0);
+  EXPECT_EQ(scaler.skipped_steps(), 1);
+  EXPECT_EQ(scaler.scale_history().at(0).scale, 8.0);
+  scaler.update(2.0);
+  EXPECT_EQ(scaler.scale_history().size(), 1U) << "nothing was checked since";
+}
+
+TEST(GradScalerExtras, Fp16GradientsOnRequest) {
+  const auto param =
+      torch::ones({3}, torch::TensorOptions().dtype(torch::kHalf)).set_requires_grad(true);
+  torch::optim::SGD optimizer({param}, torch::optim::SGDOptions(0.1));
+  GradScaler scaler(torch::kCPU, GradScalerOptions().init_scale(4.0).allow_fp16_grads(true));
+  scaler.scale(torch::zeros({}));
+  param.mutable_grad() = torch::full({3}, 4.0, torch::kHalf);
+  scaler.unscale_(optimizer);
+  EXPECT_TRUE(torch::equal(param.grad(), torch::ones({3}, torch::kHalf)));
+}
+
+TEST(GradScalerExtras, NoGradientsAtAllOnRequest) {
+  for (const MakeOptimizer& make : {kFusedAdam, kSgd}) {
+    for (const bool unscale : {false, true}) {
+      const auto optimizer = make(make_params());
+      GradScaler scaler(
+          torch::kCPU, GradScalerOptions().init_scale(8.0).growth_interval(1).allow_no_grads(true));
+      scaler.scale(torch::zeros({}));
+      if (unscale) scaler.unscale_(*optimizer);
+      scaler.step(*optimizer);
+      expect_error([&] { scaler.step(*optimizer); },
+                   "step() has already been called since the last update().");
+      scaler.update();
+      EXPECT_EQ(scaler.get_scale(), 8.0);
+      EXPECT_FALSE(iterate(scaler, *optimizer, false));
+      EXPECT_EQ(scaler.get_scale(), 16.0);
+    }
+  }
+}
+
+TEST(GradScalerExtras, RefusesNumbersOutOfRange) {
+  const auto refuses = [](const GradScalerOptions& options, const std::string& message) {
+    expect_error([&] { GradScaler(torch::kCPU, options); }, "GradScaler: expected " + message);
+  };
+  refuses(GradScalerOptions().init_scale(kNaN), "init_scale to be positive and finite, got nan");
+  refuses(GradScalerOptions().init_scale(0.0), "init_scale to be positive and finite, got 0");
+  refuses(GradScalerOptions().init_scale(0x1p127),
+          "init_scale to be from 2^-126 to 2^126, so that");
+  refuses(GradScalerOptions().init_scale(1e300), "init_scale to be from 2^-126 to 2^126, so that");
+  refuses(GradScalerOptions().init_scale(1e-50), "init_scale to be from 2^-126 to 2^126, so that");
+  refuses(GradScalerOptions().min_scale(0x1p127), "min_scale to be at most 2^126, got 1.70");
+  refuses(GradScalerOptions().min_scale(2.0).max_scale(1.0),
+          "0 <= min_scale <= max_scale within fp32, got min_scale 2 and max_scale 1");
+  refuses(GradScalerOptions().min_scale(kNaN), "0 <= min_scale <= max_scale within fp32");
+  refuses(GradScalerOptions().hysteresis(0),
+          "hysteresis to be a 32-bit count of at least 1, got 0.");
+  refuses(GradScalerOptions().max_scale(1e39), "0 <= min_scale <= max_scale within fp32");
+  refuses(GradScalerOptions().history_size(-1), "history_size to be a number of updates, got -1.");
+  GradScaler scaler = started_scaler();
+  expect_error([&] { scaler.update(kNaN); },
+               "GradScaler: expected new_scale to be positive and finite, got nan.");
+  expect_error([&] { scaler.update(-1.0); }, "new_scale to be positive and finite, got -1.");
+  expect_error([&] { scaler.update(0x1p127); }, "new_scale to be from 2^-126 to 2^126, so that");
+  EXPECT_EQ(scaler.get_scale(), 16.0);
+}
+
+TEST(GradScalerExtras, BringsATooLargeScaleOfTorchDown) {
+  GradScaler scaler = started_scaler();
+  amp::GradScalerState state = *scaler.state_dict();
+  state.scale = 0x1p127;
+  testing::Warnings warnings;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    scaler.load_state_dict(state);
+  }
+  ASSERT_EQ(warnings.texts.size(), 1u);
+  EXPECT_NE(warnings.texts[0].find("the state's scale is 1.70141e+38, and becomes 2^126"),
+            std::string::npos)
+      << warnings.texts[0];
+  EXPECT_EQ(scaler.get_scale(), 0x1p126);
+  state.scale = 1e300;
+  expect_error([&] { scaler.load_state_dict(state); }, "the state's scale to be from 2^-126 to");
+  EXPECT_EQ(scaler.get_scale(), 0x1p126);
+}
+
+TEST(GradScalerExtras, AnUnknownProcessGroupIsNamed) {
+  FusedAdam optimizer(make_params());
+  GradScaler scaler(torch::kCPU, GradScalerOptions().process_group("no such group"));
+  scaler.scale(torch::zeros({}));
+  set_grads(optimizer.param_groups()[0].params(), 1);
+  expect_error([&] { scaler.step(optimizer); }, "no such group");
+}
+
+GradScalerState some_state() { return {128.0, 3.0, 0.25, 7, 5, 1}; }
+
+/// A scaler in that state, with its tensors in place.
+GradScaler used_scaler() {
+  GradScaler scaler(torch::kCPU, GradScalerOptions().hysteresis(2));
+  scaler.scale(torch::zeros({}));
+  scaler.load_state_dict(some_state());
+  return scaler;
+}
+
+void expect_state(const GradScaler& scaler, const GradScalerState& expected) {
+  const auto state = scaler.state_dict();
+  ASSERT_TRUE(state.has_value());
+  EXPECT_EQ(state->scale, expected.scale);
+  EXPECT_EQ(state->growth_factor, expected.growth_factor);
+  EXPECT_EQ(state->backoff_factor, expected.backoff_factor);
+  EXPECT_EQ(state->growth_interval, expected.growth_interval);
+  EXPECT_EQ(state->growth_tracker, expected.growth_tracker);
+  EXPECT_EQ(state->hysteresis_tracker, expected.hysteresis_tracker);
+}
+
+/// Loads an archive that holds everything but `missing`, and `replacement` under that name if it is
+/// given.
+void load_damaged(GradScaler& scaler, const std::string& missing, const c10::IValue& replacement) {
+  torch::serialize::OutputArchive output;
+  const GradScalerState state = some_state();
+  const std::pair<const char*, c10::IValue> fields[] = {
+      {"enabled", true},
+      {"scale", 1.0},
+      {"growth_factor", state.growth_factor},
+      {"backoff_factor", state.backoff_factor},
+      {"growth_interval", state.growth_interval},
+      {"_growth_tracker", state.growth_tracker},
+      {"_hysteresis_tracker", *state.hysteresis_tracker},
+  };
+  for (const auto& [name, value] : fields) {
+    if (name != missing) {
+      output.write(name, value);
+    } else if (!replacement.isNone()) {
+      output.write(name, replacement);
+    }
+  }
+  std::stringstream stream;
+  output.save_to(stream);
+  torch::load(scaler, stream);
+}
+
+TEST(GradScalerState, SurvivesSaveAndLoad) {
+  const GradScaler saved = used_scaler();
+  std::stringstream stream;
+  torch::save(saved, stream);
+  const std::string bytes = stream.str();
+  for (const bool started : {false, true}) {
+    GradScaler loaded(torch::kCPU, GradScalerOptions().hysteresis(2));
+    if (started) loaded.scale(torch::zeros({}));
+    std::istringstream copy(bytes);
+    torch::load(loaded, copy);
+    expect_state(loaded, some_state());
+    EXPECT_EQ(loaded.scale(torch::ones({})).item<float>(), 128.0F);
+    const GradScaler target = std::move(loaded);
+    expect_state(target, some_state());
+  }
+}
+
+TEST(GradScalerState, DamagedFieldsAreNamedAndChangeNothing) {
+  GradScaler scaler = used_scaler();
+  for (const char* name : {"enabled", "scale", "growth_factor", "backoff_factor", "growth_interval",
+                           "_growth_tracker", "_hysteresis_tracker"}) {
+    expect_error([&] { load_damaged(scaler, name, {}); },
+                 std::string("GradScaler.load: expected the archive to hold '") + name + "'");
+    expect_state(scaler, some_state());
+  }
+  expect_error([&] { load_damaged(scaler, "backoff_factor", torch::ones({})); },
+               "GradScaler.load: expected 'backoff_factor' to be a number, got Tensor.");
+  expect_error([&] { load_damaged(scaler, "growth_interval", 2.5); },
+               "GradScaler.load: expected 'growth_interval' to be an integer, got Double.");
+  const std::pair<const char*, c10::IValue> wrong_values[] = {
+      {"scale", NAN},
+      {"scale", -1.0},
+      {"growth_factor", 1.0},
+      {"backoff_factor", NAN},
+      {"growth_interval", std::int64_t{0}},
+      {"_growth_tracker", std::int64_t{-1}},
+      {"_growth_tracker", std::int64_t{1} << 40},
+  };
+  for (const auto& [name, value] : wrong_values) {
+    EXPECT_THROW(load_damaged(scaler, name, value), c10::Error) << name;
+    expect_state(scaler, some_state());
+  }
+}
+
+TEST(GradScalerState, TruncatedArchiveIsRefused) {
+  std::stringstream stream;
+  torch::save(used_scaler(), stream);
+  const std::string bytes = stream.str();
+  GradScaler scaler = used_scaler();
+  for (const std::size_t size : {std::size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
+    std::istringstream truncated(bytes.substr(0, size));
+    EXPECT_THROW(torch::load(scaler, truncated), c10::Error) << size << " bytes";
+    expect_state(scaler, some_state());
+  }
+  scaler.update(2.0);
+  EXPECT_EQ(scaler.get_scale(), 2.0);
+}
+
+TEST(GradScalerState, ArchiveOfADisabledScaler) {
+  std::stringstream stream;
+  torch::save(GradScaler(torch::kCPU, GradScalerOptions().enabled(false)), stream);
+  const std::string bytes = stream.str();
+  GradScaler scaler = used_scaler();
+  std::istringstream copy(bytes);
+  expect_error([&] { torch::load(scaler, copy); },
+               "The source state dict is empty, possibly because it was saved from a disabled");
+  expect_state(scaler, some_state());
+  GradScaler disabled(torch::kCPU, GradScalerOptions().enabled(false));
+  std::istringstream again(bytes);
+  torch::load(disabled, again);
+  EXPECT_FALSE(disabled.is_enabled());
 }
 
 }  // namespace

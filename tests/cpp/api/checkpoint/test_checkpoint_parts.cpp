@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Checkpoints of several models, schedulers and samplers.
 #include <torch/serialize.h>
-#include <torchfuse/optim/lr_scheduler/linear_lr.h>
-#include <torchfuse/optim/lr_scheduler/sequential_lr.h>
 #include <torchfuse/optim/lr_scheduler/step_lr.h>
 
 #include <functional>
@@ -135,35 +133,6 @@ TEST_F(CheckpointTest, ASchedulersClassIsComparedIfTheFileNamesIt) {
   optim::ExponentialLR other(*optimizer_, 0.5);
   EXPECT_ERROR(load_checkpoint(path_, description().scheduler(other)),
                "to hold the state of ExponentialLR as 'scheduler', got that of StepLR.");
-}
-
-TEST_F(CheckpointTest, ASchedulerGoesOn) {
-  Net net;
-  optim::FusedAdam optimizer(net->parameters(), optim::FusedAdamOptions(1.0));
-  const auto make = [&] {
-    std::vector<std::shared_ptr<optim::LRScheduler>> parts{
-        std::make_shared<optim::LinearLR>(optimizer, 0.5, 1.0, 3),
-        std::make_shared<optim::StepLR>(optimizer, 2, 0.1)};
-    return std::make_unique<optim::SequentialLR>(optimizer, parts, std::vector<std::int64_t>{3});
-  };
-  const auto scheduler = make();
-  for (int i = 0; i < 4; ++i) scheduler->step();
-  save_checkpoint(path_, Checkpoint().optimizer(optimizer).scheduler(*scheduler));
-  std::vector<double> rates;
-  for (int i = 0; i < 5; ++i) {
-    scheduler->step();
-    rates.push_back(scheduler->get_last_lr()[0]);
-  }
-  load_checkpoint(path_, Checkpoint().optimizer(optimizer).scheduler(*scheduler));
-  EXPECT_EQ(scheduler->last_epoch(), 4);
-  for (const double rate : rates) {
-    scheduler->step();
-    EXPECT_EQ(scheduler->get_last_lr()[0], rate);
-  }
-  optim::StepLR other(optimizer, 2, 0.1);
-  EXPECT_ERROR(load_checkpoint(path_, Checkpoint().optimizer(optimizer).scheduler(other)),
-               "to hold the state of StepLR as 'scheduler', got that of SequentialLR");
-  EXPECT_EQ(other.last_epoch(), 0);
 }
 
 TEST_F(CheckpointTest, ASchedulerBelongsToAnOptimizerOfTheCheckpoint) {

@@ -5,19 +5,12 @@
 #include <torchfuse/nn/fused_layer_norm.h>
 
 #include <sstream>
+#include <vector>
+
+#include "../optim/optim_testing.h"
 
 namespace torchfuse::nn {
 namespace {
-
-void expect_throws(const std::function<void()>& call, const std::string& message) {
-  try {
-    call();
-    FAIL() << "no exception";
-  } catch (const c10::Error& error) {
-    EXPECT_NE(std::string(error.what_without_backtrace()).find(message), std::string::npos)
-        << error.what_without_backtrace();
-  }
-}
 
 TEST(FusedLayerNorm, HasTorchsOutputAndGradients) {
   torch::manual_seed(0);
@@ -92,15 +85,18 @@ TEST(FusedLayerNorm, MemoryEfficientGradientsAgree) {
 }
 
 TEST(FusedLayerNorm, BadInputIsNamed) {
-  expect_throws([] { FusedLayerNorm norm(FusedLayerNormOptions(std::vector<std::int64_t>{})); },
-                "FusedLayerNorm: expected normalized_shape to have at least one size");
+  testing::expect_error(
+      [] { FusedLayerNorm norm(FusedLayerNormOptions(std::vector<std::int64_t>{})); },
+      "FusedLayerNorm: expected normalized_shape to have at least one size");
   FusedLayerNorm norm(FusedLayerNormOptions({4}));
-  expect_throws([&] { norm(torch::zeros({2, 5})); },
-                "FusedLayerNorm: expected input to end in the dimensions normalized_shape = [4], "
-                "got an input of shape [2, 5]");
-  expect_throws([&] { norm(at::Tensor()); }, "FusedLayerNorm: expected input to be a tensor");
-  expect_throws([&] { norm(torch::zeros({2, 4}, torch::kLong)); },
-                "FusedLayerNorm: expected input to be of dtype");
+  testing::expect_error(
+      [&] { norm(torch::zeros({2, 5})); },
+      "FusedLayerNorm: expected input to end in the dimensions normalized_shape = [4], "
+      "got an input of shape [2, 5]");
+  testing::expect_error([&] { norm(at::Tensor()); },
+                        "FusedLayerNorm: expected input to be a tensor");
+  testing::expect_error([&] { norm(torch::zeros({2, 4}, torch::kLong)); },
+                        "FusedLayerNorm: expected input to be of dtype");
 }
 
 }  // namespace

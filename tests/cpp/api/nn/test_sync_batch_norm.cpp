@@ -6,14 +6,13 @@
 #include <torchfuse/batch_norm.h>
 #include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/parallel/convert_sync_batch_norm.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "../fake_group.h"
 
 namespace torchfuse::testing {
 namespace {
@@ -35,12 +34,6 @@ std::string message_of(const std::function<void()>& call) {
   }
   return "no error";
 }
-
-class Finished : public c10d::Work {
- public:
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-};
 
 /// Adds what `others` say, in turn, to each all-reduce; its own values are those of rank 0.
 class OtherRank : public c10d::Backend {
@@ -73,25 +66,15 @@ class OtherRank : public c10d::Backend {
  private:
   c10::intrusive_ptr<c10d::Work> work() const {
     if (!gives_work) return {};
-    return c10::make_intrusive<Finished>();
+    return c10::make_intrusive<EndedWork>();
   }
 };
 
 class SyncBatchNormGroup : public ::testing::Test {
  protected:
-  void SetUp() override {
-    other_ = c10::make_intrusive<OtherRank>();
-    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
-    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, other_);
-    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-    group_->setGroupName(kName);
-    c10d::register_process_group(kName, group_);
-  }
-  void TearDown() override { c10d::unregister_process_group(kName); }
-
   static constexpr const char* kName = "torchfuse_test_sync_batch_norm";
-  c10::intrusive_ptr<OtherRank> other_;
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<OtherRank> other_ = c10::make_intrusive<OtherRank>();
+  RegisteredGroup group_{other_, kName};
 };
 
 class SyncBatchNormBackends : public SyncBatchNormGroup,

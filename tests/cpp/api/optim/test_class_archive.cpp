@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Archives of every class: exact round trips, and refusals that leave the optimizer as it was.
+// Archives of every class: exact round trips, and refusals that leave the optimizer as it was. The
+// storage options of every class: states of any dtype, remainders, stochastic rounding.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torchfuse/masters.h>
 
 #include <limits>
+#include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "all_classes.h"
@@ -14,21 +18,7 @@
 namespace torchfuse::optim {
 namespace {
 
-using testing::all_states;
-using testing::copy_of;
-using testing::entries_of;
-using testing::expect_equal;
-using testing::expect_error;
-using testing::expect_same_state;
-using testing::load;
-using testing::make_params;
-using testing::options_of;
-using testing::other_options;
-using testing::own_states;
-using testing::read_entries;
-using testing::run_steps;
-using testing::saved;
-using testing::state_of;
+using namespace testing;  // NOLINT(google-build-using-namespace): all helpers
 using torch::optim::OptimizerParamGroup;
 
 template <class Type>
@@ -91,15 +81,23 @@ TYPED_TEST_SUITE(ClassArchive, testing::AllClasses, testing::ClassNames);
 
 TYPED_TEST(ClassArchive, RoundTripContinuesBitForBit) {
   using Options = typename TypeParam::Options;
-  for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kDouble}) {
+  const auto masters = other_options<Options>();
+  const auto narrow = all_states<Options>().state_dtype(torch::kBFloat16);
+  const std::vector<std::pair<torch::ScalarType, Options>> cases{
+      {torch::kFloat, masters},
+      {torch::kDouble, masters},
+      {torch::kBFloat16, masters},
+      {torch::kBFloat16, Options(narrow).master_weights(true).store_param_remainders(true)},
+      {torch::kBFloat16, Options(narrow).stochastic_rounding(true).seed(9)}};
+  for (const auto& [dtype, options] : cases) {
     const auto params = make_params(dtype);
-    typename TypeParam::Optimizer optimizer(params, other_options<Options>());
+    typename TypeParam::Optimizer optimizer(params, options);
     run_steps(optimizer, params, 0, 5);
 
     const auto copies = copy_of(params);
     typename TypeParam::Optimizer restored(copies);
     load(restored, saved(optimizer));
-    EXPECT_EQ(entries_of(options_of(restored)), entries_of(other_options<Options>()));
+    EXPECT_EQ(entries_of(options_of(restored)), entries_of(options));
 
     run_steps(optimizer, params, 5, 8);
     run_steps(restored, copies, 5, 8);
@@ -108,21 +106,8 @@ TYPED_TEST(ClassArchive, RoundTripContinuesBitForBit) {
       const auto& state = state_of(restored, copies[i]);
       expect_same_state(state, state_of(optimizer, params[i]));
       EXPECT_EQ(state.step().template item<float>(), 8.0f);
-      EXPECT_EQ(state.master_param().defined(), dtype == torch::kBFloat16);
+      EXPECT_EQ(state.param_remainder().defined(), options.store_param_remainders());
     }
-  }
-}
-
-// So that the round trip shows every option.
-TYPED_TEST(ClassArchive, OtherOptionsDifferFromTheDefaults) {
-  using Options = typename TypeParam::Options;
-  const auto others = entries_of(other_options<Options>());
-  for (const auto& [key, entry] : entries_of(Options())) {
-    const bool storage = key == "store_param_remainders" || key == "stochastic_rounding" ||
-                         key == "seed" || key.ends_with("_dtype");
-    const bool excluded = key == "nesterov" && others.count("dampening") == 1;  // by dampening
-    if (storage || excluded) continue;
-    EXPECT_NE(others.at(key), entry) << key;
   }
 }
 
@@ -157,22 +142,18 @@ TYPED_TEST(ClassArchive, MakesMastersThatItLacksFromTheParameters) {
   }
 }
 
-TYPED_TEST(ClassArchive, MastersOfOptionsWithoutThemAreRefused) {
+TYPED_TEST(ClassArchive, MastersThatWereSwitchedOffAreDropped) {
   using Options = typename TypeParam::Options;
   const auto params = make_params(torch::kBFloat16);
-  typename TypeParam::Optimizer optimizer(params, all_states<Options>());
-  run_steps(optimizer, params, 0, 1);
-  auto& state = state_of(optimizer, params[1]);
-  const auto refused = [&](const char* key) {
-    testing::expect_error(
-        [&] { load(optimizer, saved(optimizer)); },
-        std::string("expected the archive to hold no param_groups[0].state[1].") + key);
-  };
-  state.master_param(torch::ones({1}));
-  refused("master_param");
-  state.master_param(torch::Tensor());
-  state.param_remainder(torch::ones({1}, torch::kShort));
-  refused("param_remainder");
+  typename TypeParam::Optimizer optimizer(params, all_states<Options>().master_weights(true));
+  run_steps(optimizer, params, 0, 2);
+  options_of(optimizer).master_weights(false);
+  const auto copies = copy_of(params);
+  typename TypeParam::Optimizer restored(copies);
+  load(restored, saved(optimizer));
+  run_steps(optimizer, params, 2, 4);
+  run_steps(restored, copies, 2, 4);
+  expect_equal(copies, params);
 }
 
 TYPED_TEST(ClassArchive, TruncatedAndForeignArchivesAreRefused) {
@@ -204,7 +185,7 @@ TYPED_TEST(ClassArchive, StatesThatDoNotFitAreRefused) {
           this->archive_with(name, [](const torch::Tensor&) { return torch::Tensor(); }),
           "expected the archive to hold " + state);
     }
-    if (name == "exp_avg_norm") continue;  // one number: test_fused_novograd.cpp
+    if (name == "exp_avg_norm") continue;  // one number: test_class_steps.cpp
     this->expect_refused(
         this->archive_with(name, [](const torch::Tensor&) { return torch::zeros({2}); }),
         state + " to have the sizes [1] of its parameter, got [2]");
@@ -224,10 +205,230 @@ TYPED_TEST(ClassArchive, CountsMastersAndOptionsThatDoNotFitAreRefused) {
           "state[1].step to be a finite whole number >= 0, got -1");
   refused([](auto&, auto& state) { state.step(torch::Tensor()); },
           "expected the archive to hold param_groups[0].state[1].step");
-  refused([](auto&, auto& state) { state.master_param(torch::ones({2})); },
-          "state[1].master_param to have the sizes [1] of its parameter, got [2]");
+  const auto with_master = [](auto& options, auto& state) {
+    options.master_weights(true);
+    state.master_param(torch::ones({2}));
+  };
+  refused(with_master, "state[1].master_param to have the sizes [1] of its parameter, got [2]");
   refused([](auto& options, auto&) { options.lr(std::nan("")); },
           "expected param_groups[0].lr to be at least 0 and finite, got nan");
+}
+
+TEST(FusedAdamArchive, TakesTheLayoutOfTheParameter) {
+  const torch::Tensor rows = torch::randn({2, 3, 4, 5}).requires_grad_(true);
+  FusedAdam optimizer(std::vector<torch::Tensor>{rows});
+  run_steps(optimizer, {rows}, 0, 2);
+  const torch::Tensor channels_last =
+      rows.detach().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(true);
+  FusedAdam restored(std::vector<torch::Tensor>{channels_last});
+  load(restored, saved(optimizer));
+  EXPECT_EQ(state_of(restored, channels_last).exp_avg().strides(), channels_last.strides());
+  run_steps(optimizer, {rows}, 2, 3);
+  run_steps(restored, {channels_last}, 2, 3);
+  EXPECT_TRUE(torch::equal(rows, channels_last));
+}
+
+TEST(FusedAdamArchive, SavesAStepCountWithoutTheBufferBehindIt) {
+  std::vector<torch::Tensor> params;
+  for (int i = 0; i < 200; ++i) params.push_back(torch::ones({1}).requires_grad_(true));
+  FusedAdam optimizer(params);
+  run_steps(optimizer, params, 0, 1);
+  const torch::Tensor step = entries_of(state_of(optimizer, params[7])).at("step").toTensor();
+  EXPECT_EQ(step.storage().nbytes(), sizeof(float));
+}
+
+template <class Options>
+Options remainders() {
+  return all_states<Options>().weight_decay(0.1).master_weights(true).store_param_remainders(true);
+}
+
+template <class Type>
+class StorageOptions : public ::testing::Test {
+ public:
+  using Optimizer = typename Type::Optimizer;
+  using Options = typename Type::Options;
+};
+TYPED_TEST_SUITE(StorageOptions, testing::AllClasses, testing::ClassNames);
+
+TYPED_TEST(StorageOptions, StatesHaveTheirDtypeWhateverTheParameters) {
+  using Options = typename TypeParam::Options;
+  for (const auto dtype : {torch::kFloat, torch::kHalf}) {
+    const auto params = make_params(dtype);
+    typename TypeParam::Optimizer optimizer(params,
+                                            all_states<Options>().state_dtype(torch::kBFloat16));
+    run_steps(optimizer, params, 0, 2);
+    const auto states = own_states(state_of(optimizer, params[0]));
+    ASSERT_FALSE(states.empty());
+    for (const auto& [name, tensor] : states) {
+      const bool number = name == "exp_avg_norm";  // of the whole tensor
+      EXPECT_EQ(tensor.scalar_type(), number ? torch::kFloat : torch::kBFloat16) << name;
+    }
+  }
+}
+
+TYPED_TEST(StorageOptions, AStepRoundsItsStatesOnce) {
+  using Options = typename TypeParam::Options;
+  const auto params = make_params();
+  const auto copies = copy_of(params);
+  typename TypeParam::Optimizer narrow(params, all_states<Options>().state_dtype(torch::kBFloat16));
+  typename TypeParam::Optimizer wide(copies, all_states<Options>());
+  run_steps(narrow, params, 0, 1);
+  run_steps(wide, copies, 0, 1);
+  // LAMB reads what it stored for the second of its passes.
+  if (!std::is_same_v<Options, FusedLAMBOptions>) expect_equal(params, copies);
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const auto exact = own_states(state_of(wide, copies[i]));
+    for (const auto& [name, tensor] : own_states(state_of(narrow, params[i]))) {
+      EXPECT_TRUE(torch::equal(tensor, exact.at(name).to(tensor.scalar_type()))) << name;
+    }
+  }
+}
+
+TYPED_TEST(StorageOptions, RemaindersGiveTheMastersOfFp32MastersAndMayBecomeThem) {
+  using Options = typename TypeParam::Options;
+  const auto params = make_params(torch::kBFloat16);
+  const auto copies = copy_of(params);
+  typename TypeParam::Optimizer halves(params, remainders<Options>());
+  typename TypeParam::Optimizer whole(copies, remainders<Options>().store_param_remainders(false));
+  for (int step = 0; step < 12; ++step) {
+    const bool changed = step >= 10;
+    if (step == 10) options_of(halves).store_param_remainders(false);
+    run_steps(halves, params, step, step + 1);
+    run_steps(whole, copies, step, step + 1);
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      auto& state = state_of(halves, params[i]);
+      EXPECT_EQ(state.master_param().defined(), changed);
+      EXPECT_EQ(state.param_remainder().defined(), !changed);
+      EXPECT_FALSE(state_of(whole, copies[i]).param_remainder().defined());
+      const torch::Tensor master =
+          changed ? state.master_param() : master_of_remainder(params[i], state.param_remainder());
+      EXPECT_TRUE(torch::equal(master, state_of(whole, copies[i]).master_param()));
+    }
+  }
+  options_of(halves).store_param_remainders(true);
+  run_steps(halves, params, 12, 13);
+  EXPECT_FALSE(state_of(halves, params[0]).master_param().defined());
+  EXPECT_EQ(state_of(halves, params[0]).param_remainder().scalar_type(), torch::kShort);
+}
+
+TYPED_TEST(StorageOptions, StochasticRoundingDependsOnTheSeedAndThePlaceOfTheParameter) {
+  using Optimizer = typename TypeParam::Optimizer;
+  const auto options = [](std::int64_t seed) {
+    return all_states<typename TypeParam::Options>().stochastic_rounding(true).seed(seed);
+  };
+  const auto run = [&](std::int64_t seed) {
+    const auto params = make_params(torch::kBFloat16);
+    Optimizer optimizer(params, options(seed));
+    run_steps(optimizer, params, 0, 5);
+    return params;
+  };
+  const auto expected = run(3);
+  expect_equal(run(3), expected);
+  EXPECT_FALSE(torch::equal(run(4)[0], expected[0]));
+
+  // In two groups, and with gradients for the last parameter alone.
+  const auto split = make_params(torch::kBFloat16);
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<torch::Tensor>{split[0], split[1]});
+  groups.emplace_back(std::vector<torch::Tensor>{split[2], split[3], split[4]});
+  Optimizer optimizer(groups, options(3));
+  for (int step = 0; step < 5; ++step) {
+    set_grads(split, step);
+    for (std::size_t i = 0; i < 4; ++i) split[i].mutable_grad() = torch::Tensor();
+    optimizer.step();
+  }
+  EXPECT_TRUE(torch::equal(split[4], expected[4]));
+}
+
+TYPED_TEST(StorageOptions, ArchivesThatDoNotFitAreRefused) {
+  using Optimizer = typename TypeParam::Optimizer;
+  const auto params = make_params(torch::kBFloat16);
+  Optimizer optimizer(params, remainders<typename TypeParam::Options>());
+  run_steps(optimizer, params, 0, 1);
+  const std::string bytes = saved(optimizer);
+  Optimizer other(make_params());
+  expect_error([&] { load(other, bytes); },
+               "expected param_groups[0] to hold a BFloat16 parameter with store_param_remainders");
+  auto& state = state_of(optimizer, params[1]);
+  state.param_remainder(state.param_remainder().to(torch::kInt));
+  Optimizer restored(copy_of(params));
+  const std::string broken = saved(optimizer);
+  expect_error([&] { load(restored, broken); },
+               "state[1].param_remainder to have dtype Short for a BFloat16 parameter, got Int");
+  EXPECT_TRUE(restored.state().empty());
+}
+
+TYPED_TEST(StorageOptions, AnArchiveFromBeforeThemHasTheirDefaults) {
+  using Options = typename TypeParam::Options;
+  auto entries = entries_of(Options(0.25));
+  for (const char* key : {"state_dtype", "store_param_remainders", "stochastic_rounding", "seed"}) {
+    EXPECT_EQ(entries.erase(key), 1u) << key;
+  }
+  entries.erase("exp_avg_dtype");
+  entries.erase("exp_avg_sq_dtype");
+  Options read = remainders<Options>().seed(3).state_dtype(torch::kHalf);
+  read_entries(read, entries);
+  EXPECT_EQ(entries_of(read), entries_of(Options(0.25)));
+}
+
+TYPED_TEST(StorageOptions, OptionsThatDoNotFitAreRefusedByName) {
+  using Options = typename TypeParam::Options;
+  const auto refused = [](torch::ScalarType dtype, const Options& options,
+                          const std::string& text) {
+    expect_error([&] { typename TypeParam::Optimizer optimizer(make_params(dtype), options); },
+                 testing::class_name<TypeParam>() + ": " + text);
+  };
+  refused(torch::kBFloat16, Options().store_param_remainders(true),
+          "expected defaults.master_weights to be true with store_param_remainders");
+  refused(torch::kFloat, remainders<Options>(),
+          "expected param_groups[0] to hold a BFloat16 parameter with store_param_remainders");
+  refused(
+      torch::kHalf, remainders<Options>(),
+      "expected param_groups[0].params[0] to be BFloat16 with store_param_remainders, got Half");
+  refused(torch::kBFloat16, Options().stochastic_rounding(true).master_weights(true),
+          "expected defaults.master_weights to be false with stochastic_rounding");
+  refused(torch::kFloat, Options().stochastic_rounding(true),
+          "expected param_groups[0].params[0] to be BFloat16 with stochastic_rounding, got Float");
+  refused(torch::kBFloat16, Options().seed(-1), "expected defaults.seed to be at least 0, got -1");
+  refused(torch::kFloat, Options().state_dtype(torch::kDouble),
+          "expected param_groups[0].state_dtype to be Float, BFloat16 or Half for params[0]");
+  refused(torch::kDouble, Options().state_dtype(torch::kFloat),
+          "expected param_groups[0].state_dtype to be Double for params[0] of dtype Double");
+}
+
+TYPED_TEST(StorageOptions, ASeedHoldsForAllGroups) {
+  using Options = typename TypeParam::Options;
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(make_params(torch::kBFloat16), std::make_unique<Options>(Options().seed(2)));
+  expect_error([&] { typename TypeParam::Optimizer optimizer(groups, Options()); },
+               "expected param_groups[0].seed to equal the optimizer's own");
+}
+
+template <class Type>
+class MomentDtypes : public ::testing::Test {};
+TYPED_TEST_SUITE(MomentDtypes, testing::ClassesWithMoments, testing::ClassNames);
+
+TYPED_TEST(MomentDtypes, EachMomentHasTheDtypeOfItsOption) {
+  using Options = typename TypeParam::Options;
+  Options options = all_states<Options>().state_dtype(torch::kHalf).exp_avg_dtype(torch::kBFloat16);
+  if constexpr (requires { options.exp_avg_sq_dtype(); }) options.exp_avg_sq_dtype(torch::kFloat);
+  const auto params = make_params(torch::kBFloat16);
+  typename TypeParam::Optimizer optimizer(params, options);
+  run_steps(optimizer, params, 0, 2);
+  const auto copies = copy_of(params);
+  typename TypeParam::Optimizer restored(copies);
+  load(restored, saved(optimizer));
+  EXPECT_EQ(entries_of(options_of(restored)), entries_of(options));
+  expect_same_state(state_of(restored, copies[0]), state_of(optimizer, params[0]));
+  const auto states = own_states(state_of(restored, copies[0]));
+  EXPECT_EQ(states.at("exp_avg").scalar_type(), torch::kBFloat16);
+  for (const char* name : {"exp_avg_sq", "max_exp_avg_sq"}) {
+    if (states.count(name) == 0) continue;
+    EXPECT_EQ(states.at(name).scalar_type(), torch::kFloat) << name;
+  }
+  expect_error(
+      [&] { typename TypeParam::Optimizer(params, options.exp_avg_dtype(at::kDouble)); },
+      "expected param_groups[0].exp_avg_dtype to be Float, BFloat16 or Half for params[0]");
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What all fused optimizers share: threads, ownership of parameters and states, masters that follow
-// their parameters, and errors by group and place.
+// What all fused optimizers share, shown with one: groups, options and states that change, threads,
+// ownership, masters that follow their parameters, and errors by group and place.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,12 +18,151 @@
 namespace torchfuse::optim {
 namespace {
 
-using testing::expect_error;
-using testing::make_params;
-using testing::options_of;
-using testing::set_grads;
-using testing::state_of;
+using namespace testing;  // NOLINT(google-build-using-namespace): all helpers
 using torch::optim::OptimizerParamGroup;
+
+TEST(FusedOptimizer, GroupsWithoutOptionsInheritTheDefaults) {
+  const auto params = make_params();
+  const auto expected = copy_of(params);
+  const auto groups = [](const std::vector<torch::Tensor>& p, auto options) {
+    std::vector<OptimizerParamGroup> result;
+    result.emplace_back(std::vector<torch::Tensor>{p[0], p[1]});
+    result.emplace_back(std::vector<torch::Tensor>{});
+    result.emplace_back(std::vector<torch::Tensor>{p[2], p[3], p[4]}, std::move(options));
+    return result;
+  };
+  using Options = torch::optim::AdamWOptions;
+  FusedAdam optimizer(
+      groups(params, std::make_unique<FusedAdamOptions>(FusedAdamOptions(1e-2).weight_decay(0.1))),
+      FusedAdamOptions(2e-3).weight_decay(0.02));
+  torch::optim::AdamW reference(
+      groups(expected, std::make_unique<Options>(Options(1e-2).weight_decay(0.1))),
+      Options(2e-3).weight_decay(0.02));
+  run_steps(optimizer, params, 0, 20);
+  run_steps(reference, expected, 0, 20);
+  expect_close(params, expected);
+}
+
+TEST(FusedOptimizer, TakesGroupsAndGradientsThatAppearLater) {
+  const auto params = make_params();
+  const auto expected = copy_of(params);
+  FusedAdam optimizer(std::vector<torch::Tensor>{params[0], params[1]}, FusedAdamOptions(2e-3));
+  torch::optim::AdamW reference(std::vector<torch::Tensor>{expected[0], expected[1]},
+                                torch::optim::AdamWOptions(2e-3).weight_decay(0.0));
+  for (int i = 0; i < 12; ++i) {
+    if (i == 4) {
+      optimizer.add_param_group(OptimizerParamGroup({params[3], params[4]}));
+      reference.add_param_group(OptimizerParamGroup({expected[3], expected[4]}));
+    }
+    set_grads(params, i);
+    set_grads(expected, i);
+    const std::size_t absent = i < 6 ? 1 : 3;  // params[1] starts late, params[3] pauses
+    params[absent].mutable_grad() = torch::Tensor();
+    expected[absent].mutable_grad() = torch::Tensor();
+    optimizer.step();
+    reference.step();
+  }
+  expect_close(params, expected);
+  EXPECT_EQ(state_of(optimizer, params[0]).step().item<float>(), 12.0f);
+  EXPECT_EQ(state_of(optimizer, params[1]).step().item<float>(), 6.0f);
+  EXPECT_EQ(state_of(optimizer, params[3]).step().item<float>(), 2.0f);
+}
+
+TEST(FusedOptimizer, CallsTheClosureWithGradientsEnabled) {
+  const auto params = make_params();
+  FusedAdam optimizer(params, FusedAdamOptions(1e-2));
+  const auto closure = [&] {
+    optimizer.zero_grad();
+    torch::Tensor loss = torch::zeros({});
+    for (const auto& param : params) loss = loss + param.square().sum();
+    loss.backward();
+    return loss.detach();
+  };
+  const torch::NoGradGuard no_grad;
+  const double first = optimizer.step(closure).item<double>();
+  const double second = optimizer.step(closure).item<double>();
+  EXPECT_LT(second, first);
+}
+
+TEST(FusedOptimizer, ObeysSchedulersAndEditedOptions) {
+  const auto params = make_params();
+  const auto expected = copy_of(params);
+  FusedAdam optimizer(params, FusedAdamOptions(1e-2));
+  torch::optim::AdamW reference(expected, torch::optim::AdamWOptions(1e-2).weight_decay(0.0));
+  torch::optim::StepLR schedule(optimizer, 5, 0.5);
+  torch::optim::StepLR reference_schedule(reference, 5, 0.5);
+  for (int i = 0; i < 20; ++i) {
+    if (i == 10) {
+      options_of(optimizer).weight_decay(0.1);
+      static_cast<torch::optim::AdamWOptions&>(reference.param_groups()[0].options())
+          .weight_decay(0.1);
+    }
+    set_grads(params, i);
+    set_grads(expected, i);
+    optimizer.step();
+    reference.step();
+    schedule.step();
+    reference_schedule.step();
+  }
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(),
+            reference.param_groups()[0].options().get_lr());
+  EXPECT_LT(optimizer.param_groups()[0].options().get_lr(), 1e-2);
+  expect_close(params, expected);
+}
+
+TEST(FusedOptimizer, UsesReplacedStatesAndNewOptionsAtOnce) {
+  const auto params = make_params();
+  FusedAdam optimizer(params);
+  set_grads(params, 0);
+  optimizer.step();
+  FusedAdamParamState& state = state_of(optimizer, params[0]);
+  EXPECT_FALSE(state.max_exp_avg_sq().defined());
+  const torch::Tensor former = state.exp_avg();
+  const torch::Tensor kept = former.clone();
+  const torch::Tensor replacement = torch::zeros_like(former);
+  state.exp_avg(replacement);
+  options_of(optimizer).amsgrad(true);
+  optimizer.step();
+  EXPECT_TRUE(torch::equal(former, kept));
+  EXPECT_FALSE(torch::equal(replacement, torch::zeros_like(replacement)));
+  EXPECT_TRUE(state.exp_avg().is_same(replacement));
+  EXPECT_TRUE(torch::equal(state.max_exp_avg_sq(), state.exp_avg_sq()));
+}
+
+TEST(FusedOptimizer, NamesTheGroupWithBadOptionsAndWorksAfterwards) {
+  const auto params = make_params();
+  FusedAdam optimizer(std::vector<torch::Tensor>{params[0]});
+  run_steps(optimizer, params, 0, 1);
+  optimizer.add_param_group(OptimizerParamGroup(
+      {params[1]}, std::make_unique<FusedAdamOptions>(FusedAdamOptions().eps(std::nan("")))));
+  const auto before = copy_of(params);
+  expect_error([&] { optimizer.step(); },
+               "param_groups[1].eps to be at least 0 and finite, got nan");
+  expect_equal(params, before);
+
+  auto& options = static_cast<FusedAdamOptions&>(optimizer.param_groups()[1].options());
+  options.eps(1e-8).max_grad_norm(1.0);
+  expect_error([&] { optimizer.step(); },
+               "param_groups[1].max_grad_norm to equal the optimizer's own");
+  options.max_grad_norm(std::nullopt);
+  run_steps(optimizer, params, 1, 2);
+  EXPECT_FALSE(torch::equal(params[1], before[1]));
+}
+
+TEST(FusedOptimizer, RefusesWhatCannotBeAParameterGroup) {
+  const auto params = make_params();
+  expect_error([&] { FusedAdam optimizer({params[0], torch::Tensor()}); },
+               "param_groups[0].params[1] to be a tensor, got an undefined one");
+  std::vector<OptimizerParamGroup> foreign;
+  foreign.emplace_back(params, std::make_unique<torch::optim::SGDOptions>(0.1));
+  expect_error([&] { FusedAdam optimizer(foreign); },
+               "param_groups[0].options to be FusedAdamOptions");
+  FusedAdam twice(std::vector<torch::Tensor>{params[0], params[0]});
+  set_grads(params, 0);
+  expect_error([&] { twice.step(); },
+               "param_groups[0].params[1] to be in the parameter groups once");
+  EXPECT_TRUE(twice.state().empty());
+}
 
 TEST(FusedOptimizer, ThreadsShareOne) {
   constexpr int kThreads = 4;
@@ -63,47 +203,16 @@ TEST(FusedOptimizer, HoldsNothingBetweenSteps) {
   EXPECT_EQ(state.step().item<float>(), 2.0f);
 }
 
-TEST(FusedOptimizer, StatesAreLaidOutAnewWithTheirParameter) {
-  const torch::Tensor param = torch::randn({4, 3, 5, 6}).requires_grad_();
-  const torch::Tensor twin = param.detach().clone().requires_grad_();
-  FusedAdam optimizer({param}, FusedAdamOptions(1e-2).weight_decay(0.0));
-  torch::optim::Adam reference({twin}, torch::optim::AdamOptions(1e-2));
-  for (int i = 0; i < 4; ++i) {
-    set_grads({param}, i);
-    set_grads({twin}, i);
-    optimizer.step();
-    reference.step();
-    const auto format = i % 2 == 0 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-    param.set_data(param.detach().contiguous(format));
-  }
-  testing::expect_close(param, twin);
-}
-
-TEST(FusedOptimizer, MastersFollowWritesToTheirParameters) {
+TEST(FusedOptimizer, MastersAreRemadeAfterWritesThroughData) {
   const torch::Tensor param = torch::randn({64}).to(torch::kBFloat16).requires_grad_();
   FusedAdam optimizer({param}, FusedAdamOptions(1e-3).master_weights(true));
-  const auto step = [&](int seed) {
-    set_grads({param}, seed);
-    optimizer.step();
-  };
-  for (int i = 0; i < 3; ++i) step(i);
-  options_of(optimizer).lr(0.0);
-  FusedAdamParamState& state = state_of(optimizer, param);
-  const torch::Tensor before = state.master_param().clone();
-  {
-    const torch::NoGradGuard no_grad;
-    param.slice(0, 0, 8).fill_(100.0);
-  }
-  step(3);
-  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 0, 8), torch::full({8}, 100.0)));
-  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 8), before.slice(0, 8)));
-  EXPECT_TRUE(torch::equal(param.slice(0, 0, 8), torch::full({8}, 100.0, torch::kBFloat16)));
-
-  // Through data() no version moves.
-  param.variable_data().slice(0, 0, 8).fill_(200.0);
+  run_steps(optimizer, {param}, 0, 3);
+  const torch::Tensor master = state_of(optimizer, param).master_param();
+  const torch::Tensor before = master.clone();
+  param.variable_data().slice(0, 0, 8).fill_(200.0);  // no version moves
   optimizer.remake_masters();
-  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 0, 8), torch::full({8}, 200.0)));
-  EXPECT_TRUE(torch::equal(state.master_param().slice(0, 8), before.slice(0, 8)));
+  EXPECT_TRUE(torch::equal(master.slice(0, 0, 8), torch::full({8}, 200.0)));
+  EXPECT_TRUE(torch::equal(master.slice(0, 8), before.slice(0, 8)));
 }
 
 TEST(FusedOptimizer, AParameterThatBecomesFloatTakesItsMaster) {
@@ -117,7 +226,7 @@ TEST(FusedOptimizer, AParameterThatBecomesFloatTakesItsMaster) {
   const torch::Tensor master = state().master_param().clone();
   param.set_data(param.detach().to(at::kFloat));
   optimizer.load_state_dict(optimizer.state_dict());  // as saved between the two
-  static_cast<FusedAdamOptions&>(optimizer.param_groups()[0].options()).lr(0.0);
+  options_of(optimizer).lr(0.0);
   param.mutable_grad() = torch::zeros({16});
   optimizer.step();
   EXPECT_TRUE(torch::equal(param.detach(), master));
@@ -155,24 +264,48 @@ TEST(FusedOptimizer, NamesGroupAndPlace) {
 
 TEST(FusedOptimizer, ResultsAreThoseOfTheLastStep) {
   const std::vector<torch::Tensor> params = make_params();
+  const auto before = copy_of(params);
+  FusedAdam idle(params);
+  EXPECT_FALSE(idle.last_step_skipped().defined());
+  idle.step();
+  EXPECT_EQ(idle.last_step_skipped().item<float>(), 0.0f);
+  EXPECT_TRUE(idle.state().empty());
+  expect_equal(params, before);
   FusedAdam optimizer(params, FusedAdamOptions().skip_non_finite(true));
-  EXPECT_FALSE(optimizer.last_step_skipped().defined());
+  const auto step = [&](float skipped) {
+    optimizer.step();
+    EXPECT_EQ(optimizer.last_step_skipped().item<float>(), skipped);
+  };
   set_grads(params, 1);
   params[0].mutable_grad().fill_(INFINITY);
-  optimizer.step();
-  EXPECT_EQ(optimizer.last_step_skipped().item<float>(), 1.0f);
+  step(1.0f);
   for (const torch::Tensor& param : params) param.mutable_grad().reset();
-  optimizer.step();
-  EXPECT_EQ(optimizer.last_step_skipped().item<float>(), 0.0f);
+  step(0.0f);
   EXPECT_EQ(optimizer.grad_norm().item<float>(), 0.0f);
 }
 
-TEST(FusedOptimizer, OneThatWasMovedFromRefusesToStep) {
-  FusedAdam first(make_params());
-  FusedAdam second(std::move(first));
+TEST(FusedOptimizer, GradientsThatAreNotFiniteAreTakenUnlessTheyShallBeSkipped) {
+  const std::vector<torch::Tensor> params = make_params();
+  FusedAdam optimizer(params);
+  set_grads(params, 0);
+  params[3].mutable_grad().fill_(INFINITY);
+  optimizer.step();
+  EXPECT_EQ(optimizer.last_step_skipped().item<float>(), 0.0f);
+  EXPECT_EQ(state_of(optimizer, params[0]).step().item<float>(), 1.0f);
+}
+
+TEST(FusedOptimizer, OneThatWasMovedFromRefusesToStepAndTheOtherGoesOn) {
+  const auto params = make_params();
+  const auto expected = copy_of(params);
+  FusedAdam first(params);
+  run_steps(first, params, 0, 1);
+  FusedAdam second = std::move(first);
   expect_error([&] { first.step(); },  // NOLINT(bugprone-use-after-move)
                "FusedAdam: expected an optimizer, got one that was moved from");
-  second.step();
+  run_steps(second, params, 1, 2);
+  FusedAdam reference(expected);
+  run_steps(reference, expected, 0, 2);
+  expect_equal(params, expected);
 }
 
 }  // namespace

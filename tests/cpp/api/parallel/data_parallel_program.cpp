@@ -6,12 +6,7 @@
 //
 // writes losses and parameters to FOLDER/rank<rank>.txt.
 #include <torch/torch.h>
-#include <torchfuse/amp/grad_scaler.h>
-#include <torchfuse/collectives.h>
-#include <torchfuse/optim/fused_adam.h>
-#include <torchfuse/parallel/distributed_data_parallel.h>
-#include <torchfuse/parallel/distributed_sampler.h>
-#include <torchfuse/parallel/process_group.h>
+#include <torchfuse/torchfuse.h>
 
 #include <unistd.h>
 

@@ -5,32 +5,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/parallel/distributed_data_parallel.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <chrono>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../fake_group.h"
+
 namespace torchfuse::testing {
-
-class TwinWork : public c10d::Work {
- public:
-  explicit TwinWork(std::string failure, int* waits)
-      : failure_(std::move(failure)), waits_(waits) {}
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override {
-    if (!failure_.empty()) throw std::runtime_error(failure_);
-    ++*waits_;
-    return true;
-  }
-
- private:
-  std::string failure_;
-  int* waits_;
-};
 
 /// Rank 0 of two; rank 1 has the same values everywhere, times `other` in reductions.
 class Twin : public c10d::Backend {
@@ -77,7 +59,7 @@ class Twin : public c10d::Backend {
  private:
   c10::intrusive_ptr<c10d::Work> work(const std::string& error) {
     if (!gives_work) return {};
-    return c10::make_intrusive<TwinWork>(error, &waits);
+    return c10::make_intrusive<EndedWork>(&waits, error);
   }
 
   std::string name_;
@@ -88,10 +70,7 @@ class DataParallelTest : public ::testing::Test {
   explicit DataParallelTest(const std::string& backend = "twin") {
     torch::manual_seed(1);
     twin_ = c10::make_intrusive<Twin>(backend);
-    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
-    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, twin_);
-    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-    group_->setGroupName("twins");
+    group_ = group_over(twin_, "twins");
   }
 
   c10::intrusive_ptr<Twin> twin_;

@@ -6,10 +6,7 @@
 //
 // resumes from FOLDER/step<FIRST>.pt, unless FIRST is 0, and writes FOLDER/step<LAST>.pt.
 #include <torch/torch.h>
-#include <torchfuse/checkpoint.h>
-#include <torchfuse/optim/fused_adam.h>
-#include <torchfuse/parallel/process_group.h>
-#include <torchfuse/parallel/sharded_optimizer.h>
+#include <torchfuse/torchfuse.h>
 
 #include <chrono>
 #include <cstdint>

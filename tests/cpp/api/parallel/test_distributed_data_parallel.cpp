@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Replicas of a module, with a twin on the other rank that has the same gradients, or three times
+// as large ones.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/parallel/distributed_data_parallel.h>
@@ -16,6 +18,7 @@ using parallel::DistributedDataParallel;
 using parallel::DistributedDataParallelOptions;
 using torch::nn::Linear;
 using torch::nn::Sequential;
+
 using Names = std::vector<std::vector<std::string>>;
 
 /// Its first layer is the one that is registered last.
@@ -53,23 +56,6 @@ class DataParallelOnNccl : public DataParallelTest {
  protected:
   DataParallelOnNccl() : DataParallelTest("nccl") {}
 };
-
-TEST_F(DataParallel, AveragesOverTheRanks) {
-  for (const bool to_none : {true, false}) {
-    Backwards net;
-    const auto x = torch::randn({5, 4});
-    net->forward(x).sum().backward();
-    const auto expected = grads_of(*net);
-    net->zero_grad();
-    twin_->other = 3.0;
-    DistributedDataParallel parallel(net, group_);
-    for (int step = 0; step < 3; ++step) {
-      net->zero_grad(to_none);
-      parallel.forward(x).sum().backward();
-      expect_equal(grads_of(*net), expected, (1.0 + 3.0) / 2);
-    }
-  }
-}
 
 TEST_F(DataParallel, TheBackendMayHaveNothingToWaitFor) {
   twin_->gives_work = false;
@@ -291,6 +277,59 @@ TEST_F(DataParallel, MovesAndEnds) {
   twin_->reductions.clear();
   net->forward(x).sum().backward();
   EXPECT_TRUE(twin_->reductions.empty()) << "the hooks are gone";
+}
+
+/// A layer whose twin on the other rank has three times its gradients.
+class NoSync : public DataParallelTest {
+ protected:
+  NoSync() {
+    twin_->reductions.clear();
+    twin_->other = 3.0;
+  }
+
+  void forward_and_backward() { parallel_.forward(x_).square().sum().backward(); }
+
+  bool reduced() const { return !twin_->reductions.empty(); }
+
+  void expect_gradient(double factor) const {
+    EXPECT_TRUE(torch::allclose(net_->weight.grad(), alone_ * factor, 1e-6, 1e-7))
+        << net_->weight.grad() << alone_ * factor;
+  }
+
+  Linear net_{4, 3};
+  torch::Tensor x_ = torch::randn({5, 4});
+  torch::Tensor alone_ =
+      torch::autograd::grad({net_->forward(x_).square().sum()}, {net_->weight})[0];
+  DistributedDataParallel<torch::nn::LinearImpl> parallel_{net_, group_};
+};
+
+TEST_F(NoSync, NothingIsReduced) {
+  {
+    const auto local = parallel_.no_sync();
+    forward_and_backward();
+    EXPECT_FALSE(reduced());
+    expect_gradient(1.0);
+    {
+      const auto nested = parallel_.no_sync();
+    }
+    const auto unchanged = parallel_.no_sync(false);
+    forward_and_backward();
+    EXPECT_FALSE(reduced()) << "an inner guard keeps or restores what it found";
+  }
+  forward_and_backward();
+  EXPECT_TRUE(reduced());
+  expect_gradient(3 * (1.0 + 3.0) / 2);
+}
+
+TEST_F(NoSync, OneLoopBodyServesAllPartsOfAnAccumulation) {
+  constexpr int kParts = 3;
+  for (int part = 0; part < kParts; ++part) {
+    EXPECT_FALSE(reduced()) << "before part " << part;
+    const auto local = parallel_.no_sync(part + 1 < kParts);
+    forward_and_backward();
+  }
+  EXPECT_TRUE(reduced());
+  expect_gradient(kParts * (1.0 + 3.0) / 2);
 }
 
 }  // namespace

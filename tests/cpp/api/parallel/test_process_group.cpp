@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Groups of processes: their life, one process with each backend through everything that
+// communicates, and what each process samples; tests/python/parallel/test_data_parallel_program.py
+// compares the indices with Python's.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <torch/torch.h>
-#include <torchfuse/collectives.h>
-#include <torchfuse/parallel/process_group.h>
+#include <torchfuse/torchfuse.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -12,8 +14,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <map>
+#include <sstream>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,10 +25,14 @@
 namespace torchfuse::testing {
 namespace {
 
+using namespace std::chrono_literals;
+using parallel::DistributedSampler;
+using parallel::DistributedSamplerOptions;
 using parallel::init_process_group;
 using parallel::ProcessGroup;
 using parallel::ProcessGroupOptions;
-using namespace std::chrono_literals;
+using torch::nn::Linear;
+using torch::nn::Sequential;
 
 ProcessGroupOptions alone() {
   return ProcessGroupOptions().backend("gloo").rank(0).world_size(1).timeout(5s).leave_timeout(2s);
@@ -118,31 +124,6 @@ TEST(ProcessGroup, ClosesItsSubGroupsFirst) {
                "expected group 'torchfuse/0' to be open, got one that was "
                "closed. Keep the ProcessGroup, and the one that made it");
   group.close();
-}
-
-TEST(ProcessGroup, RanksAsThreads) {
-  c10d::set_thread_isolation_mode(true);
-  const auto store = new_store();
-  constexpr int kRanks = 3;
-  std::vector<double> sums(kRanks);
-  std::vector<std::string> members(kRanks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] {
-      ProcessGroup group =
-          init_process_group(store, alone().name("threads").rank(rank).world_size(kRanks));
-      auto value = std::vector<torch::Tensor>{torch::full({1}, rank + 1.0)};
-      group.get()->getBackend(c10::kCPU)->allreduce(value)->wait();
-      sums[rank] = value[0].item<double>();
-      auto ends = group.new_group({2, 0});
-      members[rank] = ends ? std::to_string(ends->rank()) : "no";
-      if (ends) ends->barrier();
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  c10d::set_thread_isolation_mode(false);
-  EXPECT_EQ(sums, (std::vector<double>{6, 6, 6}));
-  EXPECT_EQ(members, (std::vector<std::string>{"0", "no", "1"}));
 }
 
 TEST(ProcessGroupErrors, Variables) {
@@ -259,6 +240,125 @@ TEST(ProcessGroupErrors, NcclWithoutAGpuOrABuildOfIt) {
                          std::string::npos ||
                      error.find("expected a GPU for local rank 0, got 0") != std::string::npos;
   EXPECT_TRUE(clear) << error;
+}
+
+Sequential make_net(torch::Device device) {
+  torch::manual_seed(0);
+  Sequential net(Linear(4, 6), nn::SyncBatchNorm(6), Linear(6, 2));
+  net->to(device);
+  return net;
+}
+
+/// The parameters and buffers after three steps.
+template <class Forward>
+std::vector<torch::Tensor> trained(const Sequential& net, const Forward& forward) {
+  torch::manual_seed(1);
+  const torch::Device device = net->parameters().front().device();
+  optim::FusedAdam optimizer(net->parameters());
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    forward(torch::randn({8, 4}).to(device)).square().mean().backward();
+    optimizer.step();
+  }
+  std::vector<torch::Tensor> result = net->parameters();
+  for (const auto& buffer : net->buffers()) result.push_back(buffer);
+  return result;
+}
+
+class WorldOfOne : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(WorldOfOne, TrainsAsAPlainModule) {
+  const std::string& backend = GetParam();
+  if (backend == "nccl" && !torch::cuda::is_available()) GTEST_SKIP() << "needs a CUDA device";
+  const torch::Device device = backend == "nccl" ? torch::kCUDA : torch::kCPU;
+  auto options = parallel::ProcessGroupOptions().backend(backend).rank(0).world_size(1);
+  parallel::ProcessGroup group = parallel::init_process_group(
+      c10::make_intrusive<c10d::HashStore>(), options.timeout(std::chrono::seconds(30)));
+  const torch::Tensor value = torch::full({2}, 3.0, device);
+  all_reduce_(value, "sum", {group.name()});
+  all_reduce_sum_(value, group.name(), "WorldOfOne", /*deterministic=*/true);
+  group.barrier();
+  EXPECT_TRUE(torch::equal(value.cpu(), torch::full({2}, 3.0)));
+
+  Sequential plain = make_net(device);
+  Sequential net = make_net(device);
+  ASSERT_EQ(parallel::convert_sync_batch_norm(*net, group.name()), 1);
+  parallel::DistributedDataParallel replica(net.ptr(), group);
+  const auto expected = trained(plain, [&](const torch::Tensor& x) { return plain->forward(x); });
+  const auto found = trained(net, [&](const torch::Tensor& x) { return replica.forward(x); });
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(
+        torch::allclose(found[i].to(torch::kDouble), expected[i].to(torch::kDouble), 1e-6, 1e-7))
+        << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, WorldOfOne, ::testing::Values("gloo", "nccl"),
+                         [](const auto& info) { return info.param; });
+
+using Indices = std::vector<std::size_t>;
+
+TEST(DistributedSampler, BatchesCoverTheIndices) {
+  DistributedSampler sampler(10, DistributedSamplerOptions().shuffle(false));
+  Indices seen;
+  std::vector<std::size_t> sizes;
+  while (const auto batch = sampler.next(4)) {
+    sizes.push_back(batch->size());
+    seen.insert(seen.end(), batch->begin(), batch->end());
+  }
+  EXPECT_EQ(seen, sampler.indices());
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{4, 4, 2}));
+}
+
+TEST(DistributedSampler, ADataLoaderFollowsTheEpoch) {
+  const auto data = torch::arange(8, torch::kFloat);
+  const auto set = torch::data::datasets::TensorDataset(data).map(
+      torch::data::transforms::Stack<torch::data::TensorExample>());
+  DistributedSampler sampler(8);
+  auto loader = torch::data::make_data_loader(set, sampler, 3);
+  std::vector<Indices> epochs;
+  for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+    sampler.set_epoch(epoch);
+    sampler.reset();
+    Indices found;
+    for (const auto& batch : *loader) {
+      for (std::int64_t row = 0; row < batch.data.size(0); ++row) {
+        found.push_back(batch.data[row].item<std::int64_t>());
+      }
+    }
+    EXPECT_EQ(found, sampler.indices());
+    epochs.push_back(found);
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(epochs[1], epochs[2]);
+}
+
+TEST(DistributedSampler, GoesOnWhereItWasSaved) {
+  DistributedSampler saved(10);
+  saved.set_epoch(5);
+  saved.reset();
+  saved.next(3);
+  std::stringstream stream;
+  torch::serialize::OutputArchive output;
+  saved.save(output);
+  output.save_to(stream);
+  DistributedSampler loaded(10);
+  torch::serialize::InputArchive input;
+  input.load_from(stream);
+  loaded.load(input);
+  EXPECT_EQ(loaded.epoch(), 5);
+  EXPECT_EQ(loaded.next(4), saved.next(4));
+  DistributedSampler smaller(2);
+  EXPECT_ERROR([&] { smaller.load(input); }, "expected the saved position to be at most 2, got 3.");
+}
+
+TEST(DistributedSampler, RefusesImpossiblePlaces) {
+  EXPECT_ERROR([] { DistributedSampler(0); }, "expected size to be at least 1, got 0.");
+  EXPECT_ERROR([] { DistributedSampler(1, DistributedSamplerOptions().num_replicas(0)); },
+               "expected num_replicas to be at least 1, got 0.");
+  EXPECT_ERROR([] { DistributedSampler(1, DistributedSamplerOptions().rank(1)); },
+               "expected rank to be at least 0 and below num_replicas 1, got 1.");
 }
 
 }  // namespace

@@ -4,31 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/collectives.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <chrono>
-#include <stdexcept>
 #include <string>
+
+#include "../../api/fake_group.h"
 
 namespace torchfuse::testing {
 namespace {
-
-class Counted : public c10d::Work {
- public:
-  explicit Counted(int* waits, bool fails) : waits_(waits), fails_(fails) {}
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override {
-    ++*waits_;
-    if (fails_) throw std::runtime_error("Connection closed by peer\nat some line");
-    return true;
-  }
-
- private:
-  int* waits_;
-  bool fails_;
-};
 
 class Twins : public c10d::Backend {
  public:
@@ -56,7 +38,8 @@ class Twins : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> started(bool async) {
     if (!async && !always_gives_work_) return {};
     ++works;
-    return c10::make_intrusive<Counted>(&waits, fails);
+    return c10::make_intrusive<EndedWork>(&waits,
+                                          fails ? "Connection closed by peer\nat some line" : "");
   }
 
   bool always_gives_work_;
@@ -64,23 +47,13 @@ class Twins : public c10d::Backend {
 
 class Collectives : public ::testing::TestWithParam<bool> {
  protected:
-  void SetUp() override {
-    twins_ = c10::make_intrusive<Twins>(GetParam());
-    // The registry does not keep it alive.
-    group_ = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
-    group_->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, twins_);
-    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-    group_->setGroupName(kName);
-    c10d::register_process_group(kName, group_);
-  }
   void TearDown() override {
     EXPECT_EQ(twins_->waits, twins_->works) << "what can be waited for is";
-    c10d::unregister_process_group(kName);
   }
 
   static constexpr const char* kName = "torchfuse_test_collectives";
-  c10::intrusive_ptr<Twins> twins_;
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::intrusive_ptr<Twins> twins_ = c10::make_intrusive<Twins>(GetParam());
+  RegisteredGroup group_{twins_, kName};
 };
 
 TEST_P(Collectives, SumsOfLayers) {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Parameters on the CPU and what an Adam step needs besides.
+// Parameters on the CPU, what an Adam step needs besides, and messages.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/fused_step.h>
 
+#include <string>
 #include <vector>
 
 namespace torchfuse {
@@ -24,5 +26,18 @@ inline at::Tensor make_param(at::IntArrayRef sizes) {
   param.mutable_grad() = torch::randn(sizes);
   return param;
 }
+
+/// What `body` throws.
+template <class Body>
+std::string message_of(const Body& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+#define EXPECT_MESSAGE(message, text) EXPECT_PRED_FORMAT2(::testing::IsSubstring, text, message)
 
 }  // namespace torchfuse

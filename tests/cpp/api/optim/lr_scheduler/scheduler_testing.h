@@ -48,20 +48,6 @@ inline void expect_rates(const Rates& actual, const Rates& expected, double tole
   }
 }
 
-/// `steps` epochs: each group's rate is its base rate times `factor` of the epoch.
-template <class Factor>
-void expect_factors(optim::LRScheduler& scheduler, std::int64_t steps, const Factor& factor) {
-  for (std::int64_t epoch = 0; epoch <= steps; ++epoch) {
-    if (epoch > 0) scheduler.step();
-    SCOPED_TRACE("epoch " + std::to_string(epoch));
-    ASSERT_EQ(scheduler.last_epoch(), epoch);
-    Rates expected = base_rates();
-    for (double& rate : expected) rate *= factor(epoch);
-    expect_rates(scheduler.get_last_lr(), expected);
-    ASSERT_EQ(rates_of(scheduler.optimizer()), scheduler.get_last_lr());
-  }
-}
-
 inline std::string saved(const optim::LRScheduler& scheduler) {
   std::ostringstream stream;
   torch::save(scheduler, stream);

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What all schedulers share: the first step, base rates, edits between steps, skipped steps.
-#include <torchfuse/amp/grad_scaler.h>
-#include <torchfuse/optim/fused_adam.h>
-#include <torchfuse/optim/fused_sgd.h>
-#include <torchfuse/optim/lr_scheduler/cosine_annealing_lr.h>
-#include <torchfuse/optim/lr_scheduler/lambda_lr.h>
-#include <torchfuse/optim/lr_scheduler/linear_lr.h>
-#include <torchfuse/optim/lr_scheduler/step_lr.h>
+// What all schedulers share: the first step, base rates, edits between steps, skipped steps, states
+// that are saved, loaded, and refused with nothing changed.
+
+#include <torchfuse/torchfuse.h>
 
 #include <cmath>
 #include <limits>
@@ -18,6 +14,7 @@ namespace {
 
 using amp::GradScaler;
 using amp::GradScalerOptions;
+using namespace optim;  // NOLINT(google-build-using-namespace): all schedulers
 using optim::ExponentialLR;
 using optim::FusedSGD;
 using optim::FusedSGDOptions;
@@ -103,30 +100,6 @@ TEST(LRScheduler, AProgramCanAddAClass) {
   EXPECT_EQ(rates_of(optimizer), (Rates{0.25, 0.01}));
 }
 
-TEST(LRScheduler, RefusesGroupsThatWereAddedLater) {
-  auto optimizer = two_groups();
-  StepLR scheduler(optimizer, 1);
-  optimizer.add_param_group(
-      torch::optim::OptimizerParamGroup({torch::ones({1}).requires_grad_(true)}));
-  const Rates before = rates_of(optimizer);
-  expect_error([&] { scheduler.step(); },
-               "StepLR: expected the optimizer to have 2 parameter groups, as when the scheduler "
-               "was made, got 3. Make a new scheduler after add_param_group().");
-  EXPECT_EQ(rates_of(optimizer), before);
-  EXPECT_EQ(scheduler.last_epoch(), 0);
-}
-
-TEST(LRScheduler, RefusesAFunctionThatGivesNoNumber) {
-  auto optimizer = two_groups();
-  LambdaLR scheduler(optimizer, [](std::int64_t epoch) {
-    return epoch == 0 ? 1.0 : std::numeric_limits<double>::quiet_NaN();
-  });
-  expect_error([&] { scheduler.step(); },
-               "LambdaLR: expected the rate of group 0 in epoch 1 to be finite, got nan.");
-  EXPECT_EQ(rates_of(optimizer), base_rates());
-  EXPECT_EQ(scheduler.last_epoch(), 0);
-}
-
 // --- Skipped steps -------------------------------------------------------------------------------
 
 void set_gradients(torch::optim::Optimizer& optimizer, float value) {
@@ -192,15 +165,121 @@ TEST(LRScheduler, StepIfAppliedKnowsOnlySteppedOptimizers) {
   EXPECT_TRUE(scheduler.step_if_applied(disabled));
 }
 
-/// Rounding grows with the number of steps, and relative to eta_min.
-TEST(CosineAnnealingLR, RisesFromZeroAndReturns) {
-  for (const std::int64_t t_max : {10, 100, 1000, 10'000}) {
-    auto optimizer = two_groups<FusedAdam, FusedAdamOptions>(Rates{0.5, 0.0});
-    CosineAnnealingLR scheduler(optimizer, t_max, 1e-3);
-    for (std::int64_t i = 0; i < 2 * t_max; ++i) scheduler.step();
-    EXPECT_EQ(scheduler.last_epoch(), 2 * t_max);
-    EXPECT_NEAR(rates_of(optimizer)[1], 0.0, 1e-9);
-  }
+using Scheduler = std::shared_ptr<LRScheduler>;
+
+Scheduler make_chain(torch::optim::Optimizer& optimizer) {
+  return std::make_shared<ChainedScheduler>(std::vector<Scheduler>{
+      std::make_shared<ConstantLR>(optimizer), std::make_shared<StepLR>(optimizer, 3)});
+}
+
+TEST(LRSchedulerState, AnArchiveReplacesTheArguments) {
+  auto optimizer = two_groups();
+  StepLR saved_one(optimizer, 2, 0.5);
+  auto other = two_groups();
+  StepLR loaded(other, 7, 0.1);
+  load(loaded, saved(saved_one));
+  for (int i = 0; i < 4; ++i) loaded.step();
+  EXPECT_EQ(rates_of(other), (Rates{0.125, 0.005}));
+}
+
+/// The names of Python's `StepLR.state_dict()`.
+TEST(LRSchedulerState, HasTheNamesOfPython) {
+  auto optimizer = two_groups();
+  const StepLR scheduler(optimizer, 2);
+  std::vector<std::string> names;
+  for (const auto& [key, value] : scheduler.state_dict()) names.push_back(key);
+  EXPECT_EQ(names, (std::vector<std::string>{"_last_lr", "_step_count", "base_lrs", "gamma",
+                                             "last_epoch", "step_size"}));
+}
+
+/// Python's rates are tensors if those of the optimizer are.
+TEST(LRSchedulerState, NumbersMayBeTensors) {
+  auto optimizer = two_groups();
+  StepLR scheduler(optimizer, 2);
+  LRSchedulerState state = scheduler.state_dict();
+  state["base_lrs"] = c10::List<at::Tensor>({torch::scalar_tensor(0.25), torch::tensor({2})});
+  state["gamma"] = torch::scalar_tensor(0.5);
+  scheduler.load_state_dict(state);
+  EXPECT_EQ(scheduler.base_lrs(), (Rates{0.25, 2.0}));
+  EXPECT_EQ(scheduler.state_dict().at("gamma").toDouble(), 0.5);
+  state["gamma"] = torch::ones({2});
+  expect_error([&] { scheduler.load_state_dict(state); },
+               "expected the state's gamma to be finite");
+}
+
+TEST(LRSchedulerState, RefusesDamagedStates) {
+  auto optimizer = two_groups();
+  StepLR scheduler(optimizer, 2);
+  const auto refuses = [&](const char* key, const c10::IValue& value, const std::string& text) {
+    LRSchedulerState state = scheduler.state_dict();
+    state["step_size"] = 9;  // must not get through
+    if (value.isNone()) {
+      state.erase(key);
+    } else {
+      state[key] = value;
+    }
+    expect_error([&] { scheduler.load_state_dict(state); }, "StepLR.load_state_dict: " + text);
+    EXPECT_EQ(scheduler.state_dict().at("step_size").toInt(), 2);
+  };
+  refuses(
+      "gamma", {},
+      "expected the state to hold 'gamma', got one without it. Load what this class has saved.");
+  refuses("gamma", "0.1", "expected the state's gamma to be finite and at least 0, got 0.1.");
+  refuses("gamma", -1.0, "expected the state's gamma to be finite and at least 0, got -1.");
+  refuses("last_epoch", -2,
+          "expected the state's last_epoch to be an integer of at least -1, got -2.");
+  refuses("base_lrs", std::vector<double>{0.5},
+          "expected the state's base_lrs to be 2 numbers, one for each parameter group, got [0.5]. "
+          "Load it for an optimizer with as many groups.");
+  refuses("base_lrs", std::vector<double>{0.1, std::nan("")},
+          "expected the state's base_lrs to be finite numbers, got nan.");
+}
+
+TEST(LRSchedulerState, RefusesArchivesOfOthers) {
+  auto optimizer = two_groups();
+  StepLR scheduler(optimizer, 2);
+  expect_error([&] { load(scheduler, saved(ExponentialLR(optimizer, 0.5))); },
+               "StepLR.load: expected the archive's scheduler to be StepLR, got ExponentialLR. "
+               "Load what torch::save wrote of this class.");
+  expect_error([&] { load(scheduler, saved(optimizer)); },
+               "StepLR.load: expected the archive to hold format, got an archive without it. Load "
+               "what torch::save wrote of a scheduler.");
+  torch::serialize::OutputArchive later;
+  later.write("format", c10::IValue("torchfuse.optim.lr_scheduler.2"));
+  torch::serialize::InputArchive archive = reopened(later);
+  expect_error([&] { scheduler.load(archive); },
+               "StepLR.load: expected the archive's format to be torchfuse.optim.lr_scheduler.1, "
+               "got torchfuse.optim.lr_scheduler.2.");
+  const Scheduler chain = make_chain(optimizer);
+  ChainedScheduler other({std::make_shared<StepLR>(optimizer, 3)});
+  expect_error([&] { load(other, saved(*chain)); },
+               "expected the archive's scheduler to be ChainedScheduler(StepLR), got "
+               "ChainedScheduler(ConstantLR, StepLR).");
+}
+
+/// The second scheduler's state is wrong: the first one's must not have been replaced.
+TEST(LRSchedulerState, ALoadOfManyIsAllOrNothing) {
+  auto optimizer = two_groups();
+  const Scheduler chain = make_chain(optimizer);
+  chain->step();
+  const LRSchedulerState saved_state = chain->state_dict();
+  chain->step();
+  LRSchedulerState damaged = saved_state;
+  EXPECT_EQ(damaged["_schedulers"].toListRef()[1].toGenericDict().erase("gamma"), 1U);
+  expect_error([&] { chain->load_state_dict(damaged); },
+               "ChainedScheduler.load_state_dict: _schedulers[1], StepLR: expected the state to "
+               "hold 'gamma', got one without it.");
+  EXPECT_EQ(chain->last_epoch(), 2);
+}
+
+TEST(LRSchedulerState, TheMomentumIsThatOfTheOptimizer) {
+  auto optimizer = two_groups();
+  CyclicLR scheduler(optimizer, CyclicLROptions(0.1, 0.5));
+  auto other = two_groups();
+  CyclicLR without(other, CyclicLROptions(0.1, 0.5).cycle_momentum(false));
+  expect_error([&] { load(without, saved(scheduler)); },
+               "CyclicLR.load: expected the state's cycle_momentum to be false as in this "
+               "scheduler, got true. Construct the scheduler as the saved one was.");
 }
 
 }  // namespace
