@@ -38,6 +38,8 @@ LAYOUTS: dict[str, tuple[set[str], set[str]]] = {
 IN_APEX = [spec for spec in OPTIM_SPECS if spec.optimizer.__name__ in LAYOUTS]
 NOT_IN_APEX = [spec for spec in OPTIM_SPECS if spec.optimizer.__name__ not in LAYOUTS]
 
+SPECS = {spec.optimizer.__name__: spec for spec in OPTIM_SPECS}
+
 every_class = pytest.mark.parametrize("spec", IN_APEX, ids=lambda spec: spec.optimizer.__name__)
 
 
@@ -142,24 +144,26 @@ def test_different_step_counts_in_a_group_are_refused() -> None:
         to_apex_state_dict(optimizer)
 
 
-@every_class
-def test_lamb_without_clipping_is_refused(spec: OptimSpec) -> None:
-    if "max_grad_norm" not in LAYOUTS[spec.optimizer.__name__][1]:
-        assert "max_grad_norm" not in to_apex_state_dict(trained(spec))["param_groups"][0]
-        return
-    message = rf"group 0 of {spec.optimizer.__name__} to have a max_grad_norm, .*got None"
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: trained(SPECS["FusedLAMB"], max_grad_norm=None),
+            "group 0 of FusedLAMB to have a max_grad_norm, .*got None",
+        ),
+        (
+            lambda: FusedAdam(shared_params(), amsgrad=True),
+            "group 0 of FusedAdam to be without amsgrad, .*got True",
+        ),
+        (
+            lambda: FusedAdam(shared_params(), maximize=True),
+            "group 0 of FusedAdam to be without maximize, .*got True",
+        ),
+    ],
+)
+def test_what_apex_lacks_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        to_apex_state_dict(trained(spec, max_grad_norm=None))
-
-
-@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
-def test_modes_that_apex_lacks_are_refused(option: str) -> None:
-    params = shared_params()
-    optimizer = FusedAdam([{"params": params[:1]}, {"params": params[1:], option: True}])
-    with pytest.raises(
-        ValueError, match=rf"group 1 of FusedAdam to be without {option}, .*got True"
-    ):
-        to_apex_state_dict(optimizer)
+        to_apex_state_dict(make())
 
 
 @every_class
@@ -168,6 +172,12 @@ def test_dtypes_that_apex_lacks_are_refused(spec: OptimSpec) -> None:
     message = rf"group 0 of {spec.optimizer.__name__} to have parameters of .*got torch.float64 for"
     with pytest.raises(ValueError, match=message):
         to_apex_state_dict(optimizer)
+
+
+def test_a_frozen_parameter_may_have_any_dtype() -> None:
+    frozen = torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    exported = to_apex_state_dict(FusedAdam([frozen, torch.ones(2, requires_grad=True)]))
+    assert 0 not in exported["state"]
 
 
 def test_subclasses_have_the_layout_of_their_base() -> None:

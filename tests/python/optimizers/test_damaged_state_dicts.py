@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits
-from test_apex_defects import make
+from test_optim_specs import make
 
 from torchfuse.optimizers import (
     FusedAdagrad,
@@ -46,17 +46,24 @@ def group_with(**changes: Any) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
+def state_with(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    """Changes the second parameter's state; ... removes an entry."""
+
+    def change(saved: dict[str, Any]) -> Any:
+        state = {**saved["state"][1], **changes}
+        kept = {key: value for key, value in state.items() if value is not ...}
+        return {**saved, "state": {**saved["state"], 1: kept}}
+
+    return change
+
+
+SHAPE = (33, 5)
+COUNT = len(make_params())
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "None": (lambda saved: None, "expected state_dict to be a dict, got NoneType."),
     "list": (lambda saved: [1, 2], "expected state_dict to be a dict, got list."),
-    "text": (lambda saved: "abc", "expected state_dict to be a dict, got str."),
     "whole checkpoint": (
         lambda saved: {"optimizer": saved, 1: 2},
         "expected state_dict to hold 'state', got the keys [1, 'optimizer'].",
-    ),
-    "no state": (
-        lambda saved: {"param_groups": saved["param_groups"]},
-        "expected state_dict to hold 'state', got the keys ['param_groups'].",
     ),
     "no groups": (
         lambda saved: {"state": saved["state"]},
@@ -95,30 +102,64 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "expected param_groups[0]['params'] to be a list, got int.",
     ),
     "params are lists": (
-        group_with(params=[[]] * len(make_params())),
+        group_with(params=[[]] * COUNT),
         "expected param_groups[0]['params'][0] to be a number or a name, got list.",
     ),
     "params twice": (
-        group_with(params=[0] * len(make_params())),
+        group_with(params=[0] * COUNT),
         "expected param_groups[0]['params'][1] to be listed once, got 0 again.",
     ),
     "fewer params": (
         group_with(params=[0]),
-        f"expected param_groups[0]['params'] to have {len(make_params())} entries, got 1.",
+        f"expected param_groups[0]['params'] to have {COUNT} entries, got 1.",
     ),
     "more groups": (
         lambda saved: {**saved, "param_groups": saved["param_groups"] * 2},
         "expected 1 parameter group, got 2.",
     ),
 }
+#: What a state holds: (class, changes, what is said of the place).
+STATES: list[tuple[Any, dict[str, Any], str]] = [
+    (FusedAdam, {"step": ...}, " or its parameter group to hold 'step'"),
+    (FusedAdam, {"step": torch.zeros(2)}, "['step'] to be a number or a 1-element"),
+    (FusedAdam, {"exp_avg": torch.zeros(2)}, "['exp_avg'] to have the shape"),
+    (FusedAdam, {"exp_avg": torch.zeros(SHAPE).to_sparse()}, "['exp_avg'] to be a dense tensor"),
+    (FusedAdam, {"exp_avg_sq": torch.zeros(SHAPE).int()}, "['exp_avg_sq'] to be a floating-point"),
+    (FusedAdam, {"exp_avg": torch.zeros(SHAPE) * 1j}, "['exp_avg'] to be a floating-point"),
+    (FusedAdam, {"ema_param": torch.zeros(3)}, "['ema_param'] to have the shape"),
+    (FusedAdam, {"ema_param": torch.zeros(SHAPE).int()}, "['ema_param'] to be a floating-point te"),
+    (FusedAdam, {"ema_param": 1.0}, "['ema_param'] to be a tensor"),
+    (FusedNovoGrad, {"exp_avg_norm": torch.ones(1)}, "['exp_avg_norm'] to have the shape [], got"),
+    (FusedNovoGrad, {"exp_avg_norm": torch.tensor(1)}, "['exp_avg_norm'] to be a floating-point"),
+    (FusedNovoGrad, {"exp_avg_norm": 1.0}, "['exp_avg_norm'] to be a tensor, got float"),
+    (FusedSGD, {"momentum_buffer": torch.zeros(2)}, "['momentum_buffer'] to have the shape"),
+    (FusedSGD, {"momentum_buffer": torch.ones(SHAPE).to_sparse(), "step": 0}, "['momentum_buffer']"
+     " to be a dense tensor"),
+    (FusedSGD, {"momentum_buffer": 3.0, "step": ...}, "['momentum_buffer'] to be a tensor, got fl"),
+    (FusedSGD, {"step": "4"}, "['step'] to be a number"),
+    (FusedSGD, {"momentum_buffer": None, "step": torch.zeros(2)}, "['step'] to be a number or a 1"),
+    (FusedSGD, {"momentum_start": "3"}, "['momentum_start'] to be a"),
+    (FusedSGD, {"momentum_start": torch.zeros(2)}, "['momentum_start'] to be a"),
+    (FusedSGD, {"momentum_start": 0.5}, "['momentum_start'] to be a whole number of at least 0"),
+    (FusedLARS, {"step": ...}, " or its parameter group to hold 'step'"),
+    (FusedLARS, {"momentum_buffer": ...}, " to hold 'momentum_buffer'"),
+    (FusedAdagrad, {"sum": ...}, " to hold 'sum'"),
+]  # fmt: skip
+DAMAGED = [
+    *(pytest.param(FusedAdam, *damage, id=name) for name, damage in DAMAGES.items()),
+    *(
+        pytest.param(kind, state_with(**changes), f"expected state[1]{message}")
+        for kind, changes, message in STATES
+    ),
+]
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_part_is_named(name: str) -> None:
-    damage, message = DAMAGES[name]
-    optimizer = trained(FusedAdam)
+@pytest.mark.parametrize(("kind", "damage", "message"), DAMAGED)
+def test_a_damaged_part_is_named_and_nothing_changes(kind: Any, damage: Any, message: str) -> None:
+    optimizer = trained(kind, **({"momentum": 0.9} if kind is FusedSGD else {}))
     before, saved = snapshot(optimizer), copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=re.escape(f"FusedAdam.load_state_dict: {message}")):
+    expected = re.escape(f"{kind.__name__}.load_state_dict: {message}")
+    with pytest.raises(ValueError, match=expected):
         optimizer.load_state_dict(damage(saved))
     assert_all_same_bits(snapshot(optimizer), before)
     optimizer.load_state_dict(saved)
@@ -136,51 +177,33 @@ def test_states_of_every_class_are_known() -> None:
     assert {name for spec in OPTIM_SPECS for name in _names_of(spec.algorithm)[0]} == EVERY_STATE
 
 
-@pytest.mark.parametrize(
-    ("saving", "loading", "lacks", "too_many"),
-    [
-        (FusedAdam, FusedLion, None, "exp_avg_sq"),
-        (FusedAdam, FusedNovoGrad, "exp_avg_norm", None),
-        (FusedNovoGrad, FusedAdam, "exp_avg_sq", None),
-        (FusedNovoGrad, FusedLion, None, "exp_avg_norm"),
-        (FusedLion, FusedSGD, None, "exp_avg"),
-        (FusedAdagrad, FusedSGD, None, "sum"),
-        (FusedAdagrad, FusedLARS, "momentum_buffer", None),
-    ],
-)
-def test_states_of_another_class_are_refused(
-    saving: Any, loading: Any, lacks: str | None, too_many: str | None
-) -> None:
-    other, optimizer = trained(saving), trained(loading)
-    before, saved = snapshot(optimizer), other.state_dict()
-    name = loading.__name__
-    wanted = f"hold '{lacks}'" if lacks else f"hold no '{too_many}', which {name} does not have"
-    keys = sorted(saved["state"][0])
-    message = f"{name}.load_state_dict: expected state[0] to {wanted}, got the keys {keys}."
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        optimizer.load_state_dict(saved)
-    assert_all_same_bits(snapshot(optimizer), before)
-    optimizer.step()
+NADAMS = "param_groups[0] to hold no 'momentum_decay', an option of torch.optim.NAdam"
 
 
 @pytest.mark.parametrize(
     ("saving", "loading", "message"),
     [
-        (torch.optim.NAdam, FusedAdam, "hold no 'momentum_decay', an option of torch.optim.NAdam"),
-        (torch.optim.RAdam, FusedAdam, "hold 'amsgrad', as groups of torch.optim.Adam"),
-        (torch.optim.NAdam, FusedLAMB, "hold no 'momentum_decay', an option of torch.optim.NAdam"),
-        (FusedLARS, FusedSGD, "hold no 'trust_coefficient', an option of FusedLARS"),
-        (FusedSGD, FusedLARS, "hold no 'dampening', an option of SGD"),
+        (FusedAdam, FusedLion, "state[0] to hold no 'exp_avg_sq', which FusedLion does not have"),
+        (FusedAdam, FusedNovoGrad, "state[0] to hold 'exp_avg_norm', got the keys ['exp_avg', 'ex"),
+        (FusedNovoGrad, FusedAdam, "state[0] to hold 'exp_avg_sq', got the keys"),
+        (FusedNovoGrad, FusedLion, "state[0] to hold no 'exp_avg_norm', which FusedLion does not"),
+        (FusedLion, FusedSGD, "state[0] to hold no 'exp_avg', which FusedSGD does not have"),
+        (FusedAdagrad, FusedSGD, "state[0] to hold no 'sum', which FusedSGD does not have"),
+        (FusedAdagrad, FusedLARS, "state[0] to hold 'momentum_buffer', got the keys"),
+        # The same states of another formula.
+        (torch.optim.NAdam, FusedAdam, NADAMS),
+        (torch.optim.NAdam, FusedLAMB, NADAMS),
+        (torch.optim.RAdam, FusedAdam, "param_groups[0] to hold 'amsgrad', as groups of torch.opt"),
+        (FusedLARS, FusedSGD, "param_groups[0] to hold no 'trust_coefficient', an option of Fused"),
+        (FusedSGD, FusedLARS, "param_groups[0] to hold no 'dampening', an option of SGD"),
     ],
 )
-def test_the_same_states_of_another_formula_are_refused(
-    saving: Any, loading: Any, message: str
-) -> None:
+def test_states_of_another_class_are_refused(saving: Any, loading: Any, message: str) -> None:
     options = {"momentum": 0.9} if saving in (FusedSGD, FusedLARS) else {}
     other, optimizer = trained(saving, **options), trained(loading)
     before = snapshot(optimizer)
-    where = f"{loading.__name__}.load_state_dict: expected param_groups[0] to "
-    with pytest.raises(ValueError, match=f"^{re.escape(where + message)}"):
+    expected = f"{loading.__name__}.load_state_dict: expected {message}"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}"):
         optimizer.load_state_dict(other.state_dict())
     assert_all_same_bits(snapshot(optimizer), before)
     optimizer.step()

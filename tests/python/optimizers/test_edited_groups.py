@@ -1,60 +1,221 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Groups that a program edits between steps: what is refused leaves masters and states alone."""
+"""Groups that a program edits: what a constructor refuses, the next step refuses, and no less."""
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from support.compare import assert_same_bits
+from support.adam import make_params, random_grads, set_grads, snapshot, train
+from support.compare import assert_all_same_bits, assert_all_within_tolerance
+from test_optim_spec_flags import NOT_FLAGS, every_flag
 
-from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.optimizers import FusedAdam, FusedMixedPrecisionLamb, FusedSGD
+from torchfuse.testing import OptimSpec
 
-F16, BF16 = torch.float16, torch.bfloat16
-
-
-def trained(dtype: torch.dtype, **options: Any) -> tuple[torch.nn.Parameter, FusedAdam]:
-    param = torch.nn.Parameter(torch.ones(3, dtype=dtype))
-    optimizer = FusedAdam([param], lr=1e-4, **options)
-    for _ in range(3):
-        param.grad = torch.full_like(param, 0.5)
-        optimizer.step()
-    return param, optimizer
+BF16 = torch.bfloat16
+TOO_LARGE = 10**400  # no float holds it
+NAN = float("nan")
 
 
-@pytest.mark.parametrize("dtype", [F16, BF16])
-def test_masters_survive_stochastic_rounding_that_is_refused(dtype: torch.dtype) -> None:
-    param, optimizer = trained(dtype, master_weights=True)
-    master = optimizer.state[param]["master_param"].clone()
-    optimizer.param_groups[0]["stochastic_rounding"] = True
-    with pytest.raises(ValueError, match=r"expected master_weights of group 0 to be False with"):
-        optimizer.step()
-    assert_same_bits(optimizer.state[param]["master_param"], master, "master")
-    optimizer.param_groups[0]["stochastic_rounding"] = False
-    optimizer.step()
+def made(kind: Any, steps: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """An optimizer that has made so many steps, with gradients for the next one."""
+    params = make_params(dtype=dtype)
+    optimizer = kind(params, **options)
+    train(optimizer, params, range(steps))
+    set_grads(params, random_grads(params, 7))
+    return optimizer
 
 
-def test_a_flag_that_is_none_is_refused_before_masters_are_dropped() -> None:
-    param, optimizer = trained(BF16, master_weights=True)
-    optimizer.param_groups[0]["stochastic_rounding"] = "no"
-    with pytest.raises(TypeError, match=r"expected stochastic_rounding of group 0 to be a bool"):
-        optimizer.step()
-    assert "master_param" in optimizer.state[param]
-
-
-def test_a_wrong_dtype_makes_no_state() -> None:
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = FusedAdam([param])
-    param.grad = torch.ones(3)
-    for dtype in (torch.int32, torch.float64, torch.complex64):
-        optimizer.param_groups[0]["state_dtype"] = dtype
-        with pytest.raises(ValueError, match=r"expected state_dtype of group 0 to be None, torch"):
+def check_refused(
+    optimizer: Any, key: str, value: Any, message: str, error: Any = (TypeError, ValueError)
+) -> None:
+    """The edit is refused twice, without any change; what was there before works on."""
+    group, before = optimizer.param_groups[-1], snapshot(optimizer)
+    good, group[key] = group[key], value
+    for _ in range(2):
+        with pytest.raises(error, match=f"^{type(optimizer).__name__}.step: " + message):
             optimizer.step()
-        assert not optimizer.state[param]
-    optimizer.param_groups[0]["state_dtype"] = None
+        assert_all_same_bits(snapshot(optimizer), before)
+    group[key] = good
     optimizer.step()
-    assert optimizer.state[param]["exp_avg"].dtype == torch.float32
+
+
+# --- Numbers -------------------------------------------------------------------------------------
+
+NUMBER = "a number or a 1-element tensor"
+WRONG: dict[str, tuple[Any, str]] = {
+    "negative": (-1.0, "at least 0 "),
+    "nan": (NAN, "at least 0 "),
+    "text": ("abc", f"{NUMBER}, got str"),
+    "None": (None, f"{NUMBER}, got NoneType"),
+    "pair": (torch.ones(2), f"{NUMBER} of a floating dtype, got a torch.float32 tensor of sha"),
+    "integer": (torch.tensor(1), f"{NUMBER} of a floating dtype, got a torch.int64"),
+    "sparse": (torch.ones(1).to_sparse(), f"{NUMBER} of a floating dtype, got a torch"),
+    "meta": (torch.ones((), device="meta"), "a number or a tensor with a value, got a tensor on"),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [(FusedAdam, "lr"), (FusedAdam, "betas[0]"), (FusedAdam, "betas[1]"), (FusedSGD, "momentum")],
+)
+def test_a_wrong_number_is_refused_by_its_place(
+    kind: Any, place: str, name: str, steps: int
+) -> None:
+    """A momentum that becomes positive begins buffers and counts, unless it is refused."""
+    wrong, text = WRONG[name]
+    key, value = place, wrong
+    if place.startswith("betas"):
+        key, value = "betas", (wrong, 0.99) if place == "betas[0]" else (0.9, wrong)
+    message = f"expected {re.escape(place)} of group 0 to be {text}"
+    with pytest.raises((TypeError, ValueError), match=f"^{kind.__name__}: {message}"):
+        kind(make_params(), **{"lr": 0.1, key: value})
+    check_refused(made(kind, steps, lr=0.1), key, value, message)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"lr": TOO_LARGE}, {"eps": TOO_LARGE}, {"betas": (0.9, TOO_LARGE)}],
+    ids=lambda values: next(iter(values)),
+)
+def test_a_number_that_no_float_holds_is_named_and_adds_no_group(values: dict[str, Any]) -> None:
+    optimizer = made(FusedAdam)
+    message = rf"expected {next(iter(values))}\S* of group 1 to be a number that a float can hold"
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": make_params(seed=2), **values})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, -1.0, NAN, float("inf"), 1e39, 1e-60, "x", None, torch.ones(2)], ids=str
+)
+def test_a_wrong_scale_of_the_loss(value: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedSGD([param], lr=1.0, momentum=0.5)
+    param.grad = torch.ones(3)
+    optimizer.most_recent_scale = value
+    with pytest.raises(ValueError, match=r"^FusedSGD.step: expected most_recent_scale to be a num"):
+        optimizer.step()
+    assert not optimizer.state[param]
+    optimizer.most_recent_scale = 2.0
+    optimizer.step()
+    assert param.tolist() == [0.5, 0.5, 0.5]
+
+
+# --- Other settings ------------------------------------------------------------------------------
+
+CLIPPING = "max_grad_norm of group 0 to be "
+INITIAL = "initial_step of group 0 to be an int of at least 0, got "
+ADAM = partial(made, FusedAdam)
+LAMB = partial(made, FusedMixedPrecisionLamb, step=3)
+WITH_MASTERS = partial(made, FusedAdam, dtype=BF16, master_weights=True)
+EDITS: list[tuple[Any, str, Any, str]] = [
+    *((ADAM, "max_grad_norm", *edit) for edit in [
+        ("inf", f"{CLIPPING}None or a number, got str"),
+        (torch.ones(2), f"{CLIPPING}None or a number, got Tensor"),
+        (-1.0, f"{CLIPPING}None or at least 0, got -1.0"),
+        (NAN, f"{CLIPPING}None or at least 0"),
+        (TOO_LARGE, f"{CLIPPING}a number that a float can hold"),
+    ]),
+    *((ADAM, "seed", value, "seed of group 0 to be ") for value in ("1", 1.5, None, -1, 2**63)),
+    *((LAMB, "initial_step", value, INITIAL) for value in (-1, 1.5, "3", None, TOO_LARGE)),
+    (WITH_MASTERS, "stochastic_rounding", True, "master_weights of group 0 to be False with"),
+    (WITH_MASTERS, "stochastic_rounding", "no", "stochastic_rounding of group 0 to be a bool"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "key", "value", "message"), EDITS, ids=[f"{e[1]}={str(e[2])[:9]}" for e in EDITS]
+)
+def test_a_wrong_setting_is_refused_before_states_and_masters_change(
+    make: Any, key: str, value: Any, message: str, steps: int
+) -> None:
+    check_refused(make(steps=steps), key, value, f"expected {message}")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.complex64], ids=str)
+def test_a_wrong_dtype_makes_no_state(dtype: torch.dtype) -> None:
+    message = "expected state_dtype of group 0 to be None, torch"
+    check_refused(made(FusedAdam), "state_dtype", dtype, message)
+
+
+def test_a_wrong_initial_step_of_a_checkpoint_is_refused() -> None:
+    optimizer = LAMB()
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["initial_step"] = -1
+    with pytest.raises(ValueError, match=f"^FusedMixedPrecisionLamb: expected {INITIAL}"):
+        optimizer.load_state_dict(saved)
+    optimizer.step()
+
+
+def of_spec(spec: OptimSpec) -> Any:
+    return made(spec.optimizer, **spec.grid[-1])
+
+
+@every_flag
+def test_a_flag_edited_to_neither_true_nor_false_is_refused(spec: OptimSpec, name: str) -> None:
+    optimizer = of_spec(spec)
+    optimizer.add_param_group({"params": make_params([(2,)], seed=5)})
+    for value in (*NOT_FLAGS, torch.ones(2), np.ones(2)):
+        message = f"expected {name} of group 1 to be a bool, got {value!r}. Set it to True or"
+        check_refused(optimizer, name, value, re.escape(message), TypeError)
+
+
+@every_flag
+def test_a_flag_may_be_edited_to_what_a_constructor_takes(spec: OptimSpec, name: str) -> None:
+    optimizer = of_spec(spec)
+    optimizer.step()
+    group = optimizer.param_groups[0]
+    known = group[name]
+    for value in (int(known), np.bool_(known), np.int64(known)):
+        group[name] = value
+        optimizer.step()
+        assert group[name] is known
+
+
+def test_groups_and_steps_that_are_as_before_are_not_checked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer = made(FusedAdam, steps=1)
+    monkeypatch.setattr(optimizer, "_check_settings", None)
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step()
+    optimizer.param_groups[0]["maximize"] = 1
+    with pytest.raises(TypeError, match="not callable"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize(
+    ("given", "edits"),
+    [
+        ({}, {"nesterov": True}),
+        ({"momentum": 0.5}, {"nesterov": True, "dampening": 0.5}),
+        ({"momentum": 0.5, "nesterov": True}, {"momentum": 0.0}),
+    ],
+)
+def test_nesterov_after_an_edit_is_as_in_torch(
+    given: dict[str, Any], edits: dict[str, Any], as_tensor: bool
+) -> None:
+    """A schedule may set a momentum of 0; torch refuses it in the constructor alone."""
+    ours, theirs = (made(kind, lr=0.1, **given) for kind in (FusedSGD, torch.optim.SGD))
+    params = [optimizer.param_groups[0]["params"] for optimizer in (ours, theirs)]
+    for seed in range(4):
+        train(ours, params[0], [seed])
+        train(theirs, params[1], [seed])
+        for key, value in edits.items():
+            theirs.param_groups[0][key] = value
+            tensor = as_tensor and isinstance(value, float)
+            ours.param_groups[0][key] = torch.tensor(value) if tensor else value
+    assert_all_within_tolerance(*params)
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
@@ -76,27 +237,64 @@ def test_a_hook_that_fails_leaves_no_scale_behind(failure: type[BaseException]) 
     assert torch.equal(param.detach(), torch.full((2,), 0.5))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"lr": 10**400}, {"eps": 10**400}, {"betas": (0.9, 10**400)}, {"max_grad_norm": 10**400}],
-    ids=lambda values: next(iter(values)),
-)
-def test_a_number_that_no_float_holds_is_named_and_adds_no_group(values: dict[str, Any]) -> None:
-    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    optimizer = FusedAdam([first])
-    key = next(iter(values))
-    with pytest.raises(
-        ValueError, match=rf"expected {key}\S* of group 1 to be a number that a float can hold"
-    ):
-        optimizer.add_param_group({"params": [second], **values})
-    assert len(optimizer.param_groups) == 1
-    optimizer.add_param_group({"params": [second]})
+# --- Lists of parameters -------------------------------------------------------------------------
 
 
-def test_a_norm_of_nan_is_refused_by_its_range() -> None:
-    param = torch.nn.Parameter(torch.ones(2))
-    optimizer = FusedAdam([param])
-    param.grad = torch.ones(2)
-    optimizer.param_groups[0]["max_grad_norm"] = float("nan")
-    with pytest.raises(ValueError, match=r"expected max_grad_norm of group 0 to be None or at lea"):
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_parameter_that_is_listed_again_is_refused_before_it_is_updated(
+    group: int, steps: int
+) -> None:
+    params = make_params([(3,), (4,)])
+    optimizer = FusedAdam([{"params": params[:1]}, {"params": params[1:]}])
+    set_grads(params, random_grads(params, 1))
+    for _ in range(steps):
         optimizer.step()
+    before = snapshot(optimizer)
+    optimizer.param_groups[group]["params"].append(params[0])
+    place = r"params\[1\] of group " + str(group)
+    message = rf"expected each parameter to be listed once, got {place}, which is params\[0\] of g"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^FusedAdam.step: {message}"):
+            optimizer.step()
+        assert [len(optimizer.state[param]) for param in params] == [3 if steps else 0] * 2
+    optimizer.param_groups[group]["params"].pop()
+    assert_all_same_bits(snapshot(optimizer), before)
+    optimizer.step()
+    assert [float(optimizer.state[param]["step"]) for param in params] == [steps + 1.0] * 2
+
+
+def test_what_takes_the_place_of_a_parameter_is_looked_at() -> None:
+    optimizer = made(FusedAdam, steps=1)
+    params = optimizer.param_groups[0]["params"]
+    kept, params[1] = params[1], params[0]
+    with pytest.raises(ValueError, match=r"got params\[1\] of group 0, which is params\[0\] of"):
+        optimizer.step()
+    params[1] = "weight"
+    with pytest.raises(
+        TypeError, match=r"^FusedAdam.step: expected params\[\d\] of group 0 to be a tensor, got st"
+    ):
+        optimizer.step()
+    params[1] = kept
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("bad", "got"),
+    [
+        (torch._neg_view(torch.ones(3)), "a view with the negative bit"),
+        (torch.ones(3, dtype=torch.complex64).conj().imag, "a view with the negative bit"),
+        (torch._efficientzerotensor(3), "zeros without memory"),
+    ],
+    ids=["negation", "conjugate", "zeros"],
+)
+def test_a_parameter_without_values_of_its_own_is_refused_at_once(
+    bad: torch.Tensor, got: str
+) -> None:
+    good = torch.nn.Parameter(torch.ones(2))
+    message = rf"expected params\[1\] of group 0 to hold its own values, got {got}\. Pass"
+    with pytest.raises(ValueError, match=f"^FusedAdam: {message}"):
+        FusedAdam([good, torch.nn.Parameter(bad)])
+    # The message's remedies.
+    for remedy in (bad.clone(), bad.resolve_neg()) if bad.is_neg() else (bad.clone(),):
+        FusedAdam([good, torch.nn.Parameter(remedy.contiguous())])

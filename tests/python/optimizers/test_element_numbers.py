@@ -164,11 +164,23 @@ class OfAProgram(Placement):
         return dim in (None, 0)
 
 
-def test_a_placement_of_a_program_is_refused(rank: int) -> None:
+CONTIGUOUS = r"to have a contiguous local part of shape \(2, 3\)"
+
+
+@pytest.mark.parametrize(
+    ("local", "placement", "message"),
+    [
+        (torch.ones(2, 3), OfAProgram(), "to be split into runs of elements at equal distances"),
+        (torch.ones(3, 2).t(), Shard(0), CONTIGUOUS),
+        (torch.ones(1, 3), Shard(0), CONTIGUOUS),
+    ],
+)
+def test_a_part_that_is_not_as_expected_is_refused(
+    rank: int, local: Tensor, placement: Placement, message: str
+) -> None:
     mesh = init_device_mesh("cpu", (8,))
-    shape = torch.Size((16,))
-    part = DTensor.from_local(torch.ones(2), mesh, [OfAProgram()], shape=shape, stride=(1,))
-    with pytest.raises(ValueError, match="to be split into runs of elements at equal distances"):
+    part = DTensor.from_local(local, mesh, [placement], shape=torch.Size((16, 3)), stride=(3, 1))
+    with pytest.raises(ValueError, match=message):
         element_numbers(part, WHERE)
 
 
@@ -183,14 +195,6 @@ def test_a_process_that_is_not_on_the_mesh_steps_nothing(rank: int) -> None:
         param.grad = torch.ones_like(param)
         optimizer.step()
         assert optimizer.state[param]["step"] == 1
-
-
-@pytest.mark.parametrize("local", [torch.ones(3, 2).t(), torch.ones(1, 3)])
-def test_a_part_that_is_not_as_expected_is_refused(rank: int, local: Tensor) -> None:
-    mesh = init_device_mesh("cpu", (8,))
-    part = DTensor.from_local(local, mesh, [Shard(0)], shape=torch.Size((16, 3)), stride=(3, 1))
-    with pytest.raises(ValueError, match=r"to have a contiguous local part of shape \(2, 3\)"):
-        element_numbers(part, WHERE)
 
 
 def test_what_is_whole_keeps_its_numbers(rank: int) -> None:

@@ -2,83 +2,81 @@
 """Training under FSDP2: equal to one process on the whole batch, and saved across processes.
 
 Two processes train a model whose parameters torch shards, save it with torch.distributed.checkpoint
-and go on in a fresh model.
+and go on in a fresh model. On GPUs, parameters, gradients and states may lie on the CPU.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.processes import join_group, leave_group, need_devices, run_ranks
+from support.cases import run_cases
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.testing import OPTIM_SPECS, OptimSpec
+from torchfuse.testing import OPTIM_SPECS
 
 pytestmark = pytest.mark.processes
 
 RANKS = 2
 STEPS = 2
 SPECS = {spec.algorithm: spec for spec in OPTIM_SPECS}
+OFFLOADED = ("adam", "lamb", "novograd")
 
 
-def _model() -> nn.Sequential:
+def made(name: str) -> tuple[nn.Sequential, Any]:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    return model, optimizer_of(name, model)
 
 
-def _optimizer(spec: OptimSpec, model: nn.Module) -> FusedOptimizer:
-    make: Any = spec.optimizer
-    optimizer: FusedOptimizer = make(
-        model.parameters(), **{**spec.grid[-1], "lr": 0.01, "max_grad_norm": 0.1}
-    )
+def optimizer_of(name: str, model: nn.Module) -> FusedOptimizer:
+    make: Any = SPECS[name].optimizer
+    hyper = {**SPECS[name].grid[-1], "lr": 0.01, "max_grad_norm": 0.1}
+    optimizer: FusedOptimizer = make(model.parameters(), **hyper)
     return optimizer
 
 
-def _batch(step: int) -> Tensor:
-    return torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+def sharded(name: str, device: str, **options: Any) -> tuple[nn.Sequential, FusedOptimizer]:
+    model = made(name)[0].to("cpu" if options else device)
+    mesh = init_device_mesh(device, (RANKS,))
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh, **options)
+    return model, optimizer_of(name, model)
 
 
-def _train(model: nn.Module, optimizer: FusedOptimizer, steps: range, rank: int | None) -> None:
-    device = next(model.parameters()).device
+def train(
+    model: nn.Module, optimizer: Any, steps: range, rank: int | None = None, device: str = "cpu"
+) -> None:
     for step in steps:
-        batch = _batch(step).to(device)
+        batch = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).to(device)
         mine = batch if rank is None else batch.chunk(RANKS)[rank]
+        optimizer.zero_grad()
         model(mine).square().mean().backward()
         optimizer.step()
-        optimizer.zero_grad()
 
 
-def _sharded_model(device: str) -> nn.Sequential:
-    model = _model().to(device)
-    mesh = init_device_mesh(device, (RANKS,))
-    for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
+def whole(model: nn.Module, device: str) -> list[Tensor]:
+    params = (param.detach().to(device) for param in model.parameters())
+    return [param.full_tensor().clone() for param in params]  # type: ignore[attr-defined]
 
 
-def _whole(model: nn.Module) -> list[Tensor]:
-    return [param.full_tensor().detach().clone() for param in model.parameters()]  # type: ignore[attr-defined]
-
-
-def _save_and_go_on(name: str, folder: str, rank: int, device: str) -> dict[str, list[Tensor]]:
-    model = _sharded_model(device)
-    optimizer = _optimizer(SPECS[name], model)
-    _train(model, optimizer, range(STEPS), rank)
-    trained = _whole(model)
+def save_and_go_on(name: str, folder: str, device: str, rank: int) -> dict[str, list[Tensor]]:
+    """Parameters, whole, at each stage."""
+    model, optimizer = sharded(name, device)
+    train(model, optimizer, range(STEPS), rank, device)
+    trained = whole(model, device)
     saved_model, saved_optimizer = get_state_dict(model, optimizer)
     dcp.save({"model": saved_model, "optimizer": saved_optimizer}, checkpoint_id=f"{folder}/{name}")
-    _train(model, optimizer, range(STEPS, STEPS + 1), rank)
+    train(model, optimizer, range(STEPS, STEPS + 1), rank, device)
 
-    fresh = _sharded_model(device)
-    fresh_optimizer = _optimizer(SPECS[name], fresh)
+    fresh, fresh_optimizer = sharded(name, device)
     fresh_model_state, fresh_state = get_state_dict(fresh, fresh_optimizer)
     state = {"model": fresh_model_state, "optimizer": fresh_state}
     dcp.load(state, checkpoint_id=f"{folder}/{name}")
@@ -88,47 +86,44 @@ def _save_and_go_on(name: str, folder: str, rank: int, device: str) -> dict[str,
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
     )
-    loaded = _whole(fresh)
-    _train(fresh, fresh_optimizer, range(STEPS, STEPS + 1), rank)
-    return {"trained": trained, "loaded": loaded, "next": _whole(model), "fresh": _whole(fresh)}
+    loaded = whole(fresh, device)
+    train(fresh, fresh_optimizer, range(STEPS, STEPS + 1), rank, device)
+    after, resumed = whole(model, device), whole(fresh, device)
+    return {"trained": trained, "loaded": loaded, "next": after, "fresh": resumed}
 
 
-def _worker(rank: int, folder: str, device: str) -> None:
-    torch.set_num_threads(1)
-    join_group(rank, RANKS, folder, device=device)
-    found = {name: _save_and_go_on(name, folder, rank, device) for name in SPECS}
-    if rank == 0:
-        torch.save(found, f"{folder}/found")
-    leave_group()
+def train_offloaded(name: str, rank: int) -> dict[str, Any]:
+    policy = CPUOffloadPolicy(pin_memory=False)
+    model, optimizer = sharded(name, "cuda", offload_policy=policy)
+    train(model, optimizer, range(STEPS), rank, "cuda")
+    states = [state["step"] for state in optimizer.state.values()]
+    return {
+        "devices": {str(tensor.device) for tensor in (*model.parameters(), *states)},
+        "params": whole(model, "cuda"),
+        "norm": float(optimizer.grad_norm()),  # type: ignore[arg-type]
+    }
 
 
 @pytest.fixture(scope="module")
-def found(
-    tmp_path_factory: pytest.TempPathFactory, group_device: str
-) -> dict[str, dict[str, list[Tensor]]]:
-    """Parameters, whole, at each stage."""
-    need_devices(group_device, RANKS)
+def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[str, list[Any]]:
     folder = tmp_path_factory.mktemp("fsdp")
-    run_ranks(_worker, str(folder), group_device, ranks=RANKS)
-    stages: dict[str, dict[str, list[Tensor]]] = torch.load(folder / "found", map_location="cpu")
-    return stages
+    cases: dict[str, Any] = {
+        name: partial(save_and_go_on, name, str(folder), group_device) for name in SPECS
+    }
+    if group_device == "cuda":
+        cases |= {f"{name} offloaded": partial(train_offloaded, name) for name in OFFLOADED}
+    return run_cases(folder, RANKS, cases, device=group_device)
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_sharded_model_trains_as_the_whole_one(
-    found: dict[str, dict[str, list[Tensor]]], name: str
+def test_a_sharded_model_trains_as_the_whole_one_and_goes_on_from_a_distributed_checkpoint(
+    found: dict[str, list[Any]], name: str
 ) -> None:
-    model = _model()
-    _train(model, _optimizer(SPECS[name], model), range(STEPS), None)
-    for actual, expected in zip(found[name]["trained"], model.parameters(), strict=True):
+    stages = found[name][0]
+    model, optimizer = made(name)
+    train(model, optimizer, range(STEPS))
+    for actual, expected in zip(stages["trained"], model.parameters(), strict=True):
         torch.testing.assert_close(actual, expected.detach(), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_next_step_after_a_distributed_checkpoint_is_the_same(
-    found: dict[str, dict[str, list[Tensor]]], name: str
-) -> None:
-    stages = found[name]
     for saved, loaded in zip(stages["trained"], stages["loaded"], strict=True):
         assert torch.equal(saved, loaded)
     for went_on, began_anew, before in zip(
@@ -136,3 +131,17 @@ def test_next_step_after_a_distributed_checkpoint_is_the_same(
     ):
         assert torch.equal(went_on, began_anew)
         assert not torch.equal(went_on, before)
+
+
+@pytest.mark.parametrize(
+    "group_device", [pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True
+)
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_an_offloaded_model_trains_as_the_whole_one(found: dict[str, list[Any]], name: str) -> None:
+    model, optimizer = made(name)
+    train(model, optimizer, range(STEPS))
+    for of_rank in found[f"{name} offloaded"]:
+        assert of_rank["devices"] == {"cpu"}
+        assert of_rank["norm"] == pytest.approx(float(optimizer.grad_norm()), rel=1e-5)
+        for actual, expected in zip(of_rank["params"], model.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected.detach(), rtol=1e-5, atol=1e-6)

@@ -7,38 +7,34 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import clone_params, make_params, random_grads, set_grads
+from support.adam import clone_params, make_params, random_grads, set_grads, train
 from support.compare import assert_same_bits
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedLAMB, FusedMixedPrecisionLamb
-from torchfuse.testing import ReferenceOptimizer, assert_close_to_torch
-from torchfuse.testing.formulas import lamb_update
+from torchfuse.optimizers._masters import master_of
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_masters_hold_what_the_parameters_round(dtype: torch.dtype) -> None:
-    params = make_params(dtype=dtype)
-    oracle = ReferenceOptimizer(params, lamb_update, max_grad_norm=1.0, lr=1e-3)
-    optimizer = FusedMixedPrecisionLamb(params, reduced_precision_dtype=dtype)
-    for step in range(20):
-        grads = random_grads(params, step)
-        set_grads(params, grads)
-        optimizer.step()
-        oracle.step([p.grad for p in params])
-    masters = optimizer.param_groups_full_precision[0]["params"]
-    assert_close_to_torch(masters, oracle.params)
-    for param, master in zip(params, masters, strict=True):
-        assert_same_bits(param.detach(), master.to(dtype))
+@pytest.mark.parametrize("remainders", [False, True])
+def test_full_precision_groups_hold_masters_in_either_form(remainders: bool) -> None:
+    params = make_params(dtype=torch.bfloat16)
+    optimizer = FusedMixedPrecisionLamb(
+        params, reduced_precision_dtype=torch.bfloat16, store_param_remainders=remainders
+    )
+    train(optimizer, params, range(2))
+    for groups in (optimizer.param_groups_full_precision, optimizer.param_groups_master):
+        for param, master in zip(params, groups[0]["params"], strict=True):
+            expected = master_of(param, optimizer.state[param])
+            assert expected is not None
+            assert_same_bits(master, expected)
+            assert_same_bits(param.detach(), master.bfloat16())
 
 
 def test_steps_go_on_from_the_given_count() -> None:
     params, others = make_params(), make_params()
     optimizer = FusedMixedPrecisionLamb(params, step=10)
-    reference = FusedLAMB(others)
-    for model, tensors in ((optimizer, params), (reference, others)):
-        set_grads(tensors, random_grads(tensors, 1))
-        model.step()
+    train(optimizer, params, [1])
+    train(FusedLAMB(others), others, [1])
     assert float(optimizer.state[params[0]]["step"]) == 11.0
     assert not torch.equal(params[0], others[0])
 
@@ -50,8 +46,7 @@ def test_averages_do_not_count_the_steps_that_were_made_before() -> None:
     )
     averages = [p.detach().clone() for p in params]
     for count in range(1, 7):
-        set_grads(params, random_grads(params, count))
-        optimizer.step()
+        train(optimizer, params, [count])
         n = count - 2
         weight = 1.0 if n <= 0 else 1.0 - min(0.9, (1 + n) / (10 + n))
         for average, p in zip(averages, params, strict=True):
@@ -72,63 +67,45 @@ def test_averages_do_not_count_the_steps_that_were_made_before() -> None:
 def test_counts_of_a_file_of_another_class_are_all_there_are() -> None:
     params = make_params()
     plain = FusedLAMB(params)
-    set_grads(params, random_grads(params, 1))
-    plain.step()
+    train(plain, params, [1])
     others = clone_params(params)
     optimizer = FusedMixedPrecisionLamb(others, step=100, ema_decay=0.5)
     optimizer.load_state_dict(plain.state_dict())
     assert optimizer.param_groups[0]["initial_step"] == 0
     before = [p.detach().clone() for p in others]
-    set_grads(others, random_grads(others, 2))
-    optimizer.step()
+    train(optimizer, others, [2])
     for p, old in zip(others, before, strict=True):
         torch.testing.assert_close(optimizer.state[p]["ema_param"], (p.detach() + old) / 2)
 
 
-@pytest.mark.parametrize("scaler", [GradScaler, torch.amp.GradScaler])
+@pytest.mark.parametrize(
+    ("kind", "unscales"),
+    [(GradScaler, False), (torch.amp.GradScaler, False), (GradScaler, True)],
+    ids=["ours", "torchs", "unscaled before"],
+)
 @pytest.mark.filterwarnings("error")
-def test_a_scaler_may_be_handed_to_the_step(scaler: Any) -> None:
+def test_a_scaler_may_be_handed_to_the_step(kind: Any, unscales: bool) -> None:
     params, others = make_params(), make_params()
     optimizer, reference = FusedMixedPrecisionLamb(params), FusedMixedPrecisionLamb(others)
-    scaled = scaler(device="cpu", init_scale=1024.0)
-    scaled.scale(torch.ones(()))
-    set_grads(params, random_grads(params, 1, scale=1024.0))
-    optimizer.step(grad_scaler=scaled)
-    scaled.update()
-    set_grads(others, random_grads(others, 1))
-    reference.step()
-    for param, other in zip(params, others, strict=True):
-        assert_same_bits(param.detach(), other.detach())
-
-
-def test_a_step_after_unscale_unscales_nothing() -> None:
-    params, others = make_params(), make_params()
-    optimizer, reference = FusedMixedPrecisionLamb(params), FusedMixedPrecisionLamb(others)
-    scaler = GradScaler(device="cpu", init_scale=1024.0)
+    scaler = kind(device="cpu", init_scale=1024.0)
     scaler.scale(torch.ones(()))
     set_grads(params, random_grads(params, 1, scale=1024.0))
-    scaler.unscale_(optimizer)
+    if unscales:
+        scaler.unscale_(optimizer)
     optimizer.step(grad_scaler=scaler)
-    set_grads(others, random_grads(others, 1))
-    reference.step()
+    scaler.update()
+    train(reference, others, [1])
     for param, other in zip(params, others, strict=True):
         assert_same_bits(param.detach(), other.detach())
 
 
-def test_a_closure_may_call_backward() -> None:
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = FusedMixedPrecisionLamb([param])
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = param.square().sum()
-        loss.backward()
-        return float(loss.detach())
-
-    assert optimizer.step(closure) == 3.0
-    assert float(param.detach()[0]) < 1.0
+def test_a_closure_with_a_scaler_is_refused() -> None:
+    optimizer = FusedMixedPrecisionLamb(make_params())
+    assert optimizer.step(lambda: 3.0) == 3.0
     with pytest.raises(RuntimeError, match="Closure use is not currently supported if GradScaler"):
-        optimizer.step(closure, grad_scaler=GradScaler(device="cpu"))
+        optimizer.step(lambda: 3.0, grad_scaler=GradScaler(device="cpu"))
+    with pytest.raises(TypeError, match="expected closure and grad_scaler, got"):
+        optimizer.step(scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -141,5 +118,3 @@ def test_a_closure_may_call_backward() -> None:
 def test_its_own_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"FusedMixedPrecisionLamb: {message}"):
         FusedMixedPrecisionLamb(make_params(), **arguments)
-    with pytest.raises(TypeError, match="expected closure and grad_scaler, got"):
-        FusedMixedPrecisionLamb(make_params()).step(scale=1.0)

@@ -15,13 +15,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torchfuse.optimizers import FusedAdam
 from torchfuse.optimizers._masters import master_of
 
-MODES = [
-    pytest.param({"master_weights": True}, torch.bfloat16, id="bf16-master"),
-    pytest.param({"master_weights": True}, torch.float16, id="fp16-master"),
-    pytest.param(
-        {"master_weights": True, "store_param_remainders": True}, torch.bfloat16, id="remainder"
-    ),
-]
+MASTERS: dict[str, Any] = {"master_weights": True}
+REMAINDERS: dict[str, Any] = {**MASTERS, "store_param_remainders": True}
+every_mode = pytest.mark.parametrize(
+    ("options", "dtype"),
+    [(MASTERS, torch.bfloat16), (MASTERS, torch.float16), (REMAINDERS, torch.bfloat16)],
+    ids=["bf16-master", "fp16-master", "remainder"],
+)
 
 
 def _trained(
@@ -48,7 +48,7 @@ def _master(p: torch.nn.Parameter, optimizer: FusedAdam) -> Tensor:
     return master.clone()
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
+@every_mode
 def test_a_write_lasts(options: dict[str, Any], dtype: torch.dtype) -> None:
     p, optimizer = _trained(options, dtype)
     before = _master(p, optimizer)
@@ -64,10 +64,8 @@ def test_a_write_lasts(options: dict[str, Any], dtype: torch.dtype) -> None:
     assert_same_bits(master[untouched], before[untouched], "masters of untouched elements")
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
-def test_a_write_of_the_same_values_loses_nothing(
-    options: dict[str, Any], dtype: torch.dtype
-) -> None:
+@every_mode
+def test_a_write_of_the_same_values_loses_nothing(options: Any, dtype: torch.dtype) -> None:
     """Gathers, swaps and loading write what is there already."""
     p, optimizer = _trained(options, dtype)
     before = _master(p, optimizer)
@@ -80,7 +78,7 @@ def test_a_write_of_the_same_values_loses_nothing(
 
 
 @pytest.mark.parametrize("model_first", [False, True])
-@pytest.mark.parametrize(("options", "dtype"), MODES)
+@every_mode
 def test_checkpoints_load_in_either_order(
     options: dict[str, Any], dtype: torch.dtype, model_first: bool
 ) -> None:
@@ -104,17 +102,8 @@ def test_checkpoints_load_in_either_order(
     assert_same_bits(_master(q, other), _master(p, optimizer), "master after resuming")
 
 
-def test_weights_loaded_in_the_middle_of_a_run_are_trained_on() -> None:
-    p, optimizer = _trained({"master_weights": True}, torch.bfloat16)
-    weights = torch.full_like(p, 3.0)
-    with torch.no_grad():
-        p.copy_(weights)
-    _step(p, optimizer)
-    assert bool(((p.float() - 3.0).abs() < 0.1).all())
-
-
 def test_a_write_through_data_needs_a_call() -> None:
-    p, optimizer = _trained({"master_weights": True}, torch.bfloat16)
+    p, optimizer = _trained(MASTERS, torch.bfloat16)
     p.data[:100].fill_(2.0)
     kept = _master(p, optimizer)[100:]
     optimizer.remake_masters([p])
@@ -124,35 +113,13 @@ def test_a_write_through_data_needs_a_call() -> None:
     assert_same_bits(p.detach()[:100], torch.full((100,), 2.0, dtype=torch.bfloat16), "parameter")
 
 
-def test_zeros_beside_any_remainder_stay_zeros() -> None:
-    p, optimizer = _trained(
-        {"master_weights": True, "store_param_remainders": True}, torch.bfloat16
-    )
-    remainder = optimizer.state[p]["param_remainder"]
-    p.data.zero_()
-    assert int((remainder < 0).sum()) > 50, "the remainders were to be of both signs"
-    assert bool(_master(p, optimizer).isfinite().all())
-    kept = remainder.clone()
-    optimizer.remake_masters()
-    assert_same_bits(remainder, kept.clamp(min=0), "remainder")
-    remainder.copy_(kept)
-    _step(p, optimizer, lr=0.0)
-    assert_same_bits(p.detach(), torch.zeros_like(p), "parameter")
-
-
-def test_remake_masters_leaves_a_master_of_none_out() -> None:
-    p, optimizer = _trained({"master_weights": True}, torch.bfloat16)
+def test_remake_masters_leaves_a_master_of_none_out_and_refuses_strangers() -> None:
+    p, optimizer = _trained(MASTERS, torch.bfloat16)
     optimizer.state[p]["master_param"] = None
     optimizer.remake_masters()
     assert optimizer.state[p]["master_param"] is None
-
-
-def test_remake_masters_refuses_strangers() -> None:
-    _, optimizer = _trained({"master_weights": True}, torch.bfloat16)
-    with pytest.raises(
-        ValueError,
-        match=r"FusedAdam\.remake_masters: expected params\[0\] to be a parameter of the optimizer",
-    ):
+    message = r"FusedAdam\.remake_masters: expected params\[0\] to be a parameter of the optimizer"
+    with pytest.raises(ValueError, match=message):
         optimizer.remake_masters([torch.ones(3)])
 
 
@@ -160,7 +127,7 @@ def test_parameters_of_one_buffer_share_a_version() -> None:
     """A step moves the version that views share once for each; none of that is a write."""
     flat = torch.randn(64).bfloat16()
     params = [torch.nn.Parameter(part) for part in flat.split(16)]
-    optimizer = FusedAdam(params, master_weights=True)
+    optimizer = FusedAdam(params, **MASTERS)
     for _ in range(2):
         for p in params:
             p.grad = torch.randn_like(p)
@@ -195,7 +162,7 @@ def test_an_fp32_run_goes_on_in_16_bits_with_all_its_bits(module_half: bool) -> 
         assert_same_bits(module.q.detach(), p.detach().bfloat16(), "parameter")
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
+@every_mode
 def test_swapped_parameters_stay_swapped(options: dict[str, Any], dtype: torch.dtype) -> None:
     """Stepped equally often, both have one version: it does not tell them apart."""
     params = [torch.nn.Parameter(torch.full((8,), value).to(dtype)) for value in (1.0, 5.0)]
@@ -211,15 +178,7 @@ def test_swapped_parameters_stay_swapped(options: dict[str, Any], dtype: torch.d
     assert [p[0].item() for p in params] == [5.0, 1.0]
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
-def test_assigned_data_lasts(options: dict[str, Any], dtype: torch.dtype) -> None:
-    p, optimizer = _trained(options, dtype)
-    p.data = torch.full_like(p.data, 0.5)
-    _step(p, optimizer, lr=0.0)
-    assert_same_bits(p.detach(), torch.full_like(p, 0.5), "parameter")
-
-
-@pytest.mark.parametrize(("options", "dtype"), MODES)
+@every_mode
 def test_other_data_at_the_same_address_lasts(options: dict[str, Any], dtype: torch.dtype) -> None:
     """As an allocator gives it to the second of two replacements: no version, no address moves."""
     memory = bytearray(400)
@@ -234,7 +193,7 @@ def test_other_data_at_the_same_address_lasts(options: dict[str, Any], dtype: to
     assert_same_bits(p.detach(), torch.full_like(p, 0.5), "parameter")
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
+@every_mode
 def test_no_memory_is_kept_for_it(options: dict[str, Any], dtype: torch.dtype) -> None:
     """A plan knows where a parameter was, and holds none of what was there."""
     p, _optimizer = _trained(options, dtype)
@@ -244,26 +203,8 @@ def test_no_memory_is_kept_for_it(options: dict[str, Any], dtype: torch.dtype) -
     assert replaced.expired()
 
 
-def test_masters_from_remainders_are_exact_also_halfway() -> None:
-    """A remainder rounds ties away from zero, where the usual rounding goes to even."""
-    p = torch.nn.Parameter(torch.tensor([1.0078125, -1.0078125, 1.0]).bfloat16())
-    optimizer = FusedAdam([p], lr=0.0, master_weights=True, store_param_remainders=True)
-    p.grad = torch.zeros_like(p)
-    optimizer.step()
-    optimizer.state[p]["param_remainder"].copy_(
-        torch.tensor([-(2**15), -(2**15), 0], dtype=torch.int16)
-    )
-    expected = torch.tensor([1.00390625, -1.00390625, 1.0])
-    assert_same_bits(_master(p, optimizer), expected, "master as a remainder")
-    optimizer.param_groups[0]["store_param_remainders"] = False
-    optimizer.step()
-    assert_same_bits(optimizer.state[p]["master_param"], expected, "master")
-
-
 def test_a_conversion_that_fails_loses_no_master() -> None:
-    p, optimizer = _trained(
-        {"master_weights": True, "store_param_remainders": True}, torch.bfloat16
-    )
+    p, optimizer = _trained(REMAINDERS, torch.bfloat16)
     remainder = optimizer.state[p]["param_remainder"]
     p.grad = None
     p.data = p.data.half()
@@ -274,7 +215,7 @@ def test_a_conversion_that_fails_loses_no_master() -> None:
     assert optimizer.state[p]["param_remainder"] is remainder
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
+@every_mode
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
 def test_a_model_that_becomes_wide_takes_its_masters(
     wide: torch.dtype, options: dict[str, Any], dtype: torch.dtype
@@ -291,10 +232,8 @@ def test_a_model_that_becomes_wide_takes_its_masters(
     assert not {"master_param", "param_remainder"} & set(optimizer.state[p])
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
-def test_masters_that_are_switched_off_are_dropped(
-    options: dict[str, Any], dtype: torch.dtype
-) -> None:
+@every_mode
+def test_masters_that_are_switched_off_are_dropped(options: Any, dtype: torch.dtype) -> None:
     p, optimizer = _trained(options, dtype)
     optimizer.param_groups[0].update(store_param_remainders=False, master_weights=False)
     _step(p, optimizer)
@@ -304,10 +243,22 @@ def test_masters_that_are_switched_off_are_dropped(
     assert_same_bits(_master(p, optimizer), p.detach().float(), "master")
 
 
-@pytest.mark.parametrize(("options", "dtype"), MODES)
-def test_a_master_of_a_widened_parameter_is_loaded(
-    options: dict[str, Any], dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("how", ["loaded", "copied"])
+def test_masters_that_are_switched_off_are_dropped_from_copies(how: str) -> None:
+    p, optimizer = _trained({"master_weights": True}, torch.bfloat16)
+    optimizer.param_groups[0]["master_weights"] = False
+    other, copied = copy.deepcopy((p, optimizer))
+    if how == "loaded":
+        copied = FusedAdam([other])
+        copied.load_state_dict(optimizer.state_dict())
+    for param, model in ((p, optimizer), (other, copied)):
+        torch.manual_seed(1)
+        _step(param, model)
+    assert_same_bits(other.detach(), p.detach(), "parameter")
+
+
+@every_mode
+def test_a_master_of_a_widened_parameter_is_loaded(options: Any, dtype: torch.dtype) -> None:
     p, optimizer = _trained(options, dtype)
     expected = _master(p, optimizer)
     p.data = p.data.float()

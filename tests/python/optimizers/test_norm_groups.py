@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Processes with other parameters of one model share norm, clipping and the decision to skip."""
+"""Processes with other parameters of one model share norm, clipping and the decision to skip.
+
+What would count twice or come apart is refused; a group of one process costs nothing.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,11 +20,14 @@ import torch.distributed as dist
 from support.adam import make_params, random_grads
 from support.cases import run_cases
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
+from torchfuse.optimizers._norm_groups import NormGroups
+from torchfuse.parallel import LARC
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 pytestmark = pytest.mark.processes
@@ -104,19 +111,17 @@ def train_without_gradients(clipped: dict[str, Any], rank: int, device: str) -> 
     params = [torch.nn.Parameter(p) for p in make_params(SHAPES, torch.float32, device)]
     optimizer = FusedAdam(params[STAGES[rank]], **clipped, norm_groups=[dist.group.WORLD])
     scaler = GradScaler(device, init_scale=64.0)
-    norms, skipped, scales = [], [], []
-    for number in range(STEPS):
-        scale = float(scaler.scale(torch.ones(1, device=device)))
-        for param, grad in zip(params, gradients(number, device), strict=True):
-            param.grad = grad * scale if rank == 1 else None
+
+    def step(number: int) -> None:
+        if rank == 0:
+            optimizer.zero_grad()
         if number == 2 or not clipped:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-        norms.append(float(optimizer.grad_norm()))
-        skipped.append(float(optimizer.last_step_skipped()))
-        scales.append(float(scaler.get_scale()))
-    return {"norms": norms, "skipped": skipped, "scales": scales, "states": len(optimizer.state)}
+
+    found = trained(STAGES[rank], step, params[STAGES[rank]], optimizer, device, scaler)
+    return {**found, "states": len(optimizer.state)}
 
 
 def train_two_optimizers(rank: int, device: str) -> dict[str, Any]:
@@ -163,9 +168,53 @@ def copied(rank: int, device: str) -> list[float]:
     return norms
 
 
+def refused(make: Callable[[], Any]) -> str:
+    try:
+        make()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing"
+
+
+def refusals(rank: int, device: str) -> list[str]:
+    """What each of these raises."""
+    world = dist.group.WORLD
+    same = dist.new_group([0, 1])
+    param = torch.nn.Parameter(torch.ones(4, device=device))
+    mesh = init_device_mesh(device, (2,))
+    split = torch.nn.Parameter(distribute_tensor(torch.ones(4, device=device), mesh, [Shard(0)]))
+    split.grad = torch.ones_like(split)
+    of_split = FusedAdam([split], norm_groups=[world])
+    shared = FusedAdam([param], norm_groups=[world])
+    param.grad = torch.ones_like(param)
+    scaler = torch.amp.GradScaler(device)
+    scaler.scale(torch.ones(1, device=device))
+    found = [
+        refused(lambda: FusedAdam([param], norm_groups=[world, same])),
+        refused(of_split.step),
+        refused(lambda: ZeroRedundancyOptimizer([param], FusedAdam, norm_groups=[world])),
+        refused(lambda: scaler.step(shared)),
+        refused(lambda: LARC(shared)),
+    ]
+    assert bool((param == 1).all())
+    return found
+
+
+REFUSALS = (
+    r"FusedAdam: expected norm_groups\[1\] to have no process in common with the groups before it "
+    r"but this one, got rank {other} too",
+    r"FusedAdam: expected params\[0\] of group 0 to be on no process of norm_groups but this one, "
+    r"got rank {other} too",
+    r"FusedAdam: expected norm_groups as an argument of the optimizer, got one in group 0\..* In "
+    r"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial\(FusedAdam, norm_groups=\[",
+    r"FusedAdam.step: expected torchfuse.amp.GradScaler with norm_groups, got a scaler that knows",
+    r"LARC: expected an optimizer without norm_groups, got a FusedAdam with some",
+)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[str, list[Any]]:
-    kinds = {**KINDS, "copied": copied, "two": train_two_optimizers}
+    kinds = {**KINDS, "copied": copied, "two": train_two_optimizers, "refusals": refusals}
     for name, clipped in FROZEN.items():
         kinds[name] = partial(train_without_gradients, clipped)
     cases = {name: partial(kind, device=group_device) for name, kind in kinds.items()}
@@ -232,3 +281,75 @@ def test_stages_whose_parameters_are_sharded(found_by_four: dict[str, list[Any]]
     expected = trained(slice(None), lambda _: optimizer.step(), params, optimizer, "cpu")
     for rank, actual in enumerate(found_by_four["split"]):
         assert_as_one(actual, expected, STAGES[rank // 2])
+
+
+def test_what_would_count_twice_or_come_apart_is_refused(found: dict[str, list[Any]]) -> None:
+    for rank, messages in enumerate(found["refusals"]):
+        for message, expected in zip(messages, REFUSALS, strict=True):
+            assert re.match(expected.format(other=1 - rank), message), message
+
+
+# --- One process ---------------------------------------------------------------------------------
+
+
+def make(norm_groups: Any, param: Tensor | None = None) -> FusedAdam:
+    param = torch.nn.Parameter(torch.ones(3)) if param is None else param
+    return FusedAdam([param], norm_groups=norm_groups, max_grad_norm=1.0)
+
+
+NO_LIST = (
+    r"norm_groups to be a list of process groups, got ProcessGroup\. Give it groups that this "
+    r"process belongs to: \[torch\.distributed\.new_group\(ranks\)\]"
+)
+NO_GROUP = r"norm_groups\[1\] to be a process group, got .*\. Give it groups"
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (lambda world: world, NO_LIST),
+        (lambda world: [world, "pp"], NO_GROUP),
+        (lambda world: [world, None], NO_GROUP),
+        (lambda world: [world, dist.GroupMember.NON_GROUP_MEMBER], NO_GROUP),
+    ],
+    ids=["no list", "text", "None", "no member"],
+)
+@pytest.mark.usefixtures("mesh")
+def test_what_is_no_list_of_groups_of_this_process_is_refused(groups: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"^FusedAdam: expected {message}"):
+        make(groups(dist.group.WORLD))
+
+
+def test_a_mesh_has_one_dimension_and_a_group_of_one_process_is_left_out(mesh: DeviceMesh) -> None:
+    two = init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "dp"))
+    message = (
+        r"FusedAdam: expected norm_groups\[0\] to be a process group or a mesh of one dimension, "
+        r'got 2 dimensions\. Name the one whose processes have other parameters: mesh\["pp"\]\.'
+    )
+    with pytest.raises(ValueError, match=message):
+        make([two])
+    for groups in ([two["pp"]], [dist.group.WORLD, dist.group.WORLD]):
+        assert make(groups)._norm_groups.names == ()
+
+
+def test_one_in_a_parameter_group_is_refused() -> None:
+    message = "^FusedAdam: expected norm_groups as an argument of the optimizer, got one in group 0"
+    with pytest.raises(ValueError, match=message):
+        FusedAdam([{"params": [torch.nn.Parameter(torch.ones(3))], "norm_groups": []}])
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_group_that_was_destroyed_is_refused() -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = make(None, param)
+    optimizer._norm_groups = NormGroups(("gone",))  # what a pickle of another program brings
+    param.grad = torch.ones(3)
+    with pytest.raises(RuntimeError, match="expected group to name a process group that exists"):
+        optimizer.step()
+    assert torch.equal(param, torch.ones(3))
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_process_without_parameters_takes_part_where_others_may_be() -> None:
+    optimizer = FusedAdam([{"params": []}], norm_groups=[dist.group.WORLD])
+    assert optimizer._norm_device() == torch.device("cpu")

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoints of every fused optimizer: other dtypes, copies, pickles, torch.distributed."""
+"""Checkpoints of every fused optimizer: of other dtypes, of torch, damaged; copies and pickles."""
 
 from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -17,7 +21,9 @@ from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits, assert_same_bits
 from test_optim_specs import (
     BF16_MASTER,
+    FIRST_CASES,
     FP32,
+    LAST_CASES,
     MODES,
     SHAPES,
     Case,
@@ -31,6 +37,8 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict as dcp_state
 
 from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers._hyper_params import PAIRS, numbers
+from torchfuse.testing import assert_close_to_torch
 
 
 def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -185,36 +193,7 @@ def test_distributed_checkpoint(
     assert_all_same_bits(snapshot(loaded), snapshot(optimizer))
 
 
-# --- Hooks ----------------------------------------------------------------------------------------
-
-
-@every_optimizer
-def test_hooks_of_state_dict_see_all_of_it_and_have_the_last_word(case: Case) -> None:
-    optimizer = case.ours(params := make_params())
-    train(optimizer, params, [1])
-    expected = optimizer.state_dict()
-    order: list[str] = []
-    seen: list[dict[str, Any]] = []
-
-    def look(owner: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        assert owner is optimizer
-        order.append("look")
-        seen.append(copy.deepcopy(state_dict))
-        state_dict["param_groups"][0].clear()
-
-    def wrap(owner: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        order.append("wrap")
-        return {"wrapped": state_dict}
-
-    optimizer.register_state_dict_post_hook(wrap)
-    optimizer.register_state_dict_post_hook(look, prepend=True)
-    optimizer.register_state_dict_pre_hook(lambda owner: order.append("before"))
-    found = optimizer.state_dict()
-    assert order == ["before", "look", "wrap"]
-    assert seen[0]["param_groups"] == expected["param_groups"]
-    assert_all_same_bits(flat(seen[0]), flat(expected))
-    assert set(found) == {"wrapped"}
-    assert found["wrapped"]["param_groups"] == [{}]
+# --- torch's layout -------------------------------------------------------------------------------
 
 
 @every_optimizer
@@ -234,10 +213,198 @@ def test_state_dict_has_the_layout_of_torchs(case: Case) -> None:
         }
 
 
-def flat(state_dict: dict[str, Any]) -> dict[str, Tensor]:
-    return {
-        f"{key} {name}": value
-        for key, state in state_dict["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
+TORCH_CASES = [
+    case for case in (*FIRST_CASES, *LAST_CASES) if case.torchs([torch.zeros(1)]) is not None
+]
+
+
+@pytest.mark.parametrize("case", TORCH_CASES, ids=str)
+def test_checkpoints_of_torch_go_on_in_ours_and_ours_in_torch(case: Case, device: str) -> None:
+    params, theirs = make_params(device=device), make_params(device=device)
+    reference = case.torchs(theirs)
+    assert reference is not None
+    train(reference, theirs, [1, 2])
+    # Loading brings the hyper-parameters; an option that torch does not know stays.
+    ours = case.ours(params, lr=7.0, max_grad_norm=math.inf, skip_non_finite=True)
+    ours.load_state_dict(through_file(reference.state_dict()))
+    again = case.torchs(others := make_params(device=device))
+    assert again is not None
+    with torch.no_grad():
+        for mine, other, their in zip(params, others, theirs, strict=True):
+            mine.copy_(their)
+            other.copy_(their)
+    group = ours.param_groups[0]
+    assert (group["max_grad_norm"], group["skip_non_finite"]) == (math.inf, True)
+    assert group["lr"] == case.hyper["lr"]
+    again.param_groups[0]["lr"] = 7.0
+    again.load_state_dict(through_file(ours.state_dict()))
+    for optimizer, tensors in ((ours, params), (reference, theirs), (again, others)):
+        train(optimizer, tensors, [3, 4])
+    assert_close_to_torch(params, theirs)
+    assert_close_to_torch(others, theirs)
+    # One count shared by several parameters would have grown once for each of them.
+    for other, their in zip(others, theirs, strict=True):
+        if "step" in reference.state[their]:
+            assert float(again.state[other]["step"]) == 4.0
+
+
+@every_optimizer
+def test_a_checkpoint_that_turns_clipping_off_is_warned_of(case: Case) -> None:
+    saved = case.ours(make_params(), max_grad_norm=None)
+    optimizer = case.ours(make_params(), max_grad_norm=0.5)
+    message = (
+        rf"{case.spec.optimizer.__name__}\.load_state_dict: expected param_groups\[0\]"
+        r"\['max_grad_norm'\] to be 0\.5 as in this optimizer, got None: clipping is off now"
+    )
+    with pytest.warns(UserWarning, match=message):
+        optimizer.load_state_dict(saved.state_dict())
+    assert optimizer.param_groups[0]["max_grad_norm"] is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(saved.state_dict())
+
+
+@every_optimizer
+def test_a_checkpoint_saved_before_the_first_step_loads(case: Case) -> None:
+    params, others = make_params(), make_params()
+    loaded, reference = case.ours(others), case.ours(params)
+    loaded.load_state_dict(pickle.loads(pickle.dumps(reference.state_dict())))
+    train(loaded, others, [1])
+    train(reference, params, [1])
+    assert_all_same_bits(snapshot(loaded), snapshot(reference))
+
+
+@every_optimizer
+def test_a_checkpoint_follows_the_parameters_to_their_device(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device stands for another one. Its tensors have no values to be checked."""
+    params = make_params(dtype=torch.bfloat16)
+    optimizer = case.ours(params, master_weights=True)
+    optimizer.make_capturable()
+    train(optimizer, params, [1])
+    saved = optimizer.state_dict()
+    of_state = {"step", *(name for state in saved["state"].values() for name in state)}
+    # torch moves no tensor of a group.
+    assert not of_state & set(saved["param_groups"][0])
+    others = [torch.nn.Parameter(param.detach().to("meta")) for param in params]
+    loaded = case.ours(others, master_weights=True)
+    monkeypatch.setattr(loaded, "_check_group", lambda *_: None)
+    loaded.load_state_dict(saved)
+    for other, state in zip(others, saved["state"].values(), strict=True):
+        devices = {name: t.device.type for name, t in loaded.state[other].items()}
+        assert devices == dict.fromkeys(state, "meta")
+    for name in numbers(optimizer._algorithm):
+        value = loaded.param_groups[0][name]
+        for tensor in value if name in PAIRS else [value]:
+            assert tensor.device.type == "meta", name
+
+
+# --- Damage ---------------------------------------------------------------------------------------
+
+DAMAGES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "text": (lambda state: "text", "to be a tensor, got str"),
+    "shape": (lambda state: torch.zeros(3, 2), "to have the shape"),
+    "whole numbers": (lambda state: state.to(torch.int64), "to be a floating-point tensor, got"),
+    "complex": (lambda state: state.to(torch.complex64), "to be a floating-point tensor, got"),
+    "sparse": (lambda state: state.to_sparse(), "to be a dense tensor, got layout"),
+}
+
+
+@every_optimizer
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(case: Case) -> None:
+    params = make_params()
+    optimizer = case.ours(params)
+    train(optimizer, params, [1])
+    before = snapshot(optimizer)
+
+    def expect_refusal(broken: dict[str, Any], message: str) -> None:
+        name = case.spec.optimizer.__name__
+        with pytest.raises(ValueError, match=rf"{name}\.load_state_dict: expected {message}"):
+            optimizer.load_state_dict(broken)
+        assert_all_same_bits(snapshot(optimizer), before)
+
+    for name in tensors_of(optimizer.state[params[1]]):
+        for change, message in DAMAGES.values():
+            broken = copy.deepcopy(optimizer.state_dict())
+            broken["state"][1][name] = change(broken["state"][1][name])
+            expect_refusal(broken, rf"state\[1\]\['{name}'\] {message}")
+        # Without a momentum buffer, SGD begins one in its next step, as torch does.
+        if name != "momentum_buffer":
+            broken = copy.deepcopy(optimizer.state_dict())
+            del broken["state"][1][name]
+            expect_refusal(broken, rf"state\[1\] to hold '{name}'")
+    if case.spec.algorithm not in ("sgd", "adagrad"):  # torch's and apex's do not count
+        broken = copy.deepcopy(optimizer.state_dict())
+        del broken["state"][1]["step"]
+        expect_refusal(broken, r"state\[1\] or its parameter group to hold 'step'")
+
+
+# --- Step counts ----------------------------------------------------------------------------------
+
+
+BOUND = "a whole number of at least 0, and finite, got"
+FORM = "a number or a 1-element tensor, got"
+BAD_COUNTS: list[tuple[Any, str]] = [
+    (-1, BOUND),
+    (2.5, BOUND),
+    (10**400, BOUND),
+    (float("nan"), BOUND),
+    (float("inf"), BOUND),
+    (torch.tensor(1e300, dtype=torch.float64), BOUND),
+    (torch.tensor(-3, dtype=torch.int32), BOUND),
+    (torch.zeros(2), FORM),
+    ("3", FORM),
+]
+
+
+@pytest.mark.parametrize(("count", "message"), BAD_COUNTS, ids=lambda value: str(value)[:30])
+@every_optimizer
+def test_counts_that_no_run_has_are_refused(case: Case, count: Any, message: str) -> None:
+    optimizer = case.ours(params := make_params())
+    train(optimizer, params, [1])
+    expected = snapshot(optimizer)
+    name = re.escape(type(optimizer).__name__)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][1]["step"] = count
+    with pytest.raises(
+        ValueError, match=rf"^{name}.load_state_dict: expected state\[1\]\['step'\] to be {message}"
+    ):
+        optimizer.load_state_dict(saved)
+    # apex counts in the groups.
+    saved["param_groups"][0]["step"] = count
+    with pytest.raises(ValueError, match=rf"^{name}.load_state_dict: expected .*to be {message}"):
+        optimizer.load_state_dict(saved)
+    assert_all_same_bits(snapshot(optimizer), expected)
+
+
+@pytest.mark.parametrize(
+    "count",
+    [0, 3.0, True, 2**30, torch.tensor(7, dtype=torch.int64), torch.tensor([[2.0]]), np.int64(4)],
+    ids=str,
+)
+@every_optimizer
+def test_counts_of_every_type_are_taken(case: Case, count: Any) -> None:
+    optimizer = case.ours(params := make_params())
+    train(optimizer, params, [1])
+    saved = copy.deepcopy(optimizer.state_dict())
+    # torch.optim.SGD does not count: ours takes a 0 beside a running buffer for 1.
+    for name in case.spec.optimizer(params, lr=0.1)._all_state_names():
+        saved["state"][1][name].zero_()
+    saved["state"][1]["step"] = count
+    optimizer.load_state_dict(saved)
+    assert float(optimizer.state[params[1]]["step"]) == float(count)
+
+
+@every_optimizer
+def test_one_count_for_all_is_copied_for_each(case: Case) -> None:
+    optimizer = case.ours(params := make_params())
+    train(optimizer, params, [1])
+    saved = copy.deepcopy(optimizer.state_dict())
+    shared = torch.tensor(7.0)
+    for state in saved["state"].values():
+        state["step"] = shared
+    optimizer.load_state_dict(saved)
+    train(optimizer, params, [2])
+    assert [float(optimizer.state[param]["step"]) for param in params] == [8.0] * len(params)
+    assert float(shared) == 7.0

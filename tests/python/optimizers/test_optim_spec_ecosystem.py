@@ -2,13 +2,12 @@
 """Every fused optimizer as what torch and other libraries take it for.
 
 Copies and torch.distributed.checkpoint are in test_optim_spec_checkpoints.py, torch.compile in
-test_optim_spec_compile.py, closures and `zero_grad` in test_apex_defects.py.
+test_optim_spec_compile.py, closures and `zero_grad` in test_optim_spec_steps.py.
 """
 
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,13 @@ from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits, assert_same_bits
 from test_optim_specs import Case, every_optimizer, train
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from torchfuse.amp import GradScaler
+from torchfuse.optimizers import FusedMixedPrecisionLamb, FusedOptimizer
 
 # --- Schedulers ----------------------------------------------------------------------------------
 
@@ -70,46 +74,6 @@ def test_schedulers_set_the_rate_of_each_step(case: Case, name: str, tensors: bo
     assert len(set(rates)) > 1
     for mine, theirs in zip(params, others, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7 if tensors else 0.0)
-
-
-@every_optimizer
-def test_a_schedule_goes_on_from_a_checkpoint(case: Case) -> None:
-    params = make_params()
-    optimizer = case.ours(params)
-    scheduler = lr_scheduler.StepLR(optimizer, 2, 0.1)
-    for step in range(3):
-        train(optimizer, params, [step])
-        scheduler.step()
-    others = copy.deepcopy(params)
-    loaded = case.ours(others)
-    resumed = lr_scheduler.StepLR(loaded, 2, 0.1)
-    loaded.load_state_dict(optimizer.state_dict())
-    resumed.load_state_dict(scheduler.state_dict())
-    for step in range(3, 6):
-        for each, tensors, schedule in (
-            (optimizer, params, scheduler),
-            (loaded, others, resumed),
-        ):
-            train(each, tensors, [step])
-            schedule.step()
-    assert loaded.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < case.hyper["lr"]
-    assert_all_same_bits(snapshot(loaded), snapshot(optimizer))
-
-
-# --- Parameters by name --------------------------------------------------------------------------
-
-
-@every_optimizer
-def test_named_parameters_keep_their_names(case: Case) -> None:
-    params, others = make_params(), make_params()
-    names = [f"layer.{index}" for index in range(len(params))]
-    named = case.ours(list(zip(names, params, strict=True)))
-    plain = case.ours(others)
-    train(named, params, [1])
-    train(plain, others, [1])
-    assert named.param_groups[0]["param_names"] == names
-    assert named.state_dict()["param_groups"][0]["param_names"] == names
-    assert_all_same_bits(snapshot(named), snapshot(plain))
 
 
 # --- Subclasses ----------------------------------------------------------------------------------
@@ -190,36 +154,125 @@ def test_a_subclass_shares_checkpoints_copies_and_messages_with_its_base(case: C
         kind(params, **{**case.hyper, "lr": -1.0})
 
 
+# --- Hooks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("derived", [False, True], ids=["ours", "subclass"])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaler"])
 @every_optimizer
-def test_the_class_can_be_wrapped_and_told_its_rate(case: Case) -> None:
-    """As fairseq holds apex's: by its groups, its state dict and its gradients."""
+def test_step_hooks_run_once_around_each_step(case: Case, scaled: bool, derived: bool) -> None:
+    params = make_params()
+    # torch wraps the step of each class that it has seen an object of: here, also of the bases.
+    for base in reversed(case.spec.optimizer.__mro__):
+        if issubclass(base, FusedOptimizer) and base is not FusedOptimizer:
+            base(make_params(), lr=0.1)
+    optimizer = subclass_of(case)(params, **case.hyper) if derived else case.ours(params)
+    seen: list[tuple[str, Any, float]] = []
 
-    class Wrapper:
-        def __init__(self, params: list[torch.nn.Parameter]) -> None:
-            self.inner = case.ours(params)
+    def hook(name: str) -> Callable[..., None]:
+        return lambda owner, args, kwargs: seen.append((name, owner, float(params[0].detach()[0])))
 
-        def set_lr(self, lr: float) -> None:
-            for group in self.inner.param_groups:
-                group["lr"] = lr
+    handles = [
+        optimizer.register_step_pre_hook(hook("pre")),
+        optimizer.register_step_post_hook(hook("post")),
+        register_optimizer_step_pre_hook(hook("global pre")),
+        register_optimizer_step_post_hook(hook("global post")),
+    ]
+    scaler = GradScaler("cpu", enabled=scaled)
+    scaler.scale(torch.ones(()))
+    try:
+        set_grads(params, random_grads(params, 1))
+        before = float(params[0].detach()[0])
+        scaler.step(optimizer)
+    finally:
+        for handle in handles:
+            handle.remove()
+    # torch's order.
+    names = ["global pre", "pre", "post", "global post"]
+    assert [name for name, _, _ in seen] == names
+    assert all(owner is optimizer for _, owner, _ in seen)
+    after = float(params[0].detach()[0])
+    assert before != after
+    assert [value for _, _, value in seen] == [before, before, after, after]
+    optimizer.step()
+    assert len(seen) == len(names)
 
-        def multiply_grads(self, factor: float) -> None:
-            for group in self.inner.param_groups:
-                for param in group["params"]:
-                    if param.grad is not None:
-                        param.grad.data.mul_(factor)
 
-        def load(self, state_dict: dict[str, Any], overrides: dict[str, Any]) -> None:
-            self.inner.load_state_dict(state_dict)
-            for group in self.inner.param_groups:
-                group.update(overrides)
+def test_step_hooks_run_once_around_a_step_with_a_scaler() -> None:
+    params = make_params()
+    optimizer = FusedMixedPrecisionLamb(params)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    scaler = GradScaler("cpu")
+    for seed in range(2):
+        scaler.scale(torch.ones(()))
+        set_grads(params, random_grads(params, seed))
+        optimizer.step(grad_scaler=scaler)
+        scaler.update()
+    assert calls == ["pre", "post"] * 2
+    # A step that failed is over.
+    with pytest.raises(TypeError, match="expected closure and grad_scaler"):
+        optimizer.step(scale=1.0)
+    optimizer.step()
+    assert calls == [*["pre", "post"] * 2, "pre", "pre", "post"]
 
+
+@every_optimizer
+def test_a_hook_before_the_step_may_change_gradients_and_rates(case: Case) -> None:
     params, others = make_params(), make_params()
-    wrapper, reference = Wrapper(params), case.ours(others, lr=0.5)
-    wrapper.load(pickle.loads(pickle.dumps(reference.state_dict())), {"lr": 7.0})
-    wrapper.set_lr(0.5)
-    set_grads(params, random_grads(params, 1))
-    set_grads(others, [0.25 * grad for grad in random_grads(others, 1)])
-    wrapper.multiply_grads(0.25)
-    wrapper.inner.step()
+    optimizer, reference = case.ours(params), case.ours(others)
+
+    def halve(owner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in owner.param_groups:
+            group["lr"] /= 2
+            for param in group["params"]:
+                param.grad.mul_(0.5)
+
+    optimizer.register_step_pre_hook(halve)
+    train(optimizer, params, [1])
+    set_grads(others, [0.5 * grad for grad in random_grads(others, 1)])
+    reference.param_groups[0]["lr"] /= 2
     reference.step()
-    assert_all_same_bits(snapshot(wrapper.inner), snapshot(reference))
+    assert_all_same_bits(snapshot(optimizer), snapshot(reference))
+
+
+@every_optimizer
+def test_hooks_of_state_dicts_see_all_of_them_and_have_the_last_word(case: Case) -> None:
+    optimizer = case.ours(params := make_params())
+    train(optimizer, params, [1])
+    expected = optimizer.state_dict()
+    calls: list[str] = []
+
+    def look(owner: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        assert owner is optimizer
+        assert state_dict["param_groups"] == expected["param_groups"]
+        for mine, theirs in zip(
+            state_dict["state"].values(), expected["state"].values(), strict=True
+        ):
+            assert_all_same_bits(mine, theirs)
+        calls.append("look")
+
+    def wrap(owner: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        calls.append("wrap")
+        return {"wrapped": state_dict}
+
+    def unwrap(owner: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        calls.append("unwrap")
+        wrapped: dict[str, Any] = state_dict["wrapped"]
+        return wrapped
+
+    optimizer.register_state_dict_pre_hook(lambda owner: calls.append("before"))
+    optimizer.register_state_dict_post_hook(wrap)
+    optimizer.register_state_dict_post_hook(look, prepend=True)
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert set(saved) == {"wrapped"}
+    others = copy.deepcopy(params)
+    loaded = case.ours(others)
+    loaded.register_load_state_dict_pre_hook(unwrap)
+    loaded.register_load_state_dict_post_hook(lambda owner: calls.append("loaded"))
+    loaded.load_state_dict(saved)
+    assert calls == ["before", "look", "wrap", "unwrap", "loaded"]
+    train(optimizer, params, [2])
+    train(loaded, others, [2])
+    assert_all_same_bits(snapshot(loaded), snapshot(optimizer))

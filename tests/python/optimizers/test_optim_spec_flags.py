@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Flags of every optimizer are on or off; what stands in the place of one is refused by name."""
+"""Flags of every optimizer are on or off; what stands in the place of one is refused by name.
+
+So are `fused`, `foreach` and `differentiable`: torch's names for what there is no choice of here.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import copy
 import inspect
 import re
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +18,10 @@ import pytest
 import torch
 from support.adam import make_params, snapshot
 from support.compare import assert_all_same_bits
-from test_apex_defects import make, train
+from test_optim_specs import Case, every_optimizer, make, train
 
-from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedMixedPrecisionLamb, FusedNovoGrad
-from torchfuse.optimizers._options import StepOptions
+from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedMixedPrecisionLamb
+from torchfuse.optimizers._options import TORCH_ONLY, StepOptions
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 NOT_FLAGS: list[Any] = [(0.9, 0.95, 0.5), 0.0, 1.0, 2, "no", None, torch.ones(())]
@@ -37,14 +41,6 @@ FLAGS = [(spec, name) for spec in OPTIM_SPECS for name in sorted(flags_of(spec.o
 every_flag = pytest.mark.parametrize(
     ("spec", "name"), FLAGS, ids=[f"{spec.optimizer.__name__}-{name}" for spec, name in FLAGS]
 )
-
-
-def test_the_flags_are_found() -> None:
-    assert {name for spec, name in FLAGS if spec.optimizer is FusedAdam} == {
-        "bias_correction", "adam_w_mode", "amsgrad", "set_grad_none", "capturable",
-        "ema_warmup", "master_weights", "maximize", "skip_non_finite",
-        "store_param_remainders", "stochastic_rounding",
-    }  # fmt: skip
 
 
 @every_flag
@@ -91,22 +87,71 @@ class Own(FusedAdam):
     """A class of the user's."""
 
 
-@pytest.mark.parametrize("kind", [FusedAdam, FusedLAMB, FusedNovoGrad, Own])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        *((kind, "bias_correction of group 0 to be a bool") for kind in (FusedLAMB, Own)),
+        (FusedMixedPrecisionLamb, "step to be an int of at least 0"),
+    ],
+)
 @pytest.mark.parametrize("betas", [(0.9, 0.95), [0.9, 0.95]], ids=["tuple", "list"])
-def test_betas_in_the_place_of_a_flag_are_called_so(kind: Any, betas: Any) -> None:
+def test_betas_in_the_place_of_another_argument_are_called_so(
+    kind: Any, expected: str, betas: Any
+) -> None:
     with pytest.raises(TypeError) as caught:
         kind(make_params(), 1e-3, betas)
     assert str(caught.value) == (
-        f"{kind.__name__}: expected bias_correction of group 0 to be a bool, got {betas}. "
+        f"{kind.__name__}: expected {expected}, got {betas}. "
         f"Positional arguments are in apex's order: pass betas={betas}."
     )
 
 
-@pytest.mark.parametrize("betas", [(0.9, 0.95), [0.9, 0.95]], ids=["tuple", "list"])
-def test_betas_in_the_place_of_a_step_are_called_so(betas: Any) -> None:
-    with pytest.raises(TypeError) as caught:
-        FusedMixedPrecisionLamb(make_params(), 1e-3, betas)
-    assert str(caught.value) == (
-        f"FusedMixedPrecisionLamb: expected step to be an int of at least 0, got {betas}. "
-        f"Positional arguments are in apex's order: pass betas={betas}."
-    )
+# --- torch's choices ------------------------------------------------------------------------------
+
+
+REASONS = {
+    "fused": "{} is always fused: leave fused out.",
+    "foreach": "{} is always fused: leave foreach out.",
+    "differentiable": "The step of {} has no derivative: use a class of torch.optim.",
+}
+every_choice = pytest.mark.parametrize("name", list(TORCH_ONLY))
+
+
+@every_choice
+@every_optimizer
+def test_torchs_choices_are_refused_in_words(case: Case, name: str) -> None:
+    class Mine(case.spec.optimizer):  # type: ignore[name-defined,misc]
+        """A class of the user's."""
+
+    chosen: dict[str, Any] = {name: True}
+    optimizer = Mine(params := make_params(), lr=0.1)
+    calls: list[tuple[int, Callable[[], object]]] = [
+        (0, lambda: Mine(make_params(), lr=0.1, **chosen)),
+        (0, lambda: Mine([{"params": make_params(), **chosen}], lr=0.1)),
+        (1, lambda: optimizer.add_param_group({"params": make_params(seed=5), **chosen})),
+    ]
+    for group, call in calls:
+        expected = f"Mine: expected {name} of group {group} to be False or None, got True. "
+        with pytest.raises(ValueError, match=re.escape(expected + REASONS[name].format("Mine"))):
+            call()
+    assert len(optimizer.param_groups) == 1
+    train(optimizer, params, [1])
+
+
+@every_choice
+@every_optimizer
+def test_torchs_choices_are_taken_where_they_choose_nothing(case: Case, name: str) -> None:
+    params, twins = make_params(), make_params()
+    optimizer, reference = case.ours(params[:1], **{name: False}), case.ours(twins[:1])
+    optimizer.add_param_group({"params": params[1:], name: None})
+    reference.add_param_group({"params": twins[1:]})
+    assert name not in optimizer.defaults
+    train(optimizer, params, [1])
+    train(reference, twins, [1])
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0][name] = True  # torch's checkpoints hold its choice
+    optimizer.load_state_dict(saved)
+    assert all(name not in group for group in optimizer.param_groups)
+    train(optimizer, params, [2])
+    train(reference, twins, [2])
+    assert_all_same_bits(snapshot(optimizer), snapshot(reference))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, snapshot
 from support.compare import assert_all_same_bits, assert_same_bits
-from test_optim_specs import FIRST_CASES, Case, every_optimizer, train
+from test_optim_specs import BF16_MASTER, FIRST_CASES, FP32, Case, Mode, every_optimizer, train
 from torch import Tensor
 
 from torchfuse.optimizers._hyper_params import PAIRS, PARTS, numbers, table
@@ -25,21 +25,26 @@ def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -
     alone = [make_params(device=device, seed=seed) for seed in (1, 2)]
     make: Any = spec.optimizer
     joint = make([{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)])
-    for step in (1, 2):
+    rates = [group["lr"] for group in joint.param_groups]
+    for step in (1, 2, 3):
+        # One group's rate is a tensor for a while, as a program sets it, and a number again.
+        tensor = torch.tensor(rates[0], dtype=torch.float64, device=device)
+        joint.param_groups[0]["lr"] = tensor if step == 2 else rates[0]
         for tensors in (*together, *alone):
             set_grads(tensors, random_grads(tensors, step))
         joint.step()
     for index, (tensors, hyper) in enumerate(zip(alone, hypers, strict=True)):
         separate = Case(spec, hyper).ours(tensors)
-        train(separate, tensors, [1, 2])
+        train(separate, tensors, [1, 2, 3])
         for mine, theirs in zip(together[index], tensors, strict=True):
             assert_same_bits(mine.detach(), theirs.detach())
 
 
+@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
 @every_optimizer
-def test_tensor_hyper_parameters_give_the_same_bits(case: Case, device: str) -> None:
-    params, others = make_params(device=device), make_params(device=device)
-    optimizer, capturable = case.ours(params), case.ours(others)
+def test_tensor_hyper_parameters_give_the_same_bits(case: Case, mode: Mode, device: str) -> None:
+    params, others = (make_params(dtype=mode.dtype, device=device) for _ in range(2))
+    optimizer, capturable = (case.ours(p, **mode.options) for p in (params, others))
     capturable.make_capturable()
     assert isinstance(capturable.param_groups[0]["lr"], Tensor)
     train(optimizer, params, [1, 2])
@@ -48,7 +53,7 @@ def test_tensor_hyper_parameters_give_the_same_bits(case: Case, device: str) -> 
 
 
 @pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
-def test_the_signature_has_every_hyper_parameter_of_the_table(spec: OptimSpec[Any]) -> None:
+def test_the_signature_has_the_hyper_parameters_and_defaults_of_the_table(spec: OptimSpec) -> None:
     native = {info.name for info in table(spec.algorithm)}
     named = inspect.signature(spec.optimizer).parameters
     keys = {PARTS.get(name, (name, 0))[0] for name in native}
@@ -57,6 +62,10 @@ def test_the_signature_has_every_hyper_parameter_of_the_table(spec: OptimSpec[An
     group = spec.optimizer(make_params(), **spec.grid[0]).param_groups[0]
     flags = {info.name for info in table(spec.algorithm) if info.is_flag} & set(group)
     assert all(isinstance(group[name], bool) for name in flags)
+    kind: Any = spec.optimizer
+    group = kind(make_params(), lr=1e-3).param_groups[0]
+    for name in group.keys() & named.keys() - {"params", "lr", "write_back_grads"}:
+        assert group[name] == named[name].default, name
 
 
 @pytest.mark.parametrize(
@@ -65,12 +74,21 @@ def test_the_signature_has_every_hyper_parameter_of_the_table(spec: OptimSpec[An
     ids=str,
 )
 def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> None:
-    below = numbers(case.spec.algorithm)[name].high
-    for bad in (-0.1, below, float("nan")):
-        value = (0.5, bad) if name in PAIRS else bad
-        where = rf"{name}(\[1\])? of group 0 to be at least 0"
-        with pytest.raises(ValueError, match=rf"{case.spec.optimizer.__name__}: expected {where}"):
-            Case(case.spec, {**case.hyper, name: value}).ours(make_params())
+    params = make_params()
+    optimizer = case.ours(params)
+    train(optimizer, params, [1])
+    for bad in (-0.1, numbers(case.spec.algorithm)[name].high, float("nan")):
+        for value in [(bad, 0.5), (0.5, bad)] if name in PAIRS else [bad]:
+            place = rf"{name}(\[{value.index(bad)}\])" if isinstance(value, tuple) else name
+            start = f"^{case.spec.optimizer.__name__}: expected {place} of group"
+            with pytest.raises(ValueError, match=f"{start} 0 to be at least 0"):
+                Case(case.spec, {**case.hyper, name: value}).ours(make_params())
+            with pytest.raises(ValueError, match=f"{start} 1 to be at least 0"):
+                optimizer.add_param_group({"params": make_params(seed=5), name: value})
+    with pytest.raises((TypeError, ValueError), match=f"expected {name}.* to be a "):
+        Case(case.spec, {**case.hyper, name: "0.1"}).ours(make_params())
+    assert len(optimizer.param_groups) == 1
+    train(optimizer, params, [2])
 
 
 PAIR_CASES = [case for case in FIRST_CASES if "betas" in numbers(case.spec.algorithm)]
@@ -78,18 +96,19 @@ PAIR_CASES = [case for case in FIRST_CASES if "betas" in numbers(case.spec.algor
 
 @pytest.mark.parametrize("case", PAIR_CASES, ids=str)
 @pytest.mark.parametrize("value", [None, (), (0.5,), (0.5, 0.6, 0.7), 0.5], ids=str)
-def test_an_edited_pair_that_is_not_one_is_refused(case: Case, value: Any) -> None:
+def test_a_pair_that_is_not_one_is_refused(case: Case, value: Any) -> None:
     params = make_params()
     optimizer = case.ours(params)
     set_grads(params, random_grads(params, 1))
     optimizer.param_groups[0]["betas"] = value
-    before = [p.detach().clone() for p in params]
+    before = snapshot(optimizer)
     name = case.spec.optimizer.__name__
-    message = f"{name}.step: expected betas of group 0 to be a pair of numbers, got {value!r}."
-    with pytest.raises(ValueError, match=re.escape(message)):
+    message = f"expected betas of group 0 to be a pair of numbers, got {value!r}."
+    with pytest.raises(ValueError, match=re.escape(f"{name}.step: {message}")):
         optimizer.step()
-    for param, kept in zip(params, before, strict=True):
-        assert_same_bits(param.detach(), kept)
+    assert_all_same_bits(snapshot(optimizer), before)
+    with pytest.raises(ValueError, match=re.escape(f"{name}: {message}")):
+        case.ours(make_params(), betas=value)
 
 
 @pytest.mark.parametrize("case", PAIR_CASES, ids=str)
@@ -104,11 +123,16 @@ def test_a_pair_may_be_any_two_values(case: Case) -> None:
         assert_same_bits(other.detach(), param.detach())
 
 
-ONE_ELEMENT_SHAPES = ((), (1,), (1, 1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", ONE_ELEMENT_SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((), torch.float64),
+        ((1,), torch.float32),
+        ((1, 1), torch.float16),
+        ((), torch.bfloat16),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("case", FIRST_CASES, ids=str)
 def test_one_element_tensors_of_every_form_are_numbers(
     case: Case, shape: tuple[int, ...], dtype: torch.dtype, device: str
@@ -137,6 +161,29 @@ def test_one_element_tensors_of_every_form_are_numbers(
     train(optimizer, params, [2])
     train(with_tensors, others, [2])
     assert_all_same_bits(snapshot(with_tensors), snapshot(optimizer))
+
+
+@pytest.mark.parametrize(
+    ("case", "betas"),
+    [(case, betas) for case in PAIR_CASES for betas in ((0.0, 0.0), (0.0, 0.9), (0.9, 0.0))],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_decay_rate_of_0_forgets_what_was_before_however_large(
+    case: Case, betas: tuple[float, float], dtype: torch.dtype, device: str
+) -> None:
+    hyper = {**case.hyper, "betas": betas, "weight_decay": 0.0}
+    # A vector, and elements that fill none.
+    params = [torch.nn.Parameter(torch.zeros(21, dtype=dtype, device=device))]
+    optimizer = Case(case.spec, hyper).ours(params)
+    oracle = case.spec.oracle(params, hyper)
+    # Nothing of the second is left beside the first, in fp64 either.
+    for value in (1e10, 1.0, -1e-8):
+        params[0].grad = torch.full_like(params[0], value)
+        optimizer.step()
+        oracle.step([params[0].grad])
+    found = params[0].detach().cpu().double()
+    torch.testing.assert_close(found, oracle.params[0], rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("case", FIRST_CASES, ids=str)

@@ -88,16 +88,6 @@ def test_replaced_state_is_free_at_once() -> None:
     assert [ref() for ref in gone] == [None] * len(gone)
 
 
-def test_swapped_tensors_are_stepped_on() -> None:
-    params, optimizer = _stepped(OPTIM_SPECS[0])
-    replacement = torch.nn.Parameter(torch.zeros(16, 4))
-    torch.utils.swap_tensors(params[0], replacement)
-    params[0].grad = torch.ones_like(params[0])
-    optimizer.step()
-    assert bool((params[0] != 0).all())
-    assert float(optimizer.state[params[0]]["step"]) == 2.0
-
-
 def test_modules_convert_and_load_by_swapping() -> None:
     model = torch.nn.Linear(4, 4)
     optimizer = FusedAdam(model.parameters())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parameters in the groups that no kernel can update, and that have no gradient or shape yet."""
+"""Parameters that no kernel can update, or without a shape yet; gradients of another dtype."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import assert_same_bits
 from torch import nn
 
 from torchfuse.optimizers import FusedAdam
@@ -88,3 +89,16 @@ def test_a_rate_may_be_an_array_without_dimensions() -> None:
         TypeError, match="expected lr of group 0 to be a number or a 1-element tens"
     ):
         optimizer.step()
+
+
+@every_class
+def test_a_16_bit_gradient_is_what_it_is_in_fp32(kind: Any) -> None:
+    params = [nn.Parameter(torch.linspace(-1.0, 1.0, 37)) for _ in range(2)]
+    params[0].grad_dtype = torch.bfloat16
+    optimizers = [kind([param], lr=0.1) for param in params]
+    for seed in range(3):
+        grad = torch.randn(37, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        params[0].grad, params[1].grad = grad, grad.float()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_same_bits(params[0].detach(), params[1].detach(), "param")

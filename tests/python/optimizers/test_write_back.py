@@ -122,11 +122,3 @@ def test_other_choices_are_refused(value: Any) -> None:
         r"'clipped', got",
     ):
         FusedAdam([torch.nn.Parameter(torch.ones(2))], write_back_grads=value)
-
-
-def test_the_choice_survives_a_checkpoint() -> None:
-    param = torch.nn.Parameter(torch.ones(2))
-    optimizer = FusedAdam([param], write_back_grads="unscaled")
-    other = FusedAdam([param])
-    other.load_state_dict(optimizer.state_dict())
-    assert other.param_groups[0]["write_back_grads"] == "unscaled"

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`stochastic_rounding`: no bias, and the same bits wherever they are made.
+
+Rounding and random numbers themselves are tested in tests/cpp/kernels/test_stochastic_rounding.cpp,
+every optimizer in test_storage.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.adam import Config, make_params, random_grads, set_grads, snapshot, train
+from support.compare import assert_all_same_bits, assert_same_bits
+from torch import Tensor
+
+from torchfuse.optimizers import FusedAdam
+
+BF16 = torch.bfloat16
+SHAPES = ((257,), (33, 7), (1,), (0,), (70_003,))
+CONFIG = Config(lr=1e-3, weight_decay=0.1)
+
+
+def words(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(torch.int16).to(torch.int64) & 0xFFFF
+
+
+def test_each_value_is_one_of_the_two_neighbors_by_chance_of_its_distance(device: str) -> None:
+    """A master tells what was rounded, from the same parameter, gradient and moments."""
+    params = make_params(SHAPES, BF16, device)
+    twins = copy.deepcopy(params)
+    train(CONFIG.ours(params, stochastic_rounding=True), params, [1])
+    exact = CONFIG.ours(twins, master_weights=True)
+    train(exact, twins, [1])
+    raised, expected, variance = 0, 0.0, 0.0
+    for p, twin in zip(params, twins, strict=True):
+        bits = exact.state[twin]["master_param"].view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+        up = words(p) - (bits >> 16)
+        assert bool(((up == 0) | (up == 1)).all())
+        assert int(up[bits & 0xFFFF == 0].sum()) == 0, "a value of the format was changed"
+        chance = (bits & 0xFFFF).double() / 2**16
+        raised += int(up.sum())
+        expected += float(chance.sum())
+        variance += float((chance * (1 - chance)).sum())
+    assert raised > 0
+    assert abs(raised - expected) < 5 * math.sqrt(variance)
+
+
+def test_the_mean_of_many_steps_is_that_of_unrounded_ones(device: str) -> None:
+    """Steps of 2^-14 below 1, where bf16 has gaps of 2^-8: nearest rounding would lose them all."""
+    count, rate, steps = 1 << 17, 2.0**-14, 64
+    param = torch.nn.Parameter(torch.ones(count, dtype=BF16, device=device))
+    # With a constant gradient every step of Adam is the learning rate.
+    optimizer = FusedAdam([param], lr=rate, eps=0.0, stochastic_rounding=True)
+    for _ in range(steps):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+    # An element's change is a sum of `steps` draws of 2^-8 with the chance 2^-6.
+    deviation = 2.0**-8 * math.sqrt(steps * 2.0**-6 / count)
+    assert abs(float(param.detach().double().mean()) - (1 - steps * rate)) < 5 * deviation
+    variance = float((param.detach().double() * 256).var())
+    assert 0.9 < variance < 1.1, "the draws of the steps were not independent"
+
+
+# --- The same bits -------------------------------------------------------------------------------
+
+
+def test_other_seeds_give_other_bits_and_the_seed_is_0_unless_given() -> None:
+    results = []
+    for options in ({}, {"seed": 0}, {"seed": 1}, {"seed": 2**63 - 1}):
+        params = make_params(SHAPES, BF16)
+        train(CONFIG.ours(params, stochastic_rounding=True, **options), params, range(2))
+        results.append(params[4].detach())
+    assert_same_bits(results[0], results[1])
+    for index, result in enumerate(results[1:]):
+        assert not any(torch.equal(result, other) for other in results[index + 2 :])
+
+
+def test_parameters_do_not_share_their_random_bits(device: str) -> None:
+    params = [torch.nn.Parameter(torch.ones(4096, dtype=BF16, device=device)) for _ in range(2)]
+    optimizer = FusedAdam(params, lr=2.0**-9, eps=0.0, stochastic_rounding=True)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    agree = float((params[0] == params[1]).double().mean())
+    assert 0.4 < agree < 0.6, "half of the elements agree by chance"
+
+
+def test_a_parameter_keeps_its_number_whoever_has_a_gradient_and_whatever_the_groups(
+    device: str,
+) -> None:
+    params = make_params(((50,), (5000,), (0,)), BF16, device)
+    twins = copy.deepcopy(params)
+    groups = [{"params": twins[:1]}, {"params": twins[1:]}]
+    one = CONFIG.ours(params, stochastic_rounding=True, seed=3)
+    two = CONFIG.ours(groups, stochastic_rounding=True, seed=3)
+    for seed in range(3):
+        grads = random_grads(params, seed)
+        set_grads(params, grads)
+        set_grads(twins, [None, *grads[1:]])
+        one.step()
+        two.step()
+    assert_same_bits(twins[1].detach(), params[1].detach())
+
+
+def test_a_checkpoint_goes_on_with_the_same_bits() -> None:
+    params = make_params(SHAPES, BF16)
+    optimizer = CONFIG.ours(params, stochastic_rounding=True, seed=11)
+    train(optimizer, params, range(3))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    others = copy.deepcopy(params)
+    loaded = CONFIG.ours(others, stochastic_rounding=True)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    assert loaded.param_groups[0]["seed"] == 11
+    train(optimizer, params, [5, 6])
+    train(loaded, others, [5, 6])
+    assert_all_same_bits(snapshot(loaded), snapshot(optimizer))
+
+
+def test_a_skipped_step_does_not_use_its_random_bits_up(device: str) -> None:
+    params = make_params(SHAPES, BF16, device)
+    twins = copy.deepcopy(params)
+    options: dict[str, Any] = {"stochastic_rounding": True, "skip_non_finite": True}
+    skipping, straight = CONFIG.ours(params, **options), CONFIG.ours(twins, **options)
+    set_grads(params, random_grads(params, 1))
+    assert params[0].grad is not None
+    params[0].grad[0] = math.inf
+    skipping.step()
+    train(skipping, params, [2, 3])
+    train(straight, twins, [2, 3])
+    assert_all_same_bits(snapshot(skipping), snapshot(straight))
+
+
+# --- Beside other storage ------------------------------------------------------------------------
+
+
+def test_masters_of_a_checkpoint_are_dropped() -> None:
+    params = make_params(SHAPES, BF16)
+    optimizer = CONFIG.ours(params, master_weights=True)
+    train(optimizer, params, [1])
+    others = copy.deepcopy(params)
+    loaded = CONFIG.ours(others, stochastic_rounding=True)
+    loaded.load_state_dict(optimizer.state_dict())
+    assert not loaded.master_weights
+    train(loaded, others, [2])
+    assert set(loaded.state[others[0]]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_groups_may_differ_and_change_between_steps(device: str) -> None:
+    """fp32 parameters in a group of their own; rounding to nearest once the option is off."""
+    wide, alone = (make_params([(300,)], device=device) for _ in range(2))
+    narrow = make_params([(5000,)], BF16, device, seed=2)
+    optimizer = CONFIG.ours([{"params": wide}, {"params": narrow, "stochastic_rounding": True}])
+    train(optimizer, [*wide, *narrow], [1])
+    train(CONFIG.ours(alone), alone, [1])
+    assert_same_bits(wide[0].detach(), alone[0].detach())
+    optimizer.param_groups[1]["stochastic_rounding"] = False
+    twins = copy.deepcopy(narrow)
+    reference = CONFIG.ours(twins)
+    reference.state[twins[0]] = copy.deepcopy(optimizer.state[narrow[0]])
+    set_grads(wide, [None])
+    for own, model in ((narrow, optimizer), (twins, reference)):
+        train(model, own, [2])
+    assert_same_bits(narrow[0].detach(), twins[0].detach())
+
+
+SEED = "seed of group 0 to be"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"master_weights": True}, "master_weights of group 0 to be False with stochastic_round"),
+        ({"seed": -1}, f"{SEED} at least 0 and less than 2"),
+        ({"seed": 2**63}, f"{SEED} at least 0 and less than 2"),
+        ({"seed": 1.0}, f"{SEED} a whole number, got float"),
+        ({"seed": True}, f"{SEED} a whole number, got bool"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^FusedAdam: expected {message}"):
+        FusedAdam(make_params(dtype=BF16), stochastic_rounding=True, **options)
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    params = [*make_params([(2,)], BF16), *make_params([(2,)], torch.float16)]
+    message = r"expected params\[1\] of group 0 to be bf16 with stochastic_rounding, got torch.flo"
+    with pytest.raises(ValueError, match=message):
+        FusedAdam(params, stochastic_rounding=True)
+    groups = [{"params": make_params(dtype=BF16), "seed": seed} for seed in (1, 2)]
+    with pytest.raises(ValueError, match="expected seed of group 1 to be 1 as in group 0, got 2"):
+        FusedAdam(groups, stochastic_rounding=True)
