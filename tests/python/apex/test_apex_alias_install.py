@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Installing the name apex, uninstalling it, and what else may have that name."""
+"""Installing the name apex, uninstalling it, what else may have that name, and who looks for it."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import multiprocessing.spawn
 import sys
 from pathlib import Path
@@ -16,12 +17,11 @@ from test_apex_alias import run
 import torchfuse
 import torchfuse.apex
 from torchfuse import optimizers
+from torchfuse.apex import _alias
+from torchfuse.apex._absent import INSTEAD
 from torchfuse.apex._alias import install_in_all_processes
+from torchfuse.apex._registry import is_absent_module, modules
 from torchfuse.parallel import Reducer
-
-
-def test_nothing_happens_without_install() -> None:
-    assert not [name for name in sys.modules if name.partition(".")[0] == "apex"]
 
 
 def test_a_second_install_changes_nothing() -> None:
@@ -51,18 +51,6 @@ def test_another_apex_that_is_installed_is_not_hidden(
     torchfuse.apex.uninstall()
     assert sys.modules["apex"].real
     del sys.modules["apex"]
-
-
-def test_a_folder_that_is_no_package_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a checkout of apex beside the program."""
-    (tmp_path / "apex" / "apex").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    torchfuse.apex.install()
-    names = run("from apex.optimizers import FusedAdam")
-    torchfuse.apex.uninstall()
-    assert issubclass(names["FusedAdam"], optimizers.FusedAdam)
 
 
 def write(path: Path, text: str) -> None:
@@ -199,3 +187,104 @@ def test_uninstall_reaches_the_processes_that_start_later(
     assert wrapped or spawn.get_preparation_data is before
     monkeypatch.undo()
     spawn.get_preparation_data = before
+
+
+# Programs that look for apex before they use it learn the truth.
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", modules)
+def test_a_spec_is_found_for_what_there_is(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert (spec.name, spec.origin) == (name, "torchfuse.apex")
+    assert "torchfuse.apex" in repr(importlib.import_module(name))
+    # And after the import, from sys.modules.
+    again = importlib.util.find_spec(name)
+    assert again is not None
+    assert (again.name, again.origin) == (name, "torchfuse.apex")
+    names = set(modules[name].names())
+    assert names <= set(vars(sys.modules[name])) & set(vars(sys.modules[name])["__all__"])
+    assert not is_absent_module(name), f"delete the line of {name} in _absent.py"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", [*INSTEAD, "apex.nothing", "apex.contrib.nothing", "amp_C.no"])
+def test_no_spec_is_found_for_what_there_is_not(name: str) -> None:
+    assert importlib.util.find_spec(name) is None
+    # Nor after an import has failed.
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
+    assert importlib.util.find_spec(name) is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_is_inside_an_absent_module_is_answered_as_python_does() -> None:
+    for name in ("json.nothing.at_all", "apex.mlp.at_all"):
+        with pytest.raises(ModuleNotFoundError) as caught:
+            importlib.util.find_spec(name)
+        assert caught.value.name == name.rpartition(".")[0]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_may_probe_while_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prober.py").write_text(
+        "import importlib.util\n"
+        "import apex\n"
+        "has_mlp = importlib.util.find_spec('apex.mlp') is not None\n"
+        "has_native = importlib.util.find_spec('mlp_cuda') is not None\n"
+        "has_amp_c = importlib.util.find_spec('amp_C') is not None\n"
+        "has_attribute = hasattr(apex, 'mlp')\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    prober = run("from prober import *")
+    assert [prober[f"has_{x}"] for x in ("mlp", "native", "amp_c", "attribute")] == [
+        *(False, False, True, False)
+    ]
+
+
+@pytest.mark.usefixtures("installed")
+def test_attributes_can_be_asked_for() -> None:
+    names = run("import apex, amp_C")
+    assert hasattr(names["apex"], "optimizers")
+    assert not hasattr(names["apex"], "mlp")
+    assert getattr(names["amp_C"], "multi_tensor_adam_fp8", None) is None
+    assert "multi_tensor_scale" in vars(names["amp_C"])
+
+
+FUNCTIONS = {
+    "apex.normalization.fused_layer_norm": {
+        *("FusedLayerNormAffineFunction", "FusedLayerNormAffineMixedDtypesFunction"),
+        *("FusedLayerNormFunction", "FusedRMSNormAffineFunction"),
+        *("FusedRMSNormAffineMixedDtypesFunction", "FusedRMSNormFunction"),
+    },
+    "apex.contrib.layer_norm.layer_norm": {"FastLayerNormFN"},
+    "apex.contrib.xentropy.softmax_xentropy": {"SoftmaxCrossEntropyLoss"},
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("module", FUNCTIONS)
+def test_arguments_can_be_looked_up_in_forward(module: str) -> None:
+    """As Megatron-Core does before it passes one that an older apex lacks."""
+    for name in FUNCTIONS[module]:
+        function = getattr(importlib.import_module(module), name)
+        context, *arguments = inspect.getfullargspec(function.forward).args
+        assert context == "ctx"
+        last = "half_to_float" if name == "SoftmaxCrossEntropyLoss" else "memory_efficient"
+        assert arguments[-1] == last
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_importlibs_functions_python_says_it_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_alias, "_IMPORTLIB", {})
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'apex.mlp'$") as caught:
+        run("import apex.mlp")
+    assert caught.value.name == "apex.mlp"
+    with pytest.raises(ImportError, match=r"^cannot import name 'mlp' from 'apex'"):
+        run("from apex import mlp")

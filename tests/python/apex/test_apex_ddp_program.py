@@ -1,47 +1,56 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A data-parallel program written for apex, under torchrun and the alias."""
+"""A data-parallel program as for ImageNet: two processes, O2, synchronized statistics, LARC."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Collection
+from typing import Any
 
 import pytest
-
-import torchfuse
+import torch
+from support.apex_programs import column, greatest_difference, networks, run
+from support.larc import larc_gradient
 
 pytestmark = pytest.mark.processes
 
-PROGRAM = Path(__file__).resolve().parent / "programs" / "train_ddp.py"
-PACKAGES = str(Path(torchfuse.__file__).resolve().parent.parent)
+STEPS, DECAY, TRUST = 20, 1e-3, 0.1
 
 
-def losses(ranks: int, *options: str) -> list[float]:
-    """What rank 0 prints; torchrun finds a free port and ends its processes with itself."""
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), "-m", "torchfuse.apex", str(PROGRAM), *options),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": PACKAGES, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
-    return [float(line) for line in result.stdout.splitlines()]
+def in_plain_torch(larc: bool, skipped: Collection[int] = ()) -> list[float]:
+    """Losses of the same training in fp32, with whole batches in one process."""
+    torch.manual_seed(0)
+    model = networks.TinyResNet()
+    inside = 0.0 if larc else DECAY
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=inside)
+    images, labels = networks.pictures(16 * STEPS)
+    losses = []
+    for step in range(STEPS):
+        whole = slice(16 * step, 16 * (step + 1))
+        optimizer.param_groups[0]["lr"] = lr = (0.5 if larc else 0.1) * min(1.0, (step + 1) / 5)
+        loss = torch.nn.functional.cross_entropy(model(images[whole]), labels[whole])
+        optimizer.zero_grad()
+        loss.backward()
+        for param in model.parameters() if larc else ():
+            options: dict[str, Any] = {"lr": lr, "weight_decay": DECAY, "clip": False}
+            scaled = larc_gradient(param, param.grad, trust_coefficient=TRUST, **options)
+            param.grad.copy_(scaled)
+        if step not in skipped:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
-@pytest.fixture(scope="module")
-def alone() -> list[float]:
-    return losses(1)
+def test_two_processes_with_larc_train_as_one_in_fp32() -> None:
+    steps = run("train_ddp", "--larc", ranks=2)
+    losses = column(steps, "loss")
+    scales = [2.0**16, *column(steps, "scale")]
+    skipped = [step for step in range(STEPS) if scales[step + 1] < scales[step]]
+    assert greatest_difference(losses, in_plain_torch(True, skipped)) < 2e-2
+    assert min(losses[-3:]) < 0.2 * losses[0]
 
 
-@pytest.mark.parametrize("options", [(), ("--delay",), ("--reducer",)], ids=str)
-def test_two_processes_train_as_one(alone: list[float], options: tuple[str, ...]) -> None:
-    assert len(alone) == 20
-    assert alone[-1] < 0.7 * alone[0]
-    assert losses(2, *options) == pytest.approx(alone, abs=2e-4)
+def test_two_processes_with_sgd_train_as_one_in_fp32() -> None:
+    options = ("--keep-batchnorm-fp32", "True", "--loss-scale", "128.0", "--lr", "0.1")
+    steps = run("train_ddp", *options, ranks=2)
+    assert set(column(steps, "scale")) == {128.0}
+    assert greatest_difference(column(steps, "loss"), in_plain_torch(False)) < 1e-2

@@ -66,40 +66,35 @@ def check(function: Callable[..., Tensor], arguments: tuple[Any, ...], formula: 
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        (name, more)
-        for name in FUNCTIONS
-        for more in ((), (False,), (True,))  # memory_efficient
-        if name != "manual_rms_norm" or not more
-    ],
-)
-def test_functions_of_apex(installed: None, name: str, more: tuple[bool, ...]) -> None:
-    module = importlib.import_module("apex.normalization.fused_layer_norm")
-    function = getattr(module, name)
-    arguments, formula = FUNCTIONS[name]
-    check(getattr(function, "apply", function), (*arguments, *more), formula)
+@pytest.fixture
+def fused(installed: None) -> Any:
+    return importlib.import_module("apex.normalization.fused_layer_norm")
 
 
-def test_mixed_functions_give_the_weights_dtype(installed: None) -> None:
-    module = importlib.import_module("apex.normalization.fused_layer_norm")
-    x = torch.randn(5, *SHAPE, dtype=torch.bfloat16)
-    for name, (arguments, formula) in FUNCTIONS.items():
-        if "mixed" not in name.lower():
-            continue
-        function = getattr(module, name)
-        output = getattr(function, "apply", function)(x, *arguments)
+def call_of(function: Any) -> Callable[..., Tensor]:
+    found: Callable[..., Tensor] = getattr(function, "apply", function)
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_apex(fused: Any, name: str) -> None:
+    function, (arguments, formula) = getattr(fused, name), FUNCTIONS[name]
+    assert pickle.loads(pickle.dumps(function)) is function
+    check(call_of(function), arguments, formula)
+    if name != "manual_rms_norm":
+        for memory_efficient in (False, True):
+            check(call_of(function), (*arguments, memory_efficient), formula)
+    if "mixed" in name.lower():  # they give the weights' dtype
+        x = torch.randn(5, *SHAPE, dtype=torch.bfloat16)
+        output = call_of(function)(x, *arguments)
         assert output.dtype == torch.float32
         torch.testing.assert_close(output, formula(x.float()), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_of_apex_cast_under_autocast(installed: None, name: str) -> None:
+def test_functions_of_apex_cast_under_autocast(fused: Any, name: str) -> None:
     """Its `autograd.Function`s and `manual_rms_norm` do not."""
-    module = importlib.import_module("apex.normalization.fused_layer_norm")
-    function, (arguments, _) = getattr(module, name), FUNCTIONS[name]
-    call = getattr(function, "apply", function)
+    call, (arguments, _) = call_of(getattr(fused, name)), FUNCTIONS[name]
     x = torch.randn(5, *SHAPE)
     with torch.autocast("cpu", torch.bfloat16):
         output = call(x, *arguments)
@@ -111,13 +106,6 @@ def test_functions_of_apex_cast_under_autocast(installed: None, name: str) -> No
     assert output.dtype == torch.bfloat16
     assert torch.equal(output, call(*short))
     assert wide.dtype == (torch.bfloat16 if name.startswith("mixed") else torch.float64)
-
-
-def test_functions_of_apex_can_be_pickled(installed: None) -> None:
-    module = importlib.import_module("apex.normalization.fused_layer_norm")
-    for name in FUNCTIONS:
-        function = getattr(module, name)
-        assert pickle.loads(pickle.dumps(function)) is function
 
 
 def apex_rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -134,11 +122,10 @@ def apex_rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("weight", [None, *DTYPES], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_manual_rms_norm_gives_the_dtype_of_apex(
-    installed: None, dtype: torch.dtype, weight: torch.dtype | None
+    fused: Any, dtype: torch.dtype, weight: torch.dtype | None
 ) -> None:
-    module = importlib.import_module("apex.normalization.fused_layer_norm")
     x, gamma = torch.randn(5, *SHAPE).to(dtype), None if weight is None else WEIGHT.to(weight)
-    found, expected = module.manual_rms_norm(x, SHAPE, gamma, EPS), apex_rms_norm(x, gamma)
+    found, expected = fused.manual_rms_norm(x, SHAPE, gamma, EPS), apex_rms_norm(x, gamma)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoints of a program for apex: what it saves, and how it goes on."""
+"""What a program for apex saves and goes on with, and what it reads behind apex.amp."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 from typing import Any
 
@@ -19,7 +20,6 @@ BATCHES = make_batches(6)
 OPTIMIZERS: dict[str, Any] = {
     "FusedAdam": FusedAdam,
     "FusedSGD": lambda params, lr: FusedSGD(params, lr=lr, momentum=0.9),
-    "FusedLAMB": FusedLAMB,
     "SGD": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
     "Adam": lambda params, lr: torch.optim.Adam(params, lr=lr, eps=1e-4),
 }
@@ -71,29 +71,19 @@ def test_a_resumed_run_makes_the_same_steps(
     assert amp.state_dict() == scales
 
 
-def test_only_the_masters_of_o2_are_added(amp: Any) -> None:
-    for level in LEVELS:
-        model, optimizer = prepared(amp, level, FusedAdam)
-        assert set(optimizer.state_dict()) - {"master_params"} == {"state", "param_groups"}
-        train_with(amp, model, optimizer, BATCHES[:1])
-        state_dict = optimizer.state_dict()
-        assert ("master_params" in state_dict) == (level == "O2")
-    masters = list(amp.master_params(prepared_and_stepped(amp)))
-    assert [m.dtype for m in masters] == [torch.float32] * 6
-
-
-def prepared_and_stepped(amp: Any) -> Any:
-    model, optimizer = prepared(amp, "O2", FusedAdam)
+@pytest.mark.parametrize("level", LEVELS)
+def test_only_the_masters_of_o2_are_added(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level, FusedAdam)
+    assert set(optimizer.state_dict()) - {"master_params"} == {"state", "param_groups"}
     train_with(amp, model, optimizer, BATCHES[:1])
-    found = optimizer.state_dict()["master_params"]
+    found = optimizer.state_dict().get("master_params", {})
     # Batch normalization is in fp32 and has none.
-    assert set(found) == {0, 1, 4, 5}
+    assert set(found) == ({0, 1, 4, 5} if level == "O2" else set())
     for number, master in enumerate(amp.master_params(optimizer)):
         assert number not in found or torch.equal(found[number], master)
-    return optimizer
 
 
-@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["FusedAdam", "Adam"])
 def test_a_checkpoint_of_o2_loads_at_every_level(amp: Any, level: str, name: str) -> None:
     model, optimizer = prepared(amp, "O2", OPTIMIZERS[name])
@@ -228,13 +218,9 @@ def test_another_number_of_losses(amp: Any, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("state_dict", "error", "message"),
     [
-        ({"loss_scaler0": {}, "model": 3}, RuntimeError, r"keys 'loss_scaler0' and so on, got 'mo"),
+        ({"model": 3}, RuntimeError, "keys 'loss_scaler0' and so on, got 'mo"),
         ({"loss_scaler0": 3}, ValueError, r"\['loss_scaler0'\] to have numbers 'loss_scale' and"),
-        (
-            {"loss_scaler0": {"loss_scale": 1.0}},
-            ValueError,
-            r"numbers 'loss_scale' and 'unskipped'",
-        ),
+        ({"loss_scaler0": {"loss_scale": 1.0}}, ValueError, "numbers 'loss_scale' and 'unskipped'"),
         (
             {"loss_scaler0": {"loss_scale": 0.0, "unskipped": 0}},
             *(ValueError, "positive loss_scale and a count of at least 0, got 0.0"),
@@ -249,3 +235,183 @@ def test_foreign_scales_are_refused(
     with pytest.raises(error, match=rf"^amp\.load_state_dict: expected state_dict.*{message}"):
         amp.load_state_dict({"loss_scaler00": {"loss_scale": 8.0, "unskipped": 1}, **state_dict})
     assert amp.state_dict() == before
+
+
+# Masters go on in torchfuse's own optimizers.
+
+
+def o2_checkpoint(amp: Any, make: Any) -> tuple[dict[str, Any], list[torch.nn.Parameter]]:
+    """What an optimizer has saved, and parameters as those of its model."""
+    model, optimizer = prepared(amp, "O2", make)
+    train_with(amp, model, optimizer, BATCHES[:3])
+    own = [torch.nn.Parameter(param.detach().clone()) for param in model.parameters()]
+    return saved(amp, model, optimizer)["optimizer"], own
+
+
+@pytest.mark.parametrize("name", ["FusedAdam", "FusedSGD"])
+def test_masters_of_o2_move_into_the_own_optimizer(amp: Any, name: str) -> None:
+    """A program that leaves apex.amp goes on from the masters, not from the fp16 parameters."""
+    checkpoint, own = o2_checkpoint(amp, OPTIMIZERS[name])
+    loaded = OPTIMIZERS[name](own, lr=1e-2)
+    loaded.load_state_dict(checkpoint)
+    masters = checkpoint["master_params"]
+    assert len(masters) > 0
+    for number, param in enumerate(own):
+        kept = loaded.state[param].get("master_param")
+        assert (kept is not None) == (number in masters)
+        assert kept is None or torch.equal(kept, masters[number])
+
+
+def test_masters_of_an_optimizer_without_states_move_too(amp: Any) -> None:
+    """torch gives SGD without momentum no states; its masters are all that it saves."""
+    checkpoint, own = o2_checkpoint(amp, torch.optim.SGD)
+    assert checkpoint["state"] == {}
+    loaded = FusedSGD(own, lr=1e-2, master_weights=True)
+    loaded.load_state_dict(checkpoint)
+    masters = checkpoint["master_params"]
+    assert len(masters) > 0
+    for param in own:
+        param.grad = torch.zeros_like(param)
+    for _ in range(2):  # before a step that changes nothing, and after it
+        for number, master in masters.items():
+            assert torch.equal(loaded.state[own[number]]["master_param"], master)
+        loaded.step()
+
+
+def test_masters_that_do_not_fit_are_refused(amp: Any) -> None:
+    checkpoint, own = o2_checkpoint(amp, FusedAdam)
+    masters = checkpoint["master_params"]
+    for number, message in (
+        (0, r"state\[0\]\['master_param'\] to have the shape"),
+        (99, r"'master_params'\] to have the numbers .* as keys, got 99"),
+    ):
+        checkpoint["master_params"] = {**masters, number: torch.zeros(1)}
+        with pytest.raises(ValueError, match=message):
+            FusedAdam(own).load_state_dict(checkpoint)
+
+
+# What published programs read and write behind the functions.
+
+
+def test_the_state_object_hides_its_module(amp: Any) -> None:
+    state = amp._amp_state
+    assert state is vars(amp)["_amp_state"]
+    names: dict[str, Any] = {}
+    exec("from apex.amp import _amp_state", names)
+    assert names["_amp_state"] is state
+    module = importlib.import_module("apex.amp._amp_state")
+    assert module._amp_state is state
+    assert amp._amp_state is state
+    exec("import apex.amp._amp_state; from apex.amp._amp_state import maybe_print", names)
+    assert names["apex"].amp._amp_state is state
+
+
+def test_the_state_before_and_after_initialize(amp: Any) -> None:
+    state = amp._amp_state
+    assert not hasattr(state, "opt_properties")
+    assert not hasattr(state, "loss_scalers")
+    assert not state.handle.is_active()
+    assert (state.hard_override, state.allow_incoming_model_not_fp32) == (False, False)
+    prepared(amp, "O1", FusedLAMB, num_losses=2, min_loss_scale=2.0, max_loss_scale=1024.0)
+    assert (state.verbosity, state.min_loss_scale, state.max_loss_scale) == (0, 2.0, 1024.0)
+    assert len(state.loss_scalers) == 2
+    assert state.handle.is_active()
+    prepared(amp, "O2", FusedLAMB)
+    assert not state.handle.is_active()
+
+
+def test_options_by_name(amp: Any) -> None:
+    prepared(
+        amp, "O2", FusedLAMB, keep_batchnorm_fp32="False", loss_scale="64", master_weights="False"
+    )
+    properties = amp._amp_state.opt_properties
+    assert properties.options == {
+        "enabled": True,
+        "opt_level": "O2",
+        "cast_model_type": torch.float16,
+        "patch_torch_functions": False,
+        "patch_torch_functions_type": None,
+        "keep_batchnorm_fp32": False,
+        "master_weights": False,
+        "loss_scale": 64.0,
+    }
+    for name, value in properties.options.items():
+        assert getattr(properties, name) == value
+        assert name in dir(properties)
+    properties.loss_scale = "dynamic"
+    assert properties.options["loss_scale"] == "dynamic"
+    with pytest.raises(ValueError, match="expected loss_scale to be"):
+        properties.loss_scale = "none"
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        _ = properties.missing
+
+
+def test_the_options_are_printed(amp: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    amp.initialize(make_model(), opt_level="O2", loss_scale="128.0")
+    printed = capsys.readouterr().out
+    assert printed.startswith("apex.amp by torchfuse: opt_level O2\n")
+    assert "loss_scale                 : 128.0  (set by the program)\n" in printed
+    assert "master_weights             : True\n" in printed
+    prepared(amp, "O2", FusedLAMB)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_scale_can_be_set(amp: Any) -> None:
+    _, optimizer = prepared(amp, "O2", FusedLAMB)
+    scaler = amp._amp_state.loss_scalers[0]
+    scaler._loss_scale = 2.0**8
+    with amp.scale_loss(torch.ones(()), optimizer) as scaled_loss:
+        assert scaled_loss.item() == 2.0**8
+    assert scaler.loss_scale() == 2.0**8
+
+
+def test_masters_can_be_made_and_set_early(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O2", FusedLAMB)
+    train_with(amp, model, optimizer, BATCHES[:2])
+    parts = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "master params": list(amp.master_params(optimizer)),
+    }
+    saved = copy.deepcopy(parts)
+    del saved["optimizer"]["master_params"]
+    train_with(amp, model, optimizer, BATCHES[2:])
+    whole = tensors_of(model, list(amp.master_params(optimizer)), optimizer)
+
+    model = make_model()
+    model.load_state_dict(saved["model"])
+    optimizer = FusedLAMB(model.parameters(), lr=1e-2)
+    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    stash = optimizer._amp_stash
+    assert not stash.lazy_init_called
+    assert next(amp.master_params(optimizer)) is model[0].weight
+    optimizer._lazy_init_maybe_master_weights()
+    stash.lazy_init_called = True
+    optimizer.load_state_dict(saved["optimizer"])
+    for param, master in zip(amp.master_params(optimizer), saved["master params"], strict=True):
+        assert param.dtype == torch.float32
+        param.data.copy_(master.data)
+    train_with(amp, model, optimizer, BATCHES[2:])
+    assert_all_same_bits(tensors_of(model, list(amp.master_params(optimizer)), optimizer), whole)
+
+
+def test_lists_of_parameters(amp: Any) -> None:
+    model = make_model()
+    layers = [list(model[0].parameters()), [*model[1].parameters(), *model[3].parameters()]]
+    optimizer: Any = FusedAdam([{"params": params} for params in layers])
+    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    train_with(amp, model, optimizer, BATCHES[:1])
+    stash = optimizer._amp_stash
+    short = [p for p in model.parameters() if p.dtype == torch.float16]
+    assert [id(p) for p in stash.all_fp16_params] == [id(p) for p in short]
+    for param, master in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True):
+        assert torch.equal(master.half(), param)
+    norm = [id(p) for p in model[1].parameters()]
+    assert [id(p) for p in stash.all_fp32_from_fp32_params] == norm
+    assert [len(group) for group in stash.fp16_groups] == [2, 2]
+    assert [len(group) for group in stash.fp32_from_fp16_groups] == [2, 2]
+    plain: Any = FusedAdam(make_model().parameters())
+    amp.initialize(make_model(), plain, opt_level="O1", verbosity=0)
+    plain._lazy_init_maybe_master_weights()
+    assert (len(plain._amp_stash.all_fp32_params), plain._amp_stash.all_fp16_params) == (6, [])
+    assert plain._amp_stash.lazy_init_called

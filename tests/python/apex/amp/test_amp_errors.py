@@ -15,6 +15,8 @@ import torchfuse.parallel
 from torchfuse.apex.fp16_utils import FP16_Optimizer
 from torchfuse.optimizers import FusedAdam
 
+BF16 = torch.bfloat16
+
 
 def refused(
     amp: Any,
@@ -29,7 +31,7 @@ def refused(
     optimizer = FusedAdam(model.parameters())
     step, before, kind = optimizer.step, tensors_of(model, [], optimizer), type(model)
     state = dict(vars(amp._amp_state))
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=rf"amp\.initialize: expected {message}"):
         amp.initialize([model, *(models or [])], [optimizer, *(optimizers or [])], **options)
     assert (type(model), optimizer.step) == (kind, step)
     assert_all_same_bits(tensors_of(model, [], optimizer), before)
@@ -40,11 +42,11 @@ def refused(
 # Options.
 
 
-@pytest.mark.parametrize("level", ["01", "O4", "o1", 1, None])
+@pytest.mark.parametrize("level", ["01", "O4", 1, None])
 def test_unknown_levels(amp: Any, level: Any) -> None:
     message = (
-        r"amp\.initialize: expected opt_level to be one of 'O0', 'O1', 'O2', 'O3', got "
-        rf"{level!r}\. The first character is the letter O, not the number zero\."
+        rf"opt_level to be one of 'O0', 'O1', 'O2', 'O3', got {level!r}\. The first character is "
+        r"the letter O, not the number zero\."
     )
     refused(amp, RuntimeError, message, opt_level=level)
 
@@ -52,9 +54,7 @@ def test_unknown_levels(amp: Any, level: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cast_model_type": torch.float16}, "no cast_model_type with opt_level 'O1', got torch.f"),
-        ({"cast_model_type": torch.bfloat16}, "its dtype is patch_torch_functions_type"),
-        ({"keep_batchnorm_fp32": True}, "no keep_batchnorm_fp32 with opt_level 'O1', got True"),
+        ({"cast_model_type": BF16}, "no cast_model_type with .* 'O1'.* is patch_torch_functions_t"),
         ({"keep_batchnorm_fp32": "False"}, "no keep_batchnorm_fp32 with opt_level 'O1'"),
         ({"master_weights": True}, "no master_weights with opt_level 'O1', got True"),
         (
@@ -62,7 +62,7 @@ def test_unknown_levels(amp: Any, level: Any) -> None:
             "patch_torch_functions=True only with opt_level 'O1', got 'O2'",
         ),
         (
-            {"opt_level": "O3", "patch_torch_functions_type": torch.bfloat16},
+            {"opt_level": "O3", "patch_torch_functions_type": BF16},
             "patch_torch_functions_type only with opt_level 'O1', got 'O3'",
         ),
     ],
@@ -80,10 +80,12 @@ def test_options_that_a_level_excludes(amp: Any, options: dict[str, Any], messag
         ({"loss_scale": "fast"}, "loss_scale to be 'dynamic' or a number .*, got 'fast'"),
         ({"loss_scale": -1.0}, "loss_scale to be 'dynamic' or a number .*, got -1.0"),
         ({"loss_scale": "inf"}, "loss_scale to be 'dynamic' or a number .*, got 'inf'"),
+        ({"loss_scale": True}, "loss_scale to be 'dynamic' or a number that is positive"),
         (
             {"opt_level": "O2", "keep_batchnorm_fp32": "yes"},
             "keep_batchnorm_fp32 to be a bool, 'True', 'False' or None, got 'yes'",
         ),
+        ({"opt_level": "O2", "master_weights": "no"}, "master_weights to be a bool, 'True', 'Fal"),
         ({"opt_level": "O2", "cast_model_type": torch.int8}, "cast_model_type to be torch.float3"),
         ({"patch_torch_functions_type": torch.float32}, "patch_torch_functions_type to be torch"),
         ({"cast_model_outputs": torch.int8}, "cast_model_outputs to be a floating-point dtype, g"),
@@ -91,21 +93,21 @@ def test_options_that_a_level_excludes(amp: Any, options: dict[str, Any], messag
         ({"num_losses": 1.5}, "num_losses to be an int of at least 1, got 1.5"),
         ({"min_loss_scale": 0.0}, "min_loss_scale to be a number, positive and finite, got 0.0"),
         ({"max_loss_scale": None}, "max_loss_scale to be a number, positive and finite, got None"),
-        ({"min_loss_scale": 8.0, "max_loss_scale": 4.0}, "at most max_loss_scale, got 8.0 and 4.0"),
+        ({"min_loss_scale": 8.0, "max_loss_scale": 4.0}, ".*most max_loss_scale, got 8.0 and 4.0"),
     ],
 )
 def test_values_that_an_option_cannot_have(amp: Any, options: dict[str, Any], message: str) -> None:
-    refused(
-        amp,
-        ValueError,
-        rf"amp\.initialize: expected {'.*' if 'at most' in message else ''}{message}",
-        **options,
-    )
+    refused(amp, ValueError, message, **options)
+
+
+@pytest.mark.parametrize("enabled", ["O2", "False", 2])
+def test_enabled_is_a_bool(amp: Any, enabled: Any) -> None:
+    message = f"enabled to be a bool, got {enabled!r}. Pass a level by na"
+    refused(amp, TypeError, message, enabled=enabled)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [("dynamic", "dynamic"), ("128.0", 128.0), (128, 128.0), ("1e3", 1000.0)],
+    ("given", "expected"), [("dynamic", "dynamic"), ("128.0", 128.0), (128, 128.0), ("1e3", 1000.0)]
 )
 def test_loss_scales(amp: Any, given: Any, expected: Any) -> None:
     amp.initialize(make_model(), loss_scale=given, verbosity=0)
@@ -130,19 +132,16 @@ class ApexDdp(torchfuse.parallel.DistributedDataParallel):
         self.module = module
 
 
-@pytest.mark.parametrize("wrapper", [nn.DataParallel, Ddp, ApexDdp])
-def test_wrapped_models(amp: Any, wrapper: Any) -> None:
-    message = (
-        r"amp\.initialize: expected models\[1\] to be the model itself, got "
-        rf"{wrapper.__name__}\. Wrap what amp\.initialize returns\."
-    )
-    refused(amp, RuntimeError, message, [wrapper(make_model())])
-
-
 def test_other_objects_as_models(amp: Any) -> None:
-    message = r"expected models\[1\] to be a torch\.nn\.Module, got "
+    for wrapper in (nn.DataParallel, Ddp, ApexDdp):
+        wrapped = wrapper(make_model())
+        message = (
+            rf"models\[1\] to be the model itself, got {type(wrapped).__name__}\. Wrap what "
+            r"amp\.initialize returns\."
+        )
+        refused(amp, RuntimeError, message, [wrapped])
+    message = r"models\[1\] to be a torch\.nn\.Module, got "
     refused(amp, TypeError, message + "str", ["model"])
-    refused(amp, TypeError, message + "FusedAdam", [FusedAdam(make_model().parameters())])
     scripted = torch.jit.script(nn.Linear(2, 2))
     refused(amp, TypeError, r"models\[1\] to be a Python module, got a ScriptModule", [scripted])
     for models in ((make_model(),), {"a": make_model()}, None):
@@ -150,7 +149,7 @@ def test_other_objects_as_models(amp: Any) -> None:
             amp.initialize(models)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_models_that_are_not_fp32(amp: Any, dtype: torch.dtype) -> None:
     model = make_model()
     model[3].to(dtype)
@@ -166,41 +165,28 @@ def test_models_that_are_not_fp32(amp: Any, dtype: torch.dtype) -> None:
 
 def test_a_model_in_fp16_that_has_been_here(amp: Any) -> None:
     model = amp.initialize(make_model(), opt_level="O2", verbosity=0)
-    refused(amp, RuntimeError, r"It has been through amp\.initialize before", [model])
+    refused(amp, RuntimeError, r".*It has been through amp\.initialize before", [model])
 
 
 # Optimizers.
 
 
-def test_an_optimizer_that_has_been_here(amp: Any) -> None:
-    model = make_model()
-    optimizer = FusedAdam(model.parameters())
-    message = (
-        r"expected optimizers\[1\] to be passed to amp\.initialize once, got this FusedAdam a "
-        "second time"
-    )
-    amp.initialize(model, optimizer, verbosity=0)
-    refused(amp, RuntimeError, message, [], [optimizer])
-    again = FusedAdam(model.parameters())
-    refused(amp, RuntimeError, message.replace("1", "2"), [], [again, again])
-
-
 def test_other_objects_as_optimizers(amp: Any) -> None:
+    model = make_model()
+    optimizer, again = FusedAdam(model.parameters()), FusedAdam(model.parameters())
+    message = r"optimizers\[{}\] to be passed to amp\.initialize once, got this FusedAdam a second"
+    amp.initialize(model, optimizer, verbosity=0)
+    refused(amp, RuntimeError, message.format(1), [], [optimizer])
+    refused(amp, RuntimeError, message.format(2), [], [again, again])
     wrapped = FP16_Optimizer(torch.optim.SGD(make_model().parameters(), lr=0.1))
     refused(amp, RuntimeError, r"optimizers\[1\] .*, got an FP16_Optimizer", [], [wrapped])
     message = r"optimizers\[1\] to be a torch\.optim\.Optimizer, got int"
     refused(amp, TypeError, message, [], [3])
-    optimizer = FusedAdam(make_model().parameters())
     with pytest.raises(TypeError, match="expected optimizers to be one object or a list, got tup"):
-        amp.initialize(make_model(), (optimizer,))
+        amp.initialize(make_model(), (again,))
 
 
 # scale_loss.
-
-
-def prepared(amp: Any) -> Any:
-    model = make_model()
-    return amp.initialize(model, FusedAdam(model.parameters()), verbosity=0)
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
@@ -214,26 +200,29 @@ def test_optimizers_that_initialize_has_not_seen(amp: Any, level: str) -> None:
         message = rf"amp\.scale_loss: expected {name} to have been through amp\.initialize, got"
         with pytest.raises(ValueError, match=message), amp.scale_loss(torch.ones(()), optimizers):
             pass
-    with pytest.raises(TypeError, match="to be an optimizer, got str"):
-        amp.scale_loss(torch.ones(()), "adam").__enter__()
     assert model[0].weight.grad is kept
 
 
-@pytest.mark.parametrize("loss_id", [1, -1, None, 0.5])
-def test_losses_that_do_not_exist(amp: Any, loss_id: Any) -> None:
-    _, optimizer = prepared(amp)
-    message = (
-        rf"amp\.scale_loss: expected loss_id to be in range\(1\), got {loss_id}\. Pass the number "
-        r"of losses to amp\.initialize as num_losses\."
-    )
-    with pytest.raises(ValueError, match=message):
-        amp.scale_loss(torch.ones(()), optimizer, loss_id=loss_id).__enter__()
-
-
-def test_a_loss_that_is_no_tensor(amp: Any) -> None:
-    _, optimizer = prepared(amp)
+def test_arguments_that_are_refused(amp: Any) -> None:
+    model = make_model()
+    _, optimizer = amp.initialize(model, FusedAdam(model.parameters()), verbosity=0)
+    one = torch.ones(())
+    with pytest.raises(TypeError, match="to be an optimizer, got str"):
+        amp.scale_loss(one, "adam").__enter__()
     with pytest.raises(TypeError, match=r"amp\.scale_loss: expected loss to be a tensor, got flo"):
         amp.scale_loss(3.0, optimizer).__enter__()
+    for loss_id in (1, -1, None, 0.5):
+        message = (
+            rf"amp\.scale_loss: expected loss_id to be in range\(1\), got {loss_id}\. Pass the "
+            r"number of losses to amp\.initialize as num_losses\."
+        )
+        with pytest.raises(ValueError, match=message):
+            amp.scale_loss(one, optimizer, loss_id=loss_id).__enter__()
+    with pytest.raises(TypeError, match=r"amp\.master_params: expected an optimizer, got Sequenti"):
+        list(amp.master_params(model))
+    message = r"amp\.load_state_dict: expected state_dict to be a dict, g"
+    with pytest.raises(TypeError, match=message):
+        amp.load_state_dict(None)
 
 
 def test_calls_before_initialize(amp: Any) -> None:
@@ -250,11 +239,9 @@ def test_calls_before_initialize(amp: Any) -> None:
 
 
 def test_the_handles_of_old_programs(amp: Any) -> None:
+    """One that is switched off does nothing; another is refused."""
     with pytest.raises(RuntimeError, match=r"amp\.init: .*amp\.initialize\(model, optimizer"):
         amp.init(enabled=True)
-
-
-def test_a_handle_that_is_switched_off_does_nothing(amp: Any) -> None:
     handle = amp.init(enabled=False)
     param = torch.nn.Parameter(torch.ones(2))
     optimizer = handle.wrap_optimizer(torch.optim.SGD([param], lr=0.5), num_loss=2)

@@ -63,27 +63,20 @@ def test_arguments_are_cast(
     assert decorated(a, b) == list(given)
 
 
-def test_bf16(amp: Any) -> None:
-    under_o1(amp, patch_torch_functions_type=SHORT)
-    assert amp.half_function(first_two)(NUMBERS[FLOAT], NUMBERS[HALF]) == [SHORT, SHORT]
-
-
 def test_nested_arguments_and_others(amp: Any) -> None:
-    under_o1(amp)
+    under_o1(amp, patch_torch_functions_type=SHORT)
     integers = torch.ones(2, dtype=torch.int64)
 
-    @amp.half_function
-    def look(values: Any, *, flag: bool) -> Any:
-        """Documented."""
-        return values["a"][0].dtype, values["b"] is integers, flag
+    class Model:
+        @amp.half_function
+        def look(self, values: Any, *, flag: bool) -> Any:
+            """Documented."""
+            return values["a"][0].dtype, values["b"] is integers, flag
 
-    assert look({"a": [NUMBERS[FLOAT]], "b": integers}, flag=True) == (HALF, True, True)
+    look = Model().look
+    assert look({"a": [NUMBERS[FLOAT]], "b": integers}, flag=True) == (SHORT, True, True)
     assert (look.__name__, look.__doc__) == ("look", "Documented.")
     assert amp.promote_function(lambda x: x)(3) == 3
-
-
-def test_gradients_pass_the_casts(amp: Any) -> None:
-    under_o1(amp)
     x = torch.ones(3, requires_grad=True)
     amp.half_function(lambda t: t * 2)(x).float().sum().backward()
     assert x.grad is not None
@@ -138,20 +131,8 @@ def test_registration(amp: Any, kind: str) -> None:
 def test_a_function_of_torch_may_be_registered(amp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "einsum", torch.einsum)  # restores it
     amp.register_half_function(torch, "einsum")
-    args = "ij,jk->ik", NUMBERS[FLOAT], NUMBERS[FLOAT]
-    assert torch.einsum(*args).dtype == FLOAT
     under_o1(amp)
-    assert torch.einsum(*args).dtype == HALF
-
-
-def test_methods(amp: Any) -> None:
-    class Pooler:
-        @amp.float_function
-        def pool(self, x: Tensor) -> torch.dtype:
-            return x.dtype
-
-    under_o1(amp)
-    assert Pooler().pool(NUMBERS[HALF]) == FLOAT
+    assert torch.einsum("ij,jk->ik", NUMBERS[FLOAT], NUMBERS[FLOAT]).dtype == HALF
 
 
 def test_disabled_casts_reach_into_models_and_threads(amp: Any) -> None:
@@ -179,6 +160,10 @@ def test_disabled_casts_reach_into_models_and_threads(amp: Any) -> None:
     assert amp._amp_state.handle.is_active()
 
 
+#: Infinite in fp16.
+LARGE = torch.tensor([[1e5, 2e5, 3e5, -1e5]])
+
+
 class Residual(torch.nn.Module):
     """Normalizes what O1 leaves in fp32, and notes the dtype of the result."""
 
@@ -201,17 +186,15 @@ NORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", NORMS)
 def test_o1_leaves_what_is_normalized_as_it_is(amp: Any, name: str) -> None:
-    """1e5 is infinite in fp16."""
     module = importlib.import_module("apex.normalization.fused_layer_norm")
     norm = NORMS[name](getattr(module, name))
-    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]])
-    expected = norm(x)
+    expected = norm(LARGE)
     model = amp.initialize(Residual(norm), opt_level="O1", verbosity=0)
-    model(x)
+    model(LARGE)
     assert model.found.dtype == FLOAT
     assert torch.equal(model.found, expected)
     with torch.autocast("cpu", SHORT):
-        assert norm(x).dtype == SHORT, "outside of the model autocast is torch's"
+        assert norm(LARGE).dtype == SHORT, "outside of the model autocast is torch's"
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -225,21 +208,15 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_another_model_does_not_end_o1(amp: Any, other: dict[str, Any]) -> None:
     norm = torchfuse.normalization.FusedLayerNorm(4)
-    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]])
-    model = amp.initialize(
-        Residual(norm), opt_level="O1", verbosity=0, patch_torch_functions_type=SHORT
-    )
+    o1 = {"opt_level": "O1", "patch_torch_functions_type": SHORT}
+    model = amp.initialize(Residual(norm), verbosity=0, **o1)
     amp.initialize(make_model(), verbosity=0, **other)
-    assert torch.equal(model(x), norm(x))
+    assert torch.equal(model(LARGE), norm(LARGE))
 
 
 def test_o1_moves_to_another_process_with_its_model(amp: Any, tmp_path: Path) -> None:
-    model = amp.initialize(
-        torch.nn.Sequential(torchfuse.normalization.FusedLayerNorm(4)),
-        opt_level="O1",
-        verbosity=0,
-        patch_torch_functions_type=torch.float16,
-    )
+    model = torch.nn.Sequential(torchfuse.normalization.FusedLayerNorm(4))
+    amp.initialize(model, opt_level="O1", verbosity=0, patch_torch_functions_type=HALF)
     torch.save(model, tmp_path / "model.pt")
     program = (
         "import sys, torch; model = torch.load(sys.argv[1], weights_only=False); "
@@ -257,7 +234,7 @@ def test_what_o1_computes_once_more_has_the_same_dtype(amp: Any, reentrant: bool
         return torch.utils.checkpoint.checkpoint(norm, x, use_reentrant=reentrant)
 
     model = amp.initialize(Residual(checkpointed), opt_level="O1", verbosity=0)
-    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]], requires_grad=True)
+    x = LARGE.clone().requires_grad_()
     model(x).sum().backward()
     assert x.grad is not None
     found = x.grad.clone()
@@ -269,10 +246,9 @@ def test_what_o1_computes_once_more_has_the_same_dtype(amp: Any, reentrant: bool
 def test_o1_in_a_compiled_block(amp: Any) -> None:
     norm = torchfuse.normalization.FusedLayerNorm(4)
     block = torch.compile(norm, backend="eager")
-    x = torch.tensor([[1e5, 2e5, 3e5, -1e5]])
-    block(x)
+    block(LARGE)
     model = amp.initialize(Residual(block), opt_level="O1", verbosity=0)
-    assert torch.equal(model(x), norm(x))
+    assert torch.equal(model(LARGE), norm(LARGE))
 
 
 def test_forward_passes_of_many_threads_are_all_counted_out(

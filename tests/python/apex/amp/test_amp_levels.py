@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every optimization level trains as the same loop written by hand, bit for bit."""
+"""Every level trains as the same loop by hand, bit for bit; what the loss scale does."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,24 +17,25 @@ from support.amp import (
     Overflow,
     make_batches,
     make_model,
+    spoil,
     tensors_of,
     train_with,
 )
 from support.compare import assert_all_same_bits
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchfuse.optimizers import FusedAdagrad, FusedAdam, FusedLAMB, FusedNovoGrad, FusedSGD
+from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.parallel import LARC
 
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "FusedSGD": lambda params: FusedSGD(params, lr=0.1, momentum=0.9),
     "FusedAdam": lambda params: FusedAdam(params, lr=1e-2, weight_decay=0.01),
-    "FusedLAMB": lambda params: FusedLAMB(params, lr=1e-2),
-    "FusedNovoGrad": lambda params: FusedNovoGrad(params, lr=1e-2),
-    "FusedAdagrad": lambda params: FusedAdagrad(params, lr=1e-2),
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-    "Adam": lambda params: torch.optim.Adam(params, lr=1e-2),
     "AdamW fused": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
 }
 DEFAULT_SCALES = {"O0": 1.0, "O1": "dynamic", "O2": "dynamic", "O3": 1.0}
+BATCHES = make_batches(4)
 
 
 def compare(
@@ -70,37 +73,38 @@ def compare(
     return by_hand
 
 
+def prepared(amp: Any, level: str, **options: Any) -> tuple[Any, Any]:
+    model = make_model()
+    optimizer = FusedAdam(model.parameters(), lr=1e-2)
+    return amp.initialize(model, optimizer, opt_level=level, **{"verbosity": 0, **options})
+
+
+# Levels.
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_trains_as_by_hand(amp: Any, level: str, name: str, device: str) -> None:
     compare(amp, level, OPTIMIZERS[name], device=device)
 
 
-@pytest.mark.parametrize("at", [0, 3, 5], ids="step{}".format)
-@pytest.mark.parametrize("number", [0, 2, 5], ids="param{}".format)
-@pytest.mark.parametrize("loss_scale", ["dynamic", "128.0", 1.0])
+@pytest.mark.parametrize("name", ["FusedAdam", "SGD"])
+@pytest.mark.parametrize("loss_scale", ["dynamic", "128.0"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_overflow_anywhere(
-    amp: Any, level: str, loss_scale: float | str, number: int, at: int
+def test_an_overflow_anywhere_skips_the_step_if_the_scale_is_dynamic(
+    amp: Any, level: str, loss_scale: str, name: str
 ) -> None:
-    by_hand = compare(amp, level, OPTIMIZERS["SGD"], loss_scale, [(at, number)])
-    assert by_hand.skipped == ([at] if loss_scale == "dynamic" else [])
-    finite = all(param.isfinite().all() for param in by_hand.params)
-    assert finite == (loss_scale == "dynamic")
+    dynamic = loss_scale == "dynamic"
+    overflows = [(0, 0), (1, 5), (4, 2)] if dynamic else [(3, 5)]
+    by_hand = compare(amp, level, OPTIMIZERS[name], loss_scale, overflows)
+    assert by_hand.skipped == ([0, 1, 4] if dynamic else [])
+    assert by_hand.scale == (2.0**13 if dynamic else 128.0)
+    assert all(param.isfinite().all() for param in by_hand.params) == dynamic
 
 
-@pytest.mark.parametrize("name", ["FusedSGD", "FusedAdam", "FusedLAMB", "Adam"])
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_overflows_in_a_row(amp: Any, level: str, name: str) -> None:
-    by_hand = compare(amp, level, OPTIMIZERS[name], overflows=[(0, 0), (1, 5), (4, 2)])
-    assert by_hand.skipped == [0, 1, 4]
-    assert by_hand.scale == 2.0**13
-
-
-@pytest.mark.parametrize("name", ["FusedSGD", "FusedAdam", "SGD"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_clipping_master_params_clips_what_the_step_uses(amp: Any, level: str, name: str) -> None:
-    by_hand = compare(amp, level, OPTIMIZERS[name], max_norm=0.05)
+def test_clipping_master_params_clips_what_the_step_uses(amp: Any, level: str) -> None:
+    by_hand = compare(amp, level, OPTIMIZERS["FusedAdam"], max_norm=0.05)
     norm = torch.stack([master.grad.float().norm() for master in by_hand.masters]).norm()
     assert norm < 0.051
 
@@ -122,14 +126,17 @@ def test_bf16_needs_no_loss_scale(amp: Any, level: str, options: dict[str, Any])
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_dtypes(amp: Any, level: str) -> None:
-    model = make_model()
-    optimizer = FusedAdam(model.parameters())
-    amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+    model, optimizer = prepared(amp, level)
+    seen: list[torch.dtype] = []
+    model[2].register_forward_hook(lambda *given: seen.append(given[2].dtype))
     short = torch.float32 if level in ("O0", "O1") else torch.float16
     norm = torch.float16 if level == "O3" else torch.float32
     assert [model[i].weight.dtype for i in (0, 1, 3)] == [short, norm, short]
     assert model[1].running_mean.dtype == norm
     assert model(torch.ones(2, 6)).dtype == torch.float32
+    assert seen == [torch.float32 if level == "O0" else torch.float16]
+    # Nothing outside of the model is under an autocast.
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float32
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32, torch.int64}
     # Masters come with the first scaled loss.
     pairs = zip(amp.master_params(optimizer), model.parameters(), strict=True)
@@ -139,12 +146,214 @@ def test_dtypes(amp: Any, level: str) -> None:
     assert {param.dtype for param in amp.master_params(optimizer)} == {master}
 
 
-def test_o1_computes_in_fp16_and_returns_fp32(amp: Any) -> None:
-    seen: list[torch.dtype] = []
+# The loss scale.
+
+
+def test_one_line_for_each_skip_is_printed_on_rank_0(
+    amp: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = prepared(amp, "O2")
+    amp._amp_state.verbosity = 1
+    train_with(amp, model, optimizer, BATCHES, overflows=[(1, 0), (1, 3), (3, 5)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "Gradient overflow: skipped a step of FusedAdam; the loss scale of loss scaler 0 is now "
+        f"{scale}."
+        for scale in (32768.0, 16384.0)
+    ]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for verbosity, rank, count in ((0, 0, 0), (1, 1, 0), (1, 0, 1)):
+        amp._amp_state.verbosity = verbosity
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        train_with(amp, model, optimizer, BATCHES[:1], overflows=[(0, 0)])
+        assert len(capsys.readouterr().out.splitlines()) == count
+
+
+def test_nan_is_an_overflow_and_an_fp16_loss_is_scaled_in_fp32(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O1")
+    loss = torch.ones((), dtype=torch.float16, requires_grad=True)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        assert (scaled_loss.dtype, scaled_loss.item()) == (torch.float32, 2.0**16)
+        scaled_loss.backward()
+    with amp.scale_loss(model(BATCHES[0][0]).sum() * math.nan, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    assert amp._amp_state.loss_scalers[0].loss_scale() == 2.0**15
+
+
+@pytest.mark.parametrize("to_none", [None, True, False])
+@pytest.mark.parametrize("make", [OPTIMIZERS["FusedAdam"], OPTIMIZERS["SGD"]])
+def test_zero_grad_reaches_model_and_masters(amp: Any, make: Any, to_none: bool | None) -> None:
     model = make_model()
-    model[2].register_forward_hook(lambda *given: seen.append(given[2].dtype))
-    amp.initialize(model, opt_level="O1", verbosity=0)
-    assert model(torch.ones(2, 6)).dtype == torch.float32
+    optimizer = make(list(model.parameters()))
+    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    with amp.scale_loss(model(BATCHES[0][0]).mean(), optimizer) as scaled_loss:
+        scaled_loss.backward()
+    assert all(param.grad is not None for param in model.parameters())
+    optimizer.zero_grad(**({} if to_none is None else {"set_to_none": to_none}))
+    for param in optimizer._amp_stash.all_fp32_from_fp16_params:
+        assert param.grad is None
+    for param in optimizer._amp_stash.all_fp16_params:
+        assert (param.grad is None) == (to_none is not False)
+        assert param.grad is None or not param.grad.any()
+
+
+@pytest.mark.parametrize(("options", "lowest"), [({}, 2.0**-24), ({"min_loss_scale": 128.0}, 128)])
+def test_the_scale_has_a_floor(amp: Any, options: dict[str, Any], lowest: float) -> None:
+    model, optimizer = prepared(amp, "O1", **options)
+    model.eval()
+    train_with(amp, model, optimizer, BATCHES[:1] * 50, [(step, 0) for step in range(50)])
+    assert amp._amp_state.loss_scalers[0].loss_scale() == lowest
+    train_with(amp, model, optimizer, BATCHES)
+    assert all(param.isfinite().all() for param in model.parameters())
+
+
+def test_the_scale_grows_to_its_maximum(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O1", max_loss_scale=2.0**18)
+    scaler = amp._amp_state.loss_scalers[0]
+    for expected in (2.0**17, 2.0**18, 2.0**18):
+        scaler._unskipped = 1998
+        before = scaler.loss_scale()
+        train_with(amp, model, optimizer, BATCHES[:1])
+        assert (scaler.loss_scale(), scaler._unskipped) == (before, 1999)
+        train_with(amp, model, optimizer, BATCHES[:1])
+        assert (scaler.loss_scale(), scaler._unskipped) == (expected, 0)
+    train_with(amp, model, optimizer, BATCHES[:1])
+    train_with(amp, model, optimizer, BATCHES[:1], overflows=[(0, 0)])
+    assert (scaler.loss_scale(), scaler._unskipped) == (2.0**17, 0)
+    # A low maximum also bounds the initial value.
+    prepared(amp, "O1", max_loss_scale=64.0)
+    assert amp._amp_state.loss_scalers[0].loss_scale() == 64.0
+
+
+@pytest.mark.parametrize(("level", "scheduler_first"), [("O1", True), ("O2", False), ("O2", True)])
+def test_schedulers_accept_a_skipped_first_step(
+    amp: Any, level: str, scheduler_first: bool
+) -> None:
+    model = make_model()
+    optimizer = FusedAdam(model.parameters(), lr=1.0)
+
+    def schedule() -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    scheduler = schedule() if scheduler_first else None
+    amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+    scheduler = scheduler or schedule()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_with(amp, model, optimizer, BATCHES[:1], overflows=[(0, 0)])
+        scheduler.step()
+        train_with(amp, model, optimizer, BATCHES[:1])
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+class HostReads(TorchDispatchMode):
+    """Counts reads of a tensor's value."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("loss_scale", "reads"), [("dynamic", 1), (128.0, 0)])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_the_host_waits_once_at_most(
+    amp: Any, level: str, loss_scale: float | str, reads: int
+) -> None:
+    model, optimizer = prepared(amp, level, loss_scale=loss_scale)
+    train_with(amp, model, optimizer, BATCHES[:1])
+    loss = cross_entropy(model(BATCHES[0][0]), BATCHES[0][1])
+    with HostReads() as backward, amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    with HostReads() as step:
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (backward.count, step.count) == (reads, 0)
+
+
+@pytest.mark.parametrize(("level", "order"), [("O1", "after"), ("O2", "before"), ("O2", "after")])
+def test_larc_around_an_optimizer_of_amp(amp: Any, level: str, order: str) -> None:
+    model = make_model()
+    inside = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer: Any = LARC(inside) if order == "before" else inside
+    amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+    optimizer = optimizer if order == "before" else LARC(inside)
+    before = tensors_of(model, [], optimizer)
+    train_with(amp, model.eval(), optimizer, BATCHES[:1], overflows=[(0, 0)])
+    assert_all_same_bits(tensors_of(model, [], optimizer), before)
+    train_with(amp, model, optimizer, BATCHES[:1])
+    assert not torch.equal(model[0].weight, before["model.0.weight"])
+
+
+def test_an_overflow_in_the_other_parameters_of_a_group_counts(amp: Any) -> None:
+    _, optimizer = prepared(amp, "O2")
+    extra = torch.nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [extra]})
+    with amp.scale_loss((extra * 1e35).sum(), optimizer) as scaled_loss:
+        scaled_loss.backward()
+        assert scaled_loss.isinf()
+    optimizer.step()
+    assert extra.tolist() == [1.0, 1.0, 1.0]
+
+
+# Devices: two of them, or the host and the one device.
+
+DEVICES = ["cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cpu"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("order", [DEVICES, DEVICES[::-1]], ids=["forward", "reverse"])
+@pytest.mark.parametrize("spoiled", [0, 1, None])
+def test_one_loss_for_optimizers_on_two_devices(
+    amp: Any, level: str, order: list[str], spoiled: int | None
+) -> None:
+    models = [make_model(device) for device in order]
+    optimizers = [FusedAdam(model.parameters(), lr=1e-2) for model in models]
+    amp.initialize(models, optimizers, opt_level=level, verbosity=0)
+    losses = [
+        cross_entropy(model(data.to(device)), target.to(device))
+        for model, device, (data, target) in zip(models, order, make_batches(2), strict=True)
+    ]
+    before = [model[0].weight.detach().clone() for model in models]
+    with amp.scale_loss(losses[0] + losses[1].to(order[0]), optimizers) as scaled_loss:
+        scaled_loss.backward()
+        if spoiled is not None:
+            spoil(models[spoiled], 0)
+    assert amp._amp_state.loss_scalers[0].loss_scale() == 2.0 ** (16 if spoiled is None else 15)
+    for optimizer, model, weight in zip(optimizers, models, before, strict=True):
+        optimizer.step()
+        assert torch.equal(model[0].weight, weight) == (spoiled is not None)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_model_that_moves_after_initialize(amp: Any, level: str) -> None:
+    model = make_model()
+    seen: list[torch.dtype] = []
+    model[0].register_forward_hook(lambda *given: seen.append(given[2].dtype))
+    amp.initialize(model, opt_level=level, verbosity=0)
+    model.to("cuda")
+    assert model(torch.ones(2, 6, device="cuda")).dtype == torch.float32
     assert seen == [torch.float16]
-    # Nothing outside of the model is under an autocast.
-    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_the_device_is_that_of_the_model_not_of_the_input(amp: Any, device: str) -> None:
+    """An input on the host, such as a length, does not choose the autocast."""
+    seen: list[bool] = []
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2, 2))
+
+        def forward(self, length: torch.Tensor) -> torch.Tensor:
+            seen.extend(torch.is_autocast_enabled(name) for name in ("cpu", "cuda"))
+            return torch.mm(self.weight, self.weight) * int(length)
+
+    model = amp.initialize(Net().to(device), opt_level="O1", verbosity=0)
+    model(torch.tensor(3))
+    assert seen == [device == "cpu", device == "cuda"]

@@ -28,6 +28,11 @@ def loss_of(model: Any) -> torch.Tensor:
     return cross_entropy(model(BATCHES[0][0]), BATCHES[0][1])
 
 
+def backward(amp: Any, loss: torch.Tensor, optimizers: Any, *args: Any, **options: Any) -> None:
+    with amp.scale_loss(loss, optimizers, *args, **options) as scaled_loss:
+        scaled_loss.backward()
+
+
 def grads_of(amp: Any, optimizer: Any) -> list[torch.Tensor]:
     return [param.grad.clone() for param in amp.master_params(optimizer)]
 
@@ -39,13 +44,8 @@ def grads_of(amp: Any, optimizer: Any) -> list[torch.Tensor]:
 def test_a_block_inside_another(amp: Any, level: str) -> None:
     model, optimizer = prepared(amp, level)
     message = "amp.scale_loss: expected no block of FusedSGD inside another one, got two. End the"
-
-    def block() -> None:
-        with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
-            scaled_loss.backward()
-
     with pytest.raises(RuntimeError, match=message), amp.scale_loss(loss_of(model), optimizer):
-        block()
+        backward(amp, loss_of(model), optimizer)
     train_with(amp, model, optimizer, BATCHES[:1])  # both are closed
 
 
@@ -63,33 +63,23 @@ def test_a_step_inside_a_block(amp: Any, level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_zero_grad_inside_a_block_drops_the_gradients_of_before(amp: Any, level: str) -> None:
     model, optimizer = prepared(amp, level)
-    model.eval()
-
-    def backward(inside: bool) -> list[torch.Tensor]:
-        if not inside:
-            optimizer.zero_grad()
-        with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
-            if inside:
-                optimizer.zero_grad()
-            scaled_loss.backward()
-        return grads_of(amp, optimizer)
-
-    once = backward(inside=False)
-    for mine, expected in zip(backward(inside=True), once, strict=True):
+    backward(amp, loss_of(model.eval()), optimizer)
+    once = grads_of(amp, optimizer)
+    with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+        optimizer.zero_grad()
+        scaled_loss.backward()
+    for mine, expected in zip(grads_of(amp, optimizer), once, strict=True):
         assert_same_bits(mine, expected)
 
 
 def test_zero_grad_between_passes_that_stay_scaled_drops_both_kinds(amp: Any) -> None:
     model, optimizer = prepared(amp, "O1")
     model.eval()
-    with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
-        scaled_loss.backward()
+    backward(amp, loss_of(model), optimizer)
     once = grads_of(amp, optimizer)
-    with amp.scale_loss(loss_of(model), optimizer, delay_unscale=True) as scaled_loss:
-        scaled_loss.backward()
+    backward(amp, loss_of(model), optimizer, delay_unscale=True)
     optimizer.zero_grad()
-    with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
-        scaled_loss.backward()
+    backward(amp, loss_of(model), optimizer)
     for mine, expected in zip(grads_of(amp, optimizer), once, strict=True):
         assert_same_bits(mine, expected)
 
@@ -121,6 +111,58 @@ def test_an_overflow_whose_gradients_are_gone_skips_no_later_step(amp: Any, leve
     before = model[0].weight.detach().clone()
     train_with(amp, model, optimizer, BATCHES[:1])
     assert not torch.equal(model[0].weight, before)
+
+
+# Steps.
+
+
+def test_a_step_without_scale_loss_is_noticed(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O2", FusedAdam)
+    message = (
+        r"FusedAdam.step: expected gradients from amp\.scale_loss since the last step, got older "
+        "ones or some of the model alone"
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.step()
+        train_with(amp, model, optimizer, BATCHES[:1])
+    # Zeros are what an earlier zero_grad has left.
+    for param in model.parameters():
+        param.grad.zero_()
+    optimizer.step()
+
+    model, optimizer = prepared(amp, "O1", FusedAdam)
+    optimizer.step()
+    loss_of(model).backward()
+    with pytest.warns(UserWarning, match=r"expected gradients from amp\.scale_loss, got others"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("level", "message"),
+    [
+        ("O1", r"FusedAdam.step: expected no closure with a dynamic loss scale, got one: its over"),
+        ("O2", "FusedAdam.step: expected no closure with master weights, got one"),
+    ],
+)
+def test_a_closure_whose_step_could_not_be_skipped_is_refused(
+    amp: Any, level: str, message: str
+) -> None:
+    model, optimizer = prepared(amp, level, FusedAdam)
+    train_with(amp, model, optimizer, BATCHES[:1])
+    optimizer.zero_grad()
+    before = tensors_of(model, [], optimizer)
+    for call in (optimizer.step, lambda closure: optimizer.step(closure=closure)):
+        with pytest.raises(RuntimeError, match=message):
+            call(lambda: 3.0)
+    assert_all_same_bits(tensors_of(model, [], optimizer), before)
+    _, optimizer = prepared(amp, "O1", loss_scale=1.0)
+    assert optimizer.step(lambda: 3.0) == 3.0
 
 
 # Optimizers that scale_loss is not given.
@@ -189,8 +231,7 @@ def test_a_shared_parameter_keeps_its_overflow(amp: Any) -> None:
     before = [param.detach().clone() for model in models for param in model.parameters()]
     for factor in (float("inf"), 1.0):  # two parts of a batch
         loss = second(first(torch.ones(3, 2))).sum() * factor * 1e-3
-        with amp.scale_loss(loss, optimizers) as scaled_loss:
-            scaled_loss.backward()
+        backward(amp, loss, optimizers)
     for optimizer in optimizers:
         optimizer.step()
     after = [param for model in models for param in model.parameters()]
@@ -204,8 +245,7 @@ def test_gradients_that_were_dropped_or_unscaled_are_no_mistake(
     amp: Any, whose: str, set_to_none: bool
 ) -> None:
     first, second, one, other = two(amp, "O1")
-    with amp.scale_loss(loss_of(first) + loss_of(second), one) as scaled_loss:
-        scaled_loss.backward()
+    backward(amp, loss_of(first) + loss_of(second), one)
     scale = amp._amp_state.loss_scalers[0].loss_scale()
     if whose == "program":
         for param in second.parameters():
@@ -214,34 +254,11 @@ def test_gradients_that_were_dropped_or_unscaled_are_no_mistake(
         (other if whose == "optimizer" else second).zero_grad(set_to_none=set_to_none)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with amp.scale_loss(loss_of(second), other) as scaled_loss:
-            scaled_loss.backward()
+        backward(amp, loss_of(second), other)
         other.step()
 
 
 # initialize.
-
-
-@pytest.mark.parametrize("enabled", ["O2", "False", 2])
-def test_enabled_is_a_bool(amp: Any, enabled: Any) -> None:
-    model = make_model()
-    optimizer = FusedSGD(model.parameters(), lr=0.1)
-    message = f"amp.initialize: expected enabled to be a bool, got {enabled!r}. Pass a level by na"
-    with pytest.raises(TypeError, match=message):
-        amp.initialize(model, optimizer, enabled)
-    assert not hasattr(optimizer, "_amp_stash")
-
-
-def test_flags_may_be_texts_of_a_command_line(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2", master_weights="False")
-    assert amp._amp_state.opt_properties.master_weights is False
-    train_with(amp, model, optimizer, BATCHES[:1])
-    for options, message in (
-        ({"master_weights": "no"}, "expected master_weights to be a bool, 'True', 'False' or None"),
-        ({"loss_scale": True}, "expected loss_scale to be 'dynamic' or a number that is positive"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            prepared(amp, "O2", **options)
 
 
 def test_an_optimizer_of_another_model_is_warned_of(amp: Any) -> None:
@@ -250,36 +267,6 @@ def test_an_optimizer_of_another_model_is_warned_of(amp: Any) -> None:
     message = r"expected optimizers\[0\] to have parameters of the models, got a FusedSGD without"
     with pytest.warns(UserWarning, match=message):
         amp.initialize(model, optimizer, verbosity=0)
-
-
-# Others.
-
-
-def test_masters_are_made_anew_of_parameters_that_were_written_without_a_trace(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2", FusedAdam)
-    train_with(amp, model, optimizer, BATCHES[:1])
-    for param in model.parameters():
-        param.data.clamp_(-0.01, 0.01)
-    optimizer.remake_masters()
-    for param in amp.master_params(optimizer):
-        assert param.abs().max() <= 0.0101
-    model[0].weight.data.fill_(0.0)
-    model[3].weight.data.fill_(0.0)
-    optimizer.remake_masters([model[3].weight])
-    masters = list(amp.master_params(optimizer))
-    assert [bool(masters[place].any()) for place in (0, 4)] == [True, False]
-
-
-def test_what_is_no_optimizer_and_no_state(amp: Any) -> None:
-    model, _ = prepared(amp, "O1")
-    with pytest.raises(
-        TypeError, match=r"amp\.master_params: expected an optimizer, got Sequential"
-    ):
-        list(amp.master_params(model))
-    with pytest.raises(
-        TypeError, match=r"amp\.load_state_dict: expected state_dict to be a dict, g"
-    ):
-        amp.load_state_dict(None)
 
 
 @pytest.mark.parametrize("where", ["own class", "O1"])

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import inspect
 import io
-import pickle
 from typing import Any, NamedTuple
 
 import pytest
@@ -141,15 +140,11 @@ def test_details_of_containers(amp: Any) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_dtype_of_outputs_can_be_chosen(amp: Any, level: str) -> None:
-    model = amp.initialize(
-        make_model(), opt_level=level, cast_model_outputs=torch.float16, verbosity=0
-    )
+    options = {"opt_level": level, "verbosity": 0}
+    model = amp.initialize(make_model(), cast_model_outputs=torch.float16, **options)
     assert model(DATA).dtype == torch.float16
-
-
-def test_o0_casts_inputs_to_fp32(amp: Any) -> None:
-    model = amp.initialize(make_model(), opt_level="O0", verbosity=0)
-    assert torch.equal(model(DATA.half()), model(DATA))
+    plain = amp.initialize(make_model(), **options)
+    assert torch.equal(plain(DATA.half()), plain(DATA))  # inputs are cast to what it computes in
 
 
 # Batch normalization.
@@ -205,10 +200,6 @@ def test_the_model_stays_an_instance_of_its_class(amp: Any, level: str) -> None:
     assert Echo()(FLOATS.half()).dtype == torch.float16
 
 
-def copied_by_pickle(model: nn.Module) -> Any:
-    return pickle.loads(pickle.dumps(model))
-
-
 def copied_by_file(model: nn.Module) -> Any:
     file = io.BytesIO()
     torch.save(model, file)
@@ -216,7 +207,7 @@ def copied_by_file(model: nn.Module) -> Any:
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, copied_by_pickle, copied_by_file])
+@pytest.mark.parametrize("copied", [copy.deepcopy, copied_by_file])
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_copy_is_a_model_of_its_own(amp: Any, level: str, copied: Any) -> None:
     model = amp.initialize(make_model(), opt_level=level, verbosity=0).eval()
@@ -228,10 +219,8 @@ def test_a_copy_is_a_model_of_its_own(amp: Any, level: str, copied: Any) -> None
             param.zero_()
     assert torch.equal(copy_of_it(DATA), expected)
     assert not torch.equal(model(DATA), expected)
-    assert {value.dtype for value in copy_of_it.state_dict().values()} <= {
-        torch.float32,
-        torch.int64,
-    }
+    dtypes = {value.dtype for value in copy_of_it.state_dict().values()}
+    assert dtypes == {torch.float32, torch.int64}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -247,18 +236,14 @@ def test_replicas_of_data_parallel_run_their_own_parameters(amp: Any, level: str
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_forward_pass_may_be_called_by_name(amp: Any, level: str) -> None:
-    model = amp.initialize(make_model(), opt_level=level, verbosity=0).eval()
-    assert torch.equal(model.forward(DATA), model(DATA))
-
-
-@pytest.mark.parametrize("level", LEVELS)
 def test_a_forward_pass_of_the_instance_is_kept(amp: Any, level: str) -> None:
     model = make_model().eval()
     inside = model.forward
     model.forward = lambda data: inside(data) + 1.0
     amp.initialize(model, opt_level=level, verbosity=0)
     plain = amp.initialize(make_model(), opt_level=level, verbosity=0).eval()
+    # It may be called by its name.
+    assert torch.equal(plain.forward(DATA), plain(DATA))
     torch.testing.assert_close(model(DATA), plain(DATA) + 1.0, atol=2e-3, rtol=0)
 
 
@@ -272,20 +257,3 @@ def test_torch_compile(amp: Any, level: str, before: bool) -> None:
     model = model if before else torch.compile(model, backend="eager")
     assert torch.equal(model(DATA), plain(DATA))
     assert model(DATA).dtype == torch.float32
-
-
-def test_activation_checkpoints(amp: Any) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = make_model().eval()
-
-        def forward(self, data: Tensor) -> Any:
-            return torch.utils.checkpoint.checkpoint(self.layers, data, use_reentrant=False)
-
-    grads = []
-    for model in (Net(), make_model().eval()):
-        amp.initialize(model, opt_level="O1", verbosity=0)
-        model(DATA).sum().backward()
-        grads.append([param.grad for param in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

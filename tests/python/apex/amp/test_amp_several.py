@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Several models, optimizers and losses."""
+"""Several models, optimizers and losses, and several scaled backward passes before one step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from support.amp import LEVELS, make_batches, make_model, spoil, tensors_of
+from support.amp import LEVELS, ByHand, make_batches, make_model, spoil, tensors_of
 from support.compare import assert_all_same_bits
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from torchfuse.optimizers import FusedAdam, FusedSGD
 
 DATA = make_batches(1)[0][0]
+BATCHES = make_batches(3)
+
+
+def backward(amp: Any, loss: torch.Tensor, optimizers: Any, *args: Any, **options: Any) -> None:
+    with amp.scale_loss(loss, optimizers, *args, **options) as scaled_loss:
+        scaled_loss.backward()
+
+
+def grads_of(amp: Any, optimizer: Any) -> list[torch.Tensor]:
+    return [param.grad.clone() for param in amp.master_params(optimizer)]
 
 
 def small(output: torch.Tensor) -> torch.Tensor:
@@ -21,116 +33,49 @@ def small(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-# What initialize returns.
+def adam(params: Iterable[torch.Tensor]) -> FusedAdam:
+    return FusedAdam(params, lr=1e-2)
 
 
 def test_lists_come_back_as_lists(amp: Any) -> None:
-    def model() -> nn.Module:
-        return make_model()
-
-    def optimizer() -> torch.optim.Optimizer:
-        return FusedAdam(make_model().parameters())
-
-    def initialize(*arguments: Any) -> Any:
-        result = amp.initialize(*arguments, verbosity=0)
-        assert result is arguments[0] or all(
-            got is given for got, given in zip(result, arguments, strict=True)
-        )
-        return result
-
-    assert isinstance(initialize(model()), nn.Module)
-    assert isinstance(initialize([model(), model()]), list)
-    for models in (model(), [model()], [model(), model()]):
-        for optimizers in (optimizer(), [optimizer()], []):
-            assert isinstance(initialize(models, optimizers), tuple)
-
-
-# A generator and a discriminator.
-
-
-class ByHand:
-    """Two fp32 optimizers with masters of two models, and two loss scales."""
-
-    def __init__(self, level: str) -> None:
-        self.level = level
-        self.models = [make_model(), make_model()]
-        if level == "O2":
-            for model in self.models:
-                model.half()[1].float()
-        self.params = [list(model.parameters()) for model in self.models]
-        self.masters = [
-            [nn.Parameter(p.detach().float()) if p.dtype == torch.float16 else p for p in params]
-            for params in self.params
-        ]
-        self.optimizers = [FusedAdam(masters, lr=1e-2) for masters in self.masters]
-        self.scales = [2.0**16, 2.0**16]
-
-    def run(self, model: nn.Module, data: torch.Tensor) -> torch.Tensor:
-        if self.level == "O1":
-            with torch.autocast("cpu", dtype=torch.float16):
-                output: torch.Tensor = model(data)
-            return output.float()
-        result: torch.Tensor = model(data.half()).float()
-        return result
-
-    def step(self, which: int, loss_of: Any, overflow: bool) -> None:
-        for model in self.models:
-            model.zero_grad()
-        (loss_of(self.run, self.models) * self.scales[which]).backward()
-        if overflow:
-            spoil(self.models[which], 0)
-            self.scales[which] /= 2
-            return
-        for param, master in zip(self.params[which], self.masters[which], strict=True):
-            assert param.grad is not None
-            master.grad = param.grad.float() / self.scales[which]
-        self.optimizers[which].step()
-        with torch.no_grad():
-            for param, master in zip(self.params[which], self.masters[which], strict=True):
-                param.copy_(master)
-
-
-def loss_of_discriminator(run: Any, models: Any) -> torch.Tensor:
-    made = run(models[0], DATA).detach()
-    return small(run(models[1], DATA)) - small(run(models[1], torch.cat([made, made], 1)))
-
-
-def loss_of_generator(run: Any, models: Any) -> torch.Tensor:
-    made = run(models[0], DATA)
-    return small(run(models[1], torch.cat([made, made], 1)))
+    for models in (make_model(), [make_model(), make_model()]):
+        assert amp.initialize(models, verbosity=0) is models
+    for many in (False, True):
+        model = make_model()
+        models = [model] if many else model
+        for optimizers in (adam(model.parameters()), [adam(model.parameters())], []):
+            result = amp.initialize(models, optimizers, verbosity=0)
+            assert isinstance(result, tuple)
+            assert all(
+                got is given for got, given in zip(result, (models, optimizers), strict=True)
+            )
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("num_losses", [1, 2])
 def test_two_models_train_in_turn(amp: Any, level: str, num_losses: int) -> None:
+    """Each bit for bit as alone and by hand, with the scale of its loss."""
     models = [make_model(), make_model()]
-    optimizers = [FusedAdam(model.parameters(), lr=1e-2) for model in models]
+    optimizers = [adam(list(model.parameters())) for model in models]
     amp.initialize(models, optimizers, opt_level=level, num_losses=num_losses, verbosity=0)
-    by_hand = ByHand(level)
-
-    def run(model: nn.Module, data: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = model(data)
-        return output
-
+    by_hand = [ByHand(level, adam, 2.0**16, True) for _ in models]
     overflows = {(1, 1), (2, 0), (2, 1)} if num_losses == 2 else set()
-    for step in range(4):
-        for which, loss_of in ((1, loss_of_discriminator), (0, loss_of_generator)):
-            overflow = (step, which) in overflows
+    for step, (data, target) in enumerate(make_batches(4)):
+        for which in (1, 0):
             optimizers[which].zero_grad()
+            loss = cross_entropy(models[which](data), target)
             loss_id = which if num_losses == 2 else 0
-            loss = loss_of(run, models)
             with amp.scale_loss(loss, optimizers[which], loss_id=loss_id) as scaled_loss:
                 scaled_loss.backward()
-                if overflow:
+                if (step, which) in overflows:
                     spoil(models[which], 0)
             optimizers[which].step()
-            by_hand.step(which, loss_of, overflow)
-    for which in (0, 1):
+            spoiled = [(0, 0)] if (step, which) in overflows else []
+            by_hand[which].train([(data, target)], spoiled)
+    for model, optimizer, plain in zip(models, optimizers, by_hand, strict=True):
         assert_all_same_bits(
-            tensors_of(
-                models[which], list(amp.master_params(optimizers[which])), optimizers[which]
-            ),
-            tensors_of(by_hand.models[which], by_hand.masters[which], by_hand.optimizers[which]),
+            tensors_of(model, list(amp.master_params(optimizer)), optimizer),
+            tensors_of(plain.model, plain.masters, plain.optimizer),
         )
     scales = [scaler.loss_scale() for scaler in amp._amp_state.loss_scalers]
     assert scales == ([2.0**15, 2.0**14] if num_losses == 2 else [2.0**16])
@@ -175,8 +120,7 @@ def test_two_optimizers_of_the_same_parameters(amp: Any, level: str) -> None:
     reference = make_model()
     amp.initialize(reference, opt_level=level, loss_scale=128.0, verbosity=0)
     for _ in range(2):  # accumulated, from gradients that exist
-        with amp.scale_loss(small(model(DATA)), optimizers) as scaled_loss:
-            scaled_loss.backward()
+        backward(amp, small(model(DATA)), optimizers)
         small(reference(DATA)).backward()
     for optimizer in optimizers:
         for got, param in zip(amp.master_params(optimizer), reference.parameters(), strict=True):
@@ -211,29 +155,12 @@ def test_an_optimizer_that_is_named_twice_counts_once(amp: Any) -> None:
         optimizer = FusedAdam(model.parameters())
         amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
         for _ in range(2):
-            with amp.scale_loss(small(model(DATA)), [optimizer] * count) as scaled_loss:
-                scaled_loss.backward()
+            backward(amp, small(model(DATA)), [optimizer] * count)
         grads.append(model[0].weight.grad)
     assert torch.equal(*grads)
 
 
 # One call after the other, as for each fold of a cross-validation.
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_second_call_with_new_objects(amp: Any, level: str) -> None:
-    results = []
-    for _ in range(2):
-        model = make_model()
-        optimizer = FusedAdam(model.parameters(), lr=1e-2)
-        model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0)
-        for _ in range(2):
-            optimizer.zero_grad()
-            with amp.scale_loss(small(model(DATA)), optimizer) as scaled_loss:
-                scaled_loss.backward()
-            optimizer.step()
-        results.append(tensors_of(model, list(amp.master_params(optimizer)), optimizer))
-    assert_all_same_bits(*results)
 
 
 def test_a_second_optimizer_of_the_same_model(amp: Any) -> None:
@@ -263,3 +190,181 @@ def test_disabled(amp: Any) -> None:
     assert amp.state_dict() == {}
     amp.load_state_dict({"loss_scaler0": {"loss_scale": 2.0, "unskipped": 3}})
     assert not amp._amp_state.opt_properties.enabled
+
+
+# Passes before one step.
+
+
+def prepared(amp: Any, level: str, **options: Any) -> tuple[Any, Any]:
+    model = make_model()
+    optimizer = FusedSGD(model.parameters(), lr=0.1, momentum=0.9)
+    return amp.initialize(
+        model, optimizer, opt_level=level, verbosity=0, loss_scale="dynamic", **options
+    )
+
+
+def small_sum(model: Any, number: int) -> torch.Tensor:
+    """A loss whose gradients are exact, and not infinite in fp16 when they are scaled."""
+    outputs: torch.Tensor = model(BATCHES[number][0]) * 2.0**-8
+    return outputs.sum()
+
+
+def fail_after_backward(amp: Any, loss: torch.Tensor, optimizer: Any) -> None:
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+        raise KeyError
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("zero", ["model", "to zeros"])
+def test_unscaled_each_time(amp: Any, level: str, zero: str) -> None:
+    model, optimizer = prepared(amp, level)
+    by_hand = ByHand(level, lambda params: FusedSGD(params, lr=0.1, momentum=0.9), 2.0**16, True)
+    for _ in range(2):
+        model.zero_grad() if zero == "model" else optimizer.zero_grad(set_to_none=False)
+        sums = [torch.zeros_like(master) for master in by_hand.masters]
+        for batch in BATCHES:
+            backward(amp, cross_entropy(model(batch[0]), batch[1]), optimizer)
+            for param in by_hand.params:
+                param.grad = None
+            (by_hand.loss(*batch) * by_hand.scale).backward()
+            for total, param in zip(sums, by_hand.params, strict=True):
+                assert param.grad is not None
+                total += (param.grad.float() / by_hand.scale).to(total.dtype)
+        for master, total in zip(by_hand.masters, sums, strict=True):
+            master.grad = total
+        by_hand.optimizer.step()
+        with torch.no_grad():
+            for param, master in zip(by_hand.params, by_hand.masters, strict=True):
+                param.copy_(master)
+        optimizer.step()
+        assert_all_same_bits(
+            tensors_of(model, list(amp.master_params(optimizer)), optimizer),
+            tensors_of(by_hand.model, by_hand.masters, by_hand.optimizer),
+        )
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_delayed_unscaling_adds_scaled_gradients(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level)
+    by_hand = ByHand(level, lambda params: torch.optim.SGD(params, lr=0.1), 2.0**16, True)
+    for number, batch in enumerate(BATCHES):
+        loss = cross_entropy(model(batch[0]), batch[1])
+        backward(amp, loss, optimizer, delay_unscale=number < 2)
+        assert optimizer._amp_stash.params_have_scaled_gradients == (number < 2)
+        (by_hand.loss(*batch) * by_hand.scale).backward()
+    for got, param in zip(grads_of(amp, optimizer), by_hand.params, strict=True):
+        assert param.grad is not None
+        assert torch.equal(got, param.grad.float() / by_hand.scale)
+    # One check, and so one count.
+    assert amp._amp_state.loss_scalers[0]._unskipped == 1
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_delayed_gradients_follow_the_scale(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level, num_losses=2)
+    plain, plain_optimizer = prepared(amp, level, num_losses=2)
+    model.eval(), plain.eval()
+    amp._amp_state.loss_scalers[1]._loss_scale = 2.0**14
+    for number, (data, target) in enumerate(BATCHES[:2]):
+        loss = cross_entropy(model(data), target)
+        last = number == 1
+        backward(amp, loss, optimizer, loss_id=number, delay_unscale=not last)
+        loss = cross_entropy(plain(data), target)
+        backward(amp, loss, plain_optimizer, loss_id=number)
+    pairs = zip(grads_of(amp, optimizer), grads_of(amp, plain_optimizer), strict=True)
+    for got, expected in pairs:
+        torch.testing.assert_close(got, expected, rtol=2e-3, atol=1e-6)
+
+
+def test_delayed_unscaling_keeps_unscaled_gradients_apart(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O1")
+    for delay in (False, True, False):
+        backward(amp, small_sum(model, 0), optimizer, delay_unscale=delay)
+    assert model[3].bias.grad.tolist() == [0.1875, 0.1875, 0.1875]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_an_overflow_in_one_of_several_passes_skips_the_step(
+    amp: Any, level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = prepared(amp, level)
+    amp._amp_state.verbosity = 1
+    model.eval()
+    before = tensors_of(model, [], optimizer)
+    for number, (data, target) in enumerate(BATCHES):
+        with amp.scale_loss(cross_entropy(model(data), target), optimizer) as scaled:
+            scaled.backward()
+            if number == 1:
+                spoil(model, 2)
+    scaler = amp._amp_state.loss_scalers[0]
+    assert (scaler.loss_scale(), scaler._unskipped) == (2.0**15, 1)
+    optimizer.step()
+    assert_all_same_bits(tensors_of(model, [], optimizer), before)
+    assert capsys.readouterr().out.count("Gradient overflow") == 1
+    optimizer.zero_grad()
+    backward(amp, small_sum(model, 0), optimizer)
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before["model.0.weight"])
+
+
+def test_scaled_gradients_are_not_stepped_with(amp: Any) -> None:
+    for level in ("O1", "O2"):
+        model, optimizer = prepared(amp, level)
+        backward(amp, small_sum(model, 0), optimizer, delay_unscale=True)
+        message = (
+            r"FusedSGD.step: expected unscaled gradients, got those of amp.scale_loss\(..., "
+            r"delay_unscale=True\), which are 65536.0 times as large. Leave delay_unscale out"
+        )
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_failed_backward_pass_leaves_the_gradients_of_before(amp: Any, level: str) -> None:
+    model, optimizer = prepared(amp, level)
+    backward(amp, small_sum(model, 0), optimizer)
+    before = grads_of(amp, optimizer)
+    scale = amp._amp_state.loss_scalers[0]
+    with pytest.raises(KeyError):
+        fail_after_backward(amp, small_sum(model, 1), optimizer)
+    for got, expected in zip(grads_of(amp, optimizer), before, strict=True):
+        assert torch.equal(got, expected)
+    assert (scale.loss_scale(), scale._unskipped) == (2.0**16, 1)
+    optimizer.step()
+
+
+def test_sparse_gradients(amp: Any) -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    start = table.weight.detach().clone()
+    amp.initialize(table, optimizer, opt_level="O1", verbosity=0)
+    for rows in ([0, 1], [1, 1]):
+        backward(amp, table(torch.tensor(rows)).sum(), optimizer)
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    optimizer.step()
+    moved = (start - table.weight.detach()).round()
+    assert moved.tolist() == [[1.0, 1.0], [3.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_group_added_in_training(amp: Any, level: str) -> None:
+    model, extra = make_model(), make_model()
+    optimizer = FusedAdam(model.parameters(), lr=1e-2)
+    [model, extra], optimizer = amp.initialize(
+        [model, extra], optimizer, opt_level=level, verbosity=0
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        backward(amp, small_sum(model, 0) * small_sum(extra, 0), optimizer)
+        optimizer.step()
+        before = extra[0].weight.detach().clone()
+        if len(optimizer.param_groups) == 1:
+            optimizer.add_param_group({"params": list(extra.parameters()), "lr": 0.1})
+            optimizer.zero_grad()
+    backward(amp, small_sum(extra, 0), optimizer)
+    optimizer.step()
+    assert not torch.equal(extra[0].weight, before)
+    assert {param.dtype for param in amp.master_params(optimizer)} == {torch.float32}
+    assert extra[0].weight.dtype == (torch.float16 if level == "O2" else torch.float32)

@@ -21,6 +21,7 @@ from torchfuse.apex.fp16_utils import (
 from torchfuse.optimizers import FusedAdam
 
 BATCHES = make_batches(5)
+DYNAMIC: Any = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**10}}
 
 
 def adam(params: Any) -> Any:
@@ -55,15 +56,7 @@ def all_tensors(model: ByHand, optimizer: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("make", [adam, sgd])
 @pytest.mark.parametrize(
     ("options", "scale", "overflows"),
-    [
-        ({}, 1.0, []),
-        ({"static_loss_scale": 128.0}, 128.0, []),
-        ({"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**10}}, 2.0**10, [0]),
-        (
-            {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**10}},
-            *(2.0**10, [1, 2]),
-        ),
-    ],
+    [({}, 1.0, []), ({"static_loss_scale": 128.0}, 128.0, []), (DYNAMIC, 2.0**10, [0, 2, 3])],
 )
 def test_it_trains_as_by_hand(
     make: Any, options: dict[str, Any], scale: float, overflows: list[int]
@@ -117,8 +110,7 @@ def test_zero_grad(to_none: bool) -> None:
 def test_a_closure_runs_again_after_an_overflow() -> None:
     model, optimizer = prepared(
         lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=2),
-        dynamic_loss_scale=True,
-        dynamic_loss_args={"init_scale": 2.0**10},
+        **DYNAMIC,
     )
     calls: list[float] = []
 
@@ -145,11 +137,8 @@ def test_a_closure_runs_again_after_an_overflow() -> None:
 
 # Checkpoints.
 
-DYNAMIC = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**10}}
 
-
-@pytest.mark.parametrize("make", [adam, sgd])
-@pytest.mark.parametrize("options", [{"static_loss_scale": 64.0}, DYNAMIC])
+@pytest.mark.parametrize(("make", "options"), [(adam, {"static_loss_scale": 64.0}), (sgd, DYNAMIC)])
 def test_a_resumed_run_makes_the_same_steps(make: Any, options: dict[str, Any]) -> None:
     model, optimizer = prepared(make, **options)
     train(model, optimizer, BATCHES[:3], [1])

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the functions of amp_C have in common: lists, layouts, empty input, and flags."""
+"""What the functions of amp_C have in common: lists, layouts, empty input, flags, and no waits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from support.compare import assert_same_bits
-from support.native_calls import CALLS, NativeCall
+from support.native_calls import CALLS, NativeCall, one
 from torch import Tensor
 
 from torchfuse.apex.native import amp_c
 from torchfuse.multi_tensor_apply import multi_tensor_applier
+from torchfuse.optimizers import FusedAdam
 
 every_call = pytest.mark.parametrize("call", CALLS, ids=str)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -42,7 +44,7 @@ def test_all_functions_are_called_here_or_have_no_lists() -> None:
 
 @every_call
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_lists_may_be_tuples_and_flags_of_any_shape(
+def test_lists_may_be_tuples_flags_of_any_shape_and_chunks_of_any_size(
     call: NativeCall, dtype: torch.dtype, device: str
 ) -> None:
     if dtype == torch.float64 and not call.wide:
@@ -51,9 +53,11 @@ def test_lists_may_be_tuples_and_flags_of_any_shape(
         return
     lists = call.make_lists(dtype=dtype, device=device)
     before, others = copies(lists), copies(lists)
-    result = call(make_flag(device=device), lists)
+    arguments = call.arguments(len(lists[0]), device)
+    result = multi_tensor_applier(call.function, make_flag(device=device), lists, *arguments)
     as_tuples = tuple(tuple(tensors) for tensors in others)
-    other = call(make_flag(device=device, shape=(1, 1)), as_tuples)
+    arguments = call.arguments(len(lists[0]), device)
+    other = call.function(333, make_flag(device=device, shape=(1, 1)), as_tuples, *arguments)
     assert_lists_equal(lists, as_tuples)
     if result is None:
         assert other is None
@@ -64,23 +68,14 @@ def test_lists_may_be_tuples_and_flags_of_any_shape(
 
 
 @every_call
-def test_it_can_be_applied_with_any_chunk_size(call: NativeCall, device: str) -> None:
-    lists, others = (call.make_lists(device=device) for _ in range(2))
-    arguments = call.arguments(len(lists[0]), torch.device(device))
-    multi_tensor_applier(call.function, make_flag(device=device), lists, *arguments)
-    call.function(333, make_flag(device=device, shape=()), others, *arguments)
-    if call.name != "multi_tensor_novograd":  # whose norms the first call has changed
-        assert_lists_equal(lists, others)
-
-
-@every_call
 def test_parameters_that_require_a_gradient_are_written(call: NativeCall) -> None:
     lists = call.make_lists()
     others = [[tensor.clone().requires_grad_() for tensor in tensors] for tensors in lists]
     call(make_flag(), lists)
-    call(make_flag(), others)
+    results = call(make_flag(), others) or ()
     assert_lists_equal(others, lists)
     assert all(tensor.is_leaf for tensor in flat(others))
+    assert not any(result.requires_grad for result in results)
 
 
 @every_call
@@ -187,3 +182,51 @@ def test_only_these_set_the_flag(call: NativeCall, bad: float, device: str) -> N
         set_before = make_flag(1, device)
         call(set_before, call.make_lists(device=device))
         assert set_before.item() == 1
+
+
+# Waits.
+
+
+@contextmanager
+def no_host_wait() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+@every_call
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_call_waits_for_nothing(call: NativeCall, dtype: torch.dtype) -> None:
+    lists, others = (call.make_lists(dtype=dtype, device="cuda") for _ in range(2))
+    flag = make_flag(device="cuda")
+    arguments = call.arguments(len(lists[0]), torch.device("cuda"))
+    with no_host_wait():
+        call.function(65536, flag, lists, *arguments)
+    call(flag, others)
+    assert_lists_equal(lists, others)
+
+
+@pytest.mark.cuda
+def test_an_update_of_the_scale_waits_for_nothing() -> None:
+    tensors = [one(8.0, "cuda"), *(one(1, "cuda", torch.int32) for _ in range(2)), one(1, "cuda")]
+    with no_host_wait():
+        amp_c.update_scale_hysteresis(*tensors, 2.0, 0.5, 10, 1)
+    assert tensors[0].item() == 4.0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((), torch.float16), ((1,), torch.bfloat16), ((1, 1), torch.float64)]
+)
+def test_a_step_converts_its_numbers_without_a_wait(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    param = torch.nn.Parameter(torch.ones(5, device="cuda"))
+    rate = torch.full(shape, 0.125, dtype=dtype, device="cuda")
+    optimizer = FusedAdam([param], lr=rate, betas=(rate, rate))
+    param.grad = torch.ones_like(param)
+    with no_host_wait():
+        optimizer.step()

@@ -77,40 +77,36 @@ def assert_step(
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-@pytest.mark.parametrize("mode", [0, 1])
-@pytest.mark.parametrize("flags", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
-@pytest.mark.parametrize(("decay", "nvlamb"), [(0.25, None), (0.0, False), (0.0, True)])
+@pytest.mark.parametrize(
+    ("mode", "flags", "decay", "nvlamb", "norm", "clip"),
+    [
+        (0, (1, 0), 0.25, None, 8.0, 4.0),
+        (1, (0, 1), 0.25, None, 1.0, 1.0),
+        (1, (1, 1), 0.0, False, 2.0, 1.0),
+        (0, (0, 0), 0.0, True, 6.0, 3.0),
+    ],
+)
 def test_a_step_is_that_of_the_formula(
     dtype: torch.dtype,
     mode: int,
     flags: tuple[int, int],
     decay: float,
     nvlamb: bool | None,
+    norm: float,
+    clip: float,
     device: str,
 ) -> None:
+    """Only a norm above the limit, 2, clips."""
     lists = make_lists(dtype, device)
     before = copies(lists)
     bias_correction, grad_averaging = flags
     amp_c.multi_tensor_lamb(
         *(65536, make_flag(device=device), lists, LR, BETA1, BETA2, EPS, 3, bias_correction),
-        *(decay, grad_averaging, mode, one(8.0, device), 2.0, nvlamb),
+        *(decay, grad_averaging, mode, one(norm, device), 2.0, nvlamb),
     )
     applies = bool(nvlamb) or decay != 0.0
-    options = (3, decay, 4.0, bias_correction, grad_averaging, mode)
+    options = (3, decay, clip, bias_correction, grad_averaging, mode)
     assert_step(lists, before, applies, lists[1], *options)
-
-
-@pytest.mark.parametrize(
-    ("norm", "limit", "clip"), [(1.0, 2.0, 1.0), (2.0, 2.0, 1.0), (6.0, 2.0, 3.0)]
-)
-def test_only_a_larger_norm_clips(norm: float, limit: float, clip: float, device: str) -> None:
-    lists = make_lists(torch.float32, device)
-    before = copies(lists)
-    amp_c.multi_tensor_lamb(
-        *(65536, make_flag(device=device), lists, LR, BETA1, BETA2, EPS, 3, 1, 0.25, 1, 1),
-        *(one(norm, device), one(limit, device)),
-    )
-    assert_step(lists, before, True, lists[1], 3, 0.25, clip)
 
 
 def test_a_limit_of_zero_makes_gradients_zero(device: str) -> None:
@@ -167,9 +163,11 @@ def test_copies_in_another_dtype_are_written(dtype: torch.dtype, device: str) ->
 # In two halves.
 
 
-@pytest.mark.parametrize("update_dtype", NARROW, ids=str)
-@pytest.mark.parametrize("state_dtype", NARROW, ids=str)
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype", "update_dtype"),
+    [NARROW, NARROW[::-1], (torch.bfloat16, torch.float16, torch.float32)],
+    ids=str,
+)
 def test_the_first_half_makes_moments_and_updates(
     dtype: torch.dtype, state_dtype: torch.dtype, update_dtype: torch.dtype, device: str
 ) -> None:
@@ -192,10 +190,9 @@ def test_the_first_half_makes_moments_and_updates(
         assert_rounded(lists[4][index], update, "update", slack=4e-6)
 
 
-@pytest.mark.parametrize("update_dtype", NARROW, ids=str)
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize(("dtype", "update_dtype"), [NARROW[:2], NARROW[1:], NARROW[::-2]], ids=str)
 @pytest.mark.parametrize(
-    ("decay", "nvlamb"), [(0.25, None), (0.25, True), (0.0, None), (0.0, False), (0.0, True)]
+    ("decay", "nvlamb"), [(0.25, None), (0.0, None), (0.0, False), (0.0, True)]
 )
 def test_the_second_half_moves_by_the_ratio(
     decay: float,
@@ -219,50 +216,3 @@ def test_the_second_half_moves_by_the_ratio(
         ratio = p / u if applies and p and u else 1.0
         exact = then.double() - LR * ratio * update.double()
         assert_rounded(param, exact, "param", slack=1e-6)
-
-
-def test_both_halves_make_a_whole_step(device: str) -> None:
-    whole, halves = (make_lists(torch.float32, device) for _ in range(2))
-    norm = one(8.0, device)
-    amp_c.multi_tensor_lamb(
-        *(65536, make_flag(device=device), whole, LR, BETA1, BETA2, EPS, 3, 1, 0.25, 1, 1),
-        *(norm, 2.0),
-    )
-    updates = [torch.empty_like(param) for param in halves[1]]
-    flag, decays = make_flag(device=device), torch.full((5,), 0.25, device=device)
-    amp_c.multi_tensor_lamb_stage1_cuda(
-        65536, flag, [*halves, updates], decays, 2, BETA1, BETA2, EPS, norm, 2.0
-    )
-    _, of_params = amp_c.multi_tensor_l2norm(65536, flag, [halves[1]], True)
-    _, of_updates = amp_c.multi_tensor_l2norm(65536, flag, [updates], True)
-    amp_c.multi_tensor_lamb_stage2_cuda(
-        65536, flag, [halves[1], updates], of_params, of_updates, LR, 0.25
-    )
-    for a, b in zip(whole[1], halves[1], strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "vector"),
-    [
-        ("multi_tensor_lamb_stage1_cuda", "per_tensor_decay"),
-        ("multi_tensor_lamb_stage2_cuda", "per_tensor_param_norm"),
-        ("multi_tensor_lamb_stage2_cuda", "per_tensor_update_norm"),
-    ],
-)
-def test_numbers_for_each_tensor_are_checked(name: str, vector: str) -> None:
-    call = BY_NAME[name]
-    place = 1 if vector == "per_tensor_update_norm" else 0
-    for bad, error, message in (
-        (torch.ones(4), ValueError, r"of shape \[5\], got \[4\]"),
-        (torch.ones(5).half(), TypeError, "a tensor of torch.float32, got torch.float16"),
-    ):
-        arguments = list(call.arguments(5, "cpu"))
-        arguments[place] = bad
-        lists = call.make_lists()
-        before = copies(lists)
-        with pytest.raises(error, match=f"^{name}: expected {vector} to be {message}"):
-            call.function(65536, make_flag(), lists, *arguments)
-        for now, then in zip(lists, before, strict=True):
-            for tensor, kept in zip(now, then, strict=True):
-                assert_same_bits(tensor, kept)

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is computed natively in one call on the host is what the longer way computes."""
+"""What is computed natively in one call on the host, and step counts that calls use again."""
 
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from support.compare import assert_same_bits
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchfuse._C import l2norm_on_host, scale_on_host
 from torchfuse.apex.native import amp_c
 
-LARGEST = torch.finfo(torch.float32).max
 #: Elements that are put among others, and what the flag becomes.
 FLAGS = {1.0: 0, math.inf: 1, math.nan: 1}
 
@@ -40,12 +42,6 @@ def test_the_norm_is_that_of_tuples_which_go_the_longer_way(value: float) -> Non
     for ours, theirs in zip(norms, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
     assert found.item() == expected_found.item() == FLAGS[value]
-
-
-def test_a_norm_that_is_not_finite_sets_the_flag() -> None:
-    found = flag()
-    amp_c.multi_tensor_l2norm(65536, found, [[torch.full((4,), LARGEST)]], False)
-    assert found.item() == 1
 
 
 @pytest.mark.parametrize("value", FLAGS)
@@ -99,14 +95,6 @@ def test_what_claims_to_be_a_tensor_is_refused(where: str) -> None:
     assert not scale_on_host(noop_flag, [tensors, tensors], 2.0)
 
 
-def test_what_needs_gradients_is_scaled_without_them() -> None:
-    weight = torch.ones(3, requires_grad=True)
-    amp_c.multi_tensor_scale(65536, flag(), [[weight], [weight]], 0.5)
-    norm, _ = amp_c.multi_tensor_l2norm(65536, flag(), [[weight]], False)
-    assert weight.tolist() == [0.5] * 3
-    assert not norm.requires_grad
-
-
 def test_modes_go_the_longer_way() -> None:
     tensors = tensors_with(1.0)
     with torch.inference_mode():
@@ -118,8 +106,63 @@ def test_modes_go_the_longer_way() -> None:
         return tensor.sum()
 
     torch.func.vmap(norm_of)(torch.ones(2, 3))
-    with torch._subclasses.FakeTensorMode():
+    with FakeTensorMode():
         fake = torch.ones(3)
-        inside.append(l2norm_on_host(torch.zeros(1, dtype=torch.int32), [[fake]]))
-        inside.append(scale_on_host(torch.zeros(1, dtype=torch.int32), [[fake], [fake]], 2.0))
+        inside.append(l2norm_on_host(flag(), [[fake]]))
+        inside.append(scale_on_host(flag(), [[fake], [fake]], 2.0))
     assert inside == [None, None, False]
+
+
+# Step counts, which the next call of the thread uses again.
+
+
+def adam(count: int, step: int) -> list[Tensor]:
+    """The parameters after a step."""
+    torch.manual_seed(count)
+    lists = [list(torch.rand(count, 3).unbind()) for _ in range(4)]
+    amp_c.multi_tensor_adam(65536, flag(), lists, 0.1, 0.9, 0.999, 1e-8, step, 1, 1, 0.0)
+    return lists[1]
+
+
+def in_thread(count: int, step: int) -> list[Tensor]:
+    """The same in a thread that has taken no step before."""
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.extend(adam(count, step)))
+    thread.start()
+    thread.join()
+    return found
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for tensor, other in zip(found, expected, strict=True):
+        assert_same_bits(tensor, other)
+
+
+def test_steps_of_other_numbers_and_sizes_follow_each_other() -> None:
+    for count, step in ((3, 1), (3, 7), (5, 2), (3, 1), (1, 1000), (3, 7)):
+        assert_same(adam(count, step), in_thread(count, step))
+
+
+def test_a_step_in_a_mode_leaves_later_ones_as_they_are() -> None:
+    with torch.inference_mode():
+        inside = [tensor.clone() for tensor in adam(4, 3)]
+    assert_same([tensor.clone() for tensor in inside], in_thread(4, 3))
+    assert_same(adam(4, 3), in_thread(4, 3))
+    with FakeTensorMode():
+        adam(6, 3)
+    assert_same(adam(6, 3), in_thread(6, 3))
+    # The parameters are no fake tensors here, but those that a call makes are.
+    lists = [[torch.ones(3)] for _ in range(4)]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        amp_c.multi_tensor_adam(65536, flag(), lists, 0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+    assert_same(adam(1, 1), in_thread(1, 1))
+
+
+def test_a_step_in_a_transform_leaves_later_ones_as_they_are() -> None:
+    def step_beside(x: Tensor) -> Tensor:
+        with pytest.raises(RuntimeError, match="non-ATen"):
+            adam(7, 1)
+        return x
+
+    torch.func.functionalize(step_beside)(torch.ones(2))
+    assert_same(adam(7, 1), in_thread(7, 1))

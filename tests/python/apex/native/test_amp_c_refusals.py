@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,18 +16,25 @@ from torch import Tensor
 every_call = pytest.mark.parametrize("call", CALLS, ids=str)
 
 
+def make_flag() -> Tensor:
+    return torch.zeros(1, dtype=torch.int32)
+
+
 def check_refusal(
     call: NativeCall,
     lists: Any,
     message: str,
     error: type[Exception] = ValueError,
+    flag: Any = None,
+    arguments: Any = None,
 ) -> None:
     """`message` is what follows the function's name; no tensor changes."""
-    flag = torch.zeros(1, dtype=torch.int32)
+    flag = make_flag() if flag is None else flag
+    arguments = call.arguments(5, "cpu") if arguments is None else arguments
     tensors = [t for ts in lists for t in ts if isinstance(t, Tensor) and not t.is_meta]
     before = [tensor.clone() for tensor in tensors]
     with pytest.raises(error, match=f"^{call.name}: expected {message}"):
-        call(flag, lists)
+        call.function(65536, flag, lists, *arguments)
     for tensor, kept in zip(tensors, before, strict=True):
         assert_same_bits(tensor.to_dense(), kept.to_dense())
 
@@ -39,102 +47,127 @@ def test_other_numbers_of_lists_are_refused(call: NativeCall) -> None:
     check_refusal(call, [*lists, lists[0], lists[0]], f"{message} {len(lists) + 2}")
 
 
-def places(call: NativeCall, first: int = 0) -> list[tuple[int, str]]:
-    return list(enumerate(call.lists))[first:]
+def replaced(index: int, change: Callable[[Tensor], Any]) -> Callable[[list[Any]], Any]:
+    """The list with another entry."""
+    return lambda tensors: [*tensors[:index], change(tensors[index]), *tensors[index + 1 :]]
+
+
+#: By what is refused: another list, how the message goes on, the error, and the first such place.
+LISTS: dict[str, tuple[Callable[[list[Any]], Any], str, type[Exception], int]] = {
+    "a tensor for a list": (
+        lambda tensors: torch.ones(len(tensors), 3),
+        *(r"{name} to be a list or tuple of tensors, got Tensor\. tensor_lists is", TypeError, 0),
+    ),
+    "another length": (
+        lambda tensors: tensors[:-1],
+        *("{name} to have as many tensors as {first}, 5, got 4", ValueError, 1),
+    ),
+    "no tensor": (
+        replaced(1, lambda t: [1.0]),
+        *(r"{name}\[1\] to be a tensor, got list", TypeError, 0),
+    ),
+    "integers": (
+        replaced(1, lambda t: t.int()),
+        *(r"{name}\[1\] to be fp32, fp16, bf16 or fp64, got torch\.int32", ValueError, 0),
+    ),
+    "other strides": (
+        replaced(1, lambda t: t.t().contiguous().t()),
+        *(r"{name}\[1\] to be contiguous.*, got sizes \(3, 5\) and strides", ValueError, 0),
+    ),
+    "sparse": (
+        replaced(1, lambda t: t.to_sparse()),
+        *(r"{name}\[1\] to be contiguous.* and torch\.sparse_coo", ValueError, 0),
+    ),
+    "mixed dtypes": (
+        replaced(2, lambda t: t.half()),
+        *(r"{name}\[2\] to have the dtype of {name}\[0\], torch\.float32, got", ValueError, 0),
+    ),
+    "mixed devices": (
+        replaced(1, lambda t: t.to("meta")),
+        *(r"{name}\[1\] to have the device of {name}\[0\], cpu, got meta", ValueError, 0),
+    ),
+    "another number of elements": (
+        replaced(1, lambda t: t.new_zeros(16)),
+        *(r"{name}\[1\] to have 15 elements as {first}\[1\], got 16", ValueError, 1),
+    ),
+}
 
 
 @every_call
-def test_a_tensor_in_the_place_of_a_list_is_refused(call: NativeCall) -> None:
-    for place, name in places(call):
+@pytest.mark.parametrize("what", LISTS)
+def test_lists_that_do_not_match_are_refused(what: str, call: NativeCall) -> None:
+    change, message, error, start = LISTS[what]
+    for place, name in list(enumerate(call.lists))[start:]:
         lists: Any = call.make_lists()
-        lists[place] = torch.ones(len(lists[place]), 3)
-        message = rf"{name} to be a list or tuple of tensors, got Tensor\. tensor_lists is"
-        check_refusal(call, lists, message, TypeError)
-
-
-@every_call
-def test_lists_of_other_lengths_are_refused(call: NativeCall) -> None:
-    for place, name in places(call, 1):
-        lists = call.make_lists()
-        del lists[place][-1]
-        message = f"{name} to have as many tensors as {call.lists[0]}, 5, got 4"
-        check_refusal(call, lists, message)
-
-
-@every_call
-def test_what_is_no_tensor_is_refused(call: NativeCall) -> None:
-    for place, name in places(call):
-        lists: Any = call.make_lists()
-        lists[place][1] = [1.0]
-        check_refusal(call, lists, rf"{name}\[1\] to be a tensor, got list", TypeError)
-
-
-@every_call
-def test_other_dtypes_and_layouts_are_refused(call: NativeCall) -> None:
-    others = {
-        r"fp32, fp16, bf16 or fp64, got torch\.int32": lambda t: t.to(torch.int32),
-        r"contiguous, or in torch\.channels_last, got sizes \(3, 5\) and strides": (
-            lambda t: t.t().contiguous().t()
-        ),
-        r"contiguous.*and torch\.sparse_coo": lambda t: t.to_sparse(),
-    }
-    for place, name in places(call):
-        for message, change in others.items():
-            lists = call.make_lists()
-            lists[place][1] = change(lists[place][1])
-            check_refusal(call, lists, rf"{name}\[1\] to be {message}")
-
-
-@every_call
-def test_mixed_lists_are_refused(call: NativeCall) -> None:
-    for place, name in places(call):
-        lists = call.make_lists()
-        lists[place][2] = lists[place][2].to(torch.float16)
-        message = rf"{name}\[2\] to have the dtype of {name}\[0\], torch\.float32, got .*float16"
-        check_refusal(call, lists, message)
-        lists = call.make_lists()
-        lists[place][1] = lists[place][1].to("meta")
-        message = rf"{name}\[1\] to have the device of {name}\[0\], cpu, got meta"
-        check_refusal(call, lists, message)
-
-
-@every_call
-def test_other_numbers_of_elements_are_refused(call: NativeCall) -> None:
-    for place, name in places(call, 1):
-        lists = call.make_lists()
-        lists[place][1] = lists[place][1].new_zeros(16)
-        message = rf"{name}\[1\] to have 15 elements as {call.lists[0]}\[1\], got 16"
-        check_refusal(call, lists, message)
+        lists[place] = change(lists[place])
+        check_refusal(call, lists, message.format(name=name, first=call.lists[0]), error)
 
 
 @every_call
 def test_elements_in_another_order_are_refused(call: NativeCall) -> None:
     """apex pairs them wrongly."""
-    for place, name in places(call, 1):
+    for place, name in list(enumerate(call.lists))[1:]:
         lists = call.make_lists([(2,), (2, 3, 4, 5)])
         lists[place][1] = lists[place][1].to(memory_format=torch.channels_last)
         message = rf"{name}\[1\] to be stored as {call.lists[0]}\[1\], with strides \(60, 20"
-        check_refusal(call, lists, message)
+        check_refusal(call, lists, message, arguments=call.arguments(2, "cpu"))
 
 
 @every_call
 def test_other_flags_are_refused(call: NativeCall) -> None:
-    lists = call.make_lists()
+    integers = {"dtype": torch.int32}
     refused: list[tuple[Any, type[Exception], str]] = [
+        (0, TypeError, r"a tensor of torch\.int32, got int"),
         (torch.zeros(1), TypeError, r"a tensor of torch\.int32, got torch\.float32"),
-        (torch.zeros(2, dtype=torch.int32), ValueError, r"of one element, got shape \[2\]"),
-        (
-            torch.zeros(1, dtype=torch.int32, device="meta"),
-            *(ValueError, "on cpu, the device of the tensors, got meta"),
-        ),
+        (torch.zeros(2, **integers), ValueError, r"of one element, got shape \[2\]"),
+        (torch.zeros(1, **integers, device="meta"), ValueError, "on cpu, the device of the te"),
     ]
     for flag, error, message in refused:
-        arguments = call.arguments(len(lists[0]), "cpu")
-        before = [tensor.clone() for tensors in lists for tensor in tensors]
-        with pytest.raises(error, match=f"^{call.name}: expected noop_flag to be {message}"):
-            call.function(65536, flag, lists, *arguments)
-        now = [tensor for tensors in lists for tensor in tensors]
-        for tensor, kept in zip(now, before, strict=True):
-            assert_same_bits(tensor, kept)
-    with pytest.raises(TypeError, match=re.escape("noop_flag to be a tensor of torch.int32, got")):
-        call.function(65536, 0, lists, *call.arguments(len(lists[0]), "cpu"))
+        check_refusal(call, call.make_lists(), f"noop_flag to be {message}", error, flag)
+
+
+# Numbers.
+
+BY_NAME = {call.name: call for call in CALLS}
+#: Function, argument, and its place behind the lists.
+NUMBERS = [
+    ("multi_tensor_scale", "scale", 0),
+    ("multi_tensor_axpby", "a", 0),
+    ("multi_tensor_axpby", "b", 1),
+    ("multi_tensor_l2norm_scale", "scale", 0),
+    ("multi_tensor_unscale_l2norm", "inv_scale", 0),
+    ("multi_tensor_adam", "lr", 0),
+    ("multi_tensor_adam", "step", 4),
+    ("multi_tensor_adam_capturable", "inv_scale", 8),
+    ("multi_tensor_sgd", "lr", 3),
+    ("multi_tensor_sgd", "scale", 7),
+    ("multi_tensor_adagrad", "lr", 0),
+    ("multi_tensor_lamb", "global_grad_norm", 9),
+    ("multi_tensor_lamb", "max_grad_norm", 10),
+    ("multi_tensor_lamb_stage2_cuda", "lr", 2),
+]
+
+
+@pytest.mark.parametrize(("function", "argument", "place"), NUMBERS)
+def test_a_number_or_a_tensor_of_one_element_is_taken(
+    function: str, argument: str, place: int
+) -> None:
+    call = BY_NAME[function]
+    arguments = list(call.arguments(5, "cpu"))
+    for value, error, got in (
+        (torch.ones(2), ValueError, "got shape [2]."),
+        (torch.ones(0), ValueError, "got shape [0]."),
+        (None, TypeError, "got NoneType."),
+        ("1.0", TypeError, "got str."),
+        ([1.0], TypeError, "got list."),
+    ):
+        arguments[place] = value
+        message = f"{argument} to be a number or a tensor of one element, {re.escape(got)}"
+        check_refusal(call, call.make_lists(), message, error, arguments=arguments)
+    results = []
+    for good in (1, 1.0, torch.ones(()), torch.ones(1, 1)):
+        arguments[place] = good
+        lists = call.make_lists()
+        call.function(65536, make_flag(), lists, *arguments)
+        results.append([tensor.tolist() for tensors in lists for tensor in tensors])
+    assert all(result == results[0] for result in results)

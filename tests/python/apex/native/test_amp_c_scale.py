@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Products and sums of amp_C against fp64, in place and across dtypes; the loss scale's update."""
+"""Products, sums and norms of amp_C against fp64, and the update of a loss scale."""
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import pytest
 import torch
-from support.compare import assert_rounded, assert_same_bits
+from support.compare import assert_rounded, assert_same_bits, norm_error
 from support.native_calls import SHAPES, one
 from torch import Tensor
 
 from torchfuse.apex.native import amp_c
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-PAIRS = list(itertools.product(DTYPES, DTYPES))
+FP32, HALF, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+DTYPES = (FP32, HALF, BF16, FP64)
+#: Of inputs and outputs: the same, a wider one, a narrower one, and one of another range.
+PAIRS = [*zip(DTYPES, DTYPES, strict=True), (HALF, FP32), (FP32, BF16), (HALF, BF16), (FP64, FP32)]
 
 
 def make_flag(device: str = "cpu") -> Tensor:
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 
-def make_tensors(dtype: torch.dtype, device: str = "cpu", seed: int = 5) -> list[Tensor]:
+def make_tensors(
+    dtype: torch.dtype = FP32, device: str = "cpu", seed: int = 5, scale: float = 1.0
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    values = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    values = [torch.randn(shape, generator=generator) * scale for shape in SHAPES]
     return [value.to(device=device, dtype=dtype) for value in values]
 
 
@@ -39,10 +43,14 @@ def test_a_scaled_copy_is_rounded_once(
     before = [tensor.clone() for tensor in inputs]
     outputs, flag = unset(inputs, out_dtype), make_flag(device)
     amp_c.multi_tensor_scale(65536, flag, [inputs, outputs], 0.3)
+    others = unset(inputs, out_dtype)
+    norm, _ = amp_c.multi_tensor_l2norm_scale(65536, flag, [inputs, others], 0.3)
+    assert norm_error(norm, exact_norms(inputs)[0]) < 2e-7
     factor = float(torch.tensor(0.3))
-    for out, tensor, kept in zip(outputs, inputs, before, strict=True):
+    for out, other, tensor, kept in zip(outputs, others, inputs, before, strict=True):
         assert_rounded(out, tensor.double() * factor, f"{dtype} to {out_dtype}", slack=1e-7)
         assert_same_bits(tensor, kept)
+        assert_same_bits(other, out)
     assert flag.item() == 0
 
 
@@ -62,7 +70,7 @@ def test_a_product_out_of_an_outputs_range_is_no_overflow_of_the_input(device: s
     """As in apex: the inputs decide about the flag, and every output is written."""
     flag = make_flag(device)
     large = [torch.full((3,), 1e6, device=device)]
-    outputs = unset(large, torch.float16)
+    outputs = unset(large, HALF)
     amp_c.multi_tensor_scale(65536, flag, [large, outputs], 1.0)
     assert outputs[0].isinf().all()
     assert flag.item() == 0
@@ -75,7 +83,9 @@ def test_a_product_out_of_an_outputs_range_is_no_overflow_of_the_input(device: s
     assert flag.item() == 1
 
 
-@pytest.mark.parametrize("dtypes", list(itertools.product(DTYPES[:3], repeat=3)), ids=str)
+@pytest.mark.parametrize(
+    "dtypes", [(FP32, HALF, BF16), (BF16, FP32, HALF), (HALF, BF16, FP32), (FP32,) * 3], ids=str
+)
 def test_axpby_is_rounded_once(dtypes: tuple[torch.dtype, ...], device: str) -> None:
     x, y = make_tensors(dtypes[0], device), make_tensors(dtypes[1], device, seed=6)
     outputs = unset(x, dtypes[2])
@@ -85,10 +95,17 @@ def test_axpby_is_rounded_once(dtypes: tuple[torch.dtype, ...], device: str) -> 
         assert_rounded(out, a * first.double() + b * second.double(), str(dtypes), slack=3e-7)
 
 
+def test_axpby_of_fp64_is_computed_in_fp64() -> None:
+    x, y = [torch.ones(3)], [torch.full((3,), 2.0**-40, dtype=FP64)]
+    outputs = unset(y, FP64)
+    amp_c.multi_tensor_axpby(65536, make_flag(), [x, y, outputs], 1.0, 1.0, -1)
+    assert outputs[0].tolist() == [1.0 + 2.0**-40] * 3
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_an_output_of_axpby_may_be_x_or_y(place: int, device: str) -> None:
-    lists = [make_tensors(torch.float32, device, seed) for seed in (5, 6)]
-    outputs = unset(lists[0], torch.float32)
+    lists = [make_tensors(FP32, device, seed) for seed in (5, 6)]
+    outputs = unset(lists[0], FP32)
     a, b = one(2.0, device), torch.tensor(3.0)
     amp_c.multi_tensor_axpby(65536, make_flag(device), [*lists, outputs], a, b, -1)
     amp_c.multi_tensor_axpby(65536, make_flag(device), [*lists, lists[place]], 2.0, 3.0, -1)
@@ -101,69 +118,118 @@ def test_an_output_of_axpby_may_be_x_or_y(place: int, device: str) -> None:
     [(-1, 0, 1), (-1, 1, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)],
 )
 def test_axpby_checks_what_it_is_told(checked: int, bad: int, expected: int, device: str) -> None:
-    lists = [make_tensors(torch.float32, device, seed) for seed in (5, 6)]
+    lists = [make_tensors(FP32, device, seed) for seed in (5, 6)]
     lists[bad][-1][3, 1] = float("nan")
-    outputs, flag = unset(lists[0], torch.float32), make_flag(device)
+    outputs, flag = unset(lists[0], FP32), make_flag(device)
     amp_c.multi_tensor_axpby(65536, flag, [*lists, outputs], 2.0, 3.0, checked)
     assert flag.item() == expected
     assert [int(out.isnan().sum()) for out in outputs] == [0, 0, 0, 0, 1]
 
 
 def test_axpby_knows_no_other_argument_to_check() -> None:
-    lists = [make_tensors(torch.float32) for _ in range(3)]
+    lists = [make_tensors(FP32) for _ in range(3)]
     with pytest.raises(ValueError, match="multi_tensor_axpby: expected arg_to_check to be 0 for x"):
         amp_c.multi_tensor_axpby(65536, make_flag(), lists, 2.0, 3.0, 2)
 
 
-# The loss scale, against a plain account of the rule.
+# Norms.
 
 
-class Scale:
-    """The rule, in Python's floats."""
-
-    def __init__(self, scale: float, hysteresis: int) -> None:
-        self.scale, self.hysteresis = scale, hysteresis
-        self.grown, self.left = 0, hysteresis
-
-    def update(self, overflow: bool, interval: int) -> None:
-        if overflow:
-            self.left -= 1
-            self.grown = 0
-            if self.left <= 0:
-                self.scale *= 0.5
-            return
-        self.left = self.hysteresis
-        self.grown += 1
-        if self.grown == interval:
-            self.grown = 0
-            if self.scale * 2.0 < 2.0**128:
-                self.scale *= 2.0
+def exact_norms(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    each = torch.stack([tensor.double().norm() for tensor in tensors])
+    return each.norm().reshape(1), each
 
 
-@pytest.mark.parametrize("start", [8.0, 2.0**126])
-@pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize("hysteresis", [1, 2, 3])
-def test_a_scale_follows_the_rule(
-    start: float, interval: int, hysteresis: int, device: str
+@pytest.mark.parametrize(
+    ("name", "arguments", "factor"),
+    [
+        ("multi_tensor_l2norm", (), 1.0),
+        ("multi_tensor_l2norm_mp", (), 1.0),
+        ("multi_tensor_unscale_l2norm", (torch.tensor([0.25]),), 0.25),
+        ("multi_tensor_unscale_l2norm", (torch.tensor(-3.0),), 3.0),
+        ("multi_tensor_l2norm_scale", (0.25,), 1.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_are_those_of_fp64(
+    name: str, arguments: tuple[Any, ...], factor: float, dtype: torch.dtype, device: str
 ) -> None:
-    scale = one(start, device)
-    growth = one(0, device, torch.int32)
-    left = torch.tensor(hysteresis, dtype=torch.int32, device=device)
-    rule = Scale(start, hysteresis)
-    for overflow in (0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0):
+    tensors, flag = make_tensors(dtype, device), make_flag(device)
+    lists = [tensors]
+    if name == "multi_tensor_l2norm_scale":
+        lists.append(unset(tensors, dtype))
+    moved = [a.to(device) if isinstance(a, Tensor) else a for a in arguments]
+    before = [tensor.clone() for tensor in tensors]
+    norm, each = getattr(amp_c, name)(65536, flag, lists, *moved, True)
+    exact_norm, exact_each = exact_norms(tensors)
+    assert (norm.dtype, each.dtype) == (FP32, FP32)
+    assert (norm.shape, each.shape) == ((1,), (len(tensors),))
+    assert norm_error(norm, factor * exact_norm) < 2e-7
+    assert norm_error(each, factor * exact_each) < 2e-7
+    for per_tensor in ((), (None,), (False,)):
+        again, nothing = getattr(amp_c, name)(65536, flag, lists, *moved, *per_tensor)
+        assert_same_bits(again, norm)
+        assert (nothing.shape, nothing.dtype) == ((0,), FP32)
+    assert flag.item() == 0
+    for tensor, kept in zip(tensors, before, strict=True):
+        assert_same_bits(tensor, kept)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_squares_overflow_or_vanish_in_no_norm(device: str, scale: float) -> None:
+    """apex's sum of squares is infinite from 2^64 on, and its flag says so."""
+    tensors = make_tensors(FP32, device, scale=scale)
+    tensors += [torch.full((2,), scale, device=device), torch.zeros(3, device=device)]
+    flag = make_flag(device)
+    _, each = amp_c.multi_tensor_l2norm(65536, flag, [tensors], True)
+    for norm, tensor in zip(each, tensors, strict=True):
+        assert norm.item() == pytest.approx(tensor.double().norm().item(), rel=1e-6, abs=0.0)
+    if scale > 1:
+        norm, _ = amp_c.multi_tensor_l2norm(65536, flag, [tensors])
+        assert norm_error(norm, exact_norms(tensors)[0]) < 2e-7
+    assert flag.item() == 0
+
+
+def test_the_norm_of_a_large_tensor_is_exact() -> None:
+    tensor = torch.full((20_000_000,), 0.7)
+    _, (norm,) = amp_c.multi_tensor_l2norm(65536, make_flag(), [[tensor]], True)
+    assert norm.item() == pytest.approx(0.7 * 20_000_000**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_a_norm_that_is_not_finite_sets_the_flag(per_tensor: bool, device: str) -> None:
+    tensors, flag = [torch.full((100,), 3e38, device=device)], make_flag(device)
+    norm, _ = amp_c.multi_tensor_l2norm(65536, flag, [tensors], per_tensor)
+    assert norm.isinf()
+    assert flag.item() == 1
+    flag.zero_()
+    nan = one(float("nan"), device)
+    amp_c.multi_tensor_unscale_l2norm(65536, flag, [make_tensors(FP32, device)], nan, per_tensor)
+    assert flag.item() == 1
+
+
+# The loss scale.
+
+
+def test_a_scale_follows_the_rule(device: str) -> None:
+    """Two overflows in a row halve it, three steps without one double it; there is no floor."""
+    scale, growth = one(8.0, device), one(0, device, torch.int32)
+    left = one(2, device, torch.int32)
+    seen = []
+    for overflow in (0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0):
         found = one(float(overflow), device)
-        result = amp_c.update_scale_hysteresis(
-            *(scale, growth, left, found, 2.0, 0.5, interval, hysteresis)
-        )
-        rule.update(bool(overflow), interval)
+        result = amp_c.update_scale_hysteresis(scale, growth, left, found, 2.0, 0.5, 3, 2)
         assert result is scale
-        assert (scale.item(), growth.item(), left.item()) == (rule.scale, rule.grown, rule.left)
-
-
-def test_a_scale_has_no_floor() -> None:
-    scale, trackers = one(2.0**-149), torch.ones(2, 1, dtype=torch.int32).unbind()
-    amp_c.update_scale_hysteresis(scale, *trackers, one(1.0), 2.0, 0.25, 3, 1)
-    assert scale.item() == 0.0
+        seen.append((scale.item(), growth.item(), left.item()))
+    assert seen == [
+        *[(8.0, 1, 2), (8.0, 2, 2), (16.0, 0, 2), (16.0, 0, 1), (16.0, 1, 2), (16.0, 2, 2)],
+        *[(16.0, 0, 1), (8.0, 0, 0), (4.0, 0, -1), (4.0, 1, 2), (4.0, 2, 2), (8.0, 0, 2)],
+    ]
+    for start, factor, expected in ((2.0**127, 1.0, 2.0**127), (2.0**-149, 0.25, 0.0)):
+        overflow = float(factor != 1.0)
+        tensors = [one(start, device), *(one(1, device, torch.int32) for _ in range(2))]
+        amp_c.update_scale_hysteresis(*tensors, one(overflow, device), 2.0, factor, 1, 1)
+        assert tensors[0].item() == expected
 
 
 def test_tensors_of_the_scale_are_checked_by_name() -> None:

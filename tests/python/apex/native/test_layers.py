@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's native modules of normalization and cross entropy, against torch's formulas."""
+"""apex's native modules of normalization, cross entropy and flat tensors, against torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchfuse.apex.native import fused_layer_norm_cuda, syncbn, xentropy_cuda
+from torchfuse.apex.native.apex_c import flatten, unflatten
 
 EPS = 1e-4
 CHANNELS = 5
@@ -27,45 +28,29 @@ def close(found: Any, expected: Any) -> None:
 # fused_layer_norm_cuda.
 
 
-@pytest.mark.parametrize("memory_efficient", [False, True])
-@pytest.mark.parametrize("affine", [False, True])
-def test_layer_norm(affine: bool, memory_efficient: bool) -> None:
+@pytest.mark.parametrize(
+    ("affine", "memory_efficient"), [(False, True), (False, False), (True, False), (True, True)]
+)
+@pytest.mark.parametrize("rms", [False, True])
+def test_norms(rms: bool, affine: bool, memory_efficient: bool) -> None:
     x, dy = randn(7, 3, 4), randn(7, 3, 4, seed=1)
     weight, bias = randn(3, 4, seed=2) + 2.0, randn(3, 4, seed=3)
-    parameters = (weight, bias) if affine else ()
+    parameters = ((weight,) if rms else (weight, bias)) if affine else ()
     leaves = [tensor.clone().requires_grad_() for tensor in (x, *parameters)]
-    given: list[Any] = [*leaves, None, None]
-    y = functional.layer_norm(given[0], (3, 4), given[1], given[2], EPS)
-    name = "_affine" if affine else ""
-    output, mean, invvar = getattr(fused_layer_norm_cuda, f"forward{name}")(
+    norm: Any = functional.rms_norm if rms else functional.layer_norm
+    y = norm(leaves[0], (3, 4), *leaves[1:], eps=EPS)
+    start, end = "rms_" if rms else "", "_affine" if affine else ""
+    output, *statistics = getattr(fused_layer_norm_cuda, f"{start}forward{end}")(
         x, (3, 4), *parameters, EPS
     )
     close(output, y.detach())
-    close(mean, x.flatten(1).mean(1))
-    close(invvar, (x.flatten(1).var(1, correction=0) + EPS).rsqrt())
-    found = getattr(fused_layer_norm_cuda, f"backward{name}")(
-        *(dy, mean, invvar, output if memory_efficient else x, (3, 4)),
-        *(*parameters, EPS, memory_efficient),
-    )
-    close(found if affine else (found,), torch.autograd.grad(y, leaves, dy))
-
-
-@pytest.mark.parametrize("memory_efficient", [False, True])
-@pytest.mark.parametrize("affine", [False, True])
-def test_rms_norm(affine: bool, memory_efficient: bool) -> None:
-    x, dy, weight = randn(7, 3, 4), randn(7, 3, 4, seed=1), randn(3, 4, seed=2) + 2.0
-    parameters = (weight,) if affine else ()
-    leaves = [tensor.clone().requires_grad_() for tensor in (x, *parameters)]
-    given: list[Any] = [*leaves, None]
-    y = functional.rms_norm(given[0], (3, 4), given[1], EPS)
-    name = "_affine" if affine else ""
-    output, invvar = getattr(fused_layer_norm_cuda, f"rms_forward{name}")(
-        x, (3, 4), *parameters, EPS
-    )
-    close(output, y.detach())
-    close(invvar, (x.flatten(1).square().mean(1) + EPS).rsqrt())
-    found = getattr(fused_layer_norm_cuda, f"rms_backward{name}")(
-        *(dy, invvar, output if memory_efficient else x, (3, 4)),
+    rows = x.flatten(1)
+    if rms:
+        close(statistics, [(rows.square().mean(1) + EPS).rsqrt()])
+    else:
+        close(statistics, [rows.mean(1), (rows.var(1, correction=0) + EPS).rsqrt()])
+    found = getattr(fused_layer_norm_cuda, f"{start}backward{end}")(
+        *(dy, *statistics, output if memory_efficient else x, (3, 4)),
         *(*parameters, EPS, memory_efficient),
     )
     close(found if affine else (found,), torch.autograd.grad(y, leaves, dy))
@@ -163,3 +148,60 @@ def test_statistics_of_fp64_inputs_are_fp64() -> None:
     assert [value.dtype for value in combined] == [torch.float64] * 3
     sums = syncbn.reduce_bn(torch.ones_like(x), x, mean, combined[2], None)[:2]
     assert [value.dtype for value in sums] == [torch.float64] * 2
+
+
+# apex_C: many tensors in one, and views into it.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_a_flat_tensor_has_all_elements_in_logical_order(dtype: torch.dtype, device: str) -> None:
+    parts = [
+        torch.arange(6, device=device).view(2, 3).to(dtype),
+        torch.arange(6, 12, device=device).view(3, 2).t().to(dtype),
+        torch.empty(0, 5, device=device, dtype=dtype),
+        torch.full((), 12, device=device, dtype=dtype),
+    ]
+    flat = flatten(tuple(parts))
+    assert flat.dtype == dtype
+    assert flat.tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 10, 7, 9, 11, 12]
+    views = unflatten(flat, parts)
+    assert isinstance(views, list)
+    for view, part in zip(views, parts, strict=True):
+        assert torch.equal(view, part)
+    views[1].fill_(-1)
+    assert (flat == -1).sum() == 6
+    assert not (parts[1] == -1).any()
+
+
+def test_one_tensor_is_copied_and_none_are_an_empty_tensor() -> None:
+    tensor = torch.ones(3)
+    flatten([tensor]).zero_()
+    assert tensor.tolist() == [1.0] * 3
+    flat = flatten([])
+    assert flat.shape == (0,)
+    assert unflatten(flat, []) == []
+
+
+def test_gradients_pass_through() -> None:
+    tensors = [torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)]
+    flatten(tensors).mul(torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert [tensor.grad.tolist() for tensor in tensors if tensor.grad is not None] == [
+        *([1.0, 2.0], [3.0])
+    ]
+
+
+def test_tensors_that_do_not_match_are_refused() -> None:
+    ones = torch.ones(2)
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (1.0, TypeError, r"tensors\[1\] to be a tensor, got float"),
+        (ones.half(), ValueError, r"tensors\[1\] to have the dtype of tensors\[0\], torch.float32"),
+        (ones.to("meta"), ValueError, r"tensors\[1\] to have the device of tensors\[0\], cpu, got"),
+    ]
+    for other, error, message in refused:
+        with pytest.raises(error, match=f"^flatten: expected {message}"):
+            flatten([ones, other])
+    for flat in (torch.ones(3), torch.ones(4, 1), torch.ones(8)[::2]):
+        with pytest.raises(ValueError, match=r"^unflatten: expected flat_tensor to be contig"):
+            unflatten(flat, [ones, ones])
+    with pytest.raises(TypeError, match=r"^unflatten: expected tensors\[0\] to be a tensor, got i"):
+        unflatten(torch.ones(4), [4])  # type: ignore[list-item]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small models and data of the programs, in plain torch; the tests train the same."""
 
-import itertools
-
 import torch
 from torch import nn
 
@@ -83,19 +81,3 @@ def pictures(count, classes=4):
     colors = torch.randn(classes, 3, 1, 1, generator=generator)
     brighter = (torch.arange(count) % 16 < 8).float().view(-1, 1, 1, 1)
     return images + colors[labels] + 1.5 * brighter, labels
-
-
-def dense(*widths):
-    """A perceptron with leaky ReLUs."""
-    layers = []
-    for inputs, outputs in itertools.pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*layers[:-1])
-
-
-def points(count):
-    """Points near a circle."""
-    generator = torch.Generator().manual_seed(13)
-    angles = 6.2832 * torch.rand(count, 1, generator=generator)
-    noise = 0.05 * torch.randn(count, 2, generator=generator)
-    return torch.cat([angles.cos(), angles.sin()], dim=1) + noise

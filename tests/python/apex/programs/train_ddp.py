@@ -1,48 +1,72 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A data-parallel training program written for apex: it imports nothing of torchfuse."""
+"""Data-parallel training of a small ResNet for apex: O2, synchronized statistics, LARC, warmup.
+
+Prints the average loss of every step, and the loss scale after it.
+"""
 
 import argparse
 
 import torch
 import torch.distributed as dist
-from apex.optimizers import FusedAdam
+from apex import amp
 from apex.parallel import DistributedDataParallel as DDP
-from apex.parallel import Reducer
+from apex.parallel import convert_syncbn_model
 from apex.parallel.distributed import flat_dist_call
+from apex.parallel.LARC import LARC
+from networks import TinyResNet, pictures
+
+
+def adjust_learning_rate(optimizer, lr, step, warmup=5):
+    for group in optimizer.param_groups:
+        group["lr"] = lr * min(1.0, (step + 1) / warmup)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--delay", action="store_true")
-    parser.add_argument("--reducer", action="store_true")
+    parser.add_argument("--lr", type=float, default=0.5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--local-rank", type=int, default=0)
+    parser.add_argument("--larc", action="store_true")
+    # Strings, which initialize understands.
+    parser.add_argument("--opt-level", type=str, default="O2")
+    parser.add_argument("--keep-batchnorm-fp32", type=str, default=None)
+    parser.add_argument("--loss-scale", type=str, default=None)
     args = parser.parse_args()
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method="env://")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(rank)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    if args.reducer:
-        reducer = Reducer(model)
-    else:
-        model = DDP(model, message_size=250000000, delay_allreduce=args.delay)
-    optimizer = FusedAdam(model.parameters(), lr=0.02)
+    model = convert_syncbn_model(TinyResNet())
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-3)
+    if args.larc:
+        optimizer = LARC(optimizer, trust_coefficient=0.1, clip=False)
+    model, optimizer = amp.initialize(
+        model,
+        optimizer,
+        opt_level=args.opt_level,
+        keep_batchnorm_fp32=args.keep_batchnorm_fp32,
+        loss_scale=args.loss_scale,
+    )
+    model = DDP(model)
+    criterion = torch.nn.CrossEntropyLoss()
 
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(16, 8, generator=generator)
-    targets = inputs.sin().sum(1, keepdim=True)
-    mine = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
-    for _ in range(20):
+    images, labels = pictures(16 * args.steps)
+    model.train()
+    for step in range(args.steps):
+        begin = 16 * step + 16 * rank // ranks
+        mine = slice(begin, begin + 16 // ranks)
+        adjust_learning_rate(optimizer, args.lr, step)
+        loss = criterion(model(images[mine]), labels[mine])
         optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
-        loss.backward()
-        if args.reducer:
-            reducer.reduce()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
         optimizer.step()
         average = loss.detach().clone()
         flat_dist_call([average], dist.all_reduce)
+        scale = amp.state_dict()["loss_scaler0"]["loss_scale"]
         if rank == 0:
-            print(f"{average.item():.4f}")
+            print(f"step {step} loss {average.item():.6f} scale {scale}")
     dist.barrier()
     dist.destroy_process_group()
 
