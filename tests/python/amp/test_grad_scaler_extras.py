@@ -58,8 +58,7 @@ def test_the_scale_stays_between_its_bounds(device: str) -> None:
     assert scales == [4.0, 3.0, 3.0, 6.0, 12.0, 20.0, 20.0]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize(("name", "unscale"), [("ours", False), ("sgd", True)])
 def test_a_static_scale_stays_and_still_skips(name: str, unscale: bool, device: str) -> None:
     scaler = GradScaler(device, init_scale=8.0, growth_interval=1, dynamic=False)
     optimizer = OPTIMIZERS[name](make_params(device=device))
@@ -81,19 +80,6 @@ def test_skips_are_counted(name: str, device: str) -> None:
         assert scaler.step_counts.device.type == device
         assert scaler.step_counts.tolist()[0] == iteration + 1
     assert scaler.skipped_steps() == 2
-
-
-def test_two_optimizers_skip_one_iteration() -> None:
-    scaler = GradScaler("cpu", init_scale=8.0)
-    optimizers = [FusedAdam(make_params()) for _ in range(2)]
-    scaler.scale(torch.zeros(()))
-    for optimizer in optimizers:
-        params = optimizer.param_groups[0]["params"]
-        set_grads(params, random_grads(params, 0))
-        params[0].grad.view(-1)[0] = math.nan
-        scaler.step(optimizer)
-    scaler.update()
-    assert scaler.skipped_steps() == 1
 
 
 def test_a_new_scale_counts_the_iteration_too() -> None:
@@ -156,8 +142,7 @@ def test_fp16_gradients_on_request(name: str) -> None:
     assert not torch.equal(before, params[0])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize(("name", "unscale"), [("ours", False), ("sgd", True)])
 def test_no_gradients_at_all_on_request(name: str, unscale: bool) -> None:
     params = make_params()
     optimizer = OPTIMIZERS[name](params)
@@ -183,7 +168,7 @@ def test_no_gradients_are_an_error_by_default() -> None:
 
 
 @pytest.mark.parametrize("unscale", [False, True])
-def test_an_iteration_with_all_options_reads_nothing(unscale: bool, device: str) -> None:
+def test_an_iteration_reads_and_allocates_nothing(unscale: bool, device: str) -> None:
     scaler = GradScaler(
         device,
         init_scale=8.0,
@@ -194,18 +179,7 @@ def test_an_iteration_with_all_options_reads_nothing(unscale: bool, device: str)
         history_size=3,
     )
     optimizer = FusedAdam(make_params(device=device), max_grad_norm=1.0)
-    with NoHostRead():
-        for _ in range(3):
-            iterate_without_comparing(scaler, optimizer, device, unscale)
-    assert scaler.skipped_steps() == 0
-
-
-@pytest.mark.parametrize("unscale", [False, True])
-@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
-def test_an_iteration_allocates_nothing(unscale: bool, max_grad_norm: float) -> None:
-    optimizer = FusedAdam(make_params(), max_grad_norm=max_grad_norm)
-    scaler = GradScaler("cpu", init_scale=8.0, hysteresis=2, history_size=3)
-    iterate(scaler, optimizer, overflow=False)
+    iterate(scaler, optimizer, overflow=False, device=device)
 
     def rest_of_iteration() -> None:
         if unscale:
@@ -213,9 +187,12 @@ def test_an_iteration_allocates_nothing(unscale: bool, max_grad_norm: float) -> 
         scaler.step(optimizer)
         scaler.update()
 
-    rest_of_iteration()
-    assert allocations(rest_of_iteration) == []
-    assert allocations(lambda: torch.zeros(10)) == [40]
+    with NoHostRead():
+        scaler.scale(torch.zeros((), device=device))
+        rest_of_iteration()
+    if device == "cpu":
+        assert allocations(rest_of_iteration) == []
+        assert allocations(lambda: torch.zeros(10)) == [40]
 
 
 def allocations(run: Callable[[], object]) -> list[int]:
@@ -226,81 +203,23 @@ def allocations(run: Callable[[], object]) -> list[int]:
     return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]
 
 
-def iterate_without_comparing(
-    scaler: GradScaler, optimizer: FusedAdam, device: str, unscale: bool
-) -> None:
-    params = optimizer.param_groups[0]["params"]
-    set_grads(params, random_grads(params, 0))
-    scaler.scale(torch.zeros((), device=device))
-    if unscale:
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def test_namedtuples_keep_their_type() -> None:
+def test_outputs_in_named_tuples_keep_their_type_and_mappings_are_refused() -> None:
+    """torch's scaler iterates over the keys of a mapping and leaves the values as they are."""
     pair = namedtuple("pair", ["loss", "rest"])
-    scaled = GradScaler("cpu", init_scale=8.0).scale(pair(torch.ones(()), [torch.ones(2)]))
+    scaler = GradScaler("cpu", init_scale=8.0)
+    scaled = scaler.scale(pair(torch.ones(()), [torch.ones(2)]))
     assert isinstance(scaled, pair)
     assert (float(scaled.loss), scaled.rest[0].tolist()) == (8.0, [8.0, 8.0])
-
-
-def test_mappings_are_refused() -> None:
-    """torch's scaler iterates over the keys and leaves the values as they are."""
-    scaler = GradScaler("cpu")
     with pytest.raises(TypeError, match="outputs to be a tensor or an iterable of tensors, got di"):
         scaler.scale({"loss": torch.ones(())})
-    assert float(scaler.scale(torch.ones(()))) == 2.0**16
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"init_scale": math.nan}, "init_scale to be positive and finite, got nan"),
-        ({"init_scale": 0.0}, "init_scale to be positive and finite, got 0.0"),
-        ({"init_scale": -1.0}, "init_scale to be positive and finite, got -1.0"),
-        ({"init_scale": 2.0**127}, r"init_scale to be from 2\^-126 to 2\^126, so that"),
-        ({"init_scale": 1e300}, r"init_scale to be from 2\^-126 to 2\^126, so that"),
-        ({"init_scale": 1e-50}, r"init_scale to be from 2\^-126 to 2\^126, so that"),
-        ({"min_scale": 2.0**127}, r"min_scale to be at most 2\^126, got 1\.70"),
-        ({"min_scale": 2.0, "max_scale": 1.0}, "0 <= min_scale <= max_scale within fp32, got min"),
-        ({"min_scale": -1.0}, "0 <= min_scale <= max_scale within fp32, got min_scale -1"),
-        ({"max_scale": math.inf}, "0 <= min_scale <= max_scale within fp32"),
-        ({"history_size": -1}, "history_size to be a number of updates, got -1"),
-    ],
-    ids=str,
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"GradScaler: expected {message}"):
-        GradScaler("cpu", **options)
-
-
-@pytest.mark.parametrize("new_scale", [math.nan, math.inf, 0.0, -2.0, 0, 1e300, 2.0**127, 1e-39])
-def test_new_scale_out_of_range_changes_nothing(new_scale: float) -> None:
-    scaler = GradScaler("cpu", init_scale=8.0)
-    optimizer = FusedAdam(make_params())
-    iterate(scaler, optimizer, overflow=False)
-    with pytest.raises(ValueError, match=r"expected new_scale to be (positive and|from 2\^-126)"):
-        scaler.update(new_scale)
-    assert scaler.get_scale() == 8.0
-    iterate(scaler, optimizer, overflow=True)
-    assert scaler.get_scale() == 4.0
-
-
-@pytest.mark.parametrize("scale", [math.nan, 0.0, -2.0])
-def test_state_with_a_useless_scale_changes_nothing(scale: float) -> None:
-    scaler = GradScaler("cpu", init_scale=8.0)
-    state = scaler.state_dict()
-    with pytest.raises(ValueError, match=r"state_dict\['scale'\] to be positive and finite"):
-        scaler.load_state_dict({**state, "scale": scale, "growth_interval": 7})
-    assert scaler.state_dict() == state
+    assert float(scaler.scale(torch.ones(()))) == 8.0
 
 
 # Scales at the end of fp32.
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5], ids=["plain", "clipped"])
-@pytest.mark.parametrize("exponent", [0, 100, 117, 126, 127])
+@pytest.mark.parametrize("exponent", [0, 117, 127])
 @pytest.mark.parametrize("scaler_class", [GradScaler, torch.amp.GradScaler])
 def test_every_scale_of_torch_gives_the_same_step(
     scaler_class: Any, exponent: int, max_grad_norm: float | None
@@ -319,34 +238,18 @@ def test_every_scale_of_torch_gives_the_same_step(
     torch.testing.assert_close(p.detach(), 1.0 - grads, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("scale", [2.0**126, 2.0**127, 1.7 * 2.0**127])
+@pytest.mark.parametrize("scale", [2.0**127, 1.7 * 2.0**127])
 def test_unscale_takes_every_scale(scale: float) -> None:
     p = torch.nn.Parameter(torch.ones(40))
-    scaler, twin = GradScaler("cpu"), torch.amp.GradScaler("cpu")
     grads = []
-    for each in (scaler, twin):
-        each.scale(torch.zeros(()))
-        each.update(torch.tensor(scale))
+    for scaler in (GradScaler("cpu"), torch.amp.GradScaler("cpu")):
+        scaler.scale(torch.zeros(()))
+        scaler.update(torch.tensor(scale))
         p.grad = torch.arange(1.0, 41.0) * 2.0**100
-        each.unscale_(torch.optim.SGD([p], lr=1.0))
+        scaler.unscale_(torch.optim.SGD([p], lr=1.0))
         grads.append(p.grad)
     assert torch.equal(*grads)
     assert bool((grads[0] > 0).all())
-
-
-def test_update_takes_every_int_of_the_range() -> None:
-    scaler = GradScaler("cpu", init_scale=2.0)
-    iterate(scaler, FusedAdam(make_params()), overflow=False)
-    scaler.update(2**126)
-    assert scaler.get_scale() == 2.0**126
-
-
-def test_growth_stops_where_the_reciprocal_is_normal() -> None:
-    scaler = GradScaler("cpu", init_scale=2.0**125, growth_interval=1, max_scale=2.0**127)
-    optimizer = FusedAdam(make_params())
-    for _ in range(3):
-        iterate(scaler, optimizer, overflow=False)
-    assert scaler.get_scale() == 2.0**126
 
 
 def test_a_larger_scale_of_torch_is_brought_down() -> None:

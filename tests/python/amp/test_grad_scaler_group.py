@@ -23,24 +23,12 @@ OVERFLOWS = [-1, 0, -1, 1, 2, -1]
 #: The iteration in which the second process has no gradients.
 WITHOUT_GRADS = 5
 
-MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
-
-def sgd(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=0.25)
-
-
-def torch_fused(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=0.25, fused=True)
-
-
-def ours(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return FusedAdam(params, lr=0.25)
-
-
-MAKE = {"sgd": sgd, "torch_fused": torch_fused, "ours": ours}
-
-
+MAKE: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.25),
+    "torch_fused": lambda params: torch.optim.AdamW(params, lr=0.25, fused=True),
+    "ours": lambda params: FusedAdam(params, lr=0.25),
+}
 Outcome = tuple[list[bool], list[float], int]
 
 

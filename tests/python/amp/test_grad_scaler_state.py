@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import pickle
 from collections.abc import Callable
@@ -38,9 +37,14 @@ def used(scaler_class: Any, **options: Any) -> Any:
     return scaler
 
 
-@pytest.mark.parametrize("target", CLASSES, ids=["to-torch", "to-ours"])
-@pytest.mark.parametrize("source", CLASSES, ids=["torch", "ours"])
-@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize(
+    ("source", "target", "started"),
+    [
+        (GradScaler, torch.amp.GradScaler, True),
+        (torch.amp.GradScaler, GradScaler, True),
+        (GradScaler, GradScaler, False),
+    ],
+)
 def test_state_dict_moves_between_scalers(source: Any, target: Any, started: bool) -> None:
     saved = used(source)
     state = saved.state_dict()
@@ -58,55 +62,28 @@ def test_state_dict_moves_between_scalers(source: Any, target: Any, started: boo
         assert scaler.get_scale() == 256.0
 
 
-def test_state_dict_survives_a_weights_only_file() -> None:
-    file = io.BytesIO()
-    state = used(GradScaler).state_dict()
-    torch.save(state, file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True) == state
-
-
-def test_empty_state_dict() -> None:
-    scaler = used(GradScaler)
-    with pytest.raises(RuntimeError, match=r"^The source state dict is empty, possibly because"):
-        scaler.load_state_dict({})
-    assert scaler.get_scale() == 128.0
-
-
 @pytest.mark.parametrize(
     "key", ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"]
 )
-def test_missing_key_is_named_and_changes_nothing(key: str) -> None:
+def test_a_missing_or_wrong_value_is_named_and_changes_nothing(key: str) -> None:
     scaler = used(GradScaler)
     before = scaler.state_dict()
     state = {name: 7 for name in before if name != key}
     with pytest.raises(KeyError, match=f"expected state_dict to hold '{key}'"):
         scaler.load_state_dict(state)
+    with pytest.raises(TypeError, match=rf"expected state_dict\['{key}'\] to be a"):
+        scaler.load_state_dict({**dict.fromkeys(before, 7), key: None})
+    with pytest.raises(RuntimeError, match=r"^The source state dict is empty, possibly because"):
+        scaler.load_state_dict({})
     assert scaler.state_dict() == before
     iterate(scaler, torch.optim.SGD(make_params(), lr=0.1))
-
-
-def test_wrong_value_is_named_and_changes_nothing() -> None:
-    scaler = used(GradScaler)
-    before = scaler.state_dict()
-    message = r"expected state_dict\['backoff_factor'\] to be a number, got None"
-    with pytest.raises(TypeError, match=message):
-        scaler.load_state_dict({**before, "scale": 1.0, "backoff_factor": None})
-    assert scaler.state_dict() == before
 
 
 def by_pickle(scaler: Any) -> Any:
     return pickle.loads(pickle.dumps(scaler))
 
 
-def by_torch_file(scaler: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(scaler, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES = [by_pickle, by_torch_file, copy.deepcopy, copy.copy]
+COPIES = [by_pickle, copy.deepcopy, copy.copy]
 
 
 @pytest.mark.parametrize("duplicate", COPIES)

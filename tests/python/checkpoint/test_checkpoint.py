@@ -74,16 +74,6 @@ def test_a_run_continues_bit_for_bit(tmp_path: Path, kind: type[torch.optim.Opti
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_plain_torch_opens_the_file(tmp_path: Path) -> None:
-    model, optimizer = make()
-    train(model, optimizer)
-    torchfuse.save_checkpoint(tmp_path / "last.pt", model=model, optimizer=optimizer)
-    contents = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert list(contents) == ["model", "optimizer", "values", "torchfuse"]
-    assert contents["torchfuse"]["classes"] == {"optimizer": "FusedAdam"}
-    assert same(contents["model"], dict(model.state_dict()))
-
-
 def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     model, optimizer = make()
@@ -116,7 +106,7 @@ def load_renamed(path: Path, parts: dict[str, Any], lion: FusedLion) -> None:
 
 def test_truncated_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
     path, cut = tmp_path / "last.pt", tmp_path / "cut.pt"
-    model, optimizer = make()
+    model, _ = make()
     torchfuse.save_checkpoint(path, model=model, values={"tensor": torch.rand(8192)})
     whole = path.read_bytes()
     before = copy.deepcopy(model.state_dict())
@@ -135,7 +125,6 @@ def test_truncated_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(FileNotFoundError, match=r"load_checkpoint: could not read .*none.pt: No"):
         torchfuse.load_checkpoint(tmp_path / "none.pt", model=model)
     assert same(model.state_dict(), before)
-    del optimizer
 
 
 def test_what_cannot_be_saved_leaves_the_old_file(tmp_path: Path) -> None:

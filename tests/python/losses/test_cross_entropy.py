@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cross entropy: losses and gradients by torch's in fp64."""
+"""Cross entropy: losses and gradients by torch's in fp64, and bad input by name."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def run(logits: Tensor, labels: Tensor, grad: Tensor, **options: Any) -> tuple[T
     return losses.detach(), dx
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (7, 32), (3, 1000), (70, 33), (2, 4099)])
+@pytest.mark.parametrize(
+    ("dtype", "smoothing"), [(F32, 0.1), (F64, 0.0), (F16, 1.0), (BF16, 0.1)], ids=str
+)
+@pytest.mark.parametrize("shape", [(1, 1), (70, 33), (2, 4099), (0, 4)])
 def test_losses_and_gradients(dtype: torch.dtype, smoothing: float, shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     logits = (torch.randn(shape, dtype=F64) * 3).to(dtype)
@@ -44,20 +45,42 @@ def test_losses_and_gradients(dtype: torch.dtype, smoothing: float, shape: tuple
     losses, dx = run(logits, labels, grad, smoothing=smoothing)
     expected, expected_dx = reference(logits, labels, grad, label_smoothing=smoothing)
     assert losses.dtype == dx.dtype == dtype
-    scale = 1 + expected.abs()
-    assert ((losses.double() - expected).abs() / scale).max() <= TOLERANCE[dtype]
-    assert (dx.double() - expected_dx).abs().max() <= TOLERANCE[dtype] * (1 + grad.abs().max())
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=tolerance)
+    largest = grad.abs().amax().item() if len(grad) else 0.0
+    torch.testing.assert_close(dx.double(), expected_dx, rtol=0, atol=tolerance * (1 + largest))
 
 
-@pytest.mark.parametrize("dtype", [F16, BF16])
-def test_fp32_losses_of_16_bit_logits(dtype: torch.dtype) -> None:
-    logits = torch.randn(6, 50).to(dtype)
-    labels = torch.randint(50, (6,))
+def test_fp32_losses_of_strided_16_bit_logits() -> None:
+    logits, labels = torch.randn(50, 6).half().t(), torch.randint(50, (6,))
     losses, dx = run(logits, labels, torch.ones(6), dtype=F32)
-    expected, _ = reference(logits, labels, torch.ones(6))
+    expected, expected_dx = reference(logits, labels, torch.ones(6))
     assert losses.dtype == F32
-    assert dx.dtype == dtype
+    assert dx.dtype == F16
     torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(dx.double(), expected_dx, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_equal_logits_share_the_gradient_at_any_size(dtype: torch.dtype) -> None:
+    logits = torch.full((2, 3), 3e38, dtype=dtype)
+    logits[1] = -logits[1]
+    labels = torch.tensor([0, 2])
+    losses, dx = run(logits, labels, torch.ones(2), smoothing=0.1, dtype=None)
+    expected, expected_dx = reference(torch.zeros(2, 3), labels, torch.ones(2), label_smoothing=0.1)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=0)
+    torch.testing.assert_close(dx.double(), expected_dx, rtol=tolerance, atol=0)
+
+
+def test_the_bits_do_not_depend_on_threads() -> None:
+    logits, labels = torch.randn(64, 1001), torch.randint(1001, (64,))
+    results = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        results.append(run(logits, labels, torch.ones(64), smoothing=0.1))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_ignored_rows_have_neither_loss_nor_gradient() -> None:
@@ -69,7 +92,7 @@ def test_ignored_rows_have_neither_loss_nor_gradient() -> None:
     assert (dx[::2] != 0).all()
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+@pytest.mark.parametrize("dtype", [F32, BF16])
 def test_infinite_and_large_logits(dtype: torch.dtype) -> None:
     logits = torch.tensor(
         [
@@ -89,44 +112,6 @@ def test_infinite_and_large_logits(dtype: torch.dtype) -> None:
     torch.testing.assert_close(dx[:3].double(), expected_dx[:3], rtol=1e-2, atol=1e-2)
     assert torch.equal(dx[0, 0], torch.zeros((), dtype=dtype))
     assert dx[3:].isnan().any(dim=1).all()
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("center", [1e2, 1e3, 1e4, 1e5, 1e6, -1e6])
-def test_errors_do_not_grow_with_the_logits(center: float, smoothing: float) -> None:
-    torch.manual_seed(0)
-    logits, labels = torch.randn(4, 1000) * 2 + center, torch.randint(1000, (4,))
-    losses, dx = run(logits, labels, torch.ones(4), smoothing=smoothing)
-    expected, expected_dx = reference(logits, labels, torch.ones(4), label_smoothing=smoothing)
-    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(dx.double(), expected_dx, rtol=2e-6, atol=1e-9)
-    assert dx.sum(1).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16, F64])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_equal_logits_share_the_gradient_at_any_size(dtype: torch.dtype, smoothing: float) -> None:
-    logits = torch.full((2, 3), 3e38, dtype=dtype)
-    logits[1] = -logits[1]
-    labels = torch.tensor([0, 2])
-    losses, dx = run(logits, labels, torch.ones(2), smoothing=smoothing, dtype=None)
-    expected, expected_dx = reference(
-        torch.zeros(2, 3), labels, torch.ones(2), label_smoothing=smoothing
-    )
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=0)
-    torch.testing.assert_close(dx.double(), expected_dx, rtol=tolerance, atol=0)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_errors_do_not_grow_with_the_classes(smoothing: float) -> None:
-    logits, labels = torch.full((1, 1 << 20), 0.1), torch.tensor([7])
-    logits[0, 5] = 1.0
-    losses, dx = run(logits, labels, torch.ones(1), smoothing=smoothing)
-    expected, expected_dx = reference(logits, labels, torch.ones(1), label_smoothing=smoothing)
-    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=0)
-    # Smoothing subtracts nearly all of a probability.
-    torch.testing.assert_close(dx.double(), expected_dx, rtol=2e-6, atol=2e-12)
 
 
 def test_gradients_from_the_rounded_sum_alone_are_apexs() -> None:
@@ -159,30 +144,8 @@ def test_gradients_of_gradients() -> None:
     assert torch.autograd.gradgradcheck(function, logits)
 
 
-def test_the_bits_do_not_depend_on_threads() -> None:
-    logits, labels = torch.randn(64, 1001), torch.randint(1001, (64,))
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            results.append(run(logits, labels, torch.ones(64), smoothing=0.1))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-
-
-def test_strided_logits() -> None:
-    logits, labels = torch.randn(5, 4).t(), torch.tensor([0, 1, 2, 3])
-    losses, dx = run(logits, labels, torch.ones(4))
-    expected, expected_dx = reference(logits, labels, torch.ones(4))
-    torch.testing.assert_close(losses.double(), expected)
-    torch.testing.assert_close(dx.double(), expected_dx, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 5, 4), (2, 5, 4, 3)])
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 5, 4, 3)])
 def test_the_module_is_torchs(reduction: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     logits = torch.randn(shape, requires_grad=True)
@@ -198,8 +161,7 @@ def test_the_module_is_torchs(reduction: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(dx, expected_dx)
 
 
-@pytest.mark.parametrize("dtype", [F16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(("reduction", "dtype"), [("none", F16), ("mean", BF16)], ids=str)
 def test_losses_under_autocast_are_of_torchs_dtype(reduction: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(7, 5), torch.randn(9, 7)
@@ -218,7 +180,90 @@ def test_losses_under_autocast_are_of_torchs_dtype(reduction: str, dtype: torch.
     assert gradient.isfinite().all()
 
 
-def test_an_empty_batch() -> None:
-    losses, dx = run(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-    assert losses.shape == (0,)
-    assert dx.shape == (0, 4)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_label_is_ignored(reduction: str) -> None:
+    input, target = torch.randn(4, 10), torch.tensor([0, 9, 3, 1])
+    found = FusedCrossEntropyLoss(ignore_index=None, reduction=reduction)(input, target)
+    expected = torch.nn.CrossEntropyLoss(reduction=reduction)(input, target)
+    torch.testing.assert_close(found, expected)
+
+
+def test_shapes_on_the_meta_device() -> None:
+    input = torch.empty(4, 10, dtype=torch.float16, device="meta")
+    target = torch.empty(4, dtype=torch.int64, device="meta")
+    assert FusedCrossEntropyLoss(reduction="none")(input, target).shape == (4,)
+    assert softmax_cross_entropy(input, target).dtype == torch.float16
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "options", "message"),
+    [
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0, 3]),
+            {},
+            r"softmax_cross_entropy_forward: expected labels\[1\] to be from 0 to 2, or "
+            r"ignore_index, got 3",
+        ),
+        (torch.zeros(2, 3), torch.tensor([0, -1]), {}, r"expected labels\[1\] to be from 0 to 2"),
+        (
+            torch.zeros(2, 3, 4),
+            torch.tensor([0, 1]),
+            {},
+            r"expected logits to be of shape \[N, C\] with at least one class, got \[2, 3, 4\]",
+        ),
+        (torch.zeros(2, 0), torch.tensor([0, 0]), {}, r"with at least one class, got \[2, 0\]"),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0]),
+            {},
+            r"expected labels to be an int64 tensor of shape \[2\], got Long of shape \[1\]",
+        ),
+        (torch.zeros(2, 3), torch.zeros(2), {}, r"expected labels to be an int64 tensor"),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0, 1]),
+            {"smoothing": 1.5},
+            r"expected smoothing to be from 0 to 1, got 1\.5",
+        ),
+        (torch.zeros(2, 3), torch.tensor([0, 1]), {"dtype": F16}, r"expected dtype to be Float"),
+    ],
+)
+def test_bad_input(logits: Tensor, labels: Tensor, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        softmax_cross_entropy(logits, labels, **options)
+
+
+INDICES = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("input", "target", "error", "message"),
+    [
+        (
+            torch.zeros(2, 3),
+            torch.ones(2, 3),
+            TypeError,
+            r"got torch\.float32 of shape \[2, 3\]\. For probabilities",
+        ),
+        (torch.zeros(4, 10, 3), INDICES, ValueError, r"target to have the shape \[.*\] of input"),
+        (torch.zeros(4, 10), INDICES[:, None], ValueError, "target to have the shape"),
+        (torch.zeros(10), INDICES[:1], ValueError, "target to have the shape"),
+        (torch.zeros(3, 10), INDICES, ValueError, "target to have the shape"),
+        (torch.tensor(1.0), INDICES[0], ValueError, "input to have a dimension of classes"),
+    ],
+    ids=range(6),
+)
+def test_the_module_refuses(
+    input: Tensor, target: Tensor, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        FusedCrossEntropyLoss(reduction="none")(input, target)
+
+
+def test_an_unknown_reduction() -> None:
+    with pytest.raises(ValueError, match=r"expected reduction to be 'mean', 'sum' or 'none'"):
+        FusedCrossEntropyLoss(reduction="average")

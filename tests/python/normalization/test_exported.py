@@ -15,7 +15,6 @@ from torchfuse.losses import FusedCrossEntropyLoss
 from torchfuse.normalization import (
     FusedLayerNorm,
     FusedRMSNorm,
-    MixedFusedLayerNorm,
     MixedFusedRMSNorm,
 )
 from torchfuse.parallel import SyncBatchNorm
@@ -23,11 +22,8 @@ from torchfuse.parallel import SyncBatchNorm
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "layer": lambda: FusedLayerNorm(4),
     "layer without bias": lambda: FusedLayerNorm((3, 4), bias=False),
-    "layer without weight": lambda: FusedLayerNorm(4, elementwise_affine=False),
     "rms": lambda: FusedRMSNorm(4),
-    "mixed layer": lambda: MixedFusedLayerNorm(4),
     "mixed rms": lambda: MixedFusedRMSNorm(4),
-    "batch": lambda: SyncBatchNorm(4).eval(),
     "batch, relu": lambda: SyncBatchNorm(4, fuse_relu=True).eval(),
 }
 

@@ -25,7 +25,6 @@ F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float6
 #: Of results that are rounded once to a dtype, relative to their size or 1.
 TOLERANCE = {F32: 3e-6, F16: 2e-3, BF16: 1.6e-2, F64: 1e-12}
 CLASSES = [FusedLayerNorm, FusedRMSNorm]
-SHAPES = [((4, 16), 1), ((3, 5, 33), 2), ((2, 1024), 1), ((65, 7), 1), ((1, 4099), 1)]
 
 
 def reference(module: Any, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
@@ -83,32 +82,42 @@ def problem(
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("shape", "dims"), SHAPES)
-@pytest.mark.parametrize("affine", [True, False])
-def test_values_and_gradients(
-    cls: Any, dtype: torch.dtype, shape: tuple[int, ...], dims: int, affine: bool
-) -> None:
-    options = {"dtype": dtype, "elementwise_affine": affine}
-    module, x, dy = problem(cls, shape, dims, dtype, **options)
-    found = run(module, x, dy)
-    assert found["y"].dtype == dtype
-    assert_near(found, reference(module, x, dy))
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("dtype", [F16, BF16])
-def test_fp32_parameters_with_16_bit_inputs(cls: Any, dtype: torch.dtype) -> None:
-    module, x, dy = problem(cls, (6, 40), 1, dtype)
-    found = run(module, x, dy)
-    assert found["y"].dtype == dtype
-    assert found["weight"].dtype == F32
-    assert_near(found, reference(module, x, dy))
-
-
-@pytest.mark.parametrize("cls", [MixedFusedLayerNorm, MixedFusedRMSNorm])
 @pytest.mark.parametrize(
-    ("dtype", "weight_dtype"), [(F16, F32), (BF16, F32), (F32, BF16), (F32, F32), (BF16, F16)]
+    ("dtype", "params", "options"),
+    [
+        (F32, F32, {}),
+        (F64, F64, {"elementwise_affine": False}),
+        (F16, F16, {}),
+        (BF16, F32, {}),
+        (F32, F32, {"memory_efficient": True}),
+        (BF16, BF16, {"memory_efficient": True}),
+    ],
+)
+def test_values_and_gradients(
+    cls: Any, dtype: torch.dtype, params: torch.dtype, options: dict[str, Any]
+) -> None:
+    """Rows of one and of two dimensions, and more than one thread takes at once."""
+    factor = 16.0 if options.get("memory_efficient") else 1.0
+    for shape, dims in (((3, 5, 33), 2), ((1101, 130), 1)):
+        module, x, dy = problem(cls, shape, dims, dtype, dtype=params, **options)
+        found = run(module, x, dy)
+        assert found["y"].dtype == dtype
+        assert_near(found, reference(module, x, dy), factor)
+
+
+def test_a_layer_may_have_no_bias() -> None:
+    module, x, dy = problem(FusedLayerNorm, (4, 6), 1, F32, bias=False)
+    assert module.bias is None
+    assert_near(run(module, x, dy), reference(module, x, dy))
+
+
+@pytest.mark.parametrize(
+    ("cls", "dtype", "weight_dtype"),
+    [
+        (MixedFusedLayerNorm, F16, F32),
+        (MixedFusedRMSNorm, BF16, F16),
+        (MixedFusedRMSNorm, F32, F32),
+    ],
 )
 def test_mixed_modules_give_the_weights_dtype(
     cls: Any, dtype: torch.dtype, weight_dtype: torch.dtype
@@ -122,10 +131,8 @@ def test_mixed_modules_give_the_weights_dtype(
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_memory_efficient_keeps_the_output_alone(cls: Any, dtype: torch.dtype) -> None:
-    module, x, dy = problem(cls, (9, 65), 1, dtype, dtype=dtype, memory_efficient=True)
-    assert_near(run(module, x, dy), reference(module, x, dy), factor=16.0)
+def test_memory_efficient_keeps_the_output_alone(cls: Any) -> None:
+    module, x, _ = problem(cls, (9, 65), 1, F32, memory_efficient=True)
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -137,6 +144,55 @@ def test_memory_efficient_keeps_the_output_alone(cls: Any, dtype: torch.dtype) -
     storages = {tensor.untyped_storage().data_ptr() for tensor in kept}
     assert y.untyped_storage().data_ptr() in storages
     assert x.untyped_storage().data_ptr() not in storages
+
+
+def test_autocast_converts_fp32_inputs_and_outputs_of_fp32_weights() -> None:
+    module, x, _ = problem(FusedLayerNorm, (4, 6), 1, F32)
+    with torch.autocast("cpu", dtype=BF16):
+        y = module(x)
+        mixed = [kind(6)(x).dtype for kind in (MixedFusedLayerNorm, MixedFusedRMSNorm)]
+        assert MixedFusedLayerNorm(6, dtype=F64)(x).dtype == F64
+    assert y.dtype == BF16
+    assert torch.equal(y, module(x.bfloat16()))
+    assert mixed == [BF16, BF16]
+
+
+def test_functions_without_parameters() -> None:
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(fused_layer_norm(x, 8), functional.layer_norm(x, (8,), eps=1e-6))
+    torch.testing.assert_close(fused_rms_norm(x, (8,)), functional.rms_norm(x, (8,), eps=1e-6))
+
+
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@pytest.mark.parametrize(
+    ("cls", "columns", "dtype", "out"),
+    [
+        (MixedFusedLayerNorm, 1024, F32, F32),
+        (MixedFusedRMSNorm, 1072, BF16, BF16),
+        (MixedFusedLayerNorm, 1049, F16, F32),
+    ],
+)
+def test_rows_of_a_large_tensor_are_those_of_small_ones(
+    cls: Any, columns: int, dtype: torch.dtype, out: torch.dtype, memory_efficient: bool
+) -> None:
+    """Large results go past the caches on the CPU, where rows are whole lines of them."""
+    torch.manual_seed(0)
+    module = cls(columns, dtype=out, memory_efficient=memory_efficient)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, 1.0, 0.2)
+    x, dy = torch.randn(1101, columns).to(dtype), torch.randn(1101, columns).to(out)
+    whole = run(module, x, dy)
+    # 64 rows are what gradients of weight and bias are summed over, and one thread takes them.
+    parts = [run(module, *part) for part in zip(x.split(64), dy.split(64), strict=True)]
+    for key in ("y", "x"):
+        assert torch.equal(whole[key], torch.cat([part[key] for part in parts]))
+    for name, _ in module.named_parameters():
+        total = sum(part[name].double() for part in parts)
+        error = (whole[name].double() - total).norm() / total.norm()
+        assert error < 4 * TOLERANCE[out]
+    torch.set_num_threads(1)
+    for name, tensor in run(module, x, dy).items():
+        assert torch.equal(whole[name], tensor), "bits depend on threads"
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -171,7 +227,7 @@ def test_strided_inputs_and_gradients(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0, 0)])
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0)])
 def test_empty_inputs(cls: Any, shape: tuple[int, ...]) -> None:
     module = cls(shape[-1])
     x = torch.zeros(shape, requires_grad=True)
@@ -180,22 +236,6 @@ def test_empty_inputs(cls: Any, shape: tuple[int, ...]) -> None:
     assert y.shape == x.shape
     assert x.grad is not None
     assert torch.equal(module.weight.grad, torch.zeros(shape[-1]))
-
-
-@pytest.mark.parametrize("threads", [2, 5])
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_the_bits_do_not_depend_on_threads(dtype: torch.dtype, threads: int) -> None:
-    module, x, dy = problem(FusedLayerNorm, (1000, 130), 1, dtype)
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            results.append(run(module, x, dy))
-    finally:
-        torch.set_num_threads(before)
-    for name, tensor in results[0].items():
-        assert torch.equal(tensor, results[1][name]), name
 
 
 @pytest.mark.parametrize(
@@ -211,28 +251,6 @@ def test_states_are_torchs(ours: Any, torchs: Any) -> None:
         assert torch.equal(again(x), module(x))
 
 
-def test_a_layer_without_bias() -> None:
-    module, x, dy = problem(FusedLayerNorm, (4, 6), 1, F32, bias=False)
-    assert module.bias is None
-    assert_near(run(module, x, dy), reference(module, x, dy))
-
-
-def test_autocast_converts_fp32_inputs() -> None:
-    module, x, _ = problem(FusedLayerNorm, (4, 6), 1, F32)
-    with torch.autocast("cpu", dtype=BF16):
-        y = module(x)
-    assert y.dtype == BF16
-    assert torch.equal(y, module(x.bfloat16()))
-
-
-def test_autocast_converts_the_output_of_fp32_weights_too() -> None:
-    x = torch.randn(4, 6)
-    for kind in (MixedFusedLayerNorm, MixedFusedRMSNorm):
-        with torch.autocast("cpu", dtype=BF16):
-            assert kind(6)(x).dtype == BF16
-            assert kind(6, dtype=F64)(x).dtype == F64
-
-
 def test_transforms_and_forward_mode() -> None:
     module, x, dy = problem(FusedLayerNorm, (4, 6), 1, F64, dtype=F64)
     rows = torch.func.vmap(module)(x)
@@ -246,14 +264,9 @@ def test_transforms_and_forward_mode() -> None:
     torch.testing.assert_close(tangent, expected)
 
 
-def test_functions_without_parameters() -> None:
-    x = torch.randn(3, 8)
-    torch.testing.assert_close(fused_layer_norm(x, 8), functional.layer_norm(x, (8,), eps=1e-6))
-    torch.testing.assert_close(fused_rms_norm(x, (8,)), functional.rms_norm(x, (8,), eps=1e-6))
-
-
-@pytest.mark.parametrize("memory_efficient", [False, True])
-@pytest.mark.parametrize("cls", [*CLASSES, MixedFusedLayerNorm, MixedFusedRMSNorm])
+@pytest.mark.parametrize(
+    ("cls", "memory_efficient"), [(FusedLayerNorm, True), (MixedFusedRMSNorm, False)]
+)
 def test_it_compiles_into_one_graph(cls: Any, memory_efficient: bool) -> None:
     module, x, dy = problem(cls, (4, 6), 1, F32, memory_efficient=memory_efficient)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -263,41 +276,58 @@ def test_it_compiles_into_one_graph(cls: Any, memory_efficient: bool) -> None:
         assert torch.equal(found, eager)
 
 
-def test_fake_tensors_have_the_results_shape() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        module = FusedLayerNorm((3, 4))
-        y = module(torch.empty(2, 3, 4))
-        assert y.shape == (2, 3, 4)
-
-
-@pytest.mark.parametrize("memory_efficient", [False, True])
-@pytest.mark.parametrize(("dtype", "out"), [(F32, F32), (BF16, BF16), (F16, F32), (F64, F64)])
-@pytest.mark.parametrize("columns", [1024, 1056, 1072, 1049])
-@pytest.mark.parametrize("cls", [MixedFusedLayerNorm, MixedFusedRMSNorm])
-def test_rows_of_a_large_tensor_are_those_of_small_ones(
-    cls: Any, columns: int, dtype: torch.dtype, out: torch.dtype, memory_efficient: bool
-) -> None:
-    """Large results go past the caches on the CPU, where rows are whole lines of them."""
-    torch.manual_seed(0)
-    module = cls(columns, dtype=out, memory_efficient=memory_efficient)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, 1.0, 0.2)
-    x, dy = torch.randn(1101, columns).to(dtype), torch.randn(1101, columns).to(out)
-    whole = run(module, x, dy)
-    # 64 rows are what gradients of weight and bias are summed over.
-    parts = [run(module, *part) for part in zip(x.split(64), dy.split(64), strict=True)]
-    for key in ("y", "x"):
-        assert torch.equal(whole[key], torch.cat([part[key] for part in parts]))
-    for name, _ in module.named_parameters():
-        total = sum(part[name].double() for part in parts)
-        error = (whole[name].double() - total).norm() / total.norm()
-        assert error < 4 * TOLERANCE[out]
-
-
 @pytest.mark.parametrize("kind", [FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm])
 def test_modules_on_the_meta_device(kind: Any) -> None:
     output = kind(4, device="meta")(torch.empty(2, 4, device="meta"))
     assert output.shape == (2, 4)
     assert output.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: FusedLayerNorm(8)(torch.zeros(2, 7)),
+            ValueError,
+            r"FusedLayerNorm: expected input to end in the dimensions normalized_shape=\[8\], "
+            r"got an input of shape \[2, 7\]",
+        ),
+        (
+            lambda: FusedRMSNorm((2, 8))(torch.zeros(8)),
+            ValueError,
+            r"FusedRMSNorm: expected input to end in the dimensions normalized_shape=\[2, 8\]",
+        ),
+        (
+            lambda: FusedLayerNorm(8)(torch.zeros(2, 8, dtype=torch.int64)),
+            RuntimeError,
+            r"FusedLayerNorm: expected input to be of dtype",
+        ),
+        (
+            lambda: MixedFusedLayerNorm(8, elementwise_affine=False),
+            RuntimeError,
+            r"MixedFusedLayerNorm: expected elementwise_affine to be True, got False\. "
+            r"Use FusedLayerNorm\.",
+        ),
+        (
+            lambda: torch.ops.torchfuse.layer_norm(
+                torch.zeros(2, 8), 1, torch.zeros(7), None, eps=1e-5
+            ),
+            RuntimeError,
+            r"layer_norm: expected weight to be of shape \[8\], the last dimensions of input, "
+            r"got \[7\]",
+        ),
+        (
+            lambda: torch.ops.torchfuse.layer_norm(torch.zeros(2, 8), 3, eps=1e-5),
+            RuntimeError,
+            r"layer_norm: expected normalized_dims to be from 1 to 2, the input's dim",
+        ),
+        (
+            lambda: torch.ops.torchfuse.layer_norm(torch.zeros(2, 8), 1, eps=1e-5, dtype=F16),
+            RuntimeError,
+            r"layer_norm: expected dtype to be Float, the input's, or Float, got Half",
+        ),
+    ],
+)
+def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

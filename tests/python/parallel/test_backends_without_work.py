@@ -84,10 +84,7 @@ def _normalize(layer: nn.Module, x: Tensor, weights: Tensor) -> dict[str, Tensor
 @case
 def batch_norm(rank: int) -> list[dict[str, Tensor]]:
     own = [tensor.chunk(RANKS)[rank] for tensor in (_batch(), _batch().cos())]
-    return [
-        _normalize(SyncBatchNorm(3, deterministic=deterministic), *own)
-        for deterministic in (False, True)
-    ]
+    return [_normalize(SyncBatchNorm(3, deterministic=kind), *own) for kind in (False, True)]
 
 
 def test_sync_batch_norm_is_that_of_the_pooled_batch(found: dict[str, list[Any]]) -> None:

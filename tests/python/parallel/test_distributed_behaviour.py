@@ -83,52 +83,39 @@ def test_disabled_passes_accumulate_and_the_enabled_one_reduces_all(
 # Buckets.
 
 
-def kept_without_gradients(model: DistributedDataParallel) -> list[int]:
-    """How many buffers there are after a pass for evaluation, and when training goes on."""
-    with torch.no_grad():
-        model(torch.ones(1, 6))
-    kept = len(model.allreduce_buffers)
-    model(torch.ones(1, 6))
-    return [kept, len(model.allreduce_buffers)]
-
-
 @case
 def buckets(rank: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    sizes = {"one": 10000000, "two": 18, "each": 1}
-    for name, message_size in sizes.items():
+    retained: dict[str, Any] = {"retain_allreduce_buffers": True}
+    options = {
+        "one": {"message_size": 10000000, **retained},
+        "two": {"message_size": 18, **retained},
+        "each": {"message_size": 1, **retained},
+        "delayed": {"message_size": 1, "delay_allreduce": True, **retained},
+        "unretained": {},
+    }
+    for name, chosen in options.items():
         net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
-        model = DistributedDataParallel(
-            net, message_size=message_size, retain_allreduce_buffers=True
-        )
+        model = DistributedDataParallel(net, **chosen)
         before = model.needs_refresh
         for _ in range(2):  # the first pass finds the order
             model.zero_grad()
             model(torch.ones(1, 6)).sum().backward()
         ranges = [(b.data_ptr(), b.data_ptr() + b.nbytes) for b in model.allreduce_buffers]
-        grads = [param.grad for param in net.parameters()]
-        inside = [any(a <= g.data_ptr() < b for a, b in ranges) for g in grads if g is not None]
+        grads = [param.grad for param in net.parameters() if param.grad is not None]
         results[name] = {
             "sizes": [buffer.numel() for buffer in model.allreduce_buffers],
             # In fp64, for the weights are random and their sum may nearly cancel.
             "total": sum(float(buffer.double().sum()) for buffer in model.allreduce_buffers),
-            "expected": sum(float(grad.double().sum()) for grad in grads if grad is not None),
-            "inside": inside,
+            "expected": sum(float(grad.double().sum()) for grad in grads),
+            "inside": [any(a <= g.data_ptr() < b for a, b in ranges) for g in grads],
             "needs_refresh": [before, model.needs_refresh],
-            "kept": kept_without_gradients(model),
         }
-    delayed = DistributedDataParallel(
-        nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)),
-        message_size=1,
-        delay_allreduce=True,
-        retain_allreduce_buffers=True,
-    )
-    for _ in range(2):
-        delayed(torch.ones(1, 6)).sum().backward()
-    unretained = DistributedDataParallel(nn.Linear(6, 5))
-    unretained(torch.ones(1, 6)).sum().backward()
-    results["delayed"] = [buffer.numel() for buffer in delayed.allreduce_buffers]
-    results["unretained"] = len(unretained.allreduce_buffers)
+        with torch.no_grad():
+            model(torch.ones(1, 6))
+        kept = len(model.allreduce_buffers)  # after a pass for evaluation
+        model(torch.ones(1, 6))
+        results[name]["kept"] = [kept, len(model.allreduce_buffers)]
     return results
 
 
@@ -137,8 +124,8 @@ def test_message_size_counts_elements(found: dict[str, list[Any]]) -> None:
         assert results["one"]["sizes"] == [53]
         assert results["two"]["sizes"] == [18, 35]
         assert sorted(results["each"]["sizes"]) == [3, 5, 15, 30]
-        assert results["delayed"] == [53]
-        assert results["unretained"] == 0
+        assert results["delayed"]["sizes"] == [53]
+        assert results["unretained"]["sizes"] == []
 
 
 def test_gradients_are_views_of_the_retained_buffers(found: dict[str, list[Any]]) -> None:

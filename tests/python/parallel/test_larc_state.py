@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Copies and checkpoints of LARC: the state is that of the optimizer inside."""
+"""Copies, checkpoints and gradient scalers of LARC."""
 
 from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.adam import clone_params, make_params, train
-from support.larc import Make, values
+from support.adam import clone_params, make_params, random_grads, set_grads, train
+from support.compare import norm_error
+from support.larc import INNER, Make, values
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.optim import lr_scheduler
 
+import torchfuse
 from torchfuse.parallel import LARC
 
 
@@ -30,14 +33,7 @@ def _pickle(optimizer: LARC, params: list[Any]) -> tuple[LARC, list[Any]]:
     return pickle.loads(pickle.dumps((optimizer, params)))  # type: ignore[no-any-return]
 
 
-def _torch_save(optimizer: LARC, params: list[Any]) -> tuple[LARC, list[Any]]:
-    file = io.BytesIO()
-    torch.save((optimizer, params), file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("duplicate", [_deepcopy, _pickle, _torch_save])
+@pytest.mark.parametrize("duplicate", [_deepcopy, _pickle])
 def test_copies_go_on_alone(make: Make, duplicate: Callable[..., Any]) -> None:
     params = make_params()
     optimizer = LARC(make(params), trust_coefficient=0.5, clip=False, eps=1e-6)
@@ -83,3 +79,61 @@ def test_distributed_checkpoints_take_it() -> None:
     for param, source in zip(other.parameters(), model.parameters(), strict=True):
         ours, theirs = fresh.state[param], optimizer.state[source]
         assert torch.equal(ours["momentum_buffer"], theirs["momentum_buffer"])
+
+
+# Scalers: the norms are those of unscaled gradients.
+
+SCALERS = {"torch": torch.amp.GradScaler, "torchfuse": torchfuse.amp.GradScaler}
+
+
+@pytest.mark.parametrize("scaler_type", SCALERS.values(), ids=SCALERS)
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_a_scaler_unscales_before_the_norms_are_taken(
+    make: Make, scaler_type: Any, unscale_first: bool
+) -> None:
+    params, reference = make_params(), make_params()
+    optimizer, plain = LARC(make(params)), LARC(make(reference))
+    scaler = scaler_type("cpu", init_scale=1024.0)
+    for seed in range(3):
+        grads = random_grads(params, seed)
+        scaler.scale(torch.ones(()))
+        set_grads(params, [1024.0 * grad for grad in grads])
+        set_grads(reference, grads)
+        if unscale_first:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        plain.step()
+    assert not hasattr(optimizer, "_step_supports_amp_scaling")
+    assert torch.equal(values(params), values(reference))
+
+
+@pytest.mark.parametrize("scaler_type", SCALERS.values(), ids=SCALERS)
+def test_an_overflow_skips_the_step(make: Make, scaler_type: Any) -> None:
+    params = make_params()
+    optimizer = LARC(make(params))
+    scaler = scaler_type("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    set_grads(params, random_grads(params, 0))
+    params[0].grad[0] = math.inf
+    before = values(params)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(values(params), before)
+    assert scaler.get_scale() == 4.0
+
+
+def test_clipping_after_unscaling_comes_before_larc() -> None:
+    params, reference = make_params(), make_params()
+    optimizer, plain = LARC(INNER["sgd"](params)), LARC(INNER["sgd"](reference))
+    grads = random_grads(params, 0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    scaler.scale(torch.ones(()))
+    set_grads(params, [16.0 * grad for grad in grads])
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(params, 0.01)
+    scaler.step(optimizer)
+    set_grads(reference, grads)
+    torch.nn.utils.clip_grad_norm_(reference, 0.01)
+    plain.step()
+    assert norm_error(values(params), values(reference)) < 1e-7

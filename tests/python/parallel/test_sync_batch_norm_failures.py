@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,21 +40,12 @@ def _report(rank: int, folder: str, call: Callable[[], object]) -> None:
     Path(folder, str(rank)).write_text(message)
 
 
-def _ends(rank: int, folder: str) -> None:
+def _is_lost(lost: int, how: signal.Signals, rank: int, folder: str) -> None:
     join_group(rank, 3, folder, TIMEOUT)
     model = _named_layer()
     model(torch.randn(2, 4))
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    _report(rank, folder, lambda: model(torch.randn(2, 4)))
-
-
-def _stops(rank: int, folder: str) -> None:
-    join_group(rank, 3, folder, TIMEOUT)
-    model = _named_layer()
-    model(torch.randn(2, 4))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == lost:
+        os.kill(os.getpid(), how)
     _report(rank, folder, lambda: model(torch.randn(2, 4)))
 
 
@@ -126,40 +118,41 @@ def _run(target: Callable[..., None], folder: Path, ranks: int, survivors: list[
     return [(folder / str(rank)).read_text() for rank in survivors]
 
 
-@pytest.mark.parametrize("target", [_ends, _ends_before_backward])
-def test_a_rank_that_was_killed(target: Callable[..., None], tmp_path: Path) -> None:
-    for message in _run(target, tmp_path, 3, survivors=[0, 1]):
+KILLED = partial(_is_lost, 2, signal.SIGKILL)
+STOPPED = partial(_is_lost, 1, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("target", "lost", "words"),
+    [
+        (KILLED, 2, "There is no sign of rank 2 of the group: ended, stopped"),
+        (_ends_before_backward, 2, "There is no sign of rank 2 of the group: ended, stopped"),
+        (STOPPED, 1, "There is no sign of rank 1 of the group: ended, stopped"),
+        (_stops_with_the_store, 0, "The group's store does not answer either"),
+    ],
+)
+def test_a_lost_rank_is_an_error_in_the_others(
+    target: Callable[..., None], lost: int, words: str, tmp_path: Path
+) -> None:
+    survivors = [rank for rank in range(3) if rank != lost]
+    for message in _run(target, tmp_path, 3, survivors):
         assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
-        assert "There is no sign of rank 2 of the group: ended, stopped" in message
-        assert "The backend says: " in message
+        assert words in message
+        if target is KILLED:
+            assert "The backend says: " in message
 
 
-def test_a_rank_that_was_stopped(tmp_path: Path) -> None:
-    for message in _run(_stops, tmp_path, 3, survivors=[0, 2]):
-        assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
-        assert "There is no sign of rank 1 of the group: ended, stopped" in message
-
-
-def test_the_rank_that_hosts_the_store_was_stopped(tmp_path: Path) -> None:
-    for message in _run(_stops_with_the_store, tmp_path, 3, survivors=[1, 2]):
-        assert "SyncBatchNorm '1'(3): the exchange between the 3 ranks" in message
-        assert "The group's store does not answer either" in message
-
-
-def test_ranks_with_other_channels(tmp_path: Path) -> None:
-    for message in _run(_differs_in_features, tmp_path, 2, survivors=[0, 1]):
-        assert "expected num_features to be the same in all ranks" in message
-        assert "got 3, 4. Build the same model in every process." in message
-
-
-def test_ranks_with_other_dtypes(tmp_path: Path) -> None:
-    for message in _run(_differs_in_dtype, tmp_path, 2, survivors=[0, 1]):
-        assert "expected input.dtype (0 float32, 1 float16, 2 bfloat16, 3 float64) to be" in message
-        assert "got 3, 0." in message
-
-
-def test_a_group_that_was_destroyed(tmp_path: Path) -> None:
-    for message in _run(_lost_its_group, tmp_path, 2, survivors=[0, 1]):
-        assert message.startswith(
-            "SyncBatchNorm(3): expected process_group to exist, got one that was destroyed."
-        )
+@pytest.mark.parametrize(
+    ("target", "expected", "got"),
+    [
+        (_differs_in_features, "num_features to be the same in all ranks", "got 3, 4. Build the"),
+        (_differs_in_dtype, "input.dtype (0 float32, 1 float16, 2 bfloat16, ", "got 3, 0."),
+        (_lost_its_group, "process_group to exist", "got one that was destroyed."),
+    ],
+)
+def test_ranks_that_differ_or_have_no_group(
+    target: Callable[..., None], expected: str, got: str, tmp_path: Path
+) -> None:
+    for message in _run(target, tmp_path, 2, survivors=[0, 1]):
+        assert f"expected {expected}" in message
+        assert got in message
