@@ -134,26 +134,6 @@ def test_the_optimizers_own_clipping_needs_no_unscaling(digits: tuple[Tensor, Te
     assert_trained_alike(ours.model, by_hand(digits, 1, clip=True)[0], make_network())
 
 
-def test_bf16_mixed(digits: tuple[Tensor, Tensor]) -> None:
-    runs = [Run(make, digits, mixed_precision="bf16") for make in (adam, adamw)]
-    for run in runs:
-        run.epoch(clip=True)
-    assert_trained_alike(runs[0].model, runs[1].model, make_network())
-
-
-def test_gradient_accumulation(digits: tuple[Tensor, Tensor]) -> None:
-    runs = []
-    for make_optimizer, scaler in ((adam, our_scaler()), (adamw, torch_scaler())):
-        run = Run(make_optimizer, digits, scaler, gradient_accumulation_steps=2)
-        for images, labels in run.loader:
-            with run.accelerator.accumulate(run.model), torch.autocast("cpu", torch.float16):
-                run.accelerator.backward(nn.functional.cross_entropy(run.model(images), labels))
-                run.optimizer.step()
-                run.optimizer.zero_grad()
-        runs.append(run)
-    assert_trained_alike(runs[0].model, runs[1].model, make_network())
-
-
 def follow_last_step_skipped(accelerated: AcceleratedOptimizer) -> None:
     """As docs/integrations.md has it."""
 

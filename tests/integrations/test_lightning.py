@@ -102,13 +102,6 @@ def test_fp16_with_our_optimizer_our_scaler_and_both(
     assert scaler.get_scale() < SCALING["init_scale"]  # steps were skipped on the way
 
 
-def test_bf16_mixed_by_name(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
-    ours, theirs = Module(FusedAdam, weight_decay=0.01), Module(torch.optim.AdamW)
-    for module in (ours, theirs):
-        fit(module, digits, tmp_path, precision="bf16-mixed")
-    assert_trained_alike(ours.network, theirs.network, make_network())
-
-
 def test_clipping_is_asked_of_the_optimizer(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     ours = Module(FusedAdam, weight_decay=0.01, max_grad_norm=0.1)
     fit(ours, digits, tmp_path, plugins=[fp16(GradScaler("cpu"))])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Clipping against torch.nn.utils, and against the same formula in fp64."""
+"""Clipping against torch.nn.utils, the same formula in fp64, and clipping inside of a step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.compare import assert_same_bits
+from support.adam import make_params, random_grads, set_grads
+from support.compare import assert_same_bits, assert_within_tolerance
+from support.host_reads import NoHostRead
 from torch import Tensor
 from torch.nn import Parameter
 
-import torchfuse
 from torchfuse import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torchfuse.optimizers import FusedAdam
 
 INF = math.inf
 SHAPES = [(37, 5), (1,), (129,), (2, 3, 5, 7)]
@@ -113,26 +115,6 @@ def test_values_are_clipped_as_torch_does(clip_value: float, dtypes: Any) -> Non
     torch.nn.utils.clip_grad_value_(theirs, clip_value)
     for mine, other in zip(grads_of(params), grads_of(theirs), strict=True):
         assert_same_bits(mine, other)
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        (60000.0, torch.float16),
-        (6e-8, torch.float16),
-        (1e30, torch.float32),
-        (1e-30, torch.float32),
-        (1e37, torch.bfloat16),
-    ],
-)
-def test_squares_that_leave_the_range_do_no_harm(value: float, dtype: torch.dtype) -> None:
-    param = with_grad(torch.full((100,), value, dtype=dtype))
-    assert param.grad is not None
-    element = float(param.grad[0])
-    norm = clip_grad_norm_(param, max_norm=element)
-    assert float(norm) == pytest.approx(10 * element, rel=1e-6)
-    clipped = element * min(1.0, element / (10 * element + 1e-6))
-    assert float(param.grad[0]) == pytest.approx(clipped, rel=2 * EPS[dtype], abs=6e-8)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, INF])
@@ -252,6 +234,102 @@ def test_under_torch_compile_it_is_the_same() -> None:
     torch.testing.assert_close(param.grad, torch.tensor([0.6, 0.8]))
 
 
-def test_the_package_exports_them() -> None:
-    assert torchfuse.clip_grad_norm_ is clip_grad_norm_
-    assert {"clip_grad_norm_", "clip_grad_value_"} <= set(torchfuse.__all__)
+# Without a host read, and inside of a step.
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, INF, 0, 3.0])
+def test_the_host_reads_nothing(norm_type: float) -> None:
+    params = problem(DTYPES)
+    with NoHostRead():
+        clip_grad_norm_(params, 1.0, norm_type)
+        clip_grad_value_(params, 1.0)
+        with pytest.raises(AssertionError, match=r"_local_scalar_dense|is_nonzero|item"):
+            clip_grad_norm_(params, 1.0, norm_type, error_if_nonfinite=True)
+
+
+@pytest.mark.parametrize("max_norm", [0.05, 1e6])
+def test_clipping_inside_the_step_is_the_same(max_norm: float) -> None:
+    before, inside = make_params(), make_params()
+    plain, clipping = FusedAdam(before), FusedAdam(inside, max_grad_norm=max_norm)
+    for seed in range(5):
+        grads = random_grads(before, seed)
+        set_grads(before, grads)
+        set_grads(inside, grads)
+        with NoHostRead():
+            norm = clip_grad_norm_(before, max_norm)
+            plain.step()
+            clipping.step()
+            folded = clipping.grad_norm()
+        assert folded is not None
+        assert_same_bits(folded, norm, "norm")
+        assert float(norm) == pytest.approx(exact_norm(grads, 2.0), rel=1e-6)
+    for mine, other in zip(inside, before, strict=True):
+        assert_within_tolerance(mine, other)
+
+
+# What is refused.
+
+
+def sparse() -> Parameter:
+    param = Parameter(torch.ones(3, 2))
+    param.grad = torch.ones(3, 2).to_sparse()
+    return param
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "sparse": (
+        lambda: clip_grad_norm_([Parameter(torch.ones(1)), with_grad([1.0]), sparse()], 1.0),
+        *(NotImplementedError, r"clip_grad_norm_: expected the gradient of parameters\[2\] to be "),
+    ),
+    "sparse value": (
+        lambda: clip_grad_value_([with_grad([1.0]), sparse()], 1.0),
+        *(NotImplementedError, r"clip_grad_value_: expected the gradient of parameters\[1\] to"),
+    ),
+    "number": (
+        lambda: clip_grad_norm_([with_grad([1.0]), 3], 1.0),  # type: ignore[list-item]
+        *(TypeError, r"clip_grad_norm_: expected parameters\[1\] to be a tensor, got int. Pass "),
+    ),
+    "names": (
+        lambda: clip_grad_value_({"weight": with_grad([1.0])}, 1.0),  # type: ignore[dict-item]
+        *(TypeError, r"clip_grad_value_: expected parameters\[0\] to be a tensor, got str. Pass "),
+    ),
+    "negative max_norm": (
+        lambda: clip_grad_norm_(with_grad([1.0]), -1.0),
+        *(ValueError, "clip_grad_norm_: expected max_norm to be at least 0, got -1. Use "),
+    ),
+    "nan max_norm": (
+        lambda: clip_grad_norm_(with_grad([1.0]), math.nan),
+        *(ValueError, "expected max_norm to be at least 0, got nan"),
+    ),
+    "nan norm_type": (
+        lambda: clip_grad_norm_(with_grad([1.0]), 1.0, math.nan),
+        *(ValueError, "clip_grad_norm_: expected norm_type to be a number, got nan. Use 2 or "),
+    ),
+    "negative clip_value": (
+        lambda: clip_grad_value_(with_grad([1.0]), -0.5),
+        *(ValueError, r"clip_grad_value_: expected clip_value to be at least 0, got -0\.5\. The "),
+    ),
+    "norms": (
+        lambda: clip_grads_with_norm_(with_grad([1.0]), 1.0, torch.ones(2)),
+        *(ValueError, r"expected total_norm to be a tensor of 1 element, got sizes \[2\]\. Use "),
+    ),
+    "a number as norm": (
+        lambda: clip_grads_with_norm_(with_grad([1.0]), 1.0, 3.0),  # type: ignore[arg-type]
+        *(TypeError, r"clip_grads_with_norm_: expected total_norm to be a tensor .*, got 3\.0\."),
+    ),
+    "a module": (
+        lambda: clip_grad_norm_(torch.nn.Linear(1, 1), 1.0),  # type: ignore[arg-type]
+        *(TypeError, r"clip_grad_norm_: expected parameters to be .*, got Linear\. Of a model, "),
+    ),
+    "modules to measure": (
+        lambda: get_total_norm(torch.nn.Sequential(torch.nn.ReLU())),  # type: ignore[arg-type]
+        *(TypeError, r"get_total_norm: expected tensors\[0\] to be a tensor, got ReLU\."),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name: str) -> None:
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        call()

@@ -100,12 +100,6 @@ def test_a_case_that_waits_for_the_device_is_named(clock: Clock) -> None:
     assert samples["does not"] == pytest.approx([1e-3] * 2)
 
 
-def test_no_case_waits_in_vain_for_longer_than_its_calls_take(clock: Clock) -> None:
-    """Of 20 samples one waits for all calls, and one for a single call."""
-    interleave({"waits": clock.case(1e-3, 1e-3, waits=True)}, rounds=20, device="cuda")
-    assert clock.waited < 0.25
-
-
 def test_a_case_that_would_fill_the_queue_is_called_once(clock: Clock) -> None:
     """20 calls of it are 8,000 launches."""
     host = HostShare()

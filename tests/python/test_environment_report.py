@@ -100,23 +100,6 @@ def test_report_without_torch(broken_package: Path) -> None:
     assert report["built: torchfuse"] == torchfuse.__version__
 
 
-def test_report_of_a_checkout_that_was_never_built(broken_package: Path) -> None:
-    (broken_package / "build_info.json").unlink()
-    result = run(broken_package, "-m", "torchfuse", "--env")
-    assert result.returncode == 0, result.stderr
-    assert (
-        "expected build_info.json in the package, got none" in read_report(result.stdout)["build"]
-    )
-
-
-def test_version_and_cmake_dir_need_no_library(broken_package: Path) -> None:
-    assert run(broken_package, "-m", "torchfuse", "--version").stdout == (
-        f"{torchfuse.__version__}\n"
-    )
-    folder = run(broken_package, "-m", "torchfuse", "--cmake-dir").stdout.strip()
-    assert folder == str(broken_package / "lib/cmake/torchfuse")
-
-
 @pytest.mark.parametrize("arguments", [("-c", "import torchfuse"), ("-m", "torchfuse.ops")])
 def test_import_of_a_build_for_another_torch_names_what_helps(
     broken_package: Path, arguments: tuple[str, str]

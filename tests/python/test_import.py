@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import torchfuse
 
 
-def run_python(*arguments: str) -> str:
+def run_python(*arguments: str, stderr: str | None = None) -> str:
     """Output of another process, away from the source tree."""
     result = subprocess.run(
         [sys.executable, *arguments],
@@ -25,35 +24,16 @@ def run_python(*arguments: str) -> str:
         env={**os.environ, "PYTHONPATH": str(Path(torchfuse.__file__).parents[1])},
     )
     assert result.returncode == 0, result.stderr
+    assert stderr is None or result.stderr == stderr
     return result.stdout.strip()
 
 
-def run_module(*arguments: str) -> str:
-    """Output of `python -m torchfuse`."""
-    return run_python("-m", "torchfuse", *arguments)
-
-
-def test_version_is_that_of_the_version_file() -> None:
-    version_file = Path(__file__).parents[2] / "VERSION"
-    if not version_file.is_file():
-        pytest.skip("needs the source tree")
-    assert torchfuse.__version__ == version_file.read_text().strip()
-
-
-def test_public_names() -> None:
-    assert issubclass(torchfuse.optimizers.FusedAdam, torch.optim.Optimizer)
-    assert issubclass(torchfuse.amp.GradScaler, torch.amp.GradScaler)
-    assert callable(torchfuse.ops.fused_adam_)
-    for name in torchfuse.__all__:
-        assert hasattr(torchfuse, name), name
-
-
-def test_build_info() -> None:
-    info = torchfuse._C.build_info()
-    assert info["torchfuse"] == torchfuse.__version__
-    assert info["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert info["compiler"]
-    assert all(isinstance(value, str) for value in info.values())
+def test_version_and_cmake_dir_are_printed() -> None:
+    version = (Path(__file__).parents[2] / "VERSION").read_text().strip()
+    assert torchfuse.__version__ == version == run_python("-m", "torchfuse", "--version")
+    folder = Path(run_python("-m", "torchfuse", "--cmake-dir"))
+    assert folder.is_absolute()
+    assert not folder.is_dir() or (folder / "torchfuseConfig.cmake").is_file()
 
 
 def test_cpu_isa_is_one_of_the_known_levels() -> None:
@@ -72,20 +52,7 @@ def test_unknown_algorithm_names_the_known_ones() -> None:
 
 def test_import_needs_no_order_and_prints_nothing() -> None:
     code = "import torchfuse, torch; print(torch.ops.torchfuse.multi_tensor_l2_norm is not None)"
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(torchfuse.__file__).parents[1])},
-    )
-    assert result.returncode == 0, result.stderr
-    assert (result.stdout.strip(), result.stderr.strip()) == ("True", "")
-
-
-def test_version_option() -> None:
-    assert torchfuse.__version__ in run_module("--version")
+    assert run_python("-W", "error", "-c", code, stderr="") == "True"
 
 
 def test_import_has_no_side_effects() -> None:
@@ -121,16 +88,6 @@ print([key for key in before if before[key] != after[key]])
     assert run_python("-c", code) == "[]"
 
 
-def test_cmake_dir_option_names_the_package_directory() -> None:
-    directory = Path(run_module("--cmake-dir"))
-    assert directory.is_absolute()
-    if not directory.is_dir():
-        pytest.skip("the CMake package is there after an installation")
-    assert list(directory.rglob("torchfuseConfig.cmake")) or list(
-        directory.rglob("torchfuse-config.cmake")
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -161,9 +118,3 @@ def test_a_name_that_is_gone_says_what_to_use(module: str, name: str, use: str) 
 def test_an_unknown_name_is_absent() -> None:
     with pytest.raises(AttributeError, match=r"^module 'torchfuse' has no attribute 'nothing'\.$"):
         _ = torchfuse.nothing  # type: ignore[attr-defined]
-
-
-def test_the_compiler_is_not_imported() -> None:
-    """It takes a second, and it imports functions that hold the default process group."""
-    code = "import sys, torch; old = {*sys.modules}; import torchfuse; print(*{*sys.modules} - old)"
-    assert "torch._dynamo" not in run_python("-c", code).split()

@@ -30,14 +30,6 @@ def run(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["cmake", "-P", str(script)], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "classes"), [("", ""), (" CPP_CLASS", "fused_adam")], ids=["op-alone", "with-class"]
-)
-def test_an_optimizer_is_recorded(tmp_path: Path, suffix: str, classes: str) -> None:
-    result = run(tmp_path, f"torchfuse_add_fused_optimizer(adam Adam{suffix})")
-    assert f"classes: {classes}; all: adam" in result.stderr
-
-
 def test_the_function_of_an_op_is_made_from_its_declaration(tmp_path: Path) -> None:
     source = tmp_path / "fused_lamb.cpp"
     result = run(tmp_path, f'torchfuse_generate_fused_op(lamb Lamb "{source}")')

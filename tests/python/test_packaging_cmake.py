@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import torchfuse
-from torchfuse import __main__ as command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,24 +69,6 @@ def test_architectures_change_in_a_folder_that_was_configured_before(
     assert chosen == ["80-real;90-real;100-real;120", "75-real", "75-real", "90"]
 
 
-@pytest.mark.parametrize(
-    ("nvcc", "names"),
-    [("12.4", "8.0, 9.0+PTX"), ("13.0", "8.0, 9.0, 10.0, 12.0+PTX")],
-)
-def test_architectures_have_torchs_names_in_messages(
-    nvcc: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("CUDAARCHS", "TORCH_CUDA_ARCH_LIST"):
-        monkeypatch.delenv(variable, raising=False)
-    script = (
-        f"set(TORCHFUSE_NVCC_VERSION {nvcc})\n"
-        "torchfuse_choose_cuda_architectures()\n"
-        'torchfuse_name_cuda_architectures(names "${CMAKE_CUDA_ARCHITECTURES}")\n'
-        'message("${names}")\n'
-    )
-    assert run_cmake_script(script, tmp_path).stderr.strip() == names
-
-
 def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
     result = run_cmake_script('torchfuse_translate_arch_list(out "Hopper")\n', tmp_path)
     assert result.returncode != 0
@@ -120,28 +101,6 @@ def test_unpacked_libtorch_is_located_by_its_folder(tmp_path: Path) -> None:
         'message("${TORCHFUSE_TORCH_MINOR}|${TORCHFUSE_TORCH_CUDA_VERSION}")\n'
     )
     assert run_cmake_script(script, tmp_path).stderr.strip() == "2.12|13.0"
-
-
-def test_missing_torch_is_one_sentence_with_the_remedy(tmp_path: Path) -> None:
-    script = f'set(TORCHFUSE_TORCH_DIR "{tmp_path}")\ntorchfuse_locate_torch(REQUIRED)\n'
-    result = run_cmake_script(script, tmp_path)
-    assert result.returncode != 0
-    assert "no torch was found" in result.stderr
-    assert "--no-build-isolation" in " ".join(result.stderr.split())
-
-
-def test_version_is_the_one_of_the_version_file(capsys: pytest.CaptureFixture[str]) -> None:
-    version = (ROOT / "VERSION").read_text(encoding="utf-8").strip()
-    assert torchfuse.__version__ == version
-    assert command_line.main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == version
-
-
-def test_cmake_dir_holds_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["--cmake-dir"]) == 0
-    folder = Path(capsys.readouterr().out.strip())
-    assert (folder / "torchfuseConfig.cmake").is_file()
-    assert (folder / "torchfuseTargets.cmake").is_file()
 
 
 def test_recorded_build_agrees_with_the_native_module() -> None:

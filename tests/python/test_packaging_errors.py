@@ -99,14 +99,6 @@ def test_no_torch(configure: Configure, tmp_path: Path) -> None:
     ) in output
 
 
-def test_torch_folder_may_come_from_the_environment(configure: Configure, tmp_path: Path) -> None:
-    output = configure(torch=None, TORCHFUSE_TORCH_DIR=str(tmp_path))
-    assert f"no torch was found in TORCHFUSE_TORCH_DIR={tmp_path}: install torch" in output
-    make_torch(tmp_path / "torch", "2.10.1+cu130")
-    output = configure(torch=None, TORCHFUSE_TORCH_DIR=str(tmp_path / "torch"))
-    assert "got 2.10.1+cu130" in output
-
-
 @pytest.mark.parametrize("version", ["2.10.1+cu130", "2.16.0+cu140", "3.0.0"])
 def test_torch_out_of_range(configure: Configure, tmp_path: Path, version: str) -> None:
     torch = make_torch(tmp_path / "torch", version)
@@ -116,67 +108,38 @@ def test_torch_out_of_range(configure: Configure, tmp_path: Path, version: str) 
     ) in configure(torch=torch)
 
 
-def test_nvcc_of_another_major_version(configure: Configure, tmp_path: Path) -> None:
-    torch = make_torch(tmp_path / "torch", "2.11.0+cu130", "13.0")
-    nvcc = str(make_script(tmp_path / "nvcc", NVCC_12))
-    reason = "torch uses CUDA 13.0 but nvcc is 12.8"
-    assert f"torchfuse: building for CPU only: {reason}" in configure(torch=torch, CUDACXX=nvcc)
-    output = configure("-DTORCHFUSE_WITH_CUDA=ON", torch=torch, CUDACXX=nvcc)
-    assert f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install the CUDA toolkit" in output
-
-
-def test_nvcc_that_passes_too_few_arguments(configure: Configure, tmp_path: Path) -> None:
-    torch = make_torch(tmp_path / "torch", "2.11.0+cu126", "12.6")
-    nvcc = str(make_script(tmp_path / "nvcc", NVCC_12.replace("12.8", "12.0")))
-    reason = (
-        "nvcc 12.0 passes at most 4 KB of arguments to a kernel; 12.1 is the oldest that passes "
-        "32 KB"
-    )
-    assert f"torchfuse: building for CPU only: {reason}" in configure(torch=torch, CUDACXX=nvcc)
-    output = configure("-DTORCHFUSE_WITH_CUDA=ON", torch=torch, CUDACXX=nvcc)
-    assert f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install what is missing" in output
-
-
-def test_the_oldest_nvcc_is_tried(configure: Configure, tmp_path: Path) -> None:
-    torch = make_torch(tmp_path / "torch", "2.11.0+cu126", "12.6")
-    nvcc = str(make_script(tmp_path / "nvcc", NVCC_12.replace("12.8", "12.1")))
-    # This one compiles nothing: it is asked what it is, and taken.
-    assert f"building for CPU and CUDA (nvcc 12.1 in {nvcc})" in configure(
-        torch=torch, CUDACXX=nvcc
-    )
-
-
 @pytest.mark.parametrize(
-    ("nvcc_lines", "reason"),
+    ("version", "nvcc_lines", "reason", "remedy"),
     [
-        ("exit 3", "{nvcc} --version fails (3)"),
-        ("echo hello", "{nvcc} --version fails (0)"),
+        ("13.0", NVCC_12, "torch uses CUDA 13.0 but nvcc is 12.8", "Install the CUDA toolkit"),
         (
+            "12.6",
+            NVCC_12.replace("12.8", "12.0"),
+            "nvcc 12.0 passes at most 4 KB of arguments to a kernel; 12.1 is the oldest that "
+            "passes 32 KB",
+            "Install what is missing",
+        ),
+        ("13.0", "exit 3", "{nvcc} --version fails (3)", "Install the CUDA toolkit"),
+        ("13.0", "echo hello", "{nvcc} --version fails (0)", "Install the CUDA toolkit"),
+        (
+            "13.0",
             f'if [ "$1" = --version ]; then {NVCC_13}; else echo "no cicc" >&2; exit 1; fi',
             "{nvcc} cannot compile an empty kernel (no cicc)",
+            "Install the CUDA toolkit",
         ),
     ],
-    ids=["fails", "says nothing", "does not compile"],
+    ids=["another major version", "too old", "fails", "says nothing", "does not compile"],
 )
-def test_broken_nvcc(configure: Configure, tmp_path: Path, nvcc_lines: str, reason: str) -> None:
-    torch = make_torch(tmp_path / "torch")
+def test_an_nvcc_that_does_not_fit(
+    configure: Configure, tmp_path: Path, version: str, nvcc_lines: str, reason: str, remedy: str
+) -> None:
+    torch = make_torch(tmp_path / "torch", f"2.11.0+cu{version.replace('.', '')}", version)
     nvcc = str(make_script(tmp_path / "nvcc", nvcc_lines))
     reason = reason.format(nvcc=nvcc)
     assert f"torchfuse: building for CPU only: {reason}" in configure(torch=torch, CUDACXX=nvcc)
     output = configure("-DTORCHFUSE_WITH_CUDA=ON", torch=torch, CUDACXX=nvcc)
-    assert f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install the CUDA toolkit" in output
+    assert f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. {remedy}" in output
     assert "building for CPU" not in output
-
-
-def test_cpu_torch(configure: Configure, tmp_path: Path) -> None:
-    torch = make_torch(tmp_path / "torch", "2.12.0+cpu", None)
-    reason = "torch 2.12.0+cpu was built without CUDA"
-    assert f"torchfuse: building for CPU only: {reason}" in configure(torch=torch)
-    output = configure("-DTORCHFUSE_WITH_CUDA=ON", torch=torch)
-    assert (
-        f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install what is missing; or use "
-        "TORCHFUSE_WITH_CUDA=OFF."
-    ) in output
 
 
 @pytest.mark.parametrize(("toolkit", "version"), [(None, "13.0.2"), ("13.0.4", "13.0.4")])
@@ -212,4 +175,23 @@ def test_old_python(configure: Configure, tmp_path: Path, lines: str, got: str) 
     assert (
         f"torchfuse: expected Python 3.10 or newer, got {got} in {python}. Set Python_EXECUTABLE "
         "to another one, or use TORCHFUSE_BUILD_PYTHON=OFF."
+    ) in output
+
+
+def test_torch_folder_may_come_from_the_environment(configure: Configure, tmp_path: Path) -> None:
+    output = configure(torch=None, TORCHFUSE_TORCH_DIR=str(tmp_path))
+    assert f"no torch was found in TORCHFUSE_TORCH_DIR={tmp_path}: install torch" in output
+    make_torch(tmp_path / "torch", "2.10.1+cu130")
+    output = configure(torch=None, TORCHFUSE_TORCH_DIR=str(tmp_path / "torch"))
+    assert "got 2.10.1+cu130" in output
+
+
+def test_cpu_torch(configure: Configure, tmp_path: Path) -> None:
+    torch = make_torch(tmp_path / "torch", "2.12.0+cpu", None)
+    reason = "torch 2.12.0+cpu was built without CUDA"
+    assert f"torchfuse: building for CPU only: {reason}" in configure(torch=torch)
+    output = configure("-DTORCHFUSE_WITH_CUDA=ON", torch=torch)
+    assert (
+        f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install what is missing; or use "
+        "TORCHFUSE_WITH_CUDA=OFF."
     ) in output

@@ -51,20 +51,6 @@ def test_upward_include_is_a_violation(layers: ModuleType, path: str, include: s
     assert f"{path}: expected no include of <{include}>" in violations[0]
 
 
-@pytest.mark.parametrize(
-    ("path", "include"),
-    [
-        ("csrc/kernels/functors/lion.h", "cmath"),
-        ("csrc/kernels/cuda/lion_cuda.cu", "cuda_bf16.h"),
-        ("csrc/ops/fused_step/lion.cpp", "kernels/fused_optimizer.h"),
-        ("csrc/ops/fused_step/lion.cpp", "kernels/functors/lion.h"),
-        ("csrc/bindings/optim.cpp", "pybind11/pybind11.h"),
-    ],
-)
-def test_downward_include_is_none(layers: ModuleType, path: str, include: str) -> None:
-    assert layers.check_text(path, f'#include "{include}"\n') == []
-
-
 def test_weak_symbol_outside_its_level_is_a_violation(layers: ModuleType) -> None:
     listing = (
         "0000000000000000 W _ZN9torchfuse7kernels3cpu6avx5125applyIfEEvT_\n"
@@ -74,18 +60,3 @@ def test_weak_symbol_outside_its_level_is_a_violation(layers: ModuleType) -> Non
     violations = layers.check_symbols("avx512/lion_cpu.cpp.o", "avx512", listing)
     assert len(violations) == 1
     assert "got _ZN9torchfuse7kernels4lerpIfEET_S2_S2_" in violations[0]
-
-
-@pytest.mark.parametrize(
-    ("made", "levels"),
-    [("neon", ["baseline", "neon"]), ("avx2", ["baseline", "avx2", "avx512"])],
-)
-def test_levels_are_those_of_the_architecture(
-    layers: ModuleType, tmp_path: Path, made: str, levels: list[str]
-) -> None:
-    targets = tmp_path / "csrc/kernels/CMakeFiles"
-    (targets / f"torchfuse_kernels_{made}.dir").mkdir(parents=True)
-    folders = [targets / f"torchfuse_kernels_{level}.dir" for level in levels]
-    assert layers.check_objects(tmp_path) == [
-        f"{folder}: expected objects, got none. Build torchfuse first." for folder in folders
-    ]

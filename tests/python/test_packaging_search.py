@@ -81,15 +81,6 @@ def test_order(search: ModuleType, tmp_path: Path) -> None:
     assert found_in(search, tmp_path, environ) == expected
 
 
-def test_an_environment_of_its_own_does_not_see_the_outer_packages(
-    search: ModuleType, tmp_path: Path
-) -> None:
-    make_environment(tmp_path / "target")
-    put_torch(tmp_path / "user" / PLATLIB)
-    put_torch(tmp_path / "base" / PLATLIB)
-    assert found_in(search, tmp_path, {}) == ["target"]
-
-
 def test_an_activated_environment_may_see_the_outer_packages(
     search: ModuleType, tmp_path: Path
 ) -> None:

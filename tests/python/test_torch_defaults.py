@@ -22,9 +22,7 @@ from torchfuse.amp import GradScaler
 from torchfuse.convert import to_apex_state_dict
 from torchfuse.multi_tensor_apply import multi_tensor_applier
 from torchfuse.optimizers import (
-    FusedAdagrad,
     FusedAdam,
-    FusedMixedPrecisionLamb,
     FusedNovoGrad,
     FusedOptimizer,
     FusedSGD,
@@ -123,42 +121,6 @@ def test_multi_tensor_adam(count: int, under_defaults: Callable[[], Any]) -> Non
         multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, actual, *options)
     for (a,), (b,) in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
-
-
-def test_loss_scale_of_sgd(under_defaults: Callable[[], Any]) -> None:
-    def run() -> FusedSGD:
-        optimizer = FusedSGD(params := make_params(), lr=0.1)
-        set_grads(params, random_grads(params, 1))
-        return optimizer
-
-    plain, other = run(), run()
-    plain.most_recent_scale = other.most_recent_scale = 70_001.0
-    plain.step()
-    with under_defaults():
-        other.step()
-    assert_all_same_bits(snapshot(other), snapshot(plain))
-
-
-def test_first_count_of_mixed_precision_lamb(under_defaults: Callable[[], Any]) -> None:
-    params = make_params()
-    set_grads(params, random_grads(params, 1))
-    optimizer = FusedMixedPrecisionLamb(params, step=1000)
-    with under_defaults():
-        optimizer.step()
-    assert {float(optimizer.state[param]["step"]) for param in params} == {1001.0}
-
-
-def test_fresh_states_of_adagrad(under_defaults: Callable[[], Any]) -> None:
-    """torch's own, made without defaults, is the oracle."""
-    params = make_params()
-    oracle = torch.optim.Adagrad(params).state_dict()["state"]
-    optimizer = FusedAdagrad(params)
-    with under_defaults():
-        fresh = optimizer.state_dict()["state"]
-    for index, state in oracle.items():
-        assert_all_same_bits(fresh[index], state)
-        assert fresh[index]["step"].dtype == state["step"].dtype
-        assert fresh[index]["step"].device == state["step"].device
 
 
 def test_norms_of_novograd(under_defaults: Callable[[], Any]) -> None:

@@ -37,12 +37,3 @@ def test_beside_torchs_own_package(order: str, prefix: Path, checks: str) -> Non
         env=environment(TORCH_CUDA_ARCH_LIST="9.0"),
     )
     run_consumer(program, TORCH)
-
-
-def test_the_installed_package_never_looks_for_torchs(prefix: Path) -> None:
-    files = list((prefix / "lib/cmake/torchfuse").glob("*.cmake"))
-    assert files
-    for file in files:
-        lines = [line.split("#")[0] for line in file.read_text(encoding="utf-8").splitlines()]
-        assert not [line for line in lines if "find_package(Torch " in line], file
-        assert not [line for line in lines if "find_dependency" in line], file

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -102,34 +101,6 @@ def test_without_python(
         assert not re.search(r"^_?Python", cache, re.MULTILINE), "Python was looked for"
 
 
-def test_the_readme_says_the_same() -> None:
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert (
-        "cmake -S . -B build -DTORCHFUSE_BUILD_PYTHON=OFF -DTORCHFUSE_TORCH_DIR=/path/to/libtorch "
-        "&& cmake --build build && cmake --install build"
-    ) in readme
-
-
-def test_archive_holds_headers_library_package_and_license(archive: Path) -> None:
-    with tarfile.open(archive) as content:
-        files = {m.name.partition("/")[2] for m in content.getmembers() if m.isfile()}
-    public = ROOT / "csrc/include"
-    expected = {f"include/{h.relative_to(public)}" for h in public.rglob("*.h")}
-    expected |= {f"include/torchfuse/{generated}.h" for generated in ("export", "version")}
-    expected |= {"lib/libtorchfuse.so", "share/doc/torchfuse/LICENSE"}
-    package = {file for file in files if file.startswith("lib/cmake/torchfuse/")}
-    assert files - package == expected
-    assert {Path(file).name for file in package} == {
-        "FindTorchfuseTorch.cmake",
-        "TorchfuseLocateTorch.cmake",
-        "torch_search_path.py",
-        "torchfuseConfig.cmake",
-        "torchfuseConfigVersion.cmake",
-        "torchfuseTargets-release.cmake",
-        "torchfuseTargets.cmake",
-    }
-
-
 def test_archive_holds_no_path_of_the_machine_that_made_it(archive: Path) -> None:
     root = unpack(archive, WORK / "unpacked")
     dynamic = run("readelf", "--dynamic", root / "lib/libtorchfuse.so")
@@ -137,17 +108,6 @@ def test_archive_holds_no_path_of_the_machine_that_made_it(archive: Path) -> Non
     for file in filter(Path.is_file, root.rglob("*")):
         for path in (ROOT, TORCH):
             assert str(path).encode() not in file.read_bytes(), f"{file} names {path}"
-
-
-def test_archive_works_with_the_torch_that_is_named(
-    archive: Path, libtorch: Path, checks: str
-) -> None:
-    root = unpack(archive, WORK / "unpacked")
-    program = build_consumer(
-        *["archive-consumer", f"-DCMAKE_PREFIX_PATH={root}"],
-        *[f"-DTORCHFUSE_TORCH_DIR={libtorch}", checks],
-    )
-    run_consumer(program, libtorch)
 
 
 def test_archive_works_with_the_torch_beside_it_wherever_both_are_moved(

@@ -89,18 +89,3 @@ def test_restarts_lead_to_the_bits_of_an_uninterrupted_run(
     before = log(tmp_path / "restarted")
     assert f"has all {STEPS} steps already" in torchrun(tmp_path / "restarted", program)
     assert log(tmp_path / "restarted") == before
-
-
-def test_folders_that_processes_do_not_share_are_refused(program: Path, tmp_path: Path) -> None:
-    """As those of two machines, of which one has an old checkpoint."""
-    torchrun(tmp_path / "0", program)
-    command = 'program="$1"; text="$2"; shift 4; exec "$program" "$text" --out "$FOLDER/$RANK" "$@"'
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python")
-    printed = run(
-        *("timeout", "240", *launcher, "--nproc-per-node", "2", "bash", "-c", command, "bash"),
-        *(program, TEXT, "--out", "-", *SMALL, "--resume-or-begin"),
-        env=environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", FOLDER=str(tmp_path)),
-        ok=False,
-    )
-    assert "expected --out to be one folder for all 2 processes" in printed
-    assert not (tmp_path / "1").exists()

@@ -88,16 +88,3 @@ def test_a_run_in_parts_is_the_whole_run_and_learns(
     for file in tmp_path.glob("*.json"):
         memory = result(file)["memory_mib"]
         assert 0 < memory["used"] < memory["total"]
-
-
-def test_wrong_arguments_are_named(program: Path, data: Path, tmp_path: Path) -> None:
-    assert "expected two folders" in run(program, ok=False)
-    assert "unknown argument --speed" in run(program, data, tmp_path, "--speed", "1", ok=False)
-    assert "expected a folder, got" in run(program, tmp_path, tmp_path, ok=False)
-    for part, number in (("train", 64), ("test", 1)):
-        folder = tmp_path / "broken" / part / "0"
-        folder.mkdir(parents=True)
-        for image in range(number):
-            (folder / f"{image}.pgm").write_bytes(b"P5\n8 8\n255\n123")
-    printed = run(program, tmp_path / "broken", tmp_path, ok=False)
-    assert "expected 64 pixels, got fewer in" in printed

@@ -82,12 +82,9 @@ def one_line(text: str) -> str:
 class Environment:
     """A virtual environment below WORK."""
 
-    def __init__(
-        self, name: str, python: str | Path = sys.executable, *, system_site: bool = False
-    ) -> None:
+    def __init__(self, name: str, python: str | Path = sys.executable) -> None:
         self.prefix = WORK / name
-        options = ["--system-site-packages"] if system_site else []
-        run([python, "-m", "venv", *options, self.prefix])
+        run([python, "-m", "venv", self.prefix])
         self.python = self.prefix / "bin/python"
         code = "import sysconfig; print(sysconfig.get_path('platlib'))"
         self.site_packages = Path(run([self.python, "-c", code]).strip())

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from environments import WORK, Environment, Plain, expected_package, extension_suffix, symlink_torch
+from environments import Environment, Plain, expected_package, extension_suffix, symlink_torch
 
 MINORS = (10, 11, 12, 13)
 
@@ -50,18 +50,3 @@ def test_builds(minor: int, plain: Plain, checkout: Path) -> None:
     assert tag in (environment.site_packages / wheel).read_text(encoding="utf-8")
     package = {name for name in new if name.startswith("torchfuse/")}
     assert package == expected_package(checkout, extension_suffix(environment.python))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("minor", MINORS)
-def test_steps(minor: int, checkout: Path) -> None:
-    """Installs torch for that Python, builds for it and trains a step."""
-    environment = Environment(f"whole-python3.{minor}", find_interpreter(minor))
-    try:
-        environment.pip("install", "torch==2.11.0", "numpy")
-        build = str(WORK / f"whole-python3.{minor}-build")
-        environment.pip("install", checkout, TORCHFUSE_BUILD_DIR=build)
-        assert Path(environment.step()) == environment.site_packages / "torchfuse"
-        assert f"CPython 3.{minor}." in environment.report()
-    finally:
-        shutil.rmtree(environment.prefix)

@@ -44,16 +44,6 @@ def run_version(environment: Environment) -> str:
     return run([environment.python, "-c", "import torch; print(torch.__version__)"]).strip()
 
 
-def test_uninstall_leaves_nothing(linked_environment: Environment, checkout: Path) -> None:
-    before = linked_environment.files()
-    linked_environment.pip("install", checkout)
-    assert linked_environment.files() > before
-    linked_environment.step()
-    linked_environment.pip("uninstall", "--yes", "torchfuse")
-    assert linked_environment.files() == before
-    assert not (linked_environment.site_packages / "torchfuse").exists()
-
-
 def test_editable(linked_environment: Environment, checkout: Path) -> None:
     before = linked_environment.files()
     linked_environment.pip("install", "--editable", checkout)
@@ -90,19 +80,6 @@ def test_uv(plain: Plain, checkout: Path, way: str, tmp_path: Path) -> None:
     assert Path(environment.step()) == environment.site_packages / "torchfuse"
     run([uv, "pip", "uninstall", "--python", environment.python, "torchfuse"], cwd=project)
     assert environment.files() == before
-
-
-def test_system_site_packages(plain: Plain, checkout: Path) -> None:
-    user_base = WORK / "user-base"
-    environment = Environment("system-site", system_site=True)
-    user_site = user_base / environment.site_packages.relative_to(environment.prefix)
-    symlink_torch(user_site, plain.environment.site_packages)
-    before = environment.files()
-    log = environment.pip("install", "--verbose", checkout, PYTHONUSERBASE=str(user_base))
-    assert re.search(r"already satisfied: torch<2.16,>=2.11 in \S*/user-base/lib", log)
-    check_installed_since(environment, before, checkout)
-    step = environment.step(PYTHONUSERBASE=str(user_base))
-    assert Path(step) == environment.site_packages / "torchfuse"
 
 
 def test_without_torch(checkout: Path) -> None:

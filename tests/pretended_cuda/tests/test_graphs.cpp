@@ -66,19 +66,6 @@ TEST_P(Graphs, StreamsJoinByEvents) {
   EXPECT_EQ(log.back(), "c") << "the side stream is free again";
 }
 
-TEST_P(Graphs, TheDefaultStreamJoinsNone) {
-  cudaStream_t stream = make_stream();
-  cudaEvent_t event = make_event();
-  EXPECT_NE(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  cudaEventRecord(event, stream);
-  EXPECT_EQ(cudaStreamWaitEvent(nullptr, event, 0), cudaErrorStreamCaptureImplicit);
-  EXPECT_EQ(end(stream).error, cudaErrorStreamCaptureInvalidated);
-  submit(nullptr, note("a"));
-  cudaStreamSynchronize(nullptr);
-  EXPECT_EQ(log, Log{"a"}) << "the default stream records nothing";
-}
-
 TEST_P(Graphs, WorkThatDidNotComeBackIsRefused) {
   cudaStream_t stream = make_stream();
   cudaStream_t side = make_stream();
@@ -122,19 +109,6 @@ TEST_P(Graphs, CallsThatACaptureDoesNotBear) {
   EXPECT_EQ(cudaFree(kept), cudaSuccess) << "afterwards all is as before";
 }
 
-TEST_P(Graphs, RelaxedThreadsMayAllocate) {
-  cudaStream_t stream = make_stream();
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  EXPECT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
-  EXPECT_EQ(mode, cudaStreamCaptureModeGlobal);
-  void* memory = nullptr;
-  EXPECT_EQ(cudaMalloc(&memory, 16), cudaSuccess);
-  EXPECT_EQ(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
-  EXPECT_EQ(end(stream).error, cudaSuccess);
-  EXPECT_EQ(cudaFree(memory), cudaSuccess);
-}
-
 TEST_P(Graphs, ReplaysOfOneGraphFollowEachOther) {
   cudaStream_t one = make_stream();
   cudaStream_t two = make_stream();
@@ -151,16 +125,6 @@ TEST_P(Graphs, ReplaysOfOneGraphFollowEachOther) {
   for (std::size_t i = 0; i < log.size(); ++i) {
     EXPECT_EQ(log[i], i % 2 == 0 ? "first" : "second") << i;
   }
-}
-
-TEST_P(Graphs, BeginAndEndMustMatch) {
-  cudaStream_t stream = make_stream();
-  EXPECT_EQ(end(stream).error, cudaErrorIllegalState);
-  EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal),
-            cudaErrorStreamCaptureUnsupported);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaErrorIllegalState);
-  EXPECT_EQ(end(stream).error, cudaSuccess);
 }
 
 TEST_P(Graphs, WorkOutsideCannotBeWaitedForInside) {

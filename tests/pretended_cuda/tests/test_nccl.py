@@ -54,42 +54,6 @@ def _reduced(rank: int, op: str, dtype: torch.dtype) -> list[float]:
     return value.tolist()  # type: ignore[no-any-return]
 
 
-def _large(rank: int) -> list[float]:
-    value = torch.arange(LARGE, device="cuda", dtype=torch.float64) * (rank + 1)
-    dist.all_reduce(value)
-    return [value[0].item(), value[1].item(), value[-1].item(), value.sum().item()]
-
-
-def _empty(rank: int) -> int:
-    value = _of(rank, 0)
-    dist.all_reduce(value)
-    return value.numel()
-
-
-def _nan_stays(rank: int) -> list[float]:
-    value = torch.full((1,), float("nan") if rank == 0 else 1.0, device="cuda")
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.isnan().tolist()  # type: ignore[no-any-return]
-
-
-def _average_of_large_halves(rank: int) -> list[float]:
-    value = torch.full((1,), 60000.0, dtype=torch.float16, device="cuda")
-    dist.all_reduce(value, dist.ReduceOp.AVG)
-    return value.tolist()  # type: ignore[no-any-return]
-
-
-def _broadcast(rank: int) -> list[float]:
-    value = _of(rank)
-    dist.broadcast(value, src=1)
-    return value.tolist()  # type: ignore[no-any-return]
-
-
-def _reduce(rank: int) -> list[float]:
-    value = _of(rank)
-    dist.reduce(value, dst=1)
-    return value.tolist() if rank == 1 else []
-
-
 def _gathered(rank: int) -> list[float]:
     """In place: a rank's own part is in the result."""
     result = torch.zeros(2 * _ranks(), device="cuda")
@@ -99,24 +63,11 @@ def _gathered(rank: int) -> list[float]:
     return result.tolist()  # type: ignore[no-any-return]
 
 
-def _gathered_list(rank: int) -> list[float]:
-    parts = [torch.empty(1, device="cuda") for _ in range(_ranks())]
-    dist.all_gather(parts, _of(rank, 1))
-    return torch.cat(parts).tolist()  # type: ignore[no-any-return]
-
-
 def _scattered_sum(rank: int) -> list[float]:
     """Rank r gets the sum of the r-th parts; each part says its place."""
     value = torch.arange(_ranks(), device="cuda").repeat_interleave(2).float() + 10 * rank
     result = torch.empty(2, device="cuda")
     dist.reduce_scatter_tensor(result, value)
-    return result.tolist()  # type: ignore[no-any-return]
-
-
-def _transposed(rank: int) -> list[float]:
-    value = torch.arange(_ranks(), device="cuda").float() + 10 * rank
-    result = torch.empty_like(value)
-    dist.all_to_all_single(result, value)
     return result.tolist()  # type: ignore[no-any-return]
 
 
@@ -130,30 +81,12 @@ def _sent_around(rank: int) -> list[float]:
     return result.unique().tolist()  # type: ignore[no-any-return]
 
 
-def _sent(rank: int) -> list[float]:
-    value = _of(rank)
-    if rank == 0:
-        dist.send(value, dst=1)
-    elif rank == 1:
-        dist.recv(value, src=0)
-    return value.tolist()  # type: ignore[no-any-return]
-
-
 def _in_halves(rank: int) -> list[float]:
     """Groups of the even and of the odd ranks."""
     groups = [dist.new_group(list(range(start, _ranks(), 2))) for start in (0, 1)]
     value = _of(rank)
     dist.all_reduce(value, group=groups[rank % 2])
     return value.tolist()  # type: ignore[no-any-return]
-
-
-def _coalesced(rank: int) -> list[float]:
-    values = [_of(rank, i + 1) for i in range(5)]
-    with dist._coalescing_manager(device=torch.device("cuda"), async_ops=True) as pending:
-        for value in values:
-            dist.all_reduce(value)
-    pending.wait()
-    return [value.sum().item() for value in values]
 
 
 def _on_two_streams(rank: int) -> list[float]:
@@ -212,20 +145,10 @@ CASES: dict[str, Callable[[int], Any]] = {
         for op in OPS
         for name, dtype in DTYPES.items()
     },
-    "large": _large,
-    "empty": _empty,
-    "nan stays": _nan_stays,
-    "average of large halves": _average_of_large_halves,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
     "gathered": _gathered,
-    "gathered list": _gathered_list,
     "scattered sum": _scattered_sum,
-    "transposed": _transposed,
     "sent around": _sent_around,
-    "sent": _sent,
     "in halves": _in_halves,
-    "coalesced": _coalesced,
     "on two streams": _on_two_streams,
     "waited for": _waited_for,
     "in a graph": _in_a_graph,
@@ -238,22 +161,11 @@ def _expected(name: str, rank: int, ranks: int) -> Any:
     total = sum(brought)
     if " of " in name and name.partition(" ")[0] in OPS:
         return [OPS[name.partition(" ")[0]][1](brought)] * 3  # type: ignore[operator]
-    factor = ranks * (ranks + 1) // 2
     table: dict[str, Callable[[], Any]] = {
-        "large": lambda: [0, factor, (LARGE - 1) * factor, LARGE * (LARGE - 1) // 2 * factor],
-        "empty": lambda: 0,
-        "nan stays": lambda: [True],
-        "average of large halves": lambda: [60000.0],
-        "broadcast": lambda: [3] * 4,
-        "reduce": lambda: [total] * 4 if rank == 1 else [],
         "gathered": lambda: [r for r in range(ranks) for _ in range(2)],
-        "gathered list": lambda: brought,
         "scattered sum": lambda: [ranks * rank + 10 * sum(range(ranks))] * 2,
-        "transposed": lambda: [rank + 10 * r for r in range(ranks)],
         "sent around": lambda: [brought[(rank - 1) % ranks]],
-        "sent": lambda: [brought[0 if rank == 1 else rank]] * 4,
         "in halves": lambda: [sum(brought[rank % 2 :: 2])] * 4,
-        "coalesced": lambda: [total * (i + 1) for i in range(5)],
         "on two streams": lambda: [total * 10**i for i in range(6)],
         "waited for": lambda: [total + 1] * 4,
         "in a graph": lambda: [total + ranks * i for i in range(3)],
@@ -296,8 +208,3 @@ def test_a_sum_that_is_not_waited_for_is_read_too_early(tmp_path: Path) -> None:
     join = partial(nccl_ranks.join, seed=1)
     read = run_cases(tmp_path, 2, {"unwaited": _unwaited}, join)["unwaited"]
     assert {1 + 1, 3 + 1} & {value for of_rank in read for value in of_rank}
-
-
-def test_a_bound_group_is_split(tmp_path: Path) -> None:
-    halves = run_cases(tmp_path, 4, {"in halves": _in_halves}, nccl_ranks.join_bound)["in halves"]
-    assert halves == [[1 + 5] * 4, [3 + 7] * 4] * 2

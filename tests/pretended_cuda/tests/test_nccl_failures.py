@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -43,21 +42,6 @@ def _late(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _aborted(rank: int, folder: str) -> None:
-    """Rank 0 gives up a collective that rank 1 never joins; its stream goes on."""
-    value = _join(rank, folder)
-    if rank == 0:
-        work = dist.all_reduce(value, async_op=True)
-        assert not work.is_completed()
-        dist.distributed_c10d._abort_process_group()
-        torch.cuda.synchronize()
-        assert (torch.ones(2, device="cuda") + 1).tolist() == [2.0, 2.0]
-        Path(folder, "aborted").touch()
-    else:
-        while not Path(folder, "aborted").exists():
-            pass
-
-
 def _killed(rank: int, folder: str) -> None:
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     value = _join(rank, folder, seconds=4.0)
@@ -87,10 +71,6 @@ def _spawn(target: object, folder: Path) -> list[int | None]:
 
 def test_a_late_rank_holds_the_stream_and_not_the_host(tmp_path: Path) -> None:
     assert _spawn(_late, tmp_path) == [0, 0]
-
-
-def test_an_aborted_collective_lets_its_stream_go_on(tmp_path: Path) -> None:
-    assert _spawn(_aborted, tmp_path) == [0, 0]
 
 
 def test_a_killed_rank_is_a_timeout_of_the_others(tmp_path: Path) -> None:
@@ -138,51 +118,3 @@ def test_ranks_in_different_calls_are_told(tmp_path: Path) -> None:
     expected = "expected ncclAllReduce of {} bytes (type 7, operation 0) from rank {}, got {}"
     assert expected.format(16, 1, "ncclAllReduce of 32 bytes (type 7, operation 0)") in first
     assert expected.format(32, 0, "ncclAllReduce of 16 bytes (type 7, operation 0)") in second
-
-
-def _torn_down_after_a_fault(rank: int, folder: str) -> None:
-    _join(rank, folder)
-    dist.all_reduce(torch.ones(4 + rank, device="cuda"))
-    try:
-        torch.cuda.synchronize()
-    finally:
-        dist.destroy_process_group()
-
-
-def test_a_fault_ends_the_ranks_and_leaves_none_hanging(tmp_path: Path) -> None:
-    """By the error, or by torch's watchdog, which ends the process when it sees the fault."""
-    for code in _spawn(_torn_down_after_a_fault, tmp_path):
-        assert code not in (0, -signal.SIGKILL)
-
-
-def _send_without_a_receive(rank: int, folder: str) -> None:
-    """Whatever its size, a message is sent when it is received."""
-    value = _join(rank, folder)
-    if rank == 0:
-        dist.send(value, dst=1)  # the first makes the pair's communicator, which waits for both
-    else:
-        dist.recv(value, src=0)
-    torch.cuda.synchronize()
-    if rank == 0:
-        dist.send(value, dst=1)
-        assert not torch.cuda.current_stream().query()
-        Path(folder, "sent").touch()
-    else:
-        while not Path(folder, "sent").exists():
-            pass
-        dist.recv(value, src=0)
-    assert value.tolist() == [2.0] * 4
-    dist.destroy_process_group()
-
-
-def test_a_send_waits_for_its_receive(tmp_path: Path) -> None:
-    assert _spawn(_send_without_a_receive, tmp_path) == [0, 0]
-
-
-def test_what_is_not_there_is_refused_by_name(capfd: pytest.CaptureFixture[str]) -> None:
-    nccl = ctypes.CDLL("libnccl.so.2")
-    nccl.ncclGetLastError.restype = ctypes.c_char_p
-    assert nccl.ncclCommShrink() == 5, "ncclInvalidUsage"
-    words = "the pretended NCCL has no ncclCommShrink"
-    assert nccl.ncclGetLastError(None).decode() == words
-    assert words in capfd.readouterr().err

@@ -16,16 +16,6 @@ using Log = std::vector<std::string>;
 using StreamsEager = Runtime;
 using Streams = LazyRuntime;
 
-TEST_F(StreamsEager, WorkIsDoneWhenItIsHandedOver) {
-  cudaStream_t stream = make_stream();
-  EXPECT_EQ(submit(stream, note("first")), cudaSuccess);
-  EXPECT_EQ(log, Log{"first"});
-  EXPECT_EQ(pretended_cuda_pending(), 0u);
-  EXPECT_EQ(pretended_cuda_is_idle(stream), 1);
-  EXPECT_EQ(pretended_cuda_is_lazy(), 0);
-  EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
-}
-
 TEST_P(Streams, WorkWaitsUntilTheHostDoes) {
   cudaStream_t stream = make_stream();
   submit(stream, note("first"));
@@ -81,25 +71,6 @@ TEST_P(Streams, EventsOrderStreams) {
   EXPECT_NE(std::find(log.begin(), log.end(), "after"), log.end());
 }
 
-TEST_P(Streams, AnEventThatWasNotRecordedIsNotWaitedFor) {
-  cudaStream_t stream = make_stream();
-  cudaEvent_t event = make_event();
-  EXPECT_EQ(cudaStreamWaitEvent(stream, event, 0), cudaSuccess);
-  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
-  EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
-}
-
-TEST_P(Streams, AskingLetsTimePass) {
-  cudaStream_t stream = make_stream();
-  cudaEvent_t event = make_event();
-  for (int i = 0; i < 3; ++i) submit(stream, note("work"));
-  cudaEventRecord(event, stream);
-  EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
-  EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
-  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "not ready is no error";
-}
-
 TEST_P(Streams, TheDefaultStreamAndBlockingStreamsWaitForEachOther) {
   cudaStream_t blocking = nullptr;
   ASSERT_EQ(cudaStreamCreate(&blocking), cudaSuccess);
@@ -108,41 +79,6 @@ TEST_P(Streams, TheDefaultStreamAndBlockingStreamsWaitForEachOther) {
   submit(blocking, note("blocking again"));
   EXPECT_EQ(cudaStreamSynchronize(blocking), cudaSuccess);
   EXPECT_EQ(log, (Log{"blocking", "default", "blocking again"}));
-}
-
-TEST_P(Streams, TimesBetweenEvents) {
-  cudaStream_t stream = make_stream();
-  cudaEvent_t start = nullptr;
-  cudaEvent_t end = nullptr;
-  cudaEventCreate(&start);
-  cudaEventCreate(&end);
-  float milliseconds = -1.0f;
-  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, start, end), cudaErrorInvalidResourceHandle);
-  cudaEventRecord(start, stream);
-  submit(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
-  cudaEventRecord(end, stream);
-  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, start, end), cudaErrorNotReady);
-  EXPECT_EQ(cudaEventSynchronize(end), cudaSuccess);
-  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, start, end), cudaSuccess);
-  EXPECT_GE(milliseconds, 5.0f);
-}
-
-TEST_P(Streams, ThreadsMayWaitAtOnce) {
-  std::vector<std::thread> threads;
-  std::vector<int> sums(4);
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&sums, i] {
-      cudaStream_t stream = make_stream();
-      for (int k = 0; k < 200; ++k) {
-        submit(stream, [&sums, i] { ++sums[static_cast<std::size_t>(i)]; });
-        if (k % 7 != 0) continue;
-        EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-      }
-      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(sums, std::vector<int>(4, 200));
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Streams, ::testing::Values(1u, 2u, 3u));
@@ -201,13 +137,6 @@ TEST_P(Streams, AFaultStays) {
   EXPECT_EQ(cudaGetLastError(), cudaErrorAssert);
   EXPECT_EQ(cudaGetLastError(), cudaErrorAssert) << "a fault is not forgotten";
   EXPECT_STREQ(cudaGetErrorString(cudaErrorAssert), "device-side assert triggered");
-}
-
-TEST_F(StreamsEager, AnErrorIsForgottenWhenItWasRead) {
-  EXPECT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
-  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidDevice);
-  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 TEST_F(StreamsEager, AStreamOfAnotherDeviceIsRefused) {

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import report
-import result_file
 
 RESULT = "benchmarks/results/amd-epyc-cpu/2027-01-02-0123456.json"
 BUILD = "benchmarks/results/amd-epyc-cpu/2027-01-02-build-0123456.json"
@@ -86,39 +85,6 @@ def test_pages_are_written_and_then_pass(root: Path, capsys: pytest.CaptureFixtu
         assert line in text
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("`step/large`", "`step/huge`", "README.md:13: {file} has no case step/huge."),
-        ("torch fused | 9.99", "apex | 9.99", "has no peer apex in step/large."),
-        ("| torch fused | 9.99 |", "|", "expected label, `case`, peer and ratio"),
-        (f"[result file]({RESULT})", "no link", "expected a result file to be linked above"),
-        ("Old Machine with AVX2", "old machine", "expected words like 'AMD EPYC with AVX-512"),
-        ("came to 1.00 and 1.00", "came to 1", "expected one match of"),
-        ("0123456.json", "7654321.json", "expected a result file, got"),
-        (MARKS[1], "", "expected one match of"),
-    ],
-)
-def test_a_page_that_cannot_be_written_is_named(
-    old: str, new: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = README.replace(old, new, 1)
-    (root / "README.md").write_text(text)
-    for option in ("--write", "--check"):
-        assert report.main([option]) == 1
-        assert message.format(file=RESULT) in capsys.readouterr().err
-    assert (root / "README.md").read_text() == text
-
-
-def test_a_summary_without_its_parts_is_named(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(root, RESULT, {"context": {}, "benchmarks": [{"name": "step/large"}]})
-    assert report.main(["--check"]) == 1
-    message = "report: README.md: expected summaries in the files that it links, got KeyError"
-    assert capsys.readouterr().err.startswith(message)
-
-
 def gpu_result(**changes: Any) -> dict[str, Any]:
     row = {"us": {"torchfuse": 600.0, "torch fused": 660.0}, "share": 0.95}
     stages = {
@@ -145,43 +111,3 @@ def test_the_last_run_on_a_gpu_is_told_with_its_rows(root: Path) -> None:
     assert f"[result file]({GPU})" in told
     table = (root / "docs/performance.md").read_text()
     assert "| `step/large` | 600 | 95 % | torch fused | 660 | 1.10 |" in table
-
-
-@pytest.mark.parametrize(
-    "changes", [{"call": "b"}, {"machine": {"gpu": "pretended"}}, {"machine": {"gpu": None}}]
-)
-def test_a_rehearsal_is_no_run_on_a_gpu(changes: dict[str, Any], root: Path) -> None:
-    write(root, GPU, gpu_result(**changes))
-    assert report.main(["--write"]) == 0
-    assert "Nothing has run on a GPU yet" in (root / "README.md").read_text()
-
-
-def test_stages_that_failed_are_named(root: Path) -> None:
-    stages = {"load": {"status": "passed"}, "ncu": {"status": "failed"}}
-    write(root, GPU, gpu_result(stages=stages, problems=["No clocks."]))
-    paragraph = report.gpu_paragraph(root, "", "../")
-    assert "not every stage passed (ncu failed), and not all was as expected" in paragraph
-    assert report.gpu_table(root) == "No GPU has measured these rows yet."
-
-
-def test_a_summary_has_a_line_for_each_benchmark(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    rows = [{"name": "a", "seconds": {"ours": {"median": 1 / 3}}}, {"name": "b", "numel": 2**40}]
-    result_file.write(file, {"suite": "rows", "benchmarks": rows, "waits": {"b"}})
-    read = result_file.read(file)
-    assert read["benchmarks"][0]["seconds"]["ours"]["median"] == 0.3333333
-    assert read["benchmarks"][1]["numel"] == 2**40
-    assert read["waits"] == ["b"]
-    assert len(file.read_text().splitlines()) == 6
-
-
-def test_an_uncommitted_tree_gives_no_committed_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(result_file.environment, "git", lambda *_: " M file")
-    monkeypatch.setattr(result_file, "COMMITTED", tmp_path / "results")
-    assert result_file.prepare(tmp_path / "a.json", "rows") == tmp_path / "a.json"
-    with pytest.raises(SystemExit, match="expected a clean git tree for a result in"):
-        result_file.prepare(tmp_path / "results/a.json", "rows")
-    with pytest.raises(SystemExit, match="expected --out to name a file, got the folder"):
-        result_file.prepare(tmp_path, "rows")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -208,10 +208,6 @@ class Problem:
         """Puts a value that is not finite into one element of one gradient."""
         self.grads[tensor][element] = value
 
-    def exact_norm(self, scale: float = 1.0) -> float:
-        """Norm of the gradients as they are, divided by `scale`, in fp64."""
-        return float(torch.cat([grad.double() for grad in self.grads]).norm()) / scale
-
     def result(self) -> dict[str, Tensor]:
         """Copies on the CPU of everything that a step leaves, by name."""
         values = dict(self.memory)
@@ -248,7 +244,6 @@ class Run:
         scaled: under a GradScaler.
         unscale: the scaler's unscale_ before each step.
         overflows: steps with an infinite gradient element; the scaler skips them.
-        spoil: steps with these values somewhere, which nobody skips.
         exact: gradients whose norm is the same in any order of summation.
         magnitude: of the gradients.
     """
@@ -257,7 +252,6 @@ class Run:
     scaled: bool = False
     unscale: bool = False
     overflows: frozenset[int] = frozenset()
-    spoil: Mapping[int, float] = field(default_factory=dict)
     exact: bool = False
     magnitude: float = 1.0
 
@@ -282,8 +276,6 @@ def train(
         problem.fill_grads(seed, scale, exact=run.exact)
         if seed in run.overflows:
             problem.spoil_grads()
-        if seed in run.spoil:
-            problem.spoil_grads(run.spoil[seed], element=0)
         with guard():
             if scaler is None:
                 problem.optimizer.step()

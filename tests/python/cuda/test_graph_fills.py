@@ -67,18 +67,6 @@ def test_a_scaled_step_clears_nothing() -> None:
     assert fills(lambda: scaled_step(problem, scaler)) == []
 
 
-def test_unscaling_clears_its_flag() -> None:
-    """Any of its blocks may raise the flag, and none is the first: one fill, of 4 bytes."""
-    problem, scaler = scaled_problem()
-    assert set(fills(lambda: scaled_step(problem, scaler, unscale=True))) <= set(_FILLS)
-    assert len(fills(lambda: scaled_step(problem, scaler, unscale=True))) <= 2
-
-
-def test_a_norm_clears_nothing() -> None:
-    grads = [torch.ones(n, device="cuda") for n in (5, 70_000)]
-    assert fills(lambda: torch.ops.torchfuse.multi_tensor_l2_norm(grads)) == []
-
-
 @pytest.mark.parametrize("channels_last", [False, True], ids=["planes", "rows"])
 def test_normalization_clears_no_counters(channels_last: bool) -> None:
     """Arrivals of blocks are counted in what was cleared before the capture.

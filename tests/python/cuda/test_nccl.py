@@ -111,22 +111,3 @@ def test_collective_behind_a_step(device: str) -> None:
     assert torch.equal(reduced, param.detach())
     # The first Adam step moves each element by lr against its gradient's sign.
     assert torch.allclose(reduced, torch.full_like(reduced, 0.75))
-
-
-@pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_sum_over_one_rank_changes_nothing(deterministic: bool, device: str) -> None:
-    """What SyncBatchNorm exchanges, by the operator that it calls."""
-    group = dist.group.WORLD
-    assert group is not None
-    x = torch.randn(4, 3, 5, device=device)
-    packed = torch.ops.torchfuse.batch_norm_stats(x)
-    before = packed.clone()
-    torch.ops.torchfuse.all_reduce_sum_(packed, group.group_name, "layer", deterministic)
-    assert_all_same_bits({"packed": packed}, {"packed": before})
-    rule = {"training": True, "momentum": 0.1, "eps": 1e-5}
-    outputs = [
-        torch.ops.torchfuse.sync_batch_norm(x, *[None] * 5, group=name, **rule)[0]
-        for name in (None, group.group_name)
-    ]
-    assert_all_same_bits({"output": outputs[0]}, {"output": outputs[1]})

@@ -13,17 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_problem import FEW_KINDS, SEVERAL_LAUNCHES, SIZES, Kind, Problem, Run, train
 from support.adam import make_params, random_grads, set_grads, snapshot
 from support.batch_norm import make_problem
 from support.compare import assert_all_same_bits
-from support.processes import need_devices
 from torch import Tensor
 
 from torchfuse import clip_grad_norm_
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
-from torchfuse.parallel import SyncBatchNorm
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 pytestmark = pytest.mark.cuda
@@ -52,14 +49,6 @@ def _same_on_the_second(body: Body) -> None:
         values = {name: value.cpu() for name, value in body(other).items()}
         assert _allocations() == taken or other == "cuda:0"
     assert_all_same_bits(values, expected)
-
-
-@pytest.mark.parametrize("sizes", [SIZES, SEVERAL_LAUNCHES], ids=["few", "many"])
-@pytest.mark.parametrize("kind", FEW_KINDS, ids=str)
-def test_scaled_and_clipped_steps(kind: Kind, sizes: list[int]) -> None:
-    # unscale_() refuses gradients in fp16.
-    run = Run(scaled=True, unscale=kind.grad != torch.float16, overflows=frozenset({1}))
-    _same_on_the_second(lambda device: train(Problem(kind, sizes, device, max_grad_norm=0.5), run))
 
 
 @pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
@@ -95,23 +84,6 @@ def _ops(device: str) -> dict[str, Tensor]:
     return {"total": total, "norms": norms, "clipped": clipped, "found_inf": found_inf, **values}
 
 
-def _batch_norm(device: str) -> dict[str, Tensor]:
-    problem = make_problem((5, 19, 7, 9), torch.float32)
-    layer = SyncBatchNorm(19, device=device)
-    x = problem.x.to(device).requires_grad_()
-    y = layer(x)
-    y.backward(problem.grad.to(device))
-    assert x.grad is not None
-    assert layer.weight.grad is not None
-    assert layer.running_mean is not None
-    return {
-        "y": y.detach(),
-        "dx": x.grad,
-        "dweight": layer.weight.grad,
-        "running_mean": layer.running_mean,
-    }
-
-
 def _batch_norm_ops(device: str) -> dict[str, Tensor]:
     """Called from here: autograd's threads are on the tensors' device already."""
     ops = torch.ops.torchfuse
@@ -127,7 +99,7 @@ def _batch_norm_ops(device: str) -> dict[str, Tensor]:
     return {"packed": packed, "y": y, "saved": saved, "sums": sums, "dx": dx}
 
 
-@pytest.mark.parametrize("body", [_ops, _batch_norm, _batch_norm_ops])
+@pytest.mark.parametrize("body", [_ops, _batch_norm_ops])
 def test_ops_and_layers(body: Body) -> None:
     _same_on_the_second(body)
 
@@ -179,33 +151,3 @@ def test_a_capture_is_seen() -> None:
             {str(i): param.detach().cpu() for i, param in enumerate(params)},
             {str(i): value.cpu() for i, value in enumerate(before)},
         )
-
-
-@pytest.mark.parametrize("overflow", [False, True], ids=["finite", "overflow"])
-def test_a_model_on_two_devices_steps_as_on_one(overflow: bool) -> None:
-    """One norm and one decision for both, whichever device an overflow is on."""
-    need_devices("cuda", 2)
-
-    def body(devices: tuple[str, str]) -> dict[str, Tensor]:
-        params = [
-            torch.nn.Parameter(param.detach().to(devices[index % 2]))
-            for index, param in enumerate(make_params(device="cpu"))
-        ]
-        optimizer = FusedAdam(params, lr=0.01, max_grad_norm=0.5)
-        scaler = GradScaler(devices[0], init_scale=8.0)
-        for seed in range(3):
-            scaler.scale(torch.ones((), device=devices[0]))
-            set_grads(params, random_grads(params, seed, scale=8.0))
-            if overflow and seed == 1:
-                assert params[1].grad is not None
-                params[1].grad.view(-1)[2] = float("inf")
-            scaler.step(optimizer)
-            scaler.update()
-        values = {name: value.cpu() for name, value in snapshot(optimizer).items()}
-        return values | {"scale": torch.tensor(scaler.get_scale())}
-
-    one, two = body(("cuda:0", "cuda:0")), body(("cuda:0", "cuda:1"))
-    assert one["scale"] == (4.0 if overflow else 8.0)
-    # The partial sums of the norm are added in another order.
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=2e-6, atol=1e-7, msg=name)
