@@ -67,8 +67,9 @@ def test_unscale_and_step_of_gradients_on_the_host(
     lent: dict[str, Any] = {}
     monkeypatch.setattr(kind, "step", lambda self: lent.update(vars(self)))
     scaler = scaler_on("cuda")
+    unscaled_in_step = make_optimizer(kind, "cpu")
     if kind is FusedAdam:
-        scaler.step(make_optimizer(kind, "cpu"))
+        scaler.step(unscaled_in_step)
         assert lent["grad_scale"].device.type == "cpu"
         assert to_the_host(copies) == [TO_THE_HOST]
         copies.clear()
