@@ -19,7 +19,8 @@ namespace {
 
 TEST_F(CheckpointTest, EverythingComesBack) {
   train(model_, *optimizer_);
-  amp::GradScaler scaler(at::kCPU, amp::GradScalerOptions().init_scale(4.0));
+  amp::GradScaler scaler(at::kCPU, amp::GradScalerOptions().hysteresis(3));
+  scaler.load_state_dict({4.0, 3.0, 0.25, 7, 5, 2});
   const auto list = c10::List<double>({1.5, 2.5});
   save_checkpoint(path_, description()
                              .scaler(scaler)
@@ -42,6 +43,8 @@ TEST_F(CheckpointTest, EverythingComesBack) {
   expect_same(snapshot(other, resumed), snapshot(model_, *optimizer_));
   EXPECT_EQ(resumed.param_groups()[0].options().get_lr(), 0.1);
   EXPECT_EQ(other_scaler.get_scale(), 4.0);
+  EXPECT_EQ(other_scaler.state_dict()->growth_tracker, 5);
+  EXPECT_EQ(other_scaler.state_dict()->hysteresis_tracker, 2);
   EXPECT_EQ(values.at("epoch").toInt(), 3);
   EXPECT_EQ(values.at("best").toDouble(), 0.5);
   EXPECT_FALSE(values.at("done").toBool());

@@ -25,6 +25,7 @@ from support.compare import assert_all_same_bits
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchfuse.apex.amp.loss_scaler import LossScaler
 from torchfuse.optimizers import FusedAdam, FusedSGD
 from torchfuse.parallel import LARC
 
@@ -205,6 +206,13 @@ def test_the_scale_has_a_floor(amp: Any, options: dict[str, Any], lowest: float)
     assert amp._amp_state.loss_scalers[0].loss_scale() == lowest
     train_with(amp, model, optimizer, BATCHES)
     assert all(param.isfinite().all() for param in model.parameters())
+
+
+def test_apexs_largest_scale_is_the_default(amp: Any) -> None:
+    scaler = LossScaler("dynamic", init_scale=2.0**24, scale_window=1)
+    scaler.clear_overflow_state()
+    scaler.update_scale()
+    assert scaler.loss_scale() == 2.0**24
 
 
 def test_the_scale_grows_to_its_maximum(amp: Any) -> None:
