@@ -86,13 +86,11 @@ class Run:
         return Outcome(process.returncode, output)
 
 
-def torchrun(
-    processes: int, command: Sequence[str], launcher: Sequence[str] = ("torch.distributed.run",)
-) -> Outcome:
-    """Runs a program in so many processes of this machine, under torchrun or its predecessor."""
+def torchrun(processes: int, command: Sequence[str]) -> Outcome:
+    """Runs a program in so many processes of this machine, under torchrun."""
     run = Run()
     options = ["--standalone", "--no-python", "--nproc-per-node", str(processes)]
-    run.start([sys.executable, "-m", *launcher, *options, *command])
+    run.start([sys.executable, "-m", "torch.distributed.run", *options, *command])
     return run.end()
 
 
@@ -104,23 +102,17 @@ def free_port() -> int:
         return port
 
 
-def by_hand(
-    processes: int,
-    command: Sequence[str],
-    world_sizes: Sequence[int] | None = None,
-    leaves: bool = False,
-) -> Outcome:
+def by_hand(processes: int, command: Sequence[str], leaves: bool = False) -> Outcome:
     """Runs a program in so many processes without torchrun; waits for rank 0.
 
     Args:
         processes: how many.
         command: the program.
-        world_sizes: what each process is told of their number, for those that are started.
         leaves: whether processes may be left when rank 0 has ended.
     """
     run = Run()
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    for rank, world_size in enumerate(world_sizes or [processes] * processes):
-        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    for rank in range(processes):
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
         run.start(command, **ranks, **place)
     return run.end(leaves=leaves)

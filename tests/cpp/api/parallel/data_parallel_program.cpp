@@ -139,7 +139,7 @@ void train(const ProcessGroup& group, Report& report, const std::string& mode) {
     const auto [data, target] = part_of(step, group);
     // Unused: `never` by all ranks, `spare` by rank 0 and in odd steps only by others.
     const bool spare = !unused || (group.rank() != 0 && step % 2 == 1);
-    const bool never = !unused && mode != "unreached";
+    const bool never = !unused;
     const auto predicted = parallel.forward(data, !unused, spare, never);
     auto loss = torch::mse_loss(predicted, target);
     if (twice) {
@@ -224,12 +224,6 @@ void lose_a_rank(const ProcessGroup& group, int signal) {
   }
 }
 
-void other_shapes(const ProcessGroup& group) {
-  const auto net = torch::nn::Sequential(torch::nn::Linear(4, 4),
-                                         torch::nn::Linear(4, group.rank() == 1 ? 5 : 3));
-  const DistributedDataParallel parallel(net, group);
-}
-
 /// Indices of three epochs for a number of sizes, one line each.
 void sample() {
   using torchfuse::parallel::DistributedSampler;
@@ -273,20 +267,19 @@ void wait_for_start(const std::string& folder) {
 void run(const std::string& mode, const std::string& folder, bool on_cuda) {
   ProcessGroupOptions options;
   options.backend(on_cuda ? "nccl" : "gloo");
-  const bool fails = mode == "killed" || mode == "stopped" || mode == "join" || mode == "unreached";
-  if (fails && mode != "join") wait_for_start(folder);
-  if (fails) options.timeout(std::chrono::seconds(5)).leave_timeout(std::chrono::seconds(1));
+  if (mode == "killed" || mode == "stopped") {
+    wait_for_start(folder);
+    options.timeout(std::chrono::seconds(5)).leave_timeout(std::chrono::seconds(1));
+  }
   auto group = torchfuse::parallel::init_process_group(options);
   if (on_cuda) {
     device = torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(group.local_rank()));
   }
-  if (mode == "join") return;
   Report report(folder, group.rank());
   if (mode == "accumulate") return accumulate(group, report);
   if (mode == "groups") return sub_groups(group, report);
   if (mode == "killed") return lose_a_rank(group, SIGKILL);
   if (mode == "stopped") return lose_a_rank(group, SIGSTOP);
-  if (mode == "shapes") return other_shapes(group);
   if (mode == "different_groups") {
     group.new_group({0, group.rank() == 0 ? 1 : 2});
     return;
