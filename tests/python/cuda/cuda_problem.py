@@ -87,7 +87,6 @@ GROUPS: Groups = (
     },
     {"betas": (0.8, 0.95), "eps": 1e-6, "bias_correction": False},
 )
-ONE_GROUP: Groups = ({"weight_decay": 0.1},)
 
 _STREAMS = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master_param")
 
