@@ -10,7 +10,7 @@ from torch.fx import Proxy
 
 
 def is_symbolic(*inputs: Tensor | None) -> bool:
-    """Whether torch.fx.symbolic_trace() calls, with placeholders of tensors."""
+    """Whether an input is a Proxy, by which torch.fx.symbolic_trace() records a module."""
     return any(isinstance(value, Proxy) for value in inputs)
 
 
@@ -37,5 +37,5 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 
 def needs_torch(*tensors: Tensor | None) -> bool:
-    """Whether either is so."""
+    """Whether the call makes a program or is transformed."""
     return makes_program() or is_transformed(*tensors)

@@ -80,18 +80,17 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
     ++index;
   });
   // A master that is wanted and not there is made from the parameter in the next step.
-  const auto check_master = [&](torch::Tensor& tensor, const char* key, at::ScalarType dtype) {
-    tensor = checked_state(tensor, param, expected + "'s " + name + "." + key, {dtype});
-  };
   if (!options.master_weights()) {  // switched off after the last step
     loaded.master_param(at::Tensor());
     loaded.param_remainder(at::Tensor());
   }
-  check_master(loaded.master_param(), "master_param", at::kFloat);
+  loaded.master_param(checked_state(loaded.master_param(), param,
+                                    expected + "'s " + name + ".master_param", {at::kFloat}));
   TORCH_CHECK_VALUE(!loaded.param_remainder().defined() || param.scalar_type() != at::kHalf,
                     expected, " to hold no ", name, ".param_remainder, got one for a ",
                     param.scalar_type(), " parameter. Remainders belong to bf16 parameters.");
-  check_master(loaded.param_remainder(), "param_remainder", at::kShort);
+  loaded.param_remainder(checked_state(loaded.param_remainder(), param,
+                                       expected + "'s " + name + ".param_remainder", {at::kShort}));
   loaded.ema_param(checked_state(loaded.ema_param(), param, expected + "'s " + name + ".ema_param",
                                  {param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat}));
   loaded.step(checked_step(loaded.step(), expected + "'s " + name + ".step"));
