@@ -138,26 +138,3 @@ def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
             if isinstance(value, Tensor):
                 copies[f"{name}[{index}]"] = value.clone()
     return copies
-
-
-def exact_adam_step(
-    config: Config, param: Tensor, grad: Tensor, state: dict[str, Tensor], step: int
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """One step from the given values in fp64, by the definition; the inputs stay as they are."""
-    p, g = param.detach().double(), grad.detach().double()
-    beta1, beta2 = config.betas
-    g = -g if config.maximize else g
-    if not config.adam_w_mode:
-        g = g + config.weight_decay * p
-    m = beta1 * state["exp_avg"].double() + (1 - beta1) * g
-    v = beta2 * state["exp_avg_sq"].double() + (1 - beta2) * g * g
-    new_state = {"exp_avg": m, "exp_avg_sq": v}
-    second = v
-    if config.amsgrad:
-        second = torch.maximum(state["max_exp_avg_sq"].double(), v)
-        new_state["max_exp_avg_sq"] = second
-    if config.adam_w_mode:
-        p = p - config.lr * config.weight_decay * p
-    m_hat = m / (1 - beta1**step)
-    v_hat = second / (1 - beta2**step)
-    return p - config.lr * m_hat / (v_hat.sqrt() + config.eps), new_state

@@ -90,23 +90,6 @@ def test_without_tensors_nothing_happens(call: NativeCall, device: str) -> None:
 
 
 @every_call
-def test_tensors_without_elements_change_nothing(call: NativeCall, device: str) -> None:
-    shapes = [(5,), (2, 2)]
-    lists = call.make_lists(shapes, device=device)
-    with_empty = copies(lists)
-    # First, in between and last.
-    for tensors in with_empty:
-        for place in (0, 2, 4):
-            tensors.insert(place, tensors[0].new_zeros(0, 3))
-    call(make_flag(device=device), lists)
-    call(make_flag(device=device), with_empty)
-    assert_lists_equal([tensors[1:4:2] for tensors in with_empty], lists)
-    flag = make_flag(device=device)
-    call(flag, [[tensors[0]] for tensors in with_empty])
-    assert flag.item() == 0
-
-
-@every_call
 def test_layouts_of_images_are_taken(call: NativeCall, device: str) -> None:
     lists = call.make_lists([(2, 3, 4, 5), (2, 3, 2, 4, 5)], device=device)
     formats = (torch.channels_last, torch.channels_last_3d)

@@ -13,6 +13,7 @@ from support.compare import assert_same_bits
 from support.native_calls import CALLS, NativeCall
 from torch import Tensor
 
+BY_NAME = {call.name: call for call in CALLS}
 every_call = pytest.mark.parametrize("call", CALLS, ids=str)
 
 
@@ -128,7 +129,6 @@ def test_other_flags_are_refused(call: NativeCall) -> None:
 
 # Numbers.
 
-BY_NAME = {call.name: call for call in CALLS}
 #: Function, argument, and its place behind the lists.
 NUMBERS = [
     ("multi_tensor_scale", "scale", 0),
@@ -171,3 +171,65 @@ def test_a_number_or_a_tensor_of_one_element_is_taken(
         call.function(65536, make_flag(), lists, *arguments)
         results.append([tensor.tolist() for tensors in lists for tensor in tensors])
     assert all(result == results[0] for result in results)
+
+
+# Dtypes, vectors and modes of single functions.
+
+FP32, HALF, FP64 = torch.float32, torch.float16, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "place", "other", "message"),
+    [
+        ("multi_tensor_adam_capturable_master", HALF, 4, HALF, r"masters\[0\] to be torch.float32"),
+        ("multi_tensor_adam", FP64, 2, FP32, r"exp_avgs\[0\] to be torch.float64 exactly if pa"),
+        ("multi_tensor_adam", FP32, 3, FP64, r"exp_avg_sqs\[0\] to be torch.float64 exactly if"),
+        ("multi_tensor_sgd", FP64, 2, FP32, r"momentum_buffers\[0\] to be torch.float64 exactly"),
+        ("multi_tensor_sgd", HALF, 3, FP32, r"params\[0\] to be torch.float32, got"),
+    ],
+)
+def test_other_dtypes_of_states_are_refused(
+    function: str, dtype: torch.dtype, place: int, other: torch.dtype, message: str
+) -> None:
+    lists = BY_NAME[function].make_lists(dtype=dtype)
+    if place == len(lists):
+        lists.append(lists[1])  # copies, which want fp32 parameters
+    lists[place:] = [[tensor.to(other) for tensor in tensors] for tensors in lists[place:]]
+    check_refusal(BY_NAME[function], lists, message)
+
+
+@pytest.mark.parametrize(
+    ("function", "vector", "place"),
+    [
+        ("multi_tensor_novograd", "grad_norms", 0),
+        ("multi_tensor_lamb_stage1_cuda", "per_tensor_decay", 0),
+        ("multi_tensor_lamb_stage2_cuda", "per_tensor_param_norm", 0),
+        ("multi_tensor_lamb_stage2_cuda", "per_tensor_update_norm", 1),
+    ],
+)
+def test_numbers_for_each_tensor_are_checked(function: str, vector: str, place: int) -> None:
+    call = BY_NAME[function]
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (torch.ones(4), ValueError, r"of shape \[5\], got \[4\]"),
+        (torch.ones(5).half(), TypeError, "a tensor of torch.float32, got torch.float16"),
+        (torch.ones(5, device="meta"), ValueError, "on cpu, got meta"),
+        ([1.0] * 5, TypeError, "a tensor of torch.float32, got list"),
+    ]
+    for bad, error, message in refused:
+        arguments = list(call.arguments(5, "cpu"))
+        arguments[place] = bad
+        message = f"{vector} to be {message}"
+        check_refusal(call, call.make_lists(), message, error, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("multi_tensor_novograd", "norm_type to be 2, or 0 for the largest magnitude, got 3"),
+        ("multi_tensor_axpby", "arg_to_check to be 0 for x, 1 for y or -1 for both, got 3"),
+    ],
+)
+def test_modes_that_there_are_not_are_refused(function: str, message: str) -> None:
+    call = BY_NAME[function]
+    *arguments, _ = call.arguments(5, "cpu")
+    check_refusal(call, call.make_lists(), message, arguments=[*arguments, 3])
