@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from support.cases import run_cases
 from support.compare import assert_same_bits
 from support.host_reads import NoHostRead
-from support.processes import join_group, leave_group, need_devices, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -117,24 +118,17 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
     return messages
 
 
-def worker(rank: int, folder: str, device: str) -> None:
-    torch.set_num_threads(1)
-    join_group(rank, RANKS, folder, device=device)
+def find(device: str, _rank: int) -> dict[Any, Any]:
     mesh = init_device_mesh(device, (2, 2))
     found: dict[Any, Any] = {case: run_case(*case, mesh) for case in CASES}
-    found["torch"] = run_torch(mesh)
-    found["refused"] = refused(mesh)
-    torch.save(found, f"{folder}/found-{rank}")
-    leave_group()
+    return {**found, "torch": run_torch(mesh), "refused": refused(mesh)}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> list[dict[Any, Any]]:
     """What each process found."""
-    need_devices(group_device, RANKS)
-    folder = tmp_path_factory.mktemp("clip_grad")
-    run_ranks(worker, str(folder), group_device, ranks=RANKS)
-    return [torch.load(folder / f"found-{rank}", map_location="cpu") for rank in range(RANKS)]
+    cases = {"all": partial(find, group_device)}
+    return run_cases(tmp_path_factory.mktemp("clip_grad"), RANKS, cases, device=group_device)["all"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -8,6 +8,7 @@ values and run captured bodies again.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from cuda_running import capture, no_host_wait, side_stream
 from support.batch_norm import assert_close, make_problem
-from support.processes import join_group, leave_group, run_ranks
+from support.cases import run_cases
 from torch import Tensor
 
 from torchfuse.parallel import SyncBatchNorm
@@ -116,25 +117,20 @@ def test_a_graph_replays_it(device: str) -> None:
         assert torch.equal(captured.state_dict()[name], value), name
 
 
-def _share_the_device(rank: int, folder: str, device: str) -> None:
-    join_group(rank, 2, folder)
+def _share_the_device(device: str, rank: int) -> dict[str, Any]:
     problem = make_problem((8, 5, 6, 6), channels_last=True, affine=False)
     own = slice(0, 3) if rank == 0 else slice(3, 8)
     layer = SyncBatchNorm(5, affine=False, device=device)
     x = problem.x[own].to(device).requires_grad_()
     y = layer(x)
     y.backward(problem.grad[own].to(device))
-    assert x.grad is not None
-    result: dict[str, Any] = {"y": y.detach(), "dx": x.grad, "mean": layer.running_mean}
-    torch.save({name: value.cpu() for name, value in result.items()}, f"{folder}/{rank}")
-    leave_group()
+    return {"y": y.detach(), "dx": x.grad, "mean": layer.running_mean}
 
 
 @pytest.mark.processes
 def test_two_processes_share_the_device(tmp_path: Path, device: str) -> None:
     """Over Gloo, which takes tensors of CUDA devices through the host."""
-    run_ranks(_share_the_device, str(tmp_path), device, ranks=2)
-    results = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    results = run_cases(tmp_path, 2, {"layer": partial(_share_the_device, device)})["layer"]
     expected = make_problem((8, 5, 6, 6), channels_last=True, affine=False).reference()
     assert_close(torch.cat([result["y"] for result in results]), expected.output, 1e-5)
     assert_close(torch.cat([result["dx"] for result in results]), expected.grad_input, 1e-5)

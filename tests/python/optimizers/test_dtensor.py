@@ -8,13 +8,14 @@ same training on whole tensors in one process. What one process shows comes behi
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support.adam import make_params, random_grads
+from support.cases import run_cases
 from support.compare import assert_same_bits
-from support.processes import join_group, leave_group, need_devices, run_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -34,8 +35,9 @@ from torchfuse.testing import OPTIM_SPECS, OptimSpec
 pytestmark = pytest.mark.processes
 
 RANKS = 4
-SHAPES = [(8, 5), (3, 6), (1, 4), (9,), (0, 2), (7,), (6, 4)]
-# Unevenly, with nothing at all on some processes, over one dimension of the mesh and over both.
+SHAPES = [(8, 5), (3, 6), (1, 4), (9,), (0, 2), (7,), (6, 4), (5, 3), (4, 7)]
+# Unevenly, with nothing at all on some processes, over one dimension of the mesh and over both, and
+# on meshes of their own.
 PLACEMENTS: list[Any] = [
     [Shard(0), Shard(1)],
     [Shard(0), Shard(0)],
@@ -44,6 +46,8 @@ PLACEMENTS: list[Any] = [
     [Shard(0), Replicate()],
     None,
     [Replicate(), Replicate()],
+    ("outer", [Shard(0)]),
+    ("inner", [Shard(1)]),
 ]
 REMAINDERS: dict[str, Any] = {"master_weights": True, "store_param_remainders": True}
 STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
@@ -67,6 +71,9 @@ def _place(tensor: Tensor, index: int, mesh: DeviceMesh | None) -> Tensor:
     placements = PLACEMENTS[index]
     if mesh is None or placements is None:
         return tensor.clone()
+    if isinstance(placements, tuple):
+        dimension, placements = placements
+        mesh = mesh[dimension]
     return distribute_tensor(tensor, mesh, placements)
 
 
@@ -128,23 +135,17 @@ def _round_at_random(mesh: DeviceMesh | None, device: str = "cpu") -> list[Tenso
     return [_whole(param) for param in params]
 
 
-def _worker(rank: int, folder: str, device: str) -> None:
-    torch.set_num_threads(1)
-    join_group(rank, RANKS, folder, device=device)
+def _find(device: str, _rank: int) -> dict[str, Any]:
     mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("outer", "inner"))
     found: dict[str, Any] = {name: _train(*case, mesh, device) for name, case in CASES.items()}
-    found["at random"] = _round_at_random(mesh, device)
-    torch.save(found, f"{folder}/found-{rank}")
-    leave_group()
+    return {**found, "at random": _round_at_random(mesh, device)}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> list[dict[str, Any]]:
     """What each process found."""
-    need_devices(group_device, RANKS)
-    folder = tmp_path_factory.mktemp("dtensor")
-    run_ranks(_worker, str(folder), group_device, ranks=RANKS)
-    return [torch.load(folder / f"found-{rank}", map_location="cpu") for rank in range(RANKS)]
+    cases = {"all": partial(_find, group_device)}
+    return run_cases(tmp_path_factory.mktemp("dtensor"), RANKS, cases, device=group_device)["all"]
 
 
 def _values(result: dict[str, Any]) -> list[Tensor]:
