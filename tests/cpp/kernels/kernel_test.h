@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -68,7 +69,9 @@ class Buffer {
   /// The same elements, `offset` from the start of another allocation.
   Buffer at_offset(std::int64_t offset) const {
     Buffer copy(dtype_, numel_, offset);
-    std::memcpy(copy.data(), data(), static_cast<std::size_t>(numel_) * size_of(dtype_));
+    const auto* bytes = static_cast<const char*>(data());
+    std::copy_n(bytes, static_cast<std::size_t>(numel_) * size_of(dtype_),
+                static_cast<char*>(copy.data()));
     return copy;
   }
 

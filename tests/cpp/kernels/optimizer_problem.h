@@ -58,9 +58,10 @@ inline TensorList at_offset(const TensorList& list, std::int64_t offset) {
 
 /// Wherever they lie.
 inline bool same_bits(const Buffer& a, const Buffer& b) {
+  const auto* bytes = static_cast<const char*>(a.data());
   return a.dtype() == b.dtype() && a.numel() == b.numel() &&
-         std::memcmp(a.data(), b.data(),
-                     static_cast<std::size_t>(a.numel()) * size_of(a.dtype())) == 0;
+         std::equal(bytes, bytes + static_cast<std::size_t>(a.numel()) * size_of(a.dtype()),
+                    static_cast<const char*>(b.data()));
 }
 inline void expect_same_parts(const TensorList& found, const TensorList& expected) {
   ASSERT_EQ(found.size(), expected.size());
