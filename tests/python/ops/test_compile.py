@@ -8,41 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from support.adam import make_params, random_grads
 from support.compare import assert_same_bits
 from torch import Tensor
 
 import torchfuse
 
-HYPER = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}
-
 
 def full_graph(function: Any) -> Any:
     return torch.compile(function, fullgraph=True, backend="aot_eager")
-
-
-@pytest.mark.parametrize("namespace", [torch.ops.torchfuse, torchfuse.ops], ids=["ops", "wrappers"])
-def test_fused_adam_in_one_graph(namespace: Any, device: str) -> None:
-    def make() -> list[list[Tensor]]:
-        params = [p.detach() for p in make_params(device=device)]
-        zeros = [[torch.zeros_like(p) for p in params] for _ in range(2)]
-        steps = [torch.zeros((), device=device) for _ in params]
-        return [params, random_grads(params, 1), *zeros, [], steps, []]
-
-    def two_steps(*lists: list[Tensor]) -> Tensor:
-        namespace.fused_adam_(*lists, **HYPER)
-        lists[1][0].mul_(2)
-        namespace.fused_adam_(*lists, **HYPER)
-        return lists[0][0] + 1
-
-    eager, compiled = make(), make()
-    expected = two_steps(*eager)
-    assert_same_bits(full_graph(two_steps)(*compiled), expected)
-    for a, b in zip(eager, compiled, strict=True):
-        for x, y in zip(a, b, strict=True):
-            assert_same_bits(y, x)
 
 
 def test_unscale_norm_and_update_in_one_graph(device: str) -> None:

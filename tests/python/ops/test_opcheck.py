@@ -29,22 +29,6 @@ def adam_lists(dtype: torch.dtype, device: str) -> list[list[Tensor]]:
     return [params, [torch.randn_like(p) for p in params], *states, steps, []]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_fused_adam(dtype: torch.dtype, amsgrad: bool, device: str) -> None:
-    lists = adam_lists(dtype, device)
-    if not amsgrad:
-        lists[4] = []
-    if dtype == torch.bfloat16:
-        lists[6] = [p.float() for p in lists[0]]
-    options: dict[str, Any] = {
-        "lr_tensor": torch.tensor(1e-2, device=device),
-        "grad_scale": torch.tensor(4.0, device=device),
-        "found_inf": torch.zeros((), device=device),
-    }
-    opcheck(OPS.fused_adam_.default, lists, {**HYPER, **options, "amsgrad": amsgrad})
-
-
 def test_fused_adam_with_moments_of_two_dtypes_and_remainders(device: str) -> None:
     lists = adam_lists(torch.bfloat16, device)
     lists[2] = [t.bfloat16() for t in lists[2]]
