@@ -59,7 +59,7 @@ void start_block(std::uint32_t index, std::uint32_t threads) {
   std::unique_ptr<Block> block = take_block();
   block->index = index;
   block->at_barrier = block->exited = block->predicates = 0;
-  block->shared = std::make_unique<SharedMemory>(e.dynamic_shared_bytes);
+  block->shared = std::make_unique<SharedMemory>();
   block->order = std::make_unique<char[]>(2 + kMaxThreads / kWarpLanes);
   race_release(&e.begun);
   while (block->threads.size() < threads) {
@@ -136,7 +136,6 @@ void prepare(const LaunchShape& shape, const std::function<void()>& kernel) {
   Engine& e = engine();
   e.launches.push_back(shape);
   e.kernel = &kernel;
-  e.dynamic_shared_bytes = shape.shared_bytes;
   e.faulted = false;
   e.fault.clear();
   e.random.seed(static_cast<std::uint_fast32_t>(e.schedule.seed));
@@ -175,10 +174,7 @@ int check_shape(const LaunchShape& shape) {
     return refuse(kInvalidValue, text("%zu bytes of arguments, the limit is %zu",
                                       shape.argument_bytes, kMaxArgumentBytes));
   }
-  if (shape.shared_bytes > SharedMemory::kMaxBytes) {
-    return refuse(kInvalidValue, text("%zu bytes of dynamic shared memory, the limit is %zu",
-                                      shape.shared_bytes, SharedMemory::kMaxBytes));
-  }
+  if (shape.shared_bytes != 0) return refuse(kInvalidValue, "dynamic shared memory");
   return 0;
 }
 

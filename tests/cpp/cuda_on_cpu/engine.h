@@ -26,7 +26,7 @@ struct LaunchShape {
   std::uint32_t grid[3] = {1, 1, 1};
   std::uint32_t block[3] = {1, 1, 1};
   std::size_t argument_bytes = 0;
-  std::size_t shared_bytes = 0;  ///< dynamic
+  std::size_t shared_bytes = 0;  ///< dynamic; refused, as no kernel uses it
 };
 
 /// The launches since the last call with `clear`.

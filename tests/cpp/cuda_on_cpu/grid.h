@@ -92,7 +92,6 @@ struct Engine {
   int last_error = 0;
 
   const std::function<void()>* kernel = nullptr;
-  std::size_t dynamic_shared_bytes = 0;
   Thread* current = nullptr;
   bool faulted = false;
   char fault_words[256] = {};  ///< of a running thread

@@ -24,24 +24,20 @@ constexpr int kUninitialized = 0xff;
 constexpr std::size_t kAlignment = 64;
 /// Distinct objects of a block; each has up to two alignments of guarded space behind it.
 constexpr std::size_t kMaxObjects = 16;
+constexpr std::size_t kMaxBytes = 48 * 1024;
+constexpr std::size_t kMemoryBytes = kMaxBytes + (2 * kMaxObjects + 3) * kAlignment;
 
 }  // namespace
 
 // All memory is allocated here, by the scheduler: were it allocated by the first thread that asks,
 // a race detector would take the other threads' accesses for races with the allocation.
-SharedMemory::SharedMemory(std::size_t dynamic_bytes)
-    : memory_bytes_(kMaxStaticBytes + dynamic_bytes + (2 * kMaxObjects + 3) * kAlignment),
-      dynamic_bytes_(dynamic_bytes) {
-  memory_ = std::make_unique_for_overwrite<std::byte[]>(memory_bytes_);
-  std::memset(memory_.get(), kUninitialized, memory_bytes_);
+SharedMemory::SharedMemory() : memory_(std::make_unique_for_overwrite<std::byte[]>(kMemoryBytes)) {
+  std::memset(memory_.get(), kUninitialized, kMemoryBytes);
   objects_.reserve(kMaxObjects);
-  ASAN_POISON_MEMORY_REGION(memory_.get(), memory_bytes_);
-  if (dynamic_bytes != 0) dynamic_ = take(dynamic_bytes);
+  ASAN_POISON_MEMORY_REGION(memory_.get(), kMemoryBytes);
 }
 
-SharedMemory::~SharedMemory() {
-  if (memory_) ASAN_UNPOISON_MEMORY_REGION(memory_.get(), memory_bytes_);
-}
+SharedMemory::~SharedMemory() { ASAN_UNPOISON_MEMORY_REGION(memory_.get(), kMemoryBytes); }
 
 std::byte* SharedMemory::take(std::size_t bytes) {
   const std::uintptr_t base = reinterpret_cast<std::uintptr_t>(memory_.get());
@@ -56,13 +52,9 @@ void* SharedMemory::object(const void* key, std::size_t bytes) {
   for (const Object& object : objects_) {
     if (object.key == key) return object.bytes;
   }
-  static_bytes_ += bytes;
-  const std::size_t all_bytes = static_bytes_ + dynamic_bytes_;
-  if (static_bytes_ > kMaxStaticBytes) {
-    fault("%zu bytes of static shared memory, the limit is %zu", static_bytes_, kMaxStaticBytes);
-  }
-  if (all_bytes > kMaxBytes) {
-    fault("%zu bytes of static and dynamic shared memory, the limit is %zu", all_bytes, kMaxBytes);
+  bytes_ += bytes;
+  if (bytes_ > kMaxBytes) {
+    fault("%zu bytes of static shared memory, the limit is %zu", bytes_, kMaxBytes);
   }
   if (objects_.size() == kMaxObjects) fault("more than %zu objects in shared memory", kMaxObjects);
   objects_.push_back({key, take(bytes)});
@@ -76,7 +68,5 @@ namespace torchfuse::kernels {
 void* block_shared_storage(const void* key, std::size_t bytes) {
   return cuda_on_cpu::shared_of_running_block().object(key, bytes);
 }
-
-void* dynamic_shared_storage() { return cuda_on_cpu::shared_of_running_block().dynamic(); }
 
 }  // namespace torchfuse::kernels

@@ -10,16 +10,11 @@ namespace cuda_on_cpu {
 
 class SharedMemory {
  public:
-  static constexpr std::size_t kMaxStaticBytes = 48 * 1024;
-  static constexpr std::size_t kMaxBytes = 227 * 1024;
-
-  explicit SharedMemory(std::size_t dynamic_bytes);
+  SharedMemory();
   ~SharedMemory();
-  SharedMemory(SharedMemory&& other) = default;
 
-  /// The static object known by `key`, with space behind it that a sanitizer guards.
+  /// The object known by `key`, with space behind it that a sanitizer guards.
   void* object(const void* key, std::size_t bytes);
-  void* dynamic() { return dynamic_; }
 
  private:
   std::byte* take(std::size_t bytes);
@@ -29,11 +24,8 @@ class SharedMemory {
     std::byte* bytes;
   };
   std::unique_ptr<std::byte[]> memory_;
-  std::size_t memory_bytes_;
   std::size_t taken_ = 0;
-  std::byte* dynamic_ = nullptr;
-  std::size_t dynamic_bytes_;
-  std::size_t static_bytes_ = 0;
+  std::size_t bytes_ = 0;  ///< of all objects
   std::vector<Object> objects_;
 };
 
