@@ -7,6 +7,7 @@ import importlib
 import pickle
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +42,9 @@ def test_the_module_named_larc_can_be_called_like_the_class() -> None:
     assert not callable(sys.modules["apex.parallel"])
 
 
+#: One name of each module; import_lines.txt has the others.
 OWN = {
     "apex.optimizers.FusedAdam": _optimizers.FusedAdam,
-    "apex.optimizers.fused_adam.FusedAdam": _optimizers.FusedAdam,
     "apex.optimizers.fused_adagrad.FusedAdagrad": _optimizers.FusedAdagrad,
     "apex.optimizers.fused_lamb.FusedLAMB": _optimizers.FusedLAMB,
     "apex.optimizers.fused_mixed_precision_lamb.FusedMixedPrecisionLamb": (
@@ -51,31 +52,20 @@ OWN = {
     ),
     "apex.optimizers.fused_novograd.FusedNovoGrad": _optimizers.FusedNovoGrad,
     "apex.optimizers.fused_sgd.FusedSGD": _optimizers.FusedSGD,
-    "apex.optimizers.FP16_Optimizer": fp16_utils.FP16_Optimizer,
     "apex.parallel.LARC.LARC": parallel.LARC,
     "apex.parallel.DistributedDataParallel": parallel.DistributedDataParallel,
-    "apex.parallel.Reducer": parallel.Reducer,
-    "apex.parallel.ReduceOp": torch.distributed.ReduceOp,
     "apex.parallel.SyncBatchNorm": parallel.SyncBatchNorm,
     "apex.parallel.convert_syncbn_model": parallel.convert_syncbn_model,
-    "apex.parallel.create_syncbn_process_group": parallel.create_syncbn_process_group,
     "apex.parallel.distributed.DistributedDataParallel": parallel.DistributedDataParallel,
-    "apex.parallel.distributed.Reducer": parallel.Reducer,
     "apex.parallel.distributed.flat_dist_call": parallel.flat.flat_dist_call,
-    "apex.parallel.distributed.flatten": parallel.flat.flatten,
-    "apex.parallel.distributed.unflatten": parallel.flat.unflatten,
     "apex.parallel.optimized_sync_batchnorm.SyncBatchNorm": parallel.SyncBatchNorm,
     "apex.parallel.sync_batchnorm.SyncBatchNorm": parallel.SyncBatchNorm,
     "apex.contrib.clip_grad.clip_grad_norm_": torchfuse.clip_grad_norm_,
-    "apex.contrib.clip_grad.clip_grad.clip_grad_norm_": torchfuse.clip_grad_norm_,
     "apex.contrib.layer_norm.FastLayerNorm": _normalization.FastLayerNorm,
     "apex.contrib.optimizers.FP16_Optimizer": fp16_utils.FP16_Optimizer,
     "apex.contrib.xentropy.SoftmaxCrossEntropyLoss": _normalization.SoftmaxCrossEntropyLoss,
     "apex.multi_tensor_apply.multi_tensor_applier": multi_tensor_apply.multi_tensor_applier,
-    "apex.multi_tensor_apply.MultiTensorApply": multi_tensor_apply.MultiTensorApply,
     "apex.amp.initialize": amp.initialize,
-    "apex.amp.scale_loss": amp.scale_loss,
-    "apex.amp.master_params": amp.master_params,
     "apex.amp._amp_state": amp._amp_state,
     "apex.fp16_utils.FP16_Optimizer": fp16_utils.FP16_Optimizer,
     "apex.normalization.FusedLayerNorm": normalization.FusedLayerNorm,
@@ -143,6 +133,22 @@ def test_optimizers_leave_unscaled_gradients_and_can_be_pickled() -> None:
         assert type(optimizer) is cls
     assert cls([param], write_back_grads=False).param_groups[0]["write_back_grads"] is False
     assert optimizers.FusedAdam([param]).param_groups[0]["write_back_grads"] is False
+
+
+LINES = Path(__file__).with_name("import_lines.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("line", [line for line in LINES if line and not line.startswith("#")])
+def test_a_statement_has_the_outcome_that_is_listed(line: str) -> None:
+    outcome, statement = line.split(maxsplit=1)
+    if outcome == "works":
+        run(statement)
+        return
+    answer = r"^torchfuse does not provide .*; (use |of apex it provides |.* has )"
+    with pytest.raises(ImportError, match=answer) as caught:
+        run(statement)
+    assert type(caught.value).__name__ == outcome
 
 
 # What it does not hold. These modules stay absent.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import multiprocessing.spawn
 import sys
 from pathlib import Path
@@ -244,38 +243,6 @@ def test_a_module_may_probe_while_it_is_imported(
     assert [prober[f"has_{x}"] for x in ("mlp", "native", "amp_c", "attribute")] == [
         *(False, False, True, False)
     ]
-
-
-@pytest.mark.usefixtures("installed")
-def test_attributes_can_be_asked_for() -> None:
-    names = run("import apex, amp_C")
-    assert hasattr(names["apex"], "optimizers")
-    assert not hasattr(names["apex"], "mlp")
-    assert getattr(names["amp_C"], "multi_tensor_adam_fp8", None) is None
-    assert "multi_tensor_scale" in vars(names["amp_C"])
-
-
-FUNCTIONS = {
-    "apex.normalization.fused_layer_norm": {
-        *("FusedLayerNormAffineFunction", "FusedLayerNormAffineMixedDtypesFunction"),
-        *("FusedLayerNormFunction", "FusedRMSNormAffineFunction"),
-        *("FusedRMSNormAffineMixedDtypesFunction", "FusedRMSNormFunction"),
-    },
-    "apex.contrib.layer_norm.layer_norm": {"FastLayerNormFN"},
-    "apex.contrib.xentropy.softmax_xentropy": {"SoftmaxCrossEntropyLoss"},
-}
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("module", FUNCTIONS)
-def test_arguments_can_be_looked_up_in_forward(module: str) -> None:
-    """As Megatron-Core does before it passes one that an older apex lacks."""
-    for name in FUNCTIONS[module]:
-        function = getattr(importlib.import_module(module), name)
-        context, *arguments = inspect.getfullargspec(function.forward).args
-        assert context == "ctx"
-        last = "half_to_float" if name == "SoftmaxCrossEntropyLoss" else "memory_efficient"
-        assert arguments[-1] == last
 
 
 @pytest.mark.usefixtures("installed")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 EPS = 1e-4
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPE = (3, 4)
 WEIGHT, BIAS = (torch.randn(SHAPE, generator=torch.manual_seed(seed)) for seed in (1, 2))
 Formula = Callable[[Tensor], Tensor]
@@ -66,6 +66,12 @@ def check(function: Callable[..., Tensor], arguments: tuple[Any, ...], formula: 
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-5)
 
 
+def check_forward(function: Any, last: str) -> None:
+    """Megatron-Core looks for an argument before it passes one that an older apex lacks."""
+    context, *arguments = inspect.getfullargspec(function.forward).args
+    assert (context, arguments[-1]) == ("ctx", last)
+
+
 @pytest.fixture
 def fused(installed: None) -> Any:
     return importlib.import_module("apex.normalization.fused_layer_norm")
@@ -80,6 +86,8 @@ def call_of(function: Any) -> Callable[..., Tensor]:
 def test_functions_of_apex(fused: Any, name: str) -> None:
     function, (arguments, formula) = getattr(fused, name), FUNCTIONS[name]
     assert pickle.loads(pickle.dumps(function)) is function
+    if name.endswith("Function"):
+        check_forward(function, "memory_efficient")
     check(call_of(function), arguments, formula)
     if name != "manual_rms_norm":
         for memory_efficient in (False, True):
@@ -119,8 +127,8 @@ def apex_rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     return weight * normalized
 
 
-@pytest.mark.parametrize("weight", [None, *DTYPES], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight", [None, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_manual_rms_norm_gives_the_dtype_of_apex(
     fused: Any, dtype: torch.dtype, weight: torch.dtype | None
 ) -> None:
@@ -143,12 +151,14 @@ def test_contrib_layer_norm(installed: None) -> None:
         made.bias.copy_(bias)
     check(made, (), formula)
     check(module.FastLayerNormFN.apply, (weight, bias, EPS), formula)
+    check_forward(module.FastLayerNormFN, "memory_efficient")
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_contrib_cross_entropy(installed: None, smoothing: float) -> None:
     """Row 2 has the label that does not count, 0 unless another is given."""
     kind = importlib.import_module("apex.contrib.xentropy").SoftmaxCrossEntropyLoss
+    check_forward(kind, "half_to_float")
     logits, other = (torch.randn(4, 6, generator=torch.manual_seed(5)) for _ in range(2))
     labels = torch.tensor([1, 5, 0, 3])
     found = kind.apply(logits.requires_grad_(), labels, smoothing)
