@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params
-from test_optim_specs import FIRST_CASES, Case, Mode, every_mode, every_optimizer, train
+from support.adam import make_params, train
+from test_optim_specs import FIRST_CASES, Case, Mode, every_mode, every_optimizer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 

@@ -3,41 +3,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from support.adam import Config, all_configs, clone_params, make_params, snapshot, train
+from support.adam import Config, clone_params, make_params, snapshot, train
 from support.compare import assert_all_same_bits, assert_all_within_tolerance, norm_error
 from torch import Tensor
 
 from torchfuse.optimizers import FusedAdam
 from torchfuse.testing import assert_close_to_torch
-
-STEPS = range(100)
-
-
-def flat(params: list[torch.nn.Parameter]) -> Tensor:
-    return torch.cat([p.detach().double().reshape(-1) for p in params])
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("config", all_configs(), ids=str)
-def test_parity_with_torch_and_fp64(config: Config, device: str) -> None:
-    start = make_params(device=device)
-    params, reference = clone_params(start), clone_params(start)
-    exact = clone_params(start, torch.float64)
-    ours, torchs = config.ours(params), config.torch(reference)
-    train(ours, params, STEPS)
-    train(torchs, reference, STEPS)
-    train(config.torch(exact), exact, STEPS)
-    assert_all_within_tolerance(params, reference)
-    assert set(ours.state[params[0]]) == set(torchs.state[reference[0]])
-    # Of all elements together: on a tensor of a few elements the smaller error is a matter of luck,
-    # and of the random numbers that torch draws on this processor.
-    error, torch_error = (norm_error(flat(own), flat(exact)) for own in (params, reference))
-    assert error <= 1.1 * torch_error
 
 
 @pytest.mark.parametrize(
@@ -53,7 +28,7 @@ def test_no_further_from_fp64_than_torch_itself(lr: float, weight_decay: float) 
         torch.optim.AdamW([param], lr=lr, weight_decay=weight_decay, foreach=False)
         for param in (torchs, exact)
     ]
-    for _ in STEPS:
+    for _ in range(100):
         grad = torch.randn(5000)
         ours.grad, torchs.grad, exact.grad = grad.clone(), grad.clone(), grad.double()
         for optimizer in optimizers:
@@ -125,18 +100,6 @@ def test_checkpoints_of_adam_and_adamw_choose_the_decay_mode() -> None:
         group = ours.param_groups[0]
         assert (group["adam_w_mode"], group["bias_correction"]) == (adam_w_mode, False)
         assert not {"foreach", "fused", "differentiable"} & set(group)
-
-
-def test_torchs_fused_optimizer_goes_on_from_our_checkpoint() -> None:
-    params = make_params()
-    train(ours := Config(weight_decay=0.1).ours(params), params, range(5))
-    reference = clone_params(params)
-    torchs = torch.optim.AdamW(reference, fused=True)
-    torchs.load_state_dict(copy.deepcopy(ours.state_dict()))
-    torchs.param_groups[0]["fused"] = True
-    train(ours, params, range(5, 8))
-    train(torchs, reference, range(5, 8))
-    assert_all_within_tolerance(params, reference)
 
 
 @pytest.mark.parametrize("capturable", [False, True])

@@ -4,21 +4,26 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from support.adam import clone_params, make_params, random_grads, set_grads, snapshot, train
+from support.adam import (
+    clone_params,
+    make_params,
+    random_grads,
+    set_grads,
+    snapshot,
+    through_file,
+    train,
+)
 from support.compare import assert_all_same_bits, assert_all_within_tolerance, assert_same_bits
 from torch import Tensor
 
 from torchfuse.optimizers import FusedLARS, FusedSGD
 
-PLAIN: dict[str, Any] = {"lr": 1e-3}
 DAMPED: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.05}
-NESTEROV: dict[str, Any] = {"lr": 3e-4, "momentum": 0.9, "nesterov": True, "maximize": True}
 LATE: dict[str, Any] = {**DAMPED, "momentum": 0.0}
 
 Pair = tuple[torch.optim.Optimizer, Sequence[Tensor]]
@@ -48,15 +53,6 @@ def skip_a_step(optimizer: Any, params: Any) -> None:
     optimizer.found_inf = torch.ones((), device=params[0].device)
     train(optimizer, params, [0])
     del optimizer.found_inf
-
-
-def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Saved and loaded by torch.load's safe mode."""
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 def loaded(kind: Any, saved: dict[str, Any], params: Any, **options: Any) -> Pair:
@@ -219,27 +215,6 @@ def test_most_recent_scale_is_taken_off_in_the_next_step_only(device: str) -> No
 
 
 # --- Checkpoints ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("hyper", "fused"),
-    [(PLAIN, False), (DAMPED, True), (NESTEROV, False)],
-    ids=["plain", "damped", "nesterov"],
-)
-def test_checkpoints_are_exchanged_with_torch(
-    hyper: dict[str, Any], fused: bool, device: str
-) -> None:
-    params, theirs, ours, reference = ours_and_torchs(device, **hyper)
-    train_each(range(5), ours, reference)
-    to_torch = loaded(torch.optim.SGD, ours[0].state_dict(), params)
-    to_torch[0].param_groups[0]["fused"] = fused
-    from_torch = loaded(FusedSGD, reference[0].state_dict(), theirs, max_grad_norm=1e6)
-    group = from_torch[0].param_groups[0]
-    assert group["max_grad_norm"] == 1e6
-    assert not {"foreach", "fused", "differentiable"} & set(group)
-    train_each(range(5, 9), ours, reference, to_torch, from_torch)
-    for found in (params, to_torch[1], from_torch[1]):
-        assert_all_within_tolerance(found, theirs)
 
 
 def not_begun(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import pickle
 import re
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.adam import make_params, random_grads, set_grads, snapshot
+from support.adam import make_params, random_grads, set_grads, snapshot, through_file, train
 from support.compare import assert_all_same_bits, assert_same_bits
 from test_optim_specs import (
     BF16_MASTER,
@@ -28,10 +27,9 @@ from test_optim_specs import (
     SHAPES,
     Case,
     Mode,
-    every_mode,
     every_optimizer,
+    every_storage,
     tensors_of,
-    train,
 )
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict as dcp_state
@@ -39,15 +37,6 @@ from torch.distributed.checkpoint import state_dict as dcp_state
 from torchfuse.optimizers import FusedOptimizer
 from torchfuse.optimizers._hyper_params import PAIRS, numbers
 from torchfuse.testing import assert_close_to_torch
-
-
-def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Saved, and loaded on the CPU by torch.load's safe mode."""
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return loaded
 
 
 def params_like(params: Sequence[Tensor], dtype: torch.dtype) -> list[torch.nn.Parameter]:
@@ -120,7 +109,7 @@ def test_masters_that_a_checkpoint_lacks_are_made_from_the_parameters(
 
 @pytest.mark.combinations
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-@every_mode
+@every_storage
 @every_optimizer
 def test_a_copy_goes_on_with_the_same_bits(case: Case, mode: Mode, how: str, device: str) -> None:
     params = make_params(SHAPES, mode.dtype, device)
@@ -236,8 +225,10 @@ def test_checkpoints_of_torch_go_on_in_ours_and_ours_in_torch(case: Case, device
     group = ours.param_groups[0]
     assert (group["max_grad_norm"], group["skip_non_finite"]) == (math.inf, True)
     assert group["lr"] == case.hyper["lr"]
+    assert not {"foreach", "fused", "differentiable"} & set(group)
     again.param_groups[0]["lr"] = 7.0
     again.load_state_dict(through_file(ours.state_dict()))
+    again.param_groups[0]["fused"] = device == "cpu"  # which not all of torch's are on CUDA
     for optimizer, tensors in ((ours, params), (reference, theirs), (again, others)):
         train(optimizer, tensors, [3, 4])
     assert_close_to_torch(params, theirs)
@@ -264,10 +255,11 @@ def test_a_checkpoint_that_turns_clipping_off_is_warned_of(case: Case) -> None:
         optimizer.load_state_dict(saved.state_dict())
 
 
+@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
 @every_optimizer
-def test_a_checkpoint_saved_before_the_first_step_loads(case: Case) -> None:
-    params, others = make_params(), make_params()
-    loaded, reference = case.ours(others), case.ours(params)
+def test_a_checkpoint_saved_before_the_first_step_loads(case: Case, mode: Mode) -> None:
+    params, others = make_params(dtype=mode.dtype), make_params(dtype=mode.dtype)
+    loaded, reference = case.ours(others, **mode.options), case.ours(params, **mode.options)
     loaded.load_state_dict(pickle.loads(pickle.dumps(reference.state_dict())))
     train(loaded, others, [1])
     train(reference, params, [1])

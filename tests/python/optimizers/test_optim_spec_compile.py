@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads, snapshot
+from support.adam import make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits, assert_same_bits
 from test_optim_spec_ops import op_arguments
-from test_optim_specs import BF16_MASTER, FP32, Case, Mode, every_optimizer, train
+from test_optim_specs import BF16_MASTER, FP32, Case, Mode, every_optimizer
 from torch import Tensor
 
 from torchfuse.optimizers import FusedOptimizer

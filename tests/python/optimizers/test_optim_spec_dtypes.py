@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads, snapshot
+from support.adam import make_params, random_grads, set_grads, snapshot, through_file, train
 from support.compare import assert_all_same_bits, assert_rounded, assert_same_bits
-from test_optim_spec_checkpoints import through_file
 from test_optim_specs import (
     BF16_MASTER,
     FP32,
@@ -25,7 +24,6 @@ from test_optim_specs import (
     every_optimizer,
     oracle_at,
     tensors_of,
-    train,
 )
 from torch import Tensor
 
@@ -163,27 +161,6 @@ def test_loading_converts_to_the_dtypes_of_the_optimizer(
 # --- 16-bit parameters ---------------------------------------------------------------------------
 
 half_dtypes = pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-
-
-@half_dtypes
-@every_optimizer
-def test_states_of_16_bit_parameters_are_fp32_also_with_tensor_hyper_parameters(
-    case: Case, dtype: torch.dtype
-) -> None:
-    """A bf16 second moment ceases to decay, one of fp16 underflows."""
-    params = make_params(dtype=dtype)
-    optimizer = case.ours(params)
-    optimizer.make_capturable()
-    for step in (1, 2, 3):
-        oracle = oracle_at(case, optimizer, params)
-        set_grads(params, random_grads(params, step, scale=0.1**step))
-        optimizer.step()
-        oracle.step([param.grad for param in params])
-        for index, param in enumerate(params):
-            assert_rounded(param, oracle.params[index], f"param[{index}]")
-            for name, exact in oracle.states[index].items():
-                assert optimizer.state[param][name].dtype == F32
-                assert_rounded(optimizer.state[param][name], exact, f"{name}[{index}]")
 
 
 @half_dtypes

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads, snapshot
+from support.adam import make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits, assert_same_bits
-from test_optim_specs import Case, every_optimizer, train
+from test_optim_specs import Case, every_optimizer
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,

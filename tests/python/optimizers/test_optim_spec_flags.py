@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.adam import make_params, snapshot
+from support.adam import make_params, snapshot, train
 from support.compare import assert_all_same_bits
-from test_optim_specs import Case, every_optimizer, make, train
+from test_optim_specs import Case, every_optimizer, make
 
 from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedMixedPrecisionLamb
 from torchfuse.optimizers._options import TORCH_ONLY, StepOptions

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads, snapshot
+from support.adam import make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits, assert_same_bits
-from test_optim_specs import BF16_MASTER, FIRST_CASES, FP32, Case, Mode, every_optimizer, train
+from test_optim_specs import FIRST_CASES, Case, Mode, every_mode, every_optimizer
 from torch import Tensor
 
 from torchfuse.optimizers._hyper_params import PAIRS, PARTS, numbers, table
@@ -40,7 +40,8 @@ def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -
             assert_same_bits(mine.detach(), theirs.detach())
 
 
-@pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
+@pytest.mark.combinations
+@every_mode
 @every_optimizer
 def test_tensor_hyper_parameters_give_the_same_bits(case: Case, mode: Mode, device: str) -> None:
     params, others = (make_params(dtype=mode.dtype, device=device) for _ in range(2))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads
+from support.adam import make_params, random_grads, set_grads, train
 from support.compare import assert_same_bits
 from test_optim_specs import (
     BF16_MASTER,
@@ -19,7 +19,6 @@ from test_optim_specs import (
     Mode,
     every_case,
     every_optimizer,
-    train,
 )
 from torch import Tensor
 

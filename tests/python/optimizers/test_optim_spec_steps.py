@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import clone_params, make_params, random_grads, set_grads, snapshot
+from support.adam import clone_params, make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits, assert_same_bits
 from support.host_reads import NoHostRead
-from test_optim_specs import BF16_MASTER, FP32, Case, Mode, every_optimizer, train
+from test_optim_specs import BF16_MASTER, FP32, Case, Mode, every_optimizer
 from torch import Tensor
 
 from torchfuse.amp import GradScaler

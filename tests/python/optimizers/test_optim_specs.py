@@ -6,14 +6,21 @@ A new optimizer gets these tests with its entry; what only one optimizer has is 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from support.adam import DEFAULT_SHAPES, make_params, random_grads, set_grads, snapshot
+from support.adam import (
+    DEFAULT_SHAPES,
+    make_params,
+    random_grads,
+    set_grads,
+    snapshot,
+    through_file,
+    train,
+)
 from support.compare import assert_all_same_bits, assert_rounded, assert_same_bits
 from torch import Tensor
 
@@ -83,10 +90,24 @@ MODES = [
     Mode("fp32-bf16-state", torch.float32, BF16_STATE),
     Mode("fp16-master-bf16-state", torch.float16, BF16_STATE | {"master_weights": True}),
 ]
+REMAINDERS: dict[str, Any] = {"master_weights": True, "store_param_remainders": True}
+EMA: dict[str, Any] = {"ema_decay": 0.75, "ema_warmup": True, "ema_start_step": 1}
+STOCHASTIC: dict[str, Any] = {"stochastic_rounding": True, "seed": 11}
+#: Also those whose formula has tests of its own.
+STORAGES = [
+    *MODES,
+    Mode("bf16-remainder", torch.bfloat16, REMAINDERS),
+    Mode("bf16-stochastic", torch.bfloat16, STOCHASTIC),
+    Mode("fp32-ema", torch.float32, EMA),
+    Mode("fp16-ema", torch.float16, EMA),
+    Mode("bf16-remainder-ema", torch.bfloat16, REMAINDERS | EMA),
+    Mode("bf16-stochastic-ema", torch.bfloat16, STOCHASTIC | EMA),
+]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_optimizer = pytest.mark.parametrize("case", LAST_CASES, ids=str)
 every_mode = pytest.mark.parametrize("mode", MODES, ids=str)
+every_storage = pytest.mark.parametrize("mode", STORAGES, ids=str)
 
 
 def make(spec: OptimSpec, params: Any, **options: Any) -> Any:
@@ -113,12 +134,6 @@ def oracle_at(
         }
         oracle.steps[index] = int(state.get("step", torch.zeros(())))
     return oracle
-
-
-def train(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], seeds: Sequence[int]) -> None:
-    for seed in seeds:
-        set_grads(params, random_grads(params, seed))
-        optimizer.step()
 
 
 def test_every_optimizer_has_an_entry() -> None:
@@ -225,7 +240,7 @@ def test_same_bits_at_every_instruction_level_and_number_of_threads(case: Case, 
 
 
 @pytest.mark.combinations
-@every_mode
+@every_storage
 @every_optimizer
 def test_skipped_steps_leave_no_trace(case: Case, mode: Mode, device: str) -> None:
     params, others = (make_params(SHAPES, mode.dtype, device) for _ in range(2))
@@ -265,7 +280,7 @@ def test_a_non_finite_gradient_skips_the_step_on_request(case: Case, device: str
 
 
 @pytest.mark.combinations
-@every_mode
+@every_storage
 @every_optimizer
 def test_a_loaded_checkpoint_goes_on_with_the_same_bits(
     case: Case, mode: Mode, device: str
@@ -273,16 +288,14 @@ def test_a_loaded_checkpoint_goes_on_with_the_same_bits(
     params = make_params(SHAPES, mode.dtype, device)
     optimizer = case.ours(params, **mode.options)
     train(optimizer, params, [1, 2])
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
+    saved = through_file(optimizer.state_dict())
     others = make_params(SHAPES, mode.dtype, device, seed=5)
     loaded = case.ours(others, **mode.options)
     train(loaded, others, [7])  # its states are replaced
     with torch.no_grad():
         for other, param in zip(others, params, strict=True):
             other.copy_(param)
-    loaded.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    loaded.load_state_dict(saved)
     train(optimizer, params, [3])
     train(loaded, others, [3])
     assert_all_same_bits(snapshot(loaded), snapshot(optimizer))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,26 +63,6 @@ class Config:
         return "-".join([mode, *values, *flags])
 
 
-def all_configs() -> list[Config]:
-    """Every combination of two values of each hyper-parameter.
-
-    torch's AdamW multiplies by 1 - lr * weight_decay, rounded to fp32. For most products that
-    rounding alone moves a parameter by 1e-6 to 3e-6 in 100 steps, which is our whole tolerance;
-    5e-5 is among the best, with 0.8e-6.
-    """
-    return [
-        Config(lr, betas, 1e-8, decay / lr, amsgrad, maximize, adam_w_mode)
-        for lr, betas, decay, amsgrad, maximize, adam_w_mode in itertools.product(
-            (1e-3, 5e-4),
-            ((0.9, 0.999), (0.8, 0.95)),
-            (0.0, 5e-5),
-            (False, True),
-            (False, True),
-            (False, True),
-        )
-    ]
-
-
 def make_params(
     shapes: Sequence[Sequence[int]] = DEFAULT_SHAPES,
     dtype: torch.dtype = torch.float32,
@@ -124,6 +104,15 @@ def train(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], steps: Ite
     for seed in steps:
         set_grads(params, random_grads([p.detach().float() for p in params], seed))
         optimizer.step()
+
+
+def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Saved, and loaded on the CPU by torch.load's safe mode."""
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return loaded
 
 
 def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
