@@ -22,15 +22,13 @@ BF16 = torch.bfloat16
 BEHIND = 4099
 SMALL, LARGE = 2**12, 2**31
 
-every_size = pytest.mark.parametrize(
-    ("device", "border"),
-    [
-        pytest.param("cpu", SMALL, id="cpu-small"),
-        pytest.param("cuda", SMALL, id="cuda-small", marks=pytest.mark.cuda),
-        # On a CPU they take minutes; on a GPU 17 GB of its memory.
-        pytest.param("cuda", LARGE, id="cuda-large", marks=[pytest.mark.cuda, pytest.mark.slow]),
-    ],
-)
+# On a CPU most take minutes; on a GPU 17 GB of its memory.
+DEVICES = [
+    pytest.param("cpu", SMALL, id="cpu-small"),
+    pytest.param("cuda", SMALL, id="cuda-small", marks=pytest.mark.cuda),
+    pytest.param("cuda", LARGE, id="cuda-large", marks=[pytest.mark.cuda, pytest.mark.slow]),
+]
+every_size = pytest.mark.parametrize(("device", "border"), DEVICES)
 
 
 def two_parts(border: int, device: str, behind: float) -> Tensor:
@@ -63,7 +61,10 @@ def test_norm_and_unscale(device: str, border: int) -> None:
     assert float(torchfuse.ops.multi_tensor_l2_norm([values])[1]) == 1.0
 
 
-@every_size
+@pytest.mark.parametrize(
+    ("device", "border"),
+    [*DEVICES, pytest.param("cpu", LARGE, id="cpu-large", marks=pytest.mark.slow)],
+)
 def test_adam(device: str, border: int) -> None:
     """The first step moves each element by lr against its gradient's sign."""
     param = torch.nn.Parameter(two_parts(border, device, 1.0))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from typing import Any
 
@@ -62,17 +61,6 @@ def test_adams_attributes_have_apexs_names_and_meaning() -> None:
     assert FusedAdam(params).adam_w_mode == 1
     assert (optimizer.set_grad_none, optimizer.capturable) == (False, True)
     assert not optimizer.master_weights
-
-
-def test_adams_arguments_begin_in_apexs_order() -> None:
-    parameters = inspect.signature(FusedAdam.__init__).parameters
-    positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert positional == [
-        "self", "params", "lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay",
-        "amsgrad", "set_grad_none", "capturable", "master_weights",
-    ]  # fmt: skip
-    defaults = [parameters[name].default for name in positional[2:]]
-    assert defaults == [1e-3, True, (0.9, 0.999), 1e-8, True, 0.0, False, True, False, False]
 
 
 def test_overflow_buffer(device: str) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,25 +114,6 @@ def test_averages_take_values_before_they_are_rounded(stored: str) -> None:
     train(optimizer, params, [1])
     train(exact, masters, [1])
     for ema, expected in zip(averages(optimizer, params), averages(exact, masters), strict=True):
-        assert_same_bits(ema, expected)
-
-
-@every_storage
-@every_optimizer
-def test_a_skipped_step_leaves_averages_bit_for_bit_and_does_not_count(
-    spec: OptimSpec, stored: str
-) -> None:
-    (optimizer, params), (never, fresh) = (made(spec, stored) for _ in range(2))
-    for seed, skipped in ((0, True), (1, False), (2, True), (3, False)):
-        optimizer.found_inf = torch.tensor(float(skipped))
-        before = [ema.clone() for ema in averages(optimizer, params)] if seed else params
-        train(optimizer, params, [seed])
-        if skipped:
-            for ema, expected in zip(averages(optimizer, params), before, strict=True):
-                assert_same_bits(ema, expected.detach().to(ema.dtype))
-        else:
-            train(never, fresh, [seed])
-    for ema, expected in zip(averages(optimizer, params), averages(never, fresh), strict=True):
         assert_same_bits(ema, expected)
 
 
@@ -423,24 +403,6 @@ def test_larc_has_the_averages_of_the_optimizer_inside() -> None:
 
 
 # --- Checkpoints ---------------------------------------------------------------------------------
-
-
-@every_storage
-@every_optimizer
-def test_a_checkpoint_goes_on_with_the_same_averages(spec: OptimSpec, stored: str) -> None:
-    options = {"ema_warmup": True, "ema_start_step": 1}
-    (optimizer, params), (other, others) = (made(spec, stored, **options) for _ in range(2))
-    train(optimizer, params, range(2))
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    with torch.no_grad():
-        for param, value in zip(others, params, strict=True):
-            param.copy_(value)
-    for each, tensors in ((optimizer, params), (other, others)):
-        train(each, tensors, [2, 3])
-    assert_all_same_bits(snapshot(other), snapshot(optimizer))
 
 
 def test_averages_of_a_16_bit_checkpoint_become_fp32() -> None:

@@ -4,12 +4,19 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
 import torch
-from support.adam import clone_params, make_params, random_grads, set_grads, snapshot, train
+from support.adam import (
+    clone_params,
+    make_params,
+    random_grads,
+    set_grads,
+    snapshot,
+    through_file,
+    train,
+)
 from support.compare import assert_all_same_bits, assert_all_within_tolerance, assert_same_bits
 from torch import Tensor
 
@@ -88,15 +95,6 @@ def test_groups_with_and_without_decay_and_with_both_norms_in_one_step(device: s
     assert_all_within_tolerance(params, [p.to(device) for oracle in oracles for p in oracle.params])
 
 
-def test_states_in_bf16_leave_the_norm_in_fp32(device: str) -> None:
-    params = make_params(dtype=torch.bfloat16, device=device)
-    optimizer = FusedNovoGrad(params, **PAPER, state_dtype=torch.bfloat16)
-    train(optimizer, params, range(2))
-    for p in params:
-        assert optimizer.state[p]["exp_avg"].dtype == torch.bfloat16
-        assert optimizer.state[p]["exp_avg_norm"].dtype == torch.float32
-
-
 @pytest.mark.parametrize("norm", [torch.ones(2), torch.ones((), dtype=torch.float64)], ids=str)
 def test_a_norm_put_in_by_hand_is_checked_before_anything_is_written(norm: Tensor) -> None:
     params = make_params()
@@ -166,10 +164,7 @@ def test_apex_checkpoint_continues(steps: int, present: tuple[int, ...], device:
         ours.step()
     for p, state in ours.state.items():  # apex's moments are fp16 for fp16 parameters
         state["exp_avg"].copy_(state["exp_avg"].to(p.dtype))
-    file = io.BytesIO()
-    torch.save(as_apex_saves(ours), file)
-    file.seek(0)
-    saved = torch.load(file, map_location="cpu", weights_only=True)
+    saved = through_file(as_apex_saves(ours))
     kept = copy.deepcopy(saved)
     others = clone_params(params)
     loaded = make(others, lr=1.0, norm_type=0)

@@ -10,6 +10,7 @@ import pytest
 
 from torchfuse.optimizers import (
     FusedAdagrad,
+    FusedAdam,
     FusedLAMB,
     FusedLARS,
     FusedMixedPrecisionLamb,
@@ -20,6 +21,8 @@ from torchfuse.optimizers import (
 REQUIRED = "<required parameter>"
 MOMENTS = "betas=(0.9, 0.999)"
 SIGNATURES = {
+    FusedAdam: f"lr=0.001, bias_correction=True, {MOMENTS}, eps=1e-08, adam_w_mode=True, "
+    "weight_decay=0.0, amsgrad=False, set_grad_none=True, capturable=False, master_weights=False",
     FusedSGD: f"lr={REQUIRED}, momentum=0, dampening=0, weight_decay=0, nesterov=False, "
     "wd_after_momentum=False, materialize_master_grads=True, set_grad_none=False",
     FusedLAMB: f"lr=0.001, bias_correction=True, {MOMENTS}, eps=1e-06, weight_decay=0.01, "

@@ -8,46 +8,19 @@ every optimizer in test_storage.py.
 from __future__ import annotations
 
 import copy
-import io
 import math
 from typing import Any
 
 import pytest
 import torch
-from support.adam import Config, make_params, random_grads, set_grads, snapshot, train
-from support.compare import assert_all_same_bits, assert_same_bits
-from torch import Tensor
+from support.adam import Config, make_params, random_grads, set_grads, train
+from support.compare import assert_same_bits
 
 from torchfuse.optimizers import FusedAdam
 
 BF16 = torch.bfloat16
 SHAPES = ((257,), (33, 7), (1,), (0,), (70_003,))
 CONFIG = Config(lr=1e-3, weight_decay=0.1)
-
-
-def words(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(torch.int16).to(torch.int64) & 0xFFFF
-
-
-def test_each_value_is_one_of_the_two_neighbors_by_chance_of_its_distance(device: str) -> None:
-    """A master tells what was rounded, from the same parameter, gradient and moments."""
-    params = make_params(SHAPES, BF16, device)
-    twins = copy.deepcopy(params)
-    train(CONFIG.ours(params, stochastic_rounding=True), params, [1])
-    exact = CONFIG.ours(twins, master_weights=True)
-    train(exact, twins, [1])
-    raised, expected, variance = 0, 0.0, 0.0
-    for p, twin in zip(params, twins, strict=True):
-        bits = exact.state[twin]["master_param"].view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-        up = words(p) - (bits >> 16)
-        assert bool(((up == 0) | (up == 1)).all())
-        assert int(up[bits & 0xFFFF == 0].sum()) == 0, "a value of the format was changed"
-        chance = (bits & 0xFFFF).double() / 2**16
-        raised += int(up.sum())
-        expected += float(chance.sum())
-        variance += float((chance * (1 - chance)).sum())
-    assert raised > 0
-    assert abs(raised - expected) < 5 * math.sqrt(variance)
 
 
 def test_the_mean_of_many_steps_is_that_of_unrounded_ones(device: str) -> None:
@@ -105,36 +78,6 @@ def test_a_parameter_keeps_its_number_whoever_has_a_gradient_and_whatever_the_gr
         one.step()
         two.step()
     assert_same_bits(twins[1].detach(), params[1].detach())
-
-
-def test_a_checkpoint_goes_on_with_the_same_bits() -> None:
-    params = make_params(SHAPES, BF16)
-    optimizer = CONFIG.ours(params, stochastic_rounding=True, seed=11)
-    train(optimizer, params, range(3))
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    others = copy.deepcopy(params)
-    loaded = CONFIG.ours(others, stochastic_rounding=True)
-    loaded.load_state_dict(torch.load(file, weights_only=True))
-    assert loaded.param_groups[0]["seed"] == 11
-    train(optimizer, params, [5, 6])
-    train(loaded, others, [5, 6])
-    assert_all_same_bits(snapshot(loaded), snapshot(optimizer))
-
-
-def test_a_skipped_step_does_not_use_its_random_bits_up(device: str) -> None:
-    params = make_params(SHAPES, BF16, device)
-    twins = copy.deepcopy(params)
-    options: dict[str, Any] = {"stochastic_rounding": True, "skip_non_finite": True}
-    skipping, straight = CONFIG.ours(params, **options), CONFIG.ours(twins, **options)
-    set_grads(params, random_grads(params, 1))
-    assert params[0].grad is not None
-    params[0].grad[0] = math.inf
-    skipping.step()
-    train(skipping, params, [2, 3])
-    train(straight, twins, [2, 3])
-    assert_all_same_bits(snapshot(skipping), snapshot(straight))
 
 
 # --- Beside other storage ------------------------------------------------------------------------
