@@ -95,36 +95,6 @@ def test_scale_takes_iterators_and_carries_gradients() -> None:
     check(program)
 
 
-@pytest.mark.parametrize("scale", [3.0, 1e-3, 2.0**120])
-def test_unscale_divides_in_place(scale: float) -> None:
-    def program(scaler: Any) -> list[Tensor]:
-        scaler.scale(torch.zeros(()))
-        optimizer = sgd_with_grads(scale=1e3)
-        params = optimizer.param_groups[0]["params"]
-        grads = [p.grad for p in params]
-        scaler.unscale_(optimizer)
-        assert all(p.grad is grad for p, grad in zip(params, grads, strict=True))
-        return values(optimizer)
-
-    check(program, init_scale=scale)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "element", "value"), [(0, 0, math.inf), (1, -1, -math.inf), (3, -1, math.nan)]
-)
-def test_unscale_records_overflow(tensor: int, element: int, value: float) -> None:
-    def program(scaler: Any) -> float:
-        scaler.scale(torch.zeros(()))
-        optimizer = sgd_with_grads()
-        optimizer.param_groups[0]["params"][tensor].grad.view(-1)[element] = value
-        scaler.unscale_(optimizer)
-        found = scaler._found_inf_per_device(optimizer)
-        assert list(found) == [torch.device("cpu")]
-        return float(found[torch.device("cpu")])
-
-    assert check(program) == ("value", 1.0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_sparse_gradients(dtype: torch.dtype) -> None:
     def program(scaler: Any) -> Tensor:
@@ -196,53 +166,42 @@ def test_foreign_private_attributes_stay_writable() -> None:
 # Rules: the order of calls, new scales, factors, limits.
 
 
-def unscale_twice(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    scaler.unscale_(optimizer)
-    scaler.unscale_(optimizer)
-
-
-def unscale_after_step(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    scaler.step(optimizer)
-    scaler.unscale_(optimizer)
-
-
-def step_twice(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    scaler.step(optimizer)
-    scaler.step(optimizer)
-
-
-def step_without_grads(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    scaler.step(optimizer)
-
-
-def step_with_closure(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    scaler.step(optimizer, closure=lambda: 0.0)
-
-
-def update_unchecked(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    scaler.update()
-
-
-RULES = {
-    unscale_twice: "unscale_() has already been called on this optimizer since the last update().",
-    unscale_after_step: "unscale_() is being called after step().",
-    step_twice: "step() has already been called since the last update().",
-    step_without_grads: "No inf checks were recorded for this optimizer.",
-    step_with_closure: "Closure use is not currently supported if GradScaler is enabled.",
-    update_unchecked: "No inf checks were recorded prior to update.",
+RULES: dict[str, tuple[Callable[[Any, Any], object], str]] = {
+    "unscale twice": (
+        lambda scaler, optimizer: (scaler.unscale_(optimizer), scaler.unscale_(optimizer)),
+        "unscale_() has already been called on this optimizer since the last update().",
+    ),
+    "unscale after step": (
+        lambda scaler, optimizer: (scaler.step(optimizer), scaler.unscale_(optimizer)),
+        "unscale_() is being called after step().",
+    ),
+    "step twice": (
+        lambda scaler, optimizer: (scaler.step(optimizer), scaler.step(optimizer)),
+        "step() has already been called since the last update().",
+    ),
+    "step without grads": (
+        lambda scaler, optimizer: (optimizer.zero_grad(), scaler.step(optimizer)),
+        "No inf checks were recorded for this optimizer.",
+    ),
+    "step with closure": (
+        lambda scaler, optimizer: scaler.step(optimizer, closure=lambda: 0.0),
+        "Closure use is not currently supported if GradScaler is enabled.",
+    ),
+    "update unchecked": (
+        lambda scaler, optimizer: scaler.update(),
+        "No inf checks were recorded prior to update.",
+    ),
 }
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_calls_out_of_order(rule: Callable[[Any, Any], None]) -> None:
+@pytest.mark.parametrize(("rule", "expected"), RULES.values(), ids=RULES)
+def test_calls_out_of_order(rule: Callable[[Any, Any], object], expected: str) -> None:
     def program(scaler: Any) -> None:
         scaler.scale(torch.zeros(()))
         rule(scaler, sgd_with_grads())
 
     kind, _, message = check(program)
-    assert kind == "error"
-    assert message == RULES[rule]
+    assert (kind, message) == ("error", expected)
 
 
 @pytest.mark.parametrize("method", ["unscale_", "step", "update"])
@@ -310,45 +269,3 @@ def test_setters() -> None:
         return history + [getter() for getter in getters]
 
     check(program, init_scale=8.0)
-
-
-def test_interval_below_the_tracker_waits_for_an_overflow() -> None:
-    """torch grows the scale when the tracker equals the interval, not when it is above."""
-
-    def program(scaler: Any) -> list[float]:
-        history = []
-        for step in range(12):
-            if step == 3:
-                scaler.set_growth_interval(2)
-            scaler.scale(torch.zeros(()))
-            optimizer = sgd_with_grads()
-            if step == 8:
-                optimizer.param_groups[0]["params"][0].grad[0] = math.inf
-            scaler.step(optimizer)
-            scaler.update()
-            history.append(scaler.get_scale())
-        return history
-
-    assert check(program, init_scale=8.0, growth_interval=6)[1] == [8.0] * 8 + [4.0, 4.0, 8.0, 8.0]
-
-
-def test_the_scale_stays_where_fp32_holds_its_reciprocal() -> None:
-    """torch's grows to the end of fp32, and falls to 0."""
-
-    def program(scaler: Any) -> list[float]:
-        history = []
-        for step in range(4):
-            scaler.scale(torch.zeros(()))
-            optimizer = sgd_with_grads()
-            if step >= 2:
-                optimizer.param_groups[0]["params"][0].grad[0] = math.nan
-            scaler.step(optimizer)
-            scaler.update()
-            history.append(scaler.get_scale())
-        return history
-
-    options: dict[str, Any] = {"growth_interval": 1, "backoff_factor": 1e-46}
-    history = program(GradScaler("cpu", init_scale=2.0**125, **options))
-    assert history == [2.0**126, 2.0**126, pytest.approx(2.0**126 * 1e-46), 2.0**-126]
-    expected = program(torch.amp.GradScaler("cpu", init_scale=2.0**125, **options))
-    assert (expected[1], expected[3]) == (2.0**127, 0.0)

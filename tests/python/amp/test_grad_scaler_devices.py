@@ -82,17 +82,6 @@ def test_unscale_and_step_of_gradients_on_the_host(
         assert to_the_host(copies) == [TO_THE_HOST] * 2
 
 
-def test_overflow_flags_of_cuda_under_a_scale_on_the_host(copies: list[Copy]) -> None:
-    flags = [torch.ones((), device="cuda"), torch.ones(())]
-    assert scaler_on("cpu")._core.combine(flags).device.type == "cpu"
-    assert copies == [TO_THE_HOST]
-
-
 def test_towards_cuda_nothing_waits(copies: list[Copy]) -> None:
     scaler_on("cuda")._core.combine([torch.ones(()), torch.ones(())])
     assert copies == [Copy("cpu", "cuda", non_blocking=True)] * 2
-
-
-def test_nothing_is_copied_to_where_the_scale_is_made(copies: list[Copy]) -> None:
-    scaler_on("cuda")._core.inv_scale()
-    assert copies == []

@@ -32,15 +32,8 @@ MAKE: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
 Outcome = tuple[list[bool], list[float], int]
 
 
-def _train(name: str, unscale: bool, shared: bool, device: str, rank: int) -> Outcome:
-    group = dist.group.WORLD if shared else None
-    scaler = GradScaler(
-        device,
-        init_scale=8.0,
-        growth_interval=2,
-        process_group=group,
-        allow_no_grads=not shared,
-    )
+def _train(name: str, unscale: bool, device: str, rank: int) -> Outcome:
+    scaler = GradScaler(device, init_scale=8.0, growth_interval=2, process_group=dist.group.WORLD)
     param = torch.nn.Parameter(torch.full((3,), 1.0 + rank, device=device))
     optimizer = MAKE[name]([param])
     moved, scales = [], []
@@ -61,18 +54,16 @@ def _train(name: str, unscale: bool, shared: bool, device: str, rank: int) -> Ou
     return moved, scales, scaler.skipped_steps()
 
 
-ALONE = "without the group"
 Outcomes = dict[str, list[Outcome]]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> Outcomes:
     cases = {
-        f"{name} {unscale}": partial(_train, name, unscale, True, group_device)
+        f"{name} {unscale}": partial(_train, name, unscale, group_device)
         for name in MAKE
         for unscale in (False, True)
     }
-    cases[ALONE] = partial(_train, "ours", True, False, group_device)
     return run_cases(tmp_path_factory.mktemp("scaler"), RANKS, cases, device=group_device)
 
 
@@ -84,10 +75,3 @@ def test_processes_skip_together(name: str, unscale: bool, outcomes: Outcomes) -
     assert second[0] == [*first[0][:WITHOUT_GRADS], False]
     assert first[1] == second[1] == [8.0, 4.0, 4.0, 2.0, 1.0, 1.0]
     assert first[2] == second[2] == 3
-
-
-def test_without_the_group_they_part(outcomes: Outcomes) -> None:
-    """What the test above would see if the group were ignored."""
-    first, second = outcomes[ALONE]
-    assert first[0] != second[0]
-    assert first[1] != second[1]
