@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every class against its formula in fp64, with options that differ from their defaults: each class
-// passes its own options to its own algorithm.
+// Every class against the fp64 formula of its functor, with options that differ from their
+// defaults: each class passes its own options to its own algorithm.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include <torchfuse/torchfuse.h>
 
+#include "../../kernels/optimizer_cases.h"
 #include "optim_testing.h"
 
 namespace torchfuse::optim {
@@ -20,201 +20,95 @@ namespace {
 using namespace testing;  // NOLINT(google-build-using-namespace): all helpers
 using torch::Tensor;
 
-double bias(bool corrects, double beta, int step) {
-  return corrects ? 1.0 - std::pow(beta, step) : 1.0;
+/// What the class must hand to the functor, whose formula tests/cpp/kernels has in fp64.
+template <class Params, class Options>
+Params params_of(const Options& options) {
+  Params params;
+  params.lr.value = options.lr();
+  params.weight_decay.value = options.weight_decay();
+  params.maximize = options.maximize();
+  if constexpr (requires { options.betas(); }) {
+    std::tie(params.beta1.value, params.beta2.value) = options.betas();
+  }
+  if constexpr (requires { options.eps(); }) params.eps.value = options.eps();
+  if constexpr (requires { options.momentum(); }) {
+    params.momentum.value = options.momentum();
+    params.nesterov = options.nesterov();
+  }
+  if constexpr (requires { options.bias_correction(); }) {
+    params.bias_correction = options.bias_correction();
+  }
+  if constexpr (requires { options.adam_w_mode(); }) params.adam_w_mode = options.adam_w_mode();
+  if constexpr (requires { options.amsgrad(); }) params.amsgrad = options.amsgrad();
+  if constexpr (requires { options.grad_averaging(); }) {
+    params.grad_averaging = options.grad_averaging();
+  }
+  if constexpr (requires { options.use_nvlamb(); }) {
+    constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+    params.use_nvlamb = options.use_nvlamb();
+    params.min_trust_ratio.value = options.min_trust_ratio();
+    params.max_trust_ratio.value = options.max_trust_ratio().value_or(kNoLimit);
+  }
+  if constexpr (requires { options.norm_type(); }) {
+    params.reg_inside_moment = options.reg_inside_moment();
+    params.inf_norm = options.norm_type() == 0;
+    params.init_zero = options.init_zero();
+  }
+  if constexpr (requires { options.trust_coefficient(); }) {
+    params.trust_coefficient.value = options.trust_coefficient();
+  }
+  if constexpr (requires { options.dampening(); }) {
+    params.dampening.value = options.dampening();
+    params.wd_after_momentum = options.wd_after_momentum();
+  }
+  if constexpr (requires { options.lr_decay(); }) {
+    params.lr_decay.value = options.lr_decay();
+    params.adagrad_w_mode = options.adagrad_w_mode();
+  }
+  return params;
 }
 
-struct AdamFormula {
-  using Optimizer = FusedAdam;
-  FusedAdamOptions options;
-  Tensor param;
-  Tensor mean = torch::zeros_like(param);
-  Tensor square = torch::zeros_like(param);
-  Tensor largest = torch::zeros_like(param);
-  int step = 0;
+std::vector<double> numbers_of(const Tensor& tensor) {
+  const Tensor wide = tensor.detach().to(torch::kDouble).reshape({-1}).contiguous();
+  return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
+}
 
-  void update(Tensor grad) {
-    ++step;
-    const auto [beta1, beta2] = options.betas();
-    if (options.maximize()) grad = -grad;
-    if (!options.adam_w_mode()) grad = grad + options.weight_decay() * param;
-    mean = beta1 * mean + (1 - beta1) * grad;
-    square = beta2 * square + (1 - beta2) * grad * grad;
-    largest = torch::maximum(largest, square);
-    const Tensor root =
-        ((options.amsgrad() ? largest : square) / bias(options.bias_correction(), beta2, step))
-            .sqrt();
-    Tensor change = mean / bias(options.bias_correction(), beta1, step) / (root + options.eps());
-    if (options.adam_w_mode()) change = change + options.weight_decay() * param;
-    param = param - options.lr() * change;
+template <class Options>
+kernels::testing::ExactTensor begin_of(const Options& options, const Tensor& param) {
+  kernels::testing::ExactTensor exact;
+  exact.param = numbers_of(param);
+  for (auto& state : exact.state) state.resize(exact.param.size());
+  if constexpr (requires { options.initial_accumulator_value(); }) {
+    for (double& sum : exact.state[0]) sum = options.initial_accumulator_value();
   }
-};
-
-struct LAMBFormula {
-  using Optimizer = FusedLAMB;
-  FusedLAMBOptions options;
-  Tensor param;
-  Tensor mean = torch::zeros_like(param);
-  Tensor square = torch::zeros_like(param);
-  int step = 0;
-
-  void update(Tensor grad) {
-    ++step;
-    const auto [beta1, beta2] = options.betas();
-    const double decay = options.weight_decay();
-    if (!options.adam_w_mode()) grad = grad + decay * param;
-    mean = beta1 * mean + (options.grad_averaging() ? 1 - beta1 : 1.0) * grad;
-    square = beta2 * square + (1 - beta2) * grad * grad;
-    const Tensor root = (square / bias(options.bias_correction(), beta2, step)).sqrt();
-    Tensor change = mean / bias(options.bias_correction(), beta1, step) / (root + options.eps());
-    if (options.adam_w_mode()) change = change + decay * param;
-    double trust = 1.0;
-    const double norm = param.norm().item<double>();
-    const double change_norm = change.norm().item<double>();
-    if ((options.use_nvlamb() || decay != 0.0) && norm != 0.0 && change_norm != 0.0) {
-      const double highest =
-          options.max_trust_ratio().value_or(std::numeric_limits<double>::infinity());
-      trust = std::clamp(norm / change_norm, options.min_trust_ratio(), highest);
-    }
-    param = param - options.lr() * trust * change;
-  }
-};
-
-struct NovoGradFormula {
-  using Optimizer = FusedNovoGrad;
-  FusedNovoGradOptions options;
-  Tensor param;
-  Tensor moment = torch::zeros_like(param);
-  double norm = 0.0;
-  int step = 0;
-
-  void update(Tensor grad) {
-    ++step;
-    const auto [beta1, beta2] = options.betas();
-    if (options.maximize()) grad = -grad;
-    const double size = grad.numel() == 0          ? 0.0
-                        : options.norm_type() == 0 ? grad.abs().max().item<double>()
-                                                   : grad.norm().item<double>();
-    if (step == 1 && !options.init_zero()) {
-      norm = size;
-    } else if (options.norm_type() == 0) {
-      norm = beta2 * norm + (1 - beta2) * size;
-    } else {
-      norm = std::sqrt(beta2 * norm * norm + (1 - beta2) * size * size);
-    }
-    const double bias1 = bias(options.bias_correction(), beta1, step);
-    const double bias2 = bias(options.bias_correction(), beta2, step);
-    const double denominator = norm / std::sqrt(bias2) + options.eps();
-    const double share = options.grad_averaging() ? 1 - beta1 : 1.0;
-    const double decay = options.weight_decay();
-    if (options.reg_inside_moment()) {
-      moment = beta1 * moment + share * (grad / denominator + decay * param);
-      param = param - options.lr() * moment / bias1;
-    } else {
-      moment = beta1 * moment + share * grad;
-      param = param - options.lr() * (moment / bias1 / denominator + decay * param);
-    }
-  }
-};
-
-struct LARSFormula {
-  using Optimizer = FusedLARS;
-  FusedLARSOptions options;
-  Tensor param;
-  Tensor buffer = torch::zeros_like(param);
-
-  void update(Tensor grad) {
-    if (options.maximize()) grad = -grad;
-    const double size = param.norm().item<double>();
-    const double slope = grad.norm().item<double>();
-    double rate = options.lr();
-    if (size != 0.0 && slope != 0.0) {
-      rate *= options.trust_coefficient() * size /
-              (slope + options.weight_decay() * size + options.eps());
-    }
-    const Tensor change = rate * (grad + options.weight_decay() * param);
-    buffer = options.momentum() * buffer + change;
-    param = param - (options.nesterov() ? change + options.momentum() * buffer : buffer);
-  }
-};
-
-struct SGDFormula {
-  using Optimizer = FusedSGD;
-  FusedSGDOptions options;
-  Tensor param;
-  Tensor buffer = {};
-
-  void update(Tensor grad) {
-    const Tensor decay = options.weight_decay() * param;
-    if (options.maximize()) grad = -grad;
-    if (!options.wd_after_momentum()) grad = grad + decay;
-    const double momentum = options.momentum();
-    buffer = buffer.defined() ? momentum * buffer + (1 - options.dampening()) * grad : grad;
-    Tensor change = options.nesterov() ? grad + momentum * buffer : buffer;
-    if (momentum == 0.0) change = grad;
-    if (options.wd_after_momentum()) change = change + decay;
-    param = param - options.lr() * change;
-  }
-};
-
-struct AdagradFormula {
-  using Optimizer = FusedAdagrad;
-  FusedAdagradOptions options;
-  Tensor param;
-  Tensor sum = torch::full_like(param, options.initial_accumulator_value());
-  int step = 0;
-
-  void update(Tensor grad) {
-    const double rate = options.lr() / (1 + options.lr_decay() * step++);
-    const Tensor decay = options.weight_decay() * param;
-    if (options.maximize()) grad = -grad;
-    if (!options.adagrad_w_mode()) grad = grad + decay;
-    sum = sum + grad * grad;
-    Tensor change = grad / (sum.sqrt() + options.eps());
-    if (options.adagrad_w_mode()) change = change + decay;
-    param = param - rate * change;
-  }
-};
-
-struct LionFormula {
-  using Optimizer = FusedLion;
-  FusedLionOptions options;
-  Tensor param;
-  Tensor momentum = torch::zeros_like(param);
-
-  void update(Tensor grad) {
-    const auto [beta1, beta2] = options.betas();
-    if (options.maximize()) grad = -grad;
-    const Tensor direction = (beta1 * momentum + (1 - beta1) * grad).sign();
-    momentum = beta2 * momentum + (1 - beta2) * grad;
-    param = param - options.lr() * (options.weight_decay() * param + direction);
-  }
-};
+  return exact;
+}
 
 /// 100 steps, each with masters where the parameters have 16 bits.
-template <class Formula>
-void expect_follows(std::vector<decltype(Formula::options)> all) {
+template <class Optimizer, class Functor>
+void expect_follows(std::vector<typename Optimizer::options_t> all) {
   for (std::size_t index = 0; index < all.size(); ++index) {
     auto& options = all[index].master_weights(true).max_grad_norm(std::nullopt);
+    const auto group = params_of<typename Functor::Params>(options);
     for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
       SCOPED_TRACE(c10::str("options ", index, ", ", dtype));
       const auto params = make_params(dtype);
-      typename Formula::Optimizer optimizer(params, options);
-      std::vector<Formula> formulas;
-      for (const Tensor& param : params) {
-        formulas.push_back({options, param.detach().to(torch::kDouble, false, /*copy=*/true)});
-      }
+      Optimizer optimizer(params, options);
+      std::vector<kernels::testing::ExactTensor> formulas;
+      for (const Tensor& param : params) formulas.push_back(begin_of(options, param));
       for (int step = 0; step < 100; ++step) {
         set_grads(params, step);
         optimizer.step();
         for (std::size_t i = 0; i < params.size(); ++i) {
-          formulas[i].update(params[i].grad().to(torch::kDouble));
+          formulas[i].grad = numbers_of(params[i].grad());
+          kernels::testing::OptimizerCase<Functor>::step(group, step + 1.0, formulas[i]);
         }
       }
       for (std::size_t i = 0; i < params.size(); ++i) {
         const Tensor& master = state_of(optimizer, params[i]).master_param();
         ASSERT_EQ(master.defined(), dtype == torch::kBFloat16);
-        expect_close(master.defined() ? master : params[i], formulas[i].param);
+        expect_close(master.defined() ? master : params[i],
+                     torch::tensor(formulas[i].param, torch::kDouble).view_as(params[i]));
         EXPECT_TRUE(!master.defined() || torch::equal(params[i], master.to(dtype)));
         EXPECT_EQ(state_of(optimizer, params[i]).step().template item<float>(), 100.0f);
       }
@@ -224,43 +118,45 @@ void expect_follows(std::vector<decltype(Formula::options)> all) {
 
 TEST(ClassFormulas, FusedAdam) {
   using Options = FusedAdamOptions;
-  expect_follows<AdamFormula>({Options(2e-3).weight_decay(0.05),
-                               Options(2e-3).adam_w_mode(false).weight_decay(0.05),
-                               Options(2e-3).amsgrad(true).betas({0.8, 0.95}).eps(1e-4),
-                               Options(2e-3).maximize(true).bias_correction(false)});
+  expect_follows<FusedAdam, kernels::Adam>(
+      {Options(2e-3).weight_decay(0.05), Options(2e-3).adam_w_mode(false).weight_decay(0.05),
+       Options(2e-3).amsgrad(true).betas({0.8, 0.95}).eps(1e-4),
+       Options(2e-3).maximize(true).bias_correction(false)});
 }
 
 TEST(ClassFormulas, FusedLAMB) {
   using Options = FusedLAMBOptions;
-  expect_follows<LAMBFormula>({Options(1e-3), Options(1e-3).weight_decay(0.0),
-                               Options(1e-3).weight_decay(0.0).use_nvlamb(true),
-                               Options(1e-3).adam_w_mode(false).bias_correction(false),
-                               Options(1e-3).grad_averaging(false).betas({0.8, 0.95}),
-                               Options(1e-3).min_trust_ratio(0.1).max_trust_ratio(0.5)});
+  expect_follows<FusedLAMB, kernels::Lamb>(
+      {Options(1e-3), Options(1e-3).weight_decay(0.0),
+       Options(1e-3).weight_decay(0.0).use_nvlamb(true),
+       Options(1e-3).adam_w_mode(false).bias_correction(false),
+       Options(1e-3).grad_averaging(false).betas({0.8, 0.95}),
+       Options(1e-3).min_trust_ratio(0.1).max_trust_ratio(0.5)});
 }
 
 TEST(ClassFormulas, FusedNovoGrad) {
   using Options = FusedNovoGradOptions;
-  expect_follows<NovoGradFormula>({Options(1e-3)
-                                       .betas({0.95, 0.98})
-                                       .bias_correction(false)
-                                       .grad_averaging(false)
-                                       .reg_inside_moment(true)
-                                       .weight_decay(1e-3),
-                                   Options(1e-3).weight_decay(0.01),
-                                   Options(2e-4).norm_type(0).init_zero(true).maximize(true)});
+  expect_follows<FusedNovoGrad, kernels::NovoGrad>(
+      {Options(1e-3)
+           .betas({0.95, 0.98})
+           .bias_correction(false)
+           .grad_averaging(false)
+           .reg_inside_moment(true)
+           .weight_decay(1e-3),
+       Options(1e-3).weight_decay(0.01),
+       Options(2e-4).norm_type(0).init_zero(true).maximize(true)});
 }
 
 TEST(ClassFormulas, FusedLARS) {
   using Options = FusedLARSOptions;
-  expect_follows<LARSFormula>(
+  expect_follows<FusedLARS, kernels::Lars>(
       {Options(0.2).weight_decay(0.05), Options(0.2).nesterov(true).maximize(true).eps(1.0),
        Options(0.02).momentum(0.0).trust_coefficient(0.02).weight_decay(0.01)});
 }
 
 TEST(ClassFormulas, FusedSGD) {
   using Options = FusedSGDOptions;
-  expect_follows<SGDFormula>(
+  expect_follows<FusedSGD, kernels::Sgd>(
       {Options(2e-4).weight_decay(0.05), Options(2e-4).momentum(0.9).dampening(0.1),
        Options(2e-4).momentum(0.9).nesterov(true).weight_decay(0.05),
        Options(2e-4).momentum(0.9).weight_decay(0.05).wd_after_momentum(true).maximize(true)});
@@ -268,14 +164,14 @@ TEST(ClassFormulas, FusedSGD) {
 
 TEST(ClassFormulas, FusedAdagrad) {
   using Options = FusedAdagradOptions;
-  expect_follows<AdagradFormula>(
+  expect_follows<FusedAdagrad, kernels::Adagrad>(
       {Options(1e-3).lr_decay(0.01).initial_accumulator_value(0.5).weight_decay(0.05),
        Options(1e-3).weight_decay(0.05).adagrad_w_mode(true).maximize(true)});
 }
 
 TEST(ClassFormulas, FusedLion) {
   using Options = FusedLionOptions;
-  expect_follows<LionFormula>(
+  expect_follows<FusedLion, kernels::Lion>(
       {Options(1e-3).weight_decay(0.1), Options(1e-3).betas({0.8, 0.95}).maximize(true)});
 }
 
