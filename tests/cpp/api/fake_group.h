@@ -17,11 +17,10 @@ namespace torchfuse::testing {
 /// Has ended; waiting for it counts, and throws `failure` unless that is empty.
 class EndedWork : public c10d::Work {
  public:
-  explicit EndedWork(int* waits = nullptr, std::string failure = "")
-      : waits_(waits), failure_(std::move(failure)) {}
+  EndedWork(int* waits, std::string failure) : waits_(waits), failure_(std::move(failure)) {}
   bool isCompleted() override { return true; }
   bool wait(std::chrono::milliseconds) override {
-    if (waits_ != nullptr) ++*waits_;
+    ++*waits_;
     if (!failure_.empty()) throw std::runtime_error(failure_);
     return true;
   }
@@ -29,6 +28,29 @@ class EndedWork : public c10d::Work {
  private:
   int* waits_;
   std::string failure_;
+};
+
+/// Rank 0 of two. Whatever it starts has ended.
+class FakeBackend : public c10d::Backend {
+ public:
+  explicit FakeBackend(std::string name = "fake")
+      : c10d::Backend(/*rank=*/0, /*size=*/2), name_(std::move(name)) {}
+  const std::string getBackendName() const override { return name_; }
+
+  bool gives_work = true;  ///< NCCL's gives none for what is not asynchronous
+  std::string failure;     ///< what waiting throws
+  int works = 0;
+  int waits = 0;
+
+ protected:
+  c10::intrusive_ptr<c10d::Work> work(bool async = false) {
+    if (!gives_work && !async) return {};
+    ++works;
+    return c10::make_intrusive<EndedWork>(&waits, failure);
+  }
+
+ private:
+  std::string name_;
 };
 
 /// A group whose rank 0 is this process.

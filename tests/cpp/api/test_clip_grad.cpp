@@ -96,14 +96,6 @@ TEST(ClipGradNorm, MixesTypesAndTakesOneTensorOrSome) {
   EXPECT_NEAR(alone.grad()[1].item<float>(), 0.8f, 1e-6);
 }
 
-TEST(ClipGradNorm, DoesNotOverflow) {
-  const torch::Tensor large = with_grad(torch::full({100}, 1e30f));
-  EXPECT_NEAR(clip_grad_norm_(large, 1.0).item<double>(), 1e31, 1e25);
-  EXPECT_NEAR(large.grad()[0].item<double>(), 0.1, 1e-6);
-  const torch::Tensor half = with_grad(torch::full({100}, 60000.0f, torch::kHalf));
-  EXPECT_NEAR(clip_grad_norm_(half, 1.0).item<double>(), 599975.0, 100.0);
-}
-
 TEST(ClipGradNorm, WithoutGradientsIsZero) {
   const std::vector<torch::Tensor> params = make_params();
   EXPECT_EQ(clip_grad_norm_(params, 1.0).item<float>(), 0.0f);

@@ -37,6 +37,17 @@ TEST(UpdateScale, GrowsAfterTheIntervalAndBacksOffAtOnce) {
   EXPECT_EQ(f.growth, 0);
 }
 
+TEST(UpdateScale, ATrackerBeyondTheIntervalWaitsForAnOverflow) {
+  Fixture f;
+  f.growth = 5;
+  f.update(0.0f);
+  EXPECT_EQ(f.scale, 1024.0f);
+  EXPECT_EQ(f.growth, 6);
+  f.update(1.0f);
+  EXPECT_EQ(f.scale, 512.0f);
+  EXPECT_EQ(f.growth, 0);
+}
+
 TEST(UpdateScale, FlushesADenormalScaleAsTheDeviceDoes) {
   Fixture f;
   f.scale = 0x1p-126f;

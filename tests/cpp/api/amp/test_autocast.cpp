@@ -144,27 +144,6 @@ TEST(AutocastGuard, ReleasesCastsOfWeightsWithTheOutermostGuard) {
   EXPECT_TRUE(cast.expired());
 }
 
-TEST(AutocastGuard, ThreadsHaveStatesOfTheirOwn) {
-  const AutocastGuard here(torch::kCPU, torch::kHalf);
-  const auto before = autocast_state();
-  std::vector<torch::ScalarType> inside(4, torch::kFloat), after(4, torch::kHalf);
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < inside.size(); ++i) {
-    threads.emplace_back([&, i] {
-      {
-        const AutocastGuard autocast(torch::kCPU, i % 2 == 0 ? torch::kHalf : torch::kBFloat16);
-        inside[i] = matmul_dtype();
-      }
-      after[i] = matmul_dtype();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(inside, (std::vector<torch::ScalarType>{torch::kHalf, torch::kBFloat16, torch::kHalf,
-                                                    torch::kBFloat16}));
-  EXPECT_EQ(after, std::vector<torch::ScalarType>(4, torch::kFloat));
-  EXPECT_EQ(autocast_state(), before);
-}
-
 // Without the cache a weight is cast anew in every use.
 TEST(AutocastGuard, CachesCastsOfWeightsUnlessToldNotTo) {
   const torch::Tensor weight = torch::ones({2, 2}, torch::requires_grad());
@@ -198,7 +177,6 @@ struct Seen {
   std::optional<State> forward;
   std::optional<State> backward;
   torch::ScalarType input = torch::kFloat;
-  torch::ScalarType product = torch::kFloat;
 };
 Seen seen;
 
@@ -214,9 +192,7 @@ struct MatMul : torch::autograd::Function<MatMul> {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["device"] = static_cast<std::int64_t>(device);
     seen.input = x.scalar_type();
-    const torch::Tensor product = x.mm(weight);
-    seen.product = product.scalar_type();
-    return product;
+    return x.mm(weight);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -245,22 +221,6 @@ class CustomFunction : public ::testing::Test {
   const State outside_ = state();
   const Inputs inputs_;
 };
-
-TEST_F(CustomFunction, RunsInTheStateOfTheCallerAndSoDoesItsBackward) {
-  torch::Tensor product;
-  {
-    const AutocastGuard autocast(torch::kCPU, torch::kHalf);
-    product = apply(inputs_);
-    EXPECT_EQ(seen.forward, State(true, torch::kHalf));
-    EXPECT_EQ(seen.product, torch::kHalf);
-  }
-  product.sum().backward();
-  EXPECT_EQ(seen.backward, State(true, torch::kHalf));
-  EXPECT_EQ(state(), outside_);
-  EXPECT_EQ(inputs_.x.grad().scalar_type(), torch::kFloat);
-  EXPECT_TRUE(torch::equal(inputs_.x.grad(), torch::ones({2, 2})));
-  EXPECT_TRUE(torch::equal(inputs_.weight.grad(), torch::full({2, 2}, 2.0)));
-}
 
 TEST_F(CustomFunction, BackwardFindsTheStateOnAnotherThread) {
   for (const auto cast_inputs : {std::optional<torch::ScalarType>(), {torch::kFloat}}) {

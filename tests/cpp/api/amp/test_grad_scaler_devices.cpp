@@ -4,17 +4,12 @@
 // finds, which is a backend that puts its own flag into the reduction.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <torchfuse/amp/grad_scaler.h>
-#include <torchfuse/optim/fused_adam.h>
 
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "../fake_group.h"
 #include "../late_device.h"
-#include "../optim/optim_testing.h"
 #include "amp_testing.h"
 
 namespace torchfuse::testing {
@@ -123,18 +118,15 @@ TEST(GradScalerDevices, FlagsOfALateDeviceAreCombinedOnTheHost) {
 }
 
 /// All reductions meet one other process, whose flag is `flag`.
-class OtherProcess : public c10d::Backend {
+class OtherProcess : public FakeBackend {
  public:
-  OtherProcess() : c10d::Backend(/*rank=*/0, /*size=*/2) {}
-  const std::string getBackendName() const override { return "other process"; }
-
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
     EXPECT_EQ(options.reduceOp, c10d::ReduceOp::MAX);
     EXPECT_EQ(tensors.size(), 1U);
     seen.push_back(tensors[0].item<float>());
     tensors[0].clamp_min_(flag);
-    return c10::make_intrusive<EndedWork>();
+    return work();
   }
 
   float flag = 0.0F;
@@ -148,42 +140,24 @@ class GradScalerGroup : public ::testing::Test {
         torch::kCPU, GradScalerOptions().init_scale(8.0).growth_interval(100).process_group(kName));
   }
 
-  /// One iteration; whether the parameters stayed as they were.
-  static bool skips(GradScaler& scaler, torch::optim::Optimizer& optimizer, bool unscale) {
-    const auto& params = optimizer.param_groups()[0].params();
-    scaler.scale(torch::zeros({}));
-    const auto before = copies(params);
-    if (unscale) scaler.unscale_(optimizer);
-    scaler.step(optimizer);
-    scaler.update();
-    return torch::equal(before[0], params[0]);
-  }
-
   static constexpr const char* kName = "torchfuse_test_group";
   c10::intrusive_ptr<OtherProcess> other_ = c10::make_intrusive<OtherProcess>();
   RegisteredGroup group_{other_, kName};
 };
 
 TEST_F(GradScalerGroup, SkipsWhatAnotherProcessFinds) {
-  for (const bool fused : {false, true}) {
+  for (const MakeOptimizer& make : {kFusedAdam, kSgd}) {
     for (const bool unscale : {false, true}) {
       const auto params = make_params();
-      std::unique_ptr<torch::optim::Optimizer> optimizer;
-      if (fused) optimizer = std::make_unique<FusedAdam>(params, FusedAdamOptions(0.1));
-      if (!fused) {
-        optimizer = std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(0.1));
-      }
+      const auto optimizer = make(params);
       GradScaler scaler = this->scaler();
       other_->seen.clear();
-      set_grads(params, 1);
-      EXPECT_FALSE(skips(scaler, *optimizer, unscale));
+      EXPECT_FALSE(iterate(scaler, *optimizer, /*overflow=*/false, unscale));
       other_->flag = 1.0F;
       EXPECT_TRUE(skips(scaler, *optimizer, unscale));
       EXPECT_EQ(scaler.get_scale(), 4.0);
       other_->flag = 0.0F;
-      set_grads(params, 2);
-      params[0].mutable_grad().view(-1)[0] = kInf;
-      EXPECT_TRUE(skips(scaler, *optimizer, unscale));
+      EXPECT_TRUE(iterate(scaler, *optimizer, /*overflow=*/true, unscale));
       EXPECT_EQ(scaler.get_scale(), 2.0);
       EXPECT_EQ(scaler.skipped_steps(), 2);
       EXPECT_EQ(other_->seen, (std::vector<float>{0, 0, 1})) << "one reduction for each iteration";

@@ -8,16 +8,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <memory>
-#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "../optim/optim_testing.h"
 #include "amp_testing.h"
 
 namespace torchfuse::testing {
@@ -189,30 +185,6 @@ TEST(GradScalerRules, IsDisabledWhereCudaIsMissing) {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-using MakeOptimizer =
-    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
-
-const MakeOptimizer kFusedAdam = [](std::vector<torch::Tensor> params) {
-  return std::make_unique<FusedAdam>(std::move(params), FusedAdamOptions(0.1));
-};
-const MakeOptimizer kSgd = [](std::vector<torch::Tensor> params) {
-  return std::make_unique<torch::optim::SGD>(std::move(params), torch::optim::SGDOptions(0.1));
-};
-
-/// One iteration; whether the parameters stayed as they were.
-bool iterate(GradScaler& scaler, torch::optim::Optimizer& optimizer, bool overflow,
-             bool unscale = false) {
-  const auto& params = optimizer.param_groups()[0].params();
-  scaler.scale(torch::zeros({}));
-  set_grads(params, 1);
-  if (overflow) params.back().mutable_grad().view(-1)[-1] = kInf;
-  const auto before = copies(params);
-  if (unscale) scaler.unscale_(optimizer);
-  scaler.step(optimizer);
-  scaler.update();
-  return torch::equal(before[0], params[0]);
-}
-
 TEST(GradScalerExtras, AStaticScaleStaysAndStillSkips) {
   for (const MakeOptimizer& make : {kFusedAdam, kSgd}) {
     for (const bool unscale : {false, true}) {
@@ -262,8 +234,9 @@ TEST(GradScalerExtras, ANewScaleCountsTheIterationToo) {
   FusedAdam optimizer(make_params());
   GradScaler scaler(torch::kCPU, GradScalerOptions().init_scale(8.0).history_size(4));
   scaler.scale(torch::zeros({}));
-  set_grads(optimizer.param_groups()[0].params(), 1);
-  optimizer.param_groups()[0].params()[0].mutable_grad().view(-1)[0] = kInf;
+  const auto& params = optimizer.param_groups()[0].params();
+  set_grads(params, 1);
+  params[0].mutable_grad().view(-1)[0] = kInf;
   scaler.step(optimizer);
   scaler.update(4.0);
   EXPECT_EQ(scaler.get_scale(), 4.0);
@@ -398,21 +371,16 @@ void load_damaged(GradScaler& scaler, const std::string& missing, const c10::IVa
       output.write(name, replacement);
     }
   }
-  std::stringstream stream;
-  output.save_to(stream);
-  torch::load(scaler, stream);
+  torch::serialize::InputArchive input = reopened(output);
+  scaler.load(input);
 }
 
 TEST(GradScalerState, SurvivesSaveAndLoad) {
-  const GradScaler saved = used_scaler();
-  std::stringstream stream;
-  torch::save(saved, stream);
-  const std::string bytes = stream.str();
+  const std::string bytes = saved(used_scaler());
   for (const bool started : {false, true}) {
     GradScaler loaded(torch::kCPU, GradScalerOptions().hysteresis(2));
     if (started) loaded.scale(torch::zeros({}));
-    std::istringstream copy(bytes);
-    torch::load(loaded, copy);
+    load(loaded, bytes);
     expect_state(loaded, some_state());
     EXPECT_EQ(loaded.scale(torch::ones({})).item<float>(), 128.0F);
     const GradScaler target = std::move(loaded);
@@ -448,13 +416,10 @@ TEST(GradScalerState, DamagedFieldsAreNamedAndChangeNothing) {
 }
 
 TEST(GradScalerState, TruncatedArchiveIsRefused) {
-  std::stringstream stream;
-  torch::save(used_scaler(), stream);
-  const std::string bytes = stream.str();
+  const std::string bytes = saved(used_scaler());
   GradScaler scaler = used_scaler();
   for (const std::size_t size : {std::size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
-    std::istringstream truncated(bytes.substr(0, size));
-    EXPECT_THROW(torch::load(scaler, truncated), c10::Error) << size << " bytes";
+    EXPECT_THROW(load(scaler, bytes.substr(0, size)), c10::Error) << size << " bytes";
     expect_state(scaler, some_state());
   }
   scaler.update(2.0);
@@ -462,17 +427,13 @@ TEST(GradScalerState, TruncatedArchiveIsRefused) {
 }
 
 TEST(GradScalerState, ArchiveOfADisabledScaler) {
-  std::stringstream stream;
-  torch::save(GradScaler(torch::kCPU, GradScalerOptions().enabled(false)), stream);
-  const std::string bytes = stream.str();
+  const std::string bytes = saved(GradScaler(torch::kCPU, GradScalerOptions().enabled(false)));
   GradScaler scaler = used_scaler();
-  std::istringstream copy(bytes);
-  expect_error([&] { torch::load(scaler, copy); },
+  expect_error([&] { load(scaler, bytes); },
                "The source state dict is empty, possibly because it was saved from a disabled");
   expect_state(scaler, some_state());
   GradScaler disabled(torch::kCPU, GradScalerOptions().enabled(false));
-  std::istringstream again(bytes);
-  torch::load(disabled, again);
+  load(disabled, bytes);
   EXPECT_FALSE(disabled.is_enabled());
 }
 

@@ -10,9 +10,13 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
+
+#include "../expect_error.h"
 
 namespace torchfuse::checkpoint_testing {
 
@@ -56,18 +60,17 @@ inline void expect_same(const std::vector<torch::Tensor>& one,
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(torch::equal(one[i], other[i])) << i;
 }
 
-template <class Action>
-std::string error_of(Action&& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
+using testing::error_of;
 
-#define EXPECT_ERROR(action, part) \
-  EXPECT_PRED_FORMAT2(::testing::IsSubstring, part, error_of([&] { action; }))
+/// Of an expression.
+#define EXPECT_ERROR(action, part) testing::expect_error([&] { action; }, part)
+
+/// The bytes of a file.
+inline std::string contents(const std::string& path) {
+  std::stringstream stream;
+  stream << std::ifstream(path, std::ios::binary).rdbuf();
+  return stream.str();
+}
 
 class CheckpointTest : public ::testing::Test {
  protected:

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <csignal>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
 #include "checkpoint_testing.h"
@@ -129,9 +128,7 @@ TEST_F(CheckpointTest, TruncatedAndForeignFilesAreRefusedByName) {
   train(model_, *optimizer_);
   const auto before = snapshot(model_, *optimizer_);
   const std::string cut = folder_ + "/cut.pt";
-  std::stringstream stream;
-  stream << std::ifstream(path_, std::ios::binary).rdbuf();
-  const std::string whole = stream.str();
+  const std::string whole = contents(path_);
   const std::size_t size = whole.size();
   const auto keep = [&](std::size_t kept) {
     std::ofstream(cut, std::ios::binary) << whole.substr(0, kept);
@@ -193,9 +190,7 @@ TEST_F(CheckpointTest, FlippedBitsAreRefused) {
   train(model_, *optimizer_);
   save_checkpoint(path_, description());
   const auto before = snapshot(model_, *optimizer_);
-  std::stringstream stream;
-  stream << std::ifstream(path_, std::ios::binary).rdbuf();
-  const std::string whole = stream.str();
+  const std::string whole = contents(path_);
   std::size_t refused = 0;
   for (std::size_t bit = 3; bit < 8 * whole.size(); bit += 59) {
     std::string flipped = whole;

@@ -5,18 +5,11 @@
 
 #include <cstdint>
 #include <fstream>
-#include <sstream>
 
 #include "checkpoint_testing.h"
 
 namespace torchfuse::checkpoint_testing {
 namespace {
-
-std::string contents(const std::string& path) {
-  std::stringstream stream;
-  stream << std::ifstream(path, std::ios::binary).rdbuf();
-  return stream.str();
-}
 
 /// A file with this header and so many bytes of tensors.
 std::string file_of(const std::string& header, std::size_t bytes = 0) {

@@ -7,11 +7,11 @@
 #include <torchfuse/nn/sync_batch_norm.h>
 #include <torchfuse/parallel/convert_sync_batch_norm.h>
 
-#include <functional>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "../expect_error.h"
 #include "../fake_group.h"
 
 namespace torchfuse::testing {
@@ -26,21 +26,9 @@ void expect_within(const at::Tensor& actual, const at::Tensor& expected, double 
       << (actual - expected).abs().max();
 }
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
 /// Adds what `others` say, in turn, to each all-reduce; its own values are those of rank 0.
-class OtherRank : public c10d::Backend {
+class OtherRank : public FakeBackend {
  public:
-  OtherRank() : c10d::Backend(/*rank=*/0, /*size=*/2) {}
-  const std::string getBackendName() const override { return "other rank"; }
-
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
     EXPECT_EQ(options.reduceOp, c10d::ReduceOp::SUM);
@@ -57,17 +45,10 @@ class OtherRank : public c10d::Backend {
     return work();
   }
 
-  bool gives_work = true;  ///< NCCL's gives none for what is not asynchronous
   std::vector<at::Tensor> others;
   std::size_t exchanges = 0;
   int gathers = 0;
   std::int64_t difference = 0;  ///< of what the rank says about itself
-
- private:
-  c10::intrusive_ptr<c10d::Work> work() const {
-    if (!gives_work) return {};
-    return c10::make_intrusive<EndedWork>();
-  }
 };
 
 class SyncBatchNormGroup : public ::testing::Test {
@@ -156,25 +137,25 @@ TEST(SyncBatchNorm, WithoutParametersOrStatistics) {
 
 TEST(SyncBatchNorm, RefusesBadInput) {
   SyncBatchNorm layer(3);
-  EXPECT_EQ(message_of([&] { layer(torch::randn({3})); }),
+  EXPECT_EQ(error_of([&] { layer(torch::randn({3})); }),
             "SyncBatchNorm(3): expected at least 2D input (got 1D input)");
-  EXPECT_EQ(message_of([&] { layer(torch::randn({2, 4})); }),
+  EXPECT_EQ(error_of([&] { layer(torch::randn({2, 4})); }),
             "SyncBatchNorm(3): expected input to have num_features = 3 channels in dimension 1, "
             "got 4.");
-  EXPECT_EQ(message_of([&] { layer(torch::randn({1, 3})); }),
+  EXPECT_EQ(error_of([&] { layer(torch::randn({1, 3})); }),
             "SyncBatchNorm(3): expected more than 1 value per channel when training, got input "
             "size [1, 3]");
-  EXPECT_EQ(message_of([&] { layer(torch::ones({2, 3}, at::kInt)); }),
+  EXPECT_EQ(error_of([&] { layer(torch::ones({2, 3}, at::kInt)); }),
             "SyncBatchNorm(3): expected input to be of dtype float32, float16, bfloat16 or "
             "float64, got Int.");
-  EXPECT_EQ(message_of([] { SyncBatchNorm(0); }),
+  EXPECT_EQ(error_of([] { SyncBatchNorm(0); }),
             "SyncBatchNorm: expected num_features to be positive, got 0.");
   EXPECT_EQ(layer->num_batches_tracked.item<std::int64_t>(), 0);
 }
 
 TEST(SyncBatchNorm, NamesAGroupThatIsNotThere) {
   SyncBatchNorm layer(SyncBatchNormOptions(3).process_group("nobody"));
-  EXPECT_EQ(message_of([&] { layer(torch::randn({2, 3})); })
+  EXPECT_EQ(error_of([&] { layer(torch::randn({2, 3})); })
                 .find("SyncBatchNorm(3): expected group to name a process group that exists, got "
                       "'nobody'."),
             0U);
@@ -225,7 +206,7 @@ TEST_F(SyncBatchNormGroup, RanksThatDifferAreNamed) {
   other_->difference = 1;
   torch::nn::Sequential model(torch::nn::Linear(4, 3), SyncBatchNorm(3));
   EXPECT_EQ(parallel::convert_sync_batch_norm(*model, kName), 1);
-  EXPECT_EQ(message_of([&] { model->forward(torch::randn({5, 4})); }),
+  EXPECT_EQ(error_of([&] { model->forward(torch::randn({5, 4})); }),
             "SyncBatchNorm '1'(3): expected num_features to be the same in all ranks of the group "
             "'torchfuse_test_sync_batch_norm', got 3, 4. Build the same model in every process.");
 }

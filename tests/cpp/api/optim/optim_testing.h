@@ -6,13 +6,13 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <exception>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <torchfuse/optim/fused_optimizer.h>
+
+#include "../expect_error.h"
 
 namespace torchfuse::testing {
 
@@ -83,19 +83,6 @@ struct Warnings : c10::WarningHandler {
   std::vector<std::string> texts;
 };
 
-/// `function` throws, and the message contains `text`.
-template <typename Function>
-void expect_error(Function&& function, const std::string& text) {
-  try {
-    std::forward<Function>(function)();
-  } catch (const c10::Error& error) {
-    EXPECT_NE(std::string(error.what_without_backtrace()).find(text), std::string::npos)
-        << "expected \"" << text << "\" in: " << error.what_without_backtrace();
-    return;
-  }
-  ADD_FAILURE() << "expected an error with \"" << text << "\", got none";
-}
-
 template <class Options, class State>
 State& state_of(optim::FusedOptimizerOf<Options, State>& optimizer, const torch::Tensor& param) {
   return static_cast<State&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
@@ -116,16 +103,18 @@ inline torch::serialize::InputArchive reopened(torch::serialize::OutputArchive& 
   return archive;
 }
 
-/// The optimizer's archive.
-inline std::string saved(const torch::optim::Optimizer& optimizer) {
+/// The archive of an optimizer, a scheduler or a scaler.
+template <class Saved>
+std::string saved(const Saved& object) {
   std::ostringstream stream;
-  torch::save(optimizer, stream);
+  torch::save(object, stream);
   return stream.str();
 }
 
-inline void load(torch::optim::Optimizer& optimizer, const std::string& bytes) {
+template <class Loaded>
+void load(Loaded& object, const std::string& bytes) {
   std::istringstream stream(bytes);
-  torch::load(optimizer, stream);
+  torch::load(object, stream);
 }
 
 inline void run_steps(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& params,

@@ -7,15 +7,15 @@
 #include <torchfuse/parallel/distributed_data_parallel.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "../expect_error.h"
 #include "../fake_group.h"
 
 namespace torchfuse::testing {
 
 /// Rank 0 of two; rank 1 has the same values everywhere, times `other` in reductions.
-class Twin : public c10d::Backend {
+class Twin : public FakeBackend {
  public:
   struct Reduction {
     at::Tensor tensor;
@@ -23,9 +23,7 @@ class Twin : public c10d::Backend {
     bool async;
   };
 
-  explicit Twin(std::string name = "twin")
-      : c10d::Backend(/*rank=*/0, /*size=*/2), name_(std::move(name)) {}
-  const std::string getBackendName() const override { return name_; }
+  using FakeBackend::FakeBackend;
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
@@ -36,33 +34,22 @@ class Twin : public c10d::Backend {
     } else {
       tensors.at(0).add_(flags);
     }
-    return work(failure);
+    return work();
   }
 
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&,
                                            const c10d::BroadcastOptions& options) override {
     EXPECT_EQ(options.rootRank, 0);
     ++broadcasts;
-    return work("");
+    return work();
   }
 
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override { return work(""); }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override { return work(); }
 
   double other = 1.0;      ///< rank 1's gradients, in units of rank 0's
   std::int64_t flags = 0;  ///< what rank 1 adds to integers
-  std::string failure;     ///< what waiting for a reduction throws
-  bool gives_work = true;  ///< NCCL's backend gives none where there is nothing to wait for
-  int waits = 0;
   int broadcasts = 0;
   std::vector<Reduction> reductions;
-
- private:
-  c10::intrusive_ptr<c10d::Work> work(const std::string& error) {
-    if (!gives_work) return {};
-    return c10::make_intrusive<EndedWork>(&waits, error);
-  }
-
-  std::string name_;
 };
 
 class DataParallelTest : public ::testing::Test {
@@ -76,19 +63,5 @@ class DataParallelTest : public ::testing::Test {
   c10::intrusive_ptr<Twin> twin_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
-
-/// What an action throws, without a backtrace.
-template <class Action>
-std::string error_of(Action&& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
-#define EXPECT_ERROR(action, part) \
-  EXPECT_PRED_FORMAT2(::testing::IsSubstring, part, error_of(action))
 
 }  // namespace torchfuse::testing

@@ -27,11 +27,11 @@ class DataParallelErrors : public DataParallelTest {
 
 TEST_F(DataParallelErrors, BackwardWithoutForward) {
   DistributedDataParallel parallel(net_, group_);
-  EXPECT_ERROR([&] { net_->forward(x_).sum().backward(); },
+  expect_error([&] { net_->forward(x_).sum().backward(); },
                "expected a forward() before each backward(), got a gradient of '1.");
   const auto loss = parallel.forward(x_).sum();
   loss.backward({}, /*retain_graph=*/true);
-  EXPECT_ERROR([&] { loss.backward(); },
+  expect_error([&] { loss.backward(); },
                "Call forward() of DistributedDataParallel, not of the "
                "module; add up losses that share a forward().");
 }
@@ -39,7 +39,7 @@ TEST_F(DataParallelErrors, BackwardWithoutForward) {
 TEST_F(DataParallelErrors, ParametersWithoutGradients) {
   DistributedDataParallel parallel(net_, group_);
   parallel.forward(x_);
-  EXPECT_ERROR(
+  expect_error(
       [&] { net_->ptr<torch::nn::LinearImpl>(1)->weight.sum().backward(); },
       "expected backward() to give each parameter a gradient, got none for 3 of 4 "
       "parameters: '0.weight', '0.bias', '1.bias'. Let the loss depend on all, freeze them, "
@@ -57,7 +57,7 @@ TEST_F(DataParallelErrors, AParameterIsReachedTwice) {
     const torch::AutoGradMode with_grad(true);
     (weight * 2.0).sum().backward();
   });
-  EXPECT_ERROR([&] { (first + weight.sum()).backward(); },
+  expect_error([&] { (first + weight.sum()).backward(); },
                "expected backward() to reach each parameter once, got '1.weight' twice.");
 }
 
@@ -70,7 +70,7 @@ TEST_F(DataParallelErrors, ABackwardThatEndedEarly) {
     return grad;
   });
   EXPECT_ANY_THROW(loss.backward());
-  EXPECT_ERROR(
+  expect_error(
       [&] { parallel.forward(x_); },
       "expected the last backward() to reach its end, got a forward() after one that ended "
       "early, by an exception.");
@@ -79,7 +79,7 @@ TEST_F(DataParallelErrors, ABackwardThatEndedEarly) {
 TEST_F(DataParallelErrors, ARankThatIsLost) {
   DistributedDataParallel parallel(net_, group_);
   twin_->failure = "Connection closed by peer";
-  EXPECT_ERROR(
+  expect_error(
       [&] { parallel.forward(x_).sum().backward(); },
       "expected all 2 ranks of group 'twins' in the reduction of gradients 1 of 1 "
       "('1.bias', '1.weight', '0.bias', '0.weight') within the group's timeout, got in rank "
@@ -89,13 +89,13 @@ TEST_F(DataParallelErrors, ARankThatIsLost) {
 TEST_F(DataParallelErrors, GradientsOfAnotherKind) {
   torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(4, 3).sparse(true));
   DistributedDataParallel parallel(sparse, group_);
-  EXPECT_ERROR(
+  expect_error(
       [&] { parallel.forward(torch::zeros({2}, torch::kLong)).sum().backward(); },
       "expected the gradient of 'weight' to be dense and as its parameter, Float [4, 3] on cpu, "
       "got layout Sparse");
   DistributedDataParallel converted(net_, group_);
   net_->to(torch::kDouble);
-  EXPECT_ERROR(
+  expect_error(
       [&] { converted.forward(x_.to(torch::kDouble)); },
       "expected parameter '0.weight' to stay as it was given, Float [3, 4] on cpu, got Double "
       "[3, 4] on cpu. Convert and move the module before it is given to "
@@ -124,42 +124,42 @@ TEST_F(DataParallelErrors, AfterAMove) {
   const std::string expected =
       "torchfuse::parallel::DistributedDataParallel: expected a replica of a module, got one that "
       "was moved from.";
-  EXPECT_ERROR([&] { first.forward(x_); }, expected);
-  EXPECT_ERROR(
+  expect_error([&] { first.forward(x_); }, expected);
+  expect_error(
       [&] {
         const torch::NoGradGuard no_grad;
         first(x_);
       },
       expected);
-  EXPECT_ERROR([&] { first.sync_buffers(); }, expected);
-  EXPECT_ERROR([&] { first.buckets(); }, expected);
-  EXPECT_ERROR([&] { const auto local = first.no_sync(); }, expected);
+  expect_error([&] { first.sync_buffers(); }, expected);
+  expect_error([&] { first.buckets(); }, expected);
+  expect_error([&] { const auto local = first.no_sync(); }, expected);
   first = std::move(second);
   first.forward(x_).sum().backward();
-  EXPECT_ERROR([&] { second.forward(x_); }, expected);
+  expect_error([&] { second.forward(x_); }, expected);
 }
 
 TEST_F(DataParallelErrors, Construction) {
   const auto make = [&](const DistributedDataParallelOptions& options) {
     return [&] { DistributedDataParallel(net_, group_, options); };
   };
-  EXPECT_ERROR(make(DistributedDataParallelOptions().bucket_bytes(0)),
+  expect_error(make(DistributedDataParallelOptions().bucket_bytes(0)),
                "expected bucket_bytes to be positive, got 0.");
-  EXPECT_ERROR(make(DistributedDataParallelOptions().first_bucket_bytes(-1)),
+  expect_error(make(DistributedDataParallelOptions().first_bucket_bytes(-1)),
                "expected first_bucket_bytes to be positive, got -1.");
-  EXPECT_ERROR(
+  expect_error(
       [&] {
         DistributedDataParallel<torch::nn::LinearImpl>(Linear(1, 1),
                                                        c10::intrusive_ptr<c10d::ProcessGroup>());
       },
       "expected group to be a process group, got none.");
   for (auto& parameter : net_->parameters()) parameter.set_requires_grad(false);
-  EXPECT_ERROR(make({}), "expected module to have parameters that require gradients, got none.");
+  expect_error(make({}), "expected module to have parameters that require gradients, got none.");
   struct Meta : torch::nn::Module {
     Meta() { register_parameter("w", torch::ones({2}, torch::kMeta)); }
     torch::Tensor forward() { return named_parameters()["w"]; }
   };
-  EXPECT_ERROR([&] { DistributedDataParallel(std::make_shared<Meta>(), group_); },
+  expect_error([&] { DistributedDataParallel(std::make_shared<Meta>(), group_); },
                "expected group 'twins' to reduce tensors on meta");
 }
 

@@ -189,7 +189,7 @@ TEST_F(DataParallel, ABroadcastIsAWriteOnRank0Too) {
   DistributedDataParallel parallel(net, group_);
   const auto loss = parallel.forward(torch::randn({5, 4})).sum();
   parallel.sync_buffers();
-  EXPECT_ERROR([&] { loss.backward(); }, "modified by an inplace operation");
+  expect_error([&] { loss.backward(); }, "modified by an inplace operation");
 }
 
 TEST_F(DataParallel, BuffersOfChosenModulesAreKept) {

@@ -78,22 +78,15 @@ void expect_as_one(const Trained& found, const Trained& whole, std::int64_t rank
   EXPECT_EQ(found.norms[1], INFINITY);
 }
 
+/// Also where the first stage has no gradients.
 TEST(NormGroups, StagesTrainAsOneProcessThatHasAllParameters) {
   for (const bool unscales : {false, true}) {
-    const Trained whole = train(std::nullopt, "", unscales);
-    run_on_ranks(2, [&](ProcessGroup& group) {
-      expect_as_one(train(group.rank(), group.name(), unscales), whole, group.rank());
-    });
-  }
-}
-
-TEST(NormGroups, AStageWithoutGradientsTakesPart) {
-  for (const bool unscales : {false, true}) {
-    const Trained whole = train(std::nullopt, "", unscales, /*frozen=*/true);
-    run_on_ranks(2, [&](ProcessGroup& group) {
-      expect_as_one(train(group.rank(), group.name(), unscales, /*frozen=*/true), whole,
-                    group.rank());
-    });
+    for (const bool frozen : {false, true}) {
+      const Trained whole = train(std::nullopt, "", unscales, frozen);
+      run_on_ranks(2, [&](ProcessGroup& group) {
+        expect_as_one(train(group.rank(), group.name(), unscales, frozen), whole, group.rank());
+      });
+    }
   }
 }
 

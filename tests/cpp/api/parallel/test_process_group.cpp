@@ -120,7 +120,7 @@ TEST(ProcessGroup, ClosesItsSubGroupsFirst) {
   EXPECT_EQ(group.new_group({0})->name(), "torchfuse/1");
   group.close();
   EXPECT_FALSE(sub->is_open());
-  EXPECT_ERROR([&] { sub->barrier(); },
+  expect_error([&] { sub->barrier(); },
                "expected group 'torchfuse/0' to be open, got one that was "
                "closed. Keep the ProcessGroup, and the one that made it");
   group.close();
@@ -146,14 +146,14 @@ TEST(ProcessGroupErrors, Variables) {
       std::ignore = init_process_group(ProcessGroupOptions().backend("gloo").timeout(1s));
     };
   };
-  EXPECT_ERROR(with("RANK", "two"),
+  expect_error(with("RANK", "two"),
                "expected the environment variable RANK to be a whole number, got 'two'. " + remedy);
-  EXPECT_ERROR(with("WORLD_SIZE", "2x"), "WORLD_SIZE to be a whole number, got '2x'.");
-  EXPECT_ERROR(with("WORLD_SIZE", "0"), "expected the world size to be at least 1, got 0.");
-  EXPECT_ERROR(with("RANK", "2"),
+  expect_error(with("WORLD_SIZE", "2x"), "WORLD_SIZE to be a whole number, got '2x'.");
+  expect_error(with("WORLD_SIZE", "0"), "expected the world size to be at least 1, got 0.");
+  expect_error(with("RANK", "2"),
                "expected the rank to be at least 0 and below the world size 2, got 2.");
-  EXPECT_ERROR(with("LOCAL_RANK", "-1"), "expected the local rank to be at least 0, got -1.");
-  EXPECT_ERROR(with("MASTER_PORT", "70000"),
+  expect_error(with("LOCAL_RANK", "-1"), "expected the local rank to be at least 0, got -1.");
+  expect_error(with("MASTER_PORT", "70000"),
                "expected the port to be between 1 and 65535, got 70000.");
 }
 
@@ -161,35 +161,35 @@ TEST(ProcessGroupErrors, Options) {
   const auto join = [](const ProcessGroupOptions& options) {
     return [=] { std::ignore = init_process_group(new_store(), options); };
   };
-  EXPECT_ERROR(join(alone().backend("mpi")),
+  expect_error(join(alone().backend("mpi")),
                "expected backend to be \"gloo\" or \"nccl\", got \"mpi\".");
-  EXPECT_ERROR(join(alone().timeout(0ms)), "expected timeout to be positive, got 0 ms.");
-  EXPECT_ERROR(join(alone().leave_timeout(-1ms)), "expected leave_timeout to be at least 0");
-  EXPECT_ERROR(join(alone().name("")), "expected name not to be empty.");
-  EXPECT_ERROR(join(ProcessGroupOptions().backend("gloo")),
+  expect_error(join(alone().timeout(0ms)), "expected timeout to be positive, got 0 ms.");
+  expect_error(join(alone().leave_timeout(-1ms)), "expected leave_timeout to be at least 0");
+  expect_error(join(alone().name("")), "expected name not to be empty.");
+  expect_error(join(ProcessGroupOptions().backend("gloo")),
                "expected rank and world_size to be given along with a store.");
-  EXPECT_ERROR([] { std::ignore = init_process_group({}, alone()); },
+  expect_error([] { std::ignore = init_process_group({}, alone()); },
                "expected store to be a store, got none.");
   const ProcessGroup group = init_process_group(new_store(), alone());
-  EXPECT_ERROR(join(alone()), "expected name to be that of no other group, got 'torchfuse'");
+  expect_error(join(alone()), "expected name to be that of no other group, got 'torchfuse'");
 }
 
 TEST(ProcessGroupErrors, SubGroups) {
   ProcessGroup group = init_process_group(new_store(), alone());
-  EXPECT_ERROR([&] { group.new_group({}); }, "expected ranks not to be empty.");
-  EXPECT_ERROR(
+  expect_error([&] { group.new_group({}); }, "expected ranks not to be empty.");
+  expect_error(
       [&] { group.new_group({1, 0}); },
       "expected ranks to be at least 0 and below the world size 1 of group 'torchfuse', got "
       "ranks 0, 1.");
-  EXPECT_ERROR([&] { group.new_group({-1}); }, "got rank -1.");
-  EXPECT_ERROR([&] { group.new_group({0, 0}); },
+  expect_error([&] { group.new_group({-1}); }, "got rank -1.");
+  expect_error([&] { group.new_group({0, 0}); },
                "expected ranks without duplicates, got ranks 0, 0.");
 }
 
 TEST(ProcessGroupErrors, RanksThatDoNotCome) {
   const auto store = new_store();
   const auto options = alone().name("three").world_size(3).rank(1).timeout(200ms);
-  EXPECT_ERROR(
+  expect_error(
       [&] { std::ignore = init_process_group(store, options); },
       "expected 3 processes to join group 'three' within 200 ms, got none with ranks 0, 2. "
       "Check that all were started, with the same world size and address.");
@@ -201,11 +201,11 @@ TEST(ProcessGroupErrors, RanksThatComeTwiceOrFromAnotherWorld) {
     store->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
   };
   store->add("twice/0/claims/1", 1);
-  EXPECT_ERROR(
+  expect_error(
       [&] { std::ignore = init_process_group(store, alone().name("twice").world_size(2).rank(1)); },
       "expected one process for each rank of group 'twice', got 2 with rank 1.");
   prefixed("other/0/terms/0", "world size 4");
-  EXPECT_ERROR(
+  expect_error(
       [&] { std::ignore = init_process_group(store, alone().name("other").world_size(2).rank(1)); },
       "expected all processes of group 'other' to be started alike, got world size 4 in rank "
       "0 and world size 2 in rank 1.");
@@ -215,10 +215,10 @@ TEST(ProcessGroupErrors, APortThatIsInUse) {
   const HeldPort held;
   held.listen();
   const auto options = alone().master_addr("127.0.0.1").master_port(held.port);
-  EXPECT_ERROR(
+  expect_error(
       [&] { std::ignore = init_process_group(options); },
       "expected port " + std::to_string(held.port) + " of 127.0.0.1 to be free for rank 0");
-  EXPECT_ERROR([&] { std::ignore = init_process_group(options); }, "Choose another MASTER_PORT.");
+  expect_error([&] { std::ignore = init_process_group(options); }, "Choose another MASTER_PORT.");
 }
 
 TEST(ProcessGroupErrors, NobodyAnswers) {
@@ -228,7 +228,7 @@ TEST(ProcessGroupErrors, NobodyAnswers) {
     std::ignore = init_process_group(
         ProcessGroupOptions(options).master_addr("127.0.0.1").master_port(held.port));
   };
-  EXPECT_ERROR(connect, "expected rank 0 to answer at 127.0.0.1:" + std::to_string(held.port) +
+  expect_error(connect, "expected rank 0 to answer at 127.0.0.1:" + std::to_string(held.port) +
                             " within 1 s, got: ");
 }
 
@@ -350,14 +350,14 @@ TEST(DistributedSampler, GoesOnWhereItWasSaved) {
   EXPECT_EQ(loaded.epoch(), 5);
   EXPECT_EQ(loaded.next(4), saved.next(4));
   DistributedSampler smaller(2);
-  EXPECT_ERROR([&] { smaller.load(input); }, "expected the saved position to be at most 2, got 3.");
+  expect_error([&] { smaller.load(input); }, "expected the saved position to be at most 2, got 3.");
 }
 
 TEST(DistributedSampler, RefusesImpossiblePlaces) {
-  EXPECT_ERROR([] { DistributedSampler(0); }, "expected size to be at least 1, got 0.");
-  EXPECT_ERROR([] { DistributedSampler(1, DistributedSamplerOptions().num_replicas(0)); },
+  expect_error([] { DistributedSampler(0); }, "expected size to be at least 1, got 0.");
+  expect_error([] { DistributedSampler(1, DistributedSamplerOptions().num_replicas(0)); },
                "expected num_replicas to be at least 1, got 0.");
-  EXPECT_ERROR([] { DistributedSampler(1, DistributedSamplerOptions().rank(1)); },
+  expect_error([] { DistributedSampler(1, DistributedSamplerOptions().rank(1)); },
                "expected rank to be at least 0 and below num_replicas 1, got 1.");
 }
 

@@ -28,20 +28,12 @@ using parallel::ShardedOptimizer;
 using ShardedAdam = ShardedOptimizer<FusedAdam>;
 using namespace testing;  // NOLINT(google-build-using-namespace): all helpers
 
-void step_through(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& params,
-                  int begin, int end) {
-  for (int step = begin; step < end; ++step) {
-    set_waves_as_grads(params, step);
-    optimizer.step();
-  }
-}
-
 /// The parameters and the state dict of the class after two steps, and the parameters after four.
 struct TrainedAlone {
   explicit TrainedAlone(const FusedAdamOptions& options) {
     const auto params = sharded_params();
     FusedAdam optimizer(params, options);
-    step_through(optimizer, params, 0, 2);
+    train_sharded(optimizer, params, 0, 2);
     halfway = clones_of(params);
     archive = saved(optimizer);
     state = optimizer.state_dict();
@@ -52,7 +44,7 @@ struct TrainedAlone {
         value.setValue(value.value().toTensor().clone(at::MemoryFormat::Contiguous));
       }
     }
-    step_through(optimizer, params, 2, 4);
+    train_sharded(optimizer, params, 2, 4);
     end = params;
   }
 
@@ -70,7 +62,7 @@ TEST(ShardedState, OfTheClassAloneGoesOnWithAnyNumberOfRanks) {
       // The options come from the state, those that say which states there are as well.
       ShardedAdam optimizer(params, FusedAdamOptions(0.5), group);
       optimizer.load_state_dict(trained.state);
-      step_through(optimizer, params, 2, 4);
+      train_sharded(optimizer, params, 2, 4);
       expect_equal(params, trained.end);
     });
   }
@@ -84,7 +76,7 @@ TEST(ShardedState, OfTwoRanksGoesOnInTheClassAloneAndInThree) {
   run_on_ranks(2, [&](ProcessGroup& group) {
     const auto params = sharded_params();
     ShardedAdam optimizer(params, options, group);
-    step_through(optimizer, params, 0, 2);
+    train_sharded(optimizer, params, 0, 2);
     const auto mine = optimizer.state_dict();
     const std::string written = saved(optimizer);
     const auto exp_avg = mine.at("state").toGenericDict().at(2).toGenericDict().at("exp_avg");
@@ -92,49 +84,45 @@ TEST(ShardedState, OfTwoRanksGoesOnInTheClassAloneAndInThree) {
     const auto last = mine.at("state").toGenericDict().at(6).toGenericDict().at("exp_avg");
     EXPECT_EQ(last.toTensor().strides(), params[6].strides());
     // The optimizer's later steps do not reach what was saved.
-    step_through(optimizer, params, 2, 4);
+    train_sharded(optimizer, params, 2, 4);
     if (group.rank() != 1) return;
     state = mine;
     archive = written;
   });
-  const auto params = clones_of(trained.halfway);
-  FusedAdam alone(params, FusedAdamOptions(0.5));
-  alone.load_state_dict(state);
-  step_through(alone, params, 2, 4);
-  expect_equal(params, trained.end);
-  run_on_ranks(3, [&](ProcessGroup& group) {
-    for (const bool from_archive : {false, true}) {
+  const auto expect_goes_on = [&](auto& optimizer, const auto& params, bool from_archive) {
+    if (from_archive) {
+      load(optimizer, archive);
+    } else {
+      optimizer.load_state_dict(state);
+    }
+    train_sharded(optimizer, params, 2, 4);
+    expect_equal(params, trained.end);
+  };
+  for (const bool from_archive : {false, true}) {
+    const auto params = clones_of(trained.halfway);
+    FusedAdam alone(params, FusedAdamOptions(0.5));
+    expect_goes_on(alone, params, from_archive);
+    run_on_ranks(3, [&](ProcessGroup& group) {
       const auto mine = clones_of(trained.halfway);
       ShardedAdam optimizer(mine, FusedAdamOptions(0.5), group);
-      if (from_archive) {
-        load(optimizer, archive);
-      } else {
-        optimizer.load_state_dict(state);
-      }
-      step_through(optimizer, mine, 2, 4);
-      expect_equal(mine, trained.end);
-    }
-  });
-  const auto again = clones_of(trained.halfway);
-  FusedAdam of_archive(again, FusedAdamOptions(0.5));
-  load(of_archive, archive);
-  step_through(of_archive, again, 2, 4);
-  expect_equal(again, trained.end);
+      expect_goes_on(optimizer, mine, from_archive);
+    });
+  }
 }
 
 TEST(ShardedState, OneNumberForAParameterIsNotSplit) {
   run_on_ranks(2, [](ProcessGroup& group) {
     const auto params = sharded_params();
     ShardedOptimizer<optim::FusedNovoGrad> optimizer(params, {}, group);
-    step_through(optimizer, params, 0, 1);
+    train_sharded(optimizer, params, 0, 1);
     const auto state = optimizer.state_dict();
     const auto copies = clones_of(params);
     ShardedOptimizer<optim::FusedNovoGrad> other(copies, {}, group);
     other.load_state_dict(state);
     const auto held = state.at("state").toGenericDict().at(2).toGenericDict();
     EXPECT_EQ(held.at("exp_avg_norm").toTensor().dim(), 0);
-    step_through(optimizer, params, 1, 3);
-    step_through(other, copies, 1, 3);
+    train_sharded(optimizer, params, 1, 3);
+    train_sharded(other, copies, 1, 3);
     expect_equal(copies, params);
   });
 }
@@ -142,9 +130,9 @@ TEST(ShardedState, OneNumberForAParameterIsNotSplit) {
 TEST(ShardedState, ALateMomentumBufferKeepsItsStart) {
   const auto steps = [](optim::FusedOptimizer& optimizer,
                         const std::vector<torch::Tensor>& params) {
-    step_through(optimizer, params, 0, 2);
+    train_sharded(optimizer, params, 0, 2);
     static_cast<optim::FusedSGDOptions&>(optimizer.param_groups()[0].options()).momentum(0.9);
-    step_through(optimizer, params, 2, 4);
+    train_sharded(optimizer, params, 2, 4);
   };
   const auto alone = sharded_params();
   optim::FusedSGD whole(alone, optim::FusedSGDOptions(0.1));
@@ -166,8 +154,8 @@ TEST(ShardedState, ALateMomentumBufferKeepsItsStart) {
     const auto copies = clones_of(params);
     ShardedOptimizer<optim::FusedSGD> loaded(copies, optim::FusedSGDOptions(0.1), group);
     loaded.load_state_dict(sharded.state_dict());
-    step_through(sharded, params, 4, 5);
-    step_through(loaded, copies, 4, 5);
+    train_sharded(sharded, params, 4, 5);
+    train_sharded(loaded, copies, 4, 5);
     expect_equal(copies, params);
   });
 }
@@ -180,7 +168,7 @@ TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
   run_on_ranks(2, [&](ProcessGroup& group) {
     const auto params = sharded_params();
     ShardedAdam optimizer(params, FusedAdamOptions(0.01), group);
-    step_through(optimizer, params, 0, 2);
+    train_sharded(optimizer, params, 0, 2);
     save_checkpoint(path, Checkpoint().optimizer(optimizer).rng().group(group));
     expect_error(
         [&] { save_checkpoint(path, Checkpoint().optimizer(optimizer, "adam")); },
@@ -191,7 +179,7 @@ TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
     const auto params = clones_of(trained.halfway);
     ShardedAdam optimizer(params, FusedAdamOptions(0.5), group);
     load_checkpoint(path, Checkpoint().optimizer(optimizer).group(group));
-    step_through(optimizer, params, 2, 4);
+    train_sharded(optimizer, params, 2, 4);
     expect_equal(params, trained.end);
   });
   std::filesystem::remove_all(folder);
@@ -206,7 +194,7 @@ TEST(ShardedState, WhatDoesNotFitIsRefused) {
     const auto state_of_sizes = [&](std::vector<std::int64_t> sizes) {
       const auto params = with_sizes(std::move(sizes));
       FusedAdam optimizer(params, FusedAdamOptions(0.01));
-      step_through(optimizer, params, 0, 1);
+      train_sharded(optimizer, params, 0, 1);
       return optimizer.state_dict();
     };
     const auto params = with_sizes({5, 3});
@@ -235,7 +223,6 @@ TEST(ShardedState, WhatDoesNotFitIsRefused) {
   });
 }
 
-using ShardedAdam = ShardedOptimizer<FusedAdam>;
 using Params = std::vector<torch::Tensor>;
 
 const std::string kAgree =
@@ -411,14 +398,14 @@ TEST(ShardedErrors, NothingIsLostByWhatIsRefused) {
 }
 
 TEST(ShardedErrors, Groups) {
-  EXPECT_ERROR([] { ShardedAdam(ones(), {}, c10::intrusive_ptr<c10d::ProcessGroup>()); },
+  expect_error([] { ShardedAdam(ones(), {}, c10::intrusive_ptr<c10d::ProcessGroup>()); },
                kWho + ": expected group to be a process group, got none.");
 }
 
 class ShardedTwin : public DataParallelTest {};
 
 TEST_F(ShardedTwin, AGroupThatHasNoName) {
-  EXPECT_ERROR([&] { ShardedAdam(ones(), {}, group_); },
+  expect_error([&] { ShardedAdam(ones(), {}, group_); },
                kWho + ": expected group to name a process group that exists, got 'twins'.");
 }
 

@@ -5,54 +5,36 @@
 #include <torch/torch.h>
 #include <torchfuse/collectives.h>
 
-#include <string>
-
+#include "../../api/expect_error.h"
 #include "../../api/fake_group.h"
 
 namespace torchfuse::testing {
 namespace {
 
-class Twins : public c10d::Backend {
+class Twins : public FakeBackend {
  public:
-  explicit Twins(bool always_gives_work)
-      : c10d::Backend(/*rank=*/0, /*size=*/2), always_gives_work_(always_gives_work) {}
-  const std::string getBackendName() const override { return "twins"; }
-
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
     if (options.reduceOp == c10d::ReduceOp::SUM) tensors.at(0).mul_(2);
-    return started(options.asyncOp);
+    return work(options.asyncOp);
   }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& all, at::Tensor& own,
                                                  const c10d::AllgatherOptions& options) override {
     for (int rank = 0; rank < 2; ++rank) all.view({2, -1})[rank].copy_(own);
-    return started(options.asyncOp);
+    return work(options.asyncOp);
   }
-
-  int works = 0;
-  int waits = 0;
-  bool fails = false;
-
- private:
-  c10::intrusive_ptr<c10d::Work> started(bool async) {
-    if (!async && !always_gives_work_) return {};
-    ++works;
-    return c10::make_intrusive<EndedWork>(&waits,
-                                          fails ? "Connection closed by peer\nat some line" : "");
-  }
-
-  bool always_gives_work_;
 };
 
 class Collectives : public ::testing::TestWithParam<bool> {
  protected:
+  Collectives() { twins_->gives_work = GetParam(); }
   void TearDown() override {
     EXPECT_EQ(twins_->waits, twins_->works) << "what can be waited for is";
   }
 
   static constexpr const char* kName = "torchfuse_test_collectives";
-  c10::intrusive_ptr<Twins> twins_ = c10::make_intrusive<Twins>(GetParam());
+  c10::intrusive_ptr<Twins> twins_ = c10::make_intrusive<Twins>();
   RegisteredGroup group_{twins_, kName};
 };
 
@@ -77,14 +59,8 @@ TEST_P(Collectives, ComparisonOfRanks) {
 }
 
 TEST_P(Collectives, ALostRankIsNamed) {
-  twins_->fails = true;
-  std::string message;
-  try {
-    all_reduce_(torch::ones({2}), "sum", {kName});
-  } catch (const c10::Error& error) {
-    message = error.what_without_backtrace();
-  }
-  EXPECT_EQ(message,
+  twins_->failure = "Connection closed by peer\nat some line";
+  EXPECT_EQ(error_of([] { all_reduce_(torch::ones({2}), "sum", {kName}); }),
             "torchfuse::all_reduce_: the exchange between the 2 ranks of the process group "
             "'torchfuse_test_collectives' failed in rank 0. The group has no store to ask the "
             "other ranks through. The backend says: Connection closed by peer");

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Which ranks give no sign in a group's store.
-#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torchfuse/missing_ranks.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -11,6 +10,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "../../api/expect_error.h"
 
 namespace torchfuse {
 namespace {
@@ -55,12 +56,8 @@ TEST(MissingRanks, TheLongestTimeIsNotOver) {
 
 TEST(MissingRanks, ANegativeSizeIsRefused) {
   c10d::HashStore store;
-  try {
-    missing_ranks(store, "ready/", -1, std::chrono::milliseconds(1));
-    FAIL() << "not refused";
-  } catch (const c10::ValueError& error) {
-    EXPECT_EQ(error.msg(), "missing_ranks: expected size to be at least 0, got -1.");
-  }
+  testing::expect_error([&] { missing_ranks(store, "ready/", -1, std::chrono::milliseconds(1)); },
+                        "missing_ranks: expected size to be at least 0, got -1.");
 }
 
 TEST(MissingRanks, NoneOneOrSeveralInWords) {

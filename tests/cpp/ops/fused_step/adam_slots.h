@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Parameters on the CPU, what an Adam step needs besides, and messages.
+// Parameters on the CPU, and what an Adam step needs besides.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torchfuse/fused_step.h>
 
-#include <string>
 #include <vector>
+
+#include "../../api/expect_error.h"
 
 namespace torchfuse {
 
@@ -27,17 +27,6 @@ inline at::Tensor make_param(at::IntArrayRef sizes) {
   return param;
 }
 
-/// What `body` throws.
-template <class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
-#define EXPECT_MESSAGE(message, text) EXPECT_PRED_FORMAT2(::testing::IsSubstring, text, message)
+using testing::expect_error;
 
 }  // namespace torchfuse

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -46,17 +45,6 @@ inline void expect_rates(const Rates& actual, const Rates& expected, double tole
   for (std::size_t i = 0; i < actual.size(); ++i) {
     EXPECT_NEAR(actual[i], expected[i], tolerance * base_rates()[i]) << "group " << i;
   }
-}
-
-inline std::string saved(const optim::LRScheduler& scheduler) {
-  std::ostringstream stream;
-  torch::save(scheduler, stream);
-  return stream.str();
-}
-
-inline void load(optim::LRScheduler& scheduler, const std::string& bytes) {
-  std::istringstream stream(bytes);
-  torch::load(scheduler, stream);
 }
 
 /// A new scheduler goes on as the saved one does, over `steps` epochs.

@@ -15,13 +15,6 @@ namespace {
 using amp::GradScaler;
 using amp::GradScalerOptions;
 using namespace optim;  // NOLINT(google-build-using-namespace): all schedulers
-using optim::ExponentialLR;
-using optim::FusedSGD;
-using optim::FusedSGDOptions;
-using optim::LambdaLR;
-using optim::LinearLR;
-using optim::LRScheduler;
-using optim::StepLR;
 
 /// A scheduler of a program: half of the rate in every epoch.
 class Halving : public LRScheduler {
@@ -67,7 +60,7 @@ TEST(LRScheduler, SchedulersOfOneOptimizerShareBaseRates) {
   auto optimizer = two_groups();
   {
     const LinearLR first(optimizer, 0.1);
-    const optim::CosineAnnealingLR second(optimizer, 10);
+    const CosineAnnealingLR second(optimizer, 10);
     EXPECT_EQ(second.base_lrs(), base_rates());
   }
   const ExponentialLR later(optimizer, 0.5);
@@ -79,17 +72,6 @@ TEST(LRScheduler, OptimizersDoNotShareBaseRates) {
   const LinearLR warmup(first, 0.1);
   auto second = two_groups(Rates{3.0, 4.0});
   EXPECT_EQ(LinearLR(second, 0.1).base_lrs(), (Rates{3.0, 4.0}));
-}
-
-TEST(LRScheduler, WorksWithOptimizersOfBothLibraries) {
-  auto fused = two_groups<optim::FusedAdam, optim::FusedAdamOptions>();
-  StepLR of_fused(fused, 1, 0.5);
-  of_fused.step();
-  auto adam = two_groups<torch::optim::Adam, torch::optim::AdamOptions>();
-  StepLR of_torch(adam, 1, 0.5);
-  of_torch.step();
-  EXPECT_EQ(rates_of(fused), (Rates{0.25, 0.01}));
-  EXPECT_EQ(rates_of(adam), (Rates{0.25, 0.01}));
 }
 
 TEST(LRScheduler, AProgramCanAddAClass) {
