@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <limits>
+#include <vector>
 
 #include <torchfuse/optim/fused_sgd.h>
 
@@ -13,73 +14,69 @@ namespace torchfuse::optim {
 namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace): all helpers
-using testing::options_of;
 
-torch::optim::SGDOptions& options_of(torch::optim::SGD& optimizer) {
-  return static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options());
-}
+/// FusedSGD beside torch's, which counts by the buffer, too. Dampening shows which step is a
+/// buffer's first.
+struct BesideTorch {
+  void set_momentum(double value) {
+    options_of(optimizer).momentum(value);
+    static_cast<torch::optim::SGDOptions&>(reference.param_groups()[0].options()).momentum(value);
+  }
+  void run(int first, int last) {
+    run_steps(optimizer, params, first, last);
+    run_steps(reference, expected, first, last);
+  }
+  /// One that makes a buffer and leaves it without an update.
+  void skip_a_step() {
+    set_grads(params, 0);
+    params[4].grad().view(-1)[209] = std::numeric_limits<float>::infinity();
+    optimizer.step();
+  }
 
-// Dampening shows which step is a buffer's first. torch::optim::SGD counts by the buffer, too.
+  std::vector<torch::Tensor> params = make_params();
+  std::vector<torch::Tensor> expected = copy_of(params);
+  FusedSGD optimizer{params, FusedSGDOptions(1e-3).dampening(0.5).skip_non_finite(true)};
+  torch::optim::SGD reference{expected, torch::optim::SGDOptions(1e-3).dampening(0.5)};
+};
+
 TEST(FusedSGD, ABufferThatComesLateHasAFirstStepOfItsOwn) {
-  const auto params = make_params();
-  const auto expected = copy_of(params);
-  FusedSGD optimizer(params, FusedSGDOptions(1e-3).dampening(0.5));
-  torch::optim::SGD reference(expected, torch::optim::SGDOptions(1e-3).dampening(0.5));
-  run_steps(optimizer, params, 0, 3);
-  run_steps(reference, expected, 0, 3);
-  EXPECT_FALSE(state_of(optimizer, params[0]).momentum_buffer().defined());
+  BesideTorch sgd;
+  sgd.run(0, 3);
+  EXPECT_FALSE(state_of(sgd.optimizer, sgd.params[0]).momentum_buffer().defined());
   for (const double momentum : {0.9, 0.0, 0.9}) {  // the last finds the buffer of the first
-    options_of(optimizer).momentum(momentum);
-    options_of(reference).momentum(momentum);
-    run_steps(optimizer, params, 3, 6);
-    run_steps(reference, expected, 3, 6);
-    expect_close(params, expected);
+    sgd.set_momentum(momentum);
+    sgd.run(3, 6);
+    expect_close(sgd.params, sgd.expected);
   }
 }
 
 TEST(FusedSGD, ALaterBufferHasAFirstUpdateAndLeavesTheCount) {
-  const auto params = make_params();
-  const auto expected = copy_of(params);
-  const FusedSGDOptions options = FusedSGDOptions(1e-3).dampening(0.5);
-  FusedSGD optimizer(params, FusedSGDOptions(options).skip_non_finite(true));
-  torch::optim::SGD reference(expected, torch::optim::SGDOptions(1e-3).dampening(0.5));
-  run_steps(optimizer, params, 0, 3);
-  run_steps(reference, expected, 0, 3);
-  options_of(optimizer).momentum(0.9);
-  options_of(reference).momentum(0.9);
-  set_grads(params, 0);
-  params[4].grad().view(-1)[209] = std::numeric_limits<float>::infinity();
-  optimizer.step();  // skipped, with a buffer
-  const auto copies = copy_of(params);
-  FusedSGD loaded(copies, options);
-  load(loaded, saved(optimizer));
-  for (FusedSGD* each : {&optimizer, &loaded}) {
-    const auto& own = each == &loaded ? copies : params;
-    run_steps(*each, own, 3, 6);
-    EXPECT_EQ(state_of(*each, own[0]).step().item<float>(), 6.0f);
-    EXPECT_EQ(state_of(*each, own[0]).momentum_start().item<float>(), 3.0f);
+  BesideTorch sgd;
+  sgd.run(0, 3);
+  sgd.set_momentum(0.9);
+  sgd.skip_a_step();
+  const auto copies = copy_of(sgd.params);
+  FusedSGD loaded(copies);
+  load(loaded, saved(sgd.optimizer));
+  sgd.run(3, 6);
+  expect_close(sgd.params, sgd.expected);
+  run_steps(loaded, copies, 3, 6);
+  expect_equal(copies, sgd.params);
+  for (const auto& state : {state_of(sgd.optimizer, sgd.params[0]), state_of(loaded, copies[0])}) {
+    EXPECT_EQ(state.step().item<float>(), 6.0f);
+    EXPECT_EQ(state.momentum_start().item<float>(), 3.0f);
   }
-  run_steps(reference, expected, 3, 6);
-  expect_close(params, expected);
-  expect_equal(params, copies);
 }
 
 TEST(FusedSGD, AMomentumThatPausesBeforeTheFirstUpdate) {
-  const auto params = make_params();
-  const auto expected = copy_of(params);
-  FusedSGD optimizer(params, FusedSGDOptions(1e-3).dampening(0.5).skip_non_finite(true));
-  torch::optim::SGD reference(expected, torch::optim::SGDOptions(1e-3).dampening(0.5));
-  options_of(optimizer).momentum(0.9);
-  set_grads(params, 0);
-  params[4].grad().view(-1)[209] = std::numeric_limits<float>::infinity();
-  optimizer.step();  // skipped, with a buffer
+  BesideTorch sgd;
+  options_of(sgd.optimizer).momentum(0.9);
+  sgd.skip_a_step();
   for (const double momentum : {0.0, 0.9}) {
-    options_of(optimizer).momentum(momentum);
-    options_of(reference).momentum(momentum);
-    run_steps(optimizer, params, 0, 2);
-    run_steps(reference, expected, 0, 2);
+    sgd.set_momentum(momentum);
+    sgd.run(0, 2);
   }
-  expect_close(params, expected);
+  expect_close(sgd.params, sgd.expected);
 }
 
 TEST(FusedSGDOptions, AScheduleMayEndTheMomentum) {
