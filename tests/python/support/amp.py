@@ -11,11 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from torchfuse.optimizers import FusedAdam, FusedSGD
+
 MakeOptimizer = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
 #: (step, number of the parameter): there, one element of the gradient is not finite.
 Overflow = tuple[int, int]
 
 LEVELS = ("O0", "O1", "O2", "O3")
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "FusedAdam": lambda params: FusedAdam(params, lr=1e-2),
+    "FusedSGD": lambda params: FusedSGD(params, lr=0.1, momentum=0.9),
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "Adam": lambda params: torch.optim.Adam(params, lr=1e-2, eps=1e-4),
+}
 
 
 def make_model(device: str = "cpu") -> Any:
@@ -33,6 +41,23 @@ def make_batches(count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]
         )
         for _ in range(count)
     ]
+
+
+def prepared(amp: Any, level: str, name: str = "FusedAdam", **options: Any) -> tuple[Any, Any]:
+    """A model and one of OPTIMIZERS after amp.initialize."""
+    model = make_model()
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    return amp.initialize(model, optimizer, opt_level=level, **{"verbosity": 0, **options})
+
+
+def backward(amp: Any, loss: Tensor, optimizers: Any, *args: Any, **options: Any) -> None:
+    with amp.scale_loss(loss, optimizers, *args, **options) as scaled_loss:
+        scaled_loss.backward()
+
+
+def grads_of(amp: Any, optimizer: Any) -> list[Tensor]:
+    """Copies of the gradients that a step uses."""
+    return [param.grad.clone() for param in amp.master_params(optimizer)]
 
 
 def spoil(model: nn.Module, number: int) -> None:
@@ -128,6 +153,11 @@ def tensors_of(
             if isinstance(value, Tensor):
                 found[f"state{number}.{key}"] = value
     return {name: _with_one_nan(value.detach()) for name, value in found.items()}
+
+
+def all_tensors(amp: Any, model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
+    """tensors_of with amp's masters."""
+    return tensors_of(model, list(amp.master_params(optimizer)), optimizer)
 
 
 def _with_one_nan(value: Tensor) -> Tensor:

@@ -12,11 +12,14 @@ import pytest
 import torch
 from support.amp import (
     LEVELS,
+    OPTIMIZERS,
     ByHand,
-    MakeOptimizer,
     Overflow,
+    all_tensors,
+    backward,
     make_batches,
     make_model,
+    prepared,
     spoil,
     tensors_of,
     train_with,
@@ -26,15 +29,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchfuse.apex.amp.loss_scaler import LossScaler
-from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.optimizers import FusedAdam
 from torchfuse.parallel import LARC
 
-OPTIMIZERS: dict[str, MakeOptimizer] = {
-    "FusedSGD": lambda params: FusedSGD(params, lr=0.1, momentum=0.9),
-    "FusedAdam": lambda params: FusedAdam(params, lr=1e-2, weight_decay=0.01),
-    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-    "AdamW fused": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
-}
 DEFAULT_SCALES = {"O0": 1.0, "O1": "dynamic", "O2": "dynamic", "O3": 1.0}
 BATCHES = make_batches(4)
 
@@ -42,7 +39,7 @@ BATCHES = make_batches(4)
 def compare(
     amp: Any,
     level: str,
-    make_optimizer: MakeOptimizer,
+    name: str = "FusedAdam",
     loss_scale: float | str | None = None,
     overflows: Sequence[Overflow] = (),
     max_norm: float | None = None,
@@ -57,27 +54,19 @@ def compare(
         dynamic, chosen = False, 1.0
     scale = 2.0**16 if dynamic else float(chosen)
     batches = make_batches(6, device)
-    by_hand = ByHand(level, make_optimizer, scale, dynamic, short, device, max_norm)
+    by_hand = ByHand(level, OPTIMIZERS[name], scale, dynamic, short, device, max_norm)
     by_hand.train(batches, overflows)
 
     model = make_model(device)
-    optimizer = make_optimizer(list(model.parameters()))
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
     model, optimizer = amp.initialize(
         model, optimizer, opt_level=level, loss_scale=loss_scale, verbosity=0, **options
     )
     train_with(amp, model, optimizer, batches, overflows, max_norm)
-    assert_all_same_bits(
-        tensors_of(model, list(amp.master_params(optimizer)), optimizer),
-        tensors_of(by_hand.model, by_hand.masters, by_hand.optimizer),
-    )
+    expected = tensors_of(by_hand.model, by_hand.masters, by_hand.optimizer)
+    assert_all_same_bits(all_tensors(amp, model, optimizer), expected)
     assert amp._amp_state.loss_scalers[0].loss_scale() == by_hand.scale
     return by_hand
-
-
-def prepared(amp: Any, level: str, **options: Any) -> tuple[Any, Any]:
-    model = make_model()
-    optimizer = FusedAdam(model.parameters(), lr=1e-2)
-    return amp.initialize(model, optimizer, opt_level=level, **{"verbosity": 0, **options})
 
 
 # Levels.
@@ -86,7 +75,7 @@ def prepared(amp: Any, level: str, **options: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_trains_as_by_hand(amp: Any, level: str, name: str, device: str) -> None:
-    compare(amp, level, OPTIMIZERS[name], device=device)
+    compare(amp, level, name, device=device)
 
 
 @pytest.mark.parametrize("name", ["FusedAdam", "SGD"])
@@ -97,7 +86,7 @@ def test_an_overflow_anywhere_skips_the_step_if_the_scale_is_dynamic(
 ) -> None:
     dynamic = loss_scale == "dynamic"
     overflows = [(0, 0), (1, 5), (4, 2)] if dynamic else [(3, 5)]
-    by_hand = compare(amp, level, OPTIMIZERS[name], loss_scale, overflows)
+    by_hand = compare(amp, level, name, loss_scale, overflows)
     assert by_hand.skipped == ([0, 1, 4] if dynamic else [])
     assert by_hand.scale == (2.0**13 if dynamic else 128.0)
     assert all(param.isfinite().all() for param in by_hand.params) == dynamic
@@ -105,7 +94,7 @@ def test_an_overflow_anywhere_skips_the_step_if_the_scale_is_dynamic(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_clipping_master_params_clips_what_the_step_uses(amp: Any, level: str) -> None:
-    by_hand = compare(amp, level, OPTIMIZERS["FusedAdam"], max_norm=0.05)
+    by_hand = compare(amp, level, max_norm=0.05)
     norm = torch.stack([master.grad.float().norm() for master in by_hand.masters]).norm()
     assert norm < 0.051
 
@@ -119,7 +108,7 @@ def test_clipping_master_params_clips_what_the_step_uses(amp: Any, level: str) -
     ],
 )
 def test_bf16_needs_no_loss_scale(amp: Any, level: str, options: dict[str, Any]) -> None:
-    compare(amp, level, OPTIMIZERS["FusedAdam"], short=torch.bfloat16, **options)
+    compare(amp, level, short=torch.bfloat16, **options)
     assert amp._amp_state.opt_properties.loss_scale == 1.0
     amp.initialize(make_model(), opt_level=level, loss_scale="dynamic", verbosity=0, **options)
     assert amp._amp_state.opt_properties.loss_scale == "dynamic"
@@ -176,19 +165,15 @@ def test_nan_is_an_overflow_and_an_fp16_loss_is_scaled_in_fp32(amp: Any) -> None
     with amp.scale_loss(loss, optimizer) as scaled_loss:
         assert (scaled_loss.dtype, scaled_loss.item()) == (torch.float32, 2.0**16)
         scaled_loss.backward()
-    with amp.scale_loss(model(BATCHES[0][0]).sum() * math.nan, optimizer) as scaled_loss:
-        scaled_loss.backward()
+    backward(amp, model(BATCHES[0][0]).sum() * math.nan, optimizer)
     assert amp._amp_state.loss_scalers[0].loss_scale() == 2.0**15
 
 
 @pytest.mark.parametrize("to_none", [None, True, False])
-@pytest.mark.parametrize("make", [OPTIMIZERS["FusedAdam"], OPTIMIZERS["SGD"]])
-def test_zero_grad_reaches_model_and_masters(amp: Any, make: Any, to_none: bool | None) -> None:
-    model = make_model()
-    optimizer = make(list(model.parameters()))
-    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
-    with amp.scale_loss(model(BATCHES[0][0]).mean(), optimizer) as scaled_loss:
-        scaled_loss.backward()
+@pytest.mark.parametrize("name", ["FusedAdam", "SGD"])
+def test_zero_grad_reaches_model_and_masters(amp: Any, name: str, to_none: bool | None) -> None:
+    model, optimizer = prepared(amp, "O2", name)
+    backward(amp, model(BATCHES[0][0]).mean(), optimizer)
     assert all(param.grad is not None for param in model.parameters())
     optimizer.zero_grad(**({} if to_none is None else {"set_to_none": to_none}))
     for param in optimizer._amp_stash.all_fp32_from_fp16_params:
@@ -282,13 +267,11 @@ def test_the_host_waits_once_at_most(
     assert (backward.count, step.count) == (reads, 0)
 
 
-@pytest.mark.parametrize(("level", "order"), [("O1", "after"), ("O2", "before"), ("O2", "after")])
-def test_larc_around_an_optimizer_of_amp(amp: Any, level: str, order: str) -> None:
-    model = make_model()
-    inside = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer: Any = LARC(inside) if order == "before" else inside
-    amp.initialize(model, optimizer, opt_level=level, verbosity=0)
-    optimizer = optimizer if order == "before" else LARC(inside)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_larc_around_an_optimizer_of_amp(amp: Any, level: str) -> None:
+    """programs/train_ddp.py has it inside."""
+    model, inside = prepared(amp, level, "SGD")
+    optimizer = LARC(inside)
     before = tensors_of(model, [], optimizer)
     train_with(amp, model.eval(), optimizer, BATCHES[:1], overflows=[(0, 0)])
     assert_all_same_bits(tensors_of(model, [], optimizer), before)
@@ -337,20 +320,8 @@ def test_one_loss_for_optimizers_on_two_devices(
         assert torch.equal(model[0].weight, weight) == (spoiled is not None)
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_a_model_that_moves_after_initialize(amp: Any, level: str) -> None:
-    model = make_model()
-    seen: list[torch.dtype] = []
-    model[0].register_forward_hook(lambda *given: seen.append(given[2].dtype))
-    amp.initialize(model, opt_level=level, verbosity=0)
-    model.to("cuda")
-    assert model(torch.ones(2, 6, device="cuda")).dtype == torch.float32
-    assert seen == [torch.float16]
-
-
 def test_the_device_is_that_of_the_model_not_of_the_input(amp: Any, device: str) -> None:
-    """An input on the host, such as a length, does not choose the autocast."""
+    """It may move after initialize; an input on the host, such as a length, does not choose."""
     seen: list[bool] = []
 
     class Net(torch.nn.Module):
@@ -362,6 +333,6 @@ def test_the_device_is_that_of_the_model_not_of_the_input(amp: Any, device: str)
             seen.extend(torch.is_autocast_enabled(name) for name in ("cpu", "cuda"))
             return torch.mm(self.weight, self.weight) * int(length)
 
-    model = amp.initialize(Net().to(device), opt_level="O1", verbosity=0)
+    model = amp.initialize(Net(), opt_level="O1", verbosity=0).to(device)
     model(torch.tensor(3))
     assert seen == [device == "cpu", device == "cuda"]

@@ -3,12 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support.amp import LEVELS, ByHand, make_batches, make_model, spoil, tensors_of
+from support.amp import (
+    LEVELS,
+    OPTIMIZERS,
+    ByHand,
+    all_tensors,
+    backward,
+    grads_of,
+    make_batches,
+    make_model,
+    prepared,
+    spoil,
+    tensors_of,
+)
 from support.compare import assert_all_same_bits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -19,22 +32,12 @@ DATA = make_batches(1)[0][0]
 BATCHES = make_batches(3)
 
 
-def backward(amp: Any, loss: torch.Tensor, optimizers: Any, *args: Any, **options: Any) -> None:
-    with amp.scale_loss(loss, optimizers, *args, **options) as scaled_loss:
-        scaled_loss.backward()
-
-
-def grads_of(amp: Any, optimizer: Any) -> list[torch.Tensor]:
-    return [param.grad.clone() for param in amp.master_params(optimizer)]
-
-
 def small(output: torch.Tensor) -> torch.Tensor:
     """A loss whose scaled gradients are finite in fp16."""
     return output.square().mean()
 
 
-def adam(params: Iterable[torch.Tensor]) -> FusedAdam:
-    return FusedAdam(params, lr=1e-2)
+adam = OPTIMIZERS["FusedAdam"]
 
 
 def test_lists_come_back_as_lists(amp: Any) -> None:
@@ -52,20 +55,18 @@ def test_lists_come_back_as_lists(amp: Any) -> None:
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("num_losses", [1, 2])
-def test_two_models_train_in_turn(amp: Any, level: str, num_losses: int) -> None:
+def test_two_models_train_in_turn(amp: Any, level: str) -> None:
     """Each bit for bit as alone and by hand, with the scale of its loss."""
     models = [make_model(), make_model()]
     optimizers = [adam(list(model.parameters())) for model in models]
-    amp.initialize(models, optimizers, opt_level=level, num_losses=num_losses, verbosity=0)
+    amp.initialize(models, optimizers, opt_level=level, num_losses=2, verbosity=0)
     by_hand = [ByHand(level, adam, 2.0**16, True) for _ in models]
-    overflows = {(1, 1), (2, 0), (2, 1)} if num_losses == 2 else set()
+    overflows = {(1, 1), (2, 0), (2, 1)}
     for step, (data, target) in enumerate(make_batches(4)):
         for which in (1, 0):
             optimizers[which].zero_grad()
             loss = cross_entropy(models[which](data), target)
-            loss_id = which if num_losses == 2 else 0
-            with amp.scale_loss(loss, optimizers[which], loss_id=loss_id) as scaled_loss:
+            with amp.scale_loss(loss, optimizers[which], loss_id=which) as scaled_loss:
                 scaled_loss.backward()
                 if (step, which) in overflows:
                     spoil(models[which], 0)
@@ -73,12 +74,10 @@ def test_two_models_train_in_turn(amp: Any, level: str, num_losses: int) -> None
             spoiled = [(0, 0)] if (step, which) in overflows else []
             by_hand[which].train([(data, target)], spoiled)
     for model, optimizer, plain in zip(models, optimizers, by_hand, strict=True):
-        assert_all_same_bits(
-            tensors_of(model, list(amp.master_params(optimizer)), optimizer),
-            tensors_of(plain.model, plain.masters, plain.optimizer),
-        )
+        expected = tensors_of(plain.model, plain.masters, plain.optimizer)
+        assert_all_same_bits(all_tensors(amp, model, optimizer), expected)
     scales = [scaler.loss_scale() for scaler in amp._amp_state.loss_scalers]
-    assert scales == ([2.0**15, 2.0**14] if num_losses == 2 else [2.0**16])
+    assert scales == [2.0**15, 2.0**14]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -116,9 +115,9 @@ def test_one_loss_for_two_optimizers(amp: Any, level: str) -> None:
 def test_two_optimizers_of_the_same_parameters(amp: Any, level: str) -> None:
     model = make_model()
     optimizers = [FusedSGD(model.parameters(), lr=0.1), FusedSGD(model.parameters(), lr=0.2)]
-    amp.initialize(model, optimizers, opt_level=level, loss_scale=128.0, verbosity=0)
+    amp.initialize(model, optimizers, opt_level=level, loss_scale=128, verbosity=0)
     reference = make_model()
-    amp.initialize(reference, opt_level=level, loss_scale=128.0, verbosity=0)
+    amp.initialize(reference, opt_level=level, loss_scale="1.28e2", verbosity=0)
     for _ in range(2):  # accumulated, from gradients that exist
         backward(amp, small(model(DATA)), optimizers)
         small(reference(DATA)).backward()
@@ -194,13 +193,7 @@ def test_disabled(amp: Any) -> None:
 
 # Passes before one step.
 
-
-def prepared(amp: Any, level: str, **options: Any) -> tuple[Any, Any]:
-    model = make_model()
-    optimizer = FusedSGD(model.parameters(), lr=0.1, momentum=0.9)
-    return amp.initialize(
-        model, optimizer, opt_level=level, verbosity=0, loss_scale="dynamic", **options
-    )
+with_sgd = partial(prepared, name="FusedSGD", loss_scale="dynamic")
 
 
 def small_sum(model: Any, number: int) -> torch.Tensor:
@@ -209,44 +202,29 @@ def small_sum(model: Any, number: int) -> torch.Tensor:
     return outputs.sum()
 
 
-def fail_after_backward(amp: Any, loss: torch.Tensor, optimizer: Any) -> None:
-    with amp.scale_loss(loss, optimizer) as scaled:
-        scaled.backward()
-        raise KeyError
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("zero", ["model", "to zeros"])
 def test_unscaled_each_time(amp: Any, level: str, zero: str) -> None:
-    model, optimizer = prepared(amp, level)
-    by_hand = ByHand(level, lambda params: FusedSGD(params, lr=0.1, momentum=0.9), 2.0**16, True)
-    for _ in range(2):
+    model, optimizer = with_sgd(amp, level)
+    model.eval()
+    optimizer.param_groups[0]["lr"] = 0.0
+
+    def grads(batches: Any) -> list[torch.Tensor]:
         model.zero_grad() if zero == "model" else optimizer.zero_grad(set_to_none=False)
-        sums = [torch.zeros_like(master) for master in by_hand.masters]
-        for batch in BATCHES:
-            backward(amp, cross_entropy(model(batch[0]), batch[1]), optimizer)
-            for param in by_hand.params:
-                param.grad = None
-            (by_hand.loss(*batch) * by_hand.scale).backward()
-            for total, param in zip(sums, by_hand.params, strict=True):
-                assert param.grad is not None
-                total += (param.grad.float() / by_hand.scale).to(total.dtype)
-        for master, total in zip(by_hand.masters, sums, strict=True):
-            master.grad = total
-        by_hand.optimizer.step()
-        with torch.no_grad():
-            for param, master in zip(by_hand.params, by_hand.masters, strict=True):
-                param.copy_(master)
+        for data, target in batches:
+            backward(amp, cross_entropy(model(data), target), optimizer)
+        found = grads_of(amp, optimizer)
         optimizer.step()
-        assert_all_same_bits(
-            tensors_of(model, list(amp.master_params(optimizer)), optimizer),
-            tensors_of(by_hand.model, by_hand.masters, by_hand.optimizer),
-        )
+        return found
+
+    apart = zip(*(grads([batch]) for batch in BATCHES), strict=True)
+    for got, parts in zip(grads(BATCHES), apart, strict=True):
+        assert torch.equal(got, parts[0] + parts[1] + parts[2])
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_delayed_unscaling_adds_scaled_gradients(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level)
+    model, optimizer = with_sgd(amp, level)
     by_hand = ByHand(level, lambda params: torch.optim.SGD(params, lr=0.1), 2.0**16, True)
     for number, batch in enumerate(BATCHES):
         loss = cross_entropy(model(batch[0]), batch[1])
@@ -262,8 +240,8 @@ def test_delayed_unscaling_adds_scaled_gradients(amp: Any, level: str) -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_delayed_gradients_follow_the_scale(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level, num_losses=2)
-    plain, plain_optimizer = prepared(amp, level, num_losses=2)
+    model, optimizer = with_sgd(amp, level, num_losses=2)
+    plain, plain_optimizer = with_sgd(amp, level, num_losses=2)
     model.eval(), plain.eval()
     amp._amp_state.loss_scalers[1]._loss_scale = 2.0**14
     for number, (data, target) in enumerate(BATCHES[:2]):
@@ -278,7 +256,7 @@ def test_delayed_gradients_follow_the_scale(amp: Any, level: str) -> None:
 
 
 def test_delayed_unscaling_keeps_unscaled_gradients_apart(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O1")
+    model, optimizer = with_sgd(amp, "O1")
     for delay in (False, True, False):
         backward(amp, small_sum(model, 0), optimizer, delay_unscale=delay)
     assert model[3].bias.grad.tolist() == [0.1875, 0.1875, 0.1875]
@@ -288,7 +266,7 @@ def test_delayed_unscaling_keeps_unscaled_gradients_apart(amp: Any) -> None:
 def test_an_overflow_in_one_of_several_passes_skips_the_step(
     amp: Any, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, optimizer = prepared(amp, level)
+    model, optimizer = with_sgd(amp, level)
     amp._amp_state.verbosity = 1
     model.eval()
     before = tensors_of(model, [], optimizer)
@@ -310,7 +288,7 @@ def test_an_overflow_in_one_of_several_passes_skips_the_step(
 
 def test_scaled_gradients_are_not_stepped_with(amp: Any) -> None:
     for level in ("O1", "O2"):
-        model, optimizer = prepared(amp, level)
+        model, optimizer = with_sgd(amp, level)
         backward(amp, small_sum(model, 0), optimizer, delay_unscale=True)
         message = (
             r"FusedSGD.step: expected unscaled gradients, got those of amp.scale_loss\(..., "
@@ -322,12 +300,14 @@ def test_scaled_gradients_are_not_stepped_with(amp: Any) -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_failed_backward_pass_leaves_the_gradients_of_before(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level)
+    model, optimizer = with_sgd(amp, level)
     backward(amp, small_sum(model, 0), optimizer)
     before = grads_of(amp, optimizer)
     scale = amp._amp_state.loss_scalers[0]
-    with pytest.raises(KeyError):
-        fail_after_backward(amp, small_sum(model, 1), optimizer)
+    loss = small_sum(model, 1)
+    with contextlib.suppress(KeyError), amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+        raise KeyError
     for got, expected in zip(grads_of(amp, optimizer), before, strict=True):
         assert torch.equal(got, expected)
     assert (scale.loss_scale(), scale._unskipped) == (2.0**16, 1)
@@ -351,19 +331,14 @@ def test_sparse_gradients(amp: Any) -> None:
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_group_added_in_training(amp: Any, level: str) -> None:
     model, extra = make_model(), make_model()
-    optimizer = FusedAdam(model.parameters(), lr=1e-2)
-    [model, extra], optimizer = amp.initialize(
-        [model, extra], optimizer, opt_level=level, verbosity=0
-    )
-    for _ in range(2):
-        optimizer.zero_grad()
-        backward(amp, small_sum(model, 0) * small_sum(extra, 0), optimizer)
-        optimizer.step()
-        before = extra[0].weight.detach().clone()
-        if len(optimizer.param_groups) == 1:
-            optimizer.add_param_group({"params": list(extra.parameters()), "lr": 0.1})
-            optimizer.zero_grad()
-    backward(amp, small_sum(extra, 0), optimizer)
+    optimizer = adam(list(model.parameters()))
+    amp.initialize([model, extra], optimizer, opt_level=level, verbosity=0)
+    backward(amp, small_sum(model, 0), optimizer)
+    optimizer.step()
+    optimizer.add_param_group({"params": list(extra.parameters()), "lr": 0.1})
+    optimizer.zero_grad()
+    before = extra[0].weight.detach().clone()
+    backward(amp, small_sum(model, 0) * small_sum(extra, 0), optimizer)
     optimizer.step()
     assert not torch.equal(extra[0].weight, before)
     assert {param.dtype for param in amp.master_params(optimizer)} == {torch.float32}
