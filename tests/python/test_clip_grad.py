@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads
-from support.compare import assert_same_bits, assert_within_tolerance
+from support.compare import assert_same_bits
 from support.host_reads import NoHostRead
 from torch import Tensor
 from torch.nn import Parameter
 
 from torchfuse import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torchfuse.optimizers import FusedAdam
+from torchfuse.testing import assert_bitwise_equal, assert_close_to_torch
 
 INF = math.inf
 SHAPES = [(37, 5), (1,), (129,), (2, 3, 5, 7)]
@@ -113,8 +114,7 @@ def test_values_are_clipped_as_torch_does(clip_value: float, dtypes: Any) -> Non
         some[0].grad.view(-1)[:3] = torch.tensor([math.nan, INF, -INF])  # type: ignore[union-attr]
     assert clip_grad_value_(params, clip_value) is None  # type: ignore[func-returns-value]
     torch.nn.utils.clip_grad_value_(theirs, clip_value)
-    for mine, other in zip(grads_of(params), grads_of(theirs), strict=True):
-        assert_same_bits(mine, other)
+    assert_bitwise_equal(grads_of(params), grads_of(theirs))
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, INF])
@@ -218,8 +218,7 @@ def test_the_halves_are_those_of_the_whole() -> None:
     norm = get_total_norm(grads_of(params))
     assert_same_bits(norm, clip_grad_norm_(whole, 0.5))
     clip_grads_with_norm_(params, 0.5, norm)
-    for mine, other in zip(grads_of(params), grads_of(whole), strict=True):
-        assert_same_bits(mine, other)
+    assert_bitwise_equal(grads_of(params), grads_of(whole))
     with pytest.raises(RuntimeError, match=r"The total norm of order 2\.0"):
         get_total_norm(torch.tensor([math.nan]), error_if_nonfinite=True)
 
@@ -264,7 +263,7 @@ def test_clipping_inside_the_step_is_the_same(max_norm: float) -> None:
         assert_same_bits(folded, norm, "norm")
         assert float(norm) == pytest.approx(exact_norm(grads, 2.0), rel=1e-6)
     for mine, other in zip(inside, before, strict=True):
-        assert_within_tolerance(mine, other)
+        assert_close_to_torch(mine, other)
 
 
 # What is refused.

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, snapshot, train
-from support.compare import assert_all_same_bits, assert_all_within_tolerance
+from support.compare import assert_all_same_bits
 from test_optim_spec_flags import NOT_FLAGS, every_flag
 
 from torchfuse.optimizers import FusedAdam, FusedMixedPrecisionLamb, FusedSGD
-from torchfuse.testing import OptimSpec
+from torchfuse.testing import OptimSpec, assert_close_to_torch
 
 BF16 = torch.bfloat16
 TOO_LARGE = 10**400  # no float holds it
@@ -215,7 +215,7 @@ def test_nesterov_after_an_edit_is_as_in_torch(
             theirs.param_groups[0][key] = value
             tensor = as_tensor and isinstance(value, float)
             ours.param_groups[0][key] = torch.tensor(value) if tensor else value
-    assert_all_within_tolerance(*params)
+    assert_close_to_torch(*params)
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])

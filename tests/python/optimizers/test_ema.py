@@ -18,7 +18,7 @@ from torch import Tensor
 from torchfuse.optimizers import FusedAdam, FusedOptimizer, FusedSGD
 from torchfuse.optimizers._masters import master_of
 from torchfuse.parallel import LARC
-from torchfuse.testing import OPTIM_SPECS, OptimSpec
+from torchfuse.testing import OPTIM_SPECS, OptimSpec, assert_bitwise_equal
 
 SHAPES = (*DEFAULT_SHAPES, (0,), (1,))
 DECAY = 0.75
@@ -113,8 +113,7 @@ def test_averages_take_values_before_they_are_rounded(stored: str) -> None:
     exact, masters = made(OPTIM_SPECS[0], f"{stored[:4]}-master")
     train(optimizer, params, [1])
     train(exact, masters, [1])
-    for ema, expected in zip(averages(optimizer, params), averages(exact, masters), strict=True):
-        assert_same_bits(ema, expected)
+    assert_bitwise_equal(averages(optimizer, params), averages(exact, masters))
 
 
 def test_averages_that_are_turned_off_or_have_no_gradient_stay_as_they_are() -> None:
@@ -131,8 +130,7 @@ def test_averages_that_are_turned_off_or_have_no_gradient_stay_as_they_are() -> 
     optimizer.param_groups[0]["ema_decay"] = None
     before = [ema.clone() for ema in after]
     train(optimizer, params, [4])
-    for ema, expected in zip(averages(optimizer, params), before, strict=True):
-        assert_same_bits(ema, expected)
+    assert_bitwise_equal(averages(optimizer, params), before)
 
 
 def test_averages_begin_in_the_middle_with_the_parameters_of_that_moment() -> None:
@@ -293,8 +291,7 @@ def test_parameters_without_an_average_keep_their_values() -> None:
     before = [p.detach().clone() for p in params]
     with optimizer.ema_weights():
         assert not torch.equal(params[0], before[0])
-        for param, value in zip(params[1:], before[1:], strict=True):
-            assert_same_bits(param, value)
+        assert_bitwise_equal(params[1:], before[1:])
 
 
 REFUSED: dict[str, Callable[[FusedOptimizer], Any]] = {

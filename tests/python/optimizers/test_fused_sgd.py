@@ -18,10 +18,11 @@ from support.adam import (
     through_file,
     train,
 )
-from support.compare import assert_all_same_bits, assert_all_within_tolerance, assert_same_bits
+from support.compare import assert_all_same_bits
 from torch import Tensor
 
 from torchfuse.optimizers import FusedLARS, FusedSGD
+from torchfuse.testing import assert_bitwise_equal, assert_close_to_torch
 
 DAMPED: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.05}
 LATE: dict[str, Any] = {**DAMPED, "momentum": 0.0}
@@ -128,7 +129,7 @@ def test_groups_with_and_without_momentum(device: str) -> None:
             source.grad = p.grad.float()
         optimizer.step()
         reference.step()
-    assert_all_within_tolerance([optimizer.state[p]["master_param"] for p in params], sources)
+    assert_close_to_torch([optimizer.state[p]["master_param"] for p in params], sources)
     assert ["momentum_buffer" in optimizer.state[p] for p in params] == [False, False, True, True]
 
 
@@ -144,7 +145,7 @@ def test_a_momentum_that_comes_later_and_pauses(shape: Any) -> None:
         if momentum is not None:
             momentum.fill_(value)
         train_each(range(3 * index, 3 * index + 3), ours, reference)
-        assert_all_within_tolerance(params, theirs)
+        assert_close_to_torch(params, theirs)
 
 
 def test_a_tensor_momentum_on_the_device_is_read_in_each_step(device: str) -> None:
@@ -155,8 +156,7 @@ def test_a_tensor_momentum_on_the_device_is_read_in_each_step(device: str) -> No
         capturable.param_groups[0]["momentum"].fill_(momentum)
         plain.param_groups[0]["momentum"] = momentum
         train_each(range(2), (capturable, params), (plain, others))
-        for mine, other in zip(params, others, strict=True):
-            assert_same_bits(mine.detach(), other.detach())
+        assert_bitwise_equal(params, others)
 
 
 def test_a_later_buffer_has_a_first_update_and_leaves_the_count(device: str) -> None:
@@ -177,8 +177,8 @@ def test_a_later_buffer_has_a_first_update_and_leaves_the_count(device: str) -> 
     skip_a_step(ours, params)
     assert [float(ours.state[p]["momentum_start"]) for p in params] == [4.0] * len(params)
     both(range(4, 7), 5)
-    assert_all_within_tolerance(params, theirs)
-    assert_all_within_tolerance([ours.state[p]["ema_param"] for p in params], averages)
+    assert_close_to_torch(params, theirs)
+    assert_close_to_torch([ours.state[p]["ema_param"] for p in params], averages)
     assert [float(ours.state[p]["step"]) for p in params] == [7.0] * len(params)
 
 
@@ -190,7 +190,7 @@ def test_a_momentum_that_pauses_before_the_first_update(device: str) -> None:
     for momentum in (0.0, 0.9):
         set_momentum(momentum, ours, reference)
         train_each(range(1, 3), ours, reference)
-    assert_all_within_tolerance(params, theirs)
+    assert_close_to_torch(params, theirs)
 
 
 def test_most_recent_scale_is_taken_off_in_the_next_step_only(device: str) -> None:
@@ -204,8 +204,7 @@ def test_most_recent_scale_is_taken_off_in_the_next_step_only(device: str) -> No
         scaled.step()
         plain.step()
         assert (scaled.most_recent_scale, scaled.scale_set_by_backward) == (1.0, False)
-    for mine, other in zip(params, others, strict=True):
-        assert_same_bits(mine.detach(), other.detach())
+    assert_bitwise_equal(params, others)
     # A scaler's own scale takes precedence.
     scaled.most_recent_scale = 1e30
     for optimizer in (scaled, plain):
@@ -252,7 +251,7 @@ def test_a_buffer_is_saved_as_torch_has_it(
         for state in optimizer.state.values():
             state.pop("momentum_start", None)
     assert_all_same_bits(snapshot(again[0]), snapshot(ours))
-    assert_all_within_tolerance(again[1], reference[1])
+    assert_close_to_torch(again[1], reference[1])
 
 
 @pytest.mark.parametrize(("earlier", "momentum"), [(0, 0.9), (3, 0.0), (3, 0.9)])
@@ -267,7 +266,7 @@ def test_a_buffer_that_has_not_begun_goes_to_torch_and_back(earlier: int, moment
         again = loaded(FusedSGD, reference.state_dict(), theirs)
         unbroken = loaded(torchs, reference.state_dict(), theirs)
         train_each(range(5, 8), again, unbroken)
-        assert_all_within_tolerance(again[1], unbroken[1])
+        assert_close_to_torch(again[1], unbroken[1])
 
 
 def test_older_torch_saved_none_without_momentum() -> None:
@@ -294,7 +293,7 @@ def test_apex_checkpoint(device: str) -> None:
         ours.load_state_dict({"state": state, "param_groups": [group]})
         assert {ours.state[p]["momentum_buffer"].dtype for p in params} == {torch.float32}
     train_each(range(3, 6), (ours, params), (reference, theirs))
-    assert_all_within_tolerance(params, theirs)
+    assert_close_to_torch(params, theirs)
 
 
 @pytest.mark.parametrize("kind", [FusedSGD, FusedLARS])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, snapshot, train
-from support.compare import assert_all_same_bits, assert_same_bits
+from support.compare import assert_all_same_bits
 from test_optim_specs import FIRST_CASES, Case, Mode, every_mode, every_optimizer
 from torch import Tensor
 
 from torchfuse.optimizers._hyper_params import PAIRS, PARTS, numbers, table
-from torchfuse.testing import OPTIM_SPECS, OptimSpec
+from torchfuse.testing import OPTIM_SPECS, OptimSpec, assert_bitwise_equal
 
 
 @pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
@@ -36,8 +36,7 @@ def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -
     for index, (tensors, hyper) in enumerate(zip(alone, hypers, strict=True)):
         separate = Case(spec, hyper).ours(tensors)
         train(separate, tensors, [1, 2, 3])
-        for mine, theirs in zip(together[index], tensors, strict=True):
-            assert_same_bits(mine.detach(), theirs.detach())
+        assert_bitwise_equal(together[index], tensors)
 
 
 @pytest.mark.combinations
@@ -120,8 +119,7 @@ def test_a_pair_may_be_any_two_values(case: Case) -> None:
     edited.param_groups[0]["betas"] = pair
     train(optimizer, params, [1])
     train(edited, others, [1])
-    for param, other in zip(params, others, strict=True):
-        assert_same_bits(other.detach(), param.detach())
+    assert_bitwise_equal(others, params)
 
 
 @pytest.mark.parametrize(

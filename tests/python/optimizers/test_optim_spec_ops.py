@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads, train
-from support.compare import assert_same_bits
 from test_optim_specs import (
     BF16_MASTER,
     FP32,
@@ -25,6 +24,7 @@ from torch import Tensor
 import torchfuse
 from torchfuse.optimizers import FusedOptimizer
 from torchfuse.optimizers._hyper_params import table
+from torchfuse.testing import assert_bitwise_equal
 
 
 def op_arguments(
@@ -67,8 +67,7 @@ def test_the_op_does_what_the_class_does(case: Case, mode: Mode, device: str) ->
     optimizer.step()
     expected, _ = op_arguments(optimizer, params)
     for mine, theirs in zip(lists, expected, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            assert_same_bits(a, b)
+        assert_bitwise_equal(mine, theirs)
 
 
 @every_optimizer
@@ -82,8 +81,7 @@ def test_the_op_takes_its_learning_rate_from_a_tensor(case: Case, device: str) -
     op(*expected, **keywords)
     rate = torch.tensor(keywords["lr"], dtype=torch.float64, device=device)
     op(*lists, **{**keywords, "lr": 0.0}, lr_tensor=rate)
-    for a, b in zip(lists[0], expected[0], strict=True):
-        assert_same_bits(a, b)
+    assert_bitwise_equal(lists[0], expected[0])
 
 
 @pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)

@@ -16,7 +16,7 @@ from test_optim_specs import BF16_MASTER, FP32, Case, Mode, every_optimizer
 from torch import Tensor
 
 from torchfuse.amp import GradScaler
-from torchfuse.testing import assert_close_to_torch
+from torchfuse.testing import assert_bitwise_equal, assert_close_to_torch
 
 each_mode = pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
 
@@ -118,8 +118,7 @@ def test_a_step_moves_the_versions_of_what_it_writes_and_only_reads_gradients(
     assert all(t._version > version for t, version in zip(written, versions, strict=True))
     assert all(param.grad is grad for param, grad in zip(params, own, strict=True))
     assert [(grad.data_ptr(), grad._version) for grad in own] == kept
-    for grad, before in zip(own, grads, strict=True):
-        assert_same_bits(grad, before)
+    assert_bitwise_equal(own, grads)
 
 
 @every_optimizer
@@ -246,8 +245,7 @@ def test_unscale_before_the_step_unscales_once(
     scaler.step(optimizer)
     scaler.update()
     train(reference, others, [1])
-    for mine, theirs in zip(params, others, strict=True):
-        assert_same_bits(mine.detach(), theirs.detach())
+    assert_bitwise_equal(params, others)
     if max_grad_norm is not None:
         assert float(torch.as_tensor(optimizer.grad_norm())) > max_grad_norm
 
@@ -280,8 +278,7 @@ def test_clipping_inside_the_step_is_clipping_before_it_and_happens_once(case: C
         for optimizer in (reference, *optimizers):
             optimizer.step()
     assert_close_to_torch(inside, before)
-    for mine, theirs in zip((*both, *unclipped), (*before, *measured), strict=True):
-        assert_same_bits(mine.detach(), theirs.detach())
+    assert_bitwise_equal((*both, *unclipped), (*before, *measured))
 
 
 @every_optimizer

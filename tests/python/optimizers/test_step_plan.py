@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support.adam import Config, clone_params, make_params, random_grads, set_grads, train
-from support.compare import assert_all_within_tolerance, assert_same_bits
+from support.compare import assert_same_bits
+
+from torchfuse.testing import assert_close_to_torch
 
 CONFIG = Config(weight_decay=0.1)
 
@@ -96,7 +98,7 @@ def test_an_edit_between_steps_is_seen(edit: Any, device: str) -> None:
     in_use = [params[1].data, *ours.state.get(params[1], {}).values()]
     for optimizer, own in ((ours, params), (torchs, reference)):
         train(optimizer, own, range(3, 6))
-    assert_all_within_tolerance(params, reference)
+    assert_close_to_torch(params, reference)
     for param, other in zip(params, reference, strict=True):
         assert float(ours.state[param]["step"]) == float(torchs.state[other]["step"])
     # A scalar of the counts' buffer may be given to another parameter.
@@ -140,7 +142,7 @@ def test_states_and_masters_are_laid_out_anew_with_their_parameter() -> None:
         for param in (params[0], reference[0]):
             param.grad = None
             param.data = param.data.to(memory_format=memory_format)
-    assert_all_within_tolerance([ours.state[params[0]]["master_param"]], reference)
+    assert_close_to_torch([ours.state[params[0]]["master_param"]], reference)
 
 
 def test_a_model_that_becomes_bf16_keeps_fp32_moments() -> None:
@@ -174,4 +176,4 @@ def test_the_dtype_of_gradients_may_change_between_steps(dtype: torch.dtype) -> 
         ours.step()
         torchs.step()
     found = [ours.state[param].get("master_param", param) for param in params]
-    assert_all_within_tolerance(found, reference)
+    assert_close_to_torch(found, reference)

@@ -1,58 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""State dicts bit for bit, optimizers with two groups, and one bit of damage in a file."""
+"""State dicts bit for bit, and one bit of damage in a file."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from support.compare import assert_same_bits
-from torchfuse.optimizers import FusedOptimizer
-from torchfuse.testing import OptimSpec
-
-#: Vectors with tails, one element, several chunks.
-SHAPES = ((37, 5), (1,), (129,), (2, 3, 5, 7), (4,))
-
-
-def shared_params(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
-    """The parameters of the runs that change their language."""
-    torch.manual_seed(7)
-    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
-
-
-def shared_steps(optimizer: FusedOptimizer, first: int, last: int) -> None:
-    """Steps with the gradients of train_program.cpp; the last parameter never has one."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for step in range(first, last):
-        torch.manual_seed(step)
-        for param in params[:-1]:
-            param.grad = torch.randn(param.shape).to(param.dtype)
-        optimizer.step()
-
-
-def two_groups(
-    spec: OptimSpec, params: Sequence[Tensor], hyper: int = -1, **options: Any
-) -> FusedOptimizer:
-    """The optimizer with two groups that differ."""
-    make: Any = spec.optimizer
-    values = {**spec.grid[hyper], **options}
-    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 2.5 * float(values["lr"])}]
-    optimizer: FusedOptimizer = make(groups, **values)
-    return optimizer
-
-
-def used_tensors(state: Mapping[Any, Mapping[str, Tensor]]) -> dict[Any, dict[str, Tensor]]:
-    """The states; a parameter without any step may or may not have its master or average yet."""
-    masters = ("master_param", "param_remainder", "ema_param")
-    return {
-        key: {n: t for n, t in tensors.items() if n not in masters or float(tensors["step"]) > 0}
-        for key, tensors in state.items()
-    }
 
 
 def assert_same_state(

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Comparisons of tensors: bit for bit, within the project's tolerances, and by rounding."""
+"""Comparisons of tensors, bit for bit and by rounding, beside those of torchfuse.testing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-NORM_TOLERANCE = 2e-6
-ELEMENT_TOLERANCE = 5e-6
-ELEMENT_FLOOR = 1e-2
 
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -61,29 +57,6 @@ def norm_error(actual: Tensor, reference: Tensor) -> float:
     a, r = actual.detach().double(), reference.detach().double()
     difference, size = float((a - r).norm()), float(r.norm())
     return difference / size if size > 0 else difference
-
-
-def assert_within_tolerance(actual: Tensor, reference: Tensor, what: str = "tensor") -> None:
-    """The tolerance for 100 fp32 steps: 2e-6 in norm, 5e-6 max(|reference|, 1e-2) elementwise."""
-    error = norm_error(actual, reference)
-    assert error <= NORM_TOLERANCE, f"{what}: error {error:.3g} in norm exceeds {NORM_TOLERANCE}"
-    a, r = actual.detach().double(), reference.detach().double()
-    if a.numel() == 0:
-        return
-    relative = (a - r).abs() / r.abs().clamp_min(ELEMENT_FLOOR)
-    worst = float(relative.max())
-    assert worst <= ELEMENT_TOLERANCE, (
-        f"{what}: elementwise error {worst:.3g} exceeds {ELEMENT_TOLERANCE} "
-        f"at {int(relative.reshape(-1).argmax())}"
-    )
-
-
-def assert_all_within_tolerance(
-    actual: Sequence[Tensor], reference: Sequence[Tensor], what: str = "param"
-) -> None:
-    assert len(actual) == len(reference)
-    for index, (a, r) in enumerate(zip(actual, reference, strict=True)):
-        assert_within_tolerance(a, r, f"{what}[{index}]")
 
 
 def assert_rounded(actual: Tensor, exact: Tensor, what: str, slack: float = 1e-6) -> None:
