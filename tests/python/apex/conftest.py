@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The names of apex and its native modules, for the time of a test."""
+"""The names of apex and its native modules, and apex.amp in its first state, for a test."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import torchfuse.apex
 from torchfuse.apex._registry import roots
+from torchfuse.apex.amp.state import _amp_state
 
 
 @pytest.fixture
@@ -17,6 +20,18 @@ def installed() -> Iterator[None]:
     torchfuse.apex.install()
     yield
     torchfuse.apex.uninstall()
+
+
+@pytest.fixture
+def amp(installed: None) -> Any:
+    return importlib.import_module("apex.amp")
+
+
+@pytest.fixture(autouse=True)
+def _first_state() -> Iterator[None]:
+    yield
+    vars(_amp_state).clear()
+    _amp_state.__init__()  # type: ignore[misc]
 
 
 @pytest.fixture(autouse=True)

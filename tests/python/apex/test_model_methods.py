@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import copy
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.amp import make_model
+from support.amp import backward, make_model
 from support.compare import assert_all_same_bits
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,26 +17,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from torchfuse.apex._model_methods import refuse_tied
-from torchfuse.apex.amp.state import _amp_state
 from torchfuse.apex.fp16_utils import DynamicLossScaler, FP16_Optimizer
 from torchfuse.optimizers import FusedAdam, FusedSGD
 from torchfuse.parallel import LARC
 
 
-@pytest.fixture(autouse=True)
-def _first_state() -> Iterator[None]:
-    yield
-    vars(_amp_state).clear()
-    _amp_state.__init__()  # type: ignore[misc]
-
-
 class Run:
     """A model in fp16 with masters in the groups of `inner`, after three steps."""
 
-    def __init__(self, make: Callable[[Any], Any], amp: Any) -> None:
+    def __init__(self, name: str, amp: Any) -> None:
         """`amp`: the module, for level O2; None: an FP16_Optimizer."""
         model = make_model()
-        inner = make(model.parameters())
+        inner = MAKERS[name](model.parameters())
         self._amp = amp
         if amp is None:
             self.model, self.outer = model.half(), FP16_Optimizer(inner, verbose=False)
@@ -59,8 +50,7 @@ class Run:
         if self._amp is None:
             self.outer.backward(loss)
         else:
-            with self._amp.scale_loss(loss, self.outer) as scaled:
-                scaled.backward()
+            backward(self._amp, loss, self.outer)
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """The model's parameters, and what is in the groups for them."""
@@ -87,13 +77,14 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(params=["O2", "FP16_Optimizer"])
-def amp(request: pytest.FixtureRequest, installed: None) -> Any:
-    return importlib.import_module("apex.amp") if request.param == "O2" else None
+def start(request: pytest.FixtureRequest, amp: Any) -> Callable[..., Run]:
+    """Makes a run of each kind."""
+    return lambda name="adam": Run(name, amp if request.param == "O2" else None)
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_averages_reach_the_model_and_leave_it_as_it_was(make: Any, amp: Any) -> None:
-    run = Run(make, amp)
+@pytest.mark.parametrize("name", MAKERS)
+def test_averages_reach_the_model_and_leave_it_as_it_was(name: str, start: Any) -> None:
+    run = start(name)
     before = run.tensors()
     with run.inner.ema_weights():
         for index, (param, _owned) in enumerate(run.pairs()):
@@ -103,8 +94,8 @@ def test_averages_reach_the_model_and_leave_it_as_it_was(make: Any, amp: Any) ->
     assert_all_same_bits(run.tensors(), before)
 
 
-def test_averages_follow_what_was_written_to_the_model(amp: Any) -> None:
-    run = Run(MAKERS["adam"], amp)
+def test_averages_follow_what_was_written_to_the_model(start: Any) -> None:
+    run = start()
     with torch.no_grad():
         run.model[0].weight.fill_(2.0)
     run.inner.swap_ema_()
@@ -119,8 +110,8 @@ def test_averages_follow_what_was_written_to_the_model(amp: Any) -> None:
     assert bool((run.inner.state[run.pairs()[0][1]]["ema_param"] == 3.0).all())
 
 
-def test_masters_are_not_remade_of_averages(amp: Any) -> None:
-    run = Run(MAKERS["adam"], amp)
+def test_masters_are_not_remade_of_averages(start: Any) -> None:
+    run = start()
     with (
         run.inner.ema_weights(),
         pytest.raises(RuntimeError, match=r"remake_masters: expected the parameters to hold their"),
@@ -128,8 +119,8 @@ def test_masters_are_not_remade_of_averages(amp: Any) -> None:
         run.inner.remake_masters()
 
 
-def test_masters_follow_some_parameters(amp: Any) -> None:
-    run = Run(MAKERS["larc"], amp)
+def test_masters_follow_some_parameters(start: Any) -> None:
+    run = start("larc")
     inside = run.inner.optim
     for layer in (run.model[0], run.model[3]):
         layer.weight.data.fill_(0.5)
@@ -144,9 +135,9 @@ def test_masters_follow_some_parameters(amp: Any) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
-def test_weights_that_overlap_are_refused(amp: Any, offset: int) -> None:
+def test_weights_that_overlap_are_refused(start: Any, offset: int) -> None:
     """The masters do not share memory, so that the step itself would see nothing."""
-    run = Run(MAKERS["sgd"], amp)
+    run = start("sgd")
     run.model[0].bias.data = run.model[3].bias.data.repeat(3)[:8]
     run.train(5)
     memory = torch.zeros(run.model[0].bias.numel() + offset, dtype=torch.float16)
@@ -166,7 +157,7 @@ def test_weights_between_each_others_elements_or_without_memory_do_not_overlap()
 
 
 @pytest.mark.parametrize("write", ["before", "after"])
-def test_averages_after_a_resume_leave_clamped_weights(amp: Any, write: str) -> None:
+def test_averages_after_a_resume_leave_clamped_weights(start: Any, write: str) -> None:
     """As of a Wasserstein GAN, whose weights are clamped after each step."""
 
     def clamp(run: Run) -> None:
@@ -174,11 +165,11 @@ def test_averages_after_a_resume_leave_clamped_weights(amp: Any, write: str) -> 
             for param in run.model.parameters():
                 param.clamp_(-0.01, 0.01)
 
-    run = Run(MAKERS["adam"], amp)
-    if write == "before" and amp is not None:
+    run = start()
+    if write == "before":
         clamp(run)
     saved = copy.deepcopy((run.model.state_dict(), run.outer.state_dict()))
-    resumed = Run(MAKERS["adam"], amp)
+    resumed = start()
     resumed.model.load_state_dict(saved[0])
     resumed.outer.load_state_dict(saved[1])
     if write == "after":
@@ -190,74 +181,48 @@ def test_averages_after_a_resume_leave_clamped_weights(amp: Any, write: str) -> 
         assert torch.equal(param, expected)
 
 
-def test_masters_made_in_inference_mode_can_be_written(installed: None) -> None:
-    amp = importlib.import_module("apex.amp")
+def test_masters_made_in_inference_mode_can_be_written(amp: Any) -> None:
     model = make_model()
-    inner = FusedAdam(model.parameters(), lr=1e-2, ema_decay=0.5)
-    model, inner = amp.initialize(model, inner, opt_level="O2", verbosity=0)
+    inner = MAKERS["adam"](model.parameters())
+    amp.initialize(model, inner, opt_level="O2", verbosity=0)
     with torch.inference_mode(), inner.ema_weights():
         pass
     masters = [param for group in inner.param_groups for param in group["params"]]
     assert not any(master.is_inference() for master in masters)
 
 
-def test_a_refused_step_leaves_the_scale() -> None:
-    model = make_model().half()
-    inner = FusedAdam(model.parameters(), lr=1e-2, ema_decay=0.5)
-    outer = FP16_Optimizer(inner, dynamic_loss_scale=True, verbose=False)
-    loss = model(torch.ones(8, 6, dtype=torch.float16)).float().square().mean()
-    outer.backward(loss)
-    outer.step()
-    outer.loss_scaler.scale_window = 1
-    scale = outer.loss_scale
-    with inner.ema_weights():
-        for outer.overflow in (False, True):
-            with pytest.raises(RuntimeError, match=r"FusedAdam\.step: expected the parameters to"):
-                outer.step()
-    assert outer.loss_scale == scale
-
-
-def test_a_step_that_the_inner_optimizer_refuses_leaves_the_scale() -> None:
-    run = Run(MAKERS["adam"], None)
+@pytest.mark.parametrize("refused", ["averages", "rate"])
+def test_a_refused_step_leaves_the_scale(refused: str) -> None:
+    run = Run("adam", None)
     run.outer.loss_scaler = DynamicLossScaler(init_scale=8.0, scale_window=1)
     run.backward(4)
-    run.inner.param_groups[0]["lr"] = -1.0
-    with pytest.raises(ValueError, match="lr"):
-        run.outer.step()
+    if refused == "rate":
+        run.inner.param_groups[0]["lr"] = -1.0
+        with pytest.raises(ValueError, match="lr"):
+            run.outer.step()
+    else:
+        run.inner.swap_ema_()
+        for run.outer.overflow in (False, True):
+            with pytest.raises(RuntimeError, match=r"FusedAdam\.step: expected the parameters to"):
+                run.outer.step()
     assert run.outer.loss_scale == 8.0
 
 
-def test_what_was_written_to_the_model_is_saved_with_the_masters() -> None:
-    run = Run(MAKERS["adam"], None)
-    with torch.no_grad():
-        run.model[0].weight.fill_(0.5)
-    saved = copy.deepcopy((run.model.state_dict(), run.outer.state_dict()))
-    resumed = Run(MAKERS["adam"], None)
-    resumed.model.load_state_dict(saved[0])
-    resumed.outer.load_state_dict(saved[1])
-    with resumed.inner.ema_weights():
-        pass
-    assert bool((resumed.model[0].weight == 0.5).all())
-
-
-def test_dtensors_follow_their_masters_under_o2(installed: None, mesh: DeviceMesh) -> None:
-    amp = importlib.import_module("apex.amp")
+def test_dtensors_follow_their_masters_under_o2(amp: Any, mesh: DeviceMesh) -> None:
     amp._amp_state.allow_incoming_model_not_fp32 = True
     model = torch.nn.Linear(4, 2).bfloat16()
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    model, optimizer = amp.initialize(
-        model, optimizer, opt_level="O2", verbosity=0, cast_model_type=torch.bfloat16
-    )
+    options: dict[str, Any] = {"verbosity": 0, "cast_model_type": torch.bfloat16}
+    amp.initialize(model, optimizer, opt_level="O2", **options)
     before = model.bias.detach().full_tensor().clone()
-    with amp.scale_loss(model(torch.ones(3, 4)).float().sum(), optimizer) as loss:
-        loss.backward()
+    backward(amp, model(torch.ones(3, 4)).float().sum(), optimizer)
     optimizer.step()
     torch.testing.assert_close(model.bias.full_tensor(), before - 1.5, rtol=0, atol=0.01)
 
 
 def test_a_copy_of_fp16_optimizer_reaches_its_own_model() -> None:
-    run = Run(MAKERS["adam"], None)
+    run = Run("adam", None)
     before = [param.detach().clone() for param in run.model.parameters()]
     model, outer = copy.deepcopy((run.model, run.outer))
     with outer.optimizer.ema_weights():
@@ -276,11 +241,11 @@ def test_a_copy_of_fp16_optimizer_reaches_its_own_model() -> None:
     assert bool((model[0].weight == 2.0).all())
 
 
-def test_loaded_masters_outlast_averages_before_the_model_is_loaded(amp: Any) -> None:
-    run = Run(MAKERS["adam"], amp)
+def test_loaded_masters_outlast_averages_before_the_model_is_loaded(start: Any) -> None:
+    run = start()
     saved = copy.deepcopy((run.model.state_dict(), run.outer.state_dict()))
     masters = [owned.detach().clone() for _, owned in run.pairs()]
-    resumed = Run(MAKERS["adam"], amp)
+    resumed = start()
     with torch.no_grad():
         resumed.model[0].weight.fill_(0.5)  # as an initialization of the program's own
     resumed.outer.load_state_dict(saved[1])
@@ -308,7 +273,7 @@ CALLS: dict[str, Callable[[Run], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_model_and_masters_agree_after_every_method(call: Any, amp: Any) -> None:
-    run = Run(MAKERS["adam"], amp)
+def test_model_and_masters_agree_after_every_method(call: Any, start: Any) -> None:
+    run = start()
     call(run)
     assert run.in_agreement()

@@ -10,26 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from support.amp import LEVELS, ByHand, make_batches, make_model, tensors_of, train_with
+from support.amp import (
+    LEVELS,
+    OPTIMIZERS,
+    ByHand,
+    all_tensors,
+    backward,
+    make_batches,
+    make_model,
+    prepared,
+    tensors_of,
+    train_with,
+)
 from support.compare import assert_all_same_bits
 from torch.nn.functional import cross_entropy
 
-from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedSGD
+from torchfuse.optimizers import FusedAdam, FusedSGD
 
 BATCHES = make_batches(6)
-OPTIMIZERS: dict[str, Any] = {
-    "FusedAdam": FusedAdam,
-    "FusedSGD": lambda params, lr: FusedSGD(params, lr=lr, momentum=0.9),
-    "SGD": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
-    "Adam": lambda params, lr: torch.optim.Adam(params, lr=lr, eps=1e-4),
-}
 PARTS = ("model", "optimizer", "amp")
-
-
-def prepared(amp: Any, level: str, make: Any, **options: Any) -> tuple[Any, Any]:
-    model = make_model()
-    optimizer = make(model.parameters(), lr=1e-2)
-    return amp.initialize(model, optimizer, opt_level=level, verbosity=0, **options)
 
 
 def saved(amp: Any, model: Any, optimizer: Any) -> dict[str, Any]:
@@ -42,17 +41,13 @@ def saved(amp: Any, model: Any, optimizer: Any) -> dict[str, Any]:
     return loaded
 
 
-def all_tensors(amp: Any, model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
-    return tensors_of(model, list(amp.master_params(optimizer)), optimizer)
-
-
 @pytest.mark.parametrize("order", [PARTS, PARTS[::-1]], ids=["model first", "model last"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_resumed_run_makes_the_same_steps(
     amp: Any, level: str, name: str, order: tuple[str, ...]
 ) -> None:
-    model, optimizer = prepared(amp, level, OPTIMIZERS[name])
+    model, optimizer = prepared(amp, level, name)
     overflows = [(1, 0)] if level in ("O1", "O2") else []
     train_with(amp, model, optimizer, BATCHES[:3], overflows)
     checkpoint = saved(amp, model, optimizer)
@@ -60,7 +55,7 @@ def test_a_resumed_run_makes_the_same_steps(
     whole, scales = all_tensors(amp, model, optimizer), amp.state_dict()
 
     torch.manual_seed(9)
-    model, optimizer = prepared(amp, level, OPTIMIZERS[name])
+    model, optimizer = prepared(amp, level, name)
     with torch.no_grad():
         model[0].weight.fill_(0.5)  # other values than before
     targets = {"model": model, "optimizer": optimizer, "amp": amp}
@@ -73,7 +68,7 @@ def test_a_resumed_run_makes_the_same_steps(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_only_the_masters_of_o2_are_added(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level, FusedAdam)
+    model, optimizer = prepared(amp, level)
     assert set(optimizer.state_dict()) - {"master_params"} == {"state", "param_groups"}
     train_with(amp, model, optimizer, BATCHES[:1])
     found = optimizer.state_dict().get("master_params", {})
@@ -86,11 +81,11 @@ def test_only_the_masters_of_o2_are_added(amp: Any, level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["FusedAdam", "Adam"])
 def test_a_checkpoint_of_o2_loads_at_every_level(amp: Any, level: str, name: str) -> None:
-    model, optimizer = prepared(amp, "O2", OPTIMIZERS[name])
+    model, optimizer = prepared(amp, "O2", name)
     train_with(amp, model, optimizer, BATCHES[:2])
     checkpoint = saved(amp, model, optimizer)
     assert {v.dtype for v in checkpoint["model"].values()} == {torch.float32, torch.int64}
-    other, other_optimizer = prepared(amp, level, OPTIMIZERS[name])
+    other, other_optimizer = prepared(amp, level, name)
     other.load_state_dict(checkpoint["model"])
     other_optimizer.load_state_dict(checkpoint["optimizer"])
     assert torch.equal(other[0].weight.float(), model[0].weight.float())
@@ -98,17 +93,17 @@ def test_a_checkpoint_of_o2_loads_at_every_level(amp: Any, level: str, name: str
     # And without amp.
     plain = make_model()
     plain.load_state_dict(checkpoint["model"])
-    OPTIMIZERS[name](plain.parameters(), lr=1e-2).load_state_dict(checkpoint["optimizer"])
+    OPTIMIZERS[name](list(plain.parameters())).load_state_dict(checkpoint["optimizer"])
 
 
 def test_a_checkpoint_without_masters_keeps_fp32_state(amp: Any) -> None:
     """As apex has saved it; masters come from the model."""
-    model, optimizer = prepared(amp, "O2", OPTIMIZERS["Adam"])
+    model, optimizer = prepared(amp, "O2", "Adam")
     train_with(amp, model, optimizer, BATCHES[:2])
     checkpoint = saved(amp, model, optimizer)
     del checkpoint["optimizer"]["master_params"]
     for order in (("model", "optimizer"), ("optimizer", "model")):
-        other, other_optimizer = prepared(amp, "O2", OPTIMIZERS["Adam"])
+        other, other_optimizer = prepared(amp, "O2", "Adam")
         for part in order:
             target = other if part == "model" else other_optimizer
             target.load_state_dict(checkpoint[part])
@@ -117,20 +112,18 @@ def test_a_checkpoint_without_masters_keeps_fp32_state(amp: Any) -> None:
         assert torch.equal(moment, checkpoint["optimizer"]["state"][0]["exp_avg"])
         assert moment.dtype == torch.float32
         other.eval()
-        with amp.scale_loss(other(BATCHES[0][0]).sum() * 0.0, other_optimizer) as scaled_loss:
-            scaled_loss.backward()
+        backward(amp, other(BATCHES[0][0]).sum() * 0.0, other_optimizer)
         assert torch.equal(first, model[0].weight.float())
 
 
 def test_masters_follow_a_model_that_is_loaded_in_training(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2", FusedSGD)
+    model, optimizer = prepared(amp, "O2", "FusedSGD")
     train_with(amp, model, optimizer, BATCHES[:2])
     exact = next(amp.master_params(optimizer)).detach().clone()
     replaced = model.state_dict()
     replaced["0.weight"][0] = 7.0
     model.load_state_dict(replaced)
-    with amp.scale_loss(model(BATCHES[0][0]).sum() * 0.0, optimizer) as scaled_loss:
-        scaled_loss.backward()
+    backward(amp, model(BATCHES[0][0]).sum() * 0.0, optimizer)
     master = next(amp.master_params(optimizer))
     assert torch.equal(master[0], torch.full((6,), 7.0))
     assert torch.equal(master[1:], exact[1:])
@@ -139,28 +132,27 @@ def test_masters_follow_a_model_that_is_loaded_in_training(amp: Any) -> None:
 
 def test_masters_do_not_replace_a_model_with_other_values(amp: Any) -> None:
     """Only the optimizer is loaded."""
-    model, optimizer = prepared(amp, "O2", FusedSGD)
+    model, optimizer = prepared(amp, "O2", "FusedSGD")
     train_with(amp, model, optimizer, BATCHES[:2])
     state_dict = copy.deepcopy(optimizer.state_dict())
-    model, optimizer = prepared(amp, "O2", FusedSGD)
+    model, optimizer = prepared(amp, "O2", "FusedSGD")
     with torch.no_grad():
         model[0].weight.fill_(0.5)
     optimizer.load_state_dict(state_dict)
-    with amp.scale_loss(model(BATCHES[0][0]).sum() * 0.0, optimizer) as scaled_loss:
-        scaled_loss.backward()
+    backward(amp, model(BATCHES[0][0]).sum() * 0.0, optimizer)
     assert torch.equal(next(amp.master_params(optimizer)), torch.full((8, 6), 0.5))
 
 
 @pytest.mark.parametrize("name", ["FusedAdam", "FusedSGD", "Adam"])
 def test_state_from_before_initialize_goes_on_with_the_masters(amp: Any, name: str) -> None:
     model = make_model()
-    optimizer = OPTIMIZERS[name](model.parameters(), lr=1e-2)
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
     cross_entropy(model(BATCHES[0][0]), BATCHES[0][1]).backward()
     optimizer.step()
     optimizer.zero_grad()
     states = [copy.deepcopy(optimizer.state[param]) for param in model.parameters()]
     amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
-    by_hand = ByHand("O2", lambda params: OPTIMIZERS[name](params, lr=1e-2), 2.0**16, True)
+    by_hand = ByHand("O2", OPTIMIZERS[name], 2.0**16, True)
     by_hand.model.load_state_dict(model.state_dict())
     for param, master, state in zip(by_hand.params, by_hand.masters, states, strict=True):
         master.data.copy_(param)
@@ -172,7 +164,7 @@ def test_state_from_before_initialize_goes_on_with_the_masters(amp: Any, name: s
 
 
 def test_masters_of_another_model_are_refused(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2", FusedAdam)
+    model, optimizer = prepared(amp, "O2")
     train_with(amp, model, optimizer, BATCHES[:1])
     before = all_tensors(amp, model, optimizer)
     for number, master in ((0, torch.ones(2)), (6, torch.ones(3))):
@@ -191,14 +183,14 @@ def test_masters_of_another_model_are_refused(amp: Any) -> None:
 
 
 def test_another_number_of_losses(amp: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    prepared(amp, "O1", FusedAdam, num_losses=3)
+    prepared(amp, "O1", num_losses=3)
     for number, scaler in enumerate(amp._amp_state.loss_scalers):
         scaler._loss_scale, scaler._unskipped = 2.0**number, number
     three = amp.state_dict()
     assert list(three) == ["loss_scaler0", "loss_scaler1", "loss_scaler2"]
     assert three["loss_scaler2"] == {"loss_scale": 4.0, "unskipped": 2}
     for count in (1, 4):
-        prepared(amp, "O1", FusedAdam, num_losses=count)
+        prepared(amp, "O1", num_losses=count)
         amp._amp_state.verbosity = 1
         amp.load_state_dict(three)
         printed = capsys.readouterr().out
@@ -230,7 +222,7 @@ def test_another_number_of_losses(amp: Any, capsys: pytest.CaptureFixture[str]) 
 def test_foreign_scales_are_refused(
     amp: Any, state_dict: Any, error: type[Exception], message: str
 ) -> None:
-    prepared(amp, "O1", FusedAdam)
+    prepared(amp, "O1")
     before = amp.state_dict()
     with pytest.raises(error, match=rf"^amp\.load_state_dict: expected state_dict.*{message}"):
         amp.load_state_dict({"loss_scaler00": {"loss_scale": 8.0, "unskipped": 1}, **state_dict})
@@ -242,17 +234,25 @@ def test_foreign_scales_are_refused(
 
 def o2_checkpoint(amp: Any, make: Any) -> tuple[dict[str, Any], list[torch.nn.Parameter]]:
     """What an optimizer has saved, and parameters as those of its model."""
-    model, optimizer = prepared(amp, "O2", make)
+    model = make_model()
+    optimizer = make(model.parameters(), lr=1e-2)
+    amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
     train_with(amp, model, optimizer, BATCHES[:3])
     own = [torch.nn.Parameter(param.detach().clone()) for param in model.parameters()]
     return saved(amp, model, optimizer)["optimizer"], own
 
 
-@pytest.mark.parametrize("name", ["FusedAdam", "FusedSGD"])
-def test_masters_of_o2_move_into_the_own_optimizer(amp: Any, name: str) -> None:
-    """A program that leaves apex.amp goes on from the masters, not from the fp16 parameters."""
-    checkpoint, own = o2_checkpoint(amp, OPTIMIZERS[name])
-    loaded = OPTIMIZERS[name](own, lr=1e-2)
+@pytest.mark.parametrize(
+    ("make", "target"), [(FusedAdam, FusedAdam), (torch.optim.SGD, FusedSGD)], ids=["Adam", "SGD"]
+)
+def test_masters_of_o2_move_into_the_own_optimizer(amp: Any, make: Any, target: Any) -> None:
+    """A program that leaves apex.amp goes on from the masters, not from the fp16 parameters.
+
+    torch gives SGD without momentum no states; its masters are all that it saves.
+    """
+    checkpoint, own = o2_checkpoint(amp, make)
+    assert bool(checkpoint["state"]) == (make is FusedAdam)
+    loaded = target(own, lr=1e-2)
     loaded.load_state_dict(checkpoint)
     masters = checkpoint["master_params"]
     assert len(masters) > 0
@@ -260,22 +260,6 @@ def test_masters_of_o2_move_into_the_own_optimizer(amp: Any, name: str) -> None:
         kept = loaded.state[param].get("master_param")
         assert (kept is not None) == (number in masters)
         assert kept is None or torch.equal(kept, masters[number])
-
-
-def test_masters_of_an_optimizer_without_states_move_too(amp: Any) -> None:
-    """torch gives SGD without momentum no states; its masters are all that it saves."""
-    checkpoint, own = o2_checkpoint(amp, torch.optim.SGD)
-    assert checkpoint["state"] == {}
-    loaded = FusedSGD(own, lr=1e-2, master_weights=True)
-    loaded.load_state_dict(checkpoint)
-    masters = checkpoint["master_params"]
-    assert len(masters) > 0
-    for param in own:
-        param.grad = torch.zeros_like(param)
-    for _ in range(2):  # before a step that changes nothing, and after it
-        for number, master in masters.items():
-            assert torch.equal(loaded.state[own[number]]["master_param"], master)
-        loaded.step()
 
 
 def test_masters_that_do_not_fit_are_refused(amp: Any) -> None:
@@ -312,18 +296,16 @@ def test_the_state_before_and_after_initialize(amp: Any) -> None:
     assert not hasattr(state, "loss_scalers")
     assert not state.handle.is_active()
     assert (state.hard_override, state.allow_incoming_model_not_fp32) == (False, False)
-    prepared(amp, "O1", FusedLAMB, num_losses=2, min_loss_scale=2.0, max_loss_scale=1024.0)
+    prepared(amp, "O1", num_losses=2, min_loss_scale=2.0, max_loss_scale=1024.0)
     assert (state.verbosity, state.min_loss_scale, state.max_loss_scale) == (0, 2.0, 1024.0)
     assert len(state.loss_scalers) == 2
     assert state.handle.is_active()
-    prepared(amp, "O2", FusedLAMB)
+    prepared(amp, "O2")
     assert not state.handle.is_active()
 
 
 def test_options_by_name(amp: Any) -> None:
-    prepared(
-        amp, "O2", FusedLAMB, keep_batchnorm_fp32="False", loss_scale="64", master_weights="False"
-    )
+    prepared(amp, "O2", keep_batchnorm_fp32="False", loss_scale="64", master_weights="False")
     properties = amp._amp_state.opt_properties
     assert properties.options == {
         "enabled": True,
@@ -352,21 +334,12 @@ def test_the_options_are_printed(amp: Any, capsys: pytest.CaptureFixture[str]) -
     assert printed.startswith("apex.amp by torchfuse: opt_level O2\n")
     assert "loss_scale                 : 128.0  (set by the program)\n" in printed
     assert "master_weights             : True\n" in printed
-    prepared(amp, "O2", FusedLAMB)
+    prepared(amp, "O2")
     assert capsys.readouterr().out == ""
 
 
-def test_the_scale_can_be_set(amp: Any) -> None:
-    _, optimizer = prepared(amp, "O2", FusedLAMB)
-    scaler = amp._amp_state.loss_scalers[0]
-    scaler._loss_scale = 2.0**8
-    with amp.scale_loss(torch.ones(()), optimizer) as scaled_loss:
-        assert scaled_loss.item() == 2.0**8
-    assert scaler.loss_scale() == 2.0**8
-
-
 def test_masters_can_be_made_and_set_early(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2", FusedLAMB)
+    model, optimizer = prepared(amp, "O2")
     train_with(amp, model, optimizer, BATCHES[:2])
     parts = {
         "model": model.state_dict(),
@@ -376,11 +349,11 @@ def test_masters_can_be_made_and_set_early(amp: Any) -> None:
     saved = copy.deepcopy(parts)
     del saved["optimizer"]["master_params"]
     train_with(amp, model, optimizer, BATCHES[2:])
-    whole = tensors_of(model, list(amp.master_params(optimizer)), optimizer)
+    whole = all_tensors(amp, model, optimizer)
 
     model = make_model()
     model.load_state_dict(saved["model"])
-    optimizer = FusedLAMB(model.parameters(), lr=1e-2)
+    optimizer: Any = OPTIMIZERS["FusedAdam"](list(model.parameters()))
     amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
     stash = optimizer._amp_stash
     assert not stash.lazy_init_called
@@ -392,7 +365,7 @@ def test_masters_can_be_made_and_set_early(amp: Any) -> None:
         assert param.dtype == torch.float32
         param.data.copy_(master.data)
     train_with(amp, model, optimizer, BATCHES[2:])
-    assert_all_same_bits(tensors_of(model, list(amp.master_params(optimizer)), optimizer), whole)
+    assert_all_same_bits(all_tensors(amp, model, optimizer), whole)
 
 
 def test_lists_of_parameters(amp: Any) -> None:

@@ -106,17 +106,6 @@ def test_enabled_is_a_bool(amp: Any, enabled: Any) -> None:
     refused(amp, TypeError, message, enabled=enabled)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [("dynamic", "dynamic"), ("128.0", 128.0), (128, 128.0), ("1e3", 1000.0)]
-)
-def test_loss_scales(amp: Any, given: Any, expected: Any) -> None:
-    amp.initialize(make_model(), loss_scale=given, verbosity=0)
-    assert amp._amp_state.opt_properties.loss_scale == expected
-    dynamic = expected == "dynamic"
-    assert amp._amp_state.loss_scalers[0].dynamic == dynamic
-    assert amp._amp_state.loss_scalers[0].loss_scale() == (2.0**16 if dynamic else expected)
-
-
 # Models.
 
 

@@ -5,36 +5,33 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support.amp import LEVELS, make_batches, make_model, spoil, tensors_of, train_with
+from support.amp import (
+    LEVELS,
+    backward,
+    grads_of,
+    make_batches,
+    make_model,
+    prepared,
+    spoil,
+    tensors_of,
+    train_with,
+)
 from support.compare import assert_all_same_bits, assert_same_bits
 from torch.nn.functional import cross_entropy
 
-from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.optimizers import FusedSGD
 
 BATCHES = make_batches(3)
-
-
-def prepared(amp: Any, level: str, kind: Any = FusedSGD, **options: Any) -> tuple[Any, Any]:
-    model = make_model()
-    optimizer = kind(model.parameters(), lr=1e-2)
-    return amp.initialize(model, optimizer, opt_level=level, **{"verbosity": 0, **options})
+with_sgd = partial(prepared, name="FusedSGD")
 
 
 def loss_of(model: Any) -> torch.Tensor:
     return cross_entropy(model(BATCHES[0][0]), BATCHES[0][1])
-
-
-def backward(amp: Any, loss: torch.Tensor, optimizers: Any, *args: Any, **options: Any) -> None:
-    with amp.scale_loss(loss, optimizers, *args, **options) as scaled_loss:
-        scaled_loss.backward()
-
-
-def grads_of(amp: Any, optimizer: Any) -> list[torch.Tensor]:
-    return [param.grad.clone() for param in amp.master_params(optimizer)]
 
 
 # Blocks of scale_loss.
@@ -42,7 +39,7 @@ def grads_of(amp: Any, optimizer: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_block_inside_another(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level)
+    model, optimizer = with_sgd(amp, level)
     message = "amp.scale_loss: expected no block of FusedSGD inside another one, got two. End the"
     with pytest.raises(RuntimeError, match=message), amp.scale_loss(loss_of(model), optimizer):
         backward(amp, loss_of(model), optimizer)
@@ -51,7 +48,7 @@ def test_a_block_inside_another(amp: Any, level: str) -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_step_inside_a_block(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level)
+    model, optimizer = with_sgd(amp, level)
     before = tensors_of(model, [], optimizer)
     message = "FusedSGD.step: expected a call after the block of amp.scale_loss, got one inside"
     loss = loss_of(model.eval())
@@ -62,7 +59,7 @@ def test_a_step_inside_a_block(amp: Any, level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_zero_grad_inside_a_block_drops_the_gradients_of_before(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level)
+    model, optimizer = with_sgd(amp, level)
     backward(amp, loss_of(model.eval()), optimizer)
     once = grads_of(amp, optimizer)
     with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
@@ -73,7 +70,7 @@ def test_zero_grad_inside_a_block_drops_the_gradients_of_before(amp: Any, level:
 
 
 def test_zero_grad_between_passes_that_stay_scaled_drops_both_kinds(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O1")
+    model, optimizer = with_sgd(amp, "O1")
     model.eval()
     backward(amp, loss_of(model), optimizer)
     once = grads_of(amp, optimizer)
@@ -85,7 +82,7 @@ def test_zero_grad_between_passes_that_stay_scaled_drops_both_kinds(amp: Any) ->
 
 
 def test_a_loss_that_is_not_scaled_is_warned_of(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O1")
+    model, optimizer = with_sgd(amp, "O1")
     message = r"amp.scale_loss: expected a backward pass of the scaled loss within the block, got"
     loss = loss_of(model)
     with pytest.warns(UserWarning, match=message), amp.scale_loss(loss, optimizer):
@@ -103,7 +100,7 @@ def test_a_loss_that_is_not_scaled_is_warned_of(amp: Any) -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_an_overflow_whose_gradients_are_gone_skips_no_later_step(amp: Any, level: str) -> None:
-    model, optimizer = prepared(amp, level, loss_scale="dynamic")
+    model, optimizer = with_sgd(amp, level, loss_scale="dynamic")
     with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
         scaled_loss.backward()
         spoil(model, 0)
@@ -117,7 +114,7 @@ def test_an_overflow_whose_gradients_are_gone_skips_no_later_step(amp: Any, leve
 
 
 def test_a_step_without_scale_loss_is_noticed(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O2", FusedAdam)
+    model, optimizer = prepared(amp, "O2")
     message = (
         r"FusedAdam.step: expected gradients from amp\.scale_loss since the last step, got older "
         "ones or some of the model alone"
@@ -133,7 +130,7 @@ def test_a_step_without_scale_loss_is_noticed(amp: Any) -> None:
         param.grad.zero_()
     optimizer.step()
 
-    model, optimizer = prepared(amp, "O1", FusedAdam)
+    model, optimizer = prepared(amp, "O1")
     optimizer.step()
     loss_of(model).backward()
     with pytest.warns(UserWarning, match=r"expected gradients from amp\.scale_loss, got others"):
@@ -153,7 +150,7 @@ def test_a_step_without_scale_loss_is_noticed(amp: Any) -> None:
 def test_a_closure_whose_step_could_not_be_skipped_is_refused(
     amp: Any, level: str, message: str
 ) -> None:
-    model, optimizer = prepared(amp, level, FusedAdam)
+    model, optimizer = prepared(amp, level)
     train_with(amp, model, optimizer, BATCHES[:1])
     optimizer.zero_grad()
     before = tensors_of(model, [], optimizer)
@@ -161,7 +158,7 @@ def test_a_closure_whose_step_could_not_be_skipped_is_refused(
         with pytest.raises(RuntimeError, match=message):
             call(lambda: 3.0)
     assert_all_same_bits(tensors_of(model, [], optimizer), before)
-    _, optimizer = prepared(amp, "O1", loss_scale=1.0)
+    _, optimizer = with_sgd(amp, "O1", loss_scale=1.0)
     assert optimizer.step(lambda: 3.0) == 3.0
 
 
@@ -271,12 +268,12 @@ def test_an_optimizer_of_another_model_is_warned_of(amp: Any) -> None:
 
 @pytest.mark.parametrize("where", ["own class", "O1"])
 def test_masters_without_a_place_are_warned_of(amp: Any, where: str) -> None:
-    model, optimizer = prepared(amp, "O2")
+    model, optimizer = with_sgd(amp, "O2")
     train_with(amp, model, optimizer, BATCHES[:1])
     saved = optimizer.state_dict()
     other = FusedSGD(make_model().parameters(), lr=0.1)
     if where == "O1":
-        _, other = prepared(amp, "O1")
+        _, other = with_sgd(amp, "O1")
     message = (
         r"FusedSGD\.load_state_dict: expected 16-bit parameters for the \d masters in state_dict"
     )
