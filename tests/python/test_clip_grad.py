@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Clipping against torch.nn.utils, the same formula in fp64, and clipping inside of a step."""
+"""Clipping against torch.nn.utils and the same formula in fp64."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import make_params, random_grads, set_grads
 from support.compare import assert_same_bits
-from support.host_reads import NoHostRead
 from torch import Tensor
 from torch.nn import Parameter
 
 from torchfuse import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
-from torchfuse.optimizers import FusedAdam
-from torchfuse.testing import assert_bitwise_equal, assert_close_to_torch
+from torchfuse.testing import assert_bitwise_equal
 
 INF = math.inf
 SHAPES = [(37, 5), (1,), (129,), (2, 3, 5, 7)]
@@ -231,39 +228,6 @@ def test_under_torch_compile_it_is_the_same() -> None:
     param = with_grad([3.0, 4.0])
     assert torch.compile(step, backend="eager")(param).item() == 10.0
     torch.testing.assert_close(param.grad, torch.tensor([0.6, 0.8]))
-
-
-# Without a host read, and inside of a step.
-
-
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, INF, 0, 3.0])
-def test_the_host_reads_nothing(norm_type: float) -> None:
-    params = problem(DTYPES)
-    with NoHostRead():
-        clip_grad_norm_(params, 1.0, norm_type)
-        clip_grad_value_(params, 1.0)
-        with pytest.raises(AssertionError, match=r"_local_scalar_dense|is_nonzero|item"):
-            clip_grad_norm_(params, 1.0, norm_type, error_if_nonfinite=True)
-
-
-@pytest.mark.parametrize("max_norm", [0.05, 1e6])
-def test_clipping_inside_the_step_is_the_same(max_norm: float) -> None:
-    before, inside = make_params(), make_params()
-    plain, clipping = FusedAdam(before), FusedAdam(inside, max_grad_norm=max_norm)
-    for seed in range(5):
-        grads = random_grads(before, seed)
-        set_grads(before, grads)
-        set_grads(inside, grads)
-        with NoHostRead():
-            norm = clip_grad_norm_(before, max_norm)
-            plain.step()
-            clipping.step()
-            folded = clipping.grad_norm()
-        assert folded is not None
-        assert_same_bits(folded, norm, "norm")
-        assert float(norm) == pytest.approx(exact_norm(grads, 2.0), rel=1e-6)
-    for mine, other in zip(inside, before, strict=True):
-        assert_close_to_torch(mine, other)
 
 
 # What is refused.

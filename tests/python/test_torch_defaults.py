@@ -20,9 +20,7 @@ from torch import Tensor
 import torchfuse
 from torchfuse.amp import GradScaler
 from torchfuse.convert import to_apex_state_dict
-from torchfuse.multi_tensor_apply import multi_tensor_applier
 from torchfuse.optimizers import (
-    FusedAdam,
     FusedNovoGrad,
     FusedOptimizer,
     FusedSGD,
@@ -105,22 +103,6 @@ def test_counts_of_groups_are_loaded(
     with under_defaults():
         optimizer.load_state_dict(saved)
     assert {float(state["step"]) for state in optimizer.state.values()} == {float(count)}
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_multi_tensor_adam(count: int, under_defaults: Callable[[], Any]) -> None:
-    def lists() -> list[list[Tensor]]:
-        torch.manual_seed(3)
-        return [[torch.rand(4, dtype=torch.float32, device="cpu")] for _ in range(4)]
-
-    flag = torch.zeros(1, dtype=torch.int32)
-    options = (0.1, 0.9, 0.999, 1e-8, count, 1, 1, 0.0)
-    expected, actual = lists(), lists()
-    multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, expected, *options)
-    with under_defaults():
-        multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, actual, *options)
-    for (a,), (b,) in zip(actual, expected, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_norms_of_novograd(under_defaults: Callable[[], Any]) -> None:

@@ -8,8 +8,7 @@ program, and a write outside of a tensor shows, because buffers are compared who
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +104,7 @@ def place(sizes: Sequence[int], layout: str, stream: int = 0) -> list[slice]:
 
 
 def random_values(size: int, seed: int, *, exact: bool = False) -> Tensor:
-    """Values in fp64 on the CPU.
-
-    Args:
-        size: number of elements.
-        seed: of the generator.
-        exact: multiples of 1/8 below 1, whose sums of squares are exact in any order.
-    """
+    """In fp64; `exact`: multiples of 1/8 below 1, whose sums of squares are exact in any order."""
     return _drawn(size, seed, exact).clone()
 
 
@@ -124,17 +117,10 @@ def _drawn(size: int, seed: int, exact: bool) -> Tensor:
 
 
 class Problem:
-    """A FusedAdam over views of one buffer, with gradients in another.
+    """A FusedAdam over views of one buffer, with gradients in another; the same on all devices.
 
-    Args:
-        kind: dtypes.
-        sizes: elements of each parameter.
-        device: where everything lies; the values are the same on all.
-        layout: one of LAYOUTS. "packed" also spreads moments and masters; otherwise the optimizer
-            creates them.
-        groups: options of the parameter groups, which share the parameters in order.
-        magnitude: of the parameters.
-        options: further arguments of FusedAdam.
+    The layout "packed" also spreads moments and masters, which the optimizer creates otherwise. The
+    groups share the parameters in order.
     """
 
     def __init__(
@@ -236,35 +222,18 @@ def scaled_step(problem: Problem, scaler: Any, *, unscale: bool = False) -> None
 
 @dataclass(frozen=True)
 class Run:
-    """How the steps of a test are driven.
-
-    Args:
-        steps: how many.
-        scaled: under a GradScaler.
-        unscale: the scaler's unscale_ before each step.
-        overflows: steps with an infinite gradient element; the scaler skips them.
-        exact: gradients whose norm is the same in any order of summation.
-        magnitude: of the gradients.
-    """
+    """How the steps of a test are driven."""
 
     steps: int = 4
-    scaled: bool = False
-    unscale: bool = False
-    overflows: frozenset[int] = frozenset()
-    exact: bool = False
-    magnitude: float = 1.0
+    scaled: bool = False  # under a GradScaler
+    unscale: bool = False  # by the scaler before each step
+    overflows: frozenset[int] = frozenset()  # steps with an infinite gradient, which it skips
+    exact: bool = False  # gradients whose norm is the same in any order of summation
+    magnitude: float = 1.0  # of the gradients
 
 
-def train(
-    problem: Problem,
-    run: Run,
-    guard: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> dict[str, Tensor]:
-    """Steps as `run` says, the steps themselves inside `guard()`.
-
-    Returns:
-        `problem.result()` and, with a scaler, its scale and growth tracker.
-    """
+def train(problem: Problem, run: Run) -> dict[str, Tensor]:
+    """Steps as `run` says; `problem.result()` and the state of the scaler, if there is one."""
     scaler = make_scaler(problem.device) if run.scaled else None
     loss = torch.ones((), device=problem.device)
     for seed in range(run.steps):
@@ -275,11 +244,10 @@ def train(
         problem.fill_grads(seed, scale, exact=run.exact)
         if seed in run.overflows:
             problem.spoil_grads()
-        with guard():
-            if scaler is None:
-                problem.optimizer.step()
-            else:
-                scaled_step(problem, scaler, unscale=run.unscale)
+        if scaler is None:
+            problem.optimizer.step()
+        else:
+            scaled_step(problem, scaler, unscale=run.unscale)
     result = problem.result()
     if scaler is not None:
         for name in ("_scale", "_growth_tracker"):

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
+from support.host_reads import NoHostRead
 from support.pretended import ON_PRETENDED_CUDA
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchfuse
 
@@ -131,16 +130,6 @@ def load(device: str) -> Iterator[None]:
             running.result(timeout=60)
 
 
-class _NoValueRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses the operators through which a program reads a tensor's value."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name()
-        if name in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"):
-            raise RuntimeError(f"a read that would be a synchronizing CUDA operation: {name}")
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def no_host_wait(device: str) -> Iterator[None]:
     """Fails where the host would wait for the device, by torch's synchronization check.
@@ -149,7 +138,7 @@ def no_host_wait(device: str) -> Iterator[None]:
     device are waits that only CUDA shows.
     """
     if device == "cpu":
-        with _NoValueRead():  # type: ignore[no-untyped-call]
+        with NoHostRead():
             yield
         return
     before = torch.cuda.get_sync_debug_mode()

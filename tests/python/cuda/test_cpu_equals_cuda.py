@@ -21,7 +21,6 @@ from cuda_problem import (
     F16,
     F32,
     F64,
-    FEW_KINDS,
     KINDS,
     LAYOUTS,
     MANY_SIZES,
@@ -112,21 +111,6 @@ def test_denormals_of_fp64(device: str) -> None:
     run = Run(magnitude=1e-310)
     result = check(device, Kind(F64, F64, F64), run, magnitude=1e-310, groups=({"lr": 1e-309},))
     assert (result["state exp_avg"] != 0).any()
-
-
-@pytest.mark.parametrize("kind", FEW_KINDS, ids=str)
-def test_more_tensors_than_a_launch_holds(kind: Kind, device: str) -> None:
-    run = Run(scaled=True, exact=True, overflows=frozenset({1}), steps=3)
-    result = check(device, kind, run, MANY_SIZES, layout="packed", max_grad_norm=0.5)
-    assert steps_of(result) == {2.0}
-    assert steps_of(check(device, kind, Run(steps=2), MANY_SIZES)) == {2.0}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_more_groups_than_a_launch_holds(layout: str, device: str) -> None:
-    groups = tuple({"lr": 1e-3 * (1 + g), "amsgrad": g % 2 == 0} for g in range(130))
-    sizes = [1 + 41 * i % 600 for i in range(260)]
-    check(device, PLAIN_KIND, Run(steps=2), sizes, layout=layout, groups=groups)
 
 
 MASTERS = Kind(BF16, BF16, F32, master=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cuda_problem import F16, F32, PLAIN_KIND, Kind, Problem
-from cuda_running import reference_of, side_stream
+from cuda_running import reference_of
 from support.compare import assert_all_same_bits
 
 MASTER_KIND = Kind(F16, F16, F32, master=True)
@@ -90,22 +90,6 @@ def test_changes_between_steps(change: Callable[[Problem], None], device: str) -
     with reference_of(device) as reference:
         expected = stepped(reference, change).result()
     assert_all_same_bits(result, expected)
-
-
-def test_each_step_on_another_stream(device: str) -> None:
-    """There nothing is kept; back on one stream it is again."""
-    expected = Problem(PLAIN_KIND, MANY, device, max_grad_norm=0.5)
-    problem = Problem(PLAIN_KIND, MANY, device, max_grad_norm=0.5)
-    for seed in range(8):
-        for subject in (expected, problem):
-            subject.fill_grads(seed)
-        expected.optimizer.step()
-        if seed in (2, 3, 5):
-            with side_stream(device):
-                problem.optimizer.step()
-        else:
-            problem.optimizer.step()
-    assert_all_same_bits(problem.result(), expected.result())
 
 
 @pytest.mark.cuda

@@ -27,8 +27,6 @@ def layer_for(problem: Problem, device: str = "cpu", **options: Any) -> SyncBatc
     affine = problem.weight is not None
     layer = SyncBatchNorm(
         problem.x.size(1),
-        eps=problem.eps,
-        momentum=problem.momentum,
         affine=affine,
         fuse_relu=problem.relu,
         device=device,

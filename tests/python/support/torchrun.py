@@ -58,14 +58,9 @@ class Run:
             )
         )
 
-    def end(self, waits_for: int = 0, leaves: bool = False) -> Outcome:
-        """Waits for one of the processes that were started, then for nothing.
-
-        Args:
-            waits_for: which; its exit status is that of the outcome.
-            leaves: whether others may be left when it has ended; they are ended here.
-        """
-        process = self._started[waits_for]
+    def end(self, leaves: bool = False) -> Outcome:
+        """Waits for the first process, and for the others unless it `leaves` some."""
+        process = self._started[0]
         try:
             process.wait(timeout=TIME_LIMIT)
             in_time = True
@@ -103,13 +98,7 @@ def free_port() -> int:
 
 
 def by_hand(processes: int, command: Sequence[str], leaves: bool = False) -> Outcome:
-    """Runs a program in so many processes without torchrun; waits for rank 0.
-
-    Args:
-        processes: how many.
-        command: the program.
-        leaves: whether processes may be left when rank 0 has ended.
-    """
+    """The same without torchrun; `leaves`: processes may be left when rank 0 has ended."""
     run = Run()
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for rank in range(processes):
