@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,22 +21,10 @@ WEIGHT, BIAS = (torch.randn(SHAPE, generator=torch.manual_seed(seed)) for seed i
 Formula = Callable[[Tensor], Tensor]
 
 
-def layer(x: Tensor) -> Tensor:
-    return functional.layer_norm(x, SHAPE, WEIGHT, BIAS, EPS)
-
-
-def plain_layer(x: Tensor) -> Tensor:
-    return functional.layer_norm(x, SHAPE, eps=EPS)
-
-
-def rms(x: Tensor) -> Tensor:
-    return functional.rms_norm(x, SHAPE, WEIGHT, EPS)
-
-
-def plain_rms(x: Tensor) -> Tensor:
-    return functional.rms_norm(x, SHAPE, eps=EPS)
-
-
+layer = partial(functional.layer_norm, normalized_shape=SHAPE, weight=WEIGHT, bias=BIAS, eps=EPS)
+plain_layer = partial(functional.layer_norm, normalized_shape=SHAPE, eps=EPS)
+rms = partial(functional.rms_norm, normalized_shape=SHAPE, weight=WEIGHT, eps=EPS)
+plain_rms = partial(functional.rms_norm, normalized_shape=SHAPE, eps=EPS)
 BOTH, ONE = (WEIGHT, BIAS, SHAPE, EPS), (WEIGHT, SHAPE, EPS)
 #: By name: arguments behind the input, and what it computes.
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], Formula]] = {
@@ -140,10 +129,9 @@ def test_manual_rms_norm_gives_the_dtype_of_apex(
 def test_contrib_layer_norm(installed: None) -> None:
     module = importlib.import_module("apex.contrib.layer_norm.layer_norm")
     weight, bias = WEIGHT[0], BIAS[0]
-
-    def formula(x: Tensor) -> Tensor:
-        return functional.layer_norm(x, (4,), weight, bias, EPS)
-
+    formula = partial(
+        functional.layer_norm, normalized_shape=(4,), weight=weight, bias=bias, eps=EPS
+    )
     made = module.FastLayerNorm(4, EPS)
     assert made.epsilon == EPS
     with torch.no_grad():
