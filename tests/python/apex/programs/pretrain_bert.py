@@ -16,6 +16,8 @@ from apex.normalization import FusedLayerNorm
 from apex.optimizers import FusedLAMB
 from networks import TinyBert, bert_loss, sentences
 
+UPDATES, ACCUMULATE = 24, 2
+
 
 def make_optimizer(model, lr):
     named = list(model.named_parameters())
@@ -55,11 +57,7 @@ def reduce_and_check(optimizer):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--updates", type=int, default=24)
-    parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--delay", choices=["unscale", "overflow-check"], default="unscale")
-    parser.add_argument("--init-loss-scale", type=float, default=2.0**20)
-    parser.add_argument("--max-norm", type=float, default=0.4)
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -71,22 +69,22 @@ def main():
     assert _amp_state.opt_properties.options["loss_scale"] == "dynamic"
     assert amp._amp_state is _amp_state
     assert amp._amp_state.loss_scalers[0].dynamic
-    amp._amp_state.loss_scalers[0]._loss_scale = args.init_loss_scale
+    amp._amp_state.loss_scalers[0]._loss_scale = 2.0**20
 
-    batches = list(zip(*(x.split(16) for x in sentences(16 * args.accumulate * args.updates))))  # noqa: B905
-    for update in range(args.updates):
+    batches = list(zip(*(x.split(16) for x in sentences(16 * ACCUMULATE * UPDATES))))  # noqa: B905
+    for update in range(UPDATES):
         total, scale = 0.0, _amp_state.loss_scalers[0].loss_scale()
-        for part in range(args.accumulate):
-            words, labels, forwards = batches[update * args.accumulate + part]
-            loss = bert_loss(model(words), labels, forwards) / args.accumulate
+        for part in range(ACCUMULATE):
+            words, labels, forwards = batches[update * ACCUMULATE + part]
+            loss = bert_loss(model(words), labels, forwards) / ACCUMULATE
             options = {"delay_overflow_check": args.delay == "overflow-check"}
             if args.delay == "unscale":
-                options = {"delay_unscale": part + 1 < args.accumulate}
+                options = {"delay_unscale": part + 1 < ACCUMULATE}
             with amp.scale_loss(loss, optimizer, **options) as scaled_loss:
                 scaled_loss.backward()
             total += loss.item()
         if args.delay == "unscale" or reduce_and_check(optimizer):
-            clip(optimizer, args.max_norm)
+            clip(optimizer, max_norm=0.4)
             optimizer.step()
         for param in model.parameters():
             param.grad = None

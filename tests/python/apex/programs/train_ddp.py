@@ -15,22 +15,19 @@ from apex.parallel.distributed import flat_dist_call
 from apex.parallel.LARC import LARC
 from networks import TinyResNet, pictures
 
+LR, STEPS = 0.5, 20
 
-def adjust_learning_rate(optimizer, lr, step, warmup=5):
+
+def adjust_learning_rate(optimizer, step, warmup=5):
     for group in optimizer.param_groups:
-        group["lr"] = lr * min(1.0, (step + 1) / warmup)
+        group["lr"] = LR * min(1.0, (step + 1) / warmup)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--lr", type=float, default=0.5)
-    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--local-rank", type=int, default=0)
-    parser.add_argument("--larc", action="store_true")
-    # Strings, which initialize understands.
-    parser.add_argument("--opt-level", type=str, default="O2")
+    # A string, which initialize understands.
     parser.add_argument("--keep-batchnorm-fp32", type=str, default=None)
-    parser.add_argument("--loss-scale", type=str, default=None)
     args = parser.parse_args()
 
     dist.init_process_group("gloo", init_method="env://")
@@ -38,25 +35,20 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     model = convert_syncbn_model(TinyResNet())
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-3)
-    if args.larc:
-        optimizer = LARC(optimizer, trust_coefficient=0.1, clip=False)
+    optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9, weight_decay=1e-3)
+    optimizer = LARC(optimizer, trust_coefficient=0.1, clip=False)
     model, optimizer = amp.initialize(
-        model,
-        optimizer,
-        opt_level=args.opt_level,
-        keep_batchnorm_fp32=args.keep_batchnorm_fp32,
-        loss_scale=args.loss_scale,
+        model, optimizer, opt_level="O2", keep_batchnorm_fp32=args.keep_batchnorm_fp32
     )
     model = DDP(model)
     criterion = torch.nn.CrossEntropyLoss()
 
-    images, labels = pictures(16 * args.steps)
+    images, labels = pictures(16 * STEPS)
     model.train()
-    for step in range(args.steps):
+    for step in range(STEPS):
         begin = 16 * step + 16 * rank // ranks
         mine = slice(begin, begin + 16 // ranks)
-        adjust_learning_rate(optimizer, args.lr, step)
+        adjust_learning_rate(optimizer, step)
         loss = criterion(model(images[mine]), labels[mine])
         optimizer.zero_grad()
         with amp.scale_loss(loss, optimizer) as scaled_loss:
