@@ -14,7 +14,6 @@ from support.native_calls import CALLS, NativeCall, one
 from torch import Tensor
 
 from torchfuse.apex.native import amp_c
-from torchfuse.multi_tensor_apply import multi_tensor_applier
 from torchfuse.optimizers import FusedAdam
 
 every_call = pytest.mark.parametrize("call", CALLS, ids=str)
@@ -53,8 +52,7 @@ def test_lists_may_be_tuples_flags_of_any_shape_and_chunks_of_any_size(
         return
     lists = call.make_lists(dtype=dtype, device=device)
     before, others = copies(lists), copies(lists)
-    arguments = call.arguments(len(lists[0]), device)
-    result = multi_tensor_applier(call.function, make_flag(device=device), lists, *arguments)
+    result = call(make_flag(device=device), lists)
     as_tuples = tuple(tuple(tensors) for tensors in others)
     arguments = call.arguments(len(lists[0]), device)
     other = call.function(333, make_flag(device=device, shape=(1, 1)), as_tuples, *arguments)
@@ -97,10 +95,7 @@ def test_layouts_of_images_are_taken(call: NativeCall, device: str) -> None:
         [t.clone(memory_format=form) for t, form in zip(tensors, formats, strict=True)]
         for tensors in lists
     ]
-    result, of_images = (
-        call(make_flag(device=device), lists),
-        call(make_flag(device=device), images),
-    )
+    result, of_images = (call(make_flag(device=device), each) for each in (lists, images))
     for image, tensor in zip(flat(images), flat(lists), strict=True):
         assert not image.is_contiguous()
         torch.testing.assert_close(image, tensor, rtol=1e-6, atol=1e-7)
