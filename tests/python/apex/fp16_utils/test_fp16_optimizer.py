@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support.amp import ByHand, make_batches, spoil, tensors_of
+from support.amp import OPTIMIZERS, ByHand, make_batches, spoil, tensors_of
 from support.compare import assert_all_same_bits
 from torch import nn
 
@@ -18,18 +19,10 @@ from torchfuse.apex.fp16_utils import (
     FP16_Optimizer,
     model_grads_to_master_grads,
 )
-from torchfuse.optimizers import FusedAdam
 
 BATCHES = make_batches(5)
+adam, sgd = OPTIMIZERS["FusedAdam"], OPTIMIZERS["SGD"]
 DYNAMIC: Any = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**10}}
-
-
-def adam(params: Any) -> Any:
-    return FusedAdam(params, lr=1e-2)
-
-
-def sgd(params: Any) -> Any:
-    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
 def prepared(make: Callable[[Any], Any], **options: Any) -> tuple[ByHand, Any]:
@@ -108,16 +101,16 @@ def test_zero_grad(to_none: bool) -> None:
 
 
 def test_a_closure_runs_again_after_an_overflow() -> None:
-    model, optimizer = prepared(
-        lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=2),
-        **DYNAMIC,
-    )
+    make = partial(torch.optim.LBFGS, lr=0.1, max_iter=2)
+    model, optimizer = prepared(make, **DYNAMIC)
     calls: list[float] = []
+
+    def pairs() -> Any:
+        return zip(optimizer.fp16_groups[0], optimizer.fp32_from_fp16_groups[0], strict=True)
 
     def closure() -> Any:
         calls.append(optimizer.loss_scale)
-        pairs = zip(optimizer.fp16_groups[0], optimizer.fp32_from_fp16_groups[0], strict=True)
-        assert all(torch.equal(param, master.half()) for param, master in pairs)
+        assert all(torch.equal(param, master.half()) for param, master in pairs())
         optimizer.zero_grad()
         loss = model.loss(*BATCHES[0])
         optimizer.backward(loss, update_master_grads=False)
@@ -129,10 +122,7 @@ def test_a_closure_runs_again_after_an_overflow() -> None:
     optimizer.step(closure)
     assert calls == [2.0**10, 2.0**10, 2.0**9]
     assert all(param.isfinite().all() for param in model.model.parameters())
-    for param, master in zip(
-        optimizer.fp16_groups[0], optimizer.fp32_from_fp16_groups[0], strict=True
-    ):
-        assert torch.equal(param, master.half())
+    assert all(torch.equal(param, master.half()) for param, master in pairs())
 
 
 # Checkpoints.
