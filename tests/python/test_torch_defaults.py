@@ -71,14 +71,18 @@ def optimizer_of(spec: OptimSpec) -> FusedOptimizer:
 
 
 @EVERY_OPTIMIZER
+@pytest.mark.parametrize("of_group", [False, True], ids=["param", "group"])
 @pytest.mark.parametrize("count", COUNTS)
 def test_counts_that_are_numbers_are_loaded(
-    spec: OptimSpec, count: int, under_defaults: Callable[[], Any]
+    spec: OptimSpec, count: int, of_group: bool, under_defaults: Callable[[], Any]
 ) -> None:
+    """Also of groups, where apex keeps them."""
     plain, other = optimizer_of(spec), optimizer_of(spec)
     saved = copy.deepcopy(plain.state_dict())
     for state in saved["state"].values():
-        state["step"] = count
+        del state["step"]
+    for holder in saved["param_groups"] if of_group else saved["state"].values():
+        holder["step"] = count
     plain.load_state_dict(saved)
     plain.step()
     with under_defaults():
@@ -87,22 +91,6 @@ def test_counts_that_are_numbers_are_loaded(
         other.step()
     assert [float(step) for step in counts] == [float(count)] * len(counts)
     assert_all_same_bits(snapshot(other), snapshot(plain))
-
-
-@EVERY_OPTIMIZER
-@pytest.mark.parametrize("count", COUNTS)
-def test_counts_of_groups_are_loaded(
-    spec: OptimSpec, count: int, under_defaults: Callable[[], Any]
-) -> None:
-    """As apex keeps them."""
-    optimizer = optimizer_of(spec)
-    saved = copy.deepcopy(optimizer.state_dict())
-    for state in saved["state"].values():
-        del state["step"]
-    saved["param_groups"][0]["step"] = count
-    with under_defaults():
-        optimizer.load_state_dict(saved)
-    assert {float(state["step"]) for state in optimizer.state.values()} == {float(count)}
 
 
 def test_norms_of_novograd(under_defaults: Callable[[], Any]) -> None:

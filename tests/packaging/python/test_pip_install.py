@@ -82,18 +82,6 @@ def test_uv(plain: Plain, checkout: Path, way: str, tmp_path: Path) -> None:
     assert environment.files() == before
 
 
-def test_without_torch(checkout: Path) -> None:
-    environment = Environment("without-torch")
-    with pytest.raises(CommandError) as failure:
-        environment.pip("install", "--no-deps", checkout)  # else pip fetches torch, and builds last
-    assert (
-        f"torchfuse: no torch was found in the environments of '{environment.python}': install "
-        "torch first and, if it is there already, set TORCHFUSE_TORCH_DIR to its folder or install "
-        "with pip's --no-build-isolation."
-    ) in one_line(str(failure.value))
-    assert "torchfuse" not in run([environment.python, "-m", "pip", "list"])
-
-
 def test_a_wheel_for_another_torch_says_so_and_names_what_helps(
     linked_environment: Environment, plain: Plain, checkout: Path
 ) -> None:

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import nn
 import torchfuse
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam, FusedLion
+
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def make() -> tuple[nn.Module, FusedAdam]:
@@ -31,16 +34,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) ->
         optimizer.zero_grad()
         model(torch.randn(4, 2)).pow(2).sum().backward()
         optimizer.step()
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 @pytest.mark.parametrize("kind", [FusedAdam, torch.optim.AdamW, torch.optim.SGD])
@@ -68,8 +61,8 @@ def test_a_run_continues_bit_for_bit(tmp_path: Path, kind: type[torch.optim.Opti
     train(resumed, again)
     rates.step()
     assert values == {"epoch": 3, "best": [0.5]}
-    assert same(resumed.state_dict(), model.state_dict())
-    assert same(again.state_dict(), optimizer.state_dict())
+    assert_same(resumed.state_dict(), model.state_dict())
+    assert_same(again.state_dict(), optimizer.state_dict())
     assert fresh.get_scale() == 4.0
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
 
@@ -94,7 +87,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         torchfuse.load_checkpoint(path, **parts, scaler=GradScaler("cpu"))
     with pytest.raises(TypeError, match=r"expected epoch to have state_dict\(\).*got int"):
         torchfuse.load_checkpoint(path, epoch=3)  # type: ignore[arg-type]
-    assert same((model.state_dict(), optimizer.state_dict()), before)
+    assert_same((model.state_dict(), optimizer.state_dict()), before)
 
 
 def load_renamed(path: Path, parts: dict[str, Any], lion: FusedLion) -> None:
@@ -124,7 +117,7 @@ def test_truncated_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None
         torchfuse.load_checkpoint(tmp_path, model=model)
     with pytest.raises(FileNotFoundError, match=r"load_checkpoint: could not read .*none.pt: No"):
         torchfuse.load_checkpoint(tmp_path / "none.pt", model=model)
-    assert same(model.state_dict(), before)
+    assert_same(model.state_dict(), before)
 
 
 def test_what_cannot_be_saved_leaves_the_old_file(tmp_path: Path) -> None:

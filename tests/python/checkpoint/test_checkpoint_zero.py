@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.cases import run_cases
+from support.cases import message_of, run_cases
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -87,14 +87,6 @@ def saved_and_resumed(kind: Any, folder: str, rank: int) -> dict[str, Any]:
     }
 
 
-def refused(action: Any) -> str:
-    try:
-        action()
-    except (OSError, ValueError) as error:
-        return str(error)
-    return "nothing"
-
-
 def refusals(folder: str, rank: int) -> dict[str, Any]:
     """What is refused on every rank, and whether an optimizer is as it was before."""
     world = dist.group.WORLD
@@ -111,20 +103,20 @@ def refusals(folder: str, rank: int) -> dict[str, Any]:
     dist.barrier()
     load = partial(torchfuse.load_checkpoint, optimizer=optimizer, group=world)
     found = {
-        "group": refused(lambda: torchfuse.save_checkpoint(path, optimizer=optimizer)),
-        "shape": refused(lambda: load(f"{path}.0")),
-        "absent": refused(lambda: load(path if rank == 0 else f"{path}.absent")),
-        "ema": refused(lambda: make_zero(model, FusedAdam, ema_decay=0.9)),
-        "norm": refused(
+        "group": message_of(lambda: torchfuse.save_checkpoint(path, optimizer=optimizer)),
+        "shape": message_of(lambda: load(f"{path}.0")),
+        "absent": message_of(lambda: load(path if rank == 0 else f"{path}.absent")),
+        "ema": message_of(lambda: make_zero(model, FusedAdam, ema_decay=0.9)),
+        "norm": message_of(
             lambda: ZeroRedundancyOptimizer(model.parameters(), optimizer_class=FusedLAMB)
         ),
-        "stages": refused(
+        "stages": message_of(
             lambda: torchfuse.save_checkpoint(
                 path, group=world, stage=FusedSGD(other.parameters(), 0.1, norm_groups=[world])
             )
         ),
-        "class": refused(lambda: load(path, optimizer=make_zero(model, FusedSGD, lr=0.1))),
-        "scheduler": refused(
+        "class": message_of(lambda: load(path, optimizer=make_zero(model, FusedSGD, lr=0.1))),
+        "scheduler": message_of(
             lambda: torchfuse.save_checkpoint(
                 path, group=world, model=model, scheduler=StepLR(optimizer, 1)
             )

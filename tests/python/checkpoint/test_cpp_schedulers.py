@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,9 @@ from torch.optim import lr_scheduler as lrs
 
 import torchfuse
 from torchfuse.optimizers import FusedAdam, FusedOptimizer
+
+# These runs have no step of the optimizer.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 
 STEPS = 1000
 RATES = [0.5, 0.02, 3e-4]
@@ -159,30 +161,20 @@ class Run:
         self.values.clear()
 
 
-@pytest.fixture(autouse=True)
-def _no_warning_about_the_order() -> Any:
-    """These runs have no step of the optimizer."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)`")
-        yield
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Path]]:
     """Python's runs, and the folders of the C++ program's."""
     root = tmp_path_factory.mktemp("schedulers")
     command = cpp_program("scheduler", STEPS, root)
     found: dict[str, tuple[Run, Path]] = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step\\(\\)`")
-        for name in CASES:
-            run = Run(name)
-            run.steps(0, STEPS // 2)
-            folder = root / name
-            folder.mkdir()
-            torchfuse.save_checkpoint(folder / "python.pt", **run.parts())
-            run.steps(STEPS // 2, STEPS)
-            found[name] = run, folder
+    for name in CASES:
+        run = Run(name)
+        run.steps(0, STEPS // 2)
+        folder = root / name
+        folder.mkdir()
+        torchfuse.save_checkpoint(folder / "python.pt", **run.parts())
+        run.steps(STEPS // 2, STEPS)
+        found[name] = run, folder
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.split("\n")[:-1] == sorted(CASES)

@@ -73,16 +73,6 @@ def test_equal_logits_share_the_gradient_at_any_size(dtype: torch.dtype) -> None
     torch.testing.assert_close(dx.double(), expected_dx, rtol=tolerance, atol=0)
 
 
-def test_the_bits_do_not_depend_on_threads() -> None:
-    logits, labels = torch.randn(64, 1001), torch.randint(1001, (64,))
-    results = []
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        results.append(run(logits, labels, torch.ones(64), smoothing=0.1))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-
-
 def test_ignored_rows_have_neither_loss_nor_gradient() -> None:
     logits = torch.randn(4, 6)
     labels = torch.tensor([1, -7, 3, -7])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.cases import run_cases
+from support.cases import message_of, run_cases
 from torch import nn
 
 from torchfuse.parallel import DistributedDataParallel, Reducer
@@ -116,14 +116,6 @@ def test_one_process_trains(delay: bool) -> None:
 # In two processes, all of which raise.
 
 
-def _message_of(make: Any) -> str:
-    try:
-        make()
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
 def _differently(rank: int) -> list[nn.Module]:
     """A module of another shape, dtype, number of parameters and of trainable ones."""
     dtype = torch.float64 if rank else torch.float32
@@ -137,15 +129,15 @@ def _differently(rank: int) -> list[nn.Module]:
 
 def differing(rank: int) -> list[str]:
     modules = _differently(rank)
-    of_reducer = _message_of(lambda: Reducer(modules[0]))
-    return [*(_message_of(lambda m=m: DistributedDataParallel(m)) for m in modules), of_reducer]
+    of_reducer = message_of(lambda: Reducer(modules[0]))
+    return [*(message_of(lambda m=m: DistributedDataParallel(m)) for m in modules), of_reducer]
 
 
 def smaller_group(rank: int) -> str:
     groups = [dist.new_group([index]) for index in range(2)]
     communicators = ([dist.group.WORLD, groups[rank]], [None, None])
     options: Any = {"num_allreduce_streams": 2, "allreduce_communicators": communicators}
-    return _message_of(lambda: DistributedDataParallel(LAYER, **options))
+    return message_of(lambda: DistributedDataParallel(LAYER, **options))
 
 
 @pytest.fixture(scope="module")

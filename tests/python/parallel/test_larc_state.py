@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import pickle
 from collections.abc import Callable
@@ -12,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import clone_params, make_params, random_grads, set_grads, train
+from support.adam import (
+    clone_params,
+    make_params,
+    random_grads,
+    set_grads,
+    through_file,
+    train,
+)
 from support.compare import norm_error
 from support.larc import INNER, Make, values
 from torch.distributed.checkpoint.state_dict import (
@@ -25,21 +31,15 @@ import torchfuse
 from torchfuse.parallel import LARC
 
 
-def _deepcopy(optimizer: LARC, params: list[Any]) -> tuple[LARC, list[Any]]:
-    return copy.deepcopy((optimizer, params))
-
-
-def _pickle(optimizer: LARC, params: list[Any]) -> tuple[LARC, list[Any]]:
-    return pickle.loads(pickle.dumps((optimizer, params)))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("duplicate", [_deepcopy, _pickle])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))]
+)
 def test_copies_go_on_alone(make: Make, duplicate: Callable[..., Any]) -> None:
     params = make_params()
     optimizer = LARC(make(params), trust_coefficient=0.5, clip=False, eps=1e-6)
     lr_scheduler.StepLR(optimizer, 1)
     train(optimizer, params, range(2))
-    twin, twins_params = duplicate(optimizer, params)
+    twin, twins_params = duplicate((optimizer, params))
     assert twin.optim is not optimizer.optim
     assert (twin.trust_coefficient, twin.clip, twin.eps) == (0.5, False, 1e-6)
     assert twin.param_groups[0]["params"][0] is twins_params[0]
@@ -55,13 +55,11 @@ def test_checkpoints_are_those_of_the_optimizer_inside(make: Make, wrapped: bool
     params = make_params()
     optimizer = LARC(make(params))
     train(optimizer, params, range(3))
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
+    saved = through_file(optimizer.state_dict())
     resumed = clone_params(params)
     inner = make(resumed)
     target = LARC(inner) if wrapped else inner
-    target.load_state_dict(torch.load(file, weights_only=True))
+    target.load_state_dict(saved)
     train(LARC(inner), resumed, [3])
     train(optimizer, params, [3])
     assert torch.equal(values(params), values(resumed))

@@ -20,6 +20,15 @@ Join = Callable[..., None]
 Found = dict[str, list[Any]]
 
 
+def message_of(call: Callable[[], Any]) -> str:
+    """What a call raises, or "nothing": a case that raises would end its process."""
+    try:
+        call()
+    except (OSError, RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def _run(
     rank: int,
     folder: str,
