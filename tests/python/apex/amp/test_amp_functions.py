@@ -113,7 +113,6 @@ def test_registration(amp: Any, kind: str) -> None:
     module = types.SimpleNamespace(__name__="layers", look=first_two)
     register(module, "look")
     given = NUMBERS[FLOAT], NUMBERS[HALF]
-    assert module.look(*given) == [FLOAT, HALF]
     under_o1(amp)
     assert module.look(*given) == decorate(first_two)(*given)
     # The last registration counts.
@@ -197,15 +196,16 @@ def test_o1_leaves_what_is_normalized_as_it_is(amp: Any, name: str) -> None:
         assert norm(LARGE).dtype == SHORT, "outside of the model autocast is torch's"
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "O0": {"opt_level": "O0"},
-    "O1 in another dtype": {"opt_level": "O1", "patch_torch_functions_type": torch.float16},
-    "O2": {"opt_level": "O2"},
-    "disabled": {"enabled": False},
-}
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"opt_level": "O0"},
+        {"opt_level": "O1", "patch_torch_functions_type": HALF},
+        {"opt_level": "O2"},
+        {"enabled": False},
+    ],
+    ids=str,
+)
 def test_another_model_does_not_end_o1(amp: Any, other: dict[str, Any]) -> None:
     norm = torchfuse.normalization.FusedLayerNorm(4)
     o1 = {"opt_level": "O1", "patch_torch_functions_type": SHORT}
