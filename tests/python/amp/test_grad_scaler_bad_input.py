@@ -64,16 +64,6 @@ def test_sparse_gradients_of_our_optimizer() -> None:
     assert_goes_on(scaler)
 
 
-def test_gradients_on_a_device_without_memory() -> None:
-    scaler = started()
-    optimizer = FusedAdam([with_grad(torch.ones(2, device="meta"))])
-    with pytest.raises(
-        RuntimeError, match=r"expected params\[0\] of group 0 to be on a CPU or CUDA"
-    ):
-        scaler.step(optimizer)
-    assert_goes_on(scaler)
-
-
 @pytest.mark.parametrize(
     ("name", "bad"),
     [

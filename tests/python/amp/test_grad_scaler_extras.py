@@ -25,9 +25,9 @@ OPTIMIZERS = {
 
 
 def iterate(
-    scaler: GradScaler,
+    scaler: torch.amp.GradScaler,
     optimizer: torch.optim.Optimizer,
-    overflow: bool,
+    overflow: bool = False,
     device: str = "cpu",
     unscale: bool = False,
 ) -> bool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,19 +11,10 @@ from typing import Any
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads
+from test_grad_scaler_extras import iterate
 
 from torchfuse.amp import GradScaler, ScaleHistory
 from torchfuse.optimizers import FusedAdam
-
-
-def iterate(scaler: Any, optimizer: torch.optim.Optimizer, overflow: bool = False) -> None:
-    params = optimizer.param_groups[0]["params"]
-    scaler.scale(torch.ones(()))
-    set_grads(params, random_grads(params, 0))
-    if overflow:
-        params[-1].grad.view(-1)[0] = math.inf
-    scaler.step(optimizer)
-    scaler.update()
 
 
 def used(scaler_class: Any, **options: Any) -> Any:

@@ -24,34 +24,21 @@ OVERFLOWS = {2, 3, 7}
 LENT = {"grad_scale", "found_inf", "_check_inside", "_found_inf_is_output"}
 OPTIONS: dict[str, Any] = {"init_scale": 2.0**10, "growth_interval": 2}
 
-MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-
-
-def sgd(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=False)
-
-
-def torch_fused_adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=0.01, fused=True)
-
-
-def fused_adam(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return FusedAdam(params, lr=0.01)
+OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=False),
+    "torch_fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "ours": lambda params: FusedAdam(params, lr=0.01),
+}
 
 
 def run(
-    scaler: Any,
-    make_optimizer: MakeOptimizer,
-    device: str,
-    *,
-    unscale: bool = False,
-    steps: int = 10,
+    scaler: Any, name: str, device: str, unscale: bool
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Trains with fixed gradients; returns all values at the end and the history of the scale."""
     params = make_params(device=device)
-    optimizer = make_optimizer(params)
+    optimizer = OPTIMIZERS[name](params)
     history = []
-    for seed in range(steps):
+    for seed in range(10):
         scale = float(scaler.scale(torch.ones((), device=device)))
         set_grads(params, [scale * g for g in random_grads(params, seed)])
         if seed in OVERFLOWS:
@@ -72,15 +59,22 @@ def run(
 
 
 @pytest.mark.parametrize("unscale", [False, True])
-@pytest.mark.parametrize("make_optimizer", [sgd, torch_fused_adam, fused_adam])
-def test_iterations_are_those_under_torchs_scaler(
-    make_optimizer: MakeOptimizer, unscale: bool, device: str
-) -> None:
-    torchs = run(torch.amp.GradScaler(device, **OPTIONS), make_optimizer, device, unscale=unscale)
-    ours = run(GradScaler(device, **OPTIONS), make_optimizer, device, unscale=unscale)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_iterations_are_those_under_torchs_scaler(name: str, unscale: bool, device: str) -> None:
+    torchs = run(torch.amp.GradScaler(device, **OPTIONS), name, device, unscale)
+    ours = run(GradScaler(device, **OPTIONS), name, device, unscale)
     assert ours[1] == torchs[1]
     assert len(set(ours[1])) > 2
     assert_all_same_bits(ours[0], torchs[0])
+
+
+def started(**options: Any) -> tuple[GradScaler, FusedAdam, list[torch.nn.Parameter]]:
+    """A scaler that has scaled a loss, and an optimizer with gradients."""
+    params = make_params()
+    set_grads(params, random_grads(params, 0))
+    scaler = GradScaler("cpu", **options)
+    scaler.scale(torch.ones(()))
+    return scaler, FusedAdam(params), params
 
 
 def test_sixteen_bit_gradients_stay_scaled_and_are_checked_inside_the_step(device: str) -> None:
@@ -118,11 +112,7 @@ def test_slots_are_the_same_tensors_in_every_iteration(device: str) -> None:
 
 
 def test_the_scaler_does_not_keep_an_optimizer_alive() -> None:
-    params = make_params()
-    set_grads(params, random_grads(params, 0))
-    optimizer = FusedAdam(params)
-    scaler = GradScaler("cpu")
-    scaler.scale(torch.ones(()))
+    scaler, optimizer, _ = started()
     scaler.step(optimizer)
     scaler.update()
     reference = weakref.ref(optimizer)
@@ -135,11 +125,7 @@ def test_the_scaler_does_not_keep_an_optimizer_alive() -> None:
 
 
 def test_closures_are_refused_by_place_too() -> None:
-    params = make_params()
-    set_grads(params, random_grads(params, 0))
-    scaler = GradScaler("cpu")
-    scaler.scale(torch.ones(()))
-    optimizer = FusedAdam(params)
+    scaler, optimizer, params = started()
     with pytest.raises(RuntimeError, match=r"^Closure use is not currently supported"):
         scaler.step(optimizer, lambda: 0.0)
     scaler.step(optimizer, None)
@@ -165,11 +151,7 @@ def test_a_users_own_grad_scale_is_one_more_factor(scaler_class: Any) -> None:
 
 
 def test_an_error_in_the_step_returns_what_was_lent() -> None:
-    params = make_params()
-    set_grads(params, random_grads(params, 0))
-    optimizer = FusedAdam(params)
-    scaler = GradScaler("cpu")
-    scaler.scale(torch.ones(()))
+    scaler, optimizer, params = started()
 
     def fail(*_: Any) -> None:
         raise KeyError("hook")
@@ -214,12 +196,8 @@ def test_a_step_that_checks_nothing_found_nothing(how: str) -> None:
 
 
 def test_schedulers_see_the_step(recwarn: pytest.WarningsRecorder) -> None:
-    params = make_params()
-    set_grads(params, random_grads(params, 0))
-    optimizer = FusedAdam(params)
+    scaler, optimizer, _ = started()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    scaler = GradScaler("cpu")
-    scaler.scale(torch.ones(()))
     scaler.step(optimizer)
     scheduler.step()
     assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
@@ -237,12 +215,8 @@ def test_a_wrapper_around_ours_gets_torchs_protocol() -> None:
             self.inner.grad_scale, self.inner.found_inf = self.grad_scale, self.found_inf
             self.inner.step()
 
-    params = make_params()
-    optimizer = FusedAdam(params)
-    set_grads(params, random_grads(params, 0))
+    scaler, optimizer, params = started(init_scale=8.0)
     params[0].grad[0] = math.inf
-    scaler = GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.ones(()))
     before = [p.detach().clone() for p in params]
     scaler.step(Wrapper(optimizer))
     scaler.update()
@@ -331,7 +305,7 @@ def test_gradients_on_two_devices(overflow: str, unscale: bool) -> None:
     their copies are under way, so on a device that is behind it may miss the overflow.
     """
     params = [torch.nn.Parameter(torch.ones(5, device=device)) for device in ("cpu", "cuda")]
-    optimizer = sgd(params)
+    optimizer = OPTIMIZERS["sgd"](params)
     scaler = GradScaler("cuda", init_scale=8.0)
     with device_behind_the_host():
         scaler.scale(torch.zeros((), device="cuda"))
@@ -350,6 +324,6 @@ def test_gradients_on_two_devices(overflow: str, unscale: bool) -> None:
     if overflow == "none":
         for param in plain:
             param.grad = torch.full_like(param, 2.0 / 8.0)
-        sgd(plain).step()
+        OPTIMIZERS["sgd"](plain).step()
     for value, expected in zip(moved, plain, strict=True):
         assert torch.equal(value, expected.detach().cpu())
