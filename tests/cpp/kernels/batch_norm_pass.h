@@ -103,8 +103,11 @@ inline double epsilon_of(DType dtype) {
   return dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-7;
 }
 
+inline BatchNormInput dense_input(const BatchNormShape& shape, const void* data) {
+  return {data, shape.channels * shape.inner, shape.inner};
+}
 inline BatchNormInput dense_input(const BatchNormShape& shape, const Buffer& buffer) {
-  return {buffer.data(), shape.channels * shape.inner, shape.inner};
+  return dense_input(shape, buffer.data());
 }
 
 /// A pass at one level, the work in ranges of `step` items and elements.

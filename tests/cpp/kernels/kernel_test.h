@@ -25,6 +25,9 @@ inline std::vector<CpuIsa> levels_here() {
   return levels;
 }
 
+inline constexpr DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                                        DType::kFloat64};
+
 /// Elements of storage type `dtype`, exactly as long as needed, so that a sanitizer sees every
 /// access past either end; `offset` elements from an allocation's start.
 class Buffer {
@@ -115,6 +118,52 @@ struct Rows {
     return table;
   }
 };
+
+/// Normally distributed gradients, `offset` elements from the starts of their allocations.
+struct Gradients {
+  Gradients(DType dtype_, const std::vector<std::int64_t>& sizes, std::int64_t offset = 0)
+      : dtype(dtype_) {
+    std::mt19937 random(3);
+    for (const std::int64_t numel : sizes) {
+      tensors.emplace_back(dtype, numel, offset).fill_normal(random, 100.0);
+      rows.add({.grad = tensors.back().data(), .numel = numel});
+    }
+  }
+
+  TensorTable table() const { return rows.table(dtype, dtype, dtype); }
+  /// Calls body(begin, end) for all elements in ranges of at most `piece`.
+  template <class Body>
+  void in_pieces(std::int64_t piece, const Body& body) const {
+    const std::int64_t total = rows.offsets.back();
+    for (std::int64_t begin = 0; begin < total; begin += piece) {
+      body(begin, std::min(total, begin + piece));
+    }
+  }
+
+  DType dtype;
+  std::vector<Buffer> tensors;
+  Rows rows;
+};
+
+/// Calls visit(isa, gradients) with an infinity or NaN in the first, middle or last place of a
+/// tensor between two others, at every level.
+template <class Visit>
+void for_each_nonfinite_place(const std::vector<std::int64_t>& sizes, const Visit& visit) {
+  for (const DType dtype : kEveryDType) {
+    for (const CpuIsa isa : levels_here()) {
+      for (const std::int64_t numel : sizes) {
+        for (const double value : {double(INFINITY), -double(INFINITY), double(NAN)}) {
+          for (const std::int64_t at : {std::int64_t{0}, numel / 2, numel - 1}) {
+            Gradients gradients(dtype, {3, numel, 5});
+            gradients.tensors[1].set(at, value);
+            SCOPED_TRACE(::testing::Message() << name_of(isa) << ' ' << numel << ' ' << at);
+            visit(isa, gradients);
+          }
+        }
+      }
+    }
+  }
+}
 
 /// Sizes around every vector width, lane count and chunk border.
 inline std::vector<std::int64_t> interesting_sizes() {

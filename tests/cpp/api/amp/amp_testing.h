@@ -28,12 +28,6 @@ inline amp::GradScaler started_scaler(double init_scale = 16.0) {
   return scaler;
 }
 
-inline std::vector<torch::Tensor> copies(const std::vector<torch::Tensor>& tensors) {
-  std::vector<torch::Tensor> result;
-  for (const torch::Tensor& tensor : tensors) result.push_back(tensor.detach().clone());
-  return result;
-}
-
 /// A fused optimizer, which skips by itself, and another one.
 using MakeOptimizer =
     std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<torch::Tensor>&)>;
@@ -48,7 +42,7 @@ inline const MakeOptimizer kSgd = [](const std::vector<torch::Tensor>& params) {
 inline bool skips(amp::GradScaler& scaler, torch::optim::Optimizer& optimizer, bool unscale) {
   const auto& params = optimizer.param_groups()[0].params();
   scaler.scale(torch::zeros({}));
-  const auto before = copies(params);
+  const auto before = copy_of(params);
   if (unscale) scaler.unscale_(optimizer);
   scaler.step(optimizer);
   scaler.update();

@@ -100,33 +100,6 @@ TEST(AutocastGuard, GuardsOfBothDevicesDoNotMix) {
   EXPECT_EQ(autocast_state(), before);
 }
 
-TEST(AutocastGuard, RestoresStateOnExceptions) {
-  const auto before = autocast_state();
-  const auto fail = [] {
-    const AutocastGuard outer(torch::kCPU, torch::kHalf, true, /*cache_enabled=*/false);
-    const AutocastGuard inner(torch::kCUDA, torch::kBFloat16);
-    const auto island = AutocastGuard::disabled(torch::kCPU);
-    throw std::runtime_error("inside");
-  };
-  EXPECT_THROW(fail(), std::runtime_error);
-  EXPECT_EQ(autocast_state(), before);
-}
-
-TEST(AutocastGuard, RestoresStateThatWasNotTheDefault) {
-  const auto initial = autocast_state();
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);
-  at::autocast::set_autocast_cache_enabled(false);
-  const auto before = autocast_state();
-  {
-    const AutocastGuard autocast(torch::kCPU, torch::kBFloat16, false, true);
-  }
-  EXPECT_EQ(autocast_state(), before);
-  at::autocast::set_autocast_enabled(at::kCPU, std::get<0>(initial));
-  at::autocast::set_autocast_dtype(at::kCPU, std::get<2>(initial));
-  at::autocast::set_autocast_cache_enabled(std::get<4>(initial));
-}
-
 // A weight's cast is kept while a guard lives, and released with the outermost one.
 TEST(AutocastGuard, ReleasesCastsOfWeightsWithTheOutermostGuard) {
   const torch::Tensor weight = torch::ones({2, 2}, torch::requires_grad());

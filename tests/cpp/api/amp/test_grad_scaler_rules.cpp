@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -183,8 +182,6 @@ TEST(GradScalerRules, IsDisabledWhereCudaIsMissing) {
   EXPECT_FALSE(GradScaler(torch::kCUDA).is_enabled());
 }
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 TEST(GradScalerExtras, AStaticScaleStaysAndStillSkips) {
   for (const MakeOptimizer& make : {kFusedAdam, kSgd}) {
     for (const bool unscale : {false, true}) {
@@ -280,7 +277,7 @@ TEST(GradScalerExtras, RefusesNumbersOutOfRange) {
   const auto refuses = [](const GradScalerOptions& options, const std::string& message) {
     expect_error([&] { GradScaler(torch::kCPU, options); }, "GradScaler: expected " + message);
   };
-  refuses(GradScalerOptions().init_scale(kNaN), "init_scale to be positive and finite, got nan");
+  refuses(GradScalerOptions().init_scale(NAN), "init_scale to be positive and finite, got nan");
   refuses(GradScalerOptions().init_scale(0.0), "init_scale to be positive and finite, got 0");
   refuses(GradScalerOptions().init_scale(0x1p127),
           "init_scale to be from 2^-126 to 2^126, so that");
@@ -289,13 +286,13 @@ TEST(GradScalerExtras, RefusesNumbersOutOfRange) {
   refuses(GradScalerOptions().min_scale(0x1p127), "min_scale to be at most 2^126, got 1.70");
   refuses(GradScalerOptions().min_scale(2.0).max_scale(1.0),
           "0 <= min_scale <= max_scale within fp32, got min_scale 2 and max_scale 1");
-  refuses(GradScalerOptions().min_scale(kNaN), "0 <= min_scale <= max_scale within fp32");
+  refuses(GradScalerOptions().min_scale(NAN), "0 <= min_scale <= max_scale within fp32");
   refuses(GradScalerOptions().hysteresis(0),
           "hysteresis to be a 32-bit count of at least 1, got 0.");
   refuses(GradScalerOptions().max_scale(1e39), "0 <= min_scale <= max_scale within fp32");
   refuses(GradScalerOptions().history_size(-1), "history_size to be a number of updates, got -1.");
   GradScaler scaler = started_scaler();
-  expect_error([&] { scaler.update(kNaN); },
+  expect_error([&] { scaler.update(NAN); },
                "GradScaler: expected new_scale to be positive and finite, got nan.");
   expect_error([&] { scaler.update(-1.0); }, "new_scale to be positive and finite, got -1.");
   expect_error([&] { scaler.update(0x1p127); }, "new_scale to be from 2^-126 to 2^126, so that");

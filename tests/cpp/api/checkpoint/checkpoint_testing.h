@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "../expect_error.h"
+#include "../optim/optim_testing.h"
 
 namespace torchfuse::checkpoint_testing {
 
@@ -54,13 +54,8 @@ inline std::vector<torch::Tensor> snapshot(const Net& model, const FusedAdam& op
   return tensors;
 }
 
-inline void expect_same(const std::vector<torch::Tensor>& one,
-                        const std::vector<torch::Tensor>& other) {
-  ASSERT_EQ(one.size(), other.size());
-  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(torch::equal(one[i], other[i])) << i;
-}
-
 using testing::error_of;
+using testing::expect_equal;
 
 /// Of an expression.
 #define EXPECT_ERROR(action, part) testing::expect_error([&] { action; }, part)

@@ -39,7 +39,7 @@ TEST_F(CheckpointTest, EverythingComesBack) {
   const auto values = load_checkpoint(
       path_, Checkpoint().model(*other).optimizer(resumed).scaler(other_scaler).rng());
   EXPECT_TRUE(torch::equal(torch::randn({3}), next));
-  expect_same(snapshot(other, resumed), snapshot(model_, *optimizer_));
+  expect_equal(snapshot(other, resumed), snapshot(model_, *optimizer_));
   EXPECT_EQ(resumed.param_groups()[0].options().get_lr(), 0.1);
   EXPECT_EQ(other_scaler.get_scale(), 4.0);
   EXPECT_EQ(other_scaler.state_dict()->growth_tracker, 5);
@@ -112,7 +112,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
       load_checkpoint(path_, Checkpoint().model(*model_).optimizer(two)),
       "'optimizer' does not fit: FusedAdam: expected the archive's param_groups[0] to have "
       "1 parameters, got 4.");
-  expect_same(snapshot(model_, *optimizer_), before);
+  expect_equal(snapshot(model_, *optimizer_), before);
   torch::nn::Module complex;
   complex.register_buffer("own", torch::ones({2}, torch::kComplexFloat));
   save_checkpoint(path_, Checkpoint().model(complex));
@@ -151,7 +151,7 @@ TEST_F(CheckpointTest, TruncatedAndForeignFilesAreRefusedByName) {
   const std::string pipe = folder_ + "/pipe.pt";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_ERROR(load_checkpoint(pipe, description()), "pipe.pt to be a file, got a pipe or device.");
-  expect_same(snapshot(model_, *optimizer_), before);
+  expect_equal(snapshot(model_, *optimizer_), before);
 }
 
 /// Models are loaded last: what they cannot take is known before.
@@ -168,7 +168,7 @@ TEST_F(CheckpointTest, ModelsThatCannotBeWrittenChangeNothing) {
     EXPECT_ERROR(load_checkpoint(path_, Checkpoint().optimizer(*optimizer_).model(*net)),
                  path_ + "'s 'model' does not fit: expected the state['own'] to " + reason);
     EXPECT_EQ(optimizer_->param_groups()[0].options().get_lr(), 0.1);
-    if (!buffer.is_meta()) expect_same(snapshot(net, *optimizer_), before);
+    if (!buffer.is_meta()) expect_equal(snapshot(net, *optimizer_), before);
   };
   refuses(torch::zeros({1}).expand({3}), "go to a tensor with memory for each element, got an");
   refuses(torch::zeros({3}, torch::kMeta),
@@ -197,7 +197,7 @@ TEST_F(CheckpointTest, FlippedBitsAreRefused) {
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
     std::ofstream(path_, std::ios::binary) << flipped;
     refused += error_of([&] { load_checkpoint(path_, description()); }) != "no error";
-    expect_same(snapshot(model_, *optimizer_), before);
+    expect_equal(snapshot(model_, *optimizer_), before);
   }
   EXPECT_GT(refused, 100U);
   const float weight = model_->fc->weight.flatten()[0].item<float>();
@@ -210,7 +210,7 @@ TEST_F(CheckpointTest, FlippedBitsAreRefused) {
                "load_checkpoint: expected " + path_ +
                    " to hold data/0 as it was written, got other bytes: the file is damaged. Load "
                    "another checkpoint.");
-  expect_same(snapshot(model_, *optimizer_), before);
+  expect_equal(snapshot(model_, *optimizer_), before);
 }
 
 TEST_F(CheckpointTest, OnlyFilesAreReplaced) {

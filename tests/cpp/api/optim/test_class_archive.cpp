@@ -173,7 +173,16 @@ TYPED_TEST(ClassArchive, StatesThatDoNotFitAreRefused) {
           this->archive_with(name, [](const torch::Tensor&) { return torch::Tensor(); }),
           "expected the archive to hold " + state);
     }
-    if (name == "exp_avg_norm") continue;  // one number: test_class_steps.cpp
+    if (name == "exp_avg_norm") {  // one number
+      for (const torch::Tensor& norm :
+           {torch::ones({37, 5}), torch::ones({}, torch::kDouble), torch::ones({1})}) {
+        this->expect_refused(
+            this->archive_with(name, [&](const torch::Tensor&) { return norm; }),
+            c10::str(state, " to be a 0-dim Float tensor for a Float parameter, got a ", norm.dim(),
+                     "-dim "));
+      }
+      continue;
+    }
     this->expect_refused(
         this->archive_with(name, [](const torch::Tensor&) { return torch::zeros({2}); }),
         state + " to have the sizes [1] of its parameter, got [2]");

@@ -28,12 +28,6 @@ Options averages() {
   return all_states<Options>().ema_decay(kDecay);
 }
 
-std::vector<torch::Tensor> clones(const std::vector<torch::Tensor>& tensors) {
-  std::vector<torch::Tensor> copies;
-  for (const torch::Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
-  return copies;
-}
-
 template <class Optimizer>
 std::vector<torch::Tensor> averages_in(Optimizer& optimizer,
                                        const std::vector<torch::Tensor>& params) {
@@ -80,8 +74,8 @@ TYPED_TEST(Ema, ParametersHoldThemAndGetTheirValuesBack) {
     typename TypeParam::Optimizer optimizer(
         params, averages<typename TypeParam::Options>().master_weights(dtype == torch::kBFloat16));
     run_steps(optimizer, params, 0, 3);
-    const auto values = clones(params);
-    const auto before = clones(averages_in(optimizer, params));
+    const auto values = copy_of(params);
+    const auto before = copy_of(averages_in(optimizer, params));
     {
       const EmaWeights weights(optimizer);
       for (std::size_t i = 0; i < params.size(); ++i) {
@@ -99,7 +93,7 @@ TYPED_TEST(Ema, StepsAndArchivesAreRefusedWhileTheyAreInTheirPlace) {
   run_steps(optimizer, params, 0, 2);
   const std::string archive = saved(optimizer);
   optimizer.swap_ema_();
-  const auto swapped = clones(params);
+  const auto swapped = copy_of(params);
   const std::string expected =
       "expected the parameters to hold their own values, got their averages";
   const std::string name = testing::class_name<TypeParam>();
@@ -169,8 +163,8 @@ struct Averaged {
         optimizer(std::make_unique<FusedAdam>(
             params, FusedAdamOptions(0.1).ema_decay(0.5).master_weights(dtype != torch::kFloat))) {
     run_steps(*optimizer, params, 0, 2);
-    values = clones(params);
-    before = clones(averages());
+    values = copy_of(params);
+    before = copy_of(averages());
   }
   std::vector<torch::Tensor> averages() const { return averages_in(*optimizer, params); }
   void expect_restored() const {
@@ -319,7 +313,7 @@ TEST(EmaWeights, RestoreAlsoAfterTheOptimizerHasMovedOrEnded) {
   }
   run.expect_restored();
   run_steps(*run.optimizer, run.params, 2, 3);
-  run.values = clones(run.params);
+  run.values = copy_of(run.params);
   {
     const EmaWeights weights(*run.optimizer);
     run.optimizer.reset();

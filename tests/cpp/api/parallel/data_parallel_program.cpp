@@ -37,13 +37,6 @@ constexpr int kBatch = 4;  // per process
 /// Of this process: Gloo on the CPU, or NCCL on a CUDA device of its own.
 torch::Device device = torch::kCPU;
 
-torch::Tensor wave(at::IntArrayRef sizes, double shift) {
-  const int64_t count = c10::multiply_integers(sizes);
-  return torch::sin(torch::arange(count, torch::kDouble) * 0.7 + shift)
-      .to(torch::kFloat)
-      .reshape(sizes);
-}
-
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     first = register_module("first", torch::nn::Linear(6, 16));
@@ -71,7 +64,7 @@ void fill(Net& net, int64_t rank) {
   const torch::NoGradGuard no_grad;
   double shift = 0.0;
   for (auto& parameter : net->parameters()) {
-    parameter.copy_(wave(parameter.sizes(), shift) * 0.3);
+    parameter.copy_(wave(parameter.sizes(), shift).to(torch::kFloat) * 0.3);
     if (rank != 0) parameter.fill_(static_cast<double>(rank));
     shift += 1.0;
   }
@@ -114,7 +107,7 @@ Part part_of(int64_t step, const ProcessGroup& group) {
   const int64_t rows = kBatch * group.world_size();
   const auto shift = static_cast<double>(10 * step);
   const auto own = [&](const torch::Tensor& all) {
-    return all.narrow(0, group.rank() * kBatch, kBatch).to(device);
+    return all.narrow(0, group.rank() * kBatch, kBatch).to(device, torch::kFloat);
   };
   return {own(wave({rows, 6}, shift)), own(wave({rows, 3}, shift + 5.0))};
 }

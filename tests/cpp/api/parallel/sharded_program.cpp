@@ -21,11 +21,6 @@ namespace {
 using torchfuse::optim::FusedAdam;
 using torchfuse::optim::FusedAdamOptions;
 
-torch::Tensor wave(at::IntArrayRef sizes, double shift) {
-  const auto count = c10::multiply_integers(sizes);
-  return torch::sin(torch::arange(count, torch::kDouble) * 0.7 + shift).reshape(sizes);
-}
-
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     const std::vector<std::vector<std::int64_t>> sizes{{7, 5}, {3}, {64, 33},

@@ -116,12 +116,4 @@ void train_sharded(Optimizer& optimizer, const std::vector<torch::Tensor>& param
   }
 }
 
-inline std::vector<torch::Tensor> clones_of(const std::vector<torch::Tensor>& tensors) {
-  std::vector<torch::Tensor> copies;
-  for (const torch::Tensor& tensor : tensors) {
-    copies.push_back(tensor.detach().clone().requires_grad_(tensor.requires_grad()));
-  }
-  return copies;
-}
-
 }  // namespace torchfuse::sharded_testing

@@ -152,7 +152,7 @@ void train_with_an_overflow(ProcessGroup& group, bool unscales, bool group_of_sc
   amp::GradScaler scaler(torch::kCPU, options);
   scaler.scale(torch::zeros({}));
   for (int step = 0; step < 3; ++step) {
-    const auto before = clones_of(params);
+    const auto before = copy_of(params);
     set_waves_as_grads(params, step, scaler.get_scale());
     if (step == 1) params.back().mutable_grad()[-1][-1][-1][-1] = INFINITY;
     if (unscales) {
@@ -207,7 +207,7 @@ TEST(ShardedOptimizer, MastersAndAveragesAreThoseOfTheClassAlone) {
       step(sharded, params, number);
     }
     expect_equal(params, alone);
-    const auto trained = clones_of(params);
+    const auto trained = copy_of(params);
     {
       const optim::EmaWeights of_whole(whole);
       const optim::EmaWeights of_sharded(sharded);

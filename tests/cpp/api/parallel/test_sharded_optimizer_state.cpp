@@ -34,7 +34,7 @@ struct TrainedAlone {
     const auto params = sharded_params();
     FusedAdam optimizer(params, options);
     train_sharded(optimizer, params, 0, 2);
-    halfway = clones_of(params);
+    halfway = copy_of(params);
     archive = saved(optimizer);
     state = optimizer.state_dict();
     for (const auto& entry : state.at("state").toGenericDict()) {
@@ -58,7 +58,7 @@ TEST(ShardedState, OfTheClassAloneGoesOnWithAnyNumberOfRanks) {
   const TrainedAlone trained(FusedAdamOptions().amsgrad(true).ema_decay(0.5));
   for (const std::int64_t ranks : {1, 2, 3}) {
     run_on_ranks(ranks, [&](ProcessGroup& group) {
-      const auto params = clones_of(trained.halfway);
+      const auto params = copy_of(trained.halfway);
       // The options come from the state, those that say which states there are as well.
       ShardedAdam optimizer(params, FusedAdamOptions(0.5), group);
       optimizer.load_state_dict(trained.state);
@@ -99,11 +99,11 @@ TEST(ShardedState, OfTwoRanksGoesOnInTheClassAloneAndInThree) {
     expect_equal(params, trained.end);
   };
   for (const bool from_archive : {false, true}) {
-    const auto params = clones_of(trained.halfway);
+    const auto params = copy_of(trained.halfway);
     FusedAdam alone(params, FusedAdamOptions(0.5));
     expect_goes_on(alone, params, from_archive);
     run_on_ranks(3, [&](ProcessGroup& group) {
-      const auto mine = clones_of(trained.halfway);
+      const auto mine = copy_of(trained.halfway);
       ShardedAdam optimizer(mine, FusedAdamOptions(0.5), group);
       expect_goes_on(optimizer, mine, from_archive);
     });
@@ -116,7 +116,7 @@ TEST(ShardedState, OneNumberForAParameterIsNotSplit) {
     ShardedOptimizer<optim::FusedNovoGrad> optimizer(params, {}, group);
     train_sharded(optimizer, params, 0, 1);
     const auto state = optimizer.state_dict();
-    const auto copies = clones_of(params);
+    const auto copies = copy_of(params);
     ShardedOptimizer<optim::FusedNovoGrad> other(copies, {}, group);
     other.load_state_dict(state);
     const auto held = state.at("state").toGenericDict().at(2).toGenericDict();
@@ -151,7 +151,7 @@ TEST(ShardedState, ALateMomentumBufferKeepsItsStart) {
             << entry.key() << " " << key;
       }
     }
-    const auto copies = clones_of(params);
+    const auto copies = copy_of(params);
     ShardedOptimizer<optim::FusedSGD> loaded(copies, optim::FusedSGDOptions(0.1), group);
     loaded.load_state_dict(sharded.state_dict());
     train_sharded(sharded, params, 4, 5);
@@ -176,7 +176,7 @@ TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
         "of 'adam', got 1. Call group(group), and save in each of them.");
   });
   run_on_ranks(3, [&](ProcessGroup& group) {
-    const auto params = clones_of(trained.halfway);
+    const auto params = copy_of(trained.halfway);
     ShardedAdam optimizer(params, FusedAdamOptions(0.5), group);
     load_checkpoint(path, Checkpoint().optimizer(optimizer).group(group));
     train_sharded(optimizer, params, 2, 4);
@@ -397,14 +397,11 @@ TEST(ShardedErrors, NothingIsLostByWhatIsRefused) {
   });
 }
 
-TEST(ShardedErrors, Groups) {
-  expect_error([] { ShardedAdam(ones(), {}, c10::intrusive_ptr<c10d::ProcessGroup>()); },
-               kWho + ": expected group to be a process group, got none.");
-}
-
 class ShardedTwin : public DataParallelTest {};
 
-TEST_F(ShardedTwin, AGroupThatHasNoName) {
+TEST_F(ShardedTwin, GroupsThatAreNoneOrHaveNoName) {
+  expect_error([] { ShardedAdam(ones(), {}, c10::intrusive_ptr<c10d::ProcessGroup>()); },
+               kWho + ": expected group to be a process group, got none.");
   expect_error([&] { ShardedAdam(ones(), {}, group_); },
                kWho + ": expected group to name a process group that exists, got 'twins'.");
 }
