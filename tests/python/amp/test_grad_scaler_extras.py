@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.adam import make_params, random_grads, set_grads
 from support.host_reads import NoHostRead
-from torch.profiler import ProfilerActivity, profile
 
 from torchfuse.amp import GradScaler, ScaleHistory
-from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.optimizers import FusedAdam
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
@@ -145,7 +143,7 @@ def test_no_gradients_are_an_error_by_default() -> None:
 
 
 @pytest.mark.parametrize("unscale", [False, True])
-def test_an_iteration_reads_and_allocates_nothing(unscale: bool, device: str) -> None:
+def test_an_iteration_reads_nothing(unscale: bool, device: str) -> None:
     scaler = GradScaler(
         device,
         init_scale=8.0,
@@ -156,28 +154,13 @@ def test_an_iteration_reads_and_allocates_nothing(unscale: bool, device: str) ->
         history_size=3,
     )
     optimizer = FusedAdam(make_params(device=device), max_grad_norm=1.0)
-    iterate(scaler, optimizer, overflow=False, device=device)
-
-    def rest_of_iteration() -> None:
+    iterate(scaler, optimizer, device=device)
+    with NoHostRead():
+        scaler.scale(torch.zeros((), device=device))
         if unscale:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-
-    with NoHostRead():
-        scaler.scale(torch.zeros((), device=device))
-        rest_of_iteration()
-    if device == "cpu":
-        assert allocations(rest_of_iteration) == []
-        assert allocations(lambda: torch.zeros(10)) == [40]
-
-
-def allocations(run: Callable[[], object]) -> list[int]:
-    """Sizes of the memory that torch's allocator hands out meanwhile, as its profiler sees it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    events = profiler.profiler.kineto_results.events()
-    return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]
 
 
 def test_outputs_in_named_tuples_keep_their_type_and_mappings_are_refused() -> None:
@@ -190,42 +173,6 @@ def test_outputs_in_named_tuples_keep_their_type_and_mappings_are_refused() -> N
     with pytest.raises(TypeError, match="outputs to be a tensor or an iterable of tensors, got di"):
         scaler.scale({"loss": torch.ones(())})
     assert float(scaler.scale(torch.ones(()))) == 8.0
-
-
-# Scales at the end of fp32.
-
-
-@pytest.mark.parametrize("max_grad_norm", [None, 0.5], ids=["plain", "clipped"])
-@pytest.mark.parametrize("scaler_class", [GradScaler, torch.amp.GradScaler])
-def test_the_largest_scale_of_torch_gives_the_same_step(
-    scaler_class: Any, max_grad_norm: float | None
-) -> None:
-    """torchfuse's scaler gets 2^127 as a tensor, which it does not read."""
-    p = torch.nn.Parameter(torch.ones(40))
-    optimizer = FusedSGD([p], lr=1.0, max_grad_norm=max_grad_norm)
-    scaler = scaler_class("cpu")
-    scaler.scale(torch.zeros(()))
-    scaler.update(torch.tensor(2.0**127))
-    scaler.scale((p * torch.arange(1.0, 41.0) * 0.01).sum()).backward()
-    scaler.step(optimizer)
-    grads = torch.arange(1.0, 41.0) * 0.01
-    if max_grad_norm is not None:
-        grads *= max_grad_norm / grads.norm()
-    torch.testing.assert_close(p.detach(), 1.0 - grads, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("scale", [2.0**127, 1.7 * 2.0**127])
-def test_unscale_takes_every_scale(scale: float) -> None:
-    p = torch.nn.Parameter(torch.ones(40))
-    grads = []
-    for scaler in (GradScaler("cpu"), torch.amp.GradScaler("cpu")):
-        scaler.scale(torch.zeros(()))
-        scaler.update(torch.tensor(scale))
-        p.grad = torch.arange(1.0, 41.0) * 2.0**100
-        scaler.unscale_(torch.optim.SGD([p], lr=1.0))
-        grads.append(p.grad)
-    assert torch.equal(*grads)
-    assert bool((grads[0] > 0).all())
 
 
 def test_a_larger_scale_of_torch_is_brought_down() -> None:

@@ -109,21 +109,21 @@ def test_enabled_is_a_bool(amp: Any, enabled: Any) -> None:
 # Models.
 
 
-class Ddp(nn.parallel.DistributedDataParallel):
-    def __init__(self, module: nn.Module) -> None:
-        nn.Module.__init__(self)
-        self.module = module
+def without_group(kind: Any) -> Any:
+    """The class, whose objects wrap a module without a process group."""
 
+    class Wrapper(kind):
+        def __init__(self, module: nn.Module) -> None:
+            nn.Module.__init__(self)
+            self.module = module
 
-class ApexDdp(torchfuse.parallel.DistributedDataParallel):
-    def __init__(self, module: nn.Module) -> None:
-        nn.Module.__init__(self)
-        self.module = module
+    return Wrapper
 
 
 def test_other_objects_as_models(amp: Any) -> None:
-    for wrapper in (nn.DataParallel, Ddp, ApexDdp):
-        wrapped = wrapper(make_model())
+    ours, torchs = torchfuse.parallel.DistributedDataParallel, nn.parallel.DistributedDataParallel
+    for kind in (nn.DataParallel, ours, torchs):
+        wrapped = without_group(kind)(make_model())
         message = (
             rf"models\[1\] to be the model itself, got {type(wrapped).__name__}\. Wrap what "
             r"amp\.initialize returns\."

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -257,19 +258,16 @@ def test_forward_passes_of_many_threads_are_all_counted_out(
     """As of DataParallel's replicas."""
     monkeypatch.setattr(_autocast, "_running", {})
 
-    def pass_often() -> None:
+    def pass_often(_: int) -> None:
         for _ in range(20_000):
             with _autocast.ForwardUnderO1(HALF):
                 pass
 
-    threads = [threading.Thread(target=pass_often) for _ in range(4)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(pass_often, range(4)))
     finally:
         sys.setswitchinterval(interval)
     assert _autocast._running == {HALF: 0}
