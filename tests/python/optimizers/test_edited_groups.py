@@ -14,12 +14,19 @@ from support.adam import make_params, random_grads, set_grads, snapshot, train
 from support.compare import assert_all_same_bits
 from test_optim_spec_flags import NOT_FLAGS, every_flag
 
-from torchfuse.optimizers import FusedAdam, FusedMixedPrecisionLamb, FusedSGD
+from torchfuse.optimizers import (
+    FusedAdagrad,
+    FusedAdam,
+    FusedLAMB,
+    FusedMixedPrecisionLamb,
+    FusedNovoGrad,
+    FusedSGD,
+)
 from torchfuse.testing import OptimSpec, assert_close_to_torch
 
 BF16 = torch.bfloat16
 TOO_LARGE = 10**400  # no float holds it
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def made(kind: Any, steps: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -156,6 +163,52 @@ def test_a_wrong_initial_step_of_a_checkpoint_is_refused() -> None:
     optimizer.step()
 
 
+TWO_NUMBERS = "None or two numbers of at least 0 in"
+OWN: list[tuple[Any, str, Any, str]] = [
+    *(
+        (FusedAdagrad, "initial_accumulator_value", value, "")
+        for value in (-0.5, INF, NAN, "x", None)
+    ),
+    (FusedAdam, "ema_decay", 1.0, r"None, or at least 0 and less than 1, got 1\.0"),
+    (FusedAdam, "ema_decay", -0.1, r".* got -0\.1"),
+    (FusedAdam, "ema_decay", NAN, ".* got nan"),
+    (FusedAdam, "ema_decay", "0.9", "None or a number, got str"),
+    (FusedAdam, "ema_start_step", -1, "at least 0 .*got -1"),
+    (FusedAdam, "ema_start_step", 1.5, "a whole number, got float"),
+    (FusedLAMB, "trust_ratio_bounds", (2.0, 1.0), TWO_NUMBERS),
+    (FusedLAMB, "trust_ratio_bounds", (-1.0, 1.0), TWO_NUMBERS),
+    (FusedLAMB, "trust_ratio_bounds", (NAN, 1.0), TWO_NUMBERS),
+    (FusedLAMB, "trust_ratio_bounds", ("a", 1.0), ""),
+    (FusedLAMB, "trust_ratio_bounds", 3.0, "None or a pair of numbers, got 3.0"),
+    (FusedLAMB, "trust_ratio_bounds", (1.0,), "None or a pair of numbers"),
+    *(
+        (FusedNovoGrad, "norm_type", value, "2, or 0 for the largest magnitude, got")
+        for value in (1, 3.0, "2", INF, None, torch.ones(2))
+    ),
+]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(("kind", "key", "value", "text"), OWN, ids=str)
+def test_what_a_class_adds_is_refused_wherever_it_is_given(
+    kind: Any, key: str, value: Any, text: str, steps: int
+) -> None:
+    options = {"ema_decay": 0.75} if key == "ema_start_step" else {}
+    errors = RuntimeError if kind is FusedNovoGrad else (TypeError, ValueError)
+    message = f"expected {key} of group {{}} to be {text}"
+    with pytest.raises(errors, match=f"^{kind.__name__}: {message.format(0)}"):
+        kind(make_params(), **{**options, key: value})
+    optimizer = made(kind, steps, **options)
+    with pytest.raises(errors, match=message.format(1)):
+        optimizer.add_param_group({"params": make_params(seed=2), key: value})
+    assert len(optimizer.param_groups) == 1
+    saved = optimizer.state_dict()
+    saved["param_groups"][0][key] = value
+    with pytest.raises(errors, match=message.format(0)):
+        optimizer.load_state_dict(saved)
+    check_refused(optimizer, key, value, message.format(0), errors)
+
+
 def of_spec(spec: OptimSpec) -> Any:
     return made(spec.optimizer, **spec.grid[-1])
 
@@ -179,18 +232,6 @@ def test_a_flag_may_be_edited_to_what_a_constructor_takes(spec: OptimSpec, name:
         group[name] = value
         optimizer.step()
         assert group[name] is known
-
-
-def test_groups_and_steps_that_are_as_before_are_not_checked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    optimizer = made(FusedAdam, steps=1)
-    monkeypatch.setattr(optimizer, "_check_settings", None)
-    optimizer.param_groups[0]["lr"] = 0.5
-    optimizer.step()
-    optimizer.param_groups[0]["maximize"] = 1
-    with pytest.raises(TypeError, match="not callable"):
-        optimizer.step()
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

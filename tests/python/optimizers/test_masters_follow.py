@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.compare import assert_same_bits
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchfuse.optimizers import FusedAdam
 from torchfuse.optimizers._masters import master_of
@@ -191,16 +190,6 @@ def test_other_data_at_the_same_address_lasts(options: dict[str, Any], dtype: to
     assert (p.data_ptr(), p._version) == (address, version)
     _step(p, optimizer, lr=0.0)
     assert_same_bits(p.detach(), torch.full_like(p, 0.5), "parameter")
-
-
-@every_mode
-def test_no_memory_is_kept_for_it(options: dict[str, Any], dtype: torch.dtype) -> None:
-    """A plan knows where a parameter was, and holds none of what was there."""
-    p, _optimizer = _trained(options, dtype)
-    replaced = StorageWeakRef(p.untyped_storage())
-    assert not replaced.expired()
-    p.data = p.data.clone()
-    assert replaced.expired()
 
 
 def test_a_conversion_that_fails_loses_no_master() -> None:

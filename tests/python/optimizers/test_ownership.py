@@ -77,17 +77,6 @@ def test_a_step_leaves_no_reference_behind(spec: OptimSpec) -> None:
     assert [ref() for ref in grads] == [None] * len(grads)
 
 
-def test_replaced_state_is_free_at_once() -> None:
-    params, optimizer = _stepped(OPTIM_SPECS[0])
-    gone = []
-    for p in params:
-        state = optimizer.state[p]
-        for name in ("exp_avg", "exp_avg_sq"):
-            gone.append(weakref.ref(state[name].untyped_storage()))
-            state[name] = state[name].clone()
-    assert [ref() for ref in gone] == [None] * len(gone)
-
-
 def test_modules_convert_and_load_by_swapping() -> None:
     model = torch.nn.Linear(4, 4)
     optimizer = FusedAdam(model.parameters())

@@ -102,23 +102,6 @@ def test_a_state_within_a_parameter_is_refused() -> None:
 
 
 @pytest.mark.parametrize("write_back", ["unscaled", "clipped"])
-def test_one_gradient_of_two_parameters_is_refused_where_it_is_written(write_back: Any) -> None:
-    a, b = params(2)
-    a.grad = b.grad = torch.full((8,), 8.0)
-    optimizer = FusedSGD([a, b], lr=1.0, write_back_grads=write_back)
-    optimizer.grad_scale = torch.tensor(2.0)
-    with pytest.raises(
-        RuntimeError, match=rf"grad of params\[1\] of group 0 {OWN} grad of .* or set write_back"
-    ):
-        optimizer.step()
-    assert bool((a.grad == 8.0).all())
-    b.grad = a.grad.clone()
-    optimizer.grad_scale = torch.tensor(2.0)
-    optimizer.step()
-    assert (a[0].item(), b[0].item()) == (-4.0, -4.0)
-
-
-@pytest.mark.parametrize("write_back", ["unscaled", "clipped"])
 @pytest.mark.parametrize("name", ["params", "momentum_buffer of params"])
 def test_a_gradient_in_an_operand_is_refused_where_it_is_written(
     write_back: Any, name: str

@@ -107,22 +107,6 @@ def test_an_edit_between_steps_is_seen(edit: Any, device: str) -> None:
             assert_same_bits(tensor, before, "memory that is no longer used")
 
 
-def test_counts_are_elements_of_one_buffer_and_stay_where_they_are(device: str) -> None:
-    """A captured graph goes on growing the elements that it saw."""
-    params = make_params(device=device)
-    optimizer = CONFIG.ours(params[:1])
-    train(optimizer, params[:1], [0])
-    place = optimizer.state[params[0]]["step"].data_ptr()
-    for count, joining in enumerate((params[1:2], params[2:]), start=1):
-        optimizer.add_param_group({"params": joining})
-        train(optimizer, params, [count])
-        assert optimizer.state[params[0]]["step"].data_ptr() == place
-    steps = [optimizer.state[param]["step"] for param in params]
-    assert [float(step) for step in steps] == [3.0, 2.0, 1.0, 1.0]
-    assert len({step.data_ptr() for step in steps}) == len(steps)
-    assert all((s.shape, s.dtype, s.device.type) == ((), torch.float32, device) for s in steps)
-
-
 def test_states_and_masters_are_laid_out_anew_with_their_parameter() -> None:
     """torch's fused Adam keeps the old strides and is silently wrong; the for-loop is right."""
     params = make_params([(4, 3, 5, 6)], dtype=torch.bfloat16)

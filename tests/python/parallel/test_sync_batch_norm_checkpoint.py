@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from support.processes import join_group, leave_group, run_ranks
+from test_sync_batch_norm_autograd import make_model
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -29,16 +30,6 @@ class Results(NamedTuple):
     kept: list[int]
 
 
-def make_model() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        SyncBatchNorm(8, fuse_relu=True, momentum=None),
-        nn.Conv2d(8, 8, 3, padding=1),
-        SyncBatchNorm(8),
-    )
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_observes_once(reentrant: bool) -> None:
     """Three segments run the same layers, and are repeated in the reverse order."""
@@ -53,8 +44,7 @@ def test_checkpointing_observes_once(reentrant: bool) -> None:
     sum(y.square().sum() for y in outputs).backward()
     for buffer, old in zip(checkpointed.buffers(), before, strict=True):
         assert torch.equal(buffer, old), "the repeated pass observed the batch again"
-    for ours, theirs in zip(checkpointed.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close([*checkpointed.buffers()], [*plain.buffers()])
     for ours, theirs in zip(checkpointed.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
     for x, grad in zip(inputs, expected, strict=True):
@@ -98,8 +88,7 @@ def test_sparse_inputs_of_one_layer_are_told_apart(reentrant: bool) -> None:
 
     ours = grads(SyncBatchNorm(1, dtype=torch.float64), checkpointed)
     theirs = grads(nn.BatchNorm2d(1).double(), lambda layer, x: layer(x))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
 def test_one_process_keeps_nothing() -> None:
@@ -266,13 +255,11 @@ def test_equals_the_pooled_batch(mode: str, passes: int, results: Results) -> No
     together += [
         torch.stack([grads[i] for grads, _ in own]).sum(0) for i in range(CALLS, len(expected))
     ]
-    for ours, theirs in zip(together, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(together, expected, rtol=1e-8, atol=1e-8)
     if mode != "after passes that nobody repeats":  # they were observed
         buffers = [buffer for layer in layers for buffer in layer.buffers()]
         for _, statistics in own:
-            for ours, theirs in zip(statistics, buffers, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(statistics, buffers, rtol=1e-8, atol=1e-8)
 
 
 def test_nothing_is_kept_once_the_graph_is_gone(results: Results) -> None:
