@@ -19,6 +19,7 @@ namespace {
 
 using namespace torchfuse::kernels;
 using torchfuse::kernels::testing::Buffer;
+using torchfuse::kernels::testing::kEveryDType;
 using torchfuse::kernels::testing::Rows;
 
 /// Elements that one block handles in long lists.
@@ -26,9 +27,6 @@ constexpr std::int64_t kChunk = 16384;
 constexpr std::int64_t kTail = 64;  ///< behind the last whole chunk, and the channels of a row
 constexpr std::int64_t kNumel = (std::int64_t{1} << 32) + 2 * kChunk + kTail;
 constexpr std::uint32_t kBlocks = (kNumel + kChunk - 1) / kChunk;
-
-constexpr DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
-                                 DType::kFloat64};
 
 /// Elements [first, first + count) of a tensor: whole chunks.
 struct Part {

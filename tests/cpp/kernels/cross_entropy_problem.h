@@ -168,7 +168,7 @@ inline void expect_long_row_right(const CrossEntropyCase& c, const CrossEntropyI
 inline std::vector<CrossEntropyCase> cross_entropy_cases(
     const std::vector<std::pair<std::int64_t, std::int64_t>>& shapes) {
   std::vector<CrossEntropyCase> all;
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+  for (const DType dtype : kEveryDType) {
     for (const auto& [rows, classes] : shapes) {
       all.push_back({{rows, classes, dtype}, all.size() % 2 == 0 ? 0.0 : 0.1, all.size() % 3 == 0});
     }

@@ -32,8 +32,7 @@ inline std::string name_of(const LayerNormCase& c) {
 inline std::vector<LayerNormShape> layer_norm_types() {
   std::vector<LayerNormShape> types;
   for (const bool rms : {false, true}) {
-    for (const DType dtype :
-         {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+    for (const DType dtype : kEveryDType) {
       types.push_back({0, 0, rms, dtype, dtype});
     }
     types.push_back({0, 0, rms, DType::kFloat16, DType::kFloat32});

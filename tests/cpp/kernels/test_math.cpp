@@ -53,16 +53,6 @@ TEST(Fma, EmulationRoundsOnceNearTies) {
 
 constexpr double kBases[] = {0.0, 0.9, 0.99, 0.999, 0.95, 0.5};
 
-TEST(IntegerPowers, AgreeWithPow) {
-  for (const double base : kBases) {
-    for (const double exponent : {0.0, 1.0, 2.0, 3.0, 10.0, 777.0, 100000.0}) {
-      const double expected = std::pow(base, exponent);
-      const Powers powers = integer_powers(base, 0.9, exponent);
-      EXPECT_NEAR(powers.a, expected, 1e-11 * expected) << base << '^' << exponent;
-    }
-  }
-}
-
 /// As it is defined: one bit after the other, from the lowest on.
 double squared_repeatedly(double base, std::uint64_t exponent) {
   double result = 1.0;

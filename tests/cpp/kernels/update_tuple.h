@@ -90,11 +90,10 @@ inline void PrintTo(const UpdateTuple& tuple, std::ostream* out) { *out << tuple
 /// All tuples with states of one dtype for which this holds.
 template <class Condition>
 std::vector<UpdateTuple> tuples_where(Condition condition) {
-  constexpr DType kAll[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64};
   std::vector<UpdateTuple> tuples;
-  for (const DType param : kAll) {
-    for (const DType grad : kAll) {
-      for (const DType state : kAll) {
+  for (const DType param : kEveryDType) {
+    for (const DType grad : kEveryDType) {
+      for (const DType state : kEveryDType) {
         for (const bool master : {false, true}) {
           const UpdateTuple tuple{param, grad, state, master, {}};
           if (condition(tuple.table())) tuples.push_back(tuple);

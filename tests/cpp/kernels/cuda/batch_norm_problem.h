@@ -15,9 +15,6 @@
 
 namespace torchfuse::kernels::testing {
 
-/// Multiprocessors that the kernels are told of: few, so that a launch has few blocks.
-inline constexpr int kMultiprocessors = 2;
-
 struct Strides {
   std::int64_t channel_gap = 0;  ///< elements between planes; none between channels of a row
   std::int64_t outer_gap = 0;    ///< elements between samples or rows
@@ -142,8 +139,7 @@ class Workspace {
 };
 
 inline void expect_ok(const Status& status, const Workspace& workspace) {
-  ASSERT_TRUE(status.ok()) << status.what << ": error " << status.error;
-  synchronize();
+  ASSERT_NO_FATAL_FAILURE(expect_ok(status));
   workspace.expect_ready_again();
 }
 

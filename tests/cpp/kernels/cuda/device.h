@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../kernel_test.h"
+#include "kernels/common/status.h"
 #include "kernels/common/stream.h"
 
 namespace torchfuse::kernels::testing {
@@ -23,6 +24,20 @@ Stream stream();
 
 /// Waits for the stream, and fails the test if a kernel failed.
 void synchronize();
+
+/// Fails the test unless the launch was taken, and waits for it.
+inline void expect_ok(const Status& status) {
+  ASSERT_TRUE(status.ok()) << status.what << ": error " << status.error;
+  synchronize();
+}
+
+inline void expect_refused(const Status& status, const char* what) {
+  EXPECT_FALSE(status.ok());
+  EXPECT_STREQ(status.what, what);
+}
+
+/// Multiprocessors that the kernels are told of: few, so that a launch has few blocks.
+inline constexpr int kMultiprocessors = 2;
 
 /// How the CPU runs what is launched from now on; nothing on a GPU, which does as it likes.
 struct Order {

@@ -12,9 +12,6 @@
 
 namespace torchfuse::kernels::testing {
 
-inline constexpr DType kEveryDType[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
-                                        DType::kFloat64};
-
 /// Elements of 16 bytes: of one vector, and of all misalignments.
 inline std::int64_t elements_per_vector(DType dtype) {
   return 16 / static_cast<std::int64_t>(size_of(dtype));
@@ -31,6 +28,13 @@ inline Buffer whole_numbers(DType dtype, std::int64_t numel, std::mt19937& rando
   for (std::int64_t i = 0; i < numel; ++i) {
     buffer.set(i, static_cast<double>(random() % 127 + 1) * (random() % 2 == 0 ? 1 : -1));
   }
+  return buffer;
+}
+
+inline Buffer normal_numbers(DType dtype, std::int64_t numel, std::mt19937& random,
+                             double scale = 100.0) {
+  Buffer buffer(dtype, numel);
+  buffer.fill_normal(random, scale);
   return buffer;
 }
 

@@ -74,9 +74,7 @@ inline std::vector<NormPartial> partials_of(const GradientList& list,
   L2NormArgs args{list.table(rows), chunk_offsets.data(), partials.data(), elements};
   const RowsOnDevice kept(args.tensors, chunk_offsets.data(), elements);
   if (rows_on_device) args.tensors.device = kept.get();
-  const Status status = multi_tensor_l2_norm_cuda(args, bundles.get(), nullptr, &done, stream());
-  EXPECT_TRUE(status.ok()) << status.what;
-  synchronize();
+  expect_ok(multi_tensor_l2_norm_cuda(args, bundles.get(), nullptr, &done, stream()));
   EXPECT_FALSE(done);
   partials.expect_margins_intact();
   partials.expect_accesses(1, 1);

@@ -125,9 +125,7 @@ class DeviceStep {
 /// The prologue as a kernel of its own.
 inline Outcome prologue_on_device(const Step& step) {
   const DeviceStep device(step);
-  const Status status = prologue_cuda(device.args(), stream());
-  EXPECT_TRUE(status.ok()) << status.what;
-  synchronize();
+  expect_ok(prologue_cuda(device.args(), stream()));
   device.expect_single_accesses(1);
   return device.outcome();
 }

@@ -22,17 +22,13 @@ class Scale {
  public:
   Scale(const ScaleState& start, const ScaleUpdateParams& params, bool with_hysteresis,
         bool recorded = false)
-      : host_(start),
-        scale_({start.scale}),
-        growth_({start.growth_tracker}),
-        hysteresis_({start.hysteresis_tracker}),
-        device_counts_({counts_}),
-        device_history_(history_) {
+      : host_(start), device_({start}), device_counts_({counts_}), device_history_(history_) {
     on_host_ = {&host_.scale, &host_.growth_tracker, nullptr, nullptr, params};
-    on_device_ = {scale_.data(), growth_.data(), nullptr, nullptr, params};
+    ScaleState& state = *device_.data();
+    on_device_ = {&state.scale, &state.growth_tracker, nullptr, nullptr, params};
     if (with_hysteresis) {
       on_host_.hysteresis_tracker = &host_.hysteresis_tracker;
-      on_device_.hysteresis_tracker = hysteresis_.data();
+      on_device_.hysteresis_tracker = &state.hysteresis_tracker;
     }
     if (!recorded) return;
     on_host_.counts = &counts_;
@@ -46,14 +42,12 @@ class Scale {
     const DeviceArray<float> found_inf({flag});
     on_host_.found_inf = &flag;
     on_device_.found_inf = found_inf.data();
-    const Status status = amp_update_scale_cuda(on_device_, stream());
-    ASSERT_TRUE(status.ok()) << status.what;
-    synchronize();
+    ASSERT_NO_FATAL_FAILURE(expect_ok(amp_update_scale_cuda(on_device_, stream())));
     amp_update_scale_cpu(on_host_);
-    const float scale = scale_.to_host()[0];
-    EXPECT_TRUE(same_value(scale, host_.scale)) << scale << " and " << host_.scale;
-    EXPECT_EQ(growth_.to_host()[0], host_.growth_tracker);
-    EXPECT_EQ(hysteresis_.to_host()[0], host_.hysteresis_tracker);
+    const ScaleState state = device_.to_host()[0];
+    EXPECT_TRUE(same_value(state.scale, host_.scale)) << state.scale << " and " << host_.scale;
+    EXPECT_EQ(state.growth_tracker, host_.growth_tracker);
+    EXPECT_EQ(state.hysteresis_tracker, host_.hysteresis_tracker);
     EXPECT_TRUE(same_value(found_inf.to_host()[0], flag));
     const ScaleCounts counted = device_counts_.to_host()[0];
     EXPECT_EQ(counted.updates, counts_.updates);
@@ -65,7 +59,7 @@ class Scale {
       EXPECT_EQ(rows[row].overflowed, history_[row].overflowed);
     }
     for (const DeviceMemory* memory : std::initializer_list<const DeviceMemory*>{
-             &scale_, &growth_, &hysteresis_, &found_inf, &device_counts_, &device_history_}) {
+             &device_, &found_inf, &device_counts_, &device_history_}) {
       memory->expect_margins_intact();
     }
   }
@@ -77,9 +71,7 @@ class Scale {
   ScaleCounts counts_{};
   std::vector<ScaleRecord> history_ = std::vector<ScaleRecord>(3, {0.0f, 0.0f});
   UpdateScaleArgs on_host_, on_device_;
-  DeviceArray<float> scale_;
-  DeviceArray<std::int32_t> growth_;
-  DeviceArray<std::int32_t> hysteresis_;
+  DeviceArray<ScaleState> device_;
   DeviceArray<ScaleCounts> device_counts_;
   DeviceArray<ScaleRecord> device_history_;
 };

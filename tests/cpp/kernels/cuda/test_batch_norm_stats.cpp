@@ -221,13 +221,11 @@ TEST(CudaBatchNormStats, GridsFitTheirWorkspaceAndFillTheDevice) {
 
 TEST(CudaBatchNormStats, RefusesADTypeThatDoesNotExistAndAGridThatIsTooLarge) {
   const BatchNormShape shape = planes(static_cast<DType>(9), 1, 1, 1);
-  const Status status = batch_norm_stats_cuda({shape, {}, nullptr, nullptr}, {}, stream());
-  EXPECT_FALSE(status.ok());
-  EXPECT_STREQ(status.what, "dtype of batch_norm_stats");
-  BatchNormShape wide = planes(DType::kFloat32, 1, std::int64_t{1} << 33, 1024);
-  const Status refused = batch_norm_stats_cuda({wide, {}, nullptr, nullptr}, {}, stream());
-  EXPECT_FALSE(refused.ok());
-  EXPECT_STREQ(refused.what, "launch of batch_norm_stats_kernel");
+  expect_refused(batch_norm_stats_cuda({shape, {}, nullptr, nullptr}, {}, stream()),
+                 "dtype of batch_norm_stats");
+  const BatchNormShape wide = planes(DType::kFloat32, 1, std::int64_t{1} << 33, 1024);
+  expect_refused(batch_norm_stats_cuda({wide, {}, nullptr, nullptr}, {}, stream()),
+                 "launch of batch_norm_stats_kernel");
 }
 
 }  // namespace

@@ -49,24 +49,18 @@ TEST_P(CudaDeviceTableTuple, EverySizeGivesTheBitsOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(All, CudaDeviceTableTuple, ::testing::ValuesIn(update_tuples()),
                          [](const auto& tuple) { return tuple.param.name(); });
 
-TEST(CudaDeviceTable, ListsOfSeveralSpans) {
+TEST(CudaDeviceTable, ListsOfSeveralSpansAndOnesWithoutAnAlignedRow) {
   const UpdateGroups groups = UpdateGroups::distinct(3);
   const UpdateTuple master{DType::kBFloat16, DType::kBFloat16, DType::kFloat32, true};
   for (const UpdateTuple& tuple : {UpdateTuple{}, master}) {
     UpdateProblem problem(tuple, many_tensors(7000, 3), groups);
     problem.rows_on_device = true;
     problem.from_the_end = tuple.has_master;
-    problem.pack(1, Packing::kInOrder);
-    problem.run({.seed = 2, .resident_blocks = 4});
+    for (const Packing packing : {Packing::kInOrder, Packing::kScattered}) {
+      problem.pack(3, packing);
+      problem.run({.seed = 2, .resident_blocks = 4});
+    }
   }
-}
-
-TEST(CudaDeviceTable, ListsWithoutAnAlignedRow) {
-  const UpdateGroups groups = UpdateGroups::distinct(3);
-  UpdateProblem problem({}, many_tensors(1200, 3), groups);
-  problem.rows_on_device = true;
-  problem.pack(3, Packing::kScattered);
-  problem.run({.seed = 4});
 }
 
 TEST(CudaDeviceTable, AnyNumberOfGroups) {
@@ -80,14 +74,6 @@ TEST(CudaDeviceTable, AnyNumberOfGroups) {
       problem.run({.seed = 6});
     }
   }
-}
-
-TEST(CudaDeviceTable, EmptyTensorsAlone) {
-  const UpdateGroups groups = UpdateGroups::distinct(1);
-  UpdateProblem problem({}, std::vector<UpdateTensor>(20), groups);
-  problem.rows_on_device = true;
-  problem.pack(7);
-  problem.run({.seed = 8});
 }
 
 TEST(CudaDeviceTable, ChunksOfTheLongestLists) {

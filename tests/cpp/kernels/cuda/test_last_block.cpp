@@ -39,9 +39,7 @@ class NormStep {
 
   void run() const {
     bool done = false;
-    const Status status = launch(&done);
-    ASSERT_TRUE(status.ok()) << status.what;
-    synchronize();
+    ASSERT_NO_FATAL_FAILURE(expect_ok(launch(&done)));
     EXPECT_TRUE(done);
     bundles_.expect_ready();
     EXPECT_TRUE(same_bits(sums(), added_in_bundles(partials_.to_host())));
@@ -178,26 +176,21 @@ TEST(CudaLastBlock, GivesTheBitsOfThePrologueKernel) {
   }
 }
 
-void expect_that_steps_of_any_number_grow_once(bool scattered) {
+TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
   const GradientList list = whole_list(DType::kFloat32, 3);
   // K1's launch takes 256 anywhere or 4,096 in a row, those that follow 4,000 anywhere.
-  for (const std::size_t count : {0, 1, 2, 255, 256, 257, 1025, 4095, 4096, 4097, 4257, 9100}) {
-    for (const float flag : {0.0f, 2.0f}) {
-      set_order({.seed = count, .resident_blocks = 4});
-      const NormStep step(
-          list,
-          {.found_inf = flag, .counts = std::vector<float>(count, 9.0f), .scattered = scattered});
-      step.run();
-      step.expect_single_accesses(1);
-      ASSERT_EQ(step.outcome().counts, std::vector<float>(count, flag == 0.0f ? 10.0f : 9.0f));
-    }
-  }
-}
-
-TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
   for (const bool scattered : {false, true}) {
-    SCOPED_TRACE(scattered ? "scattered" : "in a row");
-    expect_that_steps_of_any_number_grow_once(scattered);
+    for (const std::size_t count : {0, 1, 2, 255, 256, 257, 1025, 4095, 4096, 4097, 4257, 9100}) {
+      for (const float flag : {0.0f, 2.0f}) {
+        set_order({.seed = count, .resident_blocks = 4});
+        const NormStep step(
+            list,
+            {.found_inf = flag, .counts = std::vector<float>(count, 9.0f), .scattered = scattered});
+        step.run();
+        step.expect_single_accesses(1);
+        ASSERT_EQ(step.outcome().counts, std::vector<float>(count, flag == 0.0f ? 10.0f : 9.0f));
+      }
+    }
   }
 }
 
@@ -227,9 +220,7 @@ TEST(CudaLastBlock, DoesNotRunForAListWithoutElements) {
     }
     const NormStep step(list, {.found_inf = 0.0f, .counts = {3.0f}});
     bool done = true;
-    const Status status = step.launch(&done);
-    EXPECT_TRUE(status.ok()) << status.what;
-    synchronize();
+    expect_ok(step.launch(&done));
     EXPECT_FALSE(done);
     step.bundles().expect_ready();
     EXPECT_TRUE(std::isnan(step.outcome().scalars.grad_coef)) << "as fresh memory is";
@@ -261,13 +252,10 @@ TEST(CudaLastBlock, ReportsALaunchThatTheDeviceRefusesAndStopsThere) {
   std::vector<std::int64_t> first_of_many(2000, 600);
   first_of_many[0] = kTooLarge;
   for (const auto& sizes : {std::vector<std::int64_t>{kTooLarge}, first_of_many}) {
-    const Status status = refused(sizes, DType::kFloat32, step);
-    EXPECT_FALSE(status.ok());
-    EXPECT_STREQ(status.what, "launch of multi_tensor_l2_norm_kernel");
+    expect_refused(refused(sizes, DType::kFloat32, step), "launch of multi_tensor_l2_norm_kernel");
   }
-  const Status status = refused({100}, static_cast<DType>(9), step);
-  EXPECT_FALSE(status.ok());
-  EXPECT_STREQ(status.what, "gradient dtype of multi_tensor_l2_norm");
+  expect_refused(refused({100}, static_cast<DType>(9), step),
+                 "gradient dtype of multi_tensor_l2_norm");
   EXPECT_EQ(step.outcome().counts, std::vector<float>(2000, 3.0f));
   // The error is reported once and does not stick to the next launch.
   const GradientList list = whole_list(DType::kFloat32, 3);
@@ -311,27 +299,19 @@ TEST(CudaNormBundles, SmallListsOfTwoBundlesHaveTheSameBitsInAnyOrderOfExecution
 }
 
 TEST(CudaNormBundles, ListsOfEveryLengthAreCompleteAgainAndAgain) {
-  for (const std::size_t tensors : {1, 31, 32, 33, 63, 64, 65, 300, 1025}) {
+  // Small tensors come first in every launch, so of the last list a bundle of neighbors has members
+  // in several.
+  for (const std::size_t tensors : {1, 31, 32, 33, 63, 64, 65, 300, 1025, 2500}) {
     const GradientList list = rounding_list(DType::kFloat32, mixed_sizes(tensors));
     const NormStep step(list, {.counts = {0.0f}});
     set_order({});
     const float expected = step.norm();
+    EXPECT_NEAR(expected, exact_norm(list), 1e-6 * exact_norm(list));
     for (const std::uint64_t seed : {1, 2, 3}) {
       set_order({.seed = seed, .resident_blocks = static_cast<std::uint32_t>(1 + seed)});
       ASSERT_EQ(step.norm(), expected) << tensors << " tensors, seed " << seed;
     }
   }
-}
-
-// Small tensors come first in every launch, so a bundle of neighbors has members in several.
-TEST(CudaNormBundles, SpanTheLaunchesOfAList) {
-  const GradientList list = rounding_list(DType::kFloat32, mixed_sizes(2500));
-  const NormStep step(list, {.counts = {0.0f}});
-  set_order({.seed = 5, .resident_blocks = 4});
-  const float expected = step.norm();
-  EXPECT_NEAR(expected, exact_norm(list), 1e-6 * exact_norm(list));
-  set_order({.seed = 6, .resident_blocks = 3});
-  EXPECT_EQ(step.norm(), expected);
 }
 
 }  // namespace

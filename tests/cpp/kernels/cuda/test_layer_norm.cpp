@@ -11,13 +11,6 @@ namespace {
 
 using namespace testing;
 
-constexpr int kMultiprocessors = 2;
-
-void expect_ok(const Status& status) {
-  ASSERT_TRUE(status.ok()) << status.what << " " << status.error;
-  synchronize();
-}
-
 /// A case's inputs and results on the device, `offset` elements behind a 16-byte boundary.
 struct InputsOnDevice {
   DeviceTensor x, dy, weight, bias;
@@ -74,19 +67,23 @@ LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, std::int
   return r;
 }
 
-void expect_right_and_ordered(LayerNormCase c, std::int64_t offset, bool counts) {
-  if (c.shape.input == DType::kFloat64) {
-    c.params = DType::kFloat64;
-    counts = counts && c.shape.columns <= 1024;  // what a block's registers hold
-  }
+void expect_right_and_ordered(const LayerNormCase& c, const LayerNormInputs& in,
+                              std::int64_t offset, bool counts) {
   SCOPED_TRACE(name_of(c) + " offset " + std::to_string(offset));
-  const LayerNormInputs in(c);
   set_order({0, 2, c.shape.input != DType::kFloat64});
   const LayerNormResults first = run(c, in, offset, counts);
   expect_right(c, in, first);
   set_order({7, 2, c.shape.input != DType::kFloat64});
   EXPECT_TRUE(run(c, in, offset) == first);
   set_order({});
+}
+
+void expect_right_and_ordered(LayerNormCase c, std::int64_t offset, bool counts) {
+  if (c.shape.input == DType::kFloat64) {
+    c.params = DType::kFloat64;
+    counts = counts && c.shape.columns <= 1024;  // what a block's registers hold
+  }
+  expect_right_and_ordered(c, LayerNormInputs(c), offset, counts);
 }
 
 TEST(CudaLayerNorm, SmallRowsOfAWarp) {
@@ -124,16 +121,9 @@ TEST(CudaLayerNorm, ErrorsDoNotGrowWithTheLengthOfARow) {
     // The longest row of which no thread moves sums to fp64, the next one, and a long one.
     for (const std::int64_t columns : {15360, 15361, 1 << 18}) {
       const LayerNormCase c{{1, columns, rms, DType::kFloat32, DType::kFloat32}, false};
-      SCOPED_TRACE(name_of(c));
-      const LayerNormInputs in = inputs_of_long_rows(c);
-      set_order({0, 2, true});
-      const LayerNormResults first = run(c, in, 0);
-      expect_right(c, in, first);
-      set_order({7, 2, true});
-      EXPECT_TRUE(run(c, in, 0) == first);
+      expect_right_and_ordered(c, inputs_of_long_rows(c), 0, false);
     }
   }
-  set_order({});
 }
 
 TEST(CudaLayerNorm, SumsOfManyRows) {

@@ -27,10 +27,7 @@ Result unscale(const GradientList& list, float inv_scale, float found_before) {
   const Rows rows = list.device_rows();
   const DeviceArray<float> scale({inv_scale});
   const DeviceArray<float> found({found_before});
-  const Status status =
-      multi_tensor_unscale_cuda({list.table(rows), scale.data(), found.data()}, stream());
-  EXPECT_TRUE(status.ok()) << status.what;
-  synchronize();
+  expect_ok(multi_tensor_unscale_cuda({list.table(rows), scale.data(), found.data()}, stream()));
   list.expect_accesses(1, 1);
   for (const DeviceArray<float>* flag : {&scale, &found}) flag->expect_margins_intact();
   EXPECT_TRUE(same_value(scale.to_host()[0], inv_scale));
@@ -61,12 +58,6 @@ void expect_the_cpus_bits(const GradientList& list, float inv_scale, float found
           << inv_scale << ", on the CPU " << expected.memory[m].get(i);
     }
   }
-}
-
-Buffer normal_numbers(DType dtype, std::int64_t numel, std::mt19937& random) {
-  Buffer buffer(dtype, numel);
-  buffer.fill_normal(random, 100.0);
-  return buffer;
 }
 
 /// Elements of a chunk in short lists: one vector for each thread of a block.
@@ -246,17 +237,15 @@ TEST(CudaUnscale, ReportsALaunchThatIsRefusedOnce) {
   list.add(normal_numbers(DType::kFloat32, 100, random));
   Rows rows;
   rows.add({.grad = nullptr, .numel = std::int64_t{1} << 45});  // 2^31 blocks
-  Status status = multi_tensor_unscale_cuda({list.table(rows), nullptr, nullptr}, stream());
-  EXPECT_FALSE(status.ok());
-  EXPECT_STREQ(status.what, "launch of multi_tensor_unscale_kernel");
+  expect_refused(multi_tensor_unscale_cuda({list.table(rows), nullptr, nullptr}, stream()),
+                 "launch of multi_tensor_unscale_kernel");
   set_order({});
   expect_the_cpus_bits(list, 0.5f);
   const Rows small = list.device_rows();
   TensorTable table = list.table(small);
   table.grad = static_cast<DType>(9);
-  status = multi_tensor_unscale_cuda({table, nullptr, nullptr}, stream());
-  EXPECT_FALSE(status.ok());
-  EXPECT_STREQ(status.what, "gradient dtype of multi_tensor_unscale");
+  expect_refused(multi_tensor_unscale_cuda({table, nullptr, nullptr}, stream()),
+                 "gradient dtype of multi_tensor_unscale");
 }
 
 }  // namespace

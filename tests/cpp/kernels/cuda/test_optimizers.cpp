@@ -46,11 +46,6 @@ TensorList to_host(const DeviceList& list) {
   return copies;
 }
 
-void expect_ok(const Status& status) {
-  ASSERT_TRUE(status.ok()) << status.error << " " << status.what;
-  synchronize();
-}
-
 struct Options {
   bool aligned = true;
   std::uint64_t seed = 1;

@@ -121,38 +121,31 @@ TEST(CudaPrologue, AnyPartialsFlagIsSeen) {
   }
 }
 
-void expect_that_steps_of_any_number_grow_once(bool scattered) {
+TEST(CudaPrologue, StepsOfAnyNumberGrowOnce) {
   std::mt19937 random(3);
   // 4,000 fit into a launch, or 4,096 in a row, and then any number in a row.
-  for (const std::size_t count :
-       {0, 1, 255, 256, 257, 3999, 4000, 4001, 4096, 4097, 8000, 8001, 9000}) {
-    Step step;
-    step.scattered = scattered;
-    step.partials = {{1.0, 0.0, 0}};
-    step.counts.resize(count);
-    std::iota(step.counts.begin(), step.counts.end(), 0.0f);
-    set_order({.seed = count, .resident_blocks = 4});
-    expect_the_cpus_bits(step);
-    step.found_inf = 1.0f;
-    expect_the_cpus_bits(step);
-    ASSERT_FALSE(::testing::Test::HasFailure()) << count << " steps";
-  }
-}
-
-TEST(CudaPrologue, StepsOfAnyNumberGrowOnce) {
   for (const bool scattered : {false, true}) {
-    SCOPED_TRACE(scattered ? "scattered" : "in a row");
-    expect_that_steps_of_any_number_grow_once(scattered);
+    for (const std::size_t count :
+         {0, 1, 255, 256, 257, 3999, 4000, 4001, 4096, 4097, 8000, 8001, 9000}) {
+      Step step;
+      step.scattered = scattered;
+      step.partials = {{1.0, 0.0, 0}};
+      step.counts.resize(count);
+      std::iota(step.counts.begin(), step.counts.end(), 0.0f);
+      set_order({.seed = count, .resident_blocks = 4});
+      expect_the_cpus_bits(step);
+      step.found_inf = 1.0f;
+      expect_the_cpus_bits(step);
+      ASSERT_FALSE(::testing::Test::HasFailure()) << count << " steps";
+    }
   }
 }
 
 NormPartial reduced_on_device(const std::vector<NormPartial>& partials) {
   const DeviceArray<NormPartial> source(partials);
   const auto sum = DeviceArray<NormPartial>::unwritten(1);
-  const Status status = reduce_partials_cuda(
-      source.data(), static_cast<std::int64_t>(partials.size()), sum.data(), stream());
-  EXPECT_TRUE(status.ok()) << status.what;
-  synchronize();
+  expect_ok(reduce_partials_cuda(source.data(), static_cast<std::int64_t>(partials.size()),
+                                 sum.data(), stream()));
   source.expect_accesses(1, 0);
   sum.expect_accesses(0, 1);
   sum.expect_margins_intact();

@@ -11,13 +11,6 @@ namespace {
 
 using namespace testing;
 
-constexpr int kMultiprocessors = 2;
-
-void expect_ok(const Status& status) {
-  ASSERT_TRUE(status.ok()) << status.what << " " << status.error;
-  synchronize();
-}
-
 struct InputsOnDevice {
   DeviceTensor logits, grad_losses;
   DeviceArray<std::int64_t> labels;
@@ -58,13 +51,13 @@ CrossEntropyResults run(const CrossEntropyCase& c, const CrossEntropyInputs& in,
   return r;
 }
 
-void expect_right_and_ordered(const CrossEntropyCase& c, std::int64_t offset) {
+void expect_right_and_ordered(const CrossEntropyCase& c, const CrossEntropyInputs& in,
+                              std::int64_t offset, decltype(expect_right)* expect = expect_right) {
   SCOPED_TRACE(name_of(c) + " offset " + std::to_string(offset));
-  const CrossEntropyInputs in(c);
   const bool flush = c.shape.logits != DType::kFloat64;
   set_order({0, 2, flush});
   const CrossEntropyResults first = run(c, in, offset);
-  expect_right(c, in, first);
+  expect(c, in, first);
   set_order({5, 2, flush});
   EXPECT_TRUE(run(c, in, offset) == first);
   set_order({});
@@ -72,15 +65,15 @@ void expect_right_and_ordered(const CrossEntropyCase& c, std::int64_t offset) {
 
 TEST(CudaSoftmaxCrossEntropy, SmallRowsOfAWarp) {
   for (const CrossEntropyCase& c : cross_entropy_cases({{19, 37}, {5, 64}, {3, 1}})) {
-    expect_right_and_ordered(c, 0);
-    expect_right_and_ordered(c, 1);
+    expect_right_and_ordered(c, CrossEntropyInputs(c), 0);
+    expect_right_and_ordered(c, CrossEntropyInputs(c), 1);
   }
 }
 
 TEST(CudaSoftmaxCrossEntropy, RowsOfABlock) {
   for (const CrossEntropyCase& c : cross_entropy_cases({{3, 1288}, {2, 9001}})) {
-    expect_right_and_ordered(c, 0);
-    expect_right_and_ordered(c, 3);
+    expect_right_and_ordered(c, CrossEntropyInputs(c), 0);
+    expect_right_and_ordered(c, CrossEntropyInputs(c), 3);
   }
 }
 
@@ -97,15 +90,8 @@ TEST(CudaSoftmaxCrossEntropy, ErrorsDoNotGrowWithTheLengthOfARow) {
   // The longest row of which no thread moves sums to fp64, the next one, and a long one.
   for (const std::int64_t classes : {15360, 15361, 1 << 18}) {
     const CrossEntropyCase c{{1, classes, DType::kFloat32}, 0.1};
-    SCOPED_TRACE(name_of(c));
-    const CrossEntropyInputs in = logits_of_a_long_row(c);
-    set_order({0, 2, true});
-    const CrossEntropyResults first = run(c, in, 0);
-    expect_long_row_right(c, in, first);
-    set_order({5, 2, true});
-    EXPECT_TRUE(run(c, in, 0) == first);
+    expect_right_and_ordered(c, logits_of_a_long_row(c), 0, expect_long_row_right);
   }
-  set_order({});
 }
 
 TEST(CudaSoftmaxCrossEntropy, LogitsThatGrowAlongARow) {

@@ -86,11 +86,9 @@ TEST(CudaStress, EveryNormHasThePartialsOfAllBlocks) {
     prologue.num_partials = num_norm_bundles(chunk_offsets.back());
     bool prologue_done = false;
     const DType dtype = DType::kFloat32;
-    const Status status = multi_tensor_l2_norm_cuda(
+    ASSERT_NO_FATAL_FAILURE(expect_ok(multi_tensor_l2_norm_cuda(
         {rows.table(dtype, dtype, dtype), chunk_offsets.data(), partials.data()}, bundles.get(),
-        &prologue, &prologue_done, stream());
-    ASSERT_TRUE(status.ok()) << status.what;
-    synchronize();
+        &prologue, &prologue_done, stream())));
     ASSERT_TRUE(prologue_done);
     const Outcome outcome = step.outcome();
     ASSERT_EQ(outcome.scalars.total_norm, static_cast<float>(std::sqrt(sum)))
