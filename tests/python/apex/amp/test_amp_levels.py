@@ -183,39 +183,38 @@ def test_zero_grad_reaches_model_and_masters(amp: Any, name: str, to_none: bool 
         assert param.grad is None or not param.grad.any()
 
 
-@pytest.mark.parametrize(("options", "lowest"), [({}, 2.0**-24), ({"min_loss_scale": 128.0}, 128)])
-def test_the_scale_has_a_floor(amp: Any, options: dict[str, Any], lowest: float) -> None:
-    model, optimizer = prepared(amp, "O1", **options)
-    model.eval()
-    train_with(amp, model, optimizer, BATCHES[:1] * 50, [(step, 0) for step in range(50)])
-    assert amp._amp_state.loss_scalers[0].loss_scale() == lowest
-    train_with(amp, model, optimizer, BATCHES)
-    assert all(param.isfinite().all() for param in model.parameters())
-
-
-def test_apexs_largest_scale_is_the_default(amp: Any) -> None:
-    scaler = LossScaler("dynamic", init_scale=2.0**24, scale_window=1)
-    scaler.clear_overflow_state()
-    scaler.update_scale()
-    assert scaler.loss_scale() == 2.0**24
-
-
-def test_the_scale_grows_to_its_maximum(amp: Any) -> None:
-    model, optimizer = prepared(amp, "O1", max_loss_scale=2.0**18)
+@pytest.mark.parametrize(
+    ("options", "lowest", "highest"),
+    [({}, 2.0**-24, 2.0**24), ({"min_loss_scale": 128.0, "max_loss_scale": 2.0**18}, 128, 2.0**18)],
+)
+def test_the_scale_stays_between_its_bounds(
+    amp: Any, options: dict[str, Any], lowest: float, highest: float
+) -> None:
+    prepared(amp, "O1", **options)
     scaler = amp._amp_state.loss_scalers[0]
-    for expected in (2.0**17, 2.0**18, 2.0**18):
-        scaler._unskipped = 1998
-        before = scaler.loss_scale()
-        train_with(amp, model, optimizer, BATCHES[:1])
-        assert (scaler.loss_scale(), scaler._unskipped) == (before, 1999)
-        train_with(amp, model, optimizer, BATCHES[:1])
-        assert (scaler.loss_scale(), scaler._unskipped) == (expected, 0)
-    train_with(amp, model, optimizer, BATCHES[:1])
-    train_with(amp, model, optimizer, BATCHES[:1], overflows=[(0, 0)])
-    assert (scaler.loss_scale(), scaler._unskipped) == (2.0**17, 0)
+    assert scaler._scale_seq_len == 2000
+    scaler._scale_seq_len = 3
+    for overflows, expected in ((0, highest), (1, highest / 2), (50, lowest), (1, lowest)):
+        for _ in range(overflows or 50):
+            scaler.clear_overflow_state()
+            scaler._overflow_buf.fill_(min(overflows, 1))
+            assert scaler.update_scale() == (overflows > 0)
+        assert scaler.loss_scale() == expected
     # A low maximum also bounds the initial value.
-    prepared(amp, "O1", max_loss_scale=64.0)
-    assert amp._amp_state.loss_scalers[0].loss_scale() == 64.0
+    assert LossScaler("dynamic", max_loss_scale=64.0).loss_scale() == 64.0
+
+
+def test_the_scale_grows_after_passes_without_overflow(amp: Any) -> None:
+    model, optimizer = prepared(amp, "O1")
+    scaler = amp._amp_state.loss_scalers[0]
+    for overflows, before, expected in (
+        ([], 1998, (2.0**16, 1999)),
+        ([], 1999, (2.0**17, 0)),
+        ([(0, 0)], 1, (2.0**16, 0)),
+    ):
+        scaler._unskipped = before
+        train_with(amp, model, optimizer, BATCHES[:1], overflows)
+        assert (scaler.loss_scale(), scaler._unskipped) == expected
 
 
 @pytest.mark.parametrize(("level", "scheduler_first"), [("O1", True), ("O2", False), ("O2", True)])

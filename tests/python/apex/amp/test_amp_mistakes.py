@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,9 @@ from torch.nn.functional import cross_entropy
 
 from torchfuse.optimizers import FusedSGD
 
+#: What a test does not expect is an error.
+pytestmark = pytest.mark.filterwarnings("error::UserWarning")
+
 BATCHES = make_batches(3)
 with_sgd = partial(prepared, name="FusedSGD")
 
@@ -38,23 +40,17 @@ def loss_of(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
-def test_a_block_inside_another(amp: Any, level: str) -> None:
+def test_a_block_or_a_step_inside_a_block(amp: Any, level: str) -> None:
     model, optimizer = with_sgd(amp, level)
+    before = tensors_of(model.eval(), [], optimizer)
     message = "amp.scale_loss: expected no block of FusedSGD inside another one, got two. End the"
     with pytest.raises(RuntimeError, match=message), amp.scale_loss(loss_of(model), optimizer):
         backward(amp, loss_of(model), optimizer)
-    train_with(amp, model, optimizer, BATCHES[:1])  # both are closed
-
-
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_a_step_inside_a_block(amp: Any, level: str) -> None:
-    model, optimizer = with_sgd(amp, level)
-    before = tensors_of(model, [], optimizer)
     message = "FusedSGD.step: expected a call after the block of amp.scale_loss, got one inside"
-    loss = loss_of(model.eval())
-    with pytest.raises(RuntimeError, match=message), amp.scale_loss(loss, optimizer):
+    with pytest.raises(RuntimeError, match=message), amp.scale_loss(loss_of(model), optimizer):
         optimizer.step()
     assert_all_same_bits(tensors_of(model, [], optimizer), before)
+    train_with(amp, model, optimizer, BATCHES[:1])  # all are closed
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -89,13 +85,11 @@ def test_a_loss_that_is_not_scaled_is_warned_of(amp: Any) -> None:
         loss.backward()
     # As an error, the warning comes when the block has ended.
     optimizer.zero_grad()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match=message), amp.scale_loss(loss_of(model), optimizer):
-            pass
-        with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
-            (2 * scaled_loss).backward()
-        optimizer.step()
+    with pytest.raises(UserWarning, match=message), amp.scale_loss(loss_of(model), optimizer):
+        pass
+    with amp.scale_loss(loss_of(model), optimizer) as scaled_loss:
+        (2 * scaled_loss).backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -135,9 +129,7 @@ def test_a_step_without_scale_loss_is_noticed(amp: Any) -> None:
     loss_of(model).backward()
     with pytest.warns(UserWarning, match=r"expected gradients from amp\.scale_loss, got others"):
         optimizer.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.step()
+    optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -202,21 +194,17 @@ def test_scaled_gradients_of_another_optimizers_loss_are_warned_of(
     assert len(other._amp_stash._foreign) == len(list(second.parameters()))
     with pytest.warns(UserWarning, match=FOREIGN):
         other.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        other.step()
+    other.step()
 
 
 def test_blocks_of_two_optimizers_at_once(amp: Any) -> None:
     first, second, one, other = two(amp, "O1", num_losses=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        losses = loss_of(first), loss_of(second)
-        with amp.scale_loss(losses[0], one, 0) as a, amp.scale_loss(losses[1], other, 1) as b:
-            a.backward()
-            b.backward()
-        one.step()
-        other.step()
+    losses = loss_of(first), loss_of(second)
+    with amp.scale_loss(losses[0], one, 0) as a, amp.scale_loss(losses[1], other, 1) as b:
+        a.backward()
+        b.backward()
+    one.step()
+    other.step()
 
 
 def test_a_shared_parameter_keeps_its_overflow(amp: Any) -> None:
@@ -249,10 +237,8 @@ def test_gradients_that_were_dropped_or_unscaled_are_no_mistake(
             param.grad.mul_(1.0 / scale)
     else:
         (other if whose == "optimizer" else second).zero_grad(set_to_none=set_to_none)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        backward(amp, loss_of(second), other)
-        other.step()
+    backward(amp, loss_of(second), other)
+    other.step()
 
 
 # initialize.
@@ -279,6 +265,4 @@ def test_masters_without_a_place_are_warned_of(amp: Any, where: str) -> None:
     )
     with pytest.warns(UserWarning, match=message):
         other.load_state_dict(saved)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(saved)
