@@ -107,21 +107,6 @@ def test_sparse_gradients(dtype: torch.dtype) -> None:
     check(program, init_scale=4.0)
 
 
-def test_refused_gradients_leave_the_scaler_working() -> None:
-    scaler = GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.zeros(()))
-    param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
-    param.grad = torch.ones(2, dtype=torch.float16)
-    optimizer = torch.optim.SGD([param], lr=0.1)
-    with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
-        scaler.unscale_(optimizer)
-    param.data = param.data.float()
-    param.grad = torch.full((2,), 8.0)
-    scaler.step(optimizer)
-    scaler.update()
-    assert torch.equal(param.detach(), torch.full((2,), -0.2))
-
-
 def test_disabled_passes_everything_through() -> None:
     def program(scaler: Any) -> list[Any]:
         optimizer = sgd_with_grads()

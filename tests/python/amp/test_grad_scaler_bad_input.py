@@ -38,12 +38,23 @@ def assert_goes_on(scaler: GradScaler) -> None:
     assert scaler.get_scale() == 16.0
 
 
-@pytest.mark.parametrize("method", ["unscale_", "step"])
-def test_integer_gradients(method: str) -> None:
+NOT_FLOATING = (
+    r"expected tensors\[1\] to be of dtype float32, float16, bfloat16 or float64, got Int"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "message"),
+    [
+        ("unscale_", torch.int32, NOT_FLOATING),
+        ("step", torch.int32, NOT_FLOATING),
+        ("unscale_", torch.float16, "Attempting to unscale FP16 gradients"),
+    ],
+)
+def test_gradients_of_other_dtypes(method: str, dtype: torch.dtype, message: str) -> None:
     scaler = started()
-    good, bad = with_grad(torch.full((2,), 8.0)), with_grad(torch.ones(2, dtype=torch.int32))
-    message = r"expected tensors\[1\] to be of dtype float32, float16, bfloat16 or float64, got Int"
-    with pytest.raises(RuntimeError, match=message):
+    good, bad = with_grad(torch.full((2,), 8.0)), with_grad(torch.ones(2, dtype=dtype))
+    with pytest.raises((RuntimeError, ValueError), match=message):
         getattr(scaler, method)(torch.optim.SGD([good, bad], lr=1.0))
     assert good.tolist() == [0.0, 0.0]
     assert good.grad is not None
