@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -217,6 +216,7 @@ def test_the_scale_grows_after_passes_without_overflow(amp: Any) -> None:
         assert (scaler.loss_scale(), scaler._unskipped) == expected
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize(("level", "scheduler_first"), [("O1", True), ("O2", False), ("O2", True)])
 def test_schedulers_accept_a_skipped_first_step(
     amp: Any, level: str, scheduler_first: bool
@@ -230,11 +230,8 @@ def test_schedulers_accept_a_skipped_first_step(
     scheduler = schedule() if scheduler_first else None
     amp.initialize(model, optimizer, opt_level=level, verbosity=0)
     scheduler = scheduler or schedule()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train_with(amp, model, optimizer, BATCHES[:1], overflows=[(0, 0)])
-        scheduler.step()
-        train_with(amp, model, optimizer, BATCHES[:1])
+    for overflows in ([(0, 0)], []):
+        train_with(amp, model, optimizer, BATCHES[:1], overflows)
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.25
 
