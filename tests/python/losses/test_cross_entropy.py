@@ -61,18 +61,6 @@ def test_fp32_losses_of_strided_16_bit_logits() -> None:
     torch.testing.assert_close(dx.double(), expected_dx, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_equal_logits_share_the_gradient_at_any_size(dtype: torch.dtype) -> None:
-    logits = torch.full((2, 3), 3e38, dtype=dtype)
-    logits[1] = -logits[1]
-    labels = torch.tensor([0, 2])
-    losses, dx = run(logits, labels, torch.ones(2), smoothing=0.1, dtype=None)
-    expected, expected_dx = reference(torch.zeros(2, 3), labels, torch.ones(2), label_smoothing=0.1)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(losses.double(), expected, rtol=tolerance, atol=0)
-    torch.testing.assert_close(dx.double(), expected_dx, rtol=tolerance, atol=0)
-
-
 def test_ignored_rows_have_neither_loss_nor_gradient() -> None:
     logits = torch.randn(4, 6)
     labels = torch.tensor([1, -7, 3, -7])

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What only FusedAdam has: torch's precision and better, apex's arguments and checkpoints."""
+"""What only FusedAdam has: torch's precision and better, and apex's arguments."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from support.adam import Config, clone_params, make_params, snapshot, train
+from support.adam import Config, make_params, snapshot, train
 from support.compare import assert_all_same_bits, norm_error
 from torch import Tensor
 
@@ -86,46 +84,3 @@ def test_capturable_keeps_the_learning_rate_as_a_tensor(device: str) -> None:
     assert isinstance(ours.param_groups[0]["lr"], Tensor)
     plain.capturable = True
     assert isinstance(plain.param_groups[0]["lr"], Tensor)
-
-
-# --- Checkpoints of torch and apex ---------------------------------------------------------------
-
-
-def test_checkpoints_of_adam_and_adamw_choose_the_decay_mode() -> None:
-    for kind, adam_w_mode in ((torch.optim.Adam, False), (torch.optim.AdamW, True)):
-        reference = make_params()
-        train(optimizer := kind(reference), reference, [0])
-        ours = FusedAdam(make_params(), adam_w_mode=not adam_w_mode, bias_correction=False)
-        ours.load_state_dict(optimizer.state_dict())
-        group = ours.param_groups[0]
-        assert (group["adam_w_mode"], group["bias_correction"]) == (adam_w_mode, False)
-        assert not {"foreach", "fused", "differentiable"} & set(group)
-
-
-@pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_a_checkpoint_of_apex(dtype: torch.dtype, capturable: bool, device: str) -> None:
-    """apex counts in the groups, once stored 16-bit moments, and some groups never stepped."""
-    reference = make_params(device=device)
-    torchs = torch.optim.AdamW(reference[:3], lr=2.0**-9, weight_decay=0.1, foreach=False)
-    train(torchs, reference[:3], range(3))
-    moments: dict[int, dict[str, Tensor]] = {}
-    for index, param in enumerate(reference[:3]):
-        state = torchs.state[param]
-        moments[index] = {name: state[name].to(dtype) for name in ("exp_avg", "exp_avg_sq")}
-        state.update({name: saved.float() for name, saved in moments[index].items()})
-    group: dict[str, Any] = {"lr": 2.0**-9, "step": 3}
-    if capturable:
-        group = {"lr": torch.tensor(2.0**-9), "step": torch.tensor([3], dtype=torch.int32)}
-    group |= {"bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
-    params = clone_params(reference)
-    ours = FusedAdam([{"params": params[:3]}, {"params": params[3:]}], capturable=capturable)
-    groups = [{**group, "params": [0, 1, 2]}, {"lr": 0.0, "params": [3]}]
-    ours.load_state_dict({"state": moments, "param_groups": groups})
-    for seed in range(3, 6):
-        train(ours, params, [seed])
-        train(torchs, reference[:3], [seed])
-    assert_close_to_torch(params, reference)
-    assert [float(ours.state[param]["step"]) for param in params] == [6.0, 6.0, 6.0, 3.0]
-    assert ours.state[params[0]]["exp_avg"].dtype == torch.float32
-    assert isinstance(ours.param_groups[0]["lr"], Tensor) == capturable

@@ -323,12 +323,6 @@ def test_a_mesh_has_one_dimension_and_a_group_of_one_process_is_left_out(mesh: D
         assert make(groups)._norm_groups.names == ()
 
 
-def test_one_in_a_parameter_group_is_refused() -> None:
-    message = "^FusedAdam: expected norm_groups as an argument of the optimizer, got one in group 0"
-    with pytest.raises(ValueError, match=message):
-        FusedAdam([{"params": [torch.nn.Parameter(torch.ones(3))], "norm_groups": []}])
-
-
 @pytest.mark.usefixtures("mesh")
 def test_a_group_that_was_destroyed_is_refused() -> None:
     param = torch.nn.Parameter(torch.ones(3))
