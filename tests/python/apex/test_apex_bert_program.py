@@ -26,8 +26,8 @@ def in_plain_torch(skipped: list[float]) -> list[float]:
         model.zero_grad()
         losses.append(0.0)
         for _ in range(2):
-            words, labels, forwards = next(batches)
-            loss = networks.bert_loss(model(words), labels, forwards) / 2
+            words, labels = next(batches)
+            loss = networks.bert_loss(model(words), labels) / 2
             loss.backward()
             losses[-1] += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.4)
@@ -46,4 +46,4 @@ def test_it_trains_as_in_fp32(delayed: str) -> None:
     assert updates[-1]["scale"] == 2.0 ** (20 - sum(skipped))
     expected = in_plain_torch(skipped)
     assert greatest_difference(losses, expected) < 2e-3
-    assert expected[-1] < expected[0] - 0.3
+    assert expected[-1] < expected[0] - 0.2

@@ -171,14 +171,6 @@ def test_novograd_writes_its_norms(device: str) -> None:
     torch.testing.assert_close(norms[filled], expected[filled])
 
 
-def test_numbers_may_be_tensors_of_one_element(device: str) -> None:
-    lists, others = (make_lists("multi_tensor_adam", device) for _ in range(2))
-    numbers = (LR, *RATES, 3, 1, 1, DECAY)
-    call("multi_tensor_adam", lists, *numbers)
-    call("multi_tensor_adam", others, *(torch.full((1, 1), value) for value in numbers))
-    assert_same(lists, others)
-
-
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_gradient_that_is_not_finite_propagates(name: str, device: str) -> None:
     lists = make_lists(name, device)

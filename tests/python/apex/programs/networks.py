@@ -24,37 +24,33 @@ class Block(nn.Module):
 
 
 class TinyBert(nn.Module):
-    """Predicts masked words, and whether the sentence runs forwards."""
+    """Predicts masked words."""
 
     def __init__(self, norm=nn.LayerNorm, width=32, length=12):
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(Block(width, norm), Block(width, norm))
-        self.norm, self.heads = norm(width), nn.Linear(width, WORDS + 2)
+        self.norm, self.head = norm(width), nn.Linear(width, WORDS)
 
     def forward(self, words):
         places = torch.arange(words.shape[1], device=words.device)
-        x = self.heads(self.norm(self.blocks(self.words(words) + self.places(places))))
-        return x[..., :WORDS], x[:, 0, WORDS:]
+        return self.head(self.norm(self.blocks(self.words(words) + self.places(places))))
 
 
 def sentences(count, length=12):
-    """Masked sentences, what was masked (-100 elsewhere), and their direction."""
+    """Masked sentences, which run forwards or backwards, and what was masked (-100 elsewhere)."""
     generator = torch.Generator().manual_seed(11)
     first = torch.randint(WORDS - 1, (count, 1), generator=generator)
     forwards = torch.randint(2, (count,), generator=generator)
     way = torch.arange(length) * (2 * forwards[:, None] - 1)
     words = (first + way) % (WORDS - 1)
     masked = torch.rand(words.shape, generator=generator) < 0.2
-    return words.masked_fill(masked, MASK), words.masked_fill(~masked, -100), forwards
+    return words.masked_fill(masked, MASK), words.masked_fill(~masked, -100)
 
 
-def bert_loss(outputs, labels, forwards):
-    """The sum of both tasks' losses, in fp32."""
-    words, direction = (output.float() for output in outputs)
-    return nn.functional.cross_entropy(words.flatten(0, 1), labels.flatten()) + (
-        nn.functional.cross_entropy(direction, forwards)
-    )
+def bert_loss(words, labels):
+    """The loss of masked words, in fp32."""
+    return nn.functional.cross_entropy(words.float().flatten(0, 1), labels.flatten())
 
 
 class TinyResNet(nn.Module):

@@ -75,8 +75,8 @@ def main():
     for update in range(UPDATES):
         total, scale = 0.0, _amp_state.loss_scalers[0].loss_scale()
         for part in range(ACCUMULATE):
-            words, labels, forwards = batches[update * ACCUMULATE + part]
-            loss = bert_loss(model(words), labels, forwards) / ACCUMULATE
+            words, labels = batches[update * ACCUMULATE + part]
+            loss = bert_loss(model(words), labels) / ACCUMULATE
             options = {"delay_overflow_check": args.delay == "overflow-check"}
             if args.delay == "unscale":
                 options = {"delay_unscale": part + 1 < ACCUMULATE}
