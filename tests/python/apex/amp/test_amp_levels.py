@@ -19,7 +19,6 @@ from support.amp import (
     make_batches,
     make_model,
     prepared,
-    spoil,
     tensors_of,
     train_with,
 )
@@ -284,36 +283,6 @@ def test_an_overflow_in_the_other_parameters_of_a_group_counts(amp: Any) -> None
         assert scaled_loss.isinf()
     optimizer.step()
     assert extra.tolist() == [1.0, 1.0, 1.0]
-
-
-# Devices: two of them, or the host and the one device.
-
-DEVICES = ["cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cpu"]
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("order", [DEVICES, DEVICES[::-1]], ids=["forward", "reverse"])
-@pytest.mark.parametrize("spoiled", [0, 1, None])
-def test_one_loss_for_optimizers_on_two_devices(
-    amp: Any, level: str, order: list[str], spoiled: int | None
-) -> None:
-    models = [make_model(device) for device in order]
-    optimizers = [FusedAdam(model.parameters(), lr=1e-2) for model in models]
-    amp.initialize(models, optimizers, opt_level=level, verbosity=0)
-    losses = [
-        cross_entropy(model(data.to(device)), target.to(device))
-        for model, device, (data, target) in zip(models, order, make_batches(2), strict=True)
-    ]
-    before = [model[0].weight.detach().clone() for model in models]
-    with amp.scale_loss(losses[0] + losses[1].to(order[0]), optimizers) as scaled_loss:
-        scaled_loss.backward()
-        if spoiled is not None:
-            spoil(models[spoiled], 0)
-    assert amp._amp_state.loss_scalers[0].loss_scale() == 2.0 ** (16 if spoiled is None else 15)
-    for optimizer, model, weight in zip(optimizers, models, before, strict=True):
-        optimizer.step()
-        assert torch.equal(model[0].weight, weight) == (spoiled is not None)
 
 
 def test_the_device_is_that_of_the_model_not_of_the_input(amp: Any, device: str) -> None:
