@@ -360,10 +360,9 @@ def test_lists_of_parameters(amp: Any) -> None:
         assert torch.equal(master.half(), param)
     norm = [id(p) for p in model[1].parameters()]
     assert [id(p) for p in stash.all_fp32_from_fp32_params] == norm
-    assert [len(group) for group in stash.fp16_groups] == [2, 2]
-    assert [len(group) for group in stash.fp32_from_fp16_groups] == [2, 2]
-    plain: Any = FusedAdam(make_model().parameters())
-    amp.initialize(make_model(), plain, opt_level="O1", verbosity=0)
+    groups = *stash.fp16_groups, *stash.fp32_from_fp16_groups
+    assert [len(group) for group in groups] == [2, 2, 2, 2]
+    _, plain = prepared(amp, "O1")
     plain._lazy_init_maybe_master_weights()
     assert (len(plain._amp_stash.all_fp32_params), plain._amp_stash.all_fp16_params) == (6, [])
     assert plain._amp_stash.lazy_init_called

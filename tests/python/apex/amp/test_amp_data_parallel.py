@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.amp import make_batches, make_model, train_with
+from support.amp import backward, make_batches, prepared, train_with
 from support.cases import run_cases
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from torchfuse.apex import amp
-from torchfuse.optimizers import FusedAdam
 from torchfuse.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.processes
@@ -32,24 +31,17 @@ ENGINES: dict[str, Callable[[nn.Module], nn.Module]] = {
 STEPS = 4
 
 
-def prepared(level: str) -> tuple[Any, Any]:
-    model = make_model().eval()
-    optimizer = FusedAdam(model.parameters(), lr=1e-2)
-    return amp.initialize(model, optimizer, opt_level=level, verbosity=0)
-
-
 def train(level: str, engine: str, rank: int) -> list[torch.Tensor]:
     """Each rank has half of every batch; the gradients of one overflow in the second step."""
-    model, optimizer = prepared(level)
-    wrapped = ENGINES[engine](model)
+    model, optimizer = prepared(amp, level)
+    wrapped = ENGINES[engine](model.eval())
     for step, (data, target) in enumerate(make_batches(STEPS)):
         optimizer.zero_grad()
         half = slice(8 * rank, 8 * rank + 8)
         loss = cross_entropy(wrapped(data[half]), target[half])
         if step == 1 and rank == 1:
             loss = loss * float("inf")
-        with amp.scale_loss(loss, optimizer) as scaled_loss:
-            scaled_loss.backward()
+        backward(amp, loss, optimizer)
         optimizer.step()
     scale = torch.tensor(amp._amp_state.loss_scalers[0].loss_scale())
     return [*(param.detach().float() for param in amp.master_params(optimizer)), scale]
@@ -74,9 +66,9 @@ def test_ranks_train_alike_and_skip_together(case: str, trained: dict[str, list[
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert first[-1] == 2.0**15
     # One process with whole batches, which skips the same step.
-    model, optimizer = prepared(case.split()[0])
+    model, optimizer = prepared(amp, case.split()[0])
     start = [param.detach().float().clone() for param in model.parameters()]
-    train_with(amp, model, optimizer, make_batches(STEPS), overflows=[(1, 0)])
+    train_with(amp, model.eval(), optimizer, make_batches(STEPS), overflows=[(1, 0)])
     for got, expected, before in zip(first[:-1], amp.master_params(optimizer), start, strict=True):
         assert (got - before).norm() > 1e-3
         torch.testing.assert_close(got, expected.detach(), rtol=0, atol=2e-3)
