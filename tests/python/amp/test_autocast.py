@@ -139,22 +139,14 @@ def region_of_the_program(region: Region, model: torch.nn.Module) -> Callable[[T
 
 
 def decorator(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
-    @region("cpu")
-    def inner(x: Tensor) -> Tensor:
-        result: Tensor = model(x)
-        return result
-
+    inner = region("cpu")(model.forward)
     return lambda x: inner(x) + 1
 
 
 def decorator_inside(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
     def function(x: Tensor) -> Tensor:
-        @region("cpu")
-        def inner(x: Tensor) -> Tensor:
-            result: Tensor = model(x)
-            return result
-
-        return inner(x)
+        result: Tensor = region("cpu")(model.forward)(x)
+        return result
 
     return function
 

@@ -45,37 +45,28 @@ def test_all_functions_are_called_here_or_have_no_lists() -> None:
 
 @every_call
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_lists_may_be_tuples_flags_of_any_shape_and_chunks_of_any_size(
+def test_lists_may_be_tuples_of_parameters_and_chunks_and_flags_of_any_size(
     call: NativeCall, dtype: torch.dtype, device: str
 ) -> None:
+    lists = call.make_lists(dtype=dtype, device=device)
     if dtype == torch.float64 and not call.wide:
         with pytest.raises(ValueError, match=rf"^{call.name}: expected \w+\[0\] to be"):
-            call(make_flag(device=device), call.make_lists(dtype=dtype, device=device))
+            call(make_flag(device=device), lists)
         return
-    lists = call.make_lists(dtype=dtype, device=device)
-    before, others = copies(lists), copies(lists)
+    before = copies(lists)
+    params = tuple(tuple(t.clone().requires_grad_() for t in tensors) for tensors in lists)
     result = call(make_flag(device=device), lists)
-    as_tuples = tuple(tuple(tensors) for tensors in others)
     arguments = call.arguments(len(lists[0]), device)
-    other = call.function(333, make_flag(device=device, shape=(1, 1)), as_tuples, *arguments)
-    assert_lists_equal(lists, as_tuples)
+    other = call.function(333, make_flag(device=device, shape=(1, 1)), params, *arguments)
+    assert_lists_equal(lists, params)
+    assert all(param.is_leaf for param in flat(params))
     if result is None:
         assert other is None
         changed = zip(flat(lists), flat(before), strict=True)
         assert any(not torch.equal(now, then) for now, then in changed)
     else:
         assert_lists_equal([result], [other])
-
-
-@every_call
-def test_parameters_that_require_a_gradient_are_written(call: NativeCall) -> None:
-    lists = call.make_lists()
-    others = [[tensor.clone().requires_grad_() for tensor in tensors] for tensors in lists]
-    call(make_flag(), lists)
-    results = call(make_flag(), others) or ()
-    assert_lists_equal(others, lists)
-    assert all(tensor.is_leaf for tensor in flat(others))
-    assert not any(result.requires_grad for result in results)
+        assert not any(each.requires_grad for each in other)
 
 
 @every_call
