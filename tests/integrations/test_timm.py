@@ -74,8 +74,7 @@ def train(folder: Path, level: str, optimizer: str, alias: bool = True) -> dict[
         env={**os.environ, "PYTHONPATH": str(Path(torchfuse.__file__).resolve().parent.parent)},
     )
     assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

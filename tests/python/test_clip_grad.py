@@ -205,7 +205,6 @@ def test_gradients_that_autograd_watches() -> None:
     norm = clip_grad_norm_(param, 1.0)
     assert norm.item() == 5.0
     assert not norm.requires_grad
-    assert param.grad is not None
     torch.testing.assert_close(param.grad.detach(), torch.tensor([0.6, 0.8]))
 
 

@@ -69,7 +69,6 @@ def make_params(source: str, mesh: DeviceMesh | None) -> list[Parameter]:
 
 
 def whole(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
     every: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return every.clone()
 

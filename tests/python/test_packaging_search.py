@@ -22,8 +22,6 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The search, in an interpreter whose every folder lies under tmp_path."""
     path = ROOT / "cmake/torch_search_path.py"
     spec = importlib.util.spec_from_file_location("torch_search_path", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

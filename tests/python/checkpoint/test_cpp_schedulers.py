@@ -182,8 +182,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Path]
 
 
 def read_values(path: Path) -> Tensor:
-    values: Tensor = torchfuse.load_checkpoint(path)["values"]
-    return values
+    return torchfuse.load_checkpoint(path)["values"]
 
 
 def deviation(actual: Tensor, expected: list[list[list[float]]]) -> float:

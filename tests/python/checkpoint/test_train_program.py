@@ -42,8 +42,7 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.fc2(self.bn(self.fc1(x)))
-        return result
+        return self.fc2(self.bn(self.fc1(x)))
 
 
 class Position:
@@ -179,7 +178,6 @@ def saving(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A program that saves again and again, from its first file on; it ends with the block."""
     program = subprocess.Popen(cpp_program("train", "loop", path), stdout=subprocess.PIPE)
     try:
-        assert program.stdout is not None
         started, _, _ = select.select([program.stdout], [], [], 120.0)
         assert started, "the program has saved nothing within 120 s"
         assert program.stdout.readline() == b"ready\n"

@@ -50,11 +50,9 @@ def five_params(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
 def two_groups(
     spec: OptimSpec, params: list[Any], hyper: int = -1, **options: Any
 ) -> FusedOptimizer:
-    make: Any = spec.optimizer
     values = {**spec.grid[hyper], **options}
     groups = [{"params": params[:2]}, {"params": params[2:], "lr": 2.5 * float(values["lr"])}]
-    optimizer: FusedOptimizer = make(groups, **values)
-    return optimizer
+    return spec.optimizer(groups, **values)
 
 
 def step(optimizer: FusedOptimizer, seeds: range) -> None:

@@ -118,8 +118,7 @@ def _batch_norm(device: str) -> Call:
     options = {"training": True, "momentum": 0.1, "eps": 1e-5}
 
     def forward() -> Tensor:
-        output: Tensor = OPS.sync_batch_norm(x, weight, bias, *running, **options)[0]
-        return output
+        return OPS.sync_batch_norm(x, weight, bias, *running, **options)[0]
 
     return _with_gradients(forward, [x, weight, bias], grad)
 

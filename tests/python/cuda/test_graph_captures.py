@@ -100,7 +100,6 @@ def test_what_a_graph_works_in_outlives_a_larger_step() -> None:
     weight.grad.fill_(2.0)
     graph.replay()
     norm = optimizer.grad_norm()
-    assert norm is not None
     torch.testing.assert_close(norm, torch.tensor(128.0, device="cuda"))
     assert all(bool((other == 7.0).all()) for other in others)
 
@@ -122,6 +121,5 @@ def test_a_capture_of_more_gradients_than_any_step_before() -> None:
     for count, step in enumerate((optimizer.step, graph.replay) * 2, start=2):
         step()
         norm = optimizer.grad_norm()
-        assert norm is not None
         assert float(norm) == 20.0
         assert float(optimizer.state[weights[-1]]["step"]) == count

@@ -84,7 +84,6 @@ def test_batch_norm(device: str, border: int) -> None:
     layer = SyncBatchNorm(shape[1], eps=0.0, device=device)
     y = layer(x.requires_grad_())
     y.backward(grad)
-    assert x.grad is not None
     # Mean 0 and variance 1, and a gradient without mean that is not correlated with x.
     for index in range(shape[1]):
         assert torch.equal(y[:, index], x[:, index])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -53,17 +52,15 @@ def _same_on_the_second(body: Body) -> None:
 
 @pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
 def test_every_optimizer(spec: OptimSpec) -> None:
-    make: Any = spec.optimizer
 
     def body(device: str) -> dict[str, Tensor]:
         params = make_params(dtype=torch.bfloat16, device=device)
-        optimizer = make(params, lr=0.01, master_weights=True, max_grad_norm=0.5)
+        optimizer = spec.optimizer(params, lr=0.01, master_weights=True, max_grad_norm=0.5)
         scaler = GradScaler(device, init_scale=8.0)
         for seed in range(3):
             scaler.scale(torch.ones((), device=device))
             set_grads(params, random_grads(params, seed, scale=8.0))
             if seed == 1:
-                assert params[1].grad is not None
                 params[1].grad.view(-1)[2] = float("inf")
             scaler.step(optimizer)
             scaler.update()
@@ -117,7 +114,6 @@ def test_one_optimizer_on_both_devices(max_grad_norm: float | None) -> None:
             set_grads(params, random_grads(params, seed, scale=8.0))
             if seed in (1, 2):
                 grad = params[0 if seed == 1 else -1].grad
-                assert grad is not None
                 grad.view(-1)[2] = float("inf")
             scaler.step(optimizer)
             scaler.update()

@@ -82,7 +82,6 @@ def test_master_params_by_group() -> None:
     assert optimizer.param_groups_master is None
     train(optimizer, [*halves, *singles], [0])
     masters = optimizer.param_groups_master
-    assert masters is not None
     assert [len(group["params"]) for group in masters] == [2, 1]
     for place, half in enumerate(halves):
         assert masters[0]["params"][place] is optimizer.state[half]["master_param"]

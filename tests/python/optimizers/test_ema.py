@@ -46,8 +46,8 @@ every_storage = pytest.mark.parametrize("stored", STORED)
 def made(spec: OptimSpec, stored: str, **options: Any) -> tuple[FusedOptimizer, list[Any]]:
     dtype, storage = STORED[stored]
     params = make_params(SHAPES, dtype)
-    make: Any = spec.optimizer
-    return make(params, **{**spec.grid[-1], **storage, "ema_decay": DECAY, **options}), params
+    options = {**spec.grid[-1], **storage, "ema_decay": DECAY, **options}
+    return spec.optimizer(params, **options), params
 
 
 def trained(stored: str = "fp32", **options: Any) -> tuple[FusedOptimizer, list[Any]]:

@@ -37,10 +37,8 @@ def made(name: str) -> tuple[nn.Sequential, Any]:
 
 
 def optimizer_of(name: str, model: nn.Module) -> FusedOptimizer:
-    make: Any = SPECS[name].optimizer
     hyper = {**SPECS[name].grid[-1], "lr": 0.01, "max_grad_norm": 0.1}
-    optimizer: FusedOptimizer = make(model.parameters(), **hyper)
-    return optimizer
+    return SPECS[name].optimizer(model.parameters(), **hyper)
 
 
 def sharded(name: str, device: str, **options: Any) -> tuple[nn.Sequential, FusedOptimizer]:

@@ -43,7 +43,6 @@ def _step(p: torch.nn.Parameter, optimizer: FusedAdam, lr: float | None = None) 
 
 def _master(p: torch.nn.Parameter, optimizer: FusedAdam) -> Tensor:
     master = master_of(p, optimizer.state[p])
-    assert master is not None
     return master.clone()
 
 

@@ -78,9 +78,8 @@ def train(spec: OptimSpec, position: int, scaled: str, rank: int | None, device:
     stage = slice(None) if rank is None else STAGES[rank]
     params = [torch.nn.Parameter(p) for p in make_params(SHAPES, torch.float32, device)[stage]]
     hyper = {**dict(spec.grid[position]), **CLIPPED, "skip_non_finite": scaled == "never"}
-    make: Any = spec.optimizer
     groups = None if rank is None else [dist.group.WORLD]
-    optimizer = make(params, **hyper, norm_groups=groups)
+    optimizer = spec.optimizer(params, **hyper, norm_groups=groups)
     if scaled == "never":
         return trained(stage, lambda _: optimizer.step(), params, optimizer, device)
     scaler = GradScaler(device, init_scale=64.0)

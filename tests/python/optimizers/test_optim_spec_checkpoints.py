@@ -211,13 +211,11 @@ TORCH_CASES = [
 def test_checkpoints_of_torch_go_on_in_ours_and_ours_in_torch(case: Case, device: str) -> None:
     params, theirs = make_params(device=device), make_params(device=device)
     reference = case.torchs(theirs)
-    assert reference is not None
     train(reference, theirs, [1, 2])
     # Loading brings the hyper-parameters; an option that torch does not know stays.
     ours = case.ours(params, lr=7.0, max_grad_norm=math.inf, skip_non_finite=True)
     ours.load_state_dict(through_file(reference.state_dict()))
     again = case.torchs(others := make_params(device=device))
-    assert again is not None
     with torch.no_grad():
         for mine, other, their in zip(params, others, theirs, strict=True):
             mine.copy_(their)

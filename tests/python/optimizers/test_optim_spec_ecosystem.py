@@ -258,8 +258,7 @@ def test_hooks_of_state_dicts_see_all_of_them_and_have_the_last_word(case: Case)
 
     def unwrap(owner: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         calls.append("unwrap")
-        wrapped: dict[str, Any] = state_dict["wrapped"]
-        return wrapped
+        return state_dict["wrapped"]
 
     optimizer.register_state_dict_pre_hook(lambda owner: calls.append("before"))
     optimizer.register_state_dict_post_hook(wrap)

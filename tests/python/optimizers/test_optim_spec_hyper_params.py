@@ -23,8 +23,9 @@ def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -
     hypers = [dict(spec.grid[0]), dict(spec.grid[-1])]
     together = [make_params(device=device, seed=seed) for seed in (1, 2)]
     alone = [make_params(device=device, seed=seed) for seed in (1, 2)]
-    make: Any = spec.optimizer
-    joint = make([{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)])
+    joint = spec.optimizer(
+        [{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)]
+    )
     rates = [group["lr"] for group in joint.param_groups]
     for step in (1, 2, 3):
         # One group's rate is a tensor for a while, as a program sets it, and a number again.
@@ -62,8 +63,7 @@ def test_the_signature_has_the_hyper_parameters_and_defaults_of_the_table(spec: 
     group = spec.optimizer(make_params(), **spec.grid[0]).param_groups[0]
     flags = {info.name for info in table(spec.algorithm) if info.is_flag} & set(group)
     assert all(isinstance(group[name], bool) for name in flags)
-    kind: Any = spec.optimizer
-    group = kind(make_params(), lr=1e-3).param_groups[0]
+    group = spec.optimizer(make_params(), lr=1e-3).param_groups[0]
     for name in group.keys() & named.keys() - {"params", "lr", "write_back_grads"}:
         assert group[name] == named[name].default, name
 

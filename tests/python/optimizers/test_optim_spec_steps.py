@@ -152,7 +152,6 @@ def test_zero_grad_does_what_its_argument_or_else_the_option_says(
             if arguments.get("set_to_none", set_grad_none):
                 assert param.grad is None
             else:
-                assert param.grad is not None
                 assert not param.grad.any()
 
 
@@ -214,7 +213,6 @@ def test_steps_that_overflow_under_a_scaler_were_never_made(
         scale = float(scaler.scale(torch.ones((), device=device)))
         set_grads(params, random_grads(params, seed, scale=scale))
         if seed in (0, 3):
-            assert params[1].grad is not None
             params[1].grad[-1, -1] = math.inf if seed else math.nan
         else:
             train(reference, others, [seed])
@@ -296,6 +294,5 @@ def test_groups_of_different_dtypes_share_one_clipping_norm(case: Case) -> None:
 @every_optimizer
 def test_only_lamb_clips_unasked(case: Case) -> None:
     """As in apex, whose programs keep their results; there, None is an error."""
-    kind: Any = case.spec.optimizer
-    default = kind(make_params(), lr=1e-3).param_groups[0]["max_grad_norm"]
+    default = case.spec.optimizer(make_params(), lr=1e-3).param_groups[0]["max_grad_norm"]
     assert default == (1.0 if case.spec.algorithm == "lamb" else None)

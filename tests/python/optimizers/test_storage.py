@@ -23,10 +23,7 @@ every_optimizer = pytest.mark.parametrize(
 
 
 def make(spec: OptimSpec, params: list[torch.nn.Parameter], **options: Any) -> FusedOptimizer:
-    # The base class has no hyper-parameters of its own, so its signature does not fit.
-    optimizer: Any = spec.optimizer
-    made: FusedOptimizer = optimizer(params, **{**spec.grid[0], "lr": 0.01, **options})
-    return made
+    return spec.optimizer(params, **{**spec.grid[0], "lr": 0.01, **options})
 
 
 @every_optimizer

@@ -44,8 +44,6 @@ def case(function: Any) -> Any:
 
 def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     spec = importlib.util.spec_from_file_location(MODULE, FILE)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.without_work(dist.ProcessGroupGloo(store, rank, size, timeout))
@@ -55,7 +53,6 @@ def _join(rank: int, ranks: int, folder: str) -> None:
     dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
     join_group(rank, ranks, folder, backend=BACKEND)
     group = dist.group.WORLD
-    assert group is not None
     options = dist.AllreduceOptions()
     options.asyncOp = False
     backend = group._get_backend(torch.device("cpu"))
@@ -77,7 +74,6 @@ def _normalize(layer: nn.Module, x: Tensor, weights: Tensor) -> dict[str, Tensor
     x = x.clone().requires_grad_()
     y = layer(x)
     (y * weights).sum().backward()
-    assert x.grad is not None
     return {"y": y.detach(), "grad": x.grad, "var": layer.running_var.clone()}
 
 
@@ -150,7 +146,6 @@ def averages(rank: int) -> list[Tensor]:
     model = nn.Linear(3, 2)
     parallel = DistributedDataParallel(model)
     parallel(torch.full((1, 3), 1.0 + rank)).sum().backward()
-    assert model.weight.grad is not None
     return [reduced, model.weight.detach(), model.weight.grad]
 
 

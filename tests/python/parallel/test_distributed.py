@@ -34,8 +34,7 @@ class Mixed(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         hidden = torch.tanh(self.first(value.float())).double()
-        output: Tensor = self.third(torch.tanh(self.second(hidden)))
-        return output
+        return self.third(torch.tanh(self.second(hidden)))
 
 
 def plain(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -94,8 +93,7 @@ def batch(step: int) -> Tensor:
 def loss_of(model: nn.Module, value: Tensor) -> Tensor:
     param = next(model.parameters())
     value = value.to(param.device, param.dtype)
-    loss: Tensor = model(value).double().square().sum(1).mean()
-    return loss
+    return model(value).double().square().sum(1).mean()
 
 
 def train(model: nn.Module, rank: int | None, factor: float) -> list[Tensor]:
@@ -107,7 +105,6 @@ def train(model: nn.Module, rank: int | None, factor: float) -> list[Tensor]:
         loss_of(model, value if rank is None else value.chunk(RANKS)[rank]).backward()
         with torch.no_grad():
             for param in model.parameters():
-                assert param.grad is not None
                 if rank is None:
                     param.grad *= factor
                 found.append(param.grad.clone())

@@ -31,8 +31,7 @@ class Branches(nn.Module):
         self.left, self.right = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
 
     def forward(self, value: Tensor, *, right: bool = False) -> Tensor:
-        output: Tensor = (self.right if right else self.left)(value)
-        return output
+        return (self.right if right else self.left)(value)
 
 
 def grad_of(model: DistributedDataParallel, name: str) -> Tensor | None:

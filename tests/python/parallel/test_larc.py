@@ -75,7 +75,6 @@ def test_a_16_bit_gradient_is_rounded_once(
     expected = [larc_gradient(p, g, lr=0.1, **options) for p, g in zip(params, grads, strict=True)]
     around_sgd(params, **options).step()
     for index, (param, exact) in enumerate(zip(params, expected, strict=True)):
-        assert param.grad is not None
         assert_rounded(param.grad, exact, f"grad[{index}]")
 
 
@@ -100,7 +99,6 @@ def test_dtypes_mix_in_one_group(device: str) -> None:
     around_sgd(params, weight_decay=0.1).step()
     for param, old, grad in zip(params, before, grads, strict=True):
         exact = larc_gradient(old, grad, lr=0.1, weight_decay=0.1)
-        assert param.grad is not None
         assert param.grad.dtype == grad.dtype
         assert_rounded(param.grad, exact, str(grad.dtype))
 

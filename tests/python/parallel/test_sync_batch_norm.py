@@ -46,7 +46,6 @@ def run(layer: SyncBatchNorm, problem: Problem, device: str = "cpu") -> Pass:
         return None if tensor is None else tensor.detach().to(device).requires_grad_()
 
     x, z = place(problem.x), place(problem.residual)
-    assert x is not None
     output = layer(x, z)
     output.backward(problem.grad.to(device))
     assert output.dtype == problem.x.dtype
@@ -104,7 +103,6 @@ def test_sixteen_bit_parameters(dtype: torch.dtype) -> None:
     actual, expected = run(layer, problem), rounded.reference()
     for name in ("output", "grad_input", "grad_weight", "grad_bias", "running_mean", "running_var"):
         assert_close(getattr(actual, name), getattr(expected, name), TOLERANCE[dtype])
-    assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == layer.running_mean.dtype == dtype  # type: ignore[union-attr]
 
 
@@ -118,7 +116,6 @@ def test_running_statistics_over_batches(momentum: float | None, device: str) ->
         theirs(x)
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name].cpu(), value, rtol=1e-6, atol=1e-6)
-    assert ours.num_batches_tracked is not None
     assert ours.num_batches_tracked.item() == 5
 
 
@@ -133,13 +130,10 @@ def test_evaluation(track: bool, device: str) -> None:
     state = copy.deepcopy(theirs.state_dict())
     actual = run(ours.eval(), problem, device)
     x, z = problem.x.clone().requires_grad_(), problem.residual
-    assert z is not None
     output = theirs.eval()(x) + z
     theirs.zero_grad()
     output.backward(problem.grad)
     assert_close(actual.output, output.detach().double(), 1e-5)
-    assert x.grad is not None
-    assert theirs.weight.grad is not None
     assert_close(actual.grad_input, x.grad.double(), 1e-5)
     assert_close(actual.grad_weight, theirs.weight.grad.double(), 1e-5)
     for name, value in state.items():
@@ -169,7 +163,6 @@ def test_running_statistics_are_updated_in_place() -> None:
     layer(torch.randn(4, 5, 2, 2) + 1.0)
     assert len(before) == 3
     for buffer, (address, value) in zip(buffers, before, strict=True):
-        assert buffer is not None
         assert buffer.data_ptr() == address
         assert not torch.equal(buffer, value)
 

@@ -83,8 +83,7 @@ def test_sparse_inputs_of_one_layer_are_told_apart(reentrant: bool) -> None:
         return [x.grad for x in inputs]
 
     def checkpointed(layer: nn.Module, x: Tensor) -> Tensor:
-        y: Tensor = checkpoint(layer, x, use_reentrant=reentrant)
-        return y
+        return checkpoint(layer, x, use_reentrant=reentrant)
 
     ours = grads(SyncBatchNorm(1, dtype=torch.float64), checkpointed)
     theirs = grads(nn.BatchNorm2d(1).double(), lambda layer, x: layer(x))
@@ -105,8 +104,7 @@ def test_one_process_keeps_nothing() -> None:
 
 def _checkpointed(reentrant: bool) -> Callable[[Region, Tensor], Tensor]:
     def call(region: Region, x: Tensor) -> Tensor:
-        y: Tensor = checkpoint(region, x, use_reentrant=reentrant)
-        return y
+        return checkpoint(region, x, use_reentrant=reentrant)
 
     return call
 

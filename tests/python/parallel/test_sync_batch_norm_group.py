@@ -47,8 +47,6 @@ def _problems() -> list[tuple[Problem, torch.dtype]]:
 
 
 def _run_layer(kind: str, problem: Problem) -> dict[str, torch.Tensor]:
-    assert problem.weight is not None
-    assert problem.bias is not None
     place = {"dtype": problem.weight.dtype, "device": problem.weight.device}
     deterministic = kind == "deterministic"
     layer = SyncBatchNorm(6, fuse_relu=problem.relu, deterministic=deterministic, **place)
@@ -145,8 +143,6 @@ def _penalized(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     (grad,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
     grad.square().sum().backward()
     weight = next(layer.parameters())
-    assert x.grad is not None
-    assert weight.grad is not None
     return [x.grad, weight.grad]
 
 

@@ -39,8 +39,6 @@ def test_views(view: Any, channels_last: bool) -> None:
     layer = SyncBatchNorm(x.size(1))
     layer(x).backward(grad)
     torch.nn.functional.batch_norm(reference, None, None, training=True).backward(grad.double())
-    assert x.grad is not None
-    assert reference.grad is not None
     assert_close(x.grad, reference.grad, 1e-5)
 
 

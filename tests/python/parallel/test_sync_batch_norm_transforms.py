@@ -29,17 +29,14 @@ Z = _random(4, CHANNELS, 2, 2).roll(1)
 def _forward_ad(layer: Layer) -> Tensor:
     with forward_ad.dual_level():
         y = layer(forward_ad.make_dual(X, X.cos()))
-        tangent = forward_ad.unpack_dual(y).tangent
-    assert tangent is not None
-    return tangent
+        return forward_ad.unpack_dual(y).tangent
 
 
 def _over_weights(layer: Any) -> Tensor:
     """An ensemble: the same input for several weights."""
 
     def call(weight: Tensor) -> Tensor:
-        result: Tensor = torch.func.functional_call(layer, {"weight": weight}, (X,))
-        return result
+        return torch.func.functional_call(layer, {"weight": weight}, (X,))
 
     return torch.func.vmap(call)(_random(5, CHANNELS))
 

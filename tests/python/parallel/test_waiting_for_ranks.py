@@ -70,7 +70,6 @@ def _check(name: str, result: Tensor) -> None:
 def _prepare(name: str, device: str) -> Callable[[], Tensor]:
     """The call, whose first time is over."""
     group = dist.group.WORLD
-    assert group is not None
     call: Callable[[], Tensor] = getattr(Calls(group, device), name)
     _check(name, call())
     return call

@@ -111,8 +111,7 @@ def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
     file = io.BytesIO()
     torch.save(state_dict, file)
     file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return loaded
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

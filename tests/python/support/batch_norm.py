@@ -57,7 +57,6 @@ class Problem:
             None if t is None else t.detach().double().requires_grad_()
             for t in (self.x, self.weight, self.bias, self.residual)
         )
-        assert x is not None
         norm = torch.nn.BatchNorm1d(x.size(1), affine=False)
         norm._check_input_dim = lambda input: None  # type: ignore[method-assign]
         norm.double()

@@ -45,8 +45,7 @@ class Net(nn.Module):
             x = torch.tanh(self.spare(x))
         if never:
             x = torch.tanh(self.never(x))
-        output: Tensor = self.last(x)
-        return output
+        return self.last(x)
 
 
 def batch(step: int, ranks: int) -> tuple[Tensor, Tensor]:

@@ -93,8 +93,7 @@ def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 def by_hand(processes: int, command: Sequence[str], leaves: bool = False) -> Outcome:
