@@ -43,9 +43,11 @@ def make_batches(count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]
     ]
 
 
-def prepared(amp: Any, level: str, name: str = "FusedAdam", **options: Any) -> tuple[Any, Any]:
+def prepared(
+    amp: Any, level: str, name: str = "FusedAdam", device: str = "cpu", **options: Any
+) -> tuple[Any, Any]:
     """A model and one of OPTIMIZERS after amp.initialize."""
-    model = make_model()
+    model = make_model(device)
     optimizer = OPTIMIZERS[name](list(model.parameters()))
     return amp.initialize(model, optimizer, opt_level=level, **{"verbosity": 0, **options})
 

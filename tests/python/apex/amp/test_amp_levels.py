@@ -55,11 +55,7 @@ def compare(
     by_hand = ByHand(level, OPTIMIZERS[name], scale, dynamic, short, device, max_norm)
     by_hand.train(batches, overflows)
 
-    model = make_model(device)
-    optimizer = OPTIMIZERS[name](list(model.parameters()))
-    model, optimizer = amp.initialize(
-        model, optimizer, opt_level=level, loss_scale=loss_scale, verbosity=0, **options
-    )
+    model, optimizer = prepared(amp, level, name, device, loss_scale=loss_scale, **options)
     train_with(amp, model, optimizer, batches, overflows, max_norm)
     expected = tensors_of(by_hand.model, by_hand.masters, by_hand.optimizer)
     assert_all_same_bits(all_tensors(amp, model, optimizer), expected)
