@@ -40,7 +40,7 @@ def in_plain_torch(skipped: Collection[int]) -> list[float]:
 
 
 def test_two_processes_train_as_one_in_fp32() -> None:
-    steps = run("train_ddp", "--keep-batchnorm-fp32", "True", ranks=2)
+    steps = run("train_ddp", ranks=2)
     losses = column(steps, "loss")
     scales = [2.0**16, *column(steps, "scale")]
     skipped = [step for step in range(STEPS) if scales[step + 1] < scales[step]]

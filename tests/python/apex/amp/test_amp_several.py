@@ -55,9 +55,8 @@ def test_lists_come_back_as_lists(amp: Any) -> None:
         for optimizers in (adam(model.parameters()), [adam(model.parameters())], []):
             result = amp.initialize(models, optimizers, verbosity=0)
             assert isinstance(result, tuple)
-            assert all(
-                got is given for got, given in zip(result, (models, optimizers), strict=True)
-            )
+            assert result[0] is models
+            assert result[1] is optimizers
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])

@@ -4,8 +4,6 @@
 Prints the average loss of every step, and the loss scale after it.
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
 from apex import amp
@@ -24,12 +22,6 @@ def adjust_learning_rate(optimizer, step, warmup=5):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local-rank", type=int, default=0)
-    # A string, which initialize understands.
-    parser.add_argument("--keep-batchnorm-fp32", type=str, default=None)
-    args = parser.parse_args()
-
     dist.init_process_group("gloo", init_method="env://")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
@@ -37,9 +29,7 @@ def main():
     model = convert_syncbn_model(TinyResNet())
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9, weight_decay=1e-3)
     optimizer = LARC(optimizer, trust_coefficient=0.1, clip=False)
-    model, optimizer = amp.initialize(
-        model, optimizer, opt_level="O2", keep_batchnorm_fp32=args.keep_batchnorm_fp32
-    )
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O2", keep_batchnorm_fp32="True")
     model = DDP(model)
     criterion = torch.nn.CrossEntropyLoss()
 
