@@ -51,11 +51,8 @@ def matmul(cast_inputs: torch.dtype | None, seen: list[str]) -> Any:
     return MatMul
 
 
-def autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
-    if dtype is None:
-        return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[None] = torch.autocast("cpu", dtype)
-    return context
+def autocast(dtype: torch.dtype | None) -> Any:
+    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype)
 
 
 def run_python() -> list[str]:

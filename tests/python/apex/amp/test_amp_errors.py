@@ -109,23 +109,13 @@ def test_enabled_is_a_bool(amp: Any, enabled: Any) -> None:
 # Models.
 
 
-def without_group(kind: Any) -> Any:
-    """The class, whose objects wrap a module without a process group."""
-
-    class Wrapper(kind):
-        def __init__(self, module: nn.Module) -> None:
-            nn.Module.__init__(self)
-            self.module = module
-
-    return Wrapper
-
-
 def test_other_objects_as_models(amp: Any) -> None:
     ours, torchs = torchfuse.parallel.DistributedDataParallel, nn.parallel.DistributedDataParallel
     for kind in (nn.DataParallel, ours, torchs):
-        wrapped = without_group(kind)(make_model())
+        wrapped: Any = kind.__new__(kind)  # without a process group
+        nn.Module.__init__(wrapped)
         message = (
-            rf"models\[1\] to be the model itself, got {type(wrapped).__name__}\. Wrap what "
+            rf"models\[1\] to be the model itself, got {kind.__name__}\. Wrap what "
             r"amp\.initialize returns\."
         )
         refused(amp, RuntimeError, message, [wrapped])
