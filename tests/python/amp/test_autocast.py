@@ -144,11 +144,7 @@ def decorator(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tens
 
 
 def decorator_inside(region: Region, model: torch.nn.Module) -> Callable[[Tensor], Tensor]:
-    def function(x: Tensor) -> Tensor:
-        result: Tensor = region("cpu")(model.forward)(x)
-        return result
-
-    return function
+    return lambda x: region("cpu")(model.forward)(x)
 
 
 @pytest.mark.parametrize(

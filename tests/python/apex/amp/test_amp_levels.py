@@ -194,8 +194,9 @@ def test_the_scale_stays_between_its_bounds(
             scaler._overflow_buf.fill_(min(overflows, 1))
             assert scaler.update_scale() == (overflows > 0)
         assert scaler.loss_scale() == expected
-    # A low maximum also bounds the initial value.
+    # Also the initial value, by default at most apex's largest scale.
     assert LossScaler("dynamic", max_loss_scale=64.0).loss_scale() == 64.0
+    assert LossScaler("dynamic", init_scale=2.0**30).loss_scale() == 2.0**24
 
 
 def test_the_scale_grows_after_passes_without_overflow(amp: Any) -> None:
@@ -260,7 +261,6 @@ def test_the_host_waits_once_at_most(
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_larc_around_an_optimizer_of_amp(amp: Any, level: str) -> None:
-    """programs/train_ddp.py has it inside."""
     model, inside = prepared(amp, level, "SGD")
     optimizer = LARC(inside)
     before = tensors_of(model, [], optimizer)

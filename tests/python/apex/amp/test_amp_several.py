@@ -29,6 +29,7 @@ from support.cases import run_cases
 from support.compare import assert_all_same_bits
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDdp
 
 from torchfuse.apex import amp as own_amp
 from torchfuse.optimizers import FusedAdam, FusedSGD
@@ -325,11 +326,9 @@ def test_a_group_added_in_training(amp: Any, level: str) -> None:
 
 RANKS = 2
 ENGINES: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "torchfuse": lambda model: DistributedDataParallel(model, delay_allreduce=True),
-    "torch": nn.parallel.DistributedDataParallel,
-    "torch with views": lambda model: nn.parallel.DistributedDataParallel(
-        model, gradient_as_bucket_view=True
-    ),
+    "torchfuse": partial(DistributedDataParallel, delay_allreduce=True),
+    "torch": TorchDdp,
+    "torch with views": partial(TorchDdp, gradient_as_bucket_view=True),
 }
 STEPS = 4
 

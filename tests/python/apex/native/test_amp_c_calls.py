@@ -319,17 +319,14 @@ NUMBERS = [
     ("multi_tensor_scale", "scale", 0),
     ("multi_tensor_axpby", "a", 0),
     ("multi_tensor_axpby", "b", 1),
-    ("multi_tensor_l2norm_scale", "scale", 0),
     ("multi_tensor_unscale_l2norm", "inv_scale", 0),
     ("multi_tensor_adam", "lr", 0),
     ("multi_tensor_adam", "step", 4),
     ("multi_tensor_adam_capturable", "inv_scale", 8),
-    ("multi_tensor_sgd", "lr", 3),
     ("multi_tensor_sgd", "scale", 7),
     ("multi_tensor_adagrad", "lr", 0),
     ("multi_tensor_lamb", "global_grad_norm", 9),
     ("multi_tensor_lamb", "max_grad_norm", 10),
-    ("multi_tensor_lamb_stage2_cuda", "lr", 2),
 ]
 
 
