@@ -253,8 +253,8 @@ LISTS: dict[str, tuple[Callable[[list[Any]], Any], str, type[Exception], int]] =
         *(r"{name}\[1\] to be a tensor, got list", TypeError, 0),
     ),
     "integers": (
-        replaced(1, lambda t: t.int()),
-        *(r"{name}\[1\] to be fp32, fp16, bf16 or fp64, got torch\.int32", ValueError, 0),
+        lambda tensors: [tensor.int() for tensor in tensors],
+        *(r"{name}\[0\] to be fp32, fp16, bf16 or fp64, got torch\.int32", ValueError, 0),
     ),
     "other strides": (
         replaced(1, lambda t: t.t().contiguous().t()),
