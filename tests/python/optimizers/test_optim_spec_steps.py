@@ -83,7 +83,9 @@ def test_some_groups_or_all_may_be_empty(case: Case) -> None:
     reference = case.ours(others)
     train(reference, others, [1])
     assert_all_same_bits(snapshot(optimizer), snapshot(reference))
-    case.ours([{"params": []}]).step()
+    empty = case.ours([{"params": []}])
+    empty.step()
+    assert float(empty.last_step_skipped()) == 0.0
 
 
 @every_optimizer
