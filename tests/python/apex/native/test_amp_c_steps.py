@@ -182,7 +182,9 @@ def test_copies_in_another_dtype_are_written(name: str, dtype: torch.dtype, devi
     arguments = BY_NAME[name].arguments(5, device)
     call(name, lists, *arguments)
     call(name, without, *arguments)
-    assert_same(lists[1:], [*without[1:], [param.to(dtype) for param in without[1]]])
+    assert_same([lists[-1]], [[param.to(dtype) for param in lists[1]]])
+    # On CUDA the norms of 16-bit gradients have sums of another order.
+    torch.testing.assert_close(lists[1:-1], without[1:], rtol=2e-6, atol=1e-7)
     lists[-1] = [torch.zeros_like(copy) for copy in lists[-1]]
     kept = copies(lists)
     call(name, lists, *arguments, flag=1)
