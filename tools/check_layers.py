@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks that layers of csrc include lower layers only, and that SIMD objects keep to themselves.
+"""Checks that layers include and import lower ones only, and that SIMD objects keep to themselves.
+
+Layers are the folders of csrc, the folders within api and ops, and those of the Python package.
 
 With --build-dir it also reads the symbols of the objects that are compiled once per instruction
 level: a weak symbol that they share with other objects could be linked in its AVX-512 form for
@@ -15,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".in"}
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".in", ".py"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 TORCH = r"(torch|ATen|c10|caffe2)/"
@@ -40,6 +42,56 @@ RULES = {
 }
 
 
+#: The folders within a layer, from the highest down. A file includes those below its own folder,
+#: and what lies in the layer itself.
+ORDERS = {
+    "api": ("checkpoint", "amp", "parallel", "optim", "nn"),
+    "ops": (
+        "losses",
+        "layer_norm",
+        "batch_norm",
+        "fused_step",
+        "multi_tensor",
+        "distributed",
+        "launch",
+    ),
+}
+#: The folders and modules of the Python package that have an order, from the highest down.
+PYTHON_ORDER = ("apex", "testing", "convert", "amp", "parallel", "clip_grad", "optimizers", "_C")
+IMPORT = re.compile(
+    r"^ *(?:from torchfuse import|(?:from|import) torchfuse\.) *(\w+)", re.MULTILINE
+)
+
+
+def check_orders(path: str, text: str) -> list[str]:
+    """Violations of the order of folders within a layer, and of the Python package's."""
+    parts = path.split("/")
+    violations = []
+    for layer, order in ORDERS.items():
+        # Headers that users include belong to the folder of the same name.
+        if parts[:2] not in (["csrc", layer], ["csrc", "include"]):
+            continue
+        own = (parts[2] if parts[1] == layer else parts[3:][0]).removesuffix(".h")
+        if own not in order:
+            continue
+        below = order[order.index(own) :]
+        violations += [
+            f"{path}: expected {own} to include {', '.join(below)} only, got <{name}>"
+            for name in INCLUDE.findall(text)
+            for folder in order
+            if re.match(f"({layer}|torchfuse)/{folder}[/.]", name) and folder not in below
+        ]
+    own_module = parts[2].removesuffix(".py") if path.startswith("python/torchfuse/") else ""
+    if own_module in PYTHON_ORDER:
+        below = PYTHON_ORDER[PYTHON_ORDER.index(own_module) :]
+        violations += [
+            f"{path}: expected {own_module} to import {', '.join(below)} only, got {name}"
+            for name in IMPORT.findall(text)
+            if name in PYTHON_ORDER and name not in below
+        ]
+    return violations
+
+
 def check_text(path: str, text: str) -> list[str]:
     """Violations in one file, each as a sentence; `path` is relative to the repository."""
     for folder, forbidden in RULES.items():
@@ -56,9 +108,11 @@ def check_includes() -> list[str]:
     """Violations of the include rules in the source tree."""
     return [
         violation
-        for file in sorted((ROOT / "csrc").rglob("*"))
+        for folder in ("csrc", "python/torchfuse")
+        for file in sorted((ROOT / folder).rglob("*"))
         if file.suffix in SUFFIXES
-        for violation in check_text(file.relative_to(ROOT).as_posix(), file.read_text("utf-8"))
+        for check in (check_text, check_orders)
+        for violation in check(file.relative_to(ROOT).as_posix(), file.read_text("utf-8"))
     ]
 
 

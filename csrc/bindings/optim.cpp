@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What Python sees of the optimizers: FusedStep, and the tables of hyper-parameters.
 #include "bindings/bindings.h"
+#include "bindings/hyper_params.h"
 #include "bindings/py_fused_step.h"
 
 #include <c10/util/Exception.h>
@@ -42,14 +43,17 @@ void bind_hyper_params(py::module_& module) {
       },
       py::arg("algorithm"));
   module.def(
-      "hyper_param_violation",
-      [](const std::string& algorithm, const std::string& name, double value) {
-        for (const HyperParamInfo& info : hyper_params_of(algorithm)) {
-          if (info.name == name) return info.violation(value);
-        }
-        throw py::key_error(name);
+      "check_hyper_params",
+      [](const std::string& algorithm, const std::vector<std::string>& places,
+         const py::sequence& values, const std::string& caller, std::size_t group,
+         bool read_devices) {
+        std::vector<HyperParam> read;
+        HyperParamReader(algorithm, places).read(values, caller, group, read_devices, read);
       },
-      py::arg("algorithm"), py::arg("name"), py::arg("value"));
+      py::arg("algorithm"), py::arg("places"), py::arg("values"), py::arg("caller"),
+      py::arg("group"), py::arg("read_devices"));
+  module.def("check_hyper_param", &check_hyper_param, py::arg("algorithm"), py::arg("name"),
+             py::arg("value"), py::arg("expected"));
 }
 
 }  // namespace
@@ -57,8 +61,9 @@ void bind_hyper_params(py::module_& module) {
 void bind_optim(py::module_& module) {
   bind_hyper_params(module);
   py::class_<PyFusedStep>(module, "FusedStep", "The native step of one optimizer.")
-      .def(py::init<const std::string&, const std::string&>(), py::arg("algorithm"),
-           py::arg("caller") = "FusedStep.step")
+      .def(py::init<const std::string&, const std::string&, const std::vector<std::string>&>(),
+           py::arg("algorithm"), py::arg("caller") = "FusedStep.step",
+           py::arg("places") = std::vector<std::string>())
       .def_property_readonly("state_names", &PyFusedStep::state_names)
       .def_property_readonly("tensor_state_names", &PyFusedStep::tensor_state_names)
       .def_property_readonly("planned", &PyFusedStep::planned)
@@ -71,8 +76,9 @@ void bind_optim(py::module_& module) {
           [](PyFusedStep& self, const py::list& param_lists, const py::dict& owner,
              const py::list& groups, const std::optional<at::Tensor>& grad_scale,
              const std::optional<at::Tensor>& found_inf, bool check_inside,
-             std::optional<double> max_grad_norm, const py::object& write_back_grads,
-             std::int64_t seed, const std::optional<std::tuple<double, bool, std::int64_t>>& ema,
+             std::optional<double> max_grad_norm, const py::object& skip_norm_above,
+             const py::object& write_back_grads, std::int64_t seed,
+             const std::optional<std::tuple<double, bool, std::int64_t>>& ema,
              bool update_from_the_end, bool found_inf_is_output,
              const std::vector<std::string>& norm_groups,
              const std::optional<c10::Device>& norm_device) {
@@ -81,6 +87,10 @@ void bind_optim(py::module_& module) {
             options.found_inf = found_inf;
             options.check_inside = check_inside;
             options.max_grad_norm = max_grad_norm;
+            if (!skip_norm_above.is_none()) {
+              options.skip_norm_above = number_or_tensor(
+                  skip_norm_above, "FusedStep.step: expected skip_norm_above to be");
+            }
             options.write_back_grads = write_back_choice(write_back_grads);
             options.seed = seed;
             if (ema) options.ema = std::make_from_tuple<EmaOptions>(*ema);
@@ -93,8 +103,9 @@ void bind_optim(py::module_& module) {
           py::arg("param_lists"), py::arg("owner"), py::arg("groups"),
           py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(),
           py::arg("check_inside") = false, py::arg("max_grad_norm") = py::none(),
-          py::arg("write_back_grads") = false, py::arg("seed") = 0, py::arg("ema") = py::none(),
-          py::arg("update_from_the_end") = false, py::arg("found_inf_is_output") = false,
+          py::arg("skip_norm_above") = py::none(), py::arg("write_back_grads") = false,
+          py::arg("seed") = 0, py::arg("ema") = py::none(), py::arg("update_from_the_end") = false,
+          py::arg("found_inf_is_output") = false,
           py::arg("norm_groups") = std::vector<std::string>(), py::arg("norm_device") = py::none())
       .def("total_norm", &PyFusedStep::total_norm)
       .def("skipped", &PyFusedStep::skipped);

@@ -19,26 +19,6 @@ c10::TensorImpl* impl_of(PyObject* tensor) {
   return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
 }
 
-HyperParam hyper_param(py::handle value, const std::string& name, std::size_t group,
-                       const std::string& caller) {
-  if (THPVariable_Check(value.ptr())) {
-    const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
-    // A host tensor is read here: kernels of any device take a number.
-    const bool number = tensor.numel() == 1 &&
-                        (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
-    if (number && tensor.is_cpu()) return tensor.item<double>();
-    return tensor;
-  }
-  const double number = PyFloat_AsDouble(value.ptr());
-  if (number == -1.0 && PyErr_Occurred() != nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
-    PyErr_Clear();
-    TORCH_CHECK_TYPE(false, caller, ": expected ", name, " of group ", group,
-                     " to be a number or a tensor, got ", Py_TYPE(value.ptr())->tp_name);
-  }
-  return number;
-}
-
 /// Lists and tuples as they are, other iterables as lists.
 void fast_sequences(const py::list& param_lists, Sequences& result) {
   for (const py::handle params : param_lists) {
@@ -230,19 +210,10 @@ bool PyFusedStep::unwrap_shards() {
 }
 
 void PyFusedStep::take_hyper_params(const py::list& groups) {
-  const std::vector<HyperParamInfo>& infos = native_.hyper_params();
   hyper_params_.resize(groups.size());
   for (std::size_t group = 0; group < groups.size(); ++group) {
-    const py::handle given = PyList_GET_ITEM(groups.ptr(), group);
-    TORCH_CHECK_TYPE(PySequence_Check(given.ptr()) != 0, "FusedStep: expected groups[", group,
-                     "] to be a sequence, got ", Py_TYPE(given.ptr())->tp_name);
-    const auto values = py::reinterpret_borrow<py::sequence>(given);
-    TORCH_CHECK(values.size() == infos.size(), "FusedStep: expected groups[", group, "] to hold ",
-                infos.size(), " values, got ", values.size());
-    for (std::size_t i = 0; i < infos.size(); ++i) {
-      const py::object value = values[i];
-      hyper_params_[group].push_back(hyper_param(value, infos[i].name, group, caller_));
-    }
+    const py::handle values = PyList_GET_ITEM(groups.ptr(), group);
+    reader_.read(values, caller_, group, /*read_devices=*/false, hyper_params_[group]);
   }
 }
 

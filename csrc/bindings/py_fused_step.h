@@ -17,6 +17,7 @@
 
 #include <torchfuse/fused_step.h>
 
+#include "bindings/hyper_params.h"
 #include "bindings/state_keys.h"
 
 namespace torchfuse::bindings {
@@ -89,8 +90,9 @@ struct Borrowed {
 
 class PyFusedStep {
  public:
-  PyFusedStep(const std::string& algorithm, const std::string& caller)
-      : native_(algorithm, caller), caller_(caller) {}
+  PyFusedStep(const std::string& algorithm, const std::string& caller,
+              const std::vector<std::string>& places)
+      : native_(algorithm, caller), caller_(caller), reader_(algorithm, places) {}
 
   const std::vector<std::string>& state_names() const { return native_.state_names(); }
   std::vector<std::string> tensor_state_names() const {
@@ -129,6 +131,7 @@ class PyFusedStep {
 
   FusedStep native_;
   std::string caller_;
+  HyperParamReader reader_;
   Places places_;
 
   // For the time of a step. Their memory stays for the next one.

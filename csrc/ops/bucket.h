@@ -12,7 +12,7 @@
 
 #include "kernels/common/tensor_table.h"
 #include "kernels/multi_tensor_l2_norm.h"
-#include "ops/kept_rows.h"
+#include "ops/launch/kept_tables.h"
 
 namespace torchfuse::ops {
 
@@ -47,7 +47,7 @@ struct Bucket {
   kernels::EmaParams ema;                      ///< with has_ema
   /// Process groups over which the tensors are split; null: every tensor is whole.
   const std::vector<std::string>* shard_groups = nullptr;
-  KeptRows kept;  ///< on a CUDA device
+  KeptTables kept;  ///< on a CUDA device
 
   void clear() {
     rows.clear();

@@ -13,8 +13,18 @@ def hyper_params_of(algorithm: str) -> list[tuple[str, bool, float]]:
     Each entry has the name, whether it is a flag, and the exclusive upper bound of a number.
     """
 
-def hyper_param_violation(algorithm: str, name: str, value: float) -> str | None:
-    """The requirement that `value` violates, such as "at least 0 and finite", or None."""
+def check_hyper_params(
+    algorithm: str,
+    places: Sequence[str],
+    values: Sequence[Any],
+    caller: str,
+    group: int,
+    read_devices: bool,
+) -> None:
+    """Checks the values of one group as a step does; `read_devices`: also those on a device."""
+
+def check_hyper_param(algorithm: str, name: str, value: Any, expected: str) -> None:
+    """Checks one number by the range of a hyper-parameter; `expected` begins a message."""
 
 class FusedStep:
     """The native step of one optimizer: plan, checks, norm, update.
@@ -24,9 +34,12 @@ class FusedStep:
     Args:
         algorithm: name of the update, e.g. "adam".
         caller: name of the function that the user calls; error messages begin with it.
+        places: for each hyper-parameter where a group holds it, such as "betas[0]".
     """
 
-    def __init__(self, algorithm: str, caller: str = "FusedStep.step") -> None: ...
+    def __init__(
+        self, algorithm: str, caller: str = "FusedStep.step", places: Sequence[str] = []
+    ) -> None: ...
     @property
     def state_names(self) -> list[str]: ...
     @property
@@ -62,6 +75,7 @@ class FusedStep:
         found_inf: Tensor | None = None,
         check_inside: bool = False,
         max_grad_norm: float | None = None,
+        skip_norm_above: float | Tensor | None = None,
         write_back_grads: bool | str = False,
         seed: int = 0,
         ema: tuple[float, bool, int] | None = None,

@@ -226,11 +226,15 @@ def _kept_model(model: nn.Module) -> Callable[[], None]:
 # --- States that processes share ------------------------------------------------------------------
 
 
+def _inner(part: Any) -> Any:
+    """Returns the optimizer in LARC, and anything else as is."""
+    return part.optim if isinstance(part, LARC) else part
+
+
 def _zeros(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
     """Yields the ZeroRedundancyOptimizers among the parts, also those inside LARC."""
     for name, part in parts.items():
-        inner = part.optim if isinstance(part, LARC) else part
-        if is_zero(inner):
+        if is_zero(inner := _inner(part)):
             yield name, inner
 
 
@@ -243,8 +247,8 @@ def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> N
         check_group(zero, name, group)
     ranks = set() if group is None else set(get_process_group_ranks(group))
     for name, part in parts.items():
-        inner = part.optim if isinstance(part, LARC) else part
-        if isinstance(inner, FusedOptimizer) and inner._norm_groups.ranks & ranks:
+        inner = _inner(part)
+        if isinstance(inner, FusedOptimizer) and inner.norm_groups.ranks & ranks:
             raise ValueError(
                 f"save_checkpoint: expected the processes of group to have the same parameters, "
                 f"got norm_groups of {name!r} with other ranks of it, as stages of a pipeline "
@@ -285,8 +289,7 @@ def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
 
 
 def _load(part: Any, saved: Any) -> None:
-    inner: Any = part.optim if isinstance(part, LARC) else part
-    if is_zero(inner):
+    if is_zero(inner := _inner(part)):
         load_zero(inner, saved)
     elif isinstance(part, LRScheduler):
         part.load_state_dict(_with_counters(part, saved))
@@ -326,7 +329,7 @@ def _kept(part: Any) -> Callable[[], None]:
     load = getattr(part.load_state_dict, "__func__", None)
     if load in (Optimizer.load_state_dict, FusedOptimizer.load_state_dict):
         # Optimizers replace their states and groups and do not write to the old ones.
-        own = {"state": part.state, "param_groups": part.param_groups}
+        own = {key: getattr(part, key) for key in ("defaults", "state", "param_groups")}
         return lambda: part.__setstate__(own)
     before = part.state_dict()
     if not isinstance(part, Optimizer):

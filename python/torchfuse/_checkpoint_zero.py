@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import ProcessGroup, get_process_group_ranks, get_rank
 from torch.optim import Optimizer
 
-from torchfuse.optimizers._saved_state import check_structure
+from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers.serialization import check_structure, saved_options
 
 if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -66,9 +67,19 @@ def gathered_state(
     zero.consolidate_state_dict(to=ranks.index(saver) if saver in ranks else 0)
     if get_rank() != saver:
         return None
-    whole = zero.state_dict()
+    whole: dict[str, Any] = zero.state_dict()
+    options = _step_options(zero)
+    whole["param_groups"] = [{**group, **options} for group in whole["param_groups"]]
     vars(zero)["_all_state_dicts"].clear()  # of the other ranks, which would stay in memory
     return whole
+
+
+def _step_options(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
+    """Returns the options of the local optimizer's step, which its groups do not hold."""
+    local: Any = zero.optim
+    if not isinstance(local, FusedOptimizer):
+        return {}
+    return saved_options(local)
 
 
 def load_zero(zero: ZeroRedundancyOptimizer, saved: Any) -> None:
@@ -84,8 +95,11 @@ def load_zero(zero: ZeroRedundancyOptimizer, saved: Any) -> None:
         local["param_groups"].append({**options, "params": own_keys})
         local["state"] |= {key: saved["state"][key] for key in own_keys if key in saved["state"]}
     zero.optim.load_state_dict(local)
+    options = _step_options(zero)
     for group, own in zip(zero.param_groups, zero.optim.param_groups, strict=True):
         group.update({key: value for key, value in own.items() if key != "params"})
+        # Those that were arguments of the ZeroRedundancyOptimizer: it copies its groups' values.
+        group.update({key: value for key, value in options.items() if key in group})
 
 
 def kept_zero(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchfuse import _C
-from torchfuse.optimizers._shards import is_dtensor, shard_groups
+from torchfuse.optimizers.distributed import is_dtensor, shard_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

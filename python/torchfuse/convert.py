@@ -127,9 +127,10 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
     packed = optimizer.state_dict()
     state: dict[int, dict[str, Tensor]] = {}
     groups: list[dict[str, Any]] = []
-    for index, (group, saved) in enumerate(
+    for index, (own_group, saved) in enumerate(
         zip(optimizer.param_groups, packed["param_groups"], strict=True)
     ):
+        group = {**saved, **own_group}  # with the options of the step
         where = f"to_apex_state_dict: expected group {index} of {type(optimizer).__name__}"
         _check_group(layout, group, where)
         # A parameter without states has not stepped yet; apex has no states for it either.

@@ -3,11 +3,11 @@
 #include <torchfuse/checkpoint.h>
 
 #include <c10/util/Exception.h>
+#include <torchfuse/parallel/sharded_optimizer.h>
 
 #include <algorithm>
 
 #include "api/checkpoint/parts.h"
-#include "api/optim/fused_optimizer_impl.h"
 
 namespace torchfuse {
 
@@ -18,8 +18,8 @@ Checkpoint& Checkpoint::model(torch::nn::Module& model, std::string name) {
 Checkpoint& Checkpoint::optimizer(optim::FusedOptimizer& optimizer, std::string name) {
   classes_[name] = optimizer.name();
   optimizers_.push_back(&optimizer);
-  if (optimizer.impl_ != nullptr && optimizer.impl_->shards != nullptr) {
-    sharded_[name] = {&optimizer, optimizer.impl_->shards};
+  if (const auto* sharded = dynamic_cast<const parallel::ShardedBase*>(&optimizer)) {
+    if (sharded->shards_ != nullptr) sharded_[name] = {&optimizer, sharded->shards_};
   }
   return add(std::move(name), checkpoint::optimizer_part(optimizer));
 }

@@ -89,7 +89,7 @@ Checkpoint::Saved Checkpoint::save_together(const Ranks& ranks) const {
                       shards->size(), " processes, which share the states of '", name, "', got ",
                       ranks.size(), ". Call group(group), and save in each of them.");
     saved[name] = saved_part(name, [&]() -> c10::IValue {
-      return shards->whole_state(shards->state_of_parts(*optimizer), ranks.rank() == 0);
+      return shards->whole_state(shards->state_of_shards(*optimizer), ranks.rank() == 0);
     });
   }
   if (rng_) saved[*rng_] = all_generator_states(ranks);

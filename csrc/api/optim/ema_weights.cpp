@@ -7,7 +7,6 @@
 #include <exception>
 
 #include "api/message_of.h"
-#include "api/parallel/shards.h"
 #include "fused_optimizer_impl.h"
 
 namespace torchfuse::optim {
@@ -53,8 +52,8 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
   swapped.reset();
 }
 
-void FusedOptimizer::Impl::share_parts() const {
-  if (shards != nullptr) shards->gather();
+void FusedOptimizer::Impl::share_shards() const {
+  if (shards) shards->share();
 }
 
 void FusedOptimizer::swap_ema_() {
@@ -63,7 +62,7 @@ void FusedOptimizer::swap_ema_() {
   if (impl_->swapped.has_value()) {
     impl_->warn_of_changes(name());
     impl_->restore_swapped(name());
-    return impl_->share_parts();
+    return impl_->share_shards();
   }
   TORCH_CHECK(step_options().ema.has_value(), name(),
               "::swap_ema_: expected ema_decay to be a number, got none. Set it in the options.");
@@ -80,7 +79,7 @@ void FusedOptimizer::swap_ema_() {
       }
     }
     for (Impl::Swapped& entry : *impl_->swapped) entry.version = version_of(entry.param);
-    impl_->share_parts();
+    impl_->share_shards();
   } catch (...) {
     impl_->restore_swapped(name());
     throw;
@@ -99,7 +98,7 @@ EmaWeights::~EmaWeights() {
     if (impl_->swapped.has_value()) {
       impl_->warn_of_changes(name_);
       impl_->restore_swapped(name_);
-      impl_->share_parts();
+      impl_->share_shards();
     }
   } catch (const std::exception& error) {
     TORCH_WARN(name_,

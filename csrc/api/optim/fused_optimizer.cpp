@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "api/parallel/shards.h"
 #include "fused_optimizer_impl.h"
 
 namespace torchfuse::optim {
@@ -44,9 +43,6 @@ FusedOptimizer::FusedOptimizer(const std::vector<OptimizerParamGroup>& param_gro
 }
 
 void FusedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
-  TORCH_CHECK(impl_ == nullptr || impl_->shards == nullptr, parallel::kSharded,
-              "::add_param_group: expected all parameters at construction, got more. Make a new "
-              "optimizer with all of them, and load the state of this one.");
   Optimizer::add_param_group(param_group);
   keep_options(param_group, param_groups_.back());
 }
@@ -67,24 +63,11 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
   refuse_swapped("step");
-  if (impl_->shards == nullptr) {
-    fused_update();
-  } else {
-    update_part();
-  }
+  around_step([this] { fused_update(); });
   return loss;
 }
 
-void FusedOptimizer::update_part() {
-  parallel::Shards& shards = *impl_->shards;
-  shards.before_step(param_groups_,
-                     shards.compares_step() ? described_options() : std::vector<std::string>());
-  {
-    const auto drop = c10::make_scope_exit([&shards] { shards.drop_gradients(); });
-    fused_update();
-  }
-  shards.gather();
-}
+void FusedOptimizer::around_step(const std::function<void()>& update) { update(); }
 
 std::vector<std::string> FusedOptimizer::described_options() const {
   std::vector<std::string> lines;
@@ -97,8 +80,7 @@ std::vector<std::string> FusedOptimizer::described_options() const {
 }
 
 const std::vector<OptimizerParamGroup>& FusedOptimizer::groups_with_gradients() const {
-  return impl_ == nullptr || impl_->shards == nullptr ? param_groups_
-                                                      : impl_->shards->model_groups();
+  return impl_ == nullptr || !impl_->shards ? param_groups_ : impl_->shards->model_groups;
 }
 
 void FusedOptimizer::fused_update() {
@@ -111,6 +93,7 @@ void FusedOptimizer::fused_update() {
     groups.push_back(hyper_params(options));
   }
   FusedStepOptions options = step_options();
+  if (impl_->skip_norm_above.defined()) options.skip_norm_above = impl_->skip_norm_above;
   options.norm_groups = impl_->norm_groups;
   if (!options.norm_groups.empty()) options.norm_device = norm_device();
   if (scaling_.has_value()) {
@@ -239,10 +222,9 @@ void FusedOptimizer::build_plan() {
       slot.group = static_cast<std::int64_t>(group);
       slot.position = static_cast<std::int64_t>(index);
       slot.index = static_cast<std::int64_t>(planned.size()) - 1;
-      if (impl_->shards != nullptr) {
-        slot.shard_groups = impl_->shards->groups();
-        const auto place = static_cast<std::size_t>(slot.index);
-        slot.numbers.first = impl_->shards->first_element(place);
+      if (impl_->shards) {
+        slot.shard_groups = impl_->shards->groups;
+        slot.numbers.first = impl_->shards->first_elements[static_cast<std::size_t>(slot.index)];
       }
       params.push_back(slot.param);
       steps.push_back(slot.step);

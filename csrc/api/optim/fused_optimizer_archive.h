@@ -210,6 +210,7 @@ void FusedOptimizerOf<Options, State>::replace_state(Groups& loaded) {
     const Options& wide = loaded.front().options;
     static_cast<Options&>(defaults())
         .max_grad_norm(wide.max_grad_norm())
+        .skip_norm_above(wide.skip_norm_above())
         .write_back_grads(wide.write_back_grads())
         .skip_non_finite(wide.skip_non_finite())
         .seed(wide.seed())

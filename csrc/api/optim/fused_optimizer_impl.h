@@ -8,18 +8,24 @@
 #include <torchfuse/optim/fused_optimizer.h>
 
 #include <cstddef>
-#include <memory>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "step_lock.h"
 
-namespace torchfuse::parallel {
-class Shards;
-}
-
 namespace torchfuse::optim {
+
+/// What is known of parameters that are shards of a model's.
+struct ShardsOfModel {
+  std::vector<std::string> groups;           ///< as FusedSlot::shard_groups
+  std::vector<std::int64_t> first_elements;  ///< of each shard, its number in the whole parameter
+  /// The groups of the model's parameters, which hold the gradients; without options.
+  std::vector<torch::optim::OptimizerParamGroup> model_groups;
+  std::function<void()> share;  ///< brings what the shards hold to the other processes
+};
 
 /// The native step with where its plan found what, and the one thread that uses it.
 struct FusedOptimizer::Impl {
@@ -43,13 +49,13 @@ struct FusedOptimizer::Impl {
   std::vector<SlotTensors> slots;  ///< for the time of a step
   StepLock lock;
   std::vector<std::string> norm_groups;
+  at::Tensor skip_norm_above;  ///< a threshold on a device, in the option's place; or undefined
   /// While averages are in the parameters' place.
   std::optional<std::vector<Swapped>> swapped;
-  /// Of an optimizer whose parameters are parts of a model's; null: they are the model's.
-  std::shared_ptr<parallel::Shards> shards;
+  std::optional<ShardsOfModel> shards;  ///< none: the parameters are the model's
 
   /// Brings what the parameters hold to the other processes.
-  void share_parts() const;
+  void share_shards() const;
   /// Warns, once, of parameters that were written while they held their averages.
   void warn_of_changes(const char* name);
   /// Exchanges the parameters and their averages back. What is back is no longer listed: after an

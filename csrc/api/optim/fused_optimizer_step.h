@@ -87,6 +87,7 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
   FusedStepOptions options;
   options.check_inside = own.skip_non_finite();
   options.max_grad_norm = own.max_grad_norm();
+  if (own.skip_norm_above().has_value()) options.skip_norm_above = *own.skip_norm_above();
   options.write_back_grads = own.write_back_grads();
   options.seed = own.seed();
   if (own.ema_decay().has_value()) {

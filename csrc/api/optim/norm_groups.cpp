@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "api/parallel/shards.h"
 #include "fused_optimizer_impl.h"
 
 namespace torchfuse::optim {
@@ -28,8 +27,8 @@ void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
     TORCH_CHECK(std::find(names.begin(), entry, *entry) == entry, caller,
                 ": expected each group once, got '", *entry,
                 "' a second time: its gradients would count twice. Remove one.");
-    if (impl_->shards != nullptr) {
-      const std::vector<std::string>& split = impl_->shards->groups();
+    if (impl_->shards) {
+      const std::vector<std::string>& split = impl_->shards->groups;
       TORCH_CHECK(std::find(split.begin(), split.end(), *entry) == split.end(), caller,
                   ": expected groups of processes with other parameters, got '", *entry,
                   "', whose processes have parts of these, which would count twice. Leave it out.");
@@ -37,6 +36,19 @@ void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
     if (group_size(*entry, caller) > 1) shared.push_back(*entry);
   }
   impl_->norm_groups = std::move(shared);
+}
+
+void FusedOptimizer::set_skip_norm_above(at::Tensor threshold) {
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  const Exclusive exclusive(impl_->lock, name());
+  TORCH_CHECK_VALUE(
+      !threshold.defined() || (threshold.numel() == 1 && (threshold.scalar_type() == at::kFloat ||
+                                                          threshold.scalar_type() == at::kDouble)),
+      name(),
+      "::set_skip_norm_above: expected a tensor of one element of Float or Double, "
+      "got one of ",
+      threshold.numel(), " elements of ", threshold.scalar_type(), ".");
+  impl_->skip_norm_above = threshold.defined() ? threshold.detach().reshape({}) : at::Tensor();
 }
 
 void FusedOptimizer::agree_on_overflow(std::vector<at::Tensor>& flags) const {

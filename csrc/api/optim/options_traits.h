@@ -86,10 +86,10 @@ struct Named {
   TORCHFUSE_SCAN(TORCHFUSE_SCAN(TORCHFUSE_SCAN(TORCHFUSE_SCAN(__VA_ARGS__))))
 #define TORCHFUSE_SCAN(...) __VA_ARGS__
 
-inline void check_max_grad_norm(const char* name, const std::string& owner,
-                                const std::optional<double>& value) {
-  TORCH_CHECK_VALUE(!value.has_value() || *value >= 0.0, name, ": expected ", owner,
-                    ".max_grad_norm to be >= 0 or none, got ", *value, ".");
+inline void check_norm(const char* name, const std::string& owner, const char* option,
+                       const std::optional<double>& value) {
+  TORCH_CHECK_VALUE(!value.has_value() || *value >= 0.0, name, ": expected ", owner, ".", option,
+                    " to be >= 0 or none, got ", *value, ".");
 }
 
 /// Throws, naming the group, if an optimizer-wide option differs from `wide`.
@@ -102,6 +102,7 @@ void check_wide_options(const Options& options, const Options& wide, std::size_t
                       "set it in the defaults and in every group that has options of its own.");
   };
   check(options.max_grad_norm() == wide.max_grad_norm(), "max_grad_norm");
+  check(options.skip_norm_above() == wide.skip_norm_above(), "skip_norm_above");
   check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
   check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
   check(options.seed() == wide.seed(), "seed");
@@ -239,7 +240,8 @@ void FusedOptionsOf<Self>::check(const std::string& owner) const {
   if constexpr (requires { OptionsTraits<Self>::check(self, owner); }) {
     OptionsTraits<Self>::check(self, owner);
   }
-  check_max_grad_norm(kName, owner, max_grad_norm());
+  check_norm(kName, owner, "max_grad_norm", max_grad_norm());
+  check_norm(kName, owner, "skip_norm_above", skip_norm_above());
   check_storage_options(kName, owner, *this);
   check_ema_options(kName, owner, *this);
 }

@@ -38,6 +38,7 @@ void visit_storage_options(Options& options, const Visit& visit) {
   visit("ema_decay", options.ema_decay());
   visit("ema_warmup", options.ema_warmup());
   visit("ema_start_step", options.ema_start_step());
+  visit("skip_norm_above", options.skip_norm_above());
 }
 
 template <class Options>

@@ -45,7 +45,7 @@ std::pair<std::int64_t, std::int64_t> Partition::range(std::size_t index, std::i
   return {begin, std::clamp(low + flats_[place.flat].shard, begin, place.numel)};
 }
 
-at::Tensor Partition::part_of(std::size_t index, const at::Tensor& tensor) const {
+at::Tensor Partition::shard_of(std::size_t index, const at::Tensor& tensor) const {
   const auto [begin, end] = range(index, rank_);
   return tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
 }

@@ -42,7 +42,7 @@ class Partition {
   std::pair<std::int64_t, std::int64_t> range(std::size_t index, std::int64_t rank) const;
   /// Returns this rank's elements of a tensor laid out in memory like parameter `index`: a view of
   /// one dimension.
-  at::Tensor part_of(std::size_t index, const at::Tensor& tensor) const;
+  at::Tensor shard_of(std::size_t index, const at::Tensor& tensor) const;
 
  private:
   std::vector<Place> places_;

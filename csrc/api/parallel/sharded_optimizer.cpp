@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <unordered_set>
 #include <utility>
@@ -84,32 +85,56 @@ Shards& ShardedBase::shards() const {
   return *shards_;
 }
 
-ShardedBase::Groups ShardedBase::part_groups(const Groups& whole) const {
-  return with_tensors(whole, shards().parts());
+ShardedBase::Groups ShardedBase::shard_groups(const Groups& whole) const {
+  return with_tensors(whole, shards().shards());
 }
 
-ShardedBase::Groups ShardedBase::shape_groups(const Groups& parts) const {
+ShardedBase::Groups ShardedBase::shape_groups(const Groups& of_shards) const {
   std::vector<at::Tensor> shapes;
   for (const at::Tensor& param : shards().params()) {
     shapes.push_back(at::empty_like(param, param.options().device(at::kCPU).requires_grad(false)));
   }
-  return with_tensors(parts, shapes);
+  return with_tensors(of_shards, shapes);
 }
 
-void ShardedBase::attach(optim::FusedOptimizer& of_parts, StateOfParts state_of_parts) const {
-  const FusedStep step(of_parts.algorithm());
+void ShardedBase::attach(optim::FusedOptimizer& of_shards, StateOfShards state_of_shards) const {
+  const FusedStep step(of_shards.algorithm());
   const auto& names = step.state_names();
   const auto first = names.end() - static_cast<std::ptrdiff_t>(step.num_tensor_states());
   std::unordered_set<std::string> numbers(first, names.end());
   numbers.insert({"step", "momentum_start"});
-  shards_->set_class({std::move(numbers), std::move(state_of_parts)});
-  of_parts.impl_->shards = shards_;
+  shards_->set_class({std::move(numbers), std::move(state_of_shards)});
+  optim::ShardsOfModel split{
+      shards_->groups(), {}, shards_->model_groups(), [shards = shards_] { shards->gather(); }};
+  for (std::size_t index = 0; index < shards_->shards().size(); ++index) {
+    split.first_elements.push_back(shards_->first_element(index));
+  }
+  of_shards.impl_->shards.emplace(std::move(split));
+}
+
+void ShardedBase::refuse_group() {
+  TORCH_CHECK(false, kSharded,
+              "::add_param_group: expected all parameters at construction, got more. Make a new "
+              "optimizer with all of them, and load the state of this one.");
+}
+
+void ShardedBase::step_shards(optim::FusedOptimizer& of_shards,
+                              const std::function<void()>& update) const {
+  Shards& shards = this->shards();
+  const std::vector<std::string> options =
+      shards.compares_step() ? of_shards.described_options() : std::vector<std::string>();
+  shards.before_step(of_shards.param_groups(), options);
+  {
+    const auto drop = c10::make_scope_exit([&shards] { shards.drop_gradients(); });
+    update();
+  }
+  shards.gather();
 }
 
 void ShardedBase::zero_gradients(bool set_to_none) const { shards().zero_gradients(set_to_none); }
 
-ShardedBase::StateDict ShardedBase::whole_state(const StateDict& of_parts) const {
-  return shards().whole_state(of_parts);
+ShardedBase::StateDict ShardedBase::whole_state(const StateDict& of_shards) const {
+  return shards().whole_state(of_shards);
 }
 
 ShardedBase::StateDict ShardedBase::own_state(const StateDict& whole) const {

@@ -60,7 +60,7 @@ Shards::Shards(const std::vector<OptimizerParamGroup>& groups,
     view.copy_(param.detach());
     param.set_data(view);
     addresses_.push_back(param.const_data_ptr());
-    parts_.push_back(partition_.part_of(index, param.detach()));
+    shards_.push_back(partition_.shard_of(index, param.detach()));
   }
   drop_gradients();
 }
@@ -110,14 +110,15 @@ void Shards::compare(const char* what, const std::string& summary,
 void Shards::check_program(const std::vector<OptimizerParamGroup>& groups) const {
   const std::vector<at::Tensor> given = params_of(groups);
   const bool same =
-      std::equal(given.begin(), given.end(), parts_.begin(), parts_.end(),
-                 [](const at::Tensor& one, const at::Tensor& part) { return one.is_same(part); });
+      std::equal(given.begin(), given.end(), shards_.begin(), shards_.end(),
+                 [](const at::Tensor& one, const at::Tensor& shard) { return one.is_same(shard); });
   TORCH_CHECK(same, kSharded, "::step: expected the parameters of the construction, ",
-              parts_.size(), ", got ", given.size(),
+              shards_.size(), ", got ", given.size(),
               ", or others. Make a new optimizer with all of them, and load the state of this "
               "one.");
-  if (parts_.empty()) return;
-  TORCH_CHECK(parts_[0].grad().is_same(marker_) && version_of(marker_) == marker_version_, kSharded,
+  if (shards_.empty()) return;
+  TORCH_CHECK(shards_[0].grad().is_same(marker_) && version_of(marker_) == marker_version_,
+              kSharded,
               "::step: expected zero_grad() of the ShardedOptimizer or of the model, got that of a "
               "base class, which leaves the model's gradients. Call the one of the class itself.");
 }
@@ -153,14 +154,14 @@ void Shards::take_gradients() {
   for (std::size_t index = 0; index < params_.size(); ++index) {
     const at::Tensor& param = params_[index];
     const at::Tensor& grad = param.grad();
-    at::Tensor& of_part = parts_[index].mutable_grad();
+    at::Tensor& of_shard = shards_[index].mutable_grad();
     if (!grad.defined()) {
-      of_part.reset();
-    } else if (parts_[index].numel() > 0) {
-      of_part = partition_.part_of(index, laid_out_like(param, grad.detach()));
+      of_shard.reset();
+    } else if (shards_[index].numel() > 0) {
+      of_shard = partition_.shard_of(index, laid_out_like(param, grad.detach()));
     } else {
-      // An empty part needs a gradient too, so that all ranks count the same steps.
-      of_part = at::empty({0}, grad.options().requires_grad(false));
+      // An empty shard needs a gradient too, so that all ranks count the same steps.
+      of_shard = at::empty({0}, grad.options().requires_grad(false));
     }
   }
 }
@@ -180,11 +181,11 @@ void Shards::zero_gradients(bool set_to_none) {
 }
 
 void Shards::drop_gradients() {
-  if (parts_.empty()) return;
-  for (const at::Tensor& part : parts_) part.mutable_grad().reset();
-  if (!marker_.defined()) marker_ = at::empty({0}, parts_[0].options());
+  if (shards_.empty()) return;
+  for (const at::Tensor& shard : shards_) shard.mutable_grad().reset();
+  if (!marker_.defined()) marker_ = at::empty({0}, shards_[0].options());
   marker_version_ = version_of(marker_);
-  parts_[0].mutable_grad() = marker_;
+  shards_[0].mutable_grad() = marker_;
 }
 
 void Shards::gather() const {

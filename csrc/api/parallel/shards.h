@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What ShardedOptimizer adds to an optimizer: parts of parameters, and the work around a step.
+// What ShardedOptimizer adds to an optimizer: shards of parameters, and the work around a step.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -22,7 +22,7 @@ namespace torchfuse::parallel {
 
 inline constexpr const char* kSharded = "torchfuse::parallel::ShardedOptimizer";
 
-/// The parameters of a model in flat memory, and this rank's parts of them. A part shares the
+/// The parameters of a model in flat memory, and this rank's shards of them. A shard shares the
 /// version counter of its parameter, from which steps see that a parameter was written.
 class Shards {
  public:
@@ -38,25 +38,25 @@ class Shards {
   std::int64_t size() const { return collectives_.size(); }
   /// As FusedSlot::shard_groups.
   const std::vector<std::string>& groups() const { return groups_; }
-  /// Returns the number of the first element of this rank's part of parameter `index`.
+  /// Returns the number of the first element of this rank's shard of parameter `index`.
   std::int64_t first_element(std::size_t index) const {
     return partition_.range(index, collectives_.rank()).first;
   }
   const std::vector<at::Tensor>& params() const { return params_; }  ///< the model's
-  const std::vector<at::Tensor>& parts() const { return parts_; }    ///< this rank's part of each
+  const std::vector<at::Tensor>& shards() const { return shards_; }  ///< this rank's shard of each
   /// The groups of the model's parameters, without options.
   const std::vector<torch::optim::OptimizerParamGroup>& model_groups() const { return model_; }
 
   /// Returns whether the next step compares the ranks. Where the host would have to wait for a GPU,
   /// only the first step does.
   bool compares_step() const;
-  /// Compares the ranks, and gives the parts their gradients. Throws on all ranks or on none; after
-  /// an exception nothing has changed.
-  /// @param groups of the parts.
+  /// Compares the ranks, and gives the shards their gradients. Throws on all ranks or on none;
+  /// after an exception nothing has changed.
+  /// @param groups of the shards.
   /// @param options as above; ignored in a step that does not compare.
   void before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const std::vector<std::string>& options);
-  /// Drops the parts' gradients after a step, whether it succeeded or not.
+  /// Drops the shards' gradients after a step, whether it succeeded or not.
   void drop_gradients();
   /// Resets the gradients of the model.
   void zero_gradients(bool set_to_none);
@@ -66,17 +66,17 @@ class Shards {
   /// What the optimizer's class defines.
   struct Class {
     std::unordered_set<std::string> numbers;  ///< states with one number for a parameter
-    std::function<StateDict(const optim::FusedOptimizer&)> state_of_parts;
+    std::function<StateDict(const optim::FusedOptimizer&)> state_of_shards;
   };
   void set_class(Class its) { class_ = std::move(its); }
-  /// Returns the state dict of an optimizer of the parts.
-  StateDict state_of_parts(const optim::FusedOptimizer& optimizer) const {
-    return class_.state_of_parts(optimizer);
+  /// Returns the state dict of an optimizer of the shards.
+  StateDict state_of_shards(const optim::FusedOptimizer& optimizer) const {
+    return class_.state_of_shards(optimizer);
   }
   /// Returns the state dict of the whole parameters, on the CPU; a collective.
   /// @param keep false: this rank takes part, and its result has undefined tensors.
-  StateDict whole_state(const StateDict& of_parts, bool keep = true) const;
-  /// Returns this rank's part of a state dict of whole parameters.
+  StateDict whole_state(const StateDict& of_shards, bool keep = true) const;
+  /// Returns this rank's shard of a state dict of whole parameters.
   StateDict own_state(const StateDict& whole) const;
 
  private:
@@ -90,19 +90,19 @@ class Shards {
   void take_gradients();
   bool is_sharded(const c10::IValue& key, const c10::IValue& value) const;
   void compare_states(const StateDict& states) const;
-  at::Tensor gathered(std::size_t index, const at::Tensor& part, bool keep) const;
+  at::Tensor gathered(std::size_t index, const at::Tensor& shard, bool keep) const;
 
   Collectives collectives_;
   std::vector<at::Tensor> params_;
   Partition partition_;
-  std::vector<at::Tensor> parts_;
+  std::vector<at::Tensor> shards_;
   std::vector<at::Tensor> flats_;
   Class class_;
   std::vector<std::string> groups_;
   std::vector<torch::optim::OptimizerParamGroup> model_;
   std::vector<const void*> addresses_;  ///< of the parameters in flat memory
   // torch's zero_grad() is not virtual. Called through a base class it would reset the gradients of
-  // the parts and leave the model's, so the first part holds a marker between steps.
+  // the shards and leave the model's, so the first shard holds a marker between steps.
   at::Tensor marker_;
   std::int64_t marker_version_ = 0;
   bool stepped_ = false;

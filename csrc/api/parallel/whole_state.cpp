@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// State dicts of whole parameters from the states of parts, and the other way round.
+// State dicts of whole parameters from the states of shards, and the other way round.
 #include <ATen/ATen.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
@@ -49,26 +49,26 @@ void Shards::compare_states(const StateDict& states) const {
 }
 
 /// The state of a whole parameter, laid out like it, on the CPU. One rank after the other sends its
-/// part, so that a device holds one part at a time.
-at::Tensor Shards::gathered(std::size_t index, const at::Tensor& part, bool keep) const {
+/// shard, so that a device holds one shard at a time.
+at::Tensor Shards::gathered(std::size_t index, const at::Tensor& shard, bool keep) const {
   at::Tensor whole;
   if (keep) {
-    whole = at::empty_like(params_[index], part.options().device(at::kCPU).requires_grad(false));
+    whole = at::empty_like(params_[index], shard.options().device(at::kCPU).requires_grad(false));
   }
   for (std::int64_t rank = 0; rank < size(); ++rank) {
     const auto [begin, end] = partition_.range(index, rank);
     if (begin == end) continue;
     const bool own = rank == collectives_.rank();
-    const at::Tensor sent = own ? part.contiguous() : at::empty({end - begin}, part.options());
+    const at::Tensor sent = own ? shard.contiguous() : at::empty({end - begin}, shard.options());
     collectives_.broadcast(sent, "the gather of states", rank);
     if (keep) whole.as_strided({end - begin}, {1}, begin).copy_(sent);
   }
   return whole;
 }
 
-Shards::StateDict Shards::whole_state(const StateDict& of_parts, bool keep) const {
+Shards::StateDict Shards::whole_state(const StateDict& of_shards, bool keep) const {
   const at::NoGradGuard no_grad;
-  const StateDict states = of_parts.at("state").toGenericDict();
+  const StateDict states = of_shards.at("state").toGenericDict();
   compare_states(states);
   StateDict whole(states.keyType(), states.valueType());
   for (const auto& entry : states) {
@@ -83,7 +83,7 @@ Shards::StateDict Shards::whole_state(const StateDict& of_parts, bool keep) cons
     }
     whole.insert_or_assign(entry.key(), state);
   }
-  StateDict result = of_parts.copy();
+  StateDict result = of_shards.copy();
   result.insert_or_assign("state", whole);
   return result;
 }
@@ -112,7 +112,7 @@ Shards::StateDict Shards::own_state(const StateDict& whole) const {
                         keys[index].toInt(), "]['", entry.key().toStringRef(),
                         "'] to have the sizes ", params_[index].sizes(), " of its parameter, got ",
                         value.sizes(), ".");
-      entry.setValue(partition_.part_of(index, laid_out_like(params_[index], value)).clone());
+      entry.setValue(partition_.shard_of(index, laid_out_like(params_[index], value)).clone());
     }
     own_states.insert_or_assign(keys[index], own);
   }

@@ -103,6 +103,10 @@ struct FusedStepOptions {
   bool found_inf_is_output = false;
   /// Clip the global L2 norm of the unscaled gradients, over all groups and devices. None: do not.
   std::optional<double> max_grad_norm;
+  /// Skip the step where this norm is greater: a number of at least 0, or a 1-element tensor of
+  /// fp32 or fp64, which the device reads. It is no overflow: `found_inf` stays. A NaN norm skips
+  /// nothing. None: do not.
+  std::optional<HyperParam> skip_norm_above;
   /// What to store in .grad; by default gradients are never modified.
   WriteBackGrads write_back_grads = WriteBackGrads::kNothing;
   /// Seed of stochastic rounding, at least 0.

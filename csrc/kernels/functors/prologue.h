@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/common/float16.h"
+#include "kernels/common/hyper_param.h"
 #include "kernels/common/macros.h"
 #include "kernels/common/math.h"
 #include "kernels/functors/l2_norm.h"
@@ -20,6 +22,8 @@ struct PrologueParams {
   bool check = false;                ///< skip the step if the statistics saw a non-finite element
   bool has_norm = false;        ///< the sums are real; needed by `check`, clipping and the norm
   double max_grad_norm = -1.0;  ///< clip to this norm; negative: no clipping
+  /// Skip the step if the norm is greater; needs `has_norm`. This is no overflow.
+  ScalarParam skip_norm_above{std::numeric_limits<double>::infinity()};
 };
 
 /// Clipping is torch.nn.utils.clip_grad_norm_'s: coefficient min(1, max_norm / (norm + 1e-6)), with
@@ -41,6 +45,7 @@ TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
   if (params.has_norm) {
     const double norm = norm_of(sums) * inverse_scale;
     scalars.total_norm = round_to<float>(norm);
+    skip = skip || norm > params.skip_norm_above.load();
     if (params.max_grad_norm >= 0.0) {
       const double clip = params.max_grad_norm / (norm + 1e-6);
       scalars.grad_coef = scalars.grad_coef * (clip < 1.0 || clip != clip ? clip : 1.0);

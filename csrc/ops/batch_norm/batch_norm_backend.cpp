@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "ops/arrivals.h"
+#include "ops/launch/arrivals.h"
 #include "ops/backend.h"
 
 #if defined(TORCHFUSE_WITH_CUDA)

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/huge_pages.h"
+#include "ops/launch/huge_pages.h"
 
 namespace torchfuse::ops {
 

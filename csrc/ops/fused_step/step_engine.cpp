@@ -51,6 +51,17 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
                 ": expected max_grad_norm to be a number of at least 0 or None, got ",
                 *options.max_grad_norm, ".");
   }
+  if (options.skip_norm_above) {
+    if (const auto* number = std::get_if<double>(&*options.skip_norm_above)) {
+      TORCH_CHECK(*number >= 0.0, op,
+                  ": expected skip_norm_above to be a number of at least 0 or None, got ", *number,
+                  ".");
+    } else {
+      const auto& tensor = std::get<at::Tensor>(*options.skip_norm_above);
+      const bool is_double = tensor.defined() && tensor.scalar_type() == at::kDouble;
+      check_scalar({op, "skip_norm_above"}, tensor, is_double ? at::kDouble : at::kFloat);
+    }
+  }
 }
 
 void StepEngine::check_ema_options(const EmaOptions& ema) const {
@@ -112,6 +123,9 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
     work.grad_scale =
         options.grad_scale ? to_device(*options.grad_scale, work.device) : at::Tensor();
     work.found_inf = options.found_inf ? to_device(*options.found_inf, work.device) : at::Tensor();
+    const auto* threshold =
+        options.skip_norm_above ? std::get_if<at::Tensor>(&*options.skip_norm_above) : nullptr;
+    work.skip_norm_above = threshold != nullptr ? to_device(*threshold, work.device) : at::Tensor();
     work.prologue_done = false;
     work.shared.reset();
     if (measured_) work.reserve_sums();
@@ -256,7 +270,8 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
     converted_.clear();
   });
   if (!gather(groups, options)) return false;
-  const bool measures = options.check_inside || options.max_grad_norm.has_value();
+  const bool measures = options.check_inside || options.max_grad_norm.has_value() ||
+                        options.skip_norm_above.has_value();
   // A process without gradients hears of a skipped step too.
   const bool shares = !options.norm_groups.empty() && (measures || options.found_inf);
   if (shares) work_on(options.norm_device).takes_part = true;

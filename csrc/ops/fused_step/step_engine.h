@@ -16,7 +16,7 @@
 
 #include "kernels/common/step_scalars.h"
 #include "kernels/prologue.h"
-#include "ops/arrivals.h"
+#include "ops/launch/arrivals.h"
 #include "ops/bucket.h"
 #include "ops/fused_step/algorithm.h"
 #include "ops/fused_step/workspace.h"
@@ -147,8 +147,9 @@ class StepEngine {
     Arrivals arrivals;    ///< of K1's partials
     at::Tensor grad_scale;
     at::Tensor found_inf;
-    std::int64_t num_sums = 0;  ///< that the prologue adds
-    bool takes_part = false;    ///< has a gradient, or what other processes have is known here
+    at::Tensor skip_norm_above;  ///< where the step has a tensor
+    std::int64_t num_sums = 0;   ///< that the prologue adds
+    bool takes_part = false;     ///< has a gradient, or what other processes have is known here
     bool prologue_done = false;
 
     void reserve_sums();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "ops/fused_step/sharding.h"
@@ -44,6 +45,17 @@ kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
   args.params.check = options.check_inside;
   args.params.has_norm = has_norm;
   args.params.max_grad_norm = options.max_grad_norm.value_or(-1.0);
+  if (options.skip_norm_above) {
+    kernels::ScalarParam& threshold = args.params.skip_norm_above;
+    if (const auto* number = std::get_if<double>(&*options.skip_norm_above)) {
+      threshold.value = *number;
+    } else {
+      threshold.pointer = work.skip_norm_above.const_data_ptr();
+      threshold.dtype = work.skip_norm_above.scalar_type() == at::kDouble
+                            ? kernels::DType::kFloat64
+                            : kernels::DType::kFloat32;
+    }
+  }
   if (has_norm) {
     args.partials = work.sums_ptr();
     args.num_partials = work.num_sums;

@@ -7,8 +7,8 @@
 #include <torch/library.h>
 #include <torchfuse/layer_norm.h>
 
-#include "ops/huge_pages.h"
-#include "ops/rows.h"
+#include "ops/launch/huge_pages.h"
+#include "ops/matrix.h"
 
 namespace torchfuse {
 
@@ -32,7 +32,7 @@ ForwardResults empty_forward_results(const at::Tensor& input, std::int64_t norma
           at::empty_symint(leading, statistics)};
 }
 
-void run_forward(const ops::RowSource& source, kernels::LayerNormArgs& args) {
+void run_forward(const ops::MatrixInput& source, kernels::LayerNormArgs& args) {
   if (!source.device().is_cpu()) {
     return ops::launch_over_rows<kernels::layer_norm_cuda>(kLayerNormForward, source, args);
   }
@@ -46,7 +46,7 @@ void run_forward(const ops::RowSource& source, kernels::LayerNormArgs& args) {
 ForwardResults layer_norm_forward_impl(const at::Tensor& input, std::int64_t normalized_dims,
                                        const OptionalTensor& weight, const OptionalTensor& bias,
                                        double eps, bool rms, std::optional<at::ScalarType> dtype) {
-  const ops::RowSource source(kLayerNormForward, "input", input, normalized_dims);
+  const ops::MatrixInput source(kLayerNormForward, "input", input, normalized_dims);
   const c10::OptionalDeviceGuard guard(source.device());
   at::Tensor weight_holder;
   at::Tensor bias_holder;

@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "ops/rows.h"
+#include "ops/matrix.h"
 
 namespace torchfuse {
 

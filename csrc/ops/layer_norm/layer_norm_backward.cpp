@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
-#include "ops/huge_pages.h"
-#include "ops/rows.h"
+#include "ops/launch/huge_pages.h"
+#include "ops/matrix.h"
 
 namespace torchfuse {
 
@@ -50,7 +50,7 @@ kernels::ChannelOutput layer_norm_columns_output(const char* name, const at::Ten
 }
 
 /// The tensor whose elements x_hat is computed from, and the gradient of the output, in one layout.
-kernels::LayerNormShape backward_shape(const ops::RowSource& grad, const ops::RowSource& source,
+kernels::LayerNormShape backward_shape(const ops::MatrixInput& grad, const ops::MatrixInput& source,
                                        bool from_output, bool rms, at::ScalarType input) {
   const at::ScalarType output = grad.tensor().scalar_type();
   ops::check_same_device({kLayerNormBackward, "source"}, source.tensor(), grad.device(),
@@ -72,7 +72,7 @@ kernels::LayerNormShape backward_shape(const ops::RowSource& grad, const ops::Ro
   return shape;
 }
 
-void run_backward(const ops::RowSource& source, kernels::LayerNormBackwardArgs& args) {
+void run_backward(const ops::MatrixInput& source, kernels::LayerNormBackwardArgs& args) {
   const bool sums = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
   const at::Tensor partials =
       at::empty({sums ? kernels::layer_norm_partials(args.shape) : 0}, source.compute_options());
@@ -106,8 +106,8 @@ BackwardResults layer_norm_backward_impl(const at::Tensor& grad_output,
                                          const at::Tensor& rstd, const OptionalTensor& weight,
                                          const OptionalTensor& bias, bool rms, bool from_output,
                                          std::optional<at::ScalarType> dtype, OutputMask mask) {
-  const ops::RowSource grad(kLayerNormBackward, "grad_output", grad_output, normalized_dims);
-  const ops::RowSource source(kLayerNormBackward, "source", source_tensor, normalized_dims);
+  const ops::MatrixInput grad(kLayerNormBackward, "grad_output", grad_output, normalized_dims);
+  const ops::MatrixInput source(kLayerNormBackward, "source", source_tensor, normalized_dims);
   const c10::OptionalDeviceGuard guard(source.device());
   kernels::LayerNormBackwardArgs args;
   args.shape =

@@ -8,8 +8,8 @@
 #include <torch/library.h>
 #include <torchfuse/softmax_cross_entropy.h>
 
-#include "ops/huge_pages.h"
-#include "ops/rows.h"
+#include "ops/launch/huge_pages.h"
+#include "ops/matrix.h"
 
 namespace torchfuse {
 
@@ -38,7 +38,7 @@ void check_label_values(const char* op, const at::Tensor& labels, std::int64_t c
 
 /// A call's logits and labels, readable by the kernels.
 struct Problem {
-  ops::RowSource logits;
+  ops::MatrixInput logits;
   at::Tensor labels;
   kernels::CrossEntropyShape shape;
   kernels::CrossEntropyLabels kernel_labels;

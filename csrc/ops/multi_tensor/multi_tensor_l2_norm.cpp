@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "ops/arrivals.h"
+#include "ops/launch/arrivals.h"
 #include "ops/backend.h"
 #include "ops/multi_tensor/tensor_list.h"
 

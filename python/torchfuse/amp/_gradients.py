@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from torchfuse.optimizers._base import FusedOptimizer
+from torchfuse.optimizers.distributed import agree_on_overflow, norm_device
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
@@ -18,7 +19,7 @@ def params_of(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
 def agreed(optimizer: torch.optim.Optimizer, flags: list[Tensor]) -> dict[torch.device, Tensor]:
     """Flags by device, of all processes that have others of the gradients."""
     if isinstance(optimizer, FusedOptimizer):
-        flags = optimizer._agree_on_overflow(flags)
+        flags = agree_on_overflow(optimizer, optimizer.norm_groups, flags)
     return {flag.device: flag for flag in flags}
 
 
@@ -27,6 +28,6 @@ def device_of_gradients(optimizer: torch.optim.Optimizer) -> torch.device | None
 
     A process that shares its norm with others takes part without a gradient too.
     """
-    if isinstance(optimizer, FusedOptimizer) and optimizer._norm_groups:
-        return optimizer._norm_device()
+    if isinstance(optimizer, FusedOptimizer) and optimizer.norm_groups:
+        return norm_device(optimizer, optimizer.norm_groups)
     return next((param.device for param in params_of(optimizer) if param.grad is not None), None)

@@ -14,16 +14,8 @@ from torchfuse import _C
 from torchfuse.amp._device import chosen_device_type
 from torchfuse.amp._gradients import agreed, device_of_gradients, params_of
 from torchfuse.amp._scaler_state import ScalerState, check_rule, check_scale, checked_extras
-from torchfuse.optimizers._base import FusedOptimizer
-
-# Attributes that the scaler sets on an optimizer of torchfuse during one step.
-_LENT_ATTRIBUTES = (
-    "grad_scale",
-    "found_inf",
-    "_check_inside",
-    "_found_inf_is_output",
-    "_scale_is_shared",
-)
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import ScalingRequest
 
 
 class GradScaler(ScalerState):
@@ -197,9 +189,9 @@ class GradScaler(ScalerState):
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
         try:
-            self._lend(optimizer, state, scale)
+            optimizer._scaling = asked = self._request(optimizer, state, scale)
             result: float | None = optimizer.step(*args, **kwargs)
-            if optimizer._found_inf_is_output:  # a step of the program's own has said nothing
+            if asked.found_inf_is_output:  # a step of the program's own has said nothing
                 for flag in state["found_inf_per_device"].values():
                     flag.zero_()
         except BaseException:
@@ -208,8 +200,7 @@ class GradScaler(ScalerState):
                 state["found_inf_per_device"] = {}
             raise
         finally:
-            for name in _LENT_ATTRIBUTES:
-                vars(optimizer).pop(name, None)
+            optimizer._scaling = None
         state["stage"] = OptState.STEPPED
         return result
 
@@ -232,32 +223,32 @@ class GradScaler(ScalerState):
         state["stage"] = OptState.STEPPED
         return result
 
-    def _lend(self, optimizer: FusedOptimizer, state: dict[str, Any], scale: Tensor) -> None:
-        """Sets what the next step of an optimizer of torchfuse unscales, obeys and reports."""
+    def _request(
+        self, optimizer: FusedOptimizer, state: dict[str, Any], scale: Tensor
+    ) -> ScalingRequest:
+        """Returns what the next step of an optimizer of torchfuse unscales, obeys and reports."""
         own_scale = getattr(optimizer, "grad_scale", None)
+        asked = ScalingRequest(grad_scale=own_scale)
         # It may differ from the scale's device; without a gradient there is nothing to check.
         device = device_of_gradients(optimizer)
-        optimizer.grad_scale = own_scale
-        optimizer.found_inf = None
-        optimizer._scale_is_shared = True
         scaled = state["stage"] is OptState.READY
         # Flags combined over processes must be known before the step: they need a separate check.
         check_first = scaled and self._extras["process_group"] is not None
         if check_first:
             self._check_inf_per_device(optimizer)
         if device is None:
-            return
+            return asked
         if scaled:
             scale = scale if own_scale is None else scale * own_scale
-            optimizer.grad_scale = _C.to_device(scale, device)
+            asked.grad_scale = _C.to_device(scale, device)
         if scaled and not check_first:
-            flag = self._core.found_inf(id(optimizer), device)
-            state["found_inf_per_device"] = {device: flag}
-            optimizer.found_inf = flag
-            optimizer._check_inside = optimizer._found_inf_is_output = True
+            asked.found_inf = self._core.found_inf(id(optimizer), device)
+            state["found_inf_per_device"] = {device: asked.found_inf}
+            asked.check = asked.found_inf_is_output = True
         elif state["found_inf_per_device"]:
             flags = list(state["found_inf_per_device"].values())
-            optimizer.found_inf = _C.to_device(self._core.combine(flags), device)
+            asked.found_inf = _C.to_device(self._core.combine(flags), device)
+        return asked
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Updates the scale on the device, from the overflows found since the last call.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.optimizers._shards import local_part
+from torchfuse.optimizers.distributed import local_part
 from torchfuse.parallel import LARC
 
 

@@ -2,14 +2,47 @@
 """The optimizers of the alias: torchfuse's classes, whose steps leave unscaled gradients.
 
 After a step behind a gradient scaler, `.grad` holds unscaled gradients, as with apex's and torch's
-optimizers. torchfuse's own classes leave them as they are, which saves a pass.
+optimizers. torchfuse's own classes leave them as they are, which saves a pass. The classes also
+have what subclasses with a step of their own, written for apex, take from theirs: functions of
+amp_C on lists of tensors, and the flag of these.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torchfuse import optimizers
+from torchfuse.apex.native import amp_c
+
+#: The functions of amp_C that are attributes of apex's classes, and their names there.
+_FUNCTIONS = {
+    "FusedAdagrad": {"multi_tensor_adagrad": "multi_tensor_adagrad"},
+    "FusedAdam": {
+        name: name
+        for name in (
+            "multi_tensor_adam",
+            "multi_tensor_adam_capturable",
+            "multi_tensor_adam_capturable_master",
+        )
+    },
+    "FusedLAMB": {name: name for name in ("multi_tensor_lamb", "multi_tensor_l2norm")},
+    "FusedMixedPrecisionLamb": {
+        "multi_tensor_lamb": "multi_tensor_lamb_mp",
+        "multi_tensor_l2norm": "multi_tensor_l2norm_mp",
+    },
+    "FusedNovoGrad": {"multi_tensor_novograd": "multi_tensor_novograd"},
+    "FusedSGD": {"multi_tensor_sgd": "multi_tensor_sgd"},
+}
+
+
+def _dummy_overflow_buf(self: torch.optim.Optimizer) -> Tensor:
+    """A flag of 0 (do not skip) for functions that a subclass calls: int32, shape [1]."""
+    device = next((p.device for group in self.param_groups for p in group["params"]), None)
+    return torch.zeros(1, dtype=torch.int32, device=device)
 
 
 def names() -> list[str]:
@@ -32,7 +65,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     theirs: type = getattr(optimizers, name)
     if theirs not in _classes:
+        flag = functools.cached_property(_dummy_overflow_buf)
+        functions = _FUNCTIONS.get(name, {})
         body = {
+            **{key: staticmethod(getattr(amp_c, value)) for key, value in functions.items()},
+            "_dummy_overflow_buf": flag,
             "__doc__": theirs.__doc__,
             "__module__": __name__,
             "_write_back_default": "unscaled",

@@ -28,13 +28,13 @@ class MultiTensorApply:
 
     Example:
         >>> import torch
+        >>> from torchfuse.apex.native import amp_c
         >>> from torchfuse.multi_tensor_apply import MultiTensorApply
-        >>> from torchfuse.optimizers import FusedAdam
         >>> flag = torch.zeros(1, dtype=torch.int32)
         >>> grad, param, exp_avg, exp_avg_sq = torch.ones(4, 3).unbind()
         >>> lists = [[grad], [param], [exp_avg], [exp_avg_sq]]
         >>> MultiTensorApply(333)(
-        ...     FusedAdam.multi_tensor_adam, flag, lists, 0.1, 0.9, 0.999, 1e-8, 1, 1, 0, 0.0
+        ...     amp_c.multi_tensor_adam, flag, lists, 0.1, 0.9, 0.999, 1e-8, 1, 1, 0, 0.0
         ... )
         >>> param
         tensor([0.9000, 0.9000, 0.9000])

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from torchfuse.optimizers._apex_attributes import NativeFunction
-from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import PARAM_DTYPES
-from torchfuse.optimizers._groups import decoupled_option
-from torchfuse.optimizers._hyper_params import check_number, numbers
-from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
+from torchfuse import _C
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import TORCH_ONLY, CommonOptions, decoupled_option
+from torchfuse.optimizers.state import PARAM_DTYPES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,15 +68,12 @@ class FusedAdagrad(FusedOptimizer):
         none yet, because torch expects one.
 
         Differences from apex.optimizers.FusedAdagrad: it also runs on the CPU and with bf16, and
-        counts steps. Subclasses can use apex's `multi_tensor_adagrad`.
+        counts steps.
     """
 
     _algorithm = "adagrad"
 
     adagrad_w_mode: int = decoupled_option("adagrad_w_mode")
-
-    #: A step as a function on lists of tensors, called by subclasses written for apex.
-    multi_tensor_adagrad = NativeFunction()
 
     def __init__(
         self,
@@ -111,8 +106,9 @@ class FusedAdagrad(FusedOptimizer):
 
     def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         super()._check_settings(index, group, in_step)
-        key, info = "initial_accumulator_value", numbers(self._algorithm)["lr"]
-        check_number(self._caller(in_step), index, key, group[key], info, in_step)
+        key = "initial_accumulator_value"
+        expected = f"{self._caller(in_step)}: expected {key} of group {index} to be"
+        _C.check_hyper_param(self._algorithm, "lr", group[key], expected)
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         # apex does not count steps; the count only matters for lr_decay, which apex does not have.

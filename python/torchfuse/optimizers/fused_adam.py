@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 
-from torchfuse.optimizers._apex_attributes import NativeFunction
-from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._groups import decoupled_option
-from torchfuse.optimizers._options import TORCH_ONLY, TorchOnlyOptions
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import TORCH_ONLY, BasicOptions, decoupled_option
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
     from typing_extensions import Unpack
 
 # Arguments of step() that apex kept for older scripts, in its positional order.
@@ -62,6 +59,11 @@ class FusedAdam(FusedOptimizer):
             is stored where there is no scale to take off and no norm to clip to. False or None:
             gradients are never modified.
         skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
+        skip_norm_above: skip a step whose norm of all unscaled gradients is greater, on the device,
+            as a step with non-finite gradients is skipped. A number, or a tensor of one element,
+            such as a running statistic of norms, which every step reads and checkpoints do not
+            hold. The step is no overflow: the loss scale does not change. A NaN norm skips nothing.
+            None: no step is skipped.
         state_dtype: dtype of the moments: fp32, bf16 or fp16; fp64 for fp64 parameters. None: fp32
             for 16-bit parameters, else the parameter's dtype. Moments are computed in fp32 (fp64)
             and rounded when they are stored.
@@ -97,8 +99,8 @@ class FusedAdam(FusedOptimizer):
             order and the same `max_grad_norm`, and make the same steps and calls of a scaler, which
             has to be torchfuse's, with gradients or without. A parameter that several of them have
             counts as often. Not part of checkpoints.
-        **torch_only: `fused`, `foreach` and `differentiable`, False or None, for programs written
-            for torch: this class is always fused, and the step has no derivative.
+        fused, foreach, differentiable: False or None, for programs written for torch: this class
+            is always fused, and the step has no derivative.
 
     Raises:
         ValueError: for a value out of range or an unsupported parameter, naming the group.
@@ -124,9 +126,7 @@ class FusedAdam(FusedOptimizer):
         Differences from apex.optimizers.FusedAdam: it also runs on the CPU; steps are counted per
         parameter; `amsgrad`, bf16 masters, groups added later and any dense layout work; masters
         are saved; gradients are not overwritten; a step after `scaler.unscale_` does not unscale
-        again. Subclasses that define their own step can use apex's `multi_tensor_adam`,
-        `multi_tensor_adam_capturable`, `multi_tensor_adam_capturable_master` and
-        `_dummy_overflow_buf`; a gradient scaler unscales before such a step.
+        again.
     """
 
     _algorithm = "adam"
@@ -137,11 +137,6 @@ class FusedAdam(FusedOptimizer):
     }
 
     adam_w_mode: int = decoupled_option("adam_w_mode")
-
-    #: Steps as functions on lists of tensors, called by subclasses written for apex.
-    multi_tensor_adam = NativeFunction()
-    multi_tensor_adam_capturable = NativeFunction()
-    multi_tensor_adam_capturable_master = NativeFunction()
 
     def __init__(
         self,
@@ -157,22 +152,11 @@ class FusedAdam(FusedOptimizer):
         capturable: bool = False,
         master_weights: bool = False,
         *,
-        max_grad_norm: float | None = None,
         maximize: bool = False,
-        write_back_grads: bool | Literal["unscaled", "clipped"] | None = None,
-        skip_non_finite: bool = False,
-        state_dtype: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
-        store_param_remainders: bool = False,
-        master_weight_dtype: torch.dtype = torch.float32,
-        stochastic_rounding: bool = False,
-        seed: int = 0,
-        ema_decay: float | None = None,
-        ema_warmup: bool = False,
-        ema_start_step: int = 0,
-        norm_groups: Sequence[dist.ProcessGroup | dist.device_mesh.DeviceMesh] | None = None,
-        **torch_only: Unpack[TorchOnlyOptions],
+        **options: Unpack[BasicOptions],
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -180,28 +164,20 @@ class FusedAdam(FusedOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "adam_w_mode": adam_w_mode,
+            "capturable": capturable,
+            "exp_avg_dtype": exp_avg_dtype,
+            "exp_avg_sq_dtype": exp_avg_sq_dtype,
         }
-        defaults.update(amsgrad=amsgrad, maximize=maximize)
-        defaults.update(adam_w_mode=adam_w_mode, capturable=capturable)
-        defaults.update(exp_avg_dtype=exp_avg_dtype, exp_avg_sq_dtype=exp_avg_sq_dtype)
         super().__init__(
             params,
             defaults,
             set_grad_none=set_grad_none,
             master_weights=master_weights,
             max_grad_norm=max_grad_norm,
-            write_back_grads=write_back_grads,
-            skip_non_finite=skip_non_finite,
-            state_dtype=state_dtype,
-            store_param_remainders=store_param_remainders,
-            master_weight_dtype=master_weight_dtype,
-            stochastic_rounding=stochastic_rounding,
-            seed=seed,
-            ema_decay=ema_decay,
-            ema_warmup=ema_warmup,
-            ema_start_step=ema_start_step,
-            norm_groups=norm_groups,
-            **torch_only,
+            **options,
         )
 
     @overload
@@ -260,8 +236,8 @@ class FusedAdam(FusedOptimizer):
 
     @capturable.setter
     def capturable(self, value: bool) -> None:
-        self._set_in_all_groups("capturable", bool(value))
         for group in self.param_groups:
+            group["capturable"] = bool(value)
             self._make_lr_capturable(group)
 
 

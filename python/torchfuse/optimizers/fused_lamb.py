@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchfuse.optimizers._apex_attributes import NativeFunction
-from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import check_no_amsgrad
-from torchfuse.optimizers._groups import decoupled_option, group_option
-from torchfuse.optimizers._hyper_params import check_bounds
-from torchfuse.optimizers._options import BasicOptions
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import (
+    MasterOptions,
+    check_no_amsgrad,
+    decoupled_option,
+    group_option,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,10 +94,6 @@ class FusedLAMB(FusedOptimizer):
         "Whether tensors without weight decay have a trust ratio; of the first group.",
     )
 
-    #: Functions on lists of tensors, called by subclasses written for apex.
-    multi_tensor_lamb = NativeFunction()
-    multi_tensor_l2norm = NativeFunction()
-
     def __init__(
         self,
         params: Any,
@@ -116,7 +113,7 @@ class FusedLAMB(FusedOptimizer):
         trust_ratio_bounds: tuple[float, float] | None = None,
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
-        **options: Unpack[BasicOptions],
+        **options: Unpack[MasterOptions],
     ) -> None:
         check_no_amsgrad(type(self).__name__, amsgrad)
         defaults: dict[str, Any] = {
@@ -136,7 +133,3 @@ class FusedLAMB(FusedOptimizer):
         super().__init__(
             params, defaults, set_grad_none=set_grad_none, max_grad_norm=max_grad_norm, **options
         )
-
-    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
-        super()._check_hyper_params(index, group, in_step)
-        check_bounds(self._caller(in_step), index, group["trust_ratio_bounds"], in_step)

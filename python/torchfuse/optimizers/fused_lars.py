@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim.optimizer import required
 
-from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._options import StepOptions
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import StepOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._options import StepOptions
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import StepOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from torchfuse.optimizers._apex_attributes import NativeFunction
-from torchfuse.optimizers._checks import HALF_DTYPES
-from torchfuse.optimizers._hyper_params import positional_remedy
-from torchfuse.optimizers._options import BasicOptions
 from torchfuse.optimizers.fused_lamb import FusedLAMB
+from torchfuse.optimizers.hyper_params import positional_remedy
+from torchfuse.optimizers.options import HALF_DTYPES, MasterOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,10 +65,6 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         enabled; a step after `scaler.unscale_` does not unscale again; groups may differ in dtype.
     """
 
-    # apex's names on this class; those of FusedLAMB are other functions.
-    multi_tensor_lamb = NativeFunction("multi_tensor_lamb_mp")
-    multi_tensor_l2norm = NativeFunction("multi_tensor_l2norm_mp")
-
     def __init__(
         self,
         params: Any,
@@ -92,7 +86,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         trust_ratio_bounds: tuple[float, float] | None = None,
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
-        **options: Unpack[BasicOptions],
+        **options: Unpack[MasterOptions],
     ) -> None:
         name = type(self).__name__
         _check_reduced_dtype(name, reduced_precision_dtype)
@@ -165,16 +159,20 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         super()._normalize_group(group)
         group.setdefault("initial_step", 0)  # of another class, whose states have their counts
 
-    def _fused_update(self) -> None:
-        first = self.param_groups[0]
+    def _ema(self) -> tuple[float, bool, int] | None:
+        ema = super()._ema()
+        if ema is None:
+            return None
+        # Averages count a parameter's steps without those that were made elsewhere before.
+        first = self.param_groups[0]["initial_step"]
         for index, group in enumerate(self.param_groups):
-            if group["initial_step"] != first["initial_step"] and group["ema_decay"] is not None:
+            if group["initial_step"] != first:
                 raise ValueError(
                     f"{self._caller(in_step=True)}: expected initial_step of group {index} to be "
-                    f"{first['initial_step']} as in group 0 with ema_decay, got "
-                    f"{group['initial_step']}. Averages have one ema_start_step for all groups."
+                    f"{first} as in group 0 with ema_decay, got {group['initial_step']}. Averages "
+                    "have one ema_start_step for all groups."
                 )
-        super()._fused_update()
+        return (*ema[:2], ema[2] + int(first))
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchfuse.optimizers._apex_attributes import NativeFunction
-from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import check_no_amsgrad
-from torchfuse.optimizers._options import CommonOptions
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import CommonOptions, check_no_amsgrad
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -101,9 +99,6 @@ class FusedNovoGrad(FusedOptimizer):
     _algorithm = "novograd"
     _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
 
-    #: A step as a function on lists of tensors, called by subclasses written for apex.
-    multi_tensor_novograd = NativeFunction()
-
     def __init__(
         self,
         params: Any,
@@ -139,8 +134,11 @@ class FusedNovoGrad(FusedOptimizer):
         }
         super().__init__(params, defaults, set_grad_none=set_grad_none, **options)
 
-    def _hyper_params(self, index: int, group: dict[str, Any]) -> tuple[Any, ...]:
-        return super()._hyper_params(index, {**group, "inf_norm": group["norm_type"] == 0})
+    def _hyper_params(
+        self, index: int, group: dict[str, Any], in_step: bool = True
+    ) -> tuple[Any, ...]:
+        with_norm = {**group, "inf_norm": group["norm_type"] == 0}
+        return super()._hyper_params(index, with_norm, in_step)
 
     def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         super()._check_settings(index, group, in_step)
@@ -169,7 +167,8 @@ class FusedNovoGrad(FusedOptimizer):
 
     @moment_mode.setter
     def moment_mode(self, value: int) -> None:
-        self._set_in_all_groups("reg_inside_moment", value == 0)
+        for group in self.param_groups:
+            group["reg_inside_moment"] = value == 0
 
 
 def _give_out_norms(where: str, group: Mapping[str, Any], states: dict[Any, Any]) -> None:

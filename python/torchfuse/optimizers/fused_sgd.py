@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import required
 
-from torchfuse.optimizers._apex_attributes import NativeFunction
-from torchfuse.optimizers._base import FusedOptimizer
-from torchfuse.optimizers._checks import check_step, has_value
-from torchfuse.optimizers._groups import group_option
-from torchfuse.optimizers._hyper_params import as_float
-from torchfuse.optimizers._options import TORCH_ONLY, CommonOptions
+from torchfuse.optimizers.fused_optimizer import FusedOptimizer
+from torchfuse.optimizers.options import TORCH_ONLY, CommonOptions, as_float, group_option
+from torchfuse.optimizers.serialization import as_count
+from torchfuse.optimizers.state import has_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,14 +93,11 @@ class FusedSGD(FusedOptimizer):
         updated, and a buffer before its first update is saved as None.
 
         Differences from apex.optimizers.FusedSGD: it also runs on the CPU and with bf16; each
-        parameter has its own first step; without momentum there are no buffers. Subclasses can use
-        apex's `multi_tensor_sgd`.
+        parameter has its own first step; without momentum there are no buffers.
     """
 
     _algorithm = "sgd"
-
-    #: A step as a function on lists of tensors, called by subclasses written for apex.
-    multi_tensor_sgd = NativeFunction()
+    _counts = (START,)
 
     most_recent_scale: float = 1.0
     scale_set_by_backward: bool = False
@@ -158,7 +153,7 @@ class FusedSGD(FusedOptimizer):
         # A buffer that begins later than the count: its first update takes the whole gradient.
         step = self.state[param].get("step")
         if isinstance(step, Tensor) and step.numel() == 1:
-            self.state[param][START] = _as_count(step, param)
+            self.state[param][START] = as_count(step, param.device)
         return super()._begin_state(param, group, name)
 
     def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
@@ -211,20 +206,6 @@ class FusedSGD(FusedOptimizer):
         elif "step" not in state or _was_counted_elsewhere(state):
             state["step"] = 1
 
-    def _checked_state(self, where: str, *args: Any) -> dict[str, Any]:
-        state = super()._checked_state(where, *args)
-        if START in state:
-            check_step(f"{where}['{START}'] to be", state[START])
-        return state
-
-    def _converted_state(
-        self, saved: Mapping[str, Any], param: Tensor, *args: Any
-    ) -> dict[str, Any]:
-        state = super()._converted_state(saved, param, *args)
-        if START in state:
-            state[START] = _as_count(state[START], param)
-        return state
-
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
         # A buffer before its first update is None, as in torch: its first update takes the whole
         # gradient. After it, the start has no use. torch keeps `step` but does not read it.
@@ -270,13 +251,6 @@ def _begins(state: Mapping[str, Any]) -> bool | None:
 
 def _without_start(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key != START}
-
-
-def _as_count(step: Any, param: Tensor) -> Tensor:
-    """Returns a step count as the native step takes it, apart from the one that it comes from."""
-    if isinstance(step, Tensor):
-        return step.detach().to(param.device, torch.float32, copy=True).reshape(())
-    return torch.tensor(float(step), dtype=torch.float32, device=param.device)
 
 
 def _was_counted_elsewhere(state: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchfuse._delegation import attribute_of
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.optimizers._norm_groups import refuse_norm_groups
+from torchfuse.optimizers.distributed import refuse_norm_groups
 
 # Parameters and gradients of one group, by computation dtype, device and mesh of DTensors.
 _Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[Tensor]]]

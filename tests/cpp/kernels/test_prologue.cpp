@@ -52,6 +52,27 @@ TEST(Prologue, ClipsByTheUnscaledNorm) {
   EXPECT_EQ(f.scalars.grad_coef, 0.25);
 }
 
+TEST(Prologue, SkipsAboveAThresholdWithoutAnOverflow) {
+  const float of_device = 1.0f;
+  for (const bool on_device : {false, true}) {
+    Fixture f;
+    f.args.params.has_norm = f.args.params.check = true;
+    ScalarParam& threshold = f.args.params.skip_norm_above;
+    threshold.value = 1.25;  // the norm is not above it
+    prologue_cpu(f.args);
+    EXPECT_EQ(f.scalars.skip, 0.0f);
+    threshold.value = 1.0;
+    if (on_device) threshold = {1e9, &of_device};
+    prologue_cpu(f.args);
+    EXPECT_EQ(f.scalars.skip, 1.0f);
+    EXPECT_EQ(f.found_inf, 0.0f);
+    EXPECT_EQ(f.steps[0], 1.0f) << "one step of two";
+    f.partials[0].small = std::numeric_limits<double>::quiet_NaN();
+    prologue_cpu(f.args);
+    EXPECT_EQ(f.scalars.skip, 0.0f) << "NaN is not above";
+  }
+}
+
 TEST(Prologue, AnyNonZeroFlagSkipsAndCountsNothing) {
   for (const float flag : {1.0f, 2.0f, -1.0f}) {
     Fixture f;

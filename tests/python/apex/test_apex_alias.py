@@ -133,10 +133,10 @@ def test_optimizers_leave_unscaled_gradients_and_can_be_pickled() -> None:
     assert cls.__name__ == "FusedAdam"
     param = torch.nn.Parameter(torch.ones(2))
     for optimizer in (cls([param]), pickle.loads(pickle.dumps(cls([param])))):
-        assert optimizer.param_groups[0]["write_back_grads"] == "unscaled"
+        assert optimizer.write_back_grads == "unscaled"
         assert type(optimizer) is cls
-    assert cls([param], write_back_grads=False).param_groups[0]["write_back_grads"] is False
-    assert optimizers.FusedAdam([param]).param_groups[0]["write_back_grads"] is False
+    assert cls([param], write_back_grads=False).write_back_grads is False
+    assert optimizers.FusedAdam([param]).write_back_grads is False
 
 
 LINES = Path(__file__).with_name("import_lines.txt").read_text(encoding="utf-8").splitlines()

@@ -133,9 +133,9 @@ def test_numbers_of_numpy_become_pythons(path: Path) -> None:
     )
     values = torchfuse.load_checkpoint(path, optimizer=optimizer, scheduler=scheduler)
     assert type(values["epoch"]) is int
-    group = optimizer.param_groups[0]
-    assert [type(group[key]) for key in ("lr", "ema_decay")] == [float, float]
-    assert group["lr"] == 0.1 * np.cos(0.1)
+    lr = optimizer.param_groups[0]["lr"]
+    assert [type(number) for number in (lr, optimizer.ema_decay)] == [float, float]
+    assert lr == 0.1 * np.cos(0.1)
 
 
 # --- Damage ---------------------------------------------------------------------------------------

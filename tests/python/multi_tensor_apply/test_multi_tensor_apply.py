@@ -10,6 +10,7 @@ import torch
 from support.adam import clone_params, make_params, random_grads, set_grads
 from support.compare import assert_same_bits
 
+from torchfuse.apex.native import amp_c
 from torchfuse.multi_tensor_apply import MultiTensorApply, multi_tensor_applier
 from torchfuse.optimizers import FusedAdam
 
@@ -61,7 +62,7 @@ def test_adam_equals_the_class(
         optimizer.step()
         lists[0] = grads
         MultiTensorApply(chunk_size)(
-            *(FusedAdam.multi_tensor_adam, flag, lists),
+            *(amp_c.multi_tensor_adam, flag, lists),
             *(1e-2, 0.8, 0.9, 1e-6, step, mode, bias_correction, 0.1),
         )
     for param, other, exp_avg in zip(params, reference, lists[2], strict=True):
@@ -72,4 +73,4 @@ def test_adam_equals_the_class(
 def test_adam_without_tensors_does_nothing() -> None:
     flag = torch.zeros(1, dtype=torch.int32)
     arguments = (0.1, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
-    assert multi_tensor_applier(FusedAdam.multi_tensor_adam, flag, [[]] * 4, *arguments) is None
+    assert multi_tensor_applier(amp_c.multi_tensor_adam, flag, [[]] * 4, *arguments) is None

@@ -14,8 +14,8 @@ from support.compare import assert_same_bits
 from test_optim_specs import Case, every_optimizer
 from torch import Tensor
 
-from torchfuse import optimizers
 from torchfuse.amp import GradScaler
+from torchfuse.apex import _optimizers
 from torchfuse.apex.native import amp_c
 from torchfuse.multi_tensor_apply import multi_tensor_applier
 from torchfuse.optimizers import FusedAdam, FusedMixedPrecisionLamb, FusedSGD
@@ -42,7 +42,7 @@ FUNCTIONS = {
     ("name", "function"), [(name, each) for name, all_ in FUNCTIONS.items() for each in all_]
 )
 def test_classes_and_objects_have_apexs_functions(name: str, function: str) -> None:
-    kind: Any = getattr(optimizers, name)
+    kind: Any = getattr(_optimizers, name)
     optimizer = kind(make_params(), lr=0.1)
     attribute, _, other = function.partition(":")
     attribute = f"multi_tensor_{attribute}"
@@ -51,7 +51,7 @@ def test_classes_and_objects_have_apexs_functions(name: str, function: str) -> N
     # apex sets them in the constructor, and so may subclasses.
     setattr(optimizer, attribute, len)
     assert getattr(optimizer, attribute) is len
-    assert not hasattr(optimizers.FusedLion, attribute)
+    assert not hasattr(_optimizers.FusedLion, attribute)
 
 
 def test_adams_attributes_have_apexs_names_and_meaning() -> None:
@@ -65,7 +65,8 @@ def test_adams_attributes_have_apexs_names_and_meaning() -> None:
 
 
 def test_overflow_buffer(device: str) -> None:
-    optimizer = FusedAdam([{"params": []}, {"params": make_params([(3,)], device=device)}])
+    kind = _optimizers.FusedAdam
+    optimizer = kind([{"params": []}, {"params": make_params([(3,)], device=device)}])
     buffer = optimizer._dummy_overflow_buf
     assert (buffer.dtype, buffer.tolist(), buffer.device.type) == (torch.int32, [0], device)
     assert optimizer._dummy_overflow_buf is buffer
@@ -146,7 +147,7 @@ def test_an_unknown_argument_is_answered_with_the_class_and_a_similar_one(case: 
 # --- A step of the subclass's own ----------------------------------------------------------------
 
 
-class GroupSteppingAdam(FusedAdam):
+class GroupSteppingAdam(_optimizers.FusedAdam):
     """A step of its own, in the manner of libraries that build on apex.
 
     It counts steps in the group and calls apex's function through apex's applier.

@@ -23,7 +23,7 @@ from torchfuse.optimizers import (
     FusedNovoGrad,
     FusedSGD,
 )
-from torchfuse.optimizers._state_creation import EVERY_STATE, _names_of
+from torchfuse.optimizers.state import EVERY_STATE, names_of
 from torchfuse.testing import OPTIM_SPECS
 
 
@@ -162,7 +162,7 @@ def test_what_a_hook_returns_is_checked_too() -> None:
 
 
 def test_states_of_every_class_are_known() -> None:
-    assert {name for spec in OPTIM_SPECS for name in _names_of(spec.algorithm)[0]} == EVERY_STATE
+    assert {name for spec in OPTIM_SPECS for name in names_of(spec.algorithm)[0]} == EVERY_STATE
 
 
 NADAMS = "param_groups[0] to hold no 'momentum_decay', an option of torch.optim.NAdam"

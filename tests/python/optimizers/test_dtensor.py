@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torchfuse import _C
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedOptimizer
-from torchfuse.optimizers._masters import REMAINDER, master_of
+from torchfuse.optimizers.state import REMAINDER, master_of
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 pytestmark = pytest.mark.processes

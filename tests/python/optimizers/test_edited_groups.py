@@ -118,20 +118,10 @@ def test_a_wrong_scale_of_the_loss(value: Any) -> None:
 
 # --- Other settings ------------------------------------------------------------------------------
 
-CLIPPING = "max_grad_norm of group 0 to be "
 INITIAL = "initial_step of group 0 to be an int of at least 0, got "
-ADAM = partial(made, FusedAdam)
 LAMB = partial(made, FusedMixedPrecisionLamb, step=3)
 WITH_MASTERS = partial(made, FusedAdam, dtype=BF16, master_weights=True)
 EDITS: list[tuple[Any, str, Any, str]] = [
-    *((ADAM, "max_grad_norm", *edit) for edit in [
-        ("inf", f"{CLIPPING}None or a number, got str"),
-        (torch.ones(2), f"{CLIPPING}None or a number, got Tensor"),
-        (-1.0, f"{CLIPPING}None or at least 0, got -1.0"),
-        (NAN, f"{CLIPPING}None or at least 0"),
-        (TOO_LARGE, f"{CLIPPING}a number that a float can hold"),
-    ]),
-    *((ADAM, "seed", value, "seed of group 0 to be ") for value in ("1", 1.5, None, -1, 2**63)),
     *((LAMB, "initial_step", value, INITIAL) for value in (-1, 1.5, "3", None, TOO_LARGE)),
     (WITH_MASTERS, "stochastic_rounding", True, "master_weights of group 0 to be False with"),
     (WITH_MASTERS, "stochastic_rounding", "no", "stochastic_rounding of group 0 to be a bool"),
@@ -163,24 +153,17 @@ def test_a_wrong_initial_step_of_a_checkpoint_is_refused() -> None:
     optimizer.step()
 
 
-TWO_NUMBERS = "None or two numbers of at least 0 in"
 OWN: list[tuple[Any, str, Any, str]] = [
     *(
         (FusedAdagrad, "initial_accumulator_value", value, "")
         for value in (-0.5, INF, NAN, "x", None)
     ),
-    (FusedAdam, "ema_decay", 1.0, r"None, or at least 0 and less than 1, got 1\.0"),
-    (FusedAdam, "ema_decay", -0.1, r".* got -0\.1"),
-    (FusedAdam, "ema_decay", NAN, ".* got nan"),
-    (FusedAdam, "ema_decay", "0.9", "None or a number, got str"),
-    (FusedAdam, "ema_start_step", -1, "at least 0 .*got -1"),
-    (FusedAdam, "ema_start_step", 1.5, "a whole number, got float"),
-    (FusedLAMB, "trust_ratio_bounds", (2.0, 1.0), TWO_NUMBERS),
-    (FusedLAMB, "trust_ratio_bounds", (-1.0, 1.0), TWO_NUMBERS),
-    (FusedLAMB, "trust_ratio_bounds", (NAN, 1.0), TWO_NUMBERS),
-    (FusedLAMB, "trust_ratio_bounds", ("a", 1.0), ""),
-    (FusedLAMB, "trust_ratio_bounds", 3.0, "None or a pair of numbers, got 3.0"),
-    (FusedLAMB, "trust_ratio_bounds", (1.0,), "None or a pair of numbers"),
+    (FusedLAMB, "trust_ratio_bounds", (2.0, 1.0), r"none or at least trust_ratio_bounds\[0\], 2"),
+    (FusedLAMB, "trust_ratio_bounds", (-1.0, 1.0), "at least 0 and finite, got -1"),
+    (FusedLAMB, "trust_ratio_bounds", (NAN, 1.0), "at least 0 and finite"),
+    (FusedLAMB, "trust_ratio_bounds", ("a", 1.0), "a number or a 1-element tensor, got str"),
+    (FusedLAMB, "trust_ratio_bounds", 3.0, "a pair of numbers, got 3.0"),
+    (FusedLAMB, "trust_ratio_bounds", (1.0,), "a pair of numbers"),
     *(
         (FusedNovoGrad, "norm_type", value, "2, or 0 for the largest magnitude, got")
         for value in (1, 3.0, "2", INF, None, torch.ones(2))
@@ -193,12 +176,11 @@ OWN: list[tuple[Any, str, Any, str]] = [
 def test_what_a_class_adds_is_refused_wherever_it_is_given(
     kind: Any, key: str, value: Any, text: str, steps: int
 ) -> None:
-    options = {"ema_decay": 0.75} if key == "ema_start_step" else {}
     errors = RuntimeError if kind is FusedNovoGrad else (TypeError, ValueError)
-    message = f"expected {key} of group {{}} to be {text}"
+    message = f"expected {key}(\\[[01]\\])? of group {{}} to be {text}"
     with pytest.raises(errors, match=f"^{kind.__name__}: {message.format(0)}"):
-        kind(make_params(), **{**options, key: value})
-    optimizer = made(kind, steps, **options)
+        kind(make_params(), **{key: value})
+    optimizer = made(kind, steps)
     with pytest.raises(errors, match=message.format(1)):
         optimizer.add_param_group({"params": make_params(seed=2), key: value})
     assert len(optimizer.param_groups) == 1

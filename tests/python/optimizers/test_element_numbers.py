@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchfuse.optimizers import FusedAdam
-from torchfuse.optimizers._element_numbers import element_numbers
+from torchfuse.optimizers.distributed import element_numbers
 
 RANKS = 8
 WHERE = "FusedAdam.step: expected params[0] of group 0"

@@ -16,7 +16,7 @@ from support.compare import assert_all_same_bits, assert_same_bits
 from torch import Tensor
 
 from torchfuse.optimizers import FusedAdam, FusedOptimizer, FusedSGD
-from torchfuse.optimizers._masters import master_of
+from torchfuse.optimizers.state import master_of
 from torchfuse.parallel import LARC
 from torchfuse.testing import OPTIM_SPECS, OptimSpec, assert_bitwise_equal
 
@@ -127,7 +127,7 @@ def test_averages_that_are_turned_off_or_have_no_gradient_stay_as_they_are() -> 
     assert_same_bits(after[1], before[1])
     assert not torch.equal(after[0], before[0])
     assert after[0]._version == version + 1
-    optimizer.param_groups[0]["ema_decay"] = None
+    optimizer.ema_decay = None
     before = [ema.clone() for ema in after]
     train(optimizer, params, [4])
     assert_bitwise_equal(averages(optimizer, params), before)
@@ -140,7 +140,7 @@ def test_averages_begin_in_the_middle_with_the_parameters_of_that_moment() -> No
         params[0].fill_(3.0)  # its master follows
     before = exact_values(optimizer, params)
     before[0].fill_(3.0)
-    optimizer.param_groups[0]["ema_decay"] = DECAY
+    optimizer.ema_decay = DECAY
     train(optimizer, params, [4])
     after = exact_values(optimizer, params)
     for ema, value, now in zip(averages(optimizer, params), before, after, strict=True):
@@ -159,15 +159,6 @@ def test_layouts_of_averages_follow_the_parameters() -> None:
 
 
 # --- Options and tensors that are refused --------------------------------------------------------
-
-
-def test_groups_share_the_options() -> None:
-    first, second = make_params(), make_params()
-    optimizer = FusedAdam([{"params": first}], ema_decay=DECAY)
-    optimizer.add_param_group({"params": second})
-    assert optimizer.param_groups[1]["ema_decay"] == DECAY
-    with pytest.raises(ValueError, match=r"expected ema_decay of group 1 to be 0\.75 as in group"):
-        FusedAdam([{"params": first}, {"params": second, "ema_decay": 0.5}], ema_decay=DECAY)
 
 
 @pytest.mark.parametrize(
@@ -389,8 +380,7 @@ def test_a_checkpoint_without_averages_begins_those_of_a_program(kind: Any) -> N
     train(plain := kind(saving, lr=0.1), saving, [0])
     optimizer, params = made(OPTIM_SPECS[0], "fp32", ema_warmup=True)
     optimizer.load_state_dict(plain.state_dict())
-    assert optimizer.param_groups[0]["ema_decay"] == DECAY
-    assert optimizer.param_groups[0]["ema_warmup"] is True
+    assert (optimizer.ema_decay, optimizer.ema_warmup) == (DECAY, True)
     before = params[0].detach().clone()
     train(optimizer, params, [1])
     # Warm-up goes by the step count, which is 2 now.
@@ -403,5 +393,5 @@ def test_a_checkpoint_with_averages_goes_on_in_a_program_that_does_not_ask_for_t
     params = make_params(SHAPES)
     other = FusedAdam(params)
     other.load_state_dict(optimizer.state_dict())
-    assert other.param_groups[0]["ema_decay"] == DECAY
+    assert other.ema_decay == DECAY
     assert "ema_param" in other.state[params[0]]

@@ -12,7 +12,7 @@ from support.compare import assert_same_bits
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedLAMB, FusedMixedPrecisionLamb
-from torchfuse.optimizers._masters import master_of
+from torchfuse.optimizers.state import master_of
 from torchfuse.testing import assert_bitwise_equal
 
 

@@ -12,7 +12,7 @@ from support.compare import assert_same_bits
 from torch import Tensor
 
 from torchfuse.optimizers import FusedAdam
-from torchfuse.optimizers._masters import master_of
+from torchfuse.optimizers.state import master_of
 
 MASTERS: dict[str, Any] = {"master_weights": True}
 REMAINDERS: dict[str, Any] = {**MASTERS, "store_param_remainders": True}

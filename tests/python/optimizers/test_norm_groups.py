@@ -26,7 +26,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
-from torchfuse.optimizers._norm_groups import NormGroups
+from torchfuse.optimizers.distributed import NormGroups, norm_device
 from torchfuse.parallel import LARC
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
@@ -123,6 +123,15 @@ def train_without_gradients(clipped: dict[str, Any], rank: int, device: str) -> 
     return {**found, "states": len(optimizer.state)}
 
 
+def step_above_a_threshold(rank: int, device: str) -> float:
+    """Of two stages whose norm is above it only together."""
+    param = torch.nn.Parameter(torch.ones(1, device=device))
+    optimizer = FusedAdam([param], skip_norm_above=6.0, norm_groups=[dist.group.WORLD])
+    param.grad = torch.full_like(param, 5.0)
+    optimizer.step()
+    return float(optimizer.last_step_skipped())
+
+
 def train_two_optimizers(rank: int, device: str) -> dict[str, Any]:
     """One scaler for two, of which one shares nothing and sees an overflow on its own."""
     params = [torch.nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
@@ -205,7 +214,13 @@ REFUSALS = (
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[str, list[Any]]:
-    kinds = {**KINDS, "copied": copied, "two": train_two_optimizers, "refusals": refusals}
+    kinds = {
+        **KINDS,
+        "threshold": step_above_a_threshold,
+        "copied": copied,
+        "two": train_two_optimizers,
+        "refusals": refusals,
+    }
     for name, clipped in FROZEN.items():
         kinds[name] = partial(train_without_gradients, clipped)
     cases = {name: partial(kind, device=group_device) for name, kind in kinds.items()}
@@ -249,6 +264,10 @@ def test_a_stage_without_gradients_takes_part(found: dict[str, list[Any]], name:
     for norms in (first["norms"], second["norms"]):
         assert [norms[0], norms[2]] == pytest.approx([float(s.sqrt()) for s in squares], rel=1e-6)
         assert norms[1] == math.inf
+
+
+def test_all_stages_skip_a_norm_above_the_threshold(found: dict[str, list[Any]]) -> None:
+    assert found["threshold"] == [1.0, 1.0]
 
 
 def test_one_scaler_for_several_optimizers(found: dict[str, list[Any]]) -> None:
@@ -319,14 +338,14 @@ def test_a_mesh_has_one_dimension_and_a_group_of_one_process_is_left_out(mesh: D
     with pytest.raises(ValueError, match=message):
         make([two])
     for groups in ([two["pp"]], [dist.group.WORLD, dist.group.WORLD]):
-        assert make(groups)._norm_groups.names == ()
+        assert make(groups).norm_groups.names == ()
 
 
 @pytest.mark.usefixtures("mesh")
 def test_a_group_that_was_destroyed_is_refused() -> None:
     param = torch.nn.Parameter(torch.ones(3))
     optimizer = make(None, param)
-    optimizer._norm_groups = NormGroups(("gone",))  # what a pickle of another program brings
+    optimizer.norm_groups = NormGroups(("gone",))  # what a pickle of another program brings
     param.grad = torch.ones(3)
     with pytest.raises(RuntimeError, match="expected group to name a process group that exists"):
         optimizer.step()
@@ -336,4 +355,4 @@ def test_a_group_that_was_destroyed_is_refused() -> None:
 @pytest.mark.usefixtures("mesh")
 def test_a_process_without_parameters_takes_part_where_others_may_be() -> None:
     optimizer = FusedAdam([{"params": []}], norm_groups=[dist.group.WORLD])
-    assert optimizer._norm_device() == torch.device("cpu")
+    assert norm_device(optimizer, optimizer.norm_groups) == torch.device("cpu")

@@ -28,6 +28,7 @@ from test_optim_specs import (
 from torch import Tensor
 
 from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers.state import names_of
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 
@@ -63,7 +64,8 @@ each_option = pytest.mark.parametrize(
 def dtypes_of(optimizer: FusedOptimizer, param: Tensor) -> dict[str, torch.dtype]:
     """Without states of one number, whose dtype is nobody's choice."""
     states = tensors_of(optimizer.state[param])
-    return {n: t.dtype for n, t in states.items() if not optimizer._is_tensor_state(n)}
+    numbers = names_of(optimizer._algorithm)[1]
+    return {name: t.dtype for name, t in states.items() if name not in numbers}
 
 
 def test_apexs_and_transformer_engines_optimizers_have_their_options() -> None:

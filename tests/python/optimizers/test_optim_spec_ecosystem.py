@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 )
 
 from torchfuse.amp import GradScaler
+from torchfuse.apex import _optimizers
 from torchfuse.optimizers import FusedMixedPrecisionLamb, FusedOptimizer
 from torchfuse.testing import assert_bitwise_equal
 
@@ -81,7 +82,7 @@ def test_schedulers_set_the_rate_of_each_step(case: Case, name: str, tensors: bo
 
 def subclass_of(case: Case) -> Any:
     """In the manner of fairseq: flags beside, and a step that takes what apex's older ones took."""
-    base: Any = case.spec.optimizer
+    base: Any = getattr(_optimizers, case.spec.optimizer.__name__)
 
     class Derived(base):  # type: ignore[misc]
         supports_memory_efficient_fp16 = True

@@ -14,7 +14,8 @@ from support.compare import assert_all_same_bits
 from test_optim_specs import FIRST_CASES, Case, Mode, every_mode, every_optimizer
 from torch import Tensor
 
-from torchfuse.optimizers._hyper_params import PAIRS, PARTS, numbers, table
+from torchfuse.optimizers.hyper_params import PAIRS, PARTS, numbers, table
+from torchfuse.optimizers.options import STEP_OPTIONS
 from torchfuse.testing import OPTIM_SPECS, OptimSpec, assert_bitwise_equal
 
 
@@ -23,9 +24,9 @@ def test_each_group_has_its_own_hyper_parameters(spec: OptimSpec, device: str) -
     hypers = [dict(spec.grid[0]), dict(spec.grid[-1])]
     together = [make_params(device=device, seed=seed) for seed in (1, 2)]
     alone = [make_params(device=device, seed=seed) for seed in (1, 2)]
-    joint = spec.optimizer(
-        [{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)]
-    )
+    of_step = {key: hypers[0][key] for key in STEP_OPTIONS if key in hypers[0]}
+    groups = [{"params": p, **hyper} for p, hyper in zip(together, hypers, strict=True)]
+    joint = spec.optimizer(groups, **of_step)
     rates = [group["lr"] for group in joint.param_groups]
     for step in (1, 2, 3):
         # One group's rate is a tensor for a while, as a program sets it, and a number again.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import torchfuse
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.optimizers._hyper_params import table
+from torchfuse.optimizers.hyper_params import table
 from torchfuse.testing import assert_bitwise_equal
 
 

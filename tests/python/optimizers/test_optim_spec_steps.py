@@ -296,5 +296,5 @@ def test_groups_of_different_dtypes_share_one_clipping_norm(case: Case) -> None:
 @every_optimizer
 def test_only_lamb_clips_unasked(case: Case) -> None:
     """As in apex, whose programs keep their results; there, None is an error."""
-    default = case.spec.optimizer(make_params(), lr=1e-3).param_groups[0]["max_grad_norm"]
+    default = case.spec.optimizer(make_params(), lr=1e-3).max_grad_norm
     assert default == (1.0 if case.spec.algorithm == "lamb" else None)

@@ -44,8 +44,8 @@ LR = "lr of group 0 to be a number or a 1-element"
         (lambda: FusedAdam([]), "empty parameter list"),
         (lambda: FusedAdam(torch.zeros(3)), "should be an iterable"),
         (of(lr=torch.tensor(1e-3, dtype=torch.complex64)), LR),
-        (of(max_grad_norm=-1.0), "max_grad_norm of group 0 to be None or at least 0"),
-        (of(max_grad_norm=math.nan), "max_grad_norm of group 0 to be None or at least 0"),
+        (of(max_grad_norm=-1.0), "max_grad_norm to be None or at least 0"),
+        (of(max_grad_norm=math.nan), "max_grad_norm to be None or at least 0"),
         (of(amsgrad=1e-8), r"amsgrad .* Pass what was meant for another argument by keyword\."),
     ],
 )
@@ -63,23 +63,6 @@ def test_a_parameter_is_listed_once() -> None:
         FusedAdam([param, param])
     with pytest.raises(ValueError, match="more than one parameter group"):
         FusedAdam([{"params": [param]}, {"params": [param]}])
-
-
-def test_groups_are_clipped_together() -> None:
-    params = make_params()
-    groups = [{"params": params[:2], "max_grad_norm": 1.0}, {"params": params[2:]}]
-    message = "expected max_grad_norm of group 1 to be 1.0 as in group 0, got 2.0"
-    with pytest.raises(ValueError, match=message):
-        FusedAdam([groups[0], {**groups[1], "max_grad_norm": 2.0}])
-    optimizer = FusedAdam([{"params": params[:2]}, {"params": params[2:]}], max_grad_norm=1.0)
-    optimizer.param_groups[1]["max_grad_norm"] = 2.0
-    with pytest.raises(ValueError, match=message):
-        train(optimizer, params, [0])
-    optimizer.param_groups[1]["max_grad_norm"] = 1.0
-    with pytest.raises(ValueError, match="expected max_grad_norm of group 2"):
-        optimizer.add_param_group({"params": make_params(seed=5), "max_grad_norm": 7.0})
-    assert len(optimizer.param_groups) == 2
-    train(optimizer, params, [0])
 
 
 # --- Tensors that a step finds -------------------------------------------------------------------
@@ -116,7 +99,7 @@ def convert_param(optimizer: FusedAdam, params: list[Any]) -> None:
 
 
 def overlap(optimizer: FusedAdam, params: list[Any]) -> None:
-    optimizer.param_groups[0].update(write_back_grads=True, max_grad_norm=1.0)
+    optimizer.write_back_grads, optimizer.max_grad_norm = True, 1.0
     params[1].grad = torch.ones(1).expand(33, 5)
 
 

@@ -154,12 +154,12 @@ def test_a_refused_step_leaves_the_scaler_of_the_outer_step_alone() -> None:
     refused: list[str] = []
 
     class Steps(FusedAdam):
-        def _needed_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
             try:
                 self.step()
             except RuntimeError as error:
                 refused.append(str(error))
-            return super()._needed_names(group)
+            return super()._state_names(group)
 
     optimizer = Steps([p], lr=1.0)
     scaler.scale((p * torch.ones(4)).sum()).backward()

@@ -11,6 +11,7 @@ from support.compare import assert_same_bits
 from torch import Tensor
 
 from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedSGD
+from torchfuse.optimizers.options import ScalingRequest
 
 CLASSES = [FusedAdam, FusedLAMB, FusedSGD]
 SCALE = 1024.0
@@ -24,9 +25,7 @@ def stepped(
     optimizer = cls(params, lr=0.1, write_back_grads=write_back, **options)
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
-    optimizer.grad_scale = torch.tensor(SCALE)
-    optimizer.found_inf = torch.zeros(())
-    optimizer._check_inside = True
+    optimizer._scaling = ScalingRequest(torch.tensor(SCALE), torch.zeros(()), check=True)
     optimizer.step()
     return optimizer, params
 
@@ -114,7 +113,7 @@ def test_other_layouts_are_written_too() -> None:
 def test_other_choices_are_refused(value: Any) -> None:
     with pytest.raises(
         TypeError,
-        match=r"FusedAdam: expected write_back_grads of group 0 to be a bool, 'unscaled' or "
+        match=r"FusedAdam: expected write_back_grads to be a bool, 'unscaled' or "
         r"'clipped', got",
     ):
         FusedAdam([torch.nn.Parameter(torch.ones(2))], write_back_grads=value)

@@ -3,7 +3,6 @@
 #include <torchfuse/optim/lr_scheduler.h>
 
 #include <c10/util/Exception.h>
-#include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/optim/fused_optimizer.h>
 
 #include <algorithm>
@@ -118,12 +117,6 @@ bool LRScheduler::step_if_applied() {
                    "last step was skipped, got another one. Pass the scaler that steps it.");
   const at::Tensor skipped = fused->last_step_skipped();
   if (!skipped.defined() || skipped.item<double>() != 0.0) return false;
-  step();
-  return true;
-}
-
-bool LRScheduler::step_if_applied(const amp::GradScaler& scaler) {
-  if (!scaler.last_step_applied(optimizer_)) return false;
   step();
   return true;
 }

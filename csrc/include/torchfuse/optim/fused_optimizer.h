@@ -82,6 +82,13 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   ///   group of a ShardedOptimizer.
   void set_norm_groups(std::vector<std::string> names);
 
+  /// Sets a threshold that the device reads in every step, such as a running statistic of norms, in
+  /// the place of the option skip_norm_above. Not part of what is saved.
+  /// @param threshold one element of fp32 or fp64, which may be written between steps. Undefined:
+  ///   the option holds again.
+  /// @throws c10::ValueError for another tensor.
+  void set_skip_norm_above(at::Tensor threshold);
+
   /// Exchanges the parameters and their averages in place, or exchanges them back: see
   /// torchfuse::swap_ema_(). Evaluate or save the model in between, in its dtype; until the second
   /// call the optimizer takes no step, makes no masters, and saves and loads no state. Parameters
@@ -146,6 +153,10 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Returns whether parameters with these options are rounded stochastically.
   virtual bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const = 0;
 
+  /// Calls `update`, which steps the parameters. A class whose parameters are shards of a model's
+  /// does before and after it what makes them parts of one step.
+  virtual void around_step(const std::function<void()>& update);
+
   /// Throws, naming `action`, while the averages are in the parameters' place.
   void refuse_swapped(const char* action) const;
   /// Makes the next step build a new plan; call it after replacing the whole state.
@@ -164,7 +175,6 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   bool borrow_slots(std::vector<SlotTensors>& slots) const;
   void build_plan();
   void fused_update();
-  void update_part();
   /// One line for each group and one for the defaults.
   std::vector<std::string> described_options() const;
   /// The groups whose parameters hold the gradients: `param_groups()`, or the model's groups if

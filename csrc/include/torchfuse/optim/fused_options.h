@@ -38,6 +38,10 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   /// Clip the global norm of the unscaled gradients inside the step; none: no clipping.
   /// Optimizer-wide.
   TORCHFUSE_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
+  /// Skip steps whose norm is greater, as skips for non-finite gradients, which leave scales as
+  /// they are. A NaN norm skips nothing. None: skip none. Optimizer-wide. For a threshold on the
+  /// device see FusedOptimizer::set_skip_norm_above().
+  TORCHFUSE_ARG(std::optional<double>, skip_norm_above) = std::nullopt;
   /// Store the unscaled (kUnscaled) or the unscaled and clipped gradients (kClipped, or true) in
   /// .grad(). Optimizer-wide.
   TORCHFUSE_ARG(WriteBackGrads, write_back_grads) = WriteBackGrads::kNothing;

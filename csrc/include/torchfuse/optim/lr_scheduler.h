@@ -16,10 +16,6 @@
 #include <torchfuse/export.h>
 #include <torchfuse/optim/lr_scheduler/state.h>
 
-namespace torchfuse::amp {
-class GradScaler;
-}
-
 namespace torchfuse::optim {
 
 /// One number for all parameter groups, or one for each.
@@ -66,7 +62,13 @@ class TORCHFUSE_API LRScheduler {
   bool step_if_applied();
   /// The same for every optimizer that `scaler` steps. Several may share the scaler: what counts is
   /// the last step of this one. Waits for a device only if the optimizer is a FusedOptimizer.
-  bool step_if_applied(const torchfuse::amp::GradScaler& scaler);
+  /// @tparam Scaler torchfuse::amp::GradScaler.
+  template <class Scaler>
+  bool step_if_applied(const Scaler& scaler) {
+    const bool applied = scaler.last_step_applied(optimizer_);
+    if (applied) step();
+    return applied;
+  }
 
   /// Returns the rates that the last step set, one for each group.
   const std::vector<double>& get_last_lr() const { return last_lr_; }

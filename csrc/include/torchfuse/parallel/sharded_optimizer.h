@@ -22,32 +22,40 @@ class Shards;
 
 /// The part of ShardedOptimizer that does not depend on the optimizer's class.
 class TORCHFUSE_API ShardedBase {
+ public:
+  virtual ~ShardedBase();
+
  protected:
+  friend class torchfuse::Checkpoint;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;  ///< parameter groups
   using StateDict = c10::impl::GenericDict;                       ///< as in Python
-  /// state_dict() of the optimizer's class, with the states of the parts.
-  using StateOfParts = std::function<StateDict(const torchfuse::optim::FusedOptimizer&)>;
+  /// state_dict() of the optimizer's class, with the states of the shards.
+  using StateOfShards = std::function<StateDict(const torchfuse::optim::FusedOptimizer&)>;
 
   /// Checks the parameters of `whole` on all ranks, and moves them into flat memory.
   ShardedBase(const torchfuse::optim::FusedOptimizer& whole,
               const c10::intrusive_ptr<c10d::ProcessGroup>& group);
-  ~ShardedBase();
   /// Movable, not copyable.
   ShardedBase(ShardedBase&&) noexcept;
   /// Movable, not copyable.
   ShardedBase& operator=(ShardedBase&&) noexcept;
 
-  /// Returns the groups with this rank's parts of their parameters.
-  Groups part_groups(const Groups& whole) const;
+  /// Returns the groups with this rank's shards of their parameters.
+  Groups shard_groups(const Groups& whole) const;
   /// Returns the groups with the shapes of the model's parameters, in memory that is never used.
-  Groups shape_groups(const Groups& parts) const;
-  /// Tells the optimizer of the parts that its parameters are shards.
-  void attach(torchfuse::optim::FusedOptimizer& of_parts, StateOfParts state_of_parts) const;
+  Groups shape_groups(const Groups& of_shards) const;
+  /// Tells an optimizer that its parameters are shards.
+  void attach(torchfuse::optim::FusedOptimizer& of_shards, StateOfShards state_of_shards) const;
+  /// Throws: all parameters are given at construction.
+  [[noreturn]] static void refuse_group();
+  /// Gives the shards their gradients, updates them, and gathers the parameters on all ranks.
+  void step_shards(torchfuse::optim::FusedOptimizer& of_shards,
+                   const std::function<void()>& update) const;
   /// Resets the gradients of the model's parameters.
   void zero_gradients(bool set_to_none) const;
   /// Returns the state dict of whole parameters; a collective.
-  StateDict whole_state(const StateDict& of_parts) const;
-  /// Returns this rank's part of a state dict of whole parameters.
+  StateDict whole_state(const StateDict& of_shards) const;
+  /// Returns this rank's shard of a state dict of whole parameters.
   StateDict own_state(const StateDict& whole) const;
 
  private:
@@ -70,7 +78,7 @@ class TORCHFUSE_API ShardedBase {
 /// the same bits as from the class alone. Norms over all elements (clipping, LAMB, LARS, NovoGrad)
 /// are sums over the ranks, whose rounding depends on the number of ranks.
 ///
-/// ShardedOptimizer is an optimizer of its class over this rank's parts: `param_groups()` holds
+/// ShardedOptimizer is an optimizer of its class over this rank's shards: `param_groups()` holds
 /// one-dimensional views and the options of the step. Learning-rate schedulers, amp::GradScaler,
 /// EmaWeights and Checkpoint accept it. A Checkpoint needs the group.
 ///
@@ -83,7 +91,7 @@ class TORCHFUSE_API ShardedBase {
 ///
 /// @tparam Optimizer a class of torchfuse::optim, such as FusedAdam.
 template <class Optimizer>
-class ShardedOptimizer : private ShardedBase, public Optimizer {
+class ShardedOptimizer : public ShardedBase, public Optimizer {
  public:
   using options_t = typename Optimizer::options_t;  ///< the options of the class
 
@@ -109,6 +117,8 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
                 torch::optim::OptimizerParamGroup(std::move(params))},
             std::move(defaults), group) {}
 
+  /// Throws. Make a new optimizer with all parameters, and load the state of this one.
+  void add_param_group(const torch::optim::OptimizerParamGroup&) { refuse_group(); }
   /// Resets the gradients of the model's parameters.
   void zero_grad(bool set_to_none = true) { zero_gradients(set_to_none); }
 
@@ -136,9 +146,10 @@ class ShardedOptimizer : private ShardedBase, public Optimizer {
   }
 
  private:
+  void around_step(const std::function<void()>& update) override { step_shards(*this, update); }
   ShardedOptimizer(const Optimizer& whole, const c10::intrusive_ptr<c10d::ProcessGroup>& group)
       : ShardedBase(whole, group),
-        Optimizer(part_groups(whole.param_groups()),
+        Optimizer(shard_groups(whole.param_groups()),
                   static_cast<const options_t&>(whole.defaults())) {
     attach(*this, [](const torchfuse::optim::FusedOptimizer& own) {
       return static_cast<const ShardedOptimizer&>(own).Optimizer::state_dict();

@@ -14,8 +14,8 @@ from torchfuse.apex._model_methods import refuse_tied
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.loss_scaler import LossScaler
 from torchfuse.apex.amp.stash import AmpStash
-from torchfuse.optimizers._saved_state import AMP_MASTERS
-from torchfuse.optimizers._shards import local_part
+from torchfuse.optimizers.distributed import local_part
+from torchfuse.optimizers.serialization import AMP_MASTERS
 
 
 class MasterStash(AmpStash):

@@ -14,7 +14,7 @@ from torchfuse.apex._model_methods import reach_the_model
 from torchfuse.apex.amp.masters import MasterStash
 from torchfuse.apex.amp.stash import AmpStash
 from torchfuse.apex.amp.state import _amp_state, maybe_print
-from torchfuse.optimizers._norm_groups import refuse_norm_groups
+from torchfuse.optimizers.distributed import refuse_norm_groups
 from torchfuse.parallel import LARC
 
 

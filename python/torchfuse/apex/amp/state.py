@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import torch
 
     from torchfuse.apex.amp.loss_scaler import LossScaler
-    from torchfuse.apex.amp.options import Properties
 
 
 class Handle:
@@ -45,7 +44,7 @@ class AmpState:
         max_loss_scale: the argument of `initialize`.
     """
 
-    opt_properties: Properties
+    opt_properties: Any  # Properties of options.py, which reads this state
     loss_scalers: list[LossScaler]
     min_loss_scale: float | None
     max_loss_scale: float

@@ -18,8 +18,7 @@ from torchfuse.apex.fp16_utils.master_lists import (
     master_params_to_model_params,
     model_grads_to_master_grads,
 )
-from torchfuse.optimizers._norm_groups import refuse_norm_groups
-from torchfuse.optimizers._shards import local_part
+from torchfuse.optimizers.distributed import local_part, refuse_norm_groups
 
 _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_this_step")
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <torchfuse/amp/grad_scaler.h>
 #include <torchfuse/optim/fused_adam.h>
 
 #include "optim_testing.h"
@@ -265,6 +266,31 @@ TEST(FusedOptimizer, GradientsThatAreNotFiniteAreTakenUnlessTheyShallBeSkipped) 
   optimizer.step();
   EXPECT_EQ(optimizer.last_step_skipped().item<float>(), 0.0f);
   EXPECT_EQ(state_of(optimizer, params[0]).step().item<float>(), 1.0f);
+}
+
+TEST(FusedOptimizer, AStepAboveAThresholdIsSkippedWithoutAnOverflow) {
+  const auto params = make_params();
+  FusedAdam optimizer(params, FusedAdamOptions(1e-2).skip_norm_above(0.0));
+  amp::GradScaler scaler(torch::kCPU, amp::GradScalerOptions().init_scale(4.0));
+  scaler.scale(torch::ones({}));
+  set_grads(params, 0);
+  const auto before = copy_of(params);
+  scaler.step(optimizer);
+  scaler.update();
+  EXPECT_EQ(optimizer.last_step_skipped().item<double>(), 1.0);
+  EXPECT_EQ(scaler.get_scale(), 4.0);
+  expect_equal(params, before);
+  // A threshold of the device takes the option's place, and is read in every step.
+  const torch::Tensor threshold = torch::full({1}, 1e9);
+  optimizer.set_skip_norm_above(threshold);
+  optimizer.step();
+  EXPECT_EQ(optimizer.last_step_skipped().item<double>(), 0.0);
+  threshold.zero_();
+  optimizer.step();
+  EXPECT_EQ(optimizer.last_step_skipped().item<double>(), 1.0);
+  EXPECT_THROW(optimizer.set_skip_norm_above(torch::ones({2})), c10::ValueError);
+  optimizer.set_skip_norm_above({});
+  EXPECT_THROW(FusedAdam(params, FusedAdamOptions().skip_norm_above(-1.0)), c10::ValueError);
 }
 
 TEST(FusedOptimizer, OneThatWasMovedFromRefusesToStepAndTheOtherGoesOn) {

@@ -37,7 +37,7 @@ class UploadedTable {
 /// which they were uploaded: there the upload comes before the steps that read it, and whatever
 /// reuses the memory comes behind. A step on another stream finds none. Nor does a capture, whose
 /// graph would read them for ever.
-class KeptRows {
+class KeptTables {
  public:
   /// Compares the list with that of the last step; before every step, with the device set.
   void follow(const c10::Device& device, const kernels::TensorTable& tensors,

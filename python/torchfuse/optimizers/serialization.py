@@ -1,20 +1,41 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of a state dict, and their checks before an optimizer loads them."""
+"""Makes state dicts, and reads those of torchfuse, torch.optim and apex.
+
+Note [Loading changes all or nothing]
+Everything is checked before the first tensor is converted, and the optimizer takes the result when
+all of it is there: one that rejects a checkpoint is unchanged. Loaded tensors are copies: the saved
+optimizer and the loaded one never share memory.
+"""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchfuse import _C
 from torchfuse._shown import shown
-from torchfuse.optimizers._checks import HALF_DTYPES, check_step
-from torchfuse.optimizers._masters import MASTER, REMAINDER
-from torchfuse.optimizers._shards import is_dtensor, local_part
+from torchfuse.optimizers.distributed import is_dtensor, local_part
+from torchfuse.optimizers.ema import EMA, EMA_OPTIONS
+from torchfuse.optimizers.options import HALF_DTYPES, SAVED_OPTIONS
+from torchfuse.optimizers.state import (
+    EVERY_STATE,
+    MASTER,
+    MASTER_DTYPES,
+    REMAINDER,
+    check_step,
+    empty_state,
+    names_of,
+)
+
+if TYPE_CHECKING:
+    from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 
 #: Key of a state dict that `apex.amp` adds behind the alias: masters by number of the parameter.
 AMP_MASTERS = "master_params"
@@ -28,20 +49,29 @@ _OPTIONS_OF: Mapping[str, str] = {
 }
 
 
-def packed(name: str, groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
+def saved_options(optimizer: FusedOptimizer) -> dict[str, Any]:
+    """Returns the options of the step that a checkpoint holds; a tensor is the program's own."""
+    options = {key: optimizer.defaults[key] for key in SAVED_OPTIONS}
+    return {key: None if isinstance(value, Tensor) else value for key, value in options.items()}
+
+
+def packed(optimizer: FusedOptimizer) -> dict[str, Any]:
     """Returns groups and state in torch.optim's layout: parameters are numbered across groups.
 
-    A parameter that is listed more than once has the number of its first place.
+    A parameter that is listed more than once has the number of its first place. Every group has the
+    options of the step: see Note [Options of the step].
     """
+    groups, state = optimizer.param_groups, optimizer.state
+    options = saved_options(optimizer)
     index_of: dict[int, int] = {}
     for place, param in enumerate(chain.from_iterable(group["params"] for group in groups)):
         index_of.setdefault(id(param), place)
     for param in state:
         if isinstance(param, Tensor) and id(param) not in index_of:
             raise ValueError(
-                f"{name}.state_dict: expected each parameter with a state to be in a group, got "
-                f"one of shape {list(param.shape)} that is in none. Delete optimizer.state[param] "
-                "of parameters that you take out."
+                f"{type(optimizer).__name__}.state_dict: expected each parameter with a state to "
+                f"be in a group, got one of shape {list(param.shape)} that is in none. Delete "
+                "optimizer.state[param] of parameters that you take out."
             )
     return {
         "state": {
@@ -51,6 +81,7 @@ def packed(name: str, groups: list[dict[str, Any]], state: Mapping[Any, Any]) ->
         "param_groups": [
             {
                 **{key: value for key, value in group.items() if key != "params"},
+                **options,
                 "params": [index_of[id(param)] for param in group["params"]],
             }
             for group in groups
@@ -64,6 +95,179 @@ def _sendable(state: Any) -> Any:
     if not (isinstance(remainder, Tensor) and is_dtensor(remainder)):
         return state
     return {**state, REMAINDER: remainder.to(torch.int32)}
+
+
+class Loaded(NamedTuple):
+    """What a state dict holds for an optimizer.
+
+    Attributes:
+        state: by parameter; entries that belong to none keep their keys.
+        groups: with the optimizer's parameters.
+        options: of the step.
+    """
+
+    state: defaultdict[Any, Any]
+    groups: list[dict[str, Any]]
+    options: dict[str, Any]
+
+
+def read_state_dict(optimizer: FusedOptimizer, state_dict: Mapping[str, Any]) -> Loaded:
+    """Checks a state dict and converts what it holds; the optimizer stays as it is."""
+    where = f"{type(optimizer).__name__}.load_state_dict: expected"
+    check_structure(where, optimizer.param_groups, state_dict)
+    state_dict = optimizer._normalize_checkpoint(state_dict)
+    saved_groups = state_dict["param_groups"]
+    pairs = list(zip(optimizer.param_groups, saved_groups, strict=True))
+    read = [
+        _read_group(optimizer, f"{where} param_groups[{index}]", *pair)
+        for index, pair in enumerate(pairs)
+    ]
+    options = _read_options(optimizer, f"{where} param_groups[0]", read)
+    groups = [
+        {**group, **loaded, "params": group["params"]}
+        for (group, _), loaded in zip(pairs, read, strict=True)
+    ]
+    # For each key: its parameter, the group, and the step count that apex stores in the group.
+    places = {
+        key: (param, group, saved.get("step"))
+        for group, saved in zip(groups, saved_groups, strict=True)
+        for key, param in zip(saved["params"], group["params"], strict=True)
+    }
+    states = with_masters(where, state_dict, places, optimizer._state_names)
+    for group, saved in zip(groups, saved_groups, strict=True):
+        # Saved masters are kept, unless the saved optimizer had switched them off.
+        if "master_weights" not in saved and not group.get("stochastic_rounding"):
+            own = [states.get(key) or {} for key in saved["params"]]
+            if any(name in state for state in own for name in MASTER_DTYPES):
+                group["master_weights"] = True
+    for index, group in enumerate(groups):
+        optimizer._check_group(index, group)
+    for key in [key for key, saved in states.items() if key in places and saved]:
+        states[key] = _checked_state(optimizer, f"{where} state[{key}]", states[key], *places[key])
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    for key, saved in states.items():
+        if key not in places:
+            state[key] = saved
+        elif saved:
+            state[places[key][0]] = _converted_state(optimizer, saved, *places[key])
+    params = [param for param, *_ in places.values() if param in state]
+    homes = _C.step_views(params, [state[param]["step"] for param in params])
+    for param, home in zip(params, homes, strict=True):
+        state[param]["step"] = home
+    return Loaded(state, groups, options)
+
+
+def _read_group(
+    optimizer: FusedOptimizer, where: str, group: dict[str, Any], saved: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what a saved group says, besides its parameters."""
+    check_class(where, type(optimizer).__name__, group, saved)
+    loaded = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
+    optimizer._normalize_group(loaded)
+    # `capturable` is not loaded, because torch's value describes torch's own step. Storage options
+    # are those of the loading optimizer: the state is converted.
+    kept = (*optimizer._state_dtype_options(), "store_param_remainders", "stochastic_rounding")
+    for key in ("capturable", *kept):
+        loaded.pop(key, None)
+    if group["master_weights"] or group.get("stochastic_rounding"):
+        loaded.pop("master_weights", None)
+    device = group["params"][0].device if group["params"] else None
+    loaded = {key: moved(value, device) for key, value in loaded.items()}
+    if saved.get("step") is not None:
+        check_step(f"{where}['step'] to be", saved["step"])
+    return loaded
+
+
+def _read_options(
+    optimizer: FusedOptimizer, where: str, groups: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Takes the options of the step out of saved groups, and returns and checks the first's."""
+    found: dict[str, Any] = {}
+    for group in reversed(groups):
+        found = {key: group.pop(key) for key in SAVED_OPTIONS if key in group}
+    if optimizer.ema_decay is not None and found.get("ema_decay") is None:
+        # A checkpoint without averages does not end those of a program.
+        for key in EMA_OPTIONS:
+            found.pop(key, None)
+    if isinstance(optimizer.skip_norm_above, Tensor):
+        found.pop("skip_norm_above", None)
+    for key in ("max_grad_norm", "skip_norm_above"):
+        own = optimizer.defaults[key]
+        if own is not None and found.get(key, own) is None:
+            warnings.warn(
+                f"{where}['{key}'] to be {own} as in this optimizer, got None: it is off now. To "
+                f"keep it, set optimizer.{key} after loading.",
+                stacklevel=2,
+            )
+    kind = type(optimizer)
+    return {
+        key: getattr(kind, key).checked(f"{where}['{key}'] to be", value)
+        for key, value in found.items()
+    }
+
+
+def _tensor_names(optimizer: FusedOptimizer, saved: Mapping[str, Any]) -> list[str]:
+    known = (*names_of(optimizer._algorithm)[0], *MASTER_DTYPES, EMA)
+    return [name for name in known if name in saved]
+
+
+def _checked_state(
+    optimizer: FusedOptimizer,
+    where: str,
+    saved: Any,
+    param: Tensor,
+    group: dict[str, Any],
+    group_step: Any,
+) -> dict[str, Any]:
+    check_dict(where, saved)
+    state = dict(saved)
+    optimizer._normalize_state(param, group, state)
+    if not state:
+        return state
+    for name in optimizer._state_names(group):
+        if name not in state:
+            raise ValueError(f"{where} to hold '{name}', got the keys {keys_of(state)}.")
+    every, whole = names_of(optimizer._algorithm)
+    for name in EVERY_STATE.difference(every).intersection(state):
+        raise ValueError(
+            f"{where} to hold no '{name}', which {type(optimizer).__name__} does not have, got the "
+            f"keys {keys_of(state)}. Load the checkpoint of another class into that class."
+        )
+    tensors = {name: name in whole for name in _tensor_names(optimizer, state)}
+    check_state(where, param, state, tensors, group_step)
+    for name in optimizer._counts:
+        if name in state:
+            check_step(f"{where}['{name}'] to be", state[name])
+    return state
+
+
+def _converted_state(
+    optimizer: FusedOptimizer,
+    saved: Mapping[str, Any],
+    param: Tensor,
+    group: dict[str, Any],
+    group_step: Any,
+) -> dict[str, Any]:
+    # States stay fp32 for 16-bit parameters; torch's own loader would round them.
+    count = count_of(saved, group_step)
+    on_host = torch.device("cpu")
+    there = count.device if isinstance(count, Tensor) else on_host
+    state: dict[str, Any] = {"step": as_count(count, there)}
+    for name in _tensor_names(optimizer, saved):
+        state[name] = empty_state(optimizer, name, param, group).copy_(saved[name])
+    for name, value in saved.items():
+        if name in optimizer._counts:
+            state[name] = as_count(value, param.device)
+        elif name not in state:
+            state[name] = copy.deepcopy(value)
+    return state
+
+
+def as_count(step: Any, device: torch.device) -> Tensor:
+    """Returns a step count as the native step takes it, apart from the one that it comes from."""
+    if isinstance(step, Tensor):
+        return step.detach().to(device, torch.float32, copy=True).reshape(())
+    return torch.tensor(float(step), dtype=torch.float32, device=device)
 
 
 def keys_of(mapping: Mapping[Any, Any]) -> str:

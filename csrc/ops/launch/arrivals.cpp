@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ops/arrivals.h"
+#include "ops/launch/arrivals.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/Event.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ops/kept_rows.h"
+#include "ops/launch/kept_tables.h"
 
 #include <ATen/Functions.h>
 
@@ -39,7 +39,7 @@ UploadedTable::UploadedTable(const c10::Device& device, kernels::HostTable conte
   table_.chunk = contents.chunk;
 }
 
-bool KeptRows::same(const kernels::TensorTable& tensors, std::int64_t norm_chunk) const {
+bool KeptTables::same(const kernels::TensorTable& tensors, std::int64_t norm_chunk) const {
   if (static_cast<std::int64_t>(rows_.size()) != tensors.count || norm_chunk != norm_chunk_) {
     return false;
   }
@@ -49,7 +49,7 @@ bool KeptRows::same(const kernels::TensorTable& tensors, std::int64_t norm_chunk
   return true;
 }
 
-void KeptRows::follow(const c10::Device& device, const kernels::TensorTable& tensors,
+void KeptTables::follow(const c10::Device& device, const kernels::TensorTable& tensors,
                       const std::vector<std::int64_t>& chunk_offsets, std::int64_t norm_chunk) {
   of_step_ = false;
   if (is_capturing(device)) return;

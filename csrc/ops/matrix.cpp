@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ops/rows.h"
+#include "ops/matrix.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
@@ -46,7 +46,7 @@ void check_columns(const Argument& argument, const at::Tensor& vector, const at:
        "normalized_shape must be that of the input's last dimensions.");
 }
 
-RowSource::RowSource(const char* op, const char* name, const at::Tensor& tensor,
+MatrixInput::MatrixInput(const char* op, const char* name, const at::Tensor& tensor,
                      std::int64_t normalized_dims)
     : op_(op), normalized_dims_(normalized_dims) {
   check_tensor({op, name}, tensor);
@@ -59,7 +59,7 @@ RowSource::RowSource(const char* op, const char* name, const at::Tensor& tensor,
   }
 }
 
-kernels::ChannelInput RowSource::columns_input(const char* name,
+kernels::ChannelInput MatrixInput::columns_input(const char* name,
                                                const std::optional<at::Tensor>& vector,
                                                at::Tensor& holder) const {
   if (!vector) return {};
@@ -72,7 +72,7 @@ kernels::ChannelInput RowSource::columns_input(const char* name,
   return {holder.const_data_ptr(), dtype_of(argument, holder)};
 }
 
-const void* RowSource::statistics(const char* name, const at::Tensor& tensor) const {
+const void* MatrixInput::statistics(const char* name, const at::Tensor& tensor) const {
   const Argument argument{op_, name};
   check_tensor(argument, tensor);
   check_same_device(argument, tensor, device(), "the gradient");
@@ -89,7 +89,7 @@ std::int64_t rows_grain(std::int64_t columns) {
   return std::max<std::int64_t>(kGrainSize / std::max<std::int64_t>(columns, 1), 1);
 }
 
-void check_row_length(const char* op, const RowSource& source) {
+void check_row_length(const char* op, const MatrixInput& source) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   TORCH_CHECK(source.columns() <= kMost, op, ": expected rows of at most ", kMost,
               " elements on CUDA, got ", source.columns(), ". Split them.");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "ops/huge_pages.h"
+#include "ops/launch/huge_pages.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>

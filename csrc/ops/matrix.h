@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tensors as rows of contiguous elements, with one number per column or row, and work on rows.
+// Tensors as matrices: rows of contiguous elements, with one number per column or row.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,11 +28,11 @@ void check_normalized_dims(const char* op, const at::Tensor& input, std::int64_t
 void check_columns(const Argument& argument, const at::Tensor& vector, const at::Tensor& input,
                    std::int64_t normalized_dims);
 
-/// A tensor as rows: contiguous, copied where it is not.
-class RowSource {
+/// A tensor as a matrix: contiguous, copied where it is not.
+class MatrixInput {
  public:
-  RowSource(const char* op, const char* name, const at::Tensor& tensor,
-            std::int64_t normalized_dims);
+  MatrixInput(const char* op, const char* name, const at::Tensor& tensor,
+              std::int64_t normalized_dims);
 
   const at::Tensor& tensor() const { return tensor_; }
   c10::Device device() const { return tensor_.device(); }
@@ -66,18 +66,19 @@ int multiprocessors_of(const char* op, const c10::Device& device);
 
 /// Runs kernel(isa, args, begin, end) over all rows on torch's threads.
 template <class Kernel, class Args>
-void parallel_over_rows(const RowSource& source, const Kernel& kernel, const Args& args) {
+void parallel_over_rows(const MatrixInput& source, const Kernel& kernel, const Args& args) {
   const kernels::CpuIsa isa = current_cpu_isa();
   at::parallel_for(0, source.rows(), rows_grain(source.columns()),
                    [&](std::int64_t begin, std::int64_t end) { kernel(isa, args, begin, end); });
 }
 
 /// Fails for rows that 32-bit indices do not reach.
-void check_row_length(const char* op, const RowSource& source);
+void check_row_length(const char* op, const MatrixInput& source);
 
 /// Calls kLauncher(args, multiprocessors, stream); throws in a build without CUDA.
 template <auto kLauncher, class Args>
-void launch_over_rows(const char* op, const RowSource& source, [[maybe_unused]] const Args& args) {
+void launch_over_rows(const char* op, const MatrixInput& source,
+                      [[maybe_unused]] const Args& args) {
 #if defined(TORCHFUSE_WITH_CUDA)
   check_row_length(op, source);
   check_status(op, kLauncher(args, multiprocessors_of(op, source.device()),

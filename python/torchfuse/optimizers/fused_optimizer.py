@@ -1,0 +1,600 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The fused optimizer: a torch.optim.Optimizer whose step is one native call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import repeat
+from operator import is_
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from torchfuse import _C
+from torchfuse.optimizers import distributed, ema, hyper_params, serialization, state
+from torchfuse.optimizers.distributed import NormGroups
+from torchfuse.optimizers.hyper_params import BOUNDS
+from torchfuse.optimizers.options import (
+    STEP_OPTIONS,
+    TORCH_ONLY,
+    ScalingRequest,
+    StepOption,
+    WriteBackGrads,
+    as_tensor,
+    check_master_dtype,
+    check_step_options,
+    check_storage,
+    check_torch_only,
+    checked_decay,
+    checked_flag,
+    checked_norm,
+    checked_options,
+    checked_threshold,
+    checked_whole,
+    checked_write_back,
+    group_option,
+    take_step_options,
+)
+from torchfuse.optimizers.stepping import StepLock, StepWithinStepError, forget_scale, uncompiled
+
+_ABSENT = object()
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
+
+    A subclass names its native algorithm, which defines the hyper-parameters and their keys in a
+    group. A parameter's state is created with its first gradient, under torch.optim's keys.
+
+    Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers: a scaler sets the
+    attributes `grad_scale` (a tensor or None) and `found_inf` before it calls `step()`, and deletes
+    them afterwards. Neither loss scaling nor clipping makes the host wait for the device.
+
+    Between steps the native step has no references to parameters or state. Threads may step one
+    optimizer at the same time; the steps run one after another.
+
+    Note [Subclasses with a step of their own]
+    A step() written for apex expects unscaled gradients: apex's optimizers, unless capturable, let
+    the scaler unscale them. It would ignore what a scaler asks of a fused step. So a class outside
+    of this package that defines step() does not advertise support for a scaler, unless it does so
+    itself; both scalers then treat it like any other optimizer.
+    """
+
+    _step_supports_amp_scaling = True
+
+    # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    _scaling: ScalingRequest | None = None  # of torchfuse's own scaler
+    # Set by benchmarks, which measure on GPUs whether it saves reading gradients again.
+    _update_from_the_end: bool = False
+
+    _lock: StepLock
+    _native: _C.FusedStep | None = None
+    #: What the native plan was made for.
+    _planned_for: Any = None
+    #: The settings that the last step has checked, of all groups in a row.
+    _checked_settings: Sequence[Any] = ()
+    #: While the averages are in the parameters' place.
+    _swapped: ema.Swapped | None = None
+
+    # What a subclass may override.
+
+    #: Name of the native algorithm.
+    _algorithm: ClassVar[str]
+    #: States with a dtype option of their own, and its name; all others follow `state_dtype`.
+    _dtype_options: ClassVar[Mapping[str, str]] = {}
+    #: Keys of a state that are further step counts.
+    _counts: ClassVar[tuple[str, ...]] = ()
+    #: What None stands for; the classes of torchfuse.apex leave unscaled gradients, as apex does.
+    _write_back_default: ClassVar[WriteBackGrads] = False
+
+    set_grad_none = StepOption(checked_flag, "Whether zero_grad() sets gradients to None.")
+    max_grad_norm = StepOption(checked_norm, "Norm to which a step clips; None: it does not.")
+    skip_norm_above = StepOption(
+        checked_threshold, "Norm above which a step is skipped; None: none. A tensor is not saved."
+    )
+    write_back_grads = StepOption(checked_write_back, "What a step stores in gradients.")
+    skip_non_finite = StepOption(
+        checked_flag, "Whether a step with a non-finite gradient is skipped without a scaler too."
+    )
+    seed = StepOption(checked_whole, "Seed of stochastic rounding.")
+    ema_decay = StepOption(checked_decay, "Decay of the parameters' averages; None: no averages.")
+    ema_warmup = StepOption(checked_flag, "Whether averages begin with a smaller decay.")
+    ema_start_step = StepOption(checked_whole, "Steps before averages begin; copies until then.")
+    norm_groups = StepOption(
+        NormGroups.of, "Processes that step other parameters of the model. Not saved."
+    )
+    master_weights: bool = group_option(
+        "master_weights", bool, "Whether 16-bit parameters have fp32 masters; of the first group."
+    )
+
+    def __init__(self, params: Any, defaults: dict[str, Any], **options: Any) -> None:
+        common = checked_options(type(self), options)
+        distributed.check_inside_zero(type(self).__name__, common)
+        self._make_lock()
+        super().__init__(params, {**defaults, **common})
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        ours = cls.__module__.startswith("torchfuse.")
+        if "step" in vars(cls) and not ours:
+            cls._step_supports_amp_scaling = vars(cls).get("_step_supports_amp_scaling", False)
+
+    def _hyper_params(
+        self, index: int, group: dict[str, Any], in_step: bool = True
+    ) -> tuple[Any, ...]:
+        """Returns the values of group `index`, in the order of the algorithm's table."""
+        return hyper_params.values(type(self), index, self._algorithm, group, in_step)
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Returns the states that a parameter of this group needs."""
+        return state.names_of(self._algorithm)[0]
+
+    def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
+        """Returns the initial value of the state `name` of a parameter."""
+        return state.empty_state(self, name, param, group).zero_()
+
+    def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
+        state.create_state(self, param, group)
+
+    def _loss_scale(self) -> Tensor | None:
+        """Returns the loss scale that the step has to remove from the gradients, or None."""
+        if self._scaling is not None:
+            return self._scaling.grad_scale
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        return scale
+
+    def _ema(self) -> tuple[float, bool, int] | None:
+        """Returns decay, warm-up and start of the averages, as the native step takes them."""
+        decay = self.ema_decay
+        return None if decay is None else (decay, self.ema_warmup, self.ema_start_step)
+
+    def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        """Checks a group's options, none of which is a tensor, and makes bools of its flags."""
+        caller = self._caller(in_step)
+        group.update(hyper_params.checked_flags(caller, index, self._algorithm, group, in_step))
+        check_step_options(self, caller, index, group)
+
+    def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
+        """Checks what a schedule may change later, and a checkpoint hold then."""
+
+    def _normalize_group(self, group: dict[str, Any]) -> None:
+        """Converts, in place, a group that torch.optim or apex may have saved."""
+        for key in TORCH_ONLY:
+            group.pop(key, None)
+
+    def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a checkpoint in torchfuse's layout, if apex stored parameter states in groups.
+
+        `state_dict` is not modified; only its numbers of groups and parameters have been checked.
+        """
+        return state_dict
+
+    def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """Converts, in place, a parameter's state that torch.optim or apex may have saved.
+
+        `group` is the normalized group; `state` has not been checked.
+        """
+
+    def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Adds, in place, the entries that a class of torch.optim reads; hooks run afterwards."""
+
+    # The step.
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: called first, with gradients enabled; its value is returned.
+
+        Raises:
+            RuntimeError: for a closure when a gradient scaler calls the step, and for tensors that
+                no longer match; the message names them, and nothing has been changed.
+        """
+        loss: float | None = None
+        try:
+            if closure is not None:
+                self._refuse_swapped("step")
+                if self._scaling is not None or getattr(self, "found_inf", None) is not None:
+                    # torch's scaler checks for closures too, but does not detect positional ones.
+                    raise RuntimeError(
+                        "Closure use is not currently supported if GradScaler is enabled."
+                    )
+                with torch.enable_grad():
+                    loss = closure()
+            with self._lock:
+                self._fused_update()
+        except StepWithinStepError:
+            raise  # what a scaler asks belongs to the outer step
+        except BaseException:
+            forget_scale(self)
+            raise
+        return loss
+
+    def _fused_update(self) -> None:
+        self._refuse_swapped("step")
+        if state.step_on_fakes(self):
+            return
+        if self._native is None:
+            caller = self._caller(in_step=True)
+            self._native = _C.FusedStep(
+                self._algorithm, caller, hyper_params.places(self._algorithm)
+            )
+        self._check_edits()
+        scale = self._loss_scale()
+        needed = [state.needed_names(self, group) for group in self.param_groups]
+        needed.append(self.norm_groups.names)
+        for _ in range(2):
+            if needed != self._planned_for:
+                self._plan(self._native, needed)
+            if self._native_step(self._native, scale):
+                return
+            self._planned_for = None  # something is not as planned
+        raise RuntimeError(
+            f"{self._caller(in_step=True)}: expected the state to stay as it is during the step, "
+            "got a change. Do not change it from another thread."
+        )
+
+    def _native_step(self, native: _C.FusedStep, scale: Tensor | None) -> bool:
+        asked, groups = self._scaling or ScalingRequest(found_inf=self._flag()), self.norm_groups
+        done = native.step(
+            param_lists=[group["params"] for group in self.param_groups],
+            owner=self.state,
+            groups=[self._hyper_params(*entry) for entry in enumerate(self.param_groups)],
+            grad_scale=scale,
+            found_inf=asked.found_inf,
+            check_inside=asked.check or self.skip_non_finite,
+            max_grad_norm=self.max_grad_norm,
+            skip_norm_above=self.skip_norm_above,
+            write_back_grads=self.write_back_grads,
+            seed=self.seed,
+            ema=self._ema(),
+            update_from_the_end=self._update_from_the_end,
+            found_inf_is_output=asked.found_inf_is_output,
+            norm_groups=groups.names,
+            norm_device=distributed.norm_device(self, groups) if groups else None,
+        )
+        if done:
+            asked.found_inf_is_output = False
+        return done
+
+    def _flag(self) -> Tensor | None:
+        """Returns the flag that torch's scaler has set: without any gradient, the number 0."""
+        if not hasattr(self, "found_inf"):
+            return None
+        distributed.refuse_other_scaler(type(self).__name__, self.norm_groups)
+        return self.found_inf if isinstance(self.found_inf, Tensor) else None
+
+    @torch.inference_mode(False)  # states are written in later steps
+    @torch.no_grad()
+    def _plan(self, native: _C.FusedStep, needed: list[tuple[str, ...]]) -> None:
+        """Creates missing state and makes a plan of the native step for all parameters."""
+        self._planned_for = None  # if planning fails, the next step has to plan again
+        caller = self._caller(in_step=True)
+        # Before a state is created or dropped: what a program may have edited.
+        state.check_listed_once(caller, self.param_groups)
+        for index, group in enumerate(self.param_groups):
+            check_storage(caller, index, group, self._state_dtype_options())
+            self._check_hyper_params(index, group, in_step=True)
+        distributed.check_counted_once(self, self.norm_groups)
+        in_whole = state.numbers_in_whole(self, caller)
+        state.prepare_states(self, caller)
+        groups = self.param_groups
+        native.plan(
+            [group["params"] for group in groups],
+            self.state,
+            [bool(group.get("stochastic_rounding")) for group in groups],
+            [distributed.shard_groups(param) for group in groups for param in group["params"]],
+            in_whole,
+        )
+        self._planned_for = needed
+
+    def grad_norm(self) -> Tensor | None:
+        """Returns the norm of the last step's unscaled gradients before clipping, over all groups.
+
+        It is a 0-dim fp32 tensor on the device: NaN if the step neither clipped nor checked for
+        overflow, 0 if no parameter had a gradient. It is None before the first step. Reading the
+        value makes the host wait.
+        """
+        with self._lock.between_steps:
+            return None if self._native is None else self._native.total_norm()
+
+    def last_step_skipped(self) -> Tensor | None:
+        """Returns 1 if the last step was skipped, else 0; None before the first step.
+
+        It is a 0-dim fp32 tensor on the device, and 0 if no parameter had a gradient.
+        """
+        with self._lock.between_steps:
+            return None if self._native is None else self._native.skipped()
+
+    # Parameter groups.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a parameter group; the optimizer's defaults replace missing values.
+
+        Raises:
+            ValueError: for a value out of range or a parameter that cannot be updated, naming the
+                group; the optimizer is unchanged.
+            TypeError: for a value of the wrong type, naming the group; the optimizer is unchanged.
+        """
+        # The index of the group is known only while no other thread adds one.
+        with self._lock.between_steps:
+            index, name = len(self.param_groups), self._caller()
+            if isinstance(param_group, dict):
+                check_torch_only(name, index, param_group)
+                dtype = param_group.pop("master_weight_dtype", torch.float32)
+                check_master_dtype(name, index, dtype)  # it has only one valid value
+                for key in TORCH_ONLY:
+                    param_group.pop(key, None)
+                take_step_options(self, index, param_group)
+            super().add_param_group(param_group)
+            group = self.param_groups[index]
+            for key in STEP_OPTIONS:  # torch has added all defaults
+                del group[key]
+            try:
+                self._check_group(index, group)
+                self._check_new_group(index, group)
+            except Exception:
+                self.param_groups.pop()
+                raise
+            self._make_lr_capturable(group)
+
+    def _check_group(self, index: int, group: dict[str, Any]) -> None:
+        caller = self._caller()
+        state.check_params(caller, index, group["params"])
+        self._check_settings(index, group)
+        check_storage(caller, index, group, self._state_dtype_options())
+        self._check_hyper_params(index, group)
+
+    def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
+        """Checks the numbers of a group; in a step, values on a device are not read."""
+        found = self._hyper_params(index, group, in_step)
+        caller, algorithm = self._caller(in_step), self._algorithm
+        _C.check_hyper_params(
+            algorithm, hyper_params.places(algorithm), found, caller, index, not in_step
+        )
+
+    def _check_edits(self) -> None:
+        """Checks the groups' settings in a step, if any is not as in the step before.
+
+        Note [Edited groups]
+        Programs edit groups between steps. The native step checks numbers such as `lr`, which
+        change often. Settings rarely change, so a step only looks whether they are the same
+        objects; comparing by value could read a tensor, and takes 1.0 for True.
+        """
+        found, checked = self._all_settings(), self._checked_settings
+        if len(found) == len(checked) and all(map(is_, found, checked)):
+            return
+        for index, group in enumerate(self.param_groups):
+            self._check_settings(index, group, in_step=True)
+        self._checked_settings = self._all_settings()
+
+    def _all_settings(self) -> list[Any]:
+        settings: list[Any] = []
+        for group in self.param_groups:
+            settings += map(group.get, self._setting_keys, repeat(_ABSENT))
+        return settings
+
+    @functools.cached_property
+    def _setting_keys(self) -> tuple[str, ...]:
+        return tuple(
+            key
+            for key in self.defaults
+            if key not in (*hyper_params.numbers(self._algorithm), BOUNDS)
+        )
+
+    def _state_dtype_options(self) -> tuple[str, ...]:
+        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
+
+    def _caller(self, in_step: bool = False) -> str:
+        """Returns what error messages begin with."""
+        return f"{type(self).__name__}.step" if in_step else type(self).__name__
+
+    def make_capturable(self) -> None:
+        """Converts numeric hyper-parameters of all groups to tensors on the parameters' devices.
+
+        A captured CUDA graph reads them in every replay: change them with `fill_`, as torch's
+        learning rate schedulers do for a tensor `lr`. Capturing a step whose `lr` is a number
+        raises RuntimeError; other numbers are constants of the graph, as in torch.
+        """
+        for group in self.param_groups:
+            group.update(hyper_params.as_tensors(self._algorithm, group))
+
+    def _make_lr_capturable(self, group: dict[str, Any]) -> None:
+        """Converts `lr` of a `capturable` group to a tensor, which a captured graph reads."""
+        if group.get("capturable") and group["params"]:
+            group["lr"] = as_tensor(group["lr"], group["params"][0].device)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Resets the gradients of all parameters.
+
+        Args:
+            set_to_none: set gradients to None instead of filling them with zeros. None: the value
+                of the constructor argument `set_grad_none`.
+        """
+        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
+
+    # Masters and averages.
+
+    @property
+    def param_groups_master(self) -> list[dict[str, list[Tensor]]] | None:
+        """The tensors that the step updates in full precision, by group in the order of `params`.
+
+        These are the fp32 masters of 16-bit parameters (copies, if stored as remainders), and all
+        other parameters. None without masters, and before the step that creates them.
+        """
+        return state.groups_with_masters(self)
+
+    @torch.no_grad()
+    def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        """Updates fp32 masters after writes to 16-bit parameters that a step cannot detect.
+
+        Master elements that do not round to the parameter's element are replaced with it; all
+        others keep their bits. A remainder is cleared where it extends no parameter: a negative
+        one beside 0, a positive one beside an infinity. Steps do this automatically for writes that
+        change the parameter's version, such as `p.clamp_()` under no_grad or
+        `model.load_state_dict()`. Writes through `p.data` and by a replayed CUDA graph do not
+        change it: call this method after them.
+
+        Args:
+            params: parameters of this optimizer. None: all.
+
+        Raises:
+            ValueError: for a tensor that is not a parameter of this optimizer.
+
+        Example:
+            >>> import torch, torchfuse
+            >>> p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            >>> opt = torchfuse.optimizers.FusedAdam([p], master_weights=True)
+            >>> p.grad = torch.zeros_like(p)
+            >>> opt.step()
+            >>> p.data.fill_(3)
+            tensor([3., 3.], dtype=torch.bfloat16)
+            >>> opt.remake_masters([p])
+            >>> opt.state[p]["master_param"]
+            tensor([3., 3.])
+        """
+        self._refuse_swapped("remake_masters")
+        with self._lock.between_steps:
+            state.remake_masters(self, params)
+
+    def _refuse_swapped(self, action: str) -> None:
+        """Raises if the averages are in the parameters' place."""
+        if self._swapped is not None:
+            name = self._caller()
+            raise RuntimeError(
+                f"{name}.{action}: expected the parameters to hold their own values, got their "
+                f"averages. Call {name}.swap_ema_() first, or leave the block of ema_weights()."
+            )
+
+    @torch.no_grad()
+    def swap_ema_(self) -> None:
+        """Exchanges the parameters and their averages in place, or exchanges them back.
+
+        Evaluate or save the model in between. A 16-bit parameter receives its average rounded to
+        nearest. The second call restores every parameter bit for bit; until then the optimizer
+        takes no step, saves and loads no state, and makes no masters. Parameters that have not been
+        stepped yet have no average and keep their values. Prefer :meth:`ema_weights`, which cannot
+        be left open.
+
+        Raises:
+            RuntimeError: if `ema_decay` is None, and if a parameter has another dtype by the second
+                call: convert a copy of the model.
+
+        Warns:
+            UserWarning: at the second call, if a parameter was written in between. The averages
+                have what was written then.
+        """
+        with self._lock.between_steps:
+            ema.swap(self)
+
+    @contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        """A context in which the parameters hold their averages; see :meth:`swap_ema_`.
+
+        Example:
+            >>> import torch, torchfuse
+            >>> model = torch.nn.Linear(2, 1)
+            >>> opt = torchfuse.optimizers.FusedAdam(model.parameters(), ema_decay=0.999)
+            >>> model(torch.ones(4, 2)).sum().backward()
+            >>> opt.step()
+            >>> with torch.no_grad(), opt.ema_weights():
+            ...     prediction = model(torch.ones(4, 2))
+        """
+        self._refuse_swapped("ema_weights")
+        self.swap_ema_()
+        try:
+            yield
+        finally:
+            if self._swapped is not None:
+                self.swap_ema_()
+
+    # State dicts, copies and pickles.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state dict, which the torch.optim class, if there is one, can load too."""
+        self._refuse_swapped("state_dict")
+        # torch's own method ends with the hooks, which may replace what they get: all must be in
+        # there by then.
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state_dict = serialization.packed(self)
+        self._complete_state_dict(state_dict)
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replacement = post_hook(self, state_dict)
+            if replacement is not None:
+                state_dict = replacement
+        return state_dict
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
+
+        The state is copied, moved to the parameters' devices, laid out like the parameters and
+        converted to this optimizer's state dtypes; by default it stays fp32 for 16-bit parameters.
+        Options that are missing from the checkpoint keep their values. So do storage options such
+        as `state_dtype`, and `master_weights=True`: masters that are missing from the checkpoint
+        are created from the parameters in the next step.
+
+        Args:
+            state_dict: a result of `state_dict()` of one of these classes.
+
+        Raises:
+            ValueError: for missing or damaged parts, states of another class, wrong shapes or wrong
+                dtypes, naming the parameter's index and the key; the optimizer is unchanged.
+        """
+        self._refuse_swapped("load_state_dict")
+        serialization.check_dict(
+            f"{type(self).__name__}.load_state_dict: expected state_dict", state_dict
+        )
+        given = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replacement = pre_hook(self, given)
+            if replacement is not None:
+                given = replacement
+        # Tensors of inference mode could not be written in later steps.
+        with torch.inference_mode(False), torch.no_grad():
+            loaded = serialization.read_state_dict(self, given)
+        defaults = {**self.defaults, **loaded.options}
+        self.__setstate__(
+            {"defaults": defaults, "state": loaded.state, "param_groups": loaded.groups}
+        )
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copy.deepcopy and pickle take."""
+        self._refuse_swapped("__getstate__")
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores the state, also for copy.deepcopy and pickle, which drop the native object."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            self._normalize_group(group)
+            for key, default in self.defaults.items():
+                if key not in TORCH_ONLY and key not in STEP_OPTIONS:
+                    group.setdefault(key, default)
+            self._make_lr_capturable(group)
+        self._make_lock()
+        # The next step makes a new plan. Native workspaces remain: a CUDA graph may use them.
+        self._planned_for = None
+
+    def _make_lock(self) -> None:
+        vars(self).setdefault("_lock", StepLock(type(self).__name__))
+
+    def _patch_step_function(self) -> None:
+        # torch wraps the class's step for hooks and the profiler.
+        plain = type(self).step
+        super()._patch_step_function()
+        hooked = type(self).step
+        type(self).step = uncompiled(plain, hooked)  # type: ignore[method-assign]

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The options of every fused optimizer: those of the whole step, and those of a group.
+
+Note [Options of the step]
+What belongs to the whole step is an attribute of the optimizer, checked when it is set. It lies in
+`optimizer.defaults`, which copies, pickles and programs that make a second optimizer take along.
+Groups do not hold it: a step refuses a group that says something else. `state_dict()` writes it
+into every saved group, and `load_state_dict()` reads the first, because torch.distributed's
+checkpoints, FSDP1 and ZeroRedundancyOptimizer carry nothing but groups.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any, Generic, Literal, TypedDict, TypeVar, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import Self
+
+from torchfuse._shown import shown
+
+#: What a step stores in gradients. True stands for "clipped".
+WriteBackGrads = bool | Literal["unscaled", "clipped"]
+
+#: Keys of torch.optim's groups that choose among torch's implementations and have no meaning here,
+#: with the values that torch's classes expect.
+TORCH_ONLY: Mapping[str, Any] = {"foreach": None, "fused": None, "differentiable": False}
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class BasicOptions(TypedDict, total=False):
+    """Options that every fused optimizer takes by keyword only, documented in `FusedAdam`."""
+
+    write_back_grads: WriteBackGrads | None
+    skip_non_finite: bool
+    skip_norm_above: float | Tensor | None
+    state_dtype: torch.dtype | None
+    store_param_remainders: bool
+    master_weight_dtype: torch.dtype
+    stochastic_rounding: bool
+    seed: int
+    ema_decay: float | None
+    ema_warmup: bool
+    ema_start_step: int
+    norm_groups: Sequence[dist.ProcessGroup | dist.device_mesh.DeviceMesh] | None
+    fused: bool | None
+    foreach: bool | None
+    differentiable: bool | None
+
+
+class MasterOptions(BasicOptions, total=False):
+    """`BasicOptions` for classes that do not take `master_weights` by position."""
+
+    master_weights: bool
+
+
+class CommonOptions(MasterOptions, total=False):
+    """`MasterOptions` for classes that do not take `max_grad_norm` by position."""
+
+    max_grad_norm: float | None
+
+
+class StepOptions(CommonOptions, total=False):
+    """`CommonOptions` for classes that do not take `set_grad_none` by position."""
+
+    set_grad_none: bool
+
+
+#: Defaults of the options of groups, and of the step.
+GROUP_OPTIONS: Mapping[str, Any] = {
+    "master_weights": False,
+    "state_dtype": None,
+    "store_param_remainders": False,
+    "stochastic_rounding": False,
+}
+STEP_OPTIONS: Mapping[str, Any] = {
+    "set_grad_none": True,
+    "max_grad_norm": None,
+    "skip_norm_above": None,
+    "write_back_grads": None,
+    "skip_non_finite": False,
+    "seed": 0,
+    "ema_decay": None,
+    "ema_warmup": False,
+    "ema_start_step": 0,
+    "norm_groups": None,
+}
+#: Those of the step that checkpoints hold: process groups are a program's own.
+SAVED_OPTIONS = tuple(key for key in STEP_OPTIONS if key != "norm_groups")
+
+
+@dataclass
+class ScalingRequest:
+    """What a scaler of torchfuse asks of one step: `optimizer._scaling` for as long as it takes.
+
+    torch's scaler has a protocol of its own, the attributes `grad_scale` and `found_inf`.
+
+    Attributes:
+        grad_scale: loss scale of the gradients; None: 1.
+        found_inf: non-zero skips the step; with `check`, the step sets it.
+        check: look for non-finite gradients inside the step.
+        found_inf_is_output: the step sets `found_inf` to 1 or 0 whatever it was, and this to False.
+    """
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+    check: bool = False
+    found_inf_is_output: bool = False
+
+
+T = TypeVar("T")
+
+
+class StepOption(Generic[T]):
+    """An option of the whole step: see Note [Options of the step].
+
+    Args:
+        checked: returns the value as it is kept, or raises TypeError or ValueError with a message
+            that begins with its first argument.
+        doc: documentation of the attribute.
+    """
+
+    def __init__(self, checked: Callable[[str, Any], T], doc: str) -> None:
+        self.checked = checked
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, optimizer: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, optimizer: torch.optim.Optimizer, owner: type) -> T: ...
+
+    def __get__(self, optimizer: torch.optim.Optimizer | None, owner: type) -> Self | T:
+        if optimizer is None:
+            return self
+        value: T = optimizer.defaults[self._name]
+        return value
+
+    def __set__(self, optimizer: torch.optim.Optimizer, value: Any) -> None:
+        where = f"{type(optimizer).__name__}: expected {self._name} to be"
+        optimizer.defaults[self._name] = self.checked(where, value)
+
+
+def group_option(key: str, kind: type[int], doc: str) -> Any:
+    """Returns a property that reads the flag `key` of the first group and sets it in all groups."""
+
+    def get(self: torch.optim.Optimizer) -> int:
+        return kind(self.param_groups[0][key])
+
+    def set_all(self: torch.optim.Optimizer, value: Any) -> None:
+        for group in self.param_groups:
+            group[key] = bool(value)
+
+    get.__annotations__["return"] = kind  # for the documentation
+    return property(get, set_all, doc=doc)
+
+
+def decoupled_option(key: str) -> Any:
+    """Returns a `group_option` for decoupled weight decay, a number as in apex's classes."""
+    return group_option(
+        key, int, "1 for decoupled weight decay, 0 for L2 regularization; of the first group."
+    )
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a value is a bool, also NumPy's, or 0 or 1 as in apex."""
+    is_bool = type(value).__name__ in ("bool", "bool_")  # NumPy's is not an Integral
+    return is_bool or (isinstance(value, Integral) and value in (0, 1))
+
+
+def as_float(where: str, value: Any) -> float:
+    """Returns a number as a float; the message of an error begins with `where`.
+
+    Raises:
+        ValueError: if it is too large, or not a number at all.
+    """
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where} a number that a float can hold: {error}.") from None
+
+
+def checked_flag(where: str, value: Any) -> bool:
+    """Returns a flag of the whole step as a bool."""
+    if not is_flag(value):
+        raise TypeError(f"{where} a bool, got {shown(value)}. Set it to True or False.")
+    return bool(value)
+
+
+def checked_write_back(where: str, value: Any) -> WriteBackGrads:
+    """Returns what a step stores in gradients: a bool, "unscaled" or "clipped"."""
+    if isinstance(value, str) and value in ("unscaled", "clipped"):
+        return "unscaled" if value == "unscaled" else "clipped"
+    if value is None or is_flag(value):
+        return bool(value)
+    raise TypeError(f"{where} a bool, 'unscaled' or 'clipped', got {shown(value)}.")
+
+
+def checked_norm(where: str, value: Any) -> float | None:
+    """Returns None or a number of at least 0; infinity measures the norm without clipping."""
+    if value is None:
+        return None
+    if not isinstance(value, Real):
+        raise TypeError(f"{where} None or a number, got {type(value).__name__}.")
+    number = as_float(where, value)
+    if not number >= 0.0:
+        raise ValueError(f"{where} None or at least 0, got {number}.")
+    return number
+
+
+def checked_threshold(where: str, value: Any) -> float | Tensor | None:
+    """Returns None, a number of at least 0, or a 1-element tensor, whose value is not read."""
+    if not isinstance(value, Tensor):
+        return checked_norm(where, value)
+    if value.numel() != 1 or not value.is_floating_point() or value.layout != torch.strided:
+        raise ValueError(
+            f"{where} None, a number or a 1-element tensor of a floating dtype, got a "
+            f"{value.dtype} tensor of shape {list(value.shape)}."
+        )
+    return value
+
+
+def checked_whole(where: str, value: Any) -> int:
+    """Returns a whole number in the range of the kernels."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{where} a whole number, got {type(value).__name__}.")
+    if not 0 <= value < 2**63:
+        raise ValueError(f"{where} at least 0 and less than 2^63, got {value}.")
+    return value
+
+
+def checked_decay(where: str, value: Any) -> float | None:
+    """Returns None or a decay in [0, 1)."""
+    if value is None:
+        return None
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{where} None or a number, got {type(value).__name__}.")
+    number = as_float(where, value)
+    if not 0.0 <= number < 1.0:
+        raise ValueError(f"{where} None, or at least 0 and less than 1, got {number}.")
+    return number
+
+
+def checked_options(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the common options of a new optimizer, with defaults for those that are missing.
+
+    Args:
+        kind: its class.
+        given: arguments that the class itself does not have.
+
+    Raises:
+        TypeError: for an argument that no class has, and a value of the wrong type.
+        ValueError: for a value out of range.
+    """
+    name, defaults = kind.__name__, {**GROUP_OPTIONS, **STEP_OPTIONS}
+    for key in given:
+        if key not in (*defaults, *TORCH_ONLY, "master_weight_dtype"):
+            hint = _similar_argument(key, kind)
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}{hint}")
+    check_master_dtype(name, 0, given.get("master_weight_dtype", torch.float32))
+    check_torch_only(name, 0, given)
+    found = {key: given.get(key, default) for key, default in defaults.items()}
+    if found["write_back_grads"] is None:
+        found["write_back_grads"] = kind._write_back_default  # type: ignore[attr-defined]
+    for key in STEP_OPTIONS:
+        option: StepOption[Any] = getattr(kind, key)
+        found[key] = option.checked(f"{name}: expected {key} to be", found[key])
+    return found
+
+
+def _similar_argument(name: str, kind: type) -> str:
+    """Returns the end of an error: the argument that may have been meant."""
+    functions = (vars(cls)["__init__"] for cls in kind.__mro__ if "__init__" in vars(cls))
+    known = {
+        argument for function in functions for argument in inspect.signature(function).parameters
+    }
+    found = get_close_matches(name, sorted({*known, *GROUP_OPTIONS, *STEP_OPTIONS}), 1)
+    return f". Did you mean {found[0]!r}?" if found else ""
+
+
+def take_step_options(optimizer: torch.optim.Optimizer, index: int, group: dict[str, Any]) -> None:
+    """Removes what a group says of the whole step, which must be what the optimizer has.
+
+    Raises:
+        ValueError: for another value, and for norm groups.
+    """
+    owner = type(optimizer).__name__
+    if "norm_groups" in group:
+        raise ValueError(
+            f"{owner}: expected norm_groups as an argument of the optimizer, got one in group "
+            f"{index}. The norm is that of all groups: give it beside them. In "
+            f"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial({owner}, "
+            "norm_groups=[group])."
+        )
+    check_step_options(optimizer, owner, index, group)
+    for key in SAVED_OPTIONS:
+        group.pop(key, None)
+
+
+def check_step_options(
+    optimizer: torch.optim.Optimizer, caller: str, index: int, group: Mapping[str, Any]
+) -> None:
+    """Checks that a group says nothing else of the whole step than the optimizer."""
+    for key in SAVED_OPTIONS:
+        if key not in group or (key == "write_back_grads" and group[key] is None):
+            continue
+        where, own = f"{caller}: expected {key} of group {index} to be", optimizer.defaults[key]
+        option: StepOption[Any] = getattr(type(optimizer), key)
+        given = option.checked(where, group[key])
+        if given is not own and (isinstance(own, Tensor) or given != own):
+            raise ValueError(
+                f"{where} {shown(own)}, as in the optimizer, got {shown(group[key])}. The option "
+                f"belongs to the whole step: set optimizer.{key}, or give the argument {key}."
+            )
+
+
+def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
+    """Rejects torch's choices of an implementation, and of a differentiable step."""
+    for key in TORCH_ONLY:
+        if given.get(key):
+            reason = (
+                f"The step of {owner} has no derivative: use a class of torch.optim."
+                if key == "differentiable"
+                else f"{owner} is always fused: leave {key} out."
+            )
+            raise ValueError(
+                f"{owner}: expected {key} of group {index} to be False or None, "
+                f"got {given[key]!r}. {reason}"
+            )
+
+
+def check_master_dtype(owner: str, index: int, dtype: Any) -> None:
+    """Rejects dtypes of masters other than fp32, which TransformerEngine supports."""
+    if dtype is not torch.float32:
+        raise ValueError(
+            f"{owner}: expected master_weight_dtype of group {index} to be torch.float32, got "
+            f"{dtype}. For bf16 parameters store_param_remainders=True keeps the same masters in "
+            "16 bits each."
+        )
+
+
+def check_no_amsgrad(owner: str, amsgrad: bool) -> None:
+    """Rejects True for amsgrad, which is accepted only for apex's positional order."""
+    if amsgrad:
+        raise RuntimeError(f"{owner}: expected amsgrad to be False, got {shown(amsgrad)}.")
+
+
+def check_storage(
+    caller: str, index: int, group: Mapping[str, Any], state_dtypes: Sequence[str]
+) -> None:
+    """Checks what decides which states there are, against the parameters of the group."""
+    for key in state_dtypes:
+        _check_state_dtype(caller, index, key, group.get(key), group["params"])
+    dtypes = {p: param.dtype for p, param in enumerate(group["params"]) if param.requires_grad}
+    for key, masters, allowed in (
+        ("store_param_remainders", True, (torch.bfloat16, torch.float32, torch.float64)),
+        ("stochastic_rounding", False, (torch.bfloat16,)),
+    ):
+        if not group.get(key):
+            continue
+        if bool(group["master_weights"]) is not masters:
+            raise ValueError(
+                f"{caller}: expected master_weights of group {index} to be {masters} with {key}, "
+                f"got {not masters}. {_WHY[key]}"
+            )
+        for place, dtype in dtypes.items():
+            if dtype not in allowed:
+                raise ValueError(
+                    f"{caller}: expected params[{place}] of group {index} to be bf16 with {key}, "
+                    f"got {dtype}. Set {key}=False in a group of its own for other parameters."
+                )
+        if dtypes and torch.bfloat16 not in dtypes.values():
+            raise ValueError(
+                f"{caller}: expected group {index} to hold a bf16 parameter with {key}, got "
+                f"{next(iter(dtypes.values()))}. Set {key}=False in this group."
+            )
+
+
+_WHY = {
+    "store_param_remainders": "A remainder is what a bf16 parameter lacks of its fp32 master.",
+    "stochastic_rounding": "A parameter with a master loses nothing by rounding: choose one.",
+}
+
+
+def _check_state_dtype(
+    caller: str, group: int, name: str, dtype: Any, params: Sequence[Tensor]
+) -> None:
+    if dtype is None:
+        return
+    where = f"{caller}: expected {name} of group {group} to be"
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{where} None or a torch.dtype, got {type(dtype).__name__}.")
+    for index, param in enumerate(params):
+        if param.dtype == torch.float64:
+            allowed, known = "torch.float64", dtype == torch.float64
+        else:
+            allowed = "torch.float32, torch.bfloat16 or torch.float16"
+            known = dtype in (torch.float32, *HALF_DTYPES)
+        if not known:
+            raise ValueError(
+                f"{where} None, {allowed} for params[{index}] of dtype {param.dtype}, got {dtype}."
+            )
+
+
+def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:
+    """Returns a hyper-parameter as a tensor, fp64 for a number, so that no digits are lost."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return torch.tensor(value, dtype=torch.float64, device=device)
