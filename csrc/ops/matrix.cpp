@@ -47,7 +47,7 @@ void check_columns(const Argument& argument, const at::Tensor& vector, const at:
 }
 
 MatrixInput::MatrixInput(const char* op, const char* name, const at::Tensor& tensor,
-                     std::int64_t normalized_dims)
+                         std::int64_t normalized_dims)
     : op_(op), normalized_dims_(normalized_dims) {
   check_tensor({op, name}, tensor);
   check_backend(op, tensor.device());
@@ -60,8 +60,8 @@ MatrixInput::MatrixInput(const char* op, const char* name, const at::Tensor& ten
 }
 
 kernels::ChannelInput MatrixInput::columns_input(const char* name,
-                                               const std::optional<at::Tensor>& vector,
-                                               at::Tensor& holder) const {
+                                                 const std::optional<at::Tensor>& vector,
+                                                 at::Tensor& holder) const {
   if (!vector) return {};
   const Argument argument{op_, name};
   check_tensor(argument, *vector);

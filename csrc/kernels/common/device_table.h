@@ -17,8 +17,8 @@
 //            other has a null for its gradient in the span, and goes by value; which ones those are
 //            may differ from step to step.
 //   content  A table is never trusted: each step compares its rows with those that were uploaded
-//            (ops/launch/kept_tables.h), so whatever moves, changes or is no longer there is seen. A step
-//            that differs, and a step that is captured in a graph, go by value.
+//            (ops/launch/kept_tables.h), so whatever moves, changes or is no longer there is seen.
+//            A step that differs, and a step that is captured in a graph, go by value.
 #pragma once
 
 #include <algorithm>

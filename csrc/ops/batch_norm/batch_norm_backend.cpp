@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "ops/launch/arrivals.h"
 #include "ops/backend.h"
+#include "ops/launch/arrivals.h"
 
 #if defined(TORCHFUSE_WITH_CUDA)
 #include <cuda_runtime_api.h>

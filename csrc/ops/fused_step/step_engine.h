@@ -16,10 +16,10 @@
 
 #include "kernels/common/step_scalars.h"
 #include "kernels/prologue.h"
-#include "ops/launch/arrivals.h"
 #include "ops/bucket.h"
 #include "ops/fused_step/algorithm.h"
 #include "ops/fused_step/workspace.h"
+#include "ops/launch/arrivals.h"
 
 namespace torchfuse::ops {
 

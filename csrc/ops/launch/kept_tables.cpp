@@ -50,7 +50,7 @@ bool KeptTables::same(const kernels::TensorTable& tensors, std::int64_t norm_chu
 }
 
 void KeptTables::follow(const c10::Device& device, const kernels::TensorTable& tensors,
-                      const std::vector<std::int64_t>& chunk_offsets, std::int64_t norm_chunk) {
+                        const std::vector<std::int64_t>& chunk_offsets, std::int64_t norm_chunk) {
   of_step_ = false;
   if (is_capturing(device)) return;
   const kernels::Stream stream = current_stream(device);

@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
-#include "ops/launch/arrivals.h"
 #include "ops/backend.h"
+#include "ops/launch/arrivals.h"
 #include "ops/multi_tensor/tensor_list.h"
 
 namespace torchfuse {
