@@ -150,7 +150,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _ema(self) -> tuple[float, bool, int] | None:
         """Returns decay, warm-up and start of the averages, as the native step takes them."""
-        decay = self.ema_decay
+        decay = self.defaults["ema_decay"]
         return None if decay is None else (decay, self.ema_warmup, self.ema_start_step)
 
     def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
@@ -233,7 +233,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._check_edits()
         scale = self._loss_scale()
         needed = [state.needed_names(self, group) for group in self.param_groups]
-        needed.append(self.norm_groups.names)
+        needed.append(self.defaults["norm_groups"].names)
         for _ in range(2):
             if needed != self._planned_for:
                 self._plan(self._native, needed)
@@ -246,18 +246,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _native_step(self, native: _C.FusedStep, scale: Tensor | None) -> bool:
-        asked, groups = self._scaling or ScalingRequest(found_inf=self._flag()), self.norm_groups
+        asked = self._scaling or ScalingRequest(found_inf=self._flag())
+        options = self.defaults  # as their attributes, with less work for the host
+        groups: NormGroups = options["norm_groups"]
         done = native.step(
             param_lists=[group["params"] for group in self.param_groups],
             owner=self.state,
             groups=[self._hyper_params(*entry) for entry in enumerate(self.param_groups)],
             grad_scale=scale,
             found_inf=asked.found_inf,
-            check_inside=asked.check or self.skip_non_finite,
-            max_grad_norm=self.max_grad_norm,
-            skip_norm_above=self.skip_norm_above,
-            write_back_grads=self.write_back_grads,
-            seed=self.seed,
+            check_inside=asked.check or options["skip_non_finite"],
+            max_grad_norm=options["max_grad_norm"],
+            skip_norm_above=options["skip_norm_above"],
+            write_back_grads=options["write_back_grads"],
+            seed=options["seed"],
             ema=self._ema(),
             update_from_the_end=self._update_from_the_end,
             found_inf_is_output=asked.found_inf_is_output,

@@ -56,7 +56,7 @@ def names_of(algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def needed_names(optimizer: FusedOptimizer, group: dict[str, Any]) -> tuple[str, ...]:
     """Returns the states and the storage of parameters for which a plan is made."""
     names = optimizer._state_names(group)
-    if optimizer.ema_decay is not None:
+    if optimizer.defaults["ema_decay"] is not None:
         names = (*names, EMA)
     if group.get("stochastic_rounding"):
         return (*names, "stochastic_rounding")
