@@ -20,29 +20,13 @@ if TYPE_CHECKING:
 class FusedMixedPrecisionLamb(FusedLAMB):
     r"""LAMB with fp32 masters of 16-bit parameters, as apex.optimizers.FusedMixedPrecisionLamb.
 
-    The formula is that of :class:`FusedLAMB`.
+    The formula and the other arguments are those of :class:`FusedLAMB`, in apex's order.
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
-        lr: learning rate, a number or a 1-element float tensor.
         step: number of steps that were made before; bias correction continues from it, averages
             begin anew.
-        bias_correction: correct both moments for their initialization at zero.
-        betas: decay rates of the moments, in [0, 1).
-        eps: added to the denominator.
-        weight_decay: weight decay coefficient.
-        amsgrad: must be False; accepted for apex's positional order.
-        adam_w_mode: use decoupled weight decay; otherwise add the weight decay to the gradient.
-        grad_averaging: weight the gradient in the first moment by :math:`1 - \beta_1`, not 1.
-        max_grad_norm: clip the norm of the unscaled gradients in the step. None: no clipping.
-        use_nvlamb: use the trust ratio for tensors without weight decay too.
         reduced_precision_dtype: torch.float16 or torch.bfloat16: 16-bit parameters have fp32
             masters. None: they have no masters.
-        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
-        maximize: gradient ascent instead of descent.
-        trust_ratio_bounds: lower and upper bound of the trust ratio; None: no bounds.
-        exp_avg_dtype: dtype of `exp_avg`. None: `state_dtype`.
-        exp_avg_sq_dtype: dtype of `exp_avg_sq`. None: `state_dtype`.
         **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:

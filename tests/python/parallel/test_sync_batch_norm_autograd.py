@@ -27,6 +27,18 @@ def test_derivatives_numerically(training: bool) -> None:
     assert torch.autograd.gradgradcheck(call, (x, weight, bias, z))
 
 
+def test_gradients_with_a_graph_are_those_without() -> None:
+    """Kernels compute them, or torch's operators, whose own gradients can be taken."""
+    layer = SyncBatchNorm(2, fuse_relu=True, dtype=torch.float64)
+    x, z, upstream = (torch.randn(3, 2, 4, dtype=torch.float64) for _ in range(3))
+    sources = [x.requires_grad_(), z.requires_grad_(), *layer.parameters()]
+    plain, with_graph = (
+        torch.autograd.grad(layer(x, z), sources, upstream, create_graph=create_graph)
+        for create_graph in (False, True)
+    )
+    torch.testing.assert_close(with_graph, plain)
+
+
 def make_model() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
