@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`store_param_remainders`: fp32 masters as bf16 parameters and 16 bits more.
 
-Every optimizer with it is in test_storage.py.
+Every class with it: `StorageOptions` in tests/cpp/api/optim/test_class_storage.cpp.
 """
 
 from __future__ import annotations
