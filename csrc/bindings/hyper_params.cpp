@@ -94,7 +94,10 @@ void HyperParamReader::read(py::handle values, const std::string& caller, std::s
 }
 
 HyperParam number_or_tensor(py::handle value, const std::string& expected) {
-  return value_of(value, [&] { return expected; });
+  if (!THPVariable_Check(value.ptr())) return value_of(value, [&] { return expected; });
+  const at::Tensor plain = THPVariable_Unpack(value.ptr()).detach();
+  const bool native = plain.scalar_type() == at::kFloat || plain.scalar_type() == at::kDouble;
+  return (native ? plain : plain.to(at::kFloat)).reshape({});
 }
 
 void check_hyper_param(const std::string& algorithm, const std::string& name, py::handle value,

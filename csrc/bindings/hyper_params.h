@@ -33,7 +33,8 @@ class HyperParamReader {
   std::vector<HyperParamInfo> table_;
 };
 
-/// Returns a number of the host, or a 0-dim tensor of fp32 or fp64. `expected` begins a message.
+/// Returns a number, or a 0-dim tensor of fp32 or fp64 whose value is not read, on the host either.
+/// `expected` begins a message; a tensor has one element of a floating dtype.
 HyperParam number_or_tensor(py::handle value, const std::string& expected);
 
 /// Checks one number by the range of a hyper-parameter. `expected` begins a message.

@@ -16,6 +16,7 @@ from torchfuse.amp._gradients import agreed, device_of_gradients, params_of
 from torchfuse.amp._scaler_state import ScalerState, check_rule, check_scale, checked_extras
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import ScalingRequest
+from torchfuse.optimizers.stepping import forget_scale
 
 
 class GradScaler(ScalerState):
@@ -190,6 +191,8 @@ class GradScaler(ScalerState):
             raise RuntimeError("step() has already been called since the last update().")
         try:
             optimizer._scaling = asked = self._request(optimizer, state, scale)
+            # As torch's scaler, for hooks, and for classes whose own step says that it obeys.
+            optimizer.grad_scale, optimizer.found_inf = asked.grad_scale, asked.found_inf
             result: float | None = optimizer.step(*args, **kwargs)
             if asked.found_inf_is_output:  # a step of the program's own has said nothing
                 for flag in state["found_inf_per_device"].values():
@@ -201,6 +204,7 @@ class GradScaler(ScalerState):
             raise
         finally:
             optimizer._scaling = None
+            forget_scale(optimizer)
         state["stage"] = OptState.STEPPED
         return result
 

@@ -157,9 +157,13 @@ def check_inside_zero(owner: str, options: Mapping[str, Any]) -> None:
     process steps, an exchange of averages and a norm would be those of these parameters.
     """
     averages = options["ema_decay"] is not None
-    clips = options["max_grad_norm"] and not options["norm_groups"]
+    limits = [
+        f"{key}={options[key]}"
+        for key in ("max_grad_norm", "skip_norm_above")
+        if options[key] is not None and not options["norm_groups"]
+    ]
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    if module is None or not (averages or clips):
+    if module is None or not (averages or limits):
         return
     maker = module.ZeroRedundancyOptimizer._init_local_optimizer.__code__
     makers = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code is maker)
@@ -173,10 +177,9 @@ def check_inside_zero(owner: str, options: Mapping[str, Any]) -> None:
             "torch.optim.swa_utils.AveragedModel."
         )
     raise ValueError(
-        f"{owner}: expected norm_groups with max_grad_norm={options['max_grad_norm']} in "
-        "ZeroRedundancyOptimizer, each of whose ranks would clip by the norm of its own "
-        "parameters, got none. Pass optimizer_class=functools.partial("
-        f"{owner}, norm_groups=[group], ...)."
+        f"{owner}: expected norm_groups with {limits[0]} in ZeroRedundancyOptimizer, each of whose "
+        "ranks would take the norm of its own parameters, got none. Pass "
+        f"optimizer_class=functools.partial({owner}, norm_groups=[group], ...)."
     )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from torch import Tensor
@@ -73,6 +73,9 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         **options: Unpack[MasterOptions],
     ) -> None:
         name = type(self).__name__
+        of_defaults: dict[str, Any] = {**options}
+        step = of_defaults.pop("initial_step", step)  # of another optimizer's defaults
+        options = cast(MasterOptions, of_defaults)
         _check_reduced_dtype(name, reduced_precision_dtype)
         _check_first_step(f"{name}: expected step to be", step, positional_remedy("step", step))
         options.setdefault("master_weights", reduced_precision_dtype is not None)

@@ -28,13 +28,7 @@ from torchfuse.optimizers.options import (
     check_step_options,
     check_storage,
     check_torch_only,
-    checked_decay,
-    checked_flag,
-    checked_norm,
     checked_options,
-    checked_threshold,
-    checked_whole,
-    checked_write_back,
     group_option,
     take_step_options,
 )
@@ -92,22 +86,20 @@ class FusedOptimizer(torch.optim.Optimizer):
     #: What None stands for; the classes of torchfuse.apex leave unscaled gradients, as apex does.
     _write_back_default: ClassVar[WriteBackGrads] = False
 
-    set_grad_none = StepOption(checked_flag, "Whether zero_grad() sets gradients to None.")
-    max_grad_norm = StepOption(checked_norm, "Norm to which a step clips; None: it does not.")
-    skip_norm_above = StepOption(
-        checked_threshold, "Norm above which a step is skipped; None: none. A tensor is not saved."
+    set_grad_none = StepOption[bool]("Whether zero_grad() sets gradients to None.")
+    max_grad_norm = StepOption[float | None]("Norm to which a step clips; None: it does not.")
+    skip_norm_above = StepOption[float | Tensor | None](
+        "Norm above which a step is skipped; None: none. A tensor is not saved."
     )
-    write_back_grads = StepOption(checked_write_back, "What a step stores in gradients.")
-    skip_non_finite = StepOption(
-        checked_flag, "Whether a step with a non-finite gradient is skipped without a scaler too."
+    write_back_grads = StepOption[WriteBackGrads]("What a step stores in gradients.")
+    skip_non_finite = StepOption[bool](
+        "Whether a step with a non-finite gradient is skipped without a scaler too."
     )
-    seed = StepOption(checked_whole, "Seed of stochastic rounding.")
-    ema_decay = StepOption(checked_decay, "Decay of the parameters' averages; None: no averages.")
-    ema_warmup = StepOption(checked_flag, "Whether averages begin with a smaller decay.")
-    ema_start_step = StepOption(checked_whole, "Steps before averages begin; copies until then.")
-    norm_groups = StepOption(
-        NormGroups.of, "Processes that step other parameters of the model. Not saved."
-    )
+    seed = StepOption[int]("Seed of stochastic rounding.")
+    ema_decay = StepOption[float | None]("Decay of the parameters' averages; None: no averages.")
+    ema_warmup = StepOption[bool]("Whether averages begin with a smaller decay.")
+    ema_start_step = StepOption[int]("Steps before averages begin; copies until then.")
+    norm_groups = StepOption[NormGroups]("Processes that step other parameters. Not saved.")
     master_weights: bool = group_option(
         "master_weights", bool, "Whether 16-bit parameters have fp32 masters; of the first group."
     )
@@ -341,7 +333,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             super().add_param_group(param_group)
             group = self.param_groups[index]
             for key in STEP_OPTIONS:  # torch has added all defaults
-                del group[key]
+                group.pop(key, None)
             try:
                 self._check_group(index, group)
                 self._check_new_group(index, group)
@@ -579,6 +571,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores the state, also for copy.deepcopy and pickle, which drop the native object."""
         super().__setstate__(state)
+        # A pickle of another version may lack some.
+        self.defaults = {**checked_options(type(self), {}), **self.defaults}
         for group in self.param_groups:
             self._normalize_group(group)
             for key, default in self.defaults.items():

@@ -24,6 +24,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchfuse._shown import shown
+from torchfuse.optimizers.distributed import NormGroups
 
 #: What a step stores in gradients. True stands for "clipped".
 WriteBackGrads = bool | Literal["unscaled", "clipped"]
@@ -122,13 +123,10 @@ class StepOption(Generic[T]):
     """An option of the whole step: see Note [Options of the step].
 
     Args:
-        checked: returns the value as it is kept, or raises TypeError or ValueError with a message
-            that begins with its first argument.
         doc: documentation of the attribute.
     """
 
-    def __init__(self, checked: Callable[[str, Any], T], doc: str) -> None:
-        self.checked = checked
+    def __init__(self, doc: str) -> None:
         self.__doc__ = doc
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -147,8 +145,15 @@ class StepOption(Generic[T]):
         return value
 
     def __set__(self, optimizer: torch.optim.Optimizer, value: Any) -> None:
-        where = f"{type(optimizer).__name__}: expected {self._name} to be"
-        optimizer.defaults[self._name] = self.checked(where, value)
+        name = type(optimizer).__name__
+        if "defaults" not in vars(optimizer):
+            raise AttributeError(
+                f"{name}: expected {self._name} to be set after super().__init__(), got it before. "
+                "Pass it to super().__init__(), or set it afterwards."
+            )
+        checked = CHECKS[self._name](f"{name}: expected {self._name} to be", value)
+        optimizer.defaults[self._name] = checked
+        optimizer._checked_settings = ()  # type: ignore[attr-defined]  # groups may differ now
 
 
 def group_option(key: str, kind: type[int], doc: str) -> Any:
@@ -222,12 +227,14 @@ def checked_threshold(where: str, value: Any) -> float | Tensor | None:
     """Returns None, a number of at least 0, or a 1-element tensor, whose value is not read."""
     if not isinstance(value, Tensor):
         return checked_norm(where, value)
-    if value.numel() != 1 or not value.is_floating_point() or value.layout != torch.strided:
+    strided = value.layout == torch.strided and not (value.is_meta or value.is_nested)
+    if not strided or value.numel() != 1 or not value.is_floating_point():
+        shape = "" if value.is_nested else f" of shape {list(value.shape)}"
         raise ValueError(
             f"{where} None, a number or a 1-element tensor of a floating dtype, got a "
-            f"{value.dtype} tensor of shape {list(value.shape)}."
+            f"{value.dtype} tensor{shape} on {value.device}."
         )
-    return value
+    return value.detach() if value.requires_grad else value
 
 
 def checked_whole(where: str, value: Any) -> int:
@@ -273,8 +280,7 @@ def checked_options(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     if found["write_back_grads"] is None:
         found["write_back_grads"] = kind._write_back_default  # type: ignore[attr-defined]
     for key in STEP_OPTIONS:
-        option: StepOption[Any] = getattr(kind, key)
-        found[key] = option.checked(f"{name}: expected {key} to be", found[key])
+        found[key] = CHECKS[key](f"{name}: expected {key} to be", found[key])
     return found
 
 
@@ -288,6 +294,22 @@ def _similar_argument(name: str, kind: type) -> str:
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
+#: Each returns an option of the step as it is kept, or raises TypeError or ValueError; its first
+#: argument begins the message.
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "set_grad_none": checked_flag,
+    "max_grad_norm": checked_norm,
+    "skip_norm_above": checked_threshold,
+    "write_back_grads": checked_write_back,
+    "skip_non_finite": checked_flag,
+    "seed": checked_whole,
+    "ema_decay": checked_decay,
+    "ema_warmup": checked_flag,
+    "ema_start_step": checked_whole,
+    "norm_groups": NormGroups.of,
+}
+
+
 def take_step_options(optimizer: torch.optim.Optimizer, index: int, group: dict[str, Any]) -> None:
     """Removes what a group says of the whole step, which must be what the optimizer has.
 
@@ -295,13 +317,6 @@ def take_step_options(optimizer: torch.optim.Optimizer, index: int, group: dict[
         ValueError: for another value, and for norm groups.
     """
     owner = type(optimizer).__name__
-    if "norm_groups" in group:
-        raise ValueError(
-            f"{owner}: expected norm_groups as an argument of the optimizer, got one in group "
-            f"{index}. The norm is that of all groups: give it beside them. In "
-            f"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial({owner}, "
-            "norm_groups=[group])."
-        )
     check_step_options(optimizer, owner, index, group)
     for key in SAVED_OPTIONS:
         group.pop(key, None)
@@ -311,13 +326,21 @@ def check_step_options(
     optimizer: torch.optim.Optimizer, caller: str, index: int, group: Mapping[str, Any]
 ) -> None:
     """Checks that a group says nothing else of the whole step than the optimizer."""
+    if "norm_groups" in group:
+        owner = type(optimizer).__name__
+        raise ValueError(
+            f"{caller}: expected norm_groups as an argument of the optimizer, got one in group "
+            f"{index}. The norm is that of all groups: give it beside them. In "
+            f"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial({owner}, "
+            "norm_groups=[group])."
+        )
     for key in SAVED_OPTIONS:
         if key not in group or (key == "write_back_grads" and group[key] is None):
             continue
         where, own = f"{caller}: expected {key} of group {index} to be", optimizer.defaults[key]
-        option: StepOption[Any] = getattr(type(optimizer), key)
-        given = option.checked(where, group[key])
-        if given is not own and (isinstance(own, Tensor) or given != own):
+        given = CHECKS[key](where, group[key])
+        both = isinstance(given, Tensor) + isinstance(own, Tensor)
+        if both == 1 or (both == 0 and given != own):
             raise ValueError(
                 f"{where} {shown(own)}, as in the optimizer, got {shown(group[key])}. The option "
                 f"belongs to the whole step: set optimizer.{key}, or give the argument {key}."

@@ -23,7 +23,7 @@ from torchfuse import _C
 from torchfuse._shown import shown
 from torchfuse.optimizers.distributed import is_dtensor, local_part
 from torchfuse.optimizers.ema import EMA, EMA_OPTIONS
-from torchfuse.optimizers.options import HALF_DTYPES, SAVED_OPTIONS
+from torchfuse.optimizers.options import CHECKS, HALF_DTYPES, SAVED_OPTIONS
 from torchfuse.optimizers.state import (
     EVERY_STATE,
     MASTER,
@@ -199,11 +199,7 @@ def _read_options(
                 f"keep it, set optimizer.{key} after loading.",
                 stacklevel=2,
             )
-    kind = type(optimizer)
-    return {
-        key: getattr(kind, key).checked(f"{where}['{key}'] to be", value)
-        for key, value in found.items()
-    }
+    return {key: CHECKS[key](f"{where}['{key}'] to be", value) for key, value in found.items()}
 
 
 def _tensor_names(optimizer: FusedOptimizer, saved: Mapping[str, Any]) -> list[str]:
@@ -360,7 +356,8 @@ def check_keys(
 def moved(value: Any, device: torch.device | None) -> Any:
     """Moves tensor hyper-parameters to the parameters' device, where kernels read them."""
     if isinstance(value, Tensor):
-        return value.reshape(()).to(device) if value.numel() == 1 else value
+        movable = value.numel() == 1 and not value.is_meta
+        return value.reshape(()).to(device) if movable else value
     if isinstance(value, tuple | list):
         return tuple(moved(entry, device) for entry in value)
     return value

@@ -18,7 +18,7 @@ from support.pretended import device_behind_the_host
 from torch import Tensor
 
 from torchfuse.amp import GradScaler
-from torchfuse.optimizers import FusedAdam
+from torchfuse.optimizers import FusedAdam, FusedSGD
 from torchfuse.optimizers.options import ScalingRequest
 
 OVERFLOWS = {2, 3, 7}
@@ -353,6 +353,40 @@ def test_scale_of_outputs_on_the_host(outputs: Callable[[Any], Any], copies: lis
     result = scaled if isinstance(scaled, torch.Tensor) else next(iter(scaled))
     assert result.device.type == "cpu"
     assert copies == [TO_THE_HOST]
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("scaler_type", [torch.amp.GradScaler, GradScaler], ids=["torchs", "ours"])
+def test_a_step_of_a_programs_own_is_told_scale_and_flag(scaler_type: Any, unscale: bool) -> None:
+    told: list[tuple[Any, float]] = []
+
+    class Own(FusedAdam):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure: Any = None) -> None:
+            scale = getattr(self, "grad_scale", None)
+            told.append((None if scale is None else float(scale), float(self.found_inf)))
+
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = Own([param]), scaler_type("cpu", init_scale=16.0)
+    scaler.scale(torch.ones(()))
+    param.grad = torch.full((2,), 32.0)
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert told == [(None if unscale else 16.0, 0.0)]
+
+
+def test_a_programs_own_scale_is_for_one_step() -> None:
+    param = torch.nn.Parameter(torch.zeros(2))
+    optimizer, scaler = FusedSGD([param], lr=1.0), GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.ones(()))
+    optimizer.grad_scale = torch.tensor(4.0)
+    for expected in (-1.0, -5.0):  # by 2 and 4, then by 2 alone
+        param.grad = torch.full((2,), 8.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert param.tolist() == [expected] * 2
 
 
 def test_unscale_and_step_of_gradients_on_the_host(

@@ -193,6 +193,7 @@ def refusals(rank: int, device: str) -> list[str]:
         message_of(lambda: FusedAdam([param], norm_groups=[world, same])),
         message_of(of_split.step),
         message_of(lambda: ZeroRedundancyOptimizer([param], FusedAdam, norm_groups=[world])),
+        message_of(lambda: ZeroRedundancyOptimizer([param], FusedAdam, skip_norm_above=1.0)),
         message_of(lambda: scaler.step(shared)),
         message_of(lambda: LARC(shared)),
     ]
@@ -207,6 +208,7 @@ REFUSALS = (
     r"got rank {other} too",
     r"FusedAdam: expected norm_groups as an argument of the optimizer, got one in group 0\..* In "
     r"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial\(FusedAdam, norm_groups=\[",
+    r"FusedAdam: expected norm_groups with skip_norm_above=1.0 in ZeroRedundancyOptimizer, each of",
     r"FusedAdam.step: expected torchfuse.amp.GradScaler with norm_groups, got a scaler that knows",
     r"LARC: expected an optimizer without norm_groups, got a FusedAdam with some",
 )

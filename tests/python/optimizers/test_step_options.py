@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam, FusedLAMB
 from torchfuse.optimizers.options import SAVED_OPTIONS, STEP_OPTIONS
+from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 NAN = float("nan")
 #: Values that no default is.
@@ -48,6 +49,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("skip_norm_above", NAN, "None or at least 0, got nan"),
     ("skip_norm_above", torch.ones(2), "None, a number or a 1-element tensor of a floating dtype"),
     ("skip_norm_above", torch.tensor(1), "None, a number or a 1-element tensor of a floating dty"),
+    ("skip_norm_above", torch.ones((), device="meta"), "None, a number or a 1-element tensor of a"),
     ("write_back_grads", "yes", "a bool, 'unscaled' or 'clipped', got 'yes'"),
     *((key, -1, f"{WHOLE} -1") for key in ("seed", "ema_start_step")),
     ("seed", 2**63, WHOLE),
@@ -118,6 +120,35 @@ def test_a_group_says_nothing_else_of_the_step(key: str) -> None:
     optimizer.step()
 
 
+def test_a_change_of_the_optimizer_is_compared_with_its_groups() -> None:
+    optimizer = FusedAdam(params := make_params(), seed=1)
+    optimizer.param_groups[0]["seed"] = 1
+    train(optimizer, params, [0])
+    optimizer.seed = 2
+    with pytest.raises(ValueError, match="expected seed of group 0 to be 2, as in the optimizer"):
+        train(optimizer, params, [1])
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "seed": 2, "norm_groups": ["x"]}
+    with pytest.raises(ValueError, match="expected norm_groups as an argument of the optimizer"):
+        train(optimizer, params, [1])
+
+
+def test_a_subclass_may_use_the_names_as_its_own() -> None:
+    class Early(FusedAdam):
+        def __init__(self, params: Any) -> None:
+            self.max_grad_norm = 1.0
+            super().__init__(params)
+
+    with pytest.raises(AttributeError, match="Early: expected max_grad_norm to be set after super"):
+        Early(make_params())
+
+    class Other(FusedAdam):
+        seed = 3
+
+    optimizer = Other(params := make_params(), max_grad_norm=0.5)
+    train(optimizer, params, [0])
+    assert (optimizer.seed, optimizer.defaults["seed"]) == (3, 0)
+
+
 def test_a_group_may_repeat_the_options() -> None:
     """As those of SAM and of ZeroRedundancyOptimizer do, which copy their arguments into groups."""
     optimizer = FusedAdam([{"params": make_params(), **CHANGED}], **CHANGED)
@@ -150,6 +181,22 @@ WAYS = {
     "pickle": lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
     "defaults": lambda optimizer: type(optimizer)(make_params(), **optimizer.defaults),
 }
+
+
+@pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.optimizer.__name__)
+def test_an_optimizer_is_made_again_of_its_defaults(spec: OptimSpec) -> None:
+    optimizer = spec.optimizer(make_params(), **spec.grid[-1], seed=5)
+    again: Any = spec.optimizer
+    assert again(make_params(), **optimizer.defaults).defaults == optimizer.defaults
+
+
+def test_a_pickle_that_lacks_an_option_gets_its_default() -> None:
+    optimizer = FusedAdam(make_params(), seed=5)
+    for key in ("norm_groups", "skip_norm_above"):
+        del optimizer.defaults[key]
+    other = pickle.loads(pickle.dumps(optimizer))
+    train(other, other.param_groups[0]["params"], [0])
+    assert (other.seed, other.skip_norm_above) == (5, None)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -256,6 +303,13 @@ def test_a_running_statistic_is_read_in_each_step() -> None:
     assert saved["param_groups"][0]["skip_norm_above"] is None
     optimizer.load_state_dict(saved)
     assert optimizer.skip_norm_above is threshold
+
+
+@pytest.mark.parametrize(("value", "skipped"), [(NAN, 0.0), (-1.0, 1.0)])
+def test_a_statistic_of_any_value_is_compared(value: float, skipped: float) -> None:
+    """A running mean of norms becomes NaN with one of them."""
+    optimizer, _ = stepped(1.0, skip_norm_above=torch.tensor(value))
+    assert float(optimizer.last_step_skipped()) == skipped
 
 
 def test_a_nan_norm_is_above_nothing() -> None:

@@ -288,7 +288,11 @@ TEST(FusedOptimizer, AStepAboveAThresholdIsSkippedWithoutAnOverflow) {
   threshold.zero_();
   optimizer.step();
   EXPECT_EQ(optimizer.last_step_skipped().item<double>(), 1.0);
-  EXPECT_THROW(optimizer.set_skip_norm_above(torch::ones({2})), c10::ValueError);
+  for (const torch::Tensor& bad :
+       {torch::ones({2}), torch::ones({1}).to_sparse(), torch::ones({1}, torch::kMeta),
+        torch::ones({1}, torch::kLong)}) {
+    EXPECT_THROW(optimizer.set_skip_norm_above(bad), c10::ValueError);
+  }
   optimizer.set_skip_norm_above({});
   EXPECT_THROW(FusedAdam(params, FusedAdamOptions().skip_norm_above(-1.0)), c10::ValueError);
 }
