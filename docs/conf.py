@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|nn|dist|collections|typing|numpy|argparse|os)\..*"),
     (
         "py:.*",
-        r"(Update|HyperParams|Sampler|BasicOptions|CommonOptions|StepOptions|TorchOnlyOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
+        r"(Update|HyperParams|Sampler|BasicOptions|MasterOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
         r"|dict|Dict\[.*|float|int)",
     ),
     ("cpp:identifier", r"(at|c10|c10d|torch|std)(::.*)?"),

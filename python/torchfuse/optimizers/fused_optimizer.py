@@ -87,16 +87,16 @@ class FusedOptimizer(torch.optim.Optimizer):
     _write_back_default: ClassVar[WriteBackGrads] = False
 
     set_grad_none = StepOption[bool]("Whether zero_grad() sets gradients to None.")
-    max_grad_norm = StepOption[float | None]("Norm to which a step clips; None: it does not.")
+    max_grad_norm = StepOption[float | None]("Norm to which a step clips, or None.")
     skip_norm_above = StepOption[float | Tensor | None](
-        "Norm above which a step is skipped; None: none. A tensor is not saved."
+        "Norm above which a step is skipped, or None. A tensor is not saved."
     )
     write_back_grads = StepOption[WriteBackGrads]("What a step stores in gradients.")
     skip_non_finite = StepOption[bool](
         "Whether a step with a non-finite gradient is skipped without a scaler too."
     )
     seed = StepOption[int]("Seed of stochastic rounding.")
-    ema_decay = StepOption[float | None]("Decay of the parameters' averages; None: no averages.")
+    ema_decay = StepOption[float | None]("Decay of the parameters' averages, or None.")
     ema_warmup = StepOption[bool]("Whether averages begin with a smaller decay.")
     ema_start_step = StepOption[int]("Steps before averages begin; copies until then.")
     norm_groups = StepOption[NormGroups]("Processes that step other parameters. Not saved.")
