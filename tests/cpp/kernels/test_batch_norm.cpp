@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "batch_norm_pass.h"
+#include "kernels/functors/batch_norm.h"
 #include "recorded_results.h"
 
 namespace torchfuse::kernels::testing {
@@ -182,6 +183,11 @@ TEST(BatchNorm, ValuesAndBitsAtEveryLevel) {
     EXPECT_TRUE(layer.run(levels_here().back(), 5) == expected);
     EXPECT_TRUE(layer.run(levels_here().back(), c.shape.channels_last ? 1111 : 777) == expected);
   }
+}
+
+TEST(BatchNorm, ASingleElementHasNoVariance) {
+  EXPECT_EQ(unbiased_variance({1.0, 3.0, 0.0}), 0.0);
+  EXPECT_EQ(unbiased_variance({2.0, 3.0, 8.0}), 8.0);
 }
 
 TEST(BatchNorm, EvaluationUsesTheRunningStatistics) {

@@ -139,6 +139,12 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "batch_norm_backward_reduce: expected output to be given with relu alone",
     ),
     (
+        lambda: OPS.layer_norm_backward(
+            *(torch.ones(4, 6), torch.ones(4, 6), 1, torch.ones(5), torch.ones(4), None, None)
+        ),
+        r"layer_norm_backward: expected mean to be a contiguous Float tensor of 4 elements, got",
+    ),
+    (
         lambda: OPS.all_reduce_sum_(torch.zeros(25, dtype=DOUBLE), "nobody", "layer"),
         "layer: expected group to name a process group that exists, got 'nobody'",
     ),

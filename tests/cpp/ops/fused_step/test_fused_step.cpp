@@ -32,6 +32,17 @@ TEST(FusedStep, SeesReplacedMemory) {
   EXPECT_FALSE(torch::equal(other, torch::ones({8}))) << "the new memory was not updated";
 }
 
+TEST(FusedStep, HasNoPlanAfterAReset) {
+  const at::Tensor param = make_param({4});
+  const std::vector<FusedSlot> slots{make_slot(param)};
+  FusedStep step("adam");
+  step.plan(slots);
+  EXPECT_TRUE(step.planned());
+  step.reset();
+  EXPECT_FALSE(step.planned());
+  EXPECT_FALSE(step.step({borrow(slots[0])}, {kGroup}));
+}
+
 TEST(FusedStep, MatchesLayoutsElementByElement) {
   const at::Tensor param = torch::randn({4, 6}).t().contiguous().t().requires_grad_();
   ASSERT_FALSE(param.is_contiguous());
