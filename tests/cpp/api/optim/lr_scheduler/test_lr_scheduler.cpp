@@ -74,6 +74,43 @@ TEST(LRScheduler, OptimizersDoNotShareBaseRates) {
   EXPECT_EQ(LinearLR(second, 0.1).base_lrs(), (Rates{3.0, 4.0}));
 }
 
+/// A class whose formulas of an epoch alone can be asked.
+template <class Scheduler>
+struct Open : Scheduler {
+  using Scheduler::closed_form_lr;
+  using Scheduler::Scheduler;
+};
+
+template <class Scheduler, class... Arguments>
+void expect_both_forms_agree(const Arguments&... arguments) {
+  auto optimizer = two_groups();
+  Open<Scheduler> scheduler(optimizer, arguments...);
+  for (int epoch = 0; epoch < 8; ++epoch) {
+    const auto rates = rates_of(optimizer);
+    const auto closed = scheduler.closed_form_lr(epoch);
+    ASSERT_TRUE(closed.has_value());
+    for (std::size_t i = 0; i < rates.size(); ++i) {
+      EXPECT_NEAR(closed->at(i), rates[i], 1e-15) << "group " << i << ", epoch " << epoch;
+    }
+    scheduler.step();
+  }
+}
+
+TEST(LRScheduler, TheRatesOfAnEpochAreThoseOfItsSteps) {
+  expect_both_forms_agree<StepLR>(3, 0.5);
+  expect_both_forms_agree<MultiStepLR>(std::vector<std::int64_t>{2, 2, 5}, 0.5);
+  expect_both_forms_agree<ExponentialLR>(0.5);
+  expect_both_forms_agree<PolynomialLR>(5, 2.0);
+}
+
+TEST(LRScheduler, MilestonesAreResumed) {
+  expect_resumes(
+      [](auto& of) {
+        return std::make_shared<MultiStepLR>(of, std::vector<std::int64_t>{2, 4, 4}, 0.5);
+      },
+      3, 3);
+}
+
 TEST(LRScheduler, AProgramCanAddAClass) {
   auto optimizer = two_groups();
   expect_resumes([](auto& of) { return std::make_shared<Halving>(of); }, 3, 3);
