@@ -26,6 +26,13 @@ double float_of(py::handle value, Expected expected) {
                     py::cast<std::string>(py::str(error.value())), ".");
 }
 
+/// A tensor of one element as kernels read it: 0-dim, of fp32 or fp64.
+at::Tensor as_native(const at::Tensor& tensor) {
+  const bool native = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
+  const at::Tensor plain = tensor.detach();
+  return (native ? plain : plain.to(at::kFloat)).reshape({});
+}
+
 /// A number of the host, or a 0-dim tensor of fp32 or fp64.
 HyperParam value_of(py::handle value, Expected expected) {
   if (!THPVariable_Check(value.ptr())) return float_of(value, expected);
@@ -42,9 +49,7 @@ HyperParam value_of(py::handle value, Expected expected) {
       "on the device of the parameters.");
   // A host tensor is read here: kernels of any device take a number.
   if (tensor.is_cpu()) return tensor.item<double>();
-  const bool native = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
-  const at::Tensor plain = tensor.detach();
-  return (native ? plain : plain.to(at::kFloat)).reshape({});
+  return as_native(tensor);
 }
 
 void check_range(const HyperParamInfo& info, double number, double least, Expected expected) {
@@ -95,9 +100,7 @@ void HyperParamReader::read(py::handle values, const std::string& caller, std::s
 
 HyperParam number_or_tensor(py::handle value, const std::string& expected) {
   if (!THPVariable_Check(value.ptr())) return value_of(value, [&] { return expected; });
-  const at::Tensor plain = THPVariable_Unpack(value.ptr()).detach();
-  const bool native = plain.scalar_type() == at::kFloat || plain.scalar_type() == at::kDouble;
-  return (native ? plain : plain.to(at::kFloat)).reshape({});
+  return as_native(THPVariable_Unpack(value.ptr()));
 }
 
 void check_hyper_param(const std::string& algorithm, const std::string& name, py::handle value,

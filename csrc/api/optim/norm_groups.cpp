@@ -38,21 +38,6 @@ void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
   impl_->norm_groups = std::move(shared);
 }
 
-void FusedOptimizer::set_skip_norm_above(at::Tensor threshold) {
-  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
-  const Exclusive exclusive(impl_->lock, name());
-  const auto is_number = [](const at::Tensor& tensor) {
-    const bool wide = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
-    return wide && tensor.layout() == at::kStrided && !tensor.is_meta() && tensor.numel() == 1;
-  };
-  TORCH_CHECK_VALUE(!threshold.defined() || is_number(threshold), name(),
-                    "::set_skip_norm_above: expected a dense tensor of one element of Float or "
-                    "Double, got one of sizes ",
-                    threshold.sizes(), ", dtype ", threshold.scalar_type(), " and device ",
-                    threshold.device(), ".");
-  impl_->skip_norm_above = threshold.defined() ? threshold.detach().reshape({}) : at::Tensor();
-}
-
 void FusedOptimizer::agree_on_overflow(std::vector<at::Tensor>& flags) const {
   if (impl_ == nullptr || impl_->norm_groups.empty()) return;
   at::Tensor found = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(norm_device()));

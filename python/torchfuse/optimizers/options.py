@@ -101,7 +101,8 @@ SAVED_OPTIONS = tuple(key for key in STEP_OPTIONS if key != "norm_groups")
 class ScalingRequest:
     """What a scaler of torchfuse asks of one step: `optimizer._scaling` for as long as it takes.
 
-    torch's scaler has a protocol of its own, the attributes `grad_scale` and `found_inf`.
+    Hooks, and steps of a program's own, read the attributes `grad_scale` and `found_inf`, which
+    every scaler sets. torch's scaler sets these alone.
 
     Attributes:
         grad_scale: loss scale of the gradients; None: 1.
@@ -316,8 +317,7 @@ def take_step_options(optimizer: torch.optim.Optimizer, index: int, group: dict[
     Raises:
         ValueError: for another value, and for norm groups.
     """
-    owner = type(optimizer).__name__
-    check_step_options(optimizer, owner, index, group)
+    check_step_options(optimizer, type(optimizer).__name__, index, group)
     for key in SAVED_OPTIONS:
         group.pop(key, None)
 
