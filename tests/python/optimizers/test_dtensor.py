@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """DTensor parameters: each process updates its own part, and norms are those of the whole tensors.
 
-Four processes on a mesh of 2 x 2 run all cases once; the tests compare what they found with the
-same training on whole tensors in one process. What one process shows comes behind.
+Four processes on a mesh of 2 x 2 run all cases once, and with all combinations eight on 2 x 4. The
+tests compare what they found with the same training on whole tensors in one process. What one
+process shows comes behind.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from torchfuse.testing import OPTIM_SPECS, OptimSpec
 pytestmark = pytest.mark.processes
 
 RANKS = 4
+#: Beside these, in a run of all combinations.
+MOST_RANKS = 8
 SHAPES = [(8, 5), (3, 6), (1, 4), (9,), (0, 2), (7,), (6, 4), (5, 3), (4, 7)]
 # Unevenly, with nothing at all on some processes, over one dimension of the mesh and over both, and
 # on meshes of their own.
@@ -132,17 +135,27 @@ def _round_at_random(mesh: DeviceMesh | None, device: str = "cpu") -> list[Tenso
     return [_whole(param) for param in params]
 
 
-def _find(device: str, _rank: int) -> dict[str, Any]:
-    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("outer", "inner"))
+def _find(device: str, ranks: int, _rank: int) -> dict[str, Any]:
+    mesh = init_device_mesh(device, (2, ranks // 2), mesh_dim_names=("outer", "inner"))
     found: dict[str, Any] = {name: _train(*case, mesh, device) for name, case in CASES.items()}
     return {**found, "at random": _round_at_random(mesh, device)}
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "found" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--combinations") == "all"
+        ranks = [RANKS, MOST_RANKS] if every else [RANKS]
+        metafunc.parametrize("found", ranks, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> list[dict[str, Any]]:
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, group_device: str
+) -> list[dict[str, Any]]:
     """What each process found."""
-    cases = {"all": partial(_find, group_device)}
-    return run_cases(tmp_path_factory.mktemp("dtensor"), RANKS, cases, device=group_device)["all"]
+    ranks: int = request.param
+    cases = {"all": partial(_find, group_device, ranks)}
+    return run_cases(tmp_path_factory.mktemp("dtensor"), ranks, cases, device=group_device)["all"]
 
 
 def _values(result: dict[str, Any]) -> list[Tensor]:
