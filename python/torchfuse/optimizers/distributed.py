@@ -5,8 +5,8 @@ Note [Numbers of elements]
 Stochastic rounding draws by an element's number in the whole parameter, in the order of its
 dimensions, the last one fastest. The kernels know a part as runs at equal distances: the first
 number, the elements of a run, and the distance from run to run. Each dimension of a part is an
-interval, or runs itself. From the last split dimension on, a part is one run; those before it must
-repeat it at equal distances. Whether they do follows from shape, mesh and placements alone, and
+interval. From the last split dimension on, a part is one run; those before it must repeat it at
+equal distances. Whether they do follows from shape, mesh and placements alone, and
 never from a process's own part: either all processes are refused or none. A strided placement is
 read as FSDP2 makes it; of lengths that do not divide, distribute_tensor() makes other parts of it.
 
@@ -20,8 +20,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -32,8 +31,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchfuse import _C
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
+
+    from torchfuse.optimizers.options import NormGroups
 
 # --- DTensors ------------------------------------------------------------------------------------
 
@@ -71,83 +71,6 @@ def shard_groups(param: Tensor) -> list[str] | None:
 
 
 # --- Processes that step other parameters --------------------------------------------------------
-
-_REMEDY = (
-    "Give it groups that this process belongs to: [torch.distributed.new_group(ranks)], or "
-    '[mesh["pp"]].'
-)
-
-
-@dataclass(frozen=True)
-class NormGroups:
-    """Groups of more than one process, as `norm_groups` names them.
-
-    Attributes:
-        names: of the groups, in the order of their reductions.
-        ranks: of all other processes in them, among all processes.
-        device: type of a device that they can send from, for a process without parameters.
-    """
-
-    names: tuple[str, ...] = ()
-    ranks: frozenset[int] = frozenset()
-    device: str = "cpu"
-
-    def __bool__(self) -> bool:
-        return bool(self.names)
-
-    @classmethod
-    def of(cls, where: str, groups: Any) -> NormGroups:
-        """Checks the argument of an optimizer.
-
-        Args:
-            where: begins messages, as "FusedAdam: expected norm_groups to be".
-            groups: process groups, or device meshes of one dimension. None: none. What this
-                returned, as another optimizer's defaults hold it, is returned.
-
-        Raises:
-            TypeError: for what is no list or tuple, or has an entry that is no group of this
-                process.
-            ValueError: for a mesh of several dimensions, and for groups that share processes.
-        """
-        if groups is None or isinstance(groups, NormGroups):
-            return groups or cls()
-        if not isinstance(groups, (list, tuple)):
-            raise TypeError(
-                f"{where} a list of process groups, got {type(groups).__name__}. {_REMEDY}"
-            )
-        owner = where.partition(":")[0]
-        names: list[str] = []
-        ranks: set[int] = set()
-        device = "cpu"
-        for index, entry in enumerate(groups):
-            group = _group_of(owner, index, entry)
-            others = _others(group)
-            if others & ranks:
-                raise ValueError(
-                    f"{owner}: expected norm_groups[{index}] to have no process in common with the "
-                    f"groups before it but this one, got rank {min(others & ranks)} too, whose "
-                    "gradients would count twice. Leave one of the groups out."
-                )
-            if others:
-                names.append(group.group_name)
-                device = _device_type(group)
-            ranks |= others
-        return cls(tuple(names), frozenset(ranks), device)
-
-    def check_counted_once(self, where: str, ranks: Collection[int]) -> None:
-        """Rejects processes that have parts or copies of the same parameters.
-
-        Args:
-            where: begins the message; what the processes share.
-            ranks: of these processes, among all.
-        """
-        twice = sorted(self.ranks.intersection(ranks))
-        if twice:
-            raise ValueError(
-                f"{where} to be on no process of norm_groups but this one, got rank {twice[0]} "
-                "too, whose gradients would count twice. norm_groups are processes with other "
-                "parameters; norms of parts are summed without it."
-            )
 
 
 def check_inside_zero(owner: str, options: Mapping[str, Any]) -> None:
@@ -245,43 +168,6 @@ def refuse_other_scaler(owner: str, groups: NormGroups) -> None:
         )
 
 
-def _group_of(owner: str, index: int, entry: Any) -> ProcessGroup:
-    import torch.distributed as dist
-
-    where = f"{owner}: expected norm_groups[{index}] to be a process group"
-    if not dist.is_available():
-        raise TypeError(f"{where}, got one from a torch without torch.distributed. Omit it.")
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if isinstance(entry, DeviceMesh):
-        if entry.ndim != 1:
-            raise ValueError(
-                f"{where} or a mesh of one dimension, got {entry.ndim} dimensions. Name the one "
-                'whose processes have other parameters: mesh["pp"].'
-            )
-        if entry.get_coordinate() is not None:
-            entry = entry.get_group()
-    if not isinstance(entry, dist.ProcessGroup):
-        raise TypeError(f"{where}, got {entry!r}. {_REMEDY}")
-    return entry
-
-
-def _others(group: ProcessGroup) -> set[int]:
-    import torch.distributed as dist
-
-    return set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
-
-
-def _device_type(group: ProcessGroup) -> str:
-    """The device that programs with accelerators have parameters on, if the group takes it."""
-    import torch.distributed as dist
-
-    backends = dist.get_backend_config(group)
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    taken = accelerator is not None and f"{accelerator.type}:" in backends
-    return accelerator.type if accelerator is not None and taken else "cpu"
-
-
 # --- Numbers of elements -------------------------------------------------------------------------
 
 #: First number, elements of a run (0: the part is one run), and distance between runs.
@@ -309,18 +195,11 @@ class _Part(NamedTuple):
         first: the first one.
         own: how many.
         most: how many the process with the most of them holds.
-        run: how many follow each other.
-        distance: from one run to the next.
     """
 
     first: int
     own: int
     most: int
-    run: int
-    distance: int
-
-    def is_whole(self, length: int) -> bool:
-        return self.most == length
 
 
 def element_numbers(param: Tensor, where: str) -> Numbers:
@@ -400,29 +279,22 @@ def _splits(param: DTensor) -> list[list[_Split]] | None:
 
 
 def _part_of(length: int, splits: list[_Split]) -> _Part | None:
-    """This process's part of a dimension; None for one without equal distances.
+    """This process's part of a dimension; None for a strided split that is not FSDP2's.
 
-    FSDP over tensor parallelism splits what the latter left, and says so by as many pieces as that
-    has parts. Other pieces are those of one matrix that is several, as of queries, keys and values.
+    FSDP2 over tensor parallelism splits what the latter left, and says so by as many pieces as that
+    has parts.
     """
     after = [math.prod(split.size for split in splits[place + 1 :]) for place in range(len(splits))]
-    over = [
-        pieces > 1 and pieces == parts for (_, _, pieces), parts in zip(splits, after, strict=True)
-    ]
-    if any(split.pieces > 1 and not last for split, last in zip(splits, over, strict=True)):
-        (size, place, pieces), *others = splits
-        if others or length % (size * pieces) != 0:
-            return None
-        run = length // (size * pieces)
-        return _Part(place * run, length // size, length // size, run, length // pieces)
+    if any(split.pieces not in (1, parts) for split, parts in zip(splits, after, strict=True)):
+        return None
+    plain = [split for split in splits if split.pieces == 1]
+    strided = [split for split in reversed(splits) if split.pieces > 1]
     first, count, most = 0, length, length
-    plain = [split for split, last in zip(splits, over, strict=True) if not last]
-    inner = [split for split, last in zip(splits, over, strict=True) if last]
-    for size, place, _ in (*plain, *reversed(inner)):
+    for size, place, _ in (*plain, *strided):
         each = -(-count // size)
         begin = min(each * place, count)
         first, count, most = first + begin, min(each, count - begin), -(-most // size)
-    return _Part(first, count, most, count, count)
+    return _Part(first, count, most)
 
 
 def _numbers(
@@ -434,14 +306,9 @@ def _numbers(
     last = max(dim for dim in range(len(shape)) if splits[dim])
     varying = [dim for dim in range(last) if parts[dim].most > 1]
     if not varying:
-        if parts[last].run == parts[last].own:
-            return first, 0, 0
-        return first, parts[last].run * distances[last], parts[last].distance * distances[last]
-    if any(parts[dim].run != parts[dim].own for dim in (*varying, last)):
-        return None
-    if any(
-        not parts[dim].is_whole(shape[dim]) or distances[before] != shape[dim] * distances[dim]
-        for before, dim in pairwise(varying)
-    ):
-        return None
+        return first, 0, 0
+    for before, dim in pairwise(varying):
+        is_whole = parts[dim].most == shape[dim]
+        if not is_whole or distances[before] != shape[dim] * distances[dim]:
+            return None
     return first, parts[last].own * distances[last], distances[varying[-1]]

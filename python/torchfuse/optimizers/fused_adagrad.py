@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from typing_extensions import Unpack
 
 from torchfuse import _C
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import TORCH_ONLY, CommonOptions, decoupled_option
 from torchfuse.optimizers.state import PARAM_DTYPES
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FusedAdagrad(FusedOptimizer):
@@ -31,8 +29,7 @@ class FusedAdagrad(FusedOptimizer):
         p &\leftarrow p - \frac{\gamma}{1 + (t - 1) \eta} d
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or
-            fp64; also `named_parameters()`.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
         lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
         eps: added to the denominator, at least 0.
         weight_decay: :math:`\lambda`, at least 0.
@@ -41,8 +38,7 @@ class FusedAdagrad(FusedOptimizer):
         lr_decay: decay :math:`\eta` of the learning rate, at least 0.
         initial_accumulator_value: initial value of :math:`s`, at least 0.
         maximize: gradient ascent instead of descent.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`:
-            `master_weights`, `max_grad_norm`, `write_back_grads`, `state_dtype` and others.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
         ValueError: for a value out of range or an unsupported parameter, naming the group.

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import TORCH_ONLY, BasicOptions, decoupled_option
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-# Arguments of step() that apex kept for older scripts, in its positional order.
-_REMOVED_ARGUMENTS = ("grads", "output_params", "scale", "grad_norms", "grad_scaler")
 
 
 class FusedAdam(FusedOptimizer):
@@ -130,11 +127,6 @@ class FusedAdam(FusedOptimizer):
     """
 
     _algorithm = "adam"
-    _dtype_options: ClassVar[Mapping[str, str]] = {
-        "exp_avg": "exp_avg_dtype",
-        "exp_avg_sq": "exp_avg_sq_dtype",
-        "max_exp_avg_sq": "exp_avg_sq_dtype",
-    }
 
     adam_w_mode: int = decoupled_option("adam_w_mode")
 
@@ -180,38 +172,6 @@ class FusedAdam(FusedOptimizer):
             **options,
         )
 
-    @overload
-    def step(self, closure: None = None, *removed: Any, **removed_keywords: Any) -> None: ...
-
-    @overload
-    def step(
-        self, closure: Callable[[], float], *removed: Any, **removed_keywords: Any
-    ) -> float: ...
-
-    # apex's arguments are not named in the signature: torch's scaler would use its deprecated
-    # protocol with a parameter named `grad_scaler`.
-    def step(
-        self,
-        closure: Callable[[], float] | None = None,
-        *removed: Any,
-        **removed_keywords: Any,
-    ) -> float | None:
-        """Updates every parameter that has a gradient.
-
-        Args:
-            closure: called first, with gradients enabled; its value is returned.
-            *removed: apex's `grads`, `output_params`, `scale`, `grad_norms` and `grad_scaler`, all
-                of which must be None.
-            **removed_keywords: the same arguments by keyword.
-
-        Raises:
-            RuntimeError: for a closure when a gradient scaler calls the step, for tensors that no
-                longer match, and for a removed argument that is not None.
-        """
-        if removed or removed_keywords:
-            _refuse_removed_arguments(removed, removed_keywords)
-        return super().step(closure)
-
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         if group["amsgrad"]:
             return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -239,27 +199,3 @@ class FusedAdam(FusedOptimizer):
         for group in self.param_groups:
             group["capturable"] = bool(value)
             self._make_lr_capturable(group)
-
-
-def _refuse_removed_arguments(removed: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    if len(removed) > len(_REMOVED_ARGUMENTS):
-        raise TypeError(
-            f"FusedAdam.step: expected at most {1 + len(_REMOVED_ARGUMENTS)} arguments, "
-            f"got {1 + len(removed)}."
-        )
-    given = dict(zip(_REMOVED_ARGUMENTS, removed, strict=False))
-    for name in keywords:
-        if name not in _REMOVED_ARGUMENTS or name in given:
-            raise TypeError(f"FusedAdam.step: expected no argument {name!r}.")
-    given.update(keywords)
-    if given.get("grad_scaler") is not None:
-        raise RuntimeError(
-            "FusedAdam.step: expected grad_scaler to be None, got a scaler. "
-            "Call grad_scaler.step(optimizer) instead."
-        )
-    for name, value in given.items():
-        if value is not None:
-            raise RuntimeError(
-                f"FusedAdam.step: expected {name} to be None, got {type(value).__name__}. The step "
-                "reads gradients from the parameters and takes loss scales from a gradient scaler."
-            )

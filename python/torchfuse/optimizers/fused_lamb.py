@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import (
@@ -16,9 +16,6 @@ from torchfuse.optimizers.options import (
     decoupled_option,
     group_option,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FusedLAMB(FusedOptimizer):
@@ -82,10 +79,6 @@ class FusedLAMB(FusedOptimizer):
     """
 
     _algorithm = "lamb"
-    _dtype_options: ClassVar[Mapping[str, str]] = {
-        "exp_avg": "exp_avg_dtype",
-        "exp_avg_sq": "exp_avg_sq_dtype",
-    }
 
     adam_w_mode: int = decoupled_option("adam_w_mode")
     use_nvlamb: bool = group_option(

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import required
+from typing_extensions import Unpack
 
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import StepOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FusedLARS(FusedOptimizer):

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import StepOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FusedLion(FusedOptimizer):
@@ -51,7 +48,6 @@ class FusedLion(FusedOptimizer):
     """
 
     _algorithm = "lion"
-    _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
 
     def __init__(
         self,

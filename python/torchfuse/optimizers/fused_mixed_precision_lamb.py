@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchfuse.optimizers.fused_lamb import FusedLAMB
 from torchfuse.optimizers.hyper_params import positional_remedy
 from torchfuse.optimizers.options import HALF_DTYPES, MasterOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FusedMixedPrecisionLamb(FusedLAMB):
@@ -23,8 +21,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     The formula and the other arguments are those of :class:`FusedLAMB`, in apex's order.
 
     Args:
-        step: number of steps that were made before; bias correction continues from it, averages
-            begin anew.
+        step: number of steps that were made before; bias correction and `ema_start_step` continue
+            from it.
         reduced_precision_dtype: torch.float16 or torch.bfloat16: 16-bit parameters have fp32
             masters. None: they have no masters.
         **options: options of every fused optimizer, documented in :class:`FusedAdam`.
@@ -146,21 +144,6 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         super()._normalize_group(group)
         group.setdefault("initial_step", 0)  # of another class, whose states have their counts
 
-    def _ema(self) -> tuple[float, bool, int] | None:
-        ema = super()._ema()
-        if ema is None:
-            return None
-        # Averages count a parameter's steps without those that were made elsewhere before.
-        first = self.param_groups[0]["initial_step"]
-        for index, group in enumerate(self.param_groups):
-            if group["initial_step"] != first:
-                raise ValueError(
-                    f"{self._caller(in_step=True)}: expected initial_step of group {index} to be "
-                    f"{first} as in group 0 with ema_decay, got {group['initial_step']}. Averages "
-                    "have one ema_start_step for all groups."
-                )
-        return (*ema[:2], ema[2] + int(first))
-
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)
         if group["initial_step"]:
@@ -169,25 +152,9 @@ class FusedMixedPrecisionLamb(FusedLAMB):
 
     @property
     def reduced_precision_dtype(self) -> torch.dtype | None:
-        """The constructor argument, as stored in the first group.
-
-        It can be set until the first step, for all groups: the step after it creates the masters.
-        """
+        """The constructor argument, as stored in the first group."""
         dtype: torch.dtype | None = self.param_groups[0]["reduced_precision_dtype"]
         return dtype
-
-    @reduced_precision_dtype.setter
-    def reduced_precision_dtype(self, dtype: torch.dtype | None) -> None:
-        name = type(self).__name__
-        _check_reduced_dtype(name, dtype)
-        if any(self.state.values()):
-            raise RuntimeError(
-                f"{name}: expected reduced_precision_dtype to be set before the first step, got a "
-                "change after it. Give it to the constructor."
-            )
-        changed = {"reduced_precision_dtype": dtype, "master_weights": dtype is not None}
-        for settings in (self.defaults, *self.param_groups):
-            settings.update(changed)
 
     @property
     def param_groups_full_precision(self) -> list[dict[str, Any]]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import CommonOptions, check_no_amsgrad
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FusedNovoGrad(FusedOptimizer):
@@ -52,8 +50,7 @@ class FusedNovoGrad(FusedOptimizer):
         set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
         maximize: gradient ascent instead of descent.
         exp_avg_dtype: dtype of `exp_avg`. None: `state_dtype`.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`:
-            `master_weights`, `max_grad_norm`, `write_back_grads`, `state_dtype` and others.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
         ValueError: for a value out of range or an unsupported parameter, naming the group.
@@ -97,7 +94,6 @@ class FusedNovoGrad(FusedOptimizer):
     """
 
     _algorithm = "novograd"
-    _dtype_options: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg_dtype"}
 
     def __init__(
         self,
@@ -159,16 +155,6 @@ class FusedNovoGrad(FusedOptimizer):
             _give_out_norms(where, group, states)
         kept = [{k: v for k, v in group.items() if k != "exp_avg_sq"} for group in groups]
         return {**state_dict, "state": states, "param_groups": kept}
-
-    @property
-    def moment_mode(self) -> int:
-        """0 if the first group normalizes and decays inside the moment, 1 if outside."""
-        return 0 if self.param_groups[0]["reg_inside_moment"] else 1
-
-    @moment_mode.setter
-    def moment_mode(self, value: int) -> None:
-        for group in self.param_groups:
-            group["reg_inside_moment"] = value == 0
 
 
 def _give_out_norms(where: str, group: Mapping[str, Any], states: dict[Any, Any]) -> None:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from torchfuse import _C
 from torchfuse.optimizers import distributed, ema, hyper_params, serialization, state
-from torchfuse.optimizers.distributed import NormGroups
 from torchfuse.optimizers.hyper_params import BOUNDS
 from torchfuse.optimizers.options import (
     STEP_OPTIONS,
     TORCH_ONLY,
+    NormGroups,
     ScalingRequest,
     StepOption,
     WriteBackGrads,
@@ -79,8 +79,6 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     #: Name of the native algorithm.
     _algorithm: ClassVar[str]
-    #: States with a dtype option of their own, and its name; all others follow `state_dtype`.
-    _dtype_options: ClassVar[Mapping[str, str]] = {}
     #: Keys of a state that are further step counts.
     _counts: ClassVar[tuple[str, ...]] = ()
     #: What None stands for; the classes of torchfuse.apex leave unscaled gradients, as apex does.
@@ -335,6 +333,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for key in STEP_OPTIONS:  # torch has added all defaults
                 group.pop(key, None)
             try:
+                state.check_listed_once(name, self.param_groups)
                 self._check_group(index, group)
                 self._check_new_group(index, group)
             except Exception:
@@ -387,7 +386,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _state_dtype_options(self) -> tuple[str, ...]:
-        return ("state_dtype", *dict.fromkeys(self._dtype_options.values()))
+        """Returns the options for dtypes; a state has one of its own if its class takes one."""
+        own = (f"{name}_dtype" for name in state.names_of(self._algorithm)[0])
+        return ("state_dtype", *(key for key in own if key in self.defaults))
 
     def _caller(self, in_step: bool = False) -> str:
         return f"{type(self).__name__}.step" if in_step else type(self).__name__

@@ -3,23 +3,18 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import required
+from typing_extensions import Unpack
 
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
-from torchfuse.optimizers.options import TORCH_ONLY, CommonOptions, as_float, group_option
+from torchfuse.optimizers.options import TORCH_ONLY, CommonOptions, group_option
 from torchfuse.optimizers.serialization import as_count
 from torchfuse.optimizers.state import has_value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from typing_extensions import Unpack
-
 
 #: Key of the state: the step count at which a later momentum buffer was created.
 START = "momentum_start"
@@ -40,8 +35,7 @@ class FusedSGD(FusedOptimizer):
     Without momentum there is no buffer :math:`b`, and :math:`d = g`.
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or
-            fp64; also `named_parameters()`.
+        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
         lr: learning rate :math:`\gamma`, a number or a 1-element float tensor. Required, here or
             in every group.
         momentum: :math:`\mu`, at least 0.
@@ -54,13 +48,7 @@ class FusedSGD(FusedOptimizer):
         set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros. The
             default is False, as in apex.
         maximize: gradient ascent instead of descent.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`:
-            `master_weights`, `max_grad_norm`, `write_back_grads`, `state_dtype` and others.
-
-    Attributes:
-        most_recent_scale: loss scale of the gradients, for programs that scale the loss themselves:
-            the next step divides by it and resets it to 1. A gradient scaler takes precedence.
-        scale_set_by_backward: an attribute of apex's class; every step sets it to False.
+        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
         ValueError: for a value out of range or an unsupported parameter, naming the group.
@@ -98,9 +86,6 @@ class FusedSGD(FusedOptimizer):
 
     _algorithm = "sgd"
     _counts = (START,)
-
-    most_recent_scale: float = 1.0
-    scale_set_by_backward: bool = False
 
     wd_after_momentum: bool = group_option(
         "wd_after_momentum",
@@ -164,36 +149,6 @@ class FusedSGD(FusedOptimizer):
                 f"momentum above 0 and a dampening of 0, got {momentum} and {dampening}. "
                 "Set both, or leave nesterov out."
             )
-
-    def _loss_scale(self) -> Tensor | None:
-        scale, recent = super()._loss_scale(), self.most_recent_scale
-        if scale is not None:
-            return scale
-        where = f"{self._caller(in_step=True)}: expected most_recent_scale to be"
-        number = as_float(where, recent)
-        if number == 1.0:
-            return None
-        # As the step takes it: fp32 may round it to 0 or infinity.
-        scale = torch.tensor(number, dtype=torch.float32, device="cpu")
-        if not 0.0 < float(scale) < math.inf:
-            raise ValueError(
-                f"{where} a number above 0 that fp32 can hold, got {recent!r}. Set it to the "
-                "factor of the loss, or to 1."
-            )
-        return scale
-
-    def _fused_update(self) -> None:
-        super()._fused_update()
-        self.most_recent_scale = 1.0
-        self.scale_set_by_backward = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for copy.deepcopy and pickle, with the scale of the next step."""
-        return {
-            **super().__getstate__(),
-            "most_recent_scale": self.most_recent_scale,
-            "scale_set_by_backward": self.scale_set_by_backward,
-        }
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         if state.get("momentum_buffer") is None:

@@ -12,9 +12,11 @@ checkpoints, FSDP1 and ZeroRedundancyOptimizer carry nothing but groups.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, Generic, Literal, TypedDict, TypeVar, overload
 
@@ -24,7 +26,6 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchfuse._shown import shown
-from torchfuse.optimizers.distributed import NormGroups
 
 #: What a step stores in gradients. True stands for "clipped".
 WriteBackGrads = bool | Literal["unscaled", "clipped"]
@@ -212,22 +213,23 @@ def checked_write_back(where: str, value: Any) -> WriteBackGrads:
     raise TypeError(f"{where} a bool, 'unscaled' or 'clipped', got {shown(value)}.")
 
 
-def checked_norm(where: str, value: Any) -> float | None:
-    """Returns None or a number of at least 0; infinity measures the norm without clipping."""
+def checked_number(where: str, value: Any, high: float = math.inf) -> float | None:
+    """Returns None or a number of at least 0 and less than `high`, which may be infinity itself."""
     if value is None:
         return None
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{where} None or a number, got {type(value).__name__}.")
     number = as_float(where, value)
-    if not number >= 0.0:
-        raise ValueError(f"{where} None or at least 0, got {number}.")
+    if not (0.0 <= number < high or number == high == math.inf):
+        below = "" if high == math.inf else f" and less than {high:g}"
+        raise ValueError(f"{where} None or at least 0{below}, got {number}.")
     return number
 
 
 def checked_threshold(where: str, value: Any) -> float | Tensor | None:
     """Returns None, a number of at least 0, or a 1-element tensor, whose value is not read."""
     if not isinstance(value, Tensor):
-        return checked_norm(where, value)
+        return checked_number(where, value)
     strided = value.layout == torch.strided and not (value.is_meta or value.is_nested)
     if not strided or value.numel() != 1 or not value.is_floating_point():
         shape = "" if value.is_nested else f" of shape {list(value.shape)}"
@@ -245,18 +247,6 @@ def checked_whole(where: str, value: Any) -> int:
     if not 0 <= value < 2**63:
         raise ValueError(f"{where} at least 0 and less than 2^63, got {value}.")
     return value
-
-
-def checked_decay(where: str, value: Any) -> float | None:
-    """Returns None or a decay in [0, 1)."""
-    if value is None:
-        return None
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{where} None or a number, got {type(value).__name__}.")
-    number = as_float(where, value)
-    if not 0.0 <= number < 1.0:
-        raise ValueError(f"{where} None, or at least 0 and less than 1, got {number}.")
-    return number
 
 
 def checked_options(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,16 +285,125 @@ def _similar_argument(name: str, kind: type) -> str:
     return f". Did you mean {found[0]!r}?" if found else ""
 
 
+_REMEDY = (
+    "Give it groups that this process belongs to: [torch.distributed.new_group(ranks)], or "
+    '[mesh["pp"]].'
+)
+
+
+@dataclass(frozen=True)
+class NormGroups:
+    """Groups of more than one process, as `norm_groups` names them.
+
+    Attributes:
+        names: of the groups, in the order of their reductions.
+        ranks: of all other processes in them, among all processes.
+        device: type of a device that they can send from, for a process without parameters.
+    """
+
+    names: tuple[str, ...] = ()
+    ranks: frozenset[int] = frozenset()
+    device: str = "cpu"
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    @classmethod
+    def of(cls, where: str, groups: Any) -> NormGroups:
+        """Checks the argument of an optimizer.
+
+        Args:
+            where: begins messages, as "FusedAdam: expected norm_groups to be".
+            groups: process groups, or device meshes of one dimension. None: none. What this
+                returned, as another optimizer's defaults hold it, is returned.
+
+        Raises:
+            TypeError: for what is no list or tuple, or has an entry that is no group of this
+                process.
+            ValueError: for a mesh of several dimensions, and for groups that share processes.
+        """
+        if groups is None or isinstance(groups, NormGroups):
+            return groups or cls()
+        if not isinstance(groups, (list, tuple)):
+            raise TypeError(
+                f"{where} a list of process groups, got {type(groups).__name__}. {_REMEDY}"
+            )
+        owner = where.partition(":")[0]
+        names: list[str] = []
+        ranks: set[int] = set()
+        device = "cpu"
+        for index, entry in enumerate(groups):
+            group = _group_of(owner, index, entry)
+            others = _others(group)
+            if others & ranks:
+                raise ValueError(
+                    f"{owner}: expected norm_groups[{index}] to have no process in common with the "
+                    f"groups before it but this one, got rank {min(others & ranks)} too, whose "
+                    "gradients would count twice. Leave one of the groups out."
+                )
+            if others:
+                names.append(group.group_name)
+                device = _device_type(group)
+            ranks |= others
+        return cls(tuple(names), frozenset(ranks), device)
+
+    def check_counted_once(self, where: str, ranks: Collection[int]) -> None:
+        """Rejects processes that have parts or copies of the same parameters.
+
+        Args:
+            where: begins the message; what the processes share.
+            ranks: of these processes, among all.
+        """
+        twice = sorted(self.ranks.intersection(ranks))
+        if twice:
+            raise ValueError(
+                f"{where} to be on no process of norm_groups but this one, got rank {twice[0]} "
+                "too, whose gradients would count twice. norm_groups are processes with other "
+                "parameters; norms of parts are summed without it."
+            )
+
+
+def _group_of(owner: str, index: int, entry: Any) -> dist.ProcessGroup:
+    where = f"{owner}: expected norm_groups[{index}] to be a process group"
+    if not dist.is_available():
+        raise TypeError(f"{where}, got one from a torch without torch.distributed. Omit it.")
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if isinstance(entry, DeviceMesh):
+        if entry.ndim != 1:
+            raise ValueError(
+                f"{where} or a mesh of one dimension, got {entry.ndim} dimensions. Name the one "
+                'whose processes have other parameters: mesh["pp"].'
+            )
+        if entry.get_coordinate() is not None:
+            entry = entry.get_group()
+    if not isinstance(entry, dist.ProcessGroup):
+        raise TypeError(f"{where}, got {entry!r}. {_REMEDY}")
+    return entry
+
+
+def _others(group: dist.ProcessGroup) -> set[int]:
+    return set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+
+
+def _device_type(group: dist.ProcessGroup) -> str:
+    """The device that programs with accelerators have parameters on, if the group takes it."""
+    backends = dist.get_backend_config(group)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    taken = accelerator is not None and f"{accelerator.type}:" in backends
+    return accelerator.type if accelerator is not None and taken else "cpu"
+
+
 #: Each returns an option of the step as it is kept, or raises TypeError or ValueError; its first
 #: argument begins the message.
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "set_grad_none": checked_flag,
-    "max_grad_norm": checked_norm,
+    "max_grad_norm": checked_number,
     "skip_norm_above": checked_threshold,
     "write_back_grads": checked_write_back,
     "skip_non_finite": checked_flag,
     "seed": checked_whole,
-    "ema_decay": checked_decay,
+    "ema_decay": partial(checked_number, high=1.0),
     "ema_warmup": checked_flag,
     "ema_start_step": checked_whole,
     "norm_groups": NormGroups.of,

@@ -81,7 +81,7 @@ def empty_state(optimizer: FusedOptimizer, name: str, param: Tensor, group: Any)
 def _state_dtype(
     optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any], name: str
 ) -> torch.dtype:
-    own = group.get(optimizer._dtype_options.get(name, "state_dtype"))
+    own = group.get(f"{name.removeprefix('max_')}_dtype")
     dtype: torch.dtype | None = group["state_dtype"] if own is None else own
     if dtype is not None:
         return dtype
@@ -302,11 +302,6 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
     for index, param in enumerate(params):
         if param.requires_grad and not is_lazy(param):
             check_param(owner, group, index, param)
-    if len({id(param) for param in params}) != len(params):
-        raise ValueError(
-            f"{owner}: expected each parameter of group {group} to be listed once, "
-            "got a parameter twice. Remove the duplicate."
-        )
 
 
 def check_param(owner: str, group: int, index: int, param: Tensor) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from torchfuse.amp import GradScaler
 from torchfuse.apex import _optimizers
 from torchfuse.apex.native import amp_c
 from torchfuse.multi_tensor_apply import multi_tensor_applier
-from torchfuse.optimizers import FusedAdam, FusedMixedPrecisionLamb, FusedSGD
+from torchfuse.optimizers import FusedAdam
 from torchfuse.testing import assert_bitwise_equal, assert_close_to_torch
 
 each_scaler = pytest.mark.parametrize(
@@ -89,44 +88,6 @@ def test_master_params_by_group() -> None:
     assert masters[1]["params"][0] is singles[0]
     train(plain := FusedAdam(halves), halves, [0])
     assert plain.param_groups_master is None
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_the_reduced_dtype_may_be_set_until_the_first_step(dtype: torch.dtype | None) -> None:
-    def build(given: torch.dtype | None) -> tuple[list[Any], FusedMixedPrecisionLamb]:
-        params = make_params([(7,)], torch.bfloat16)
-        groups = [{"params": params}, {"params": make_params([(5,)], torch.bfloat16, seed=2)}]
-        return params, FusedMixedPrecisionLamb(groups, reduced_precision_dtype=given)
-
-    (params, optimizer), (others, reference) = build(torch.float16), build(dtype)
-    optimizer.reduced_precision_dtype = dtype
-    assert optimizer.master_weights == reference.master_weights == (dtype is not None)
-    optimizer.add_param_group({"params": make_params([(3,)], torch.bfloat16, seed=3)})
-    assert [group["reduced_precision_dtype"] for group in optimizer.param_groups] == [dtype] * 3
-    train(optimizer, params, [1, 2])
-    train(reference, others, [1, 2])
-    assert_same_bits(params[0].detach(), others[0].detach())
-    assert ("master_param" in optimizer.state[params[0]]) == (dtype is not None)
-    message = "FusedMixedPrecisionLamb: expected reduced_precision_dtype to be set before the first"
-    with pytest.raises(RuntimeError, match=message):
-        optimizer.reduced_precision_dtype = torch.float16
-    assert optimizer.reduced_precision_dtype == dtype
-    with pytest.raises(ValueError, match=r"to be None, torch.float16 or torch.bfloat16, got .*32"):
-        build(None)[1].reduced_precision_dtype = torch.float32
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_a_copy_of_sgd_has_the_scale_of_the_next_step(copied: Any) -> None:
-    optimizer = FusedSGD(make_params([(5,)]), lr=0.1, momentum=0.9)
-    optimizer.most_recent_scale = 8.0
-    optimizer.scale_set_by_backward = True
-    other = copied(optimizer)
-    assert (other.most_recent_scale, other.scale_set_by_backward) == (8.0, True)
-    (mine,), (theirs,) = optimizer.param_groups[0]["params"], other.param_groups[0]["params"]
-    train(optimizer, [mine], [1])
-    train(other, [theirs], [1])
-    assert_same_bits(mine.detach(), theirs.detach())
-    assert (other.most_recent_scale, other.scale_set_by_backward) == (1.0, False)
 
 
 @every_optimizer

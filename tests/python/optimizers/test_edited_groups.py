@@ -100,22 +100,6 @@ def test_a_number_that_no_float_holds_is_named_and_adds_no_group(values: dict[st
     assert len(optimizer.param_groups) == 1
 
 
-@pytest.mark.parametrize(
-    "value", [0.0, -1.0, NAN, float("inf"), 1e39, 1e-60, "x", None, torch.ones(2)], ids=str
-)
-def test_a_wrong_scale_of_the_loss(value: Any) -> None:
-    param = torch.nn.Parameter(torch.ones(3))
-    optimizer = FusedSGD([param], lr=1.0, momentum=0.5)
-    param.grad = torch.ones(3)
-    optimizer.most_recent_scale = value
-    with pytest.raises(ValueError, match=r"^FusedSGD.step: expected most_recent_scale to be a num"):
-        optimizer.step()
-    assert not optimizer.state[param]
-    optimizer.most_recent_scale = 2.0
-    optimizer.step()
-    assert param.tolist() == [0.5, 0.5, 0.5]
-
-
 # --- Other settings ------------------------------------------------------------------------------
 
 INITIAL = "initial_step of group 0 to be an int of at least 0, got "

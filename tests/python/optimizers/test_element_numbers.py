@@ -74,6 +74,7 @@ def test_the_same_is_refused_on_all_processes() -> None:
     for shape, mesh_shape, placements in (
         ((4, 6, 8), (2, 4), [Shard(1), Shard(2)]),
         ((3, 4, 6), (2, 2, 2), [Shard(0), Shard(1), Shard(2)]),
+        ((48, 5), (8,), [_StridedShard(0, split_factor=3)]),
         ((2, 10), (8,), [_StridedShard(1, split_factor=3)]),
         ((4, 16), (2, 4), [Replicate(), _StridedShard(1, split_factor=2)]),
         ((16, 16), (2, 4), [Shard(0), _StridedShard(0, split_factor=2)]),
@@ -114,17 +115,6 @@ def chunk(whole: Tensor, size: int, place: int) -> Tensor:
     """What torch gives the process at this place of so many."""
     chunks = whole.chunk(size)
     return chunks[place] if place < len(chunks) else whole[:0]
-
-
-def test_a_matrix_that_is_several_is_split_in_each_of_them(rank: int) -> None:
-    """As that of queries, keys and values under tensor parallelism."""
-    mesh = init_device_mesh("cpu", (8,))
-    for shape, dim in (((48, 5), 0), ((1, 48, 5), 1), ((24,), 0)):
-        whole = numbered(shape)
-        own = torch.cat([third.chunk(8, dim)[rank] for third in whole.chunk(3, dim)], dim)
-        placements = [_StridedShard(dim, split_factor=3)]
-        part = DTensor.from_local(own, mesh, placements, shape=whole.shape, stride=whole.stride())
-        assert torch.equal(numbers_of(part), own.reshape(-1))
 
 
 def test_elements_are_counted_in_the_order_of_dimensions(rank: int) -> None:

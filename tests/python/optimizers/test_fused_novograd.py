@@ -29,15 +29,6 @@ PAPER: dict[str, Any] = {
 }
 
 
-def test_apexs_attributes() -> None:
-    args = (0.1, True, (0.9, 0.99), 1e-8, 0.0, False, True, True, 2, False, False)
-    optimizer = FusedNovoGrad(make_params(), *args)
-    assert (optimizer.moment_mode, optimizer.set_grad_none) == (0, False)
-    for mode in (1, 0):
-        optimizer.moment_mode = mode
-        assert optimizer.param_groups[0]["reg_inside_moment"] is (mode == 0)
-
-
 @pytest.mark.parametrize("norm_type", [2, 0])
 def test_without_gradient_and_eps_only_the_decay_moves_a_tensor(
     norm_type: int, device: str

@@ -26,7 +26,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from torchfuse.amp import GradScaler
 from torchfuse.optimizers import FusedAdam
-from torchfuse.optimizers.distributed import NormGroups, norm_device
+from torchfuse.optimizers.distributed import norm_device
+from torchfuse.optimizers.options import NormGroups
 from torchfuse.parallel import LARC
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 

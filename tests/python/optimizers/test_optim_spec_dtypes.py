@@ -7,6 +7,7 @@ Every dtype of all states together is a mode of test_optim_specs.py.
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,9 @@ from torchfuse.optimizers.state import names_of
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 
 
+STATES_OF = {"exp_avg_dtype": {"exp_avg"}, "exp_avg_sq_dtype": {"exp_avg_sq", "max_exp_avg_sq"}}
+
+
 @dataclass(frozen=True)
 class Choice:
     """An optimizer, and the option for the dtype of some of its states."""
@@ -43,8 +47,7 @@ class Choice:
     @property
     def states(self) -> set[str]:
         """Whose dtype it is."""
-        names = self.case.spec.optimizer._dtype_options.items()
-        return {state for state, option in names if option == self.option}
+        return STATES_OF.get(self.option, set())
 
     def __str__(self) -> str:
         return f"{self.case.spec.optimizer.__name__}-{self.option}"
@@ -53,7 +56,8 @@ class Choice:
 CHOICES = [
     Choice(case, option)
     for case in LAST_CASES
-    for option in dict.fromkeys(case.spec.optimizer._dtype_options.values())
+    for option in STATES_OF
+    if option in inspect.signature(case.spec.optimizer).parameters
 ]
 every_choice = pytest.mark.parametrize("choice", CHOICES, ids=str)
 each_option = pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_an_option_for_one_state_wins_over_that_for_all(choice: Choice) -> None:
             optimizer = choice.case.ours(params, **options)
             train(optimizer, params, [1])
             dtypes = dtypes_of(optimizer, params[0])
-            assert set(dtypes) >= choice.states
+            assert choice.states & set(dtypes)
             assert dtypes == {name: own if name in choice.states else others for name in dtypes}
 
 

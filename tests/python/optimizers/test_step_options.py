@@ -55,7 +55,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("seed", 2**63, WHOLE),
     ("seed", True, "a whole number, got bool"),
     ("ema_start_step", 1.5, "a whole number, got float"),
-    ("ema_decay", 1.0, "None, or at least 0 and less than 1, got 1.0"),
+    ("ema_decay", 1.0, "None or at least 0 and less than 1, got 1.0"),
     ("ema_decay", "0.9", "None or a number, got str"),
 ]
 
