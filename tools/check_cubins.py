@@ -3,10 +3,10 @@
 
 It reads a library that was built for all architectures, with NVIDIA's cuobjdump. Every kernel must
 do without spills, local memory and stack, let as many blocks be resident as its launch bounds ask
-for, and respect the limits of arguments and static shared memory. tools/cubin/budget.json holds its
-registers, 128-bit accesses, cache hints and code size: a kernel that takes more registers, has
-fewer 128-bit accesses or other hints, or grows by more than a quarter fails, and so do kernels
-without an entry and entries without a kernel. After review, --update records the figures anew.
+for, and respect the limits of arguments and static shared memory. tools/cubin/budget.json has one
+line for a kernel in all its dtypes and alignments. None of these may take more registers than the
+largest did, or a quarter more code; together they must not lose 128-bit accesses; their cache hints
+and their number are fixed. After review, --update records the figures anew.
 
 Exit status: 0 all is well, or the build has no CUDA on purpose; 1 violations; 2 cannot check.
 """

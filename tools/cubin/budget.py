@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What holds for every kernel, and budget.json: the figures that a person has looked at.
 
-The file has one line per kernel; lists have one number per architecture. Where a kernel has an
-aligned and a misaligned form, the numbers of the latter follow. `half` stands for bf16 and fp16
-alike. `vector_access` is edited by hand. It says by name which kernels must load or store 16 bytes
-at a time, and whether these accesses "stream", that is, ask the caches to evict their lines first.
+The file has one line for all forms of a kernel that differ in dtypes and alignment only. For each
+architecture `registers` and `text`, the bytes of code, are those of the form that takes the most;
+`loads` and `stores` count the 128-bit accesses of all forms together.
+
+`vector_access` is edited by hand. It says by name which kernels must load or store 16 bytes at a
+time, and whether these accesses "stream", that is, ask the caches to evict their lines first.
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubin.cuobjdump import RESERVED_SHARED_BYTES, Figures, Kernel
+from cubin.cuobjdump import DTYPES, RESERVED_SHARED_BYTES, Figures, Kernel
 
 MAX_ARGUMENT_BYTES = 32764
 MAX_STATIC_SHARED_BYTES = 48 * 1024
 MAX_TEXT_GROWTH = 1.25
 
-_FORMS = (", aligned", ", misaligned")
+_FORMS = {*DTYPES.values(), "aligned", "misaligned"}
+_ACCESSES = {"load": "LDG", "store": "STG"}
 # Threads and shared memory of a multiprocessor, from the CUDA programming guide. Architectures that
 # are not listed are held to the smallest.
 _SM_LIMITS = {80: (2048, 164 * 1024), 90: (2048, 228 * 1024), 100: (2048, 228 * 1024)}
@@ -30,11 +33,12 @@ _SMALLEST_SM = (1536, 100 * 1024)
 
 @dataclass(frozen=True)
 class Entry:
-    """What one kernel may take, per architecture, and the vector accesses that it has on each."""
+    """What the forms of a kernel may take, and the vector accesses that they have."""
 
-    registers: list[int]
+    forms: int
     loads: int
     stores: int
+    registers: list[int]
     text: list[int]
 
 
@@ -51,68 +55,64 @@ class Budget:
 def load(path: Path) -> Budget:
     """Reads a budget."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    count = len(data["architectures"])
-    kernels = {}
-    for folded, line in data.pop("kernels").items():
-        forms = _FORMS if len(line["registers"]) == 2 * count else ("",)
-        for index, form in enumerate(forms):
-            own = {key: line[key][index * count :][:count] for key in ("registers", "text")}
-            for dtype in ("bf16", "fp16"):
-                name = re.sub(">$", f"{form}>", re.sub(r"\bhalf\b", dtype, folded))
-                kernels[name] = Entry(**line | own)
+    kernels = {name: Entry(**line) for name, line in data.pop("kernels").items()}
     return Budget(**data, kernels=kernels)
-
-
-def _folded(kernels: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The fewest lines that are about these kernels."""
-    lines = dict(kernels)
-    for name, one in kernels.items():
-        other = lines.get(twin := name.replace(*_FORMS))
-        if twin != name and other and (one.loads, one.stores) == (other.loads, other.stores):
-            registers, text = one.registers + other.registers, one.text + other.text
-            lines[name.replace(_FORMS[0], "")] = Entry(registers, one.loads, one.stores, text)
-            del lines[name], lines[twin]
-    for name, line in [*lines.items()]:
-        if "bf16" in name and lines.get(twin := name.replace("bf16", "fp16")) == line:
-            lines[name.replace("bf16", "half")] = line
-            del lines[name], lines[twin]
-    return lines
 
 
 def dump(budget: Budget) -> str:
     """The text of budget.json."""
-    access = ",\n".join(
-        f"    {json.dumps(name)}: {json.dumps(kinds)}"
-        for name, kinds in sorted(budget.vector_access.items())
-    )
-    kernels = []
-    for name, entry in sorted(_folded(budget.kernels).items()):
-        registers = ", ".join(f"{number:3}" for number in entry.registers)
-        text = ", ".join(f"{number:5}" for number in entry.text)
-        kernels.append(
-            f'    {json.dumps(name) + ":":<54}{{"loads": {entry.loads:2}, "stores": '
-            f'{entry.stores:2}, "registers": [{registers}], "text": [{text}]}}'
-        )
+    lines = {name: vars(entry) for name, entry in budget.kernels.items()}
     return (
         f'{{\n  "nvcc": {json.dumps(budget.nvcc)},\n'
         f'  "architectures": {json.dumps(budget.architectures)},\n'
-        f'  "vector_access": {{\n{access}\n  }},\n'
-        f'  "kernels": {{\n{",".join(f"{chr(10)}{line}" for line in kernels)[1:]}\n  }}\n}}\n'
+        f'  "vector_access": {_table(budget.vector_access)},\n'
+        f'  "kernels": {_table(lines)}\n}}\n'
     )
+
+
+def _table(rows: Mapping[str, object]) -> str:
+    lines = [
+        f"{json.dumps(name) + ':':<41} {json.dumps(row)}" for name, row in sorted(rows.items())
+    ]
+    return "{\n    " + ",\n    ".join(lines) + "\n  }"
 
 
 def record(figures: Figures, nvcc: str, vector_access: dict[str, list[str]]) -> Budget:
     """The budget that a library just meets."""
+    architectures = sorted(next(iter(figures.values())))
     kernels = {
         name: Entry(
-            registers=[granted(by_arch[arch].registers) for arch in sorted(by_arch)],
-            loads=min(kernel.count("LDG", "128") for kernel in by_arch.values()),
-            stores=min(kernel.count("STG", "128") for kernel in by_arch.values()),
-            text=[by_arch[arch].text_bytes for arch in sorted(by_arch)],
+            forms=len(forms),
+            loads=_vector_accesses(forms, "load"),
+            stores=_vector_accesses(forms, "store"),
+            registers=[
+                max(granted(form[arch].registers) for form in forms) for arch in architectures
+            ],
+            text=[max(form[arch].text_bytes for form in forms) for arch in architectures],
         )
-        for name, by_arch in figures.items()
+        for name, forms in _by_line(figures).items()
     }
-    return Budget(nvcc, sorted(next(iter(figures.values()))), vector_access, kernels)
+    return Budget(nvcc, architectures, vector_access, kernels)
+
+
+def _line(name: str) -> str:
+    """The name of a kernel's line: without dtypes and alignment."""
+    kernel, _, arguments = name.removesuffix(">").partition("<")
+    others = [word for word in arguments.split(", ") if word and word not in _FORMS]
+    return f"{kernel}<{', '.join(others)}>" if others else kernel
+
+
+def _by_line(figures: Figures) -> dict[str, list[dict[int, Kernel]]]:
+    lines = defaultdict(list)
+    for name, by_arch in figures.items():
+        lines[_line(name)].append(by_arch)
+    return lines
+
+
+def _vector_accesses(forms: Sequence[dict[int, Kernel]], kind: str) -> int:
+    """Those of all forms together, on the architecture that has the fewest."""
+    operation = _ACCESSES[kind]
+    return min(sum(form[arch].count(operation, "128") for form in forms) for arch in forms[0])
 
 
 # --- Rules; each violation is a sentence ----------------------------------------------------------
@@ -153,15 +153,12 @@ def _check_limits(arch: int, kernel: Kernel) -> Iterator[str]:
         yield f"at most {MAX_STATIC_SHARED_BYTES} bytes of static shared memory, got {shared}."
 
 
-def _check_accesses(kernel: Kernel, kinds: Sequence[str], entry: Entry | None) -> Iterator[str]:
+def _check_accesses(kernel: Kernel, kinds: Sequence[str]) -> Iterator[str]:
     """Vector paths have vector accesses with their cache hint, whatever was recorded."""
-    recorded = (entry.loads, entry.stores) if entry else (0, 0)
-    for kind, operation, least in zip(("load", "store"), ("LDG", "STG"), recorded, strict=True):
+    for kind, operation in _ACCESSES.items():
         found, hinted = kernel.count(operation, "128"), kernel.count(operation, "128", "EF")
         if kind in kinds and not found:
             yield f"{kind}s of 128 bits, got none."
-        if found < least:
-            yield f"{least} {kind}s of 128 bits, got {found}."
         if hinted != (hints := found if "stream" in kinds else 0):
             yield f"{hints} of {found} {kind}s of 128 bits to evict first (EF), got {hinted}."
 
@@ -173,19 +170,30 @@ def _check_entry(kernel: Kernel, registers: int, text: int) -> Iterator[str]:
         yield f"some {text} bytes of code, got {got} ({100 * got / text - 100:.0f} % more)."
 
 
+def _check_forms(forms: Sequence[dict[int, Kernel]], entry: Entry | None) -> Iterator[str]:
+    """What holds for all forms of a kernel together."""
+    if len(forms) != (recorded := entry.forms if entry else 0):
+        yield f"{recorded} forms of dtype and alignment, got {len(forms)}."
+    elif entry is not None:
+        for kind, least in (("load", entry.loads), ("store", entry.stores)):
+            if (found := _vector_accesses(forms, kind)) < least:
+                yield f"{least} {kind}s of 128 bits in all forms together, got {found}."
+
+
 def violations(figures: Figures, budget: Budget) -> Iterator[str]:
     """Finds what breaks a rule or departs from the budget."""
-    access = budget.vector_access
+    access, lines = budget.vector_access, _by_line(figures)
     families = {name.partition("<")[0] for name in figures}
     for name in sorted(access.keys() ^ families):
         yield f"{name}: expected in vector_access and in the library, got it in one of them."
-    for name in sorted(budget.kernels.keys() ^ figures.keys()):
-        yield f"{name}: expected in the budget and in the library, got it in one of them."
+    for name in sorted(budget.kernels.keys() | lines.keys()):
+        for sentence in _check_forms(lines.get(name, []), budget.kernels.get(name)):
+            yield f"{name}: expected {sentence}"
     for name, by_arch in figures.items():
-        entry = budget.kernels.get(name)
+        entry = budget.kernels.get(_line(name))
         kinds = access.get(name.partition("<")[0], ())
         for arch, kernel in by_arch.items():
-            found = [*_check_limits(arch, kernel), *_check_accesses(kernel, kinds, entry)]
+            found = [*_check_limits(arch, kernel), *_check_accesses(kernel, kinds)]
             if entry is not None:
                 index = budget.architectures.index(arch)
                 found += _check_entry(kernel, entry.registers[index], entry.text[index])

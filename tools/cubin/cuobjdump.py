@@ -35,8 +35,8 @@ _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([^\s;]+)")
 _CAP, _THREADS, _ARGUMENTS = "MAXREG_COUNT", "MAX_THREADS", "CBANK_PARAM_SIZE"
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|torchfuse::kernels::|cuda::|_kernel(?=<|$)")
-_TYPES = {"float": "fp32", "double": "fp64", "Half": "fp16", "BFloat16": "bf16"}
-_TYPE = re.compile(rf"\b({'|'.join(_TYPES)})\b")
+DTYPES = {"float": "fp32", "double": "fp64", "Half": "fp16", "BFloat16": "bf16"}
+_TYPE = re.compile(rf"\b({'|'.join(DTYPES)})\b")
 # <TypedAccess<functor, param, grad, state, master>, aligned> or <LookedUpAccess<functor>, aligned>.
 # A measure kernel has one form.
 _OPTIMIZER = re.compile(
@@ -113,13 +113,9 @@ def read(cuobjdump: Path, library: Path) -> tuple[Figures, str]:
             for name, (symbol, *numbers) in zip(names, usage[arch], strict=True):
                 if arch in figures[name]:
                     raise CannotCheckError(f"expected one kernel {name} for sm_{arch}, got two.")
-                kernel = _kernel(arch, [*map(int, numbers)], own[symbol], code[symbol])
-                if kernel is None:
-                    raise CannotCheckError(
-                        f"expected instructions, {_CAP}, {_ARGUMENTS} and the system's shared "
-                        f"memory of {name} for sm_{arch}, got less. Use the compiler's cuobjdump."
-                    )
-                figures[name][arch] = kernel
+                figures[name][arch] = _kernel(
+                    name, arch, [*map(int, numbers)], own[symbol], code[symbol]
+                )
     for name, by_arch in figures.items():
         if missing := usage.keys() - by_arch.keys():
             raise CannotCheckError(f"expected kernel {name} for sm_{min(missing)}, got none.")
@@ -127,13 +123,15 @@ def read(cuobjdump: Path, library: Path) -> tuple[Figures, str]:
 
 
 def _kernel(
-    arch: int, usage: Sequence[int], own: dict[str, int], opcodes: Counter[str]
-) -> Kernel | None:
-    """None if a figure is missing."""
+    name: str, arch: int, usage: Sequence[int], own: dict[str, int], opcodes: Counter[str]
+) -> Kernel:
     registers, stack, shared, local = usage
     shared -= RESERVED_SHARED_BYTES if arch >= 90 and shared else 0
     if not opcodes or _CAP not in own or _ARGUMENTS not in own or shared < 0:
-        return None
+        raise CannotCheckError(
+            f"expected instructions, {_CAP}, {_ARGUMENTS} and the system's shared memory of "
+            f"{name} for sm_{arch}, got less. Use the compiler's cuobjdump."
+        )
     threads = own.get(_THREADS, 1024)  # without bounds it may be launched with 1024
     return Kernel(registers, own[_CAP], threads, stack + local, own[_ARGUMENTS], shared, opcodes)
 
@@ -194,7 +192,7 @@ def _short_names(symbols: Sequence[str]) -> list[str]:
 
 def short_name(declaration: str) -> str:
     """The short name of a demangled kernel."""
-    name = _TYPE.sub(lambda match: _TYPES[match[0]], _NAMESPACES.sub("", declaration))
+    name = _TYPE.sub(lambda match: DTYPES[match[0]], _NAMESPACES.sub("", declaration))
     name, averages = re.subn(r"EmaAccess<(.*) >(?=, (?:true|false)>$)", r"\1", name)
     match = _OPTIMIZER.match(name)
     if match is None:

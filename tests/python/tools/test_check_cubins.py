@@ -46,7 +46,7 @@ Resource usage:
 """,
 }  # fmt: skip
 ACCESS = {"scale": ["load", "store", "stream"]}
-BUDGET = Budget("13.0", [90], ACCESS, {"scale": Entry([16], 1, 1, [64])})
+BUDGET = Budget("13.0", [90], ACCESS, {"scale": Entry(1, 1, 1, [16], [64])})
 
 
 class Recorded:
@@ -101,11 +101,12 @@ def recorded(
         (1, "-sass", "NOP", "LDL.64", "expected no local memory, got 1 loads and 0 stores"),
         (1, "-sass", "NOP", "STL", "expected no local memory, got 0 loads and 1 stores"),
         (1, "-sass", "LDG.E.EF.128", "LDG.E.EF.64", "sm_90: expected loads of 128 bits, got none."),
-        (1, "-sass", "STG.E.EF.128", "STG.E.EF", "sm_90: expected 1 stores of 128 bits, got 0."),
+        (1, "-sass", "STG.E.EF.128", "STG.E.EF", "expected 1 stores of 128 bits in all forms"),
         (1, "-sass", "LDG.E.EF", "LDG.E", "1 of 1 loads of 128 bits to evict first (EF), got 0."),
         (1, "budget", ', "stream"', "", "0 of 1 stores of 128 bits to evict first (EF), got 1."),
-        (0, "budget", "   64", "   52", ""),
-        (1, "budget", "   64", "   51", "some 51 bytes of code, got 64 (25 % more)."),
+        (1, "budget", '"forms": 1', '"forms": 2', "2 forms of dtype and alignment, got 1."),
+        (0, "budget", "[64]", "[52]", ""),
+        (1, "budget", "[64]", "[51]", "some 51 bytes of code, got 64 (25 % more)."),
         (2, "-sass", "  /*", "  ", "of scale for sm_90, got less."),
         (2, "-elf", "MAXREG", "MOSTREG", "of scale for sm_90, got less."),
         (2, "-res-usage", "sm_90", "sm_80", "for [90], got it for [80]. Build"),
