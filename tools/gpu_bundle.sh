@@ -57,7 +57,7 @@ find $bundle -type f \( -name '*.so' -o -perm -u+x ! -name '*.py' \) -exec strip
 
 # --- Self-check: the step's bits are those of the usual build.
 readonly step='
-import hashlib, sys, torch, torchfuse
+import hashlib, torch, torchfuse
 torch.manual_seed(0)
 params = [torch.nn.Parameter(torch.randn(n)) for n in (1, 1000, 70001)]
 optimizer = torchfuse.optimizers.FusedAdam(params, lr=1e-2, weight_decay=0.1, max_grad_norm=1.0)
@@ -66,7 +66,6 @@ for _ in range(3):
         p.grad = torch.randn_like(p)
     optimizer.step()
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in params)).hexdigest()
-print(digest, file=sys.stderr)
 print(digest, torchfuse.__file__)'
 read -r usual _ <<< "$(.venv/bin/python -c "$step" 2> /dev/null)"
 read -r ours place <<< "$(cd / && PYTHONPATH=$OLDPWD/$bundle/site "$OLDPWD/$venv" -c "$step" 2> /dev/null)"

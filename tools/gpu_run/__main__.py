@@ -229,7 +229,7 @@ class Running:
 class Call:
     """The stages of a call, and their outcome."""
 
-    def __init__(self, name: str, out: Path, problems: list[str]) -> None:
+    def __init__(self, name: str, out: Path) -> None:
         self.begin = time.monotonic()
         self.end = self.begin + CALLS[name] * SLOWNESS
         self.out, self.work = out, ROOT / "build/gpu-run.work"
@@ -237,7 +237,7 @@ class Call:
         self.work.mkdir(parents=True)
         self.environment = environment(out, self.work)
         facts, sha = machine(), commit()
-        problems += differences(facts, sha)
+        self.problems = [*differences(facts, sha)]
         self.plan = CALL_A if name == "a" else call_b()
         parts = [part for stage in self.plan for part in stage]
         self.stages: dict[str, Any] = {
@@ -250,15 +250,15 @@ class Call:
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "sha": sha,
             "machine": facts,
-            "problems": problems,
+            "problems": self.problems,
         }
-        print(f"gpu_run {name}: {facts['gpu']}, torch {facts['torch']}", *problems, sep="\n  ")
+        print(f"gpu_run {name}: {facts['gpu']}, torch {facts['torch']}", *self.problems, sep="\n  ")
         self.write()
 
     def write(self) -> bool:
         """Replaces the result as a whole; returns whether everything so far has passed."""
         outcomes = {entry["status"] for entry in self.stages.values()}
-        passed = not self.result["problems"] and outcomes <= {"passed", "needs a GPU"}
+        passed = not self.problems and outcomes <= {"passed", "needs a GPU"}
         self.result |= {"seconds": round(time.monotonic() - self.begin, 1), "passed": passed}
         unfinished = self.out / "unfinished.json"
         text = json.dumps({**self.result, "stages": self.stages}, indent=1)
@@ -324,22 +324,15 @@ def main(arguments: list[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["PATH"] += ":/usr/local/cuda/bin"
-    problems = []
-    out = default = ROOT / "build/gpu-run"
-    if "OUT" in os.environ and not (out := Path(os.environ["OUT"]).resolve()).is_dir():
-        print("gpu_run: expected $OUT to name a folder, got none: it is made, if it can be")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problems.append(f"expected $OUT to be a folder, got {error.strerror}: it is build/gpu-run.")
-        (out := default).mkdir(parents=True, exist_ok=True)
-    call = Call(arguments[0], out, problems)
+    out = Path(os.environ.get("OUT", ROOT / "build/gpu-run")).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    call = Call(arguments[0], out)
     try:
         for stage in call.plan:
             try:
                 call.run(stage)
             except Exception as error:  # whatever it is, the next stage must have its turn
-                problems.append(f"{type(error).__name__}: {error}")
+                call.problems.append(f"{type(error).__name__}: {error}")
     finally:
         call.archive()
     passed = call.write()
