@@ -18,24 +18,13 @@ from torch import Tensor
 from torchfuse import optimizers
 from torchfuse.apex.native import amp_c
 
-#: The functions of amp_C that are attributes of apex's classes, and their names there.
+#: The functions of amp_C that are attributes of apex's classes.
 _FUNCTIONS = {
-    "FusedAdagrad": {"multi_tensor_adagrad": "multi_tensor_adagrad"},
-    "FusedAdam": {
-        name: name
-        for name in (
-            "multi_tensor_adam",
-            "multi_tensor_adam_capturable",
-            "multi_tensor_adam_capturable_master",
-        )
-    },
-    "FusedLAMB": {name: name for name in ("multi_tensor_lamb", "multi_tensor_l2norm")},
-    "FusedMixedPrecisionLamb": {
-        "multi_tensor_lamb": "multi_tensor_lamb_mp",
-        "multi_tensor_l2norm": "multi_tensor_l2norm_mp",
-    },
-    "FusedNovoGrad": {"multi_tensor_novograd": "multi_tensor_novograd"},
-    "FusedSGD": {"multi_tensor_sgd": "multi_tensor_sgd"},
+    "FusedAdagrad": ("adagrad",),
+    "FusedAdam": ("adam", "adam_capturable", "adam_capturable_master"),
+    "FusedLAMB": ("lamb", "l2norm"),
+    "FusedNovoGrad": ("novograd",),
+    "FusedSGD": ("sgd",),
 }
 
 
@@ -66,9 +55,9 @@ def __getattr__(name: str) -> Any:
     theirs: type = getattr(optimizers, name)
     if theirs not in _classes:
         flag = functools.cached_property(_dummy_overflow_buf)
-        functions = _FUNCTIONS.get(name, {})
+        functions = [f"multi_tensor_{function}" for function in _FUNCTIONS.get(name, ())]
         body = {
-            **{key: staticmethod(getattr(amp_c, value)) for key, value in functions.items()},
+            **{function: staticmethod(getattr(amp_c, function)) for function in functions},
             "_dummy_overflow_buf": flag,
             "__doc__": theirs.__doc__,
             "__module__": __name__,

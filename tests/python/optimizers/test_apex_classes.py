@@ -26,12 +26,10 @@ each_scaler = pytest.mark.parametrize(
 
 # --- Attributes and arguments --------------------------------------------------------------------
 
-#: Those of amp_c with another name than the attribute have it behind a colon.
 FUNCTIONS = {
     "FusedAdagrad": ["adagrad"],
     "FusedAdam": ["adam", "adam_capturable", "adam_capturable_master"],
     "FusedLAMB": ["lamb", "l2norm"],
-    "FusedMixedPrecisionLamb": ["lamb:lamb_mp", "l2norm:l2norm_mp"],
     "FusedNovoGrad": ["novograd"],
     "FusedSGD": ["sgd"],
 }
@@ -43,9 +41,8 @@ FUNCTIONS = {
 def test_classes_and_objects_have_apexs_functions(name: str, function: str) -> None:
     kind: Any = getattr(_optimizers, name)
     optimizer = kind(make_params(), lr=0.1)
-    attribute, _, other = function.partition(":")
-    attribute = f"multi_tensor_{attribute}"
-    expected = getattr(amp_c, f"multi_tensor_{other}" if other else attribute)
+    attribute = f"multi_tensor_{function}"
+    expected = getattr(amp_c, attribute)
     assert getattr(kind, attribute) is getattr(optimizer, attribute) is expected
     # apex sets them in the constructor, and so may subclasses.
     setattr(optimizer, attribute, len)

@@ -76,18 +76,11 @@ def _capturable(_: int, device: Any) -> tuple[Any, ...]:
     return (one(0.1, device), 0.9, 0.99, 1e-8, step, 1, 1, 0.1, one(0.5, device))
 
 
-def _lamb_mp(_: int, device: Any) -> tuple[Any, ...]:
-    numbers = (one(0.1, device), 0.9, 0.99, 1e-6, one(2, device, torch.int32), 1, 0.1, 1, 1)
-    return (*numbers, one(4, device), one(2, device), True, one(0, device), one(0.5, device))
-
-
 CALLS = (
     NativeCall("multi_tensor_scale", ("inputs", "outputs"), lambda n, d: (0.5,)),
     NativeCall("multi_tensor_axpby", ("x", "y", "outputs"), lambda n, d: (2.0, 3.0, -1)),
     NativeCall("multi_tensor_l2norm", ("tensors",), lambda n, d: (True,)),
-    NativeCall("multi_tensor_l2norm_mp", ("tensors",), lambda n, d: (True,)),
     NativeCall("multi_tensor_unscale_l2norm", ("tensors",), lambda n, d: (one(0.5, d), True)),
-    NativeCall("multi_tensor_l2norm_scale", ("inputs", "outputs"), lambda n, d: (0.5, True)),
     NativeCall("multi_tensor_adam", ADAM, lambda n, d: (0.1, 0.9, 0.99, 1e-8, 2, 1, 1, 0.1)),
     NativeCall("multi_tensor_adam_capturable", ADAM, _capturable, reads_flag=True),
     NativeCall(
@@ -117,7 +110,6 @@ CALLS = (
         ADAM,
         lambda n, d: (0.1, 0.9, 0.99, 1e-6, 2, 1, 0.1, 1, 1, one(4, d), 2.0, True),
     ),
-    NativeCall("multi_tensor_lamb_mp", ADAM, _lamb_mp, reads_flag=True),
     NativeCall(
         "multi_tensor_lamb_stage1_cuda",
         (*ADAM, "updates"),

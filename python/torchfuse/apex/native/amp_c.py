@@ -6,17 +6,12 @@ from torchfuse.apex.native.amp_c_adam import (
     multi_tensor_adam_capturable,
     multi_tensor_adam_capturable_master,
 )
-from torchfuse.apex.native.amp_c_lamb import multi_tensor_lamb, multi_tensor_lamb_mp
+from torchfuse.apex.native.amp_c_lamb import multi_tensor_lamb
 from torchfuse.apex.native.amp_c_lamb_stages import (
     multi_tensor_lamb_stage1_cuda,
     multi_tensor_lamb_stage2_cuda,
 )
-from torchfuse.apex.native.amp_c_norms import (
-    multi_tensor_l2norm,
-    multi_tensor_l2norm_mp,
-    multi_tensor_l2norm_scale,
-    multi_tensor_unscale_l2norm,
-)
+from torchfuse.apex.native.amp_c_norms import multi_tensor_l2norm, multi_tensor_unscale_l2norm
 from torchfuse.apex.native.amp_c_optimizers import (
     multi_tensor_adagrad,
     multi_tensor_novograd,
@@ -35,10 +30,7 @@ __all__ = [
     "multi_tensor_adam_capturable_master",
     "multi_tensor_axpby",
     "multi_tensor_l2norm",
-    "multi_tensor_l2norm_mp",
-    "multi_tensor_l2norm_scale",
     "multi_tensor_lamb",
-    "multi_tensor_lamb_mp",
     "multi_tensor_lamb_stage1_cuda",
     "multi_tensor_lamb_stage2_cuda",
     "multi_tensor_novograd",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The LAMB steps of apex's amp_C.
+"""The LAMB step of apex's amp_C.
 
 Gradients are divided by ``max(1, global_grad_norm / max_grad_norm)`` before the step.
 """
@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.apex.native._lists import TensorLists, check_wide_states, checked_lists
-from torchfuse.apex.native._masters import check_masters, copy_unless
-from torchfuse.apex.native._scalars import (
-    Scalar,
-    as_flag,
-    clip_divisor,
-    counts_before,
-    learning_rate,
-    on_device,
-)
+from torchfuse.apex.native._scalars import Scalar, clip_divisor, counts_before, learning_rate
 from torchfuse.apex.native.amp_c_scale import set_flag
 from torchfuse.ops import multi_tensor_l2_norm
 
@@ -107,98 +99,3 @@ def multi_tensor_lamb(
         **learning_rate(function, lr, device),
     )
     set_flag(noop_flag, multi_tensor_l2_norm(params)[1])
-
-
-@torch.no_grad()
-def multi_tensor_lamb_mp(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    lr: Scalar,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    step: Scalar,
-    bias_correction: int,
-    weight_decay: float,
-    grad_averaging: int,
-    mode: int,
-    global_grad_norm: Scalar,
-    max_grad_norm: Scalar,
-    use_nvlamb: bool | None,
-    found_inf: Tensor,
-    inv_scale: Scalar,
-) -> None:
-    """Performs one LAMB step on lists of tensors in place, without a host read.
-
-    Unlike apex's function, this one does not write to the gradients.
-
-    Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32; if it is not 0, nothing changes.
-        tensor_lists: gradients, parameters, first moments, second moments, and optionally copies of
-            the parameters in another dtype, which are written, too; the parameters are fp32 then.
-        lr: learning rate, a 1-element tensor.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
-        eps: added to the denominator.
-        step: number of this step, starting at 1, a 1-element tensor.
-        bias_correction: if not 0, correct both moments for their initialization at zero.
-        weight_decay: weight decay coefficient.
-        grad_averaging: if not 0, the gradient enters the moment with 1 - beta1, else with 1.
-        mode: 1 for decoupled weight decay, 0 for L2 regularization.
-        global_grad_norm: norm over all gradients of the model, before `inv_scale`.
-        max_grad_norm: largest such norm; 0 makes all gradients 0.
-        use_nvlamb: use the trust ratio without weight decay, too. None: False.
-        found_inf: ignored as in apex.
-        inv_scale: reciprocal of the loss scale, a 1-element tensor.
-
-    Raises:
-        TypeError, ValueError: as `multi_tensor_lamb`.
-
-    Example:
-        >>> import torch
-        >>> from torchfuse.apex.native.amp_c import multi_tensor_lamb_mp
-        >>> flag, step = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-        >>> norm, one, lr = torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor(0.5)
-        >>> grad, param = torch.full((4,), 0.5), torch.ones(4)
-        >>> lists = [[grad], [param], [torch.zeros(4)], [torch.zeros(4)]]
-        >>> multi_tensor_lamb_mp(
-        ...     *(65536, flag, lists, lr, 0.9, 0.999, 1e-6, step, 1, 0.0, 1, 1),
-        ...     *(norm, one, True, torch.zeros(1), one),
-        ... )
-        >>> param
-        tensor([0.5000, 0.5000, 0.5000, 0.5000])
-    """
-    function = "multi_tensor_lamb_mp"
-    lists = checked_lists(function, noop_flag, tensor_lists, _LISTS, optional="copies")
-    grads, params, exp_avgs, exp_avg_sqs, *copies = lists
-    check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
-    if copies:
-        check_masters(function, "params", params)
-    if not params:
-        return
-    device = params[0].device
-    norms = {"global_grad_norm": global_grad_norm, "max_grad_norm": max_grad_norm}
-    divisor = clip_divisor(function, norms, device)
-    torch.ops.torchfuse.fused_lamb_(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        counts_before(function, step, params),
-        [],
-        beta1=float(beta1),
-        beta2=float(beta2),
-        weight_decay=float(weight_decay),
-        eps=float(eps),
-        bias_correction=bool(bias_correction),
-        adam_w_mode=bool(mode),
-        grad_averaging=bool(grad_averaging),
-        use_nvlamb=bool(use_nvlamb),
-        grad_scale=divisor / on_device(function, "inv_scale", inv_scale, device),
-        found_inf=as_flag(noop_flag),
-        **learning_rate(function, lr, device),
-    )
-    if copies:
-        copy_unless(noop_flag, copies[0], params)

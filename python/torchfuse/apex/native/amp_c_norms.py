@@ -13,8 +13,8 @@ from torch import Tensor
 
 from torchfuse._C import l2norm_on_host, multi_tensor_l2_norm
 from torchfuse.apex.native._lists import TensorLists, checked_lists
-from torchfuse.apex.native._scalars import Scalar, check_number, in_any_mode, on_device
-from torchfuse.apex.native.amp_c_scale import scale_into, set_flag
+from torchfuse.apex.native._scalars import in_any_mode, on_device
+from torchfuse.apex.native.amp_c_scale import set_flag
 
 #: Above it, squares that are rounded to 0 in fp32 do not count.
 _SMALLEST_SAFE_NORM = 1e-15
@@ -58,28 +58,6 @@ def multi_tensor_l2norm(
 
 
 @torch.no_grad()
-def multi_tensor_l2norm_mp(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    per_tensor: bool | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns what `multi_tensor_l2norm` returns, of the same arguments.
-
-    apex's function returns uninitialized memory if the flag is not 0; this one computes the norms.
-
-    Example:
-        >>> import torch
-        >>> from torchfuse.apex.native.amp_c import multi_tensor_l2norm_mp
-        >>> flag = torch.ones(1, dtype=torch.int32)
-        >>> multi_tensor_l2norm_mp(65536, flag, [[torch.tensor([3.0, 4.0])]])
-        (tensor([5.]), tensor([]))
-    """
-    (tensors,) = checked_lists("multi_tensor_l2norm_mp", noop_flag, tensor_lists, ["tensors"])
-    return _norms(noop_flag, tensors, per_tensor)
-
-
-@torch.no_grad()
 def multi_tensor_unscale_l2norm(
     chunk_size: int,
     noop_flag: Tensor,
@@ -104,47 +82,6 @@ def multi_tensor_unscale_l2norm(
     (tensors,) = checked_lists(function, noop_flag, tensor_lists, ["tensors"])
     factor = on_device(function, "inv_scale", inv_scale, noop_flag.device).abs()
     return _norms(noop_flag, tensors, per_tensor, factor)
-
-
-@torch.no_grad()
-def multi_tensor_l2norm_scale(
-    chunk_size: int,
-    noop_flag: Tensor,
-    tensor_lists: TensorLists,
-    scale: Scalar,
-    per_tensor: bool | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Writes all tensors times `scale` to others, and returns the norms before the scaling.
-
-    Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, not read; set to 1 if an element or the norm is not finite.
-        tensor_lists: inputs and outputs, each of fp32, fp16, bf16 or fp64; an output may be its
-            input. Every output is written.
-        scale: factor of every element, a number or a 1-element tensor.
-        per_tensor: whether to compute the norm of each tensor, too. None: False.
-
-    Returns:
-        The norm and the norms of the inputs, as `multi_tensor_l2norm`.
-
-    Raises:
-        TypeError, ValueError: as `multi_tensor_l2norm`.
-
-    Example:
-        >>> import torch
-        >>> from torchfuse.apex.native.amp_c import multi_tensor_l2norm_scale
-        >>> flag, out = torch.zeros(1, dtype=torch.int32), torch.empty(2)
-        >>> multi_tensor_l2norm_scale(65536, flag, [[torch.tensor([3.0, 4.0])], [out]], 2.0)
-        (tensor([5.]), tensor([]))
-        >>> out
-        tensor([6., 8.])
-    """
-    function = "multi_tensor_l2norm_scale"
-    inputs, outputs = checked_lists(function, noop_flag, tensor_lists, ["inputs", "outputs"])
-    check_number(function, "scale", scale)
-    norms = _norms(noop_flag, inputs, per_tensor)
-    scale_into(function, outputs, inputs, scale)
-    return norms
 
 
 def _norms(

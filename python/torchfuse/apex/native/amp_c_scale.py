@@ -44,11 +44,7 @@ def multi_tensor_scale(
     if isinstance(scale, float) and scale_on_host(noop_flag, tensor_lists, scale):
         return
     with torch.no_grad():
-        function = "multi_tensor_scale"
-        inputs, outputs = checked_lists(function, noop_flag, tensor_lists, ["inputs", "outputs"])
-        non_finite = scale_into(function, outputs, inputs, scale)
-        if non_finite is not None:
-            set_flag(noop_flag, non_finite)
+        _scale(noop_flag, tensor_lists, scale)
 
 
 @torch.no_grad()
@@ -181,12 +177,11 @@ def update_scale_hysteresis(
     return current_scale
 
 
-def scale_into(
-    function: str, outputs: list[Tensor], inputs: list[Tensor], scale: Scalar
-) -> Tensor | None:
-    """Writes inputs times `scale`; returns 1 if an input is not finite, 0, or None without any."""
+def _scale(noop_flag: Tensor, tensor_lists: TensorLists, scale: Scalar) -> None:
+    function = "multi_tensor_scale"
+    inputs, outputs = checked_lists(function, noop_flag, tensor_lists, ["inputs", "outputs"])
     if not inputs:
-        return None
+        return
     device = inputs[0].device
     found = torch.zeros((), device=device, dtype=torch.float32)
     factor = on_device(function, "scale", scale, device)
@@ -204,7 +199,7 @@ def scale_into(
         products = [tensor.to(common, copy=True) for tensor in inputs]
         multi_tensor_unscale_(products, found, factor)
         torch._foreach_copy_(outputs, products)
-    return found
+    set_flag(noop_flag, found)
 
 
 def set_flag(noop_flag: Tensor, non_finite: Tensor, norm: Tensor | None = None) -> None:

@@ -130,9 +130,7 @@ SETTING = {
     "multi_tensor_scale": (0,),
     "multi_tensor_axpby": (0, 1),
     "multi_tensor_l2norm": (0,),
-    "multi_tensor_l2norm_mp": (0,),
     "multi_tensor_unscale_l2norm": (0,),
-    "multi_tensor_l2norm_scale": (0,),
     "multi_tensor_lamb": (0, 1, 2, 3),  # all of which reach the parameters
 }
 
